@@ -1,0 +1,36 @@
+# minigpt: everything starts here. `make help` lists the targets.
+# Works with GNU make 3.81 (macOS) and a POSIX shell.
+#   PYTHON=/path/to/python3.12   the interpreter to build on (default: the first of 3.11 to 3.13 found)
+#   TORCH_INDEX=URL              where to take torch from, e.g. https://download.pytorch.org/whl/cpu
+#   ARGS="key=value ..."         settings for `make demo`, as scripts/train.py takes them
+
+.PHONY: help setup demo test soak check clean
+.DEFAULT_GOAL := help
+
+BIN := .venv/bin
+
+# One line each: what `make help` prints are the comments behind the targets.
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile
+
+setup: ## make .venv with everything needed (quick when nothing changed)
+	@PYTHON='$(PYTHON)' $(if $(TORCH_INDEX),TORCH_INDEX='$(TORCH_INDEX)') sh scripts/setup.sh
+
+demo: setup ## train a small GPT on text this machine already has, and let it write
+	@$(BIN)/python scripts/demo.py $(ARGS)
+
+test: check ## lint, types and tests
+	@# Two workers with a thread each: on two cores faster than one after the other.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+soak: setup ## the long trials: hundreds of kills, faults at every system call, full disks (half an hour or more)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak -x -s -rs --durations=0
+
+check: setup ## lint and types only
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean: ## remove the environment and caches; runs and prepared data stay
+	rm -rf .venv .boot build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
