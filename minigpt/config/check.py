@@ -1,0 +1,374 @@
+"""The rules a config must obey beyond its types. Standard library only; never touches torch.
+
+Every broken rule is reported at once, each sentence with what was got, what is wanted and what to type.
+A rule is skipped while a setting it reads is itself out of range: one mistake, one sentence.
+"""
+
+import glob
+import json
+import math
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+from minigpt.config.convert import Fault, flatten, shown, to_dict
+
+INF = math.inf
+
+# Allowed interval of every number: (low, high, brackets). Upper limits only catch slips of the keyboard.
+RANGES: dict[str, tuple[float, float, str]] = {
+    "seed": (0, 2**32 - 1, "[]"),
+    "batch_tokens": (1, 2**40, "[]"),
+    "model.n_layer": (1, 10_000, "[]"),
+    "model.n_head": (1, 10_000, "[]"),
+    "model.n_embd": (1, 1_000_000, "[]"),
+    "model.block_size": (1, 2**24, "[]"),
+    "model.dropout": (0, 1, "[)"),
+    "tokenizer.vocab_size": (1, 2**32 - 1, "[]"),
+    "data.val_fraction": (0, 1, "()"),
+    "data.workers": (0, 1024, "[]"),
+    "optimizer.lr": (0, INF, "()"),
+    "optimizer.beta1": (0, 1, "[)"),
+    "optimizer.beta2": (0, 1, "[)"),
+    "optimizer.eps": (0, INF, "()"),
+    "optimizer.weight_decay": (0, INF, "[)"),
+    "optimizer.grad_clip": (0, INF, "[)"),
+    "schedule.warmup_steps": (0, 10**12, "[]"),
+    "schedule.final_lr_fraction": (0, 1, "[]"),
+    "schedule.decay_fraction": (0, 1, "[]"),
+    "trainer.max_steps": (1, 10**12, "[]"),
+    "trainer.max_tokens": (1, 10**18, "[]"),
+    "trainer.max_minutes": (0, INF, "()"),
+    "trainer.patience": (0, 10**12, "[]"),
+    "trainer.devices": (1, 65_536, "[]"),
+    "trainer.threads": (0, 4096, "[]"),
+    "trainer.micro_batch": (0, 2**24, "[]"),
+    "validate.every_steps": (0, 10**12, "[]"),
+    "validate.batch": (0, 2**24, "[]"),
+    "samples.every_steps": (0, 10**12, "[]"),
+    "samples.max_new_tokens": (1, 10**9, "[]"),
+    "samples.temperature": (0, INF, "[)"),
+    "samples.top_k": (0, 10**9, "[]"),
+    "checkpoint.every_steps": (1, 10**12, "[]"),
+    "checkpoint.keep_last": (2, 10**6, "[]"),
+    "checkpoint.keep_every_steps": (0, 10**12, "[]"),
+    "guard.max_skips": (0, 10**6, "[]"),
+    "guard.max_rollbacks": (0, 10**6, "[]"),
+    "guard.spike_zscore": (0, INF, "[)"),
+    "guard.spike_window": (16, 10**6, "[]"),
+    "logger.every_steps": (1, 10**12, "[]"),
+    "max_new_tokens": (1, 10**9, "[]"),
+    "temperature": (0, INF, "[)"),
+    "top_k": (0, 10**9, "[]"),
+    "top_p": (0, 1, "(]"),
+    "min_p": (0, 1, "[]"),
+    "repetition_penalty": (0, INF, "()"),
+    "num_samples": (1, 10**6, "[]"),
+}
+
+
+def check(config: Any) -> list[str]:
+    """Every broken rule of a TrainConfig, PrepareConfig or SampleConfig, as sentences. Reads paths, writes nothing."""
+    return [fault.sentence for fault in find_faults(config)]
+
+
+def find_faults(config: Any) -> list[Fault]:
+    """What `check` reports, with the settings each fault touches."""
+    return _broken(config, RULES, with_ranges=True)
+
+
+def find_notes(config: Any) -> list[str]:
+    """Choices that are allowed but seldom meant; worth a line before the work begins."""
+    return [note.sentence for note in _broken(config, NOTES, with_ranges=False)]
+
+
+def _broken(config: Any, rules: list["Rule"], *, with_ranges: bool) -> list[Fault]:
+    flat = flatten(to_dict(config))
+    faults = [_range_fault(key, flat[key]) for key in RANGES if flat.get(key) is not None] if with_ranges else []
+    found = [fault for fault in faults if fault]
+    out_of_range = {key for fault in found for key in fault.keys}
+    for keys, rule in rules:
+        if all(key in flat and key not in out_of_range for key in keys):
+            sentence = rule(*(flat[key] for key in keys))
+            found += [Fault(keys, sentence)] if sentence else []
+    return found
+
+
+def _range_fault(key: str, value: float) -> Fault | None:
+    low, high, brackets = RANGES[key]
+    above = value >= low if brackets[0] == "[" else value > low
+    below = value <= high if brackets[1] == "]" else value < high
+    if above and below and math.isfinite(value):
+        return None
+    wanted = [f"at least {low}" if brackets[0] == "[" else f"more than {low}"]
+    if high < INF:
+        wanted.append(f"at most {high}" if brackets[1] == "]" else f"less than {high}")
+    elif above:
+        wanted.append("finite")
+    return Fault((key,), f"{key} must be {' and '.join(wanted)}, got {shown(value)}.")
+
+
+# --- rules: the values of some settings -> a sentence, or "" when all is well ---
+
+
+def heads_divide_width(n_embd: int, n_head: int) -> str:
+    if n_embd % n_head == 0:
+        return ""
+    widths = _neighbours(n_embd, n_head)
+    return (
+        f"model.n_embd={n_embd} is not a multiple of model.n_head={n_head}: every head gets the same width. "
+        f"Use {_either('model.n_embd', widths)}."
+    )
+
+
+def batch_holds_whole_windows(batch_tokens: int, block_size: int) -> str:
+    if batch_tokens % block_size == 0:
+        return ""
+    return (
+        f"batch_tokens={batch_tokens} is not a multiple of model.block_size={block_size}: a step reads whole windows. "
+        f"Use {_either('batch_tokens', _neighbours(batch_tokens, block_size))}."
+    )
+
+
+def batch_splits_evenly(batch_tokens: int, block_size: int, micro_batch: int, devices: int) -> str:
+    unit = max(micro_batch, 1) * devices * block_size
+    if batch_tokens % block_size or batch_tokens % unit == 0:
+        return ""
+    parts = [f"model.block_size={block_size}"]
+    parts += [f"trainer.micro_batch={micro_batch}"] if micro_batch else []
+    parts += [f"trainer.devices={devices}"] if devices > 1 else []
+    return (
+        f"batch_tokens={batch_tokens} can't be split evenly into {' x '.join(parts)} = {unit} tokens. "
+        f"Use {_either('batch_tokens', _neighbours(batch_tokens, unit))}."
+    )
+
+
+def several_devices_need_ddp(devices: int, strategy: str) -> str:
+    if devices == 1 or strategy == "ddp":
+        return ""
+    return f"trainer.devices={devices} needs trainer.strategy=ddp. Type trainer=ddp trainer.devices={devices}."
+
+
+def mps_is_one_device_in_fp32(device: str, precision: str, devices: int) -> str:
+    if device != "mps":
+        return ""
+    if precision in ("bf16", "fp64"):
+        return f"trainer.device=mps trains in fp32, got trainer.precision={precision}. Use trainer.precision=fp32."
+    return f"trainer.device=mps is one device, got trainer.devices={devices}. Use devices=1." if devices > 1 else ""
+
+
+def sample_precision_fits_device(device: str, precision: str) -> str:
+    if device == "mps" and precision == "fp64":
+        return "device=mps has no fp64. Use precision=fp32 or device=cpu."
+    return ""
+
+
+def run_has_an_end(max_steps: int | None, max_tokens: int | None, max_minutes: float | None) -> str:
+    if max_steps or max_tokens or max_minutes:
+        return ""
+    return "The run has no end: give trainer.max_steps, trainer.max_tokens or trainer.max_minutes."
+
+
+def patience_needs_validations(patience: int, every_steps: int) -> str:
+    if not patience or every_steps:
+        return ""
+    return (
+        f"trainer.patience={patience} counts validations, and validate.every_steps=0 makes none before the end. "
+        "Set validate.every_steps, or trainer.patience=0."
+    )
+
+
+def ddp_has_devices(strategy: str, devices: int) -> str:
+    if strategy != "ddp" or devices > 1:
+        return ""
+    return "trainer.strategy=ddp with trainer.devices=1 trains on one device. For more, add trainer.devices=N."
+
+
+def bpe_vocabulary_fits(name: str, vocab_size: int) -> str:
+    if name != "bpe" or 257 <= vocab_size <= 65_536:
+        return ""
+    if vocab_size < 257:
+        return (
+            f"tokenizer.vocab_size must be at least 257 (256 bytes and end-of-text), got {vocab_size}. "
+            "Use tokenizer.vocab_size=512 or more, or tokenizer=byte."
+        )
+    return (
+        f"tokenizer.vocab_size must be at most 65536 (tokens are kept as 16-bit numbers), got {vocab_size}. "
+        "Use tokenizer.vocab_size=65536 or less, or tokenizer=gpt2 (50257)."
+    )
+
+
+def source_is_there(name: str, source: str | None, folder: str) -> str:
+    if not source:
+        if name == "text":
+            return "data=text needs your text. Add data.source=FILE_OR_DIR."
+        return "data.source is empty. Give a file or folder, or leave it out." if source == "" else ""
+    if name == "stdlib":
+        return (
+            f"data=stdlib reads Python's own source and would ignore data.source={shown(source)}. "
+            f"To train on your text, add data=text."
+        )
+    if not _there(source) and not _was_prepared(source, folder):
+        return f"data.source={shown(source)} does not exist{_from_here(source)}. Give an existing file or folder."
+    if name == "shakespeare_char" and os.path.isdir(_at(source)):
+        return f"data=shakespeare_char reads one file, got the folder data.source={shown(source)}."
+    return ""
+
+
+def _was_prepared(source: str, folder: str) -> bool:
+    """Whether tokens of a text that is gone are still kept: training goes on with them."""
+    wanted = os.path.abspath(os.path.expanduser(source))
+    for path in glob.glob(os.path.join(glob.escape(_at(folder)), "*", "prepared.json")):
+        try:
+            with open(path, encoding="utf-8") as file:
+                if json.load(file)["keys"]["source"] == wanted:
+                    return True
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return False
+
+
+def encoding_is_known(encoding: str) -> str:
+    try:
+        "a".encode(encoding)
+    except (LookupError, ValueError):
+        return f"data.encoding={shown(encoding)} is no text encoding that Python knows. Use utf-8, latin-1, utf-16 ..."
+    return ""
+
+
+def folder_can_be(key: str, remedy: str) -> Callable[[str | None], str]:
+    def rule(path: str | None) -> str:
+        if path is None:
+            return ""
+        if not path.strip():
+            return f"{key} is empty. {remedy}"
+        if "\0" in path:
+            return f"{key}={shown(path)} holds a NUL character. {remedy}"
+        if _there(path) and not os.path.isdir(_at(path)):
+            return f"{key}={shown(path)} is a file, and a folder is wanted. {remedy}"
+        return ""
+
+    return rule
+
+
+def experiment_names_a_folder(experiment: str) -> str:
+    if re.fullmatch(r"[\w][\w.+-]*(/[\w][\w.+-]*)*", experiment) and len(experiment) <= 100:
+        return ""
+    return (
+        f"experiment={shown(experiment)} names the run's folder: letters, digits and . _ + - only, 100 at most. "
+        "Rename the experiment, or give run.dir."
+    )
+
+
+def starting_weights_are_there(source: str | None) -> str:
+    if source is None or _there(source):
+        return ""
+    return f"init.from={shown(source)} does not exist{_from_here(source)}. Give a run or checkpoint directory."
+
+
+def checkpoint_is_there(checkpoint: str | None) -> str:
+    if checkpoint and _there(checkpoint):
+        return ""
+    newest = _newest_run()
+    remedy = f"Try checkpoint={newest}" if newest else "Train one first: python scripts/train.py"
+    if not checkpoint:
+        return f"Which model shall write? Give checkpoint=RUN_OR_CHECKPOINT_DIR. {remedy}"
+    return f"checkpoint={shown(checkpoint)} does not exist{_from_here(checkpoint)}. {remedy}"
+
+
+def prompt_file_is_there(prompt_file: str | None) -> str:
+    if prompt_file is None or os.path.isfile(_at(prompt_file)):
+        return ""
+    return f"prompt_file={shown(prompt_file)} is no file{_from_here(prompt_file)}. Give a text file."
+
+
+def prompts_are_text(prompts: list[str] | str) -> str:
+    for prompt in [prompts] if isinstance(prompts, str) else prompts:
+        bad = next((place for place, letter in enumerate(prompt) if "\ud800" <= letter <= "\udfff"), None)
+        if bad is not None:
+            return (
+                f"The prompt {shown(prompt)} is not valid UTF-8 at position {bad}. Put it in a UTF-8 file: prompt_file="
+            )
+    return ""
+
+
+def project_has_a_name(project: str) -> str:
+    return "" if project.strip() else "logger.project is empty. Give a name, or leave it out for minigpt."
+
+
+def stops_are_not_empty(stop: list[str]) -> str:
+    return "stop holds an empty string, which would end every text at once. Remove it." if "" in stop else ""
+
+
+def warmup_ends(warmup_steps: int, max_steps: int | None, max_tokens: int | None, batch_tokens: int) -> str:
+    steps = math.ceil(max_tokens / batch_tokens) if max_tokens else max_steps
+    if steps is None or warmup_steps <= steps:
+        return ""
+    return (
+        f"schedule.warmup_steps={warmup_steps} is longer than the run of {steps} steps: the learning rate "
+        f"never reaches its peak. For a real run type schedule.warmup_steps={steps // 10}."
+    )
+
+
+Rule = tuple[tuple[str, ...], Callable[..., str]]
+
+RULES: list[Rule] = [
+    (("experiment",), experiment_names_a_folder),
+    (("model.n_embd", "model.n_head"), heads_divide_width),
+    (("batch_tokens", "model.block_size"), batch_holds_whole_windows),
+    (("batch_tokens", "model.block_size", "trainer.micro_batch", "trainer.devices"), batch_splits_evenly),
+    (("tokenizer.name", "tokenizer.vocab_size"), bpe_vocabulary_fits),
+    (("data.name", "data.source", "data.dir"), source_is_there),
+    (("data.dir",), folder_can_be("data.dir", "Prepared tokens land there; the default is data.dir=data")),
+    (("data.encoding",), encoding_is_known),
+    (("trainer.devices", "trainer.strategy"), several_devices_need_ddp),
+    (("trainer.device", "trainer.precision", "trainer.devices"), mps_is_one_device_in_fp32),
+    (("trainer.max_steps", "trainer.max_tokens", "trainer.max_minutes"), run_has_an_end),
+    (("trainer.patience", "validate.every_steps"), patience_needs_validations),
+    (("samples.prompt",), prompts_are_text),
+    (("logger.project",), project_has_a_name),
+    (("run.dir",), folder_can_be("run.dir", "Give another folder, or leave run.dir out for a name of its own.")),
+    (("init.from",), starting_weights_are_there),
+    (("checkpoint",), checkpoint_is_there),
+    (("device", "precision"), sample_precision_fits_device),
+    (("prompt",), prompts_are_text),
+    (("prompt_file",), prompt_file_is_there),
+    (("stop",), stops_are_not_empty),
+]
+
+NOTES: list[Rule] = [
+    (("trainer.strategy", "trainer.devices"), ddp_has_devices),
+    (("schedule.warmup_steps", "trainer.max_steps", "trainer.max_tokens", "batch_tokens"), warmup_ends),
+]
+
+
+def _neighbours(value: int, unit: int) -> list[int]:
+    """The multiples of unit on either side of value, positive ones only."""
+    below = value // unit * unit
+    return [each for each in (below, below + unit) if each > 0]
+
+
+def _either(key: str, values: list[int]) -> str:
+    return f"{key}=" + " or ".join(str(value) for value in values)
+
+
+def _at(path: str) -> str:
+    """The path, or with a leading ~ as the home folder: configs hold paths as they were typed."""
+    return path if os.path.exists(path) else os.path.expanduser(path)
+
+
+def _there(path: str) -> bool:
+    return os.path.exists(_at(path))
+
+
+def _from_here(path: str) -> str:
+    return f" (looked from {os.getcwd()})" if path and not os.path.isabs(os.path.expanduser(path)) else ""
+
+
+def _newest_run() -> str:
+    try:
+        runs = [entry for entry in os.scandir("runs") if entry.is_dir()]
+        return max(runs, key=lambda entry: entry.stat().st_mtime).path if runs else ""
+    except OSError:
+        return ""

@@ -1,0 +1,119 @@
+"""The page that --help prints: made from the comments of schema.py and the files under configs/."""
+
+import ast
+import inspect
+import io
+import tokenize
+import typing
+from pathlib import Path
+from typing import Any
+
+from minigpt.config import schema
+from minigpt.config.convert import flatten, settings, to_dict
+
+EXAMPLES = {
+    "train": [
+        "python scripts/train.py",
+        "python scripts/train.py experiment=shakespeare_char_cpu",
+        "python scripts/train.py model=gpt-mini trainer.max_steps=500 optimizer.lr=6e-4 run.dir=runs/mine",
+        "python scripts/train.py data=text data.source=my_texts/ tokenizer=bpe",
+    ],
+    "prepare": [
+        "python scripts/prepare_data.py",
+        "python scripts/prepare_data.py data=text data.source=my_texts/ tokenizer=bpe tokenizer.vocab_size=4096",
+    ],
+    "sample": [
+        'python scripts/sample.py checkpoint=runs/NAME prompt="def f(x):"',
+        "python scripts/sample.py checkpoint=runs/NAME prompt=Once prompt=Twice temperature=0 max_new_tokens=50",
+        """python scripts/sample.py checkpoint=runs/NAME prompt_file=start.txt stop='["\\n\\n"]'""",
+    ],
+}
+
+RULES_OF_WRITING = """\
+Write group=choice to take a file of configs/, key=value for a single setting. The last one wins.
+{literal}:
+  their text is taken as it is, only the shell needs quotes; a leading ~ of a path means your home folder
+--config-dir DIR     also look for group files in DIR, e.g. DIR/experiment/mine.yaml
+--cfg job            print the composed configuration as YAML and stop
+Exit codes: 0 finished, 1 bug, 2 wrong setting or data, 3 no usable checkpoint, 4 storage failure,
+            5 training became non-finite, 75 stopped by a signal with a checkpoint (run again), 130 stopped at once"""
+
+
+def help_page(script: str, cls: type, groups: dict[str, dict[str, Path]], literal: list[str]) -> str:
+    """The whole page for one script.
+
+    Args:
+        script: "train", "prepare" or "sample".
+        cls: its config class.
+        groups: group -> choice -> YAML file.
+        literal: the settings whose text is taken as it is.
+    """
+    kinds, defaults, comments = settings(cls), flatten(to_dict(cls())), field_comments()
+    lines = ["Examples:", *(f"  {each}" for each in EXAMPLES[script]), ""]
+    lines += [RULES_OF_WRITING.format(literal=", ".join(f"{key}=" for key in literal)), ""]
+    if "experiment" in groups:
+        lines.append("Experiments, experiment=NAME:")
+        lines += [f"  {choice:<24}{_summary(file)}" for choice, file in groups["experiment"].items()]
+        lines.append("")
+    section = None
+    for key, kind in kinds.items():
+        if section != key.rpartition(".")[0]:
+            section = key.rpartition(".")[0]
+            lines += [*([""] if section else []), _heading(cls, section, list(groups.get(section, {})))]
+        left = f"  {key}={_default(defaults[key])}"
+        lines.append(f"{left:<38} ({kind_in_words(kind)}) {comments.get((cls, key), '')}".rstrip())
+    return "\n".join(lines)
+
+
+def _heading(cls: type, section: str, choices: list[str]) -> str:
+    if not section:
+        return "Settings, with their defaults (type) and meaning:"
+    kind = typing.get_type_hints(cls)[section]
+    chosen = f"  {section}={'|'.join(choices)}" if choices else ""
+    return f"{section}: {kind.__doc__}{chosen}"
+
+
+def _default(value: Any) -> str:
+    words = {None: "null", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def _summary(file: Path) -> str:
+    """The first comment line of a YAML file, Hydra's own aside."""
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.startswith("# ") and not line.startswith("# @"):
+            return line[2:]
+    return ""
+
+
+def kind_in_words(kind: Any) -> str:
+    """A type as users read it: "whole number", "fp32|bf16", "text or null"."""
+    names = {int: "whole number", float: "number", bool: "true|false", str: "text", type(None): "null"}
+    if kind in names:
+        return names[kind]
+    if typing.get_origin(kind) is typing.Literal:
+        return "|".join(typing.get_args(kind))
+    if kind == list[str]:
+        return "list of texts"
+    return " or ".join(kind_in_words(part) for part in typing.get_args(kind))
+
+
+def field_comments() -> dict[tuple[type, str], str]:
+    """The comment behind every field, under (script's config class, outside dotted name)."""
+    source = inspect.getsource(schema)
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    at_line = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
+    by_class: dict[str, dict[str, str]] = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef):
+            fields = [each for each in node.body if isinstance(each, ast.AnnAssign)]
+            by_class[node.name] = {ast.unparse(each.target): at_line.get(each.end_lineno or 0, "") for each in fields}
+    found: dict[tuple[type, str], str] = {}
+    for cls in (schema.TrainConfig, schema.PrepareConfig, schema.SampleConfig):
+        hints = typing.get_type_hints(cls)
+        for key in settings(cls):
+            section, _, last = key.rpartition(".")
+            owner = hints[section].__name__ if section else cls.__name__
+            name = "source" if key == "init.from" else last
+            found[cls, key] = by_class[owner].get(name, "")
+    return found

@@ -1,0 +1,126 @@
+"""What can go wrong outside our own code, and the exit code each kind ends with.
+
+A fault's text is written for the person at the terminal: what happened, what was got, what was
+wanted, and the command that mends it. A bug is any other exception: it keeps its traceback (exit 1).
+"""
+
+from __future__ import annotations  # so that a Python that is too old gets as far as the sentence about it
+
+import contextlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+FINISHED = 0
+BUG = 1
+USER_FAULT = 2
+NO_CHECKPOINT = 3
+STORAGE_FAILURE = 4
+NON_FINITE = 5
+STOPPED = 75  # EX_TEMPFAIL of sysexits.h: "run me again"
+INTERRUPTED = 130  # 128 + SIGINT: stopped at once
+
+PYTHONS = ((3, 11), (3, 13))  # first and last version that pyproject.toml admits
+
+
+class UserFault(ValueError):
+    """A config, data or command-line fault. Several faults are reported in one go."""
+
+    exit_code = USER_FAULT
+
+    def __init__(self, *faults: str):
+        self.faults: Sequence[str] = faults
+        super().__init__("\n".join(faults))
+
+
+class NoUsableCheckpoint(RuntimeError):
+    """Checkpoints are there, but none verifies."""
+
+    exit_code = NO_CHECKPOINT
+
+
+class StorageFailure(RuntimeError):
+    """The run directory can't be written (disk full, no permission, folder gone)."""
+
+    exit_code = STORAGE_FAILURE
+
+
+class NonFiniteTraining(RuntimeError):
+    """The loss or gradient stayed NaN or infinite."""
+
+    exit_code = NON_FINITE
+
+
+class StoppedEarly(BaseException):
+    """A signal came while there was nothing to save. Not an Exception: whoever mends failures must let it pass."""
+
+    def __init__(self, number: int):
+        self.exit_code = INTERRUPTED if number == signal.SIGINT else STOPPED
+        super().__init__(
+            f"Stopped by {signal.Signals(number).name} with no step begun: nothing is lost. "
+            "The same command does what was left."
+        )
+
+
+def run_script(main: Callable[[list[str]], int | None]) -> None:
+    """Run a script's `main(arguments)` and exit with the code its outcome stands for."""
+    unfit = unfit_python()
+    if unfit:
+        print(f"Error: {unfit}", file=sys.stderr)
+        sys.exit(USER_FAULT)
+    try:
+        code = main(sys.argv[1:]) or FINISHED
+    except KeyboardInterrupt:
+        print("Stopped at once.", file=sys.stderr)
+        code = INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone: nothing left to flush to
+        code = INTERRUPTED
+    except (Exception, StoppedEarly) as error:
+        code, text = explain(error)
+        if code != USER_FAULT or os.environ.get("RANK", "0") == "0":  # all ranks have the same command: one says so
+            with contextlib.suppress(OSError):  # the screen may be gone
+                print(text, file=sys.stderr)
+    sys.exit(code)
+
+
+def explain(error: BaseException) -> tuple[int, str]:
+    """The exit code that an exception stands for, and what to print about it."""
+    if isinstance(error, UserFault | NoUsableCheckpoint | StorageFailure | NonFiniteTraining):
+        lines = error.faults if isinstance(error, UserFault) else [str(error)]
+        if len(lines) == 1:
+            return error.exit_code, f"Error: {lines[0]}"
+        return error.exit_code, f"{len(lines)} errors:" + "".join(f"\n- {line}" for line in lines)
+    if isinstance(error, StoppedEarly):
+        return error.exit_code, str(error)
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+        if package != "minigpt" and package not in sys.stdlib_module_names:
+            return USER_FAULT, f"Error: {missing_package(package)}"
+    return BUG, "".join(traceback.format_exception(error)).rstrip()
+
+
+def unfit_python(version: tuple[int, ...] = sys.version_info[:3], platform: str = sys.platform) -> str:
+    """Why minigpt can't run on this Python or system, and what to do; "" if it can."""
+    if platform == "win32":
+        return (
+            "minigpt runs on Linux, macOS, and on Windows through WSL. "
+            "Type `wsl --install` once, open Ubuntu, and run the same command there."
+        )
+    if not PYTHONS[0] <= version[:2] <= PYTHONS[1]:
+        found, first, last = (".".join(map(str, each[:2])) for each in (version, *PYTHONS))
+        return (
+            f"minigpt needs Python {first} to {last}, this is Python {found} ({sys.executable}). "
+            "Run `make setup` (PYTHON=/path/to/python3.12 chooses one), then use .venv/bin/python."
+        )
+    return ""
+
+
+def missing_package(package: str) -> str:
+    """The sentence for a package that this environment lacks."""
+    return (
+        f"the Python package '{package}' is missing in {sys.executable}. Run `make setup`, then use "
+        "`.venv/bin/python` instead of `python` (or `source .venv/bin/activate` first)."
+    )

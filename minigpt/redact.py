@@ -1,0 +1,59 @@
+"""Take secrets out of text before it is written down."""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+REDACTED = "<redacted>"
+
+# Names that hold a secret: api_key, HF_TOKEN, wandb.key; not batch_tokens, tokenizer or sort_key.
+_SECRET_NAME = re.compile(
+    r"(?i)(^|[._-])(token|secret|passw(or)?d|passphrase|credentials?|api_?key|(access|secret|private|auth)_?key"
+    r"|wandb[._]key)$|(?i:apikey|secret_access_key)"
+)
+# Keys that show by their form.
+_SECRET_FORM = re.compile(
+    r"(?<![0-9A-Za-z])(?:[0-9a-f]{40}(?![0-9a-f])"  # wandb
+    r"|wandb_v\d_[A-Za-z0-9_]{16,}|hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}"
+    r"|github_pat_[A-Za-z0-9_]{16,}|glpat-[A-Za-z0-9_-]{16,}|xox[abprs]-[A-Za-z0-9-]{10,}|A[KS]IA[0-9A-Z]{16}"
+    r"|AIza[A-Za-z0-9_-]{30,}|ey[A-Za-z0-9_-]{15,}\.ey[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*)"
+)
+_LOGIN = re.compile(r"(?<=://)[^/\s@]+@")  # https://user:password@host
+
+
+def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
+    """The text without what looks like a key, and without the values of secrets in the environment.
+
+    Args:
+        text: anything that is about to be written down.
+        environment: default os.environ.
+    """
+    for name, value in (os.environ if environment is None else environment).items():
+        if len(value) >= 8 and _SECRET_NAME.search(name):
+            text = text.replace(value, REDACTED)
+    return _LOGIN.sub(f"{REDACTED}@", _SECRET_FORM.sub(REDACTED, text))
+
+
+def redact_values(plain: Any) -> Any:
+    """`redact` for every text in plain data (dictionaries, lists, values); keys stay."""
+    if isinstance(plain, Mapping):
+        return {key: redact_values(value) for key, value in plain.items()}
+    if isinstance(plain, list):
+        return [redact_values(value) for value in plain]
+    return redact(plain) if isinstance(plain, str) else plain
+
+
+def redact_arguments(arguments: list[str]) -> list[str]:
+    """A command line without its secrets: `NAME=VALUE` and `--NAME VALUE` lose the value if the name says secret."""
+    shown: list[str] = []
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        follows = bool(shown) and shown[-1].startswith("--") and "=" not in shown[-1]
+        if equals and _SECRET_NAME.search(name):
+            shown.append(f"{name}={REDACTED}")
+        elif follows and _SECRET_NAME.search(shown[-1]):
+            shown.append(REDACTED)
+        else:
+            shown.append(redact(argument))
+    return shown

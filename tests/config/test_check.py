@@ -1,0 +1,209 @@
+"""The rules beyond types: each broken one is named with its remedy, and a legal config has none."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from minigpt.config.check import RANGES, check, find_notes
+from minigpt.config.convert import fitted, flatten, from_dict, settings, to_dict
+from minigpt.config.schema import DataConfig, PrepareConfig, SampleConfig, TrainConfig
+
+CLASSES = (TrainConfig, PrepareConfig, SampleConfig)
+
+
+def changed(cls: type, **changes: object):
+    """A default config with settings changed; double underscores stand for dots."""
+    mapping = to_dict(cls())
+    for key, value in changes.items():
+        *way, last = key.split("__")
+        place = mapping
+        for name in way:
+            place = place[name]
+        place[last] = value
+    return from_dict(cls, mapping)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_defaults_obey_every_rule():
+    assert check(TrainConfig()) == []
+    assert check(PrepareConfig()) == []
+    assert len(check(SampleConfig())) == 1  # which checkpoint?
+
+
+def numbers(cls: type) -> list[str]:
+    return [key for key, kind in settings(cls).items() if not fitted(kind, 1)[1] and fitted(kind, True)[1]]
+
+
+def test_every_number_has_a_range():
+    assert {key for cls in CLASSES for key in numbers(cls)} == set(RANGES)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_number_is_held_to_its_range(cls):
+    """One number at a time: below, on and above its limits, and huge."""
+    kinds = settings(cls)
+    for key in numbers(cls):
+        low, high, brackets = RANGES[key]
+        whole = fitted(kinds[key], 0.5)[1] != ""
+        outside = [-1, low if brackets[0] == "(" else low - 1]
+        outside += [high + 1, 10**30] if high < math.inf and whole else []
+        outside += [high if brackets[1] == ")" else high + 0.5] if high < math.inf and not whole else []
+        for value in outside:
+            config = changed(cls, **{key.replace(".", "__"): value})
+            about = [fault for fault in check(config) if fault.startswith(f"{key} must be ")]
+            assert len(about) == 1, (key, value)
+            assert "got" in about[0]
+            assert "\n" not in about[0]
+        if key != "tokenizer.vocab_size":  # a rule of its own narrows it
+            inside = low if brackets[0] == "[" else (low + min(high, 1)) / 2
+            config = changed(cls, **{key.replace(".", "__"): int(inside) if whole else inside})
+            assert not [fault for fault in check(config) if fault.startswith(f"{key} must be ")], (key, inside)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model__n_head": 12, "model__n_embd": 100}, ["model.n_embd=100", "model.n_head=12", "=96 or 108."]),
+        ({"model__n_head": 200}, ["model.n_embd=128", "Use model.n_embd=200."]),
+        ({"batch_tokens": 1000}, ["batch_tokens=1000", "block_size=128", "batch_tokens=896 or 1024."]),
+        ({"trainer__micro_batch": 5}, ["micro_batch=5", "= 640 tokens", "batch_tokens=3840 or 4480."]),
+        (
+            {"trainer__devices": 3, "trainer__strategy": "ddp"},
+            ["trainer.devices=3", "= 384 tokens", "batch_tokens=3840 or 4224."],
+        ),
+        ({"trainer__devices": 2}, ["trainer=ddp trainer.devices=2"]),
+        ({"trainer__device": "mps", "trainer__precision": "bf16"}, ["mps", "trainer.precision=fp32"]),
+        ({"trainer__device": "mps", "trainer__precision": "fp64"}, ["mps", "trainer.precision=fp32"]),
+        (
+            {"trainer__device": "mps", "trainer__devices": 2, "trainer__strategy": "ddp"},
+            ["mps is one device", "trainer.devices=2"],
+        ),
+        ({"trainer__max_steps": None}, ["no end", "trainer.max_steps, trainer.max_tokens or trainer.max_minutes"]),
+        ({"tokenizer__vocab_size": 256}, ["at least 257", "got 256", "tokenizer=byte"]),
+        ({"tokenizer__vocab_size": 65537}, ["at most 65536", "got 65537"]),
+        ({"data__name": "text"}, ["data.source=FILE_OR_DIR"]),
+        ({"data__name": "text", "data__source": ""}, ["data.source=FILE_OR_DIR"]),
+        ({"data__name": "text", "data__source": "no/such"}, ["'no/such' does not exist", "looked from"]),
+        ({"data__name": "text", "data__source": "~/no such, file"}, ["'~/no such, file' does not exist"]),
+        ({"data__name": "shakespeare_char", "data__source": "."}, ["reads one file", "'.'"]),
+        ({"data__source": "book.txt"}, ["would ignore", "add data=text"]),
+        ({"data__dir": ""}, ["data.dir is empty"]),
+        ({"data__encoding": "utf-88"}, ["'utf-88'", "utf-8, latin-1"]),
+        ({"data__encoding": "hex"}, ["'hex' is no text encoding"]),
+        ({"data__encoding": ""}, ["'' is no text encoding"]),
+        ({"run__dir": " "}, ["run.dir is empty"]),
+        ({"run__dir": "a\0b"}, ["NUL"]),
+        ({"run__dir": "taken"}, ["run.dir='taken' is a file"]),
+        ({"init__from": "runs/none"}, ["init.from='runs/none' does not exist"]),
+        ({"init__from": ""}, ["init.from=''"]),
+        ({"experiment": "a b"}, ["experiment='a b'"]),
+        ({"experiment": "../up"}, ["experiment='../up'"]),
+        ({"logger__project": " "}, ["logger.project is empty"]),
+        ({"samples__prompt": "a\udc80"}, ["not valid UTF-8 at position 1"]),
+    ],
+)
+def test_train_rules(changes, says):
+    Path("taken").write_text("x")
+    (fault,) = check(changed(TrainConfig, **changes))
+    for each in says:
+        assert each in fault
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"checkpoint": None}, ["Give checkpoint=", "Try checkpoint=runs/mine"]),
+        ({"checkpoint": ""}, ["Give checkpoint="]),
+        ({"checkpoint": "runs/other"}, ["'runs/other' does not exist", "Try checkpoint=runs/mine"]),
+        ({"prompt_file": "none.txt"}, ["'none.txt' is no file"]),
+        ({"prompt_file": "runs"}, ["'runs' is no file"]),
+        ({"prompt": ["fine", "\ud800"]}, ["not valid UTF-8 at position 0"]),
+        ({"stop": ["END", ""]}, ["stop holds an empty string"]),
+        ({"device": "mps", "precision": "fp64"}, ["no fp64", "precision=fp32"]),
+    ],
+)
+def test_sample_rules(changes, says):
+    os.makedirs("runs/mine")
+    (fault,) = check(changed(SampleConfig, **{"checkpoint": "runs/mine", **changes}))
+    for each in says:
+        assert each in fault
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data__name": "text", "data__source": "~/notes, mine.txt"},
+        {"data__name": "shakespeare_char", "data__source": "~/notes, mine.txt"},
+        {"trainer__max_steps": None, "trainer__max_minutes": 0.5},
+        {"trainer__max_steps": None, "trainer__max_tokens": 1},
+        {"trainer__device": "mps", "trainer__precision": "fp32"},
+        {"trainer__devices": 2, "trainer__strategy": "ddp", "trainer__micro_batch": 8},
+        {"tokenizer__vocab_size": 257},
+        {"tokenizer__name": "gpt2", "tokenizer__vocab_size": 100_000},
+        {"optimizer__grad_clip": 0.0, "optimizer__weight_decay": 0.0, "optimizer__beta1": 0.0},
+        {"run__dir": "not/yet/there", "data__encoding": "latin-1", "experiment": "mine/lr_1e-3"},
+        {"init__from": "~"},
+    ],
+)
+def test_legal_choices_pass(changes, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Path("notes, mine.txt").write_text("text")
+    assert check(changed(TrainConfig, **changes)) == []
+
+
+def test_all_broken_rules_at_once():
+    config = changed(
+        TrainConfig, model__n_head=3, batch_tokens=100, trainer__devices=2, optimizer__lr=-1.0, data__name="text"
+    )
+    assert len(check(config)) == 5
+
+
+def test_a_number_out_of_range_is_named_once():
+    """No rule divides by a zero width, nor blames other settings for it."""
+    zero = {key.replace(".", "__"): 0 for key in numbers(TrainConfig)}
+    faults = check(changed(TrainConfig, **zero))
+    assert all(" must be " in fault for fault in faults)
+    allowed = {key for key in numbers(TrainConfig) if RANGES[key][0] == 0 and RANGES[key][2][0] == "["}
+    assert len(faults) == len(set(numbers(TrainConfig)) - allowed)
+
+
+def test_a_long_warm_up_is_a_note_and_no_fault():
+    config = changed(TrainConfig, trainer__max_steps=20)
+    assert check(config) == []
+    (note,) = find_notes(config)
+    assert "schedule.warmup_steps=100" in note
+    assert "schedule.warmup_steps=2." in note
+    assert find_notes(TrainConfig()) == []
+    assert find_notes(changed(TrainConfig, trainer__max_tokens=4096 * 50)) != []
+
+
+def test_checking_reads_the_default_of_every_setting():
+    """A rule about a setting that was renamed would never run."""
+    from minigpt.config.check import NOTES, RULES
+
+    known = {key for cls in CLASSES for key in flatten(to_dict(cls()))}
+    assert {key for keys, _ in RULES + NOTES for key in keys} <= known
+
+
+def test_a_text_that_is_gone_is_no_fault_while_its_tokens_are_kept(tmp_path):
+    source, folder = tmp_path / "text.txt", tmp_path / "data"
+    config = TrainConfig(data=DataConfig(name="text", source=str(source), dir=str(folder)))
+    assert any("does not exist" in fault for fault in check(config))
+    (folder / "text-byte-0123456789").mkdir(parents=True)
+    (folder / "text-byte-0123456789" / "prepared.json").write_text(json.dumps({"keys": {"source": str(source)}}))
+    assert not any("does not exist" in fault for fault in check(config))
+
+
+def test_ddp_on_one_device_is_noted():
+    config = TrainConfig()
+    config.trainer.strategy = "ddp"
+    assert any("trainer.devices=N" in note for note in find_notes(config))
+    config.trainer.devices = 2
+    assert not any("trainer.devices=N" in note for note in find_notes(config))

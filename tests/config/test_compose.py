@@ -1,0 +1,381 @@
+"""The command line: groups, settings, literal text, help, and every fault in one list."""
+
+import copy
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given
+from hypothesis import settings as limits
+from hypothesis import strategies as st
+
+from minigpt.config import compose as compose_module
+from minigpt.config.compose import CLASSES, LITERAL, compose, config_folder, find_groups
+from minigpt.config.convert import fitted, from_dict, settings, to_dict
+from minigpt.config.schema import SampleConfig, TrainConfig
+from minigpt.faults import UserFault
+
+COMPOSED: dict = {}
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each test in an empty folder; what one choice of files composes to is computed once for the whole module."""
+    real = compose_module._compose_files
+
+    def remembered(script, request):
+        if request.config_dir:
+            return real(script, request)
+        key = (script, *sorted(request.choices.items()))
+        if key not in COMPOSED:
+            COMPOSED[key] = real(script, request)
+        return copy.deepcopy(COMPOSED[key])
+
+    monkeypatch.setattr(compose_module, "_compose_files", remembered)
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert os.listdir(tmp_path) in ([], ["here"]), "composing wrote something"
+
+
+def faults_of(script: str, *arguments: str) -> list[str]:
+    with pytest.raises(UserFault) as caught:
+        compose(script, list(arguments))
+    assert all("\n" not in fault and "Traceback" not in fault for fault in caught.value.faults)
+    return list(caught.value.faults)
+
+
+def fault_of(script: str, *arguments: str) -> str:
+    (fault,) = faults_of(script, *arguments)
+    return fault
+
+
+# --- files ---
+
+
+@pytest.mark.parametrize("script", CLASSES)
+def test_no_argument_gives_the_defaults_of_the_schema(script):
+    """The default group files hold the schema's own defaults."""
+    cls = CLASSES[script]
+    config = compose(script, ["checkpoint=."] if script == "sample" else [])
+    assert config == (cls(checkpoint=".") if script == "sample" else cls())
+
+
+CHOICES = [(group, choice) for group, files in find_groups(TrainConfig).items() for choice in files]
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES)
+def test_every_choice_composes(group, choice):
+    (Path.cwd() / "here").touch()
+    arguments = [f"{group}={choice}"]
+    if "text" in (choice, yaml.safe_load(find_groups(TrainConfig)[group][choice].read_text()).get("data", "")):
+        arguments.append("data.source=here")
+    if choice == "gpt2_124m":
+        assert fault_of("train", *arguments) == "data=text needs your text. Add data.source=FILE_OR_DIR."
+        arguments.append("data.source=here")
+    config = compose("train", arguments)
+    if group == "experiment":
+        assert config.experiment == choice
+    elif group == "model":
+        assert config.model != compose("train", ["model=gpt-nano" if choice != "gpt-nano" else "model=gpt2"]).model
+    elif group != "trainer":
+        assert getattr(config, group).name == choice
+    if group in ("data", "tokenizer"):
+        assert getattr(compose("prepare", arguments), group) == getattr(config, group)
+
+
+def test_yaml_holds_values_only():
+    files = sorted(config_folder().rglob("*.yaml"))
+    assert len(files) >= 30
+    for file in files:
+        text = file.read_text()
+        assert "_target_" not in text
+        assert "${" not in text
+        assert "!!" not in text
+        assert file.parent == config_folder() or file.parent.parent == config_folder()
+
+
+@pytest.mark.parametrize(
+    ("choice", "sizes"),
+    [
+        ("gpt2", (12, 12, 768)),
+        ("gpt2-medium", (24, 16, 1024)),
+        ("gpt2-large", (36, 20, 1280)),
+        ("gpt2-xl", (48, 25, 1600)),
+    ],
+)
+def test_gpt2_sizes(choice, sizes):
+    model = compose("train", [f"model={choice}"]).model
+    assert (model.n_layer, model.n_head, model.n_embd) == sizes
+    assert (model.block_size, model.bias, model.activation, model.dropout) == (1024, True, "gelu_tanh", 0.0)
+    assert model.checkpoint_activations == (choice in ("gpt2-large", "gpt2-xl"))
+
+
+@pytest.mark.parametrize(
+    ("experiment", "sizes", "batch", "steps", "dropout"),
+    [("shakespeare_char_cpu", (4, 4, 128, 64), 12, 2000, 0.0), ("shakespeare_char", (6, 6, 384, 256), 64, 5000, 0.2)],
+)
+def test_nanogpt_presets(experiment, sizes, batch, steps, dropout):
+    """The values of nanoGPT's config/train_shakespeare_char.py and its README's CPU command."""
+    config = compose("train", [f"experiment={experiment}"])
+    model, optimizer, schedule = config.model, config.optimizer, config.schedule
+    assert (model.n_layer, model.n_head, model.n_embd, model.block_size) == sizes
+    assert (model.dropout, model.bias, model.activation) == (dropout, False, "gelu")
+    assert config.batch_tokens == batch * model.block_size
+    assert (optimizer.lr, optimizer.beta1, optimizer.beta2) == (1e-3, 0.9, 0.99)
+    assert (optimizer.weight_decay, optimizer.grad_clip, optimizer.eps) == (0.1, 1.0, 1e-8)
+    assert (schedule.name, schedule.warmup_steps) == ("cosine", 100)
+    assert schedule.final_lr_fraction * optimizer.lr == pytest.approx(1e-4)
+    assert (config.trainer.max_steps, config.tokenizer.name, config.data.name) == (steps, "char", "shakespeare_char")
+    assert config.data.val_fraction == 0.1
+
+
+def test_command_line_beats_experiment_beats_group():
+    config = compose("train", ["optimizer.lr=5e-4", "model.n_layer=5", "experiment=shakespeare_char", "model=gpt2"])
+    assert (config.optimizer.lr, config.model.n_layer, config.model.n_embd) == (5e-4, 5, 384)
+    assert config.model.block_size == 256  # the experiment's, over model=gpt2
+
+
+def test_users_own_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("it's, my ~configs=x")
+    (folder / "experiment").mkdir()
+    (folder / "model").mkdir()
+    (folder / "model" / "tiny.yaml").write_text("n_layer: 1\n")
+    (folder / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - override /model: tiny\nseed: 5\ntrainer:\n  compile: off\n"
+    )
+    config = compose("train", ["--config-dir", str(folder), "experiment=mine"])
+    assert (config.seed, config.model.n_layer, config.experiment) == (5, 1, "mine")
+    assert config.trainer.compile == "off"
+    assert compose("train", [f"--config-dir={folder}", "model=tiny"]).model.n_layer == 1
+    (folder / "experiment" / "bad.yaml").write_text(
+        "# @package _global_\nseed: ${oc.env:HOME}\nmodel: {n_layers: 2}\n_target_: os.system\n"
+    )
+    faults = faults_of("train", "--config-dir", str(folder), "experiment=bad")
+    assert len(faults) == 3
+    assert "A config file says seed: ${oc.env:HOME}" in faults[0]
+    assert "No setting 'model.n_layers'. Did you mean 'model.n_layer'?" in faults
+    assert "No setting '_target_'." in faults
+    for text in ("a: [", "defaults:\n  - override /model: none\n", "\x00", "- 1\n", "model: 3"):
+        (folder / "experiment" / "bad.yaml").write_text("# @package _global_\n" + text)
+        assert faults_of("train", "--config-dir", str(folder), "experiment=bad")
+    (folder / "model" / "gpt2.yaml").write_text("n_layer: 1\n")
+    assert "has the name of minigpt's own model=gpt2" in fault_of("train", "--config-dir", str(folder), "model=tiny")
+
+
+# --- literal text ---
+
+TEXTS = [
+    "To be, or not to be",
+    "Hi!",
+    "don't",
+    "a=b",
+    "é",
+    "def f(x):",
+    "<|endoftext|>",
+    "two\nlines",
+    " leading space",
+    "123",
+    "null",
+    "${oc.env:HOME}",
+    "~/my notes/a,b.txt",
+    "",
+    "[1, 2]",
+    '{"a": 1}',
+    '"quoted"',
+    "back\\slash",
+    "--help",
+    "${",
+    "true",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_free_text_reaches_us_unchanged(text, monkeypatch):
+    monkeypatch.setattr(compose_module, "find_faults", lambda config: [])  # such files need not exist
+    train = compose(
+        "train", [f"{key}={text}" for key in LITERAL if key in settings(TrainConfig)] + ["data=text", "seed=3"]
+    )
+    found = train.data.source, train.data.dir, train.run.dir, train.init.source, train.samples.prompt
+    assert found == (text,) * 5
+    sample = compose("sample", [f"prompt={text}", f"+prompt={text}x", f"prompt_file={text}", f"checkpoint={text}"])
+    assert sample.prompt == [text, text + "x"]
+    assert (sample.prompt_file, sample.checkpoint) == (text, text)
+    assert from_dict(SampleConfig, to_dict(sample)) == sample
+
+
+def test_stop_is_a_json_list():
+    stop = compose("sample", ["checkpoint=.", r'stop=["\n\n", "a,b", "don\u0027t", "${x}"]']).stop
+    assert stop == ["\n\n", "a,b", "don't", "${x}"]
+    for wrong in ("END", "[END]", "['END']", '{"a": 1}', "[1]", "", "null"):
+        assert fault_of("sample", "checkpoint=.", f"stop={wrong}").startswith("stop must be a JSON list of strings")
+
+
+# --- faults ---
+
+
+def test_three_faults_of_three_kinds_at_once():
+    faults = faults_of("train", "trainer.max_step=5", "optimizer.lr=abc", "model.n_embd=100", "model.n_head=12")
+    assert faults[0] == "No setting 'trainer.max_step'. Did you mean 'trainer.max_steps'?"
+    assert faults[1] == "optimizer.lr must be a number, got 'abc'."
+    assert faults[2].startswith("model.n_embd=100 is not a multiple of model.n_head=12")
+    assert len(faults) == 3
+
+
+def test_an_unknown_choice_hides_no_other_fault_and_invents_none():
+    faults = faults_of("train", "model=gtp2", "model.n_head=7", "trainer.devices=2", "seed=-1", "+x=1")
+    assert faults[0] == "No setting 'x'."
+    assert faults[1].startswith("No model 'gtp2'. Did you mean model=gpt2? There are: gpt-baby, gpt-micro,")
+    assert faults[2].startswith("seed must be at least 0")
+    assert faults[3].startswith("trainer.devices=2 needs")
+    assert len(faults) == 4  # whether 7 heads divide the width depends on the model that was meant
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["+trainer.max_stepz=5"], "No setting 'trainer.max_stepz'. Did you mean 'trainer.max_steps'?"),
+        (["++trainer.max_stepz=5"], "No setting 'trainer.max_stepz'. Did you mean 'trainer.max_steps'?"),
+        (["max_steps=5"], "No setting 'max_steps'. Did you mean 'trainer.max_steps'?"),
+        (["modle=gpt2"], "No setting 'modle'. Did you mean 'model'?"),
+        (["learning_rate=1"], "No setting 'learning_rate'. Here it is optimizer.lr."),
+        (["batch_size=12"], "No setting 'batch_size'. Here it is batch_tokens (tokens per step"),
+        (["min_p=0.1"], "No setting 'min_p' in scripts/train.py: it belongs to scripts/sample.py."),
+        (["samples=3"], "'samples' is a group of settings. Set one of: samples.every_steps, "),
+        (["init.source=x"], "No setting 'init.source'."),
+        (["experiment=shakespear"], "No experiment 'shakespear'. Did you mean experiment=shakespeare_char?"),
+        (["model=gpt2,gpt-nano"], "run one command per value for now. There are: gpt-baby,"),
+        (["model="], "No model ''. There are: "),
+        (["model=../train"], "No model '../train'."),
+        (["seed=1,2"], "seed takes one value, got '1,2'. Sweeps are not part of this command"),
+        (["-m", "seed=1"], "-m is not supported. Sweeps are not part of this command: run one command per value"),
+        (["--multirun"], "--multirun is not supported."),
+        (["~trainer.max_steps"], "'~trainer.max_steps': settings can't be removed, only given another value"),
+        (["~model=gpt2"], "'~model': settings can't be removed"),
+        (["--max_steps", "100"], "'--max_steps 100' is not how a setting is written: key=value, no dashes. "),
+        (["--max-steps=100"], "Did you mean trainer.max_steps=100?"),
+        (["--learning"], "See python scripts/train.py --help."),
+        (["gpt2"], "'gpt2' alone says nothing. Did you mean model=gpt2?"),
+        (["seed"], "Did you mean seed=VALUE?"),
+        ([""], "'' is not how a setting is written"),
+        (["="], "No setting ''."),
+        (["hydra.run.dir=x"], "Hydra's own settings are not used. run.dir=DIR says where a run goes"),
+        (["data.encoding=${oc.env:HOME}"], "data.encoding='${oc.env:HOME}': ${...} is not evaluated."),
+        (["trainer.max_steps=1e3"], "trainer.max_steps must be a whole number (write 1000) or null, got '1e3'."),
+        (["model.bias=yes"], "model.bias must be true or false, got 'yes'."),
+        (["trainer.device=gpu"], "trainer.device must be one of auto, cuda, mps, cpu"),
+        (["--cfg"], "Type --cfg job, got ''."),
+        (["--cfg", "hydra"], "Type --cfg job, got 'hydra'."),
+        (["--config-dir", "nowhere"], "--config-dir wants a folder with group folders in it, got 'nowhere'."),
+        (["--config-dir"], "--config-dir wants a folder"),
+    ],
+)
+def test_what_people_mistype(arguments, says):
+    assert says in fault_of("train", *arguments)
+
+
+PIECES = [*"=+~-.,/@:'\"[{\n\0 é", "\udcff", "${x}", "--", "model", "seed", "prompt", "null", "1e400"]
+
+
+@given(st.lists(st.lists(st.sampled_from(PIECES), max_size=5).map("".join), max_size=4))
+@limits(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_command_line_ends_in_a_traceback(arguments):
+    """Only in a config, or in faults of one line each."""
+    for script in CLASSES:
+        try:
+            compose(script, arguments)
+            faults = []
+        except UserFault as found:
+            faults = list(found.faults)
+        assert all(len(each.splitlines()) == 1 for each in faults)
+
+
+def test_last_value_wins_and_plus_is_allowed():
+    config = compose("train", ["seed=1", "+seed=2", "++model=gpt2", "+experiment=demo", "trainer.max_tokens=none"])
+    assert (config.seed, config.experiment, config.trainer.max_tokens) == (2, "demo", None)
+
+
+BAD_TEXTS = {"word": "abc", "negative": "-1", "huge": "1" + "0" * 400, "nan": "NaN", "infinite": "inf", "empty": ""}
+
+
+@pytest.mark.parametrize("script", CLASSES)
+@pytest.mark.parametrize("kind", BAD_TEXTS)
+def test_bad_values_of_every_number_switch_and_word(script, kind):
+    """All settings at once: each refused by name, in one list, whatever the value."""
+    kinds = settings(CLASSES[script])
+    free = [key for key in kinds if key in LITERAL or kinds[key] in (str, str | None) or kinds[key] == list[str]]
+    keys = [key for key in kinds if key not in free]
+    faults = faults_of(script, *(f"{key}={BAD_TEXTS[kind]}" for key in keys))
+    for key in keys:
+        assert any(fault.startswith(f"{key} must be ") for fault in faults), key
+    assert len([fault for fault in faults if "must be" in fault]) == len(keys)
+
+
+@pytest.mark.parametrize("script", CLASSES)
+def test_null_is_refused_where_the_type_has_no_null(script):
+    kinds = settings(CLASSES[script])
+    keys = [key for key in kinds if key not in LITERAL and key != "experiment" and kinds[key] is not str]
+    refused = [key for key in keys if fitted(kinds[key], None)[1]]
+    faults = faults_of(script, *(f"{key}=null" for key in keys))
+    assert {fault.partition(" must be ")[0] for fault in faults if " must be " in fault} == set(refused)
+
+
+@pytest.mark.parametrize("script", CLASSES)
+def test_empty_text_is_refused_or_means_nothing(script):
+    """Every text setting alone: no traceback, and an empty path is never taken for the working folder."""
+    for key, kind in settings(CLASSES[script]).items():
+        if kind in (str, str | None):
+            try:
+                compose(script, [f"{key}=", *(["checkpoint=."] if script == "sample" and key != "checkpoint" else [])])
+                accepted = True
+            except UserFault:
+                accepted = False
+            assert accepted == (key in ("samples.prompt", "logger.group")), key
+
+
+# --- pages ---
+
+
+@pytest.mark.parametrize("script", CLASSES)
+def test_help_names_everything(script, capsys):
+    for flag in ("--help", "-h"):
+        with pytest.raises(SystemExit) as end:
+            compose(script, ["trainer.max_step=1", flag])
+        assert end.value.code == 0
+    page = capsys.readouterr().out
+    for key in settings(CLASSES[script]):
+        (line, *_) = (line for line in page.splitlines() if line.startswith(f"  {key}="))
+        assert len(line.rpartition(") ")[2]) > 3, f"{key} has no comment in schema.py"
+    for group, choices in find_groups(CLASSES[script]).items():
+        assert all(choice in page for choice in choices), group
+    assert "75 stopped by a signal" in page
+    assert "scripts/" in page
+    assert max(map(len, page.splitlines())) <= 160
+
+
+def test_examples_of_the_help_page_compose(monkeypatch):
+    import shlex
+
+    from minigpt.config.help import EXAMPLES
+
+    monkeypatch.setattr(compose_module, "find_faults", lambda config: [])
+    for script, lines in EXAMPLES.items():
+        for line in lines:
+            python, file, *arguments = shlex.split(line)
+            assert (python, file) == ("python", compose_module.FILES[script])
+            compose(script, arguments)
+
+
+def test_cfg_job_prints_yaml_that_reads_back(capsys):
+    with pytest.raises(SystemExit) as end:
+        compose("train", ["--cfg", "job", "experiment=demo", "run.dir=${x}: é", "samples.prompt=null"])
+    assert end.value.code == 0
+    config = from_dict(TrainConfig, yaml.safe_load(capsys.readouterr().out))
+    assert config == compose("train", ["experiment=demo", "run.dir=${x}: é", "samples.prompt=null"])
+
+
+def test_notes_go_to_stderr(capsys):
+    compose("train", ["trainer.max_steps=20"])
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("Note: schedule.warmup_steps=100 is longer")
