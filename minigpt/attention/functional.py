@@ -1,0 +1,163 @@
+"""Attention as functions of q, k, v: one to read (explicit), one to run (fused). They agree.
+
+Shapes: q (..., T, Dk), k (..., S, Dk), v (..., S, Dv); out (..., T, Dv); weights (..., T, S).
+Source: Vaswani et al. 2017, "Attention Is All You Need", equation 1.
+"""
+
+import functools
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minigpt.attention.masks import causal_mask, combine_masks
+
+
+def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
+    """How much each query attends to each key: softmax(q k^T / sqrt(Dk)).
+
+    Hidden scores become minus infinity BEFORE the softmax, since exp(-inf) = 0 (a score of 0 would
+    not hide anything: exp(0) = 1). A query with nothing left to attend gets weights of zero.
+
+    Args:
+        q: (..., T, Dk).
+        k: (..., S, Dk).
+        mask: bool, broadcastable to (..., T, S), True = may attend; None = no constraint.
+
+    Returns:
+        (..., T, S); each row with at least one key to attend sums to 1.
+
+    Raises:
+        ValueError: if q and k differ in width.
+    """
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(
+            f"attention: got queries of width {q.shape[-1]} and keys of width {k.shape[-1]}; "
+            "wanted the same width: project both to one d_k"
+        )
+    scores = q @ k.transpose(-2, -1) / math.sqrt(k.shape[-1])
+    if mask is None:
+        return scores.softmax(dim=-1)
+    # A row without any key would be softmax(-inf, ..., -inf) = 0 / 0: it is computed on its own scores, then cut to
+    # zero, so that no NaN arises on the way, forward or backward.
+    nothing = ~mask.any(dim=-1, keepdim=True)
+    scores = scores.masked_fill(~(mask | nothing), -math.inf)
+    return scores.softmax(dim=-1).masked_fill(nothing, 0.0)
+
+
+def explicit_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, dropout_p: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Attention, step by step: weights, then the weighted sum of the values.
+
+    Args:
+        q: (..., T, Dk).
+        k: (..., S, Dk).
+        v: (..., S, Dv); Dv may differ from Dk.
+        mask: bool, broadcastable to (..., T, S), True = may attend; None = no constraint.
+        dropout_p: probability of dropping a weight.
+
+    Returns:
+        out (..., T, Dv) and the weights (..., T, S) before dropout.
+
+    Raises:
+        ValueError: if q and k differ in width.
+    """
+    weights = attention_weights(q, k, mask)
+    out = F.dropout(weights, dropout_p) @ v
+    return out, weights
+
+
+def explicit_causal_attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float = 0.0) -> Tensor:
+    """`explicit_attention` under the causal mask, for training: the same numbers with fewer passes over the scores.
+
+    Every row has a key to attend (itself), so hiding is one sum with a bias of 0 and minus infinity.
+
+    Args:
+        q: (..., T, Dk).
+        k: (..., S, Dk), S >= T.
+        v: (..., S, Dv).
+        dropout_p: probability of dropping a weight.
+
+    Returns:
+        out (..., T, Dv).
+    """
+    scores = q @ k.transpose(-2, -1) / math.sqrt(k.shape[-1])
+    weights = (scores + _causal_bias(q.shape[-2], k.shape[-2], scores.device, scores.dtype)).softmax(dim=-1)
+    return F.dropout(weights, dropout_p) @ v if dropout_p else weights @ v
+
+
+@functools.lru_cache(maxsize=8)
+def _causal_bias(T: int, S: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """(T, S): 0 where the causal mask lets attend, minus infinity where it hides."""
+    with torch.inference_mode(False):  # made while sampling, it must serve training as well
+        mask = causal_mask(T, S, device=device)
+        return torch.zeros(T, S, device=device, dtype=dtype).masked_fill(~mask, -math.inf)
+
+
+def fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False, dropout_p: float = 0.0
+) -> Tensor:
+    """The same attention in one kernel, without ever writing the T x S weights to memory.
+
+    Args:
+        q: (..., T, Dk).
+        k: (..., S, Dk).
+        v: (..., S, Dv).
+        mask: as in `explicit_attention`.
+        causal: also apply `causal_mask(T, S)`.
+        dropout_p: probability of dropping a weight.
+
+    Returns:
+        out (..., T, Dv).
+
+    Raises:
+        ValueError: if q and k differ in width.
+
+    Source: Dao et al. 2022, "FlashAttention"; torch.nn.functional.scaled_dot_product_attention.
+    """
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(
+            f"attention: got queries of width {q.shape[-1]} and keys of width {k.shape[-1]}; "
+            "wanted the same width: project both to one d_k"
+        )
+    T, S = q.shape[-2], k.shape[-2]
+    if mask is None and (not causal or T == S):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, dropout_p=dropout_p)
+    mask = combine_masks(mask, causal_mask(T, S, device=q.device) if causal else None)
+    assert mask is not None
+    mask = torch.atleast_2d(mask)  # the kernel wants a row dimension
+    nothing = ~mask.any(dim=-1, keepdim=True)  # such rows may attend to anything in the kernel; their output is cut
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask | nothing, dropout_p=dropout_p)
+    return out.masked_fill(nothing, 0.0)
+
+
+def split_heads(x: Tensor, n_head: int) -> Tensor:
+    """(B, T, H * D) -> (B, H, T, D): cut the width into heads FIRST, then bring the heads forward.
+
+    Viewing straight as (B, H, T, D) would have the right shape and the wrong contents: it mixes tokens.
+    """
+    B, T, C = x.shape
+    return x.view(B, T, n_head, C // n_head).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """(B, H, T, D) -> (B, T, H * D), the inverse of `split_heads`."""
+    B, H, T, D = x.shape
+    return x.transpose(1, 2).reshape(B, T, H * D)
+
+
+def head_width(n_embd: int, n_head: int) -> int:
+    """D = n_embd / n_head.
+
+    Raises:
+        ValueError: if n_head does not divide n_embd.
+    """
+    if n_head < 1 or n_embd % n_head:
+        below = n_embd - n_embd % max(n_head, 1)
+        raise ValueError(
+            f"attention: got n_embd={n_embd} and n_head={n_head}; wanted a width that the heads divide: "
+            f"n_embd={below or n_head} or n_embd={below + n_head}"
+        )
+    return n_embd // n_head

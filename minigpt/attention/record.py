@@ -1,0 +1,55 @@
+"""Look at a model's attention without the model knowing: weights recomputed beside its forward pass."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+
+@contextmanager
+def record_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Record the attention weights of every layer in `model` that can state them.
+
+    A layer can if it has a method `weights` that takes what its `forward` takes. Just before the layer's own
+    forward pass it is called on the same arguments, without gradients and without drawing random numbers: the
+    model's outputs are the same bits inside and outside. (The layer's forward pass then writes the same keys
+    into the KV cache, over those that the recording wrote.) The price is each layer's scores, computed once more.
+
+        with record_attention(model) as recorded:
+            model(tokens)
+        recorded["blocks.0.attention"]  # (B, H, T, S): rows are queries, columns keys
+
+    Args:
+        model: any module that holds attention layers; run it uncompiled, as `load_checkpoint` gives it.
+
+    Yields:
+        Weights (B, H, T, S) of the latest forward pass by layer name, in the order in which the layers ran. They
+        are those before dropout. With a KV cache S counts the cached keys too.
+
+    Raises:
+        ValueError: if the model holds no such layer.
+    """
+    layers = {name: module for name, module in model.named_modules() if hasattr(module, "weights")}
+    if not layers:
+        raise ValueError(
+            f"record_attention: got {type(model).__name__} without a layer that states its weights; wanted a model "
+            "with layers of minigpt/attention/layers.py, or with a method `weights` beside their `forward`"
+        )
+    recorded: dict[str, Tensor] = {}
+
+    def record_as(name: str) -> Any:
+        @torch.no_grad()
+        def record(layer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            recorded[name] = layer.weights(*arguments, **keywords)
+
+        return record
+
+    handles = [layer.register_forward_pre_hook(record_as(name), with_kwargs=True) for name, layer in layers.items()]
+    try:
+        yield recorded
+    finally:
+        for handle in handles:
+            handle.remove()

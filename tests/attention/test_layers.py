@@ -1,0 +1,269 @@
+"""The laws of the layers: projections, heads, masks and caches around the functions."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minigpt.attention.functional import explicit_attention
+from minigpt.attention.layers import (
+    ATTENTION,
+    KERNELS,
+    CausalSelfAttention,
+    CrossAttention,
+    LinearCausalSelfAttention,
+    SelfAttention,
+)
+from minigpt.attention.linear import linear_attention_weights
+from minigpt.attention.masks import causal_mask, combine_masks, padding_mask
+
+B, T, S, H, D = 2, 5, 7, 3, 4
+C = H * D
+D_CONTEXT = 10
+
+
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def make(layer, *sizes, seed=0, **options):
+    torch.manual_seed(seed)
+    return layer(*sizes, **options).double()
+
+
+class Store:
+    """The smallest KV cache: what was appended, all in one tensor."""
+
+    def __init__(self):
+        self.k = self.v = torch.zeros(B, H, 0, D, dtype=torch.float64)
+
+    def append(self, k, v):
+        self.k, self.v = torch.cat([self.k, k], dim=2), torch.cat([self.v, v], dim=2)
+        return self.k, self.v
+
+
+# One head
+
+
+def test_self_attention_is_three_projections_the_scores_and_the_weighted_sum():
+    layer, x = make(SelfAttention, 6, 3, 8), draw(B, T, 6)
+    q, k, v = (x @ W.weight.T for W in (layer.W_q, layer.W_k, layer.W_v))
+    weights = F.softmax(q @ k.transpose(1, 2) / math.sqrt(3), dim=-1)
+    out, stated = layer(x)
+    torch.testing.assert_close(stated, weights)
+    torch.testing.assert_close(out, weights @ v)
+    assert out.shape == (B, T, 8)
+    assert len(list(layer.parameters())) == 3
+
+
+def test_self_attention_takes_values_from_the_value_projection():
+    layer, x = make(SelfAttention, 6, 4, 4), draw(B, T, 6)
+    with torch.no_grad():
+        layer.W_v.weight.zero_()
+    assert (layer(x)[0] == 0).all()
+    layer(x)[0].sum().backward()
+    assert layer.W_v.weight.grad.abs().min() > 0
+
+
+def test_causal_self_attention_of_one_head_equals_the_causal_mask_and_combines_with_another():
+    plain, causal, x = make(SelfAttention, 6, 3, 8), make(SelfAttention, 6, 3, 8, causal=True), draw(B, T, 6)
+    padding = padding_mask(torch.tensor([2, 5]), T)[:, 0]
+    torch.testing.assert_close(causal(x), plain(x, causal_mask(T)))
+    torch.testing.assert_close(causal(x, padding), plain(x, combine_masks(causal_mask(T), padding)))
+    assert (causal(x)[1].triu(1) == 0).all()
+
+
+@settings(max_examples=20)
+@given(order=st.permutations(range(T)))
+def test_without_positions_permuting_the_tokens_permutes_the_layers_output(order):
+    x = draw(B, T, C)
+    for layer in (make(SelfAttention, C, 3, 8), lambda x: (make(CrossAttention, C, H, C)(x, x),)):
+        torch.testing.assert_close(layer(x[:, order])[0], layer(x)[0][:, order])
+
+
+# Many heads
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_multi_head_attention_equals_single_heads_concatenated_and_projected(kernel, bias):
+    layer, x = make(CausalSelfAttention, C, H, kernel=kernel, bias=bias), draw(B, T, C)
+    W_q, W_k, W_v = layer.qkv.weight.chunk(3)
+    b_q, b_k, b_v = layer.qkv.bias.chunk(3) if bias else torch.zeros(3, C, dtype=torch.float64)
+    heads = []
+    for h in range(H):
+        rows = slice(h * D, (h + 1) * D)  # this head's share of each projection
+        q, k, v = (F.linear(x, W[rows], b[rows]) for W, b in ((W_q, b_q), (W_k, b_k), (W_v, b_v)))
+        heads.append(explicit_attention(q, k, v, causal_mask(T))[0])
+    torch.testing.assert_close(layer(x), layer.out(torch.cat(heads, dim=-1)))
+
+
+def test_multi_head_attention_equals_self_attention_layers_with_its_weights_loaded():
+    layer, x = make(CausalSelfAttention, C, H, bias=False), draw(B, T, C)
+    heads = [SelfAttention(C, D, D, causal=True).double() for _ in range(H)]
+    for h, head in enumerate(heads):
+        for W, part in zip((head.W_q, head.W_k, head.W_v), layer.qkv.weight.chunk(3), strict=True):
+            W.load_state_dict({"weight": part[h * D : (h + 1) * D]})
+    outs, weights = zip(*(head(x) for head in heads), strict=True)
+    torch.testing.assert_close(layer(x), layer.out(torch.cat(outs, dim=-1)))
+    torch.testing.assert_close(layer.weights(x), torch.stack(weights, dim=1))
+
+
+@pytest.mark.parametrize("attention", ATTENTION.values(), ids=ATTENTION)
+def test_a_token_never_sees_the_future(attention):
+    layer, x = make(attention, C, H), draw(B, T, C)
+    before = layer(x)
+    x[:, 3:] += 1
+    torch.testing.assert_close(layer(x)[:, :3], before[:, :3])
+    assert (layer(x)[:, 3:] - before[:, 3:]).abs().amin() > 0
+
+
+@pytest.mark.parametrize("attention", ATTENTION.values(), ids=ATTENTION)
+def test_it_works_for_any_length_and_a_prefix_is_a_prefix(attention):
+    layer, x = make(attention, C, H), draw(B, 70, C)
+    whole = layer(x)
+    for length in (1, 2, 63, 64, 65):
+        torch.testing.assert_close(layer(x[:, :length]), whole[:, :length])
+
+
+@pytest.mark.parametrize("attention", ATTENTION.values(), ids=ATTENTION)
+def test_reading_through_a_cache_equals_reading_at_once(attention):
+    layer, x = make(attention, C, H), draw(B, T, C)
+    store = Store()
+    parts = [layer(part, cache=store) for part in x.split([2, 1, 1, 1], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), layer(x), rtol=0, atol=1e-12)
+    assert store.k.shape == (B, H, T, D)
+
+
+@pytest.mark.parametrize("attention", ATTENTION.values(), ids=ATTENTION)
+def test_a_given_mask_replaces_the_causal_one(attention):
+    layer, x = make(attention, C, H), draw(B, T, C)
+    torch.testing.assert_close(layer(x, causal_mask(T)), layer(x))
+    everything = layer(x, torch.ones(T, T, dtype=torch.bool))
+    assert (everything[:, 0] - layer(x)[:, 0]).abs().min() > 0
+    torch.testing.assert_close(everything[:, -1], layer(x)[:, -1])
+
+
+@pytest.mark.parametrize("attention", ATTENTION.values(), ids=ATTENTION)
+def test_left_padding_gives_each_row_the_same_as_alone(attention):
+    layer, x = make(attention, C, H), draw(B, T, C)
+    mask = combine_masks(causal_mask(T), padding_mask(torch.tensor([2, 5]), T, side="left"))
+    out = layer(x, mask)
+    torch.testing.assert_close(out[0, 3:], layer(x[:1, 3:])[0])
+    torch.testing.assert_close(out[1], layer(x[1:])[0])
+    torch.testing.assert_close(out[0, :3], layer.out.bias.expand(3, C))  # nothing to attend: only the bias is left
+
+
+@pytest.mark.parametrize("attention", ATTENTION.values(), ids=ATTENTION)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_dropout_falls_on_the_weights_and_after_the_projection_and_only_in_training(attention, kernel):
+    layer = make(attention, C, H, dropout=0.5, kernel=kernel)
+    x = draw(1, 40, C)
+    layer.eval()
+    torch.testing.assert_close(layer(x), layer(x), rtol=0, atol=0)
+    quiet = layer(x)
+    layer.train()
+    torch.manual_seed(0)
+    noisy = layer(x)
+    dropped = noisy == 0  # after the projection: whole entries are gone
+    assert 0.4 < dropped.double().mean() < 0.6
+    # On the weights: what is left differs from the quiet output by more than the factor 1 / (1 - 0.5).
+    on_weights = (noisy[~dropped] - 2 * quiet[~dropped]).abs().median() > 1e-3
+    assert on_weights == (attention is CausalSelfAttention)  # linear attention has no weights to drop
+
+
+@pytest.mark.parametrize("attention", [*ATTENTION.values(), lambda C, H: CrossAttention(C, H, D_CONTEXT)])
+def test_a_width_that_the_heads_do_not_divide_is_refused_by_name(attention):
+    with pytest.raises(ValueError, match=r"n_embd=12 and n_head=5; wanted .*n_embd=10 or n_embd=15"):
+        attention(12, 5)
+
+
+@pytest.mark.parametrize("attention", ATTENTION.values(), ids=ATTENTION)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_every_dtype_stays_itself_and_near_the_exact_result(attention, kernel, dtype):
+    layer, x = make(attention, C, H, kernel=kernel), draw(B, T, C)
+    mask = combine_masks(causal_mask(T), padding_mask(torch.tensor([2, 5]), T))
+    exact = layer(x), layer(x, mask), layer(x, cache=Store())
+    layer, x = layer.to(dtype), x.to(dtype)
+    store = Store()
+    store.k = store.v = store.k.to(dtype)
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 0.02}[dtype]
+    for out, expected in zip((layer(x), layer(x, mask), layer(x, cache=store)), exact, strict=True):
+        assert out.dtype == dtype
+        torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance)
+
+
+# The stated weights
+
+
+@pytest.mark.parametrize("attention", ATTENTION.values(), ids=ATTENTION)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_stated_weights_are_those_that_the_output_is_made_of(attention, kernel):
+    layer, x = make(attention, C, H, kernel=kernel), draw(B, T, C)
+    mask = combine_masks(causal_mask(T), padding_mask(torch.tensor([2, 5]), T))
+    for arguments in ((), (mask,)):
+        values = layer.project(x)[2]
+        out = (layer.weights(x, *arguments) @ values).transpose(1, 2).reshape(B, T, C)
+        torch.testing.assert_close(layer.out(out), layer(x, *arguments))
+
+
+# Cross-attention
+
+
+def test_cross_attention_takes_a_context_of_other_length_and_width():
+    layer = make(CrossAttention, C, H, D_CONTEXT)
+    x, context = draw(B, T, C), draw(B, S, D_CONTEXT, seed=1)
+    W_k, W_v = layer.kv.weight.chunk(2)
+    b_k, b_v = layer.kv.bias.chunk(2)
+    heads, weights = [], []
+    for h in range(H):
+        rows = slice(h * D, (h + 1) * D)
+        q = F.linear(x, layer.q.weight[rows], layer.q.bias[rows])
+        k, v = F.linear(context, W_k[rows], b_k[rows]), F.linear(context, W_v[rows], b_v[rows])
+        weights.append(F.softmax(q @ k.transpose(1, 2) / math.sqrt(D), dim=-1))
+        heads.append(weights[-1] @ v)
+    assert layer(x, context).shape == (B, T, C)
+    torch.testing.assert_close(layer(x, context), layer.out(torch.cat(heads, dim=-1)))
+    torch.testing.assert_close(layer.weights(x, context), torch.stack(weights, dim=1))
+
+
+@settings(max_examples=20)
+@given(lengths=st.lists(st.integers(1, S), min_size=B, max_size=B))
+def test_cross_attention_respects_padding_of_the_context(lengths):
+    layer = make(CrossAttention, C, H, D_CONTEXT)
+    x, context = draw(B, T, C), draw(B, S, D_CONTEXT, seed=1)
+    out = layer(x, context, padding_mask(torch.tensor(lengths), S))
+    for b, length in enumerate(lengths):
+        torch.testing.assert_close(out[b], layer(x[b : b + 1], context[b : b + 1, :length])[0])
+
+
+def test_cross_attention_into_an_empty_context_gives_zeros_and_finite_gradients():
+    layer = make(CrossAttention, C, H, D_CONTEXT, bias=False)
+    x, context = draw(B, T, C), draw(B, S, D_CONTEXT, seed=1)
+    out = layer(x, context, padding_mask(torch.tensor([0, S]), S))
+    assert (out[0] == 0).all()
+    assert (out[1] != 0).all()
+    out.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+
+
+# Linear attention as a layer
+
+
+def test_linear_attention_runs_the_same_weights_with_and_without_mask():
+    layer, x = make(LinearCausalSelfAttention, C, H), draw(B, T, C)
+    q, k, v = layer.project(x)
+    weights = linear_attention_weights(q, k, causal_mask(T))
+    torch.testing.assert_close(layer.weights(x), weights)
+    out = layer.out((weights @ v).transpose(1, 2).reshape(B, T, C))
+    torch.testing.assert_close(layer(x), out)
+    torch.testing.assert_close(layer(x, causal_mask(T)), out)
+    for leaf in (layer(x), layer(x, causal_mask(T))):
+        layer.zero_grad()
+        leaf.square().sum().backward()
+        grads = [parameter.grad.clone() for parameter in layer.parameters()]
+        assert all((grad != 0).any() for grad in grads)
