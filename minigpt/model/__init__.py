@@ -1,0 +1,1 @@
+"""The GPT. Read gpt.py from top to bottom."""

@@ -1,0 +1,113 @@
+"""The KV cache: keys and values of tokens already read, so that each is computed once.
+
+Rows may hold different numbers of tokens: row b's lie in columns 0 .. lengths[b] - 1. A prompt shorter than
+its neighbours is read with padding behind it and then trimmed; the next token overwrites the padding.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class LayerCache:
+    """One layer's part of a `KVCache`."""
+
+    def __init__(self, cache: "KVCache", layer: int):
+        self.cache = cache
+        self.layer = layer
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write T new keys and values behind what each row holds.
+
+        Args:
+            k: (B, H, T, D).
+            v: (B, H, T, D).
+
+        Returns:
+            All keys and values so far, (B, H, S, D) each, S = the longest row's length, new tokens included.
+        """
+        cache, T = self.cache, k.shape[2]
+        keys, values = cache.keys[self.layer], cache.values[self.layer]
+        start = cache.uniform_length
+        if start is not None:  # all rows at one length: a plain slice
+            keys[:, :, start : start + T] = k
+            values[:, :, start : start + T] = v
+        else:
+            columns = cache.positions(T)[:, None, :, None].expand_as(k)
+            keys.scatter_(2, columns, k)
+            values.scatter_(2, columns, v)
+        S = cache.longest + T
+        return keys[:, :, :S], values[:, :, :S]
+
+
+class KVCache:
+    """Room for `block_size` keys and values per row and layer, allocated once.
+
+    Args:
+        n_layer: layers L.
+        batch: rows B.
+        n_head: heads H.
+        block_size: columns per row.
+        head_width: D.
+        dtype: of keys and values: the model's.
+        device: the model's.
+    """
+
+    def __init__(
+        self,
+        n_layer: int,
+        batch: int,
+        n_head: int,
+        *,
+        block_size: int,
+        head_width: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ):
+        shape = (n_layer, batch, n_head, block_size, head_width)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.block_size = block_size
+        self.set_lengths([0] * batch)
+
+    def set_lengths(self, lengths: Sequence[int]) -> None:
+        """Trim (or, after a padded read, correct) how many columns of each row are real."""
+        self.lengths = list(lengths)
+        self.longest = max(self.lengths)
+        self.uniform_length = self.longest if min(self.lengths) == self.longest else None
+        self._lengths = torch.tensor(self.lengths, device=self.keys.device)
+
+    def advance(self, T: int) -> None:
+        """Every row has T more columns."""
+        self.set_lengths([length + T for length in self.lengths])
+
+    def layer(self, layer: int) -> LayerCache:
+        """One layer's part."""
+        return LayerCache(self, layer)
+
+    def positions(self, T: int) -> Tensor:
+        """(B, T): the positions, and so the columns, of each row's next T tokens."""
+        return self._lengths[:, None] + torch.arange(T, device=self._lengths.device)
+
+    def mask(self, T: int) -> Tensor:
+        """(B, 1, T, S) bool: token t of row b sees columns 0 .. lengths[b] + t."""
+        columns = torch.arange(self.longest + T, device=self._lengths.device)
+        return (columns <= self.positions(T)[:, :, None])[:, None]
+
+    def select(self, rows: Sequence[int]) -> "KVCache":
+        """A copy of some rows, e.g. to re-read them when their window is full."""
+        part = object.__new__(KVCache)
+        part.keys, part.values = self.keys[:, list(rows)], self.values[:, list(rows)]
+        part.block_size = self.block_size
+        part.set_lengths([self.lengths[row] for row in rows])
+        return part
+
+    def put(self, rows: Sequence[int], part: "KVCache") -> None:
+        """Write a `select`ed part back."""
+        self.keys[:, list(rows)] = part.keys
+        self.values[:, list(rows)] = part.values
+        lengths = list(self.lengths)
+        for row, length in zip(rows, part.lengths, strict=True):
+            lengths[row] = length
+        self.set_lengths(lengths)

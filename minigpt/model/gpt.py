@@ -1,0 +1,161 @@
+"""The GPT: token ids in, logits out. Read from top to bottom.
+
+    tokens -> token embeddings + position embeddings -> n_layer blocks -> final norm -> logits
+
+A block looks around (attention), then thinks (MLP), and adds what it found to the stream of
+vectors that runs through the whole model. Shapes: B batch, T length, C width (n_embd), V vocabulary.
+
+Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (GPT-2).
+"""
+
+import math
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from minigpt.attention.layers import ATTENTION, KeyValueStore
+from minigpt.attention.masks import causal_mask, combine_masks
+from minigpt.config.schema import ModelConfig
+from minigpt.model.cache import KVCache
+
+ACTIVATIONS: dict[str, nn.Module] = {"gelu_tanh": nn.GELU(approximate="tanh"), "gelu": nn.GELU()}
+
+
+class MLP(nn.Module):
+    """Each token on its own: widen four times, bend, narrow again. (B, T, C) -> (B, T, C)."""
+
+    def __init__(self, n_embd: int, *, activation: str, dropout: float, bias: bool):
+        super().__init__()
+        self.up = nn.Linear(n_embd, 4 * n_embd, bias=bias)
+        self.activation = ACTIVATIONS[activation]
+        self.down = nn.Linear(4 * n_embd, n_embd, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.down(self.activation(self.up(x))))
+
+
+class Block(nn.Module):
+    """Attention, then MLP, each on a normalised copy of the stream and added back to it (pre-norm)."""
+
+    def __init__(self, config: ModelConfig, kernel: str):
+        super().__init__()
+        C, dropout, bias = config.n_embd, config.dropout, config.bias
+        self.norm_1 = nn.LayerNorm(C, bias=bias)
+        self.attention = ATTENTION[config.attention](C, config.n_head, dropout=dropout, bias=bias, kernel=kernel)
+        self.norm_2 = nn.LayerNorm(C, bias=bias)
+        self.mlp = MLP(C, activation=config.activation, dropout=dropout, bias=bias)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None) -> Tensor:
+        x = x + self.attention(self.norm_1(x), mask, cache)
+        return x + self.mlp(self.norm_2(x))
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer that predicts the next token at every position.
+
+    Args:
+        config: sizes and choices.
+        vocab_size: V, the tokenizer's. Inside, the embedding table is padded to a multiple of 64 rows,
+            which matrix products prefer; the logits are cut back to V.
+        kernel: how attention is computed, "explicit" or "fused": the same numbers.
+    """
+
+    def __init__(self, config: ModelConfig, vocab_size: int, *, kernel: str = "fused"):
+        super().__init__()
+        self.config = config
+        self.vocab_size = vocab_size
+        padded_vocab_size = math.ceil(vocab_size / 64) * 64
+        self.token_embedding = nn.Embedding(padded_vocab_size, config.n_embd)  # also the output layer (tied)
+        self.position_embedding = nn.Embedding(config.block_size, config.n_embd)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config, kernel) for _ in range(config.n_layer))
+        self.final_norm = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """GPT-2's initialisation.
+
+        Matrices and embeddings are normal with deviation 0.02, biases 0. The two projections of a block
+        that write into the stream are scaled down by sqrt(2 n_layer), the number of such writes, so that
+        the stream's size does not grow with depth.
+        """
+        for name, parameter in self.named_parameters():
+            if name.endswith(("attention.out.weight", "mlp.down.weight")):
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * self.config.n_layer))
+            elif parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """Logits of the next token at every position.
+
+        Args:
+            tokens: (B, T) ids.
+            positions: (B, T) or (T,), each token's place in its sequence; default 0 .. T - 1, or after what the
+                cache holds. Left-padded prompts give their own.
+            mask: bool, broadcastable to (B, 1, T, S), True = may attend; combined with the causal mask.
+            cache: keys and values of earlier tokens; these T are appended.
+
+        Returns:
+            (B, T, V).
+
+        Raises:
+            ValueError: if the sequence, with what the cache holds, is longer than block_size.
+        """
+        return self.logits(self.hidden(tokens, positions=positions, mask=mask, cache=cache))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The output layer, tied to the token embedding: (..., C) -> (..., V)."""
+        return F.linear(hidden, self.token_embedding.weight)[..., : self.vocab_size]
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        *,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """`forward` without its output layer, whose (B, T, V) a reader of the last position would not want.
+
+        Returns:
+            (B, T, C).
+        """
+        T = tokens.shape[1]
+        past = 0 if cache is None else cache.longest
+        if past + T > self.config.block_size:
+            raise ValueError(
+                f"GPT: got {past + T} tokens; wanted at most block_size={self.config.block_size}: "
+                "keep the last ones, or train with a larger model.block_size"
+            )
+        if mask is not None:
+            mask = combine_masks(cache.mask(T) if cache else causal_mask(T, device=tokens.device), mask)
+        elif cache is not None and cache.uniform_length is None:
+            mask = cache.mask(T)  # rows of different lengths; otherwise None = plain causal
+        if cache is not None and positions is None:
+            positions = cache.positions(T)
+        if positions is None:
+            positions = torch.arange(T, device=tokens.device)
+
+        x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))  # (B, T, C)
+        for layer, block in enumerate(self.blocks):
+            if self.config.checkpoint_activations and self.training and cache is None:
+                x = checkpoint(block, x, mask, use_reentrant=False)
+            else:
+                x = block(x, mask, None if cache is None else cache.layer(layer))
+        if cache is not None:
+            cache.advance(T)
+        return self.final_norm(x)

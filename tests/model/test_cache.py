@@ -1,0 +1,145 @@
+"""The KV cache gives the same numbers as reading everything again, also for rows of different lengths."""
+
+import pytest
+import torch
+
+from minigpt.attention.masks import padding_mask
+from minigpt.config.schema import ModelConfig
+from minigpt.model.cache import KVCache
+from minigpt.model.gpt import GPT
+
+V = 37
+BLOCK_SIZE = 19
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+both_dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+both_kernels = pytest.mark.parametrize("kernel", ["explicit", "fused"])
+
+
+def tiny_gpt(dtype=torch.float64, kernel="fused"):
+    torch.manual_seed(7)
+    config = ModelConfig(n_layer=2, n_head=3, n_embd=33, block_size=BLOCK_SIZE)
+    model = GPT(config, V, kernel=kernel).to(dtype).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # far from initialisation, where attention is nearly uniform
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def new_cache(model, rows):
+    dtype = model.token_embedding.weight.dtype
+    return KVCache(2, rows, 3, block_size=BLOCK_SIZE, head_width=11, dtype=dtype)
+
+
+def some_tokens(rows, T, seed=0):
+    return torch.randint(V, (rows, T), generator=torch.Generator().manual_seed(seed))
+
+
+def assert_close(a, b):
+    assert a.dtype == b.dtype
+    assert (a - b).abs().max() < TOLERANCE[a.dtype]
+
+
+@both_dtypes
+@both_kernels
+@pytest.mark.parametrize("parts", [[19], [1] * 19, [7, 1, 1, 5, 1, 4], [1, 18]])
+@torch.no_grad()
+def test_cached_equals_uncached_however_the_tokens_are_divided(parts, dtype, kernel):
+    model = tiny_gpt(dtype, kernel)
+    tokens = some_tokens(2, 19)
+    cache = new_cache(model, 2)
+    logits = torch.cat([model(part, cache=cache) for part in tokens.split(parts, dim=1)], dim=1)
+    assert_close(logits, model(tokens))
+    assert cache.lengths == [19, 19]
+
+
+@both_dtypes
+@both_kernels
+@torch.no_grad()
+def test_rows_of_different_lengths_go_on_as_if_alone(dtype, kernel):
+    model = tiny_gpt(dtype, kernel)
+    lengths, tokens = [5, 1, 8], some_tokens(3, 8)
+    more = some_tokens(3, 6, seed=1)
+    cache = new_cache(model, 3)
+    first = model(tokens, cache=cache)
+    cache.set_lengths(lengths)
+    second = torch.cat([model(part, cache=cache) for part in more.split([1, 2, 1, 1, 1], dim=1)], dim=1)
+    assert cache.lengths == [11, 7, 14]
+    for row, length in enumerate(lengths):
+        alone = model(torch.cat([tokens[row, :length], more[row]])[None])[0]
+        assert_close(first[row, :length], alone[:length])
+        assert_close(second[row], alone[length:])
+
+
+@both_kernels
+@torch.no_grad()
+def test_a_row_that_is_read_again_leaves_the_others_alone(kernel):
+    model = tiny_gpt(kernel=kernel)
+    tokens, again, newest = some_tokens(3, 9), some_tokens(1, 4, seed=2), some_tokens(3, 1, seed=3)
+    cache = new_cache(model, 3)
+    model(tokens, cache=cache)
+    part = new_cache(model, 1)
+    model(again, cache=part)
+    cache.put([1], part)
+    assert cache.lengths == [9, 4, 9]
+    logits = model(newest, cache=cache)[:, -1]
+    for row, text in enumerate([tokens[0], again[0], tokens[2]]):
+        assert_close(logits[row], model(torch.cat([text, newest[row]])[None])[0, -1])
+
+
+@torch.no_grad()
+def test_selected_rows_are_a_copy_and_may_repeat():
+    model = tiny_gpt()
+    tokens, newest = some_tokens(3, 6), some_tokens(4, 1, seed=1)
+    cache = new_cache(model, 3)
+    model(tokens, cache=cache)
+    cache.set_lengths([6, 2, 4])
+    before = cache.keys.clone()
+    chosen = cache.select([2, 0, 0, 1])
+    logits = model(newest, cache=chosen)[:, -1]
+    for row, (source, length) in enumerate([(2, 4), (0, 6), (0, 6), (1, 2)]):
+        assert_close(logits[row], model(torch.cat([tokens[source, :length], newest[row]])[None])[0, -1])
+    assert torch.equal(cache.keys, before)
+    assert cache.lengths == [6, 2, 4]
+
+
+@both_dtypes
+@both_kernels
+@torch.no_grad()
+def test_prompts_padded_on_the_left_have_the_logits_they_have_alone(dtype, kernel):
+    model = tiny_gpt(dtype, kernel)
+    lengths, T = torch.tensor([3, 8, 1, 5]), 8
+    tokens = some_tokens(4, T)  # what stands in the padding is arbitrary
+    positions = (torch.arange(T) - (T - lengths)[:, None]).clamp(min=0)
+    logits = model(tokens, positions=positions, mask=padding_mask(lengths, T, side="left"))
+    assert logits.isfinite().all()
+    for row, length in enumerate(lengths.tolist()):
+        assert_close(logits[row, T - length :], model(tokens[row, T - length :][None])[0])
+
+
+@torch.no_grad()
+def test_a_full_cache_refuses_more():
+    model = tiny_gpt()
+    cache = new_cache(model, 2)
+    model(some_tokens(2, BLOCK_SIZE), cache=cache)
+    with pytest.raises(ValueError, match="got 20 tokens; wanted at most block_size=19"):
+        model(some_tokens(2, 1), cache=cache)
+
+
+@torch.no_grad()
+def test_the_output_layer_may_be_asked_for_some_positions_only():
+    model = tiny_gpt()
+    tokens = some_tokens(2, 7)
+    assert torch.equal(model.logits(model.hidden(tokens)), model(tokens))
+    assert_close(model.logits(model.hidden(tokens)[:, -1]), model(tokens)[:, -1])
+
+
+@torch.no_grad()
+def test_activation_checkpoints_do_not_pass_the_cache_by():
+    model = tiny_gpt()
+    model.config.checkpoint_activations = True
+    model.train()
+    tokens = some_tokens(2, 9)
+    cache = new_cache(model, 2)
+    logits = torch.cat([model(part, cache=cache) for part in tokens.split([5, 1, 3], dim=1)], dim=1)
+    assert cache.lengths == [9, 9]
+    assert_close(logits, model(tokens))
