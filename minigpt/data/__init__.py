@@ -1,0 +1,1 @@
+"""Text to batches: corpus.py -> tokenizer.py -> shards.py -> order.py -> module.py."""

@@ -1,0 +1,257 @@
+"""Text in: which files a corpus has, and in which order.
+
+Three corpora: `stdlib` (the source of Python's own standard library, on every machine that runs this),
+`shakespeare_char` (Tiny Shakespeare, fetched once) and `text` (a file, or all files of a folder). A document is
+a file. Files come in bytewise order of their paths.
+"""
+
+import codecs
+import difflib
+import hashlib
+import os
+import platform
+import stat
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from minigpt.config.schema import DataConfig
+from minigpt.data.download import download, save_atomically
+from minigpt.faults import StorageFailure, UserFault
+
+SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+NAMES = ("stdlib", "shakespeare_char", "text")
+
+CHUNK_BYTES = 1 << 22
+
+# Modules that 3.11, 3.12 and 3.13 all have, without those that Linux distributions put into packages of their own
+# (idlelib, tkinter, turtle, venv, ...), and without tables that a program wrote (encodings, pydoc_data, token, ...).
+_STDLIB = """
+__future__ _aix_support _collections_abc _compat_pickle _compression _markupbase _osx_support _py_abc
+_pydecimal _pyio _sitebuiltins _strptime _threading_local _weakrefset abc argparse ast asyncio base64 bdb
+bisect bz2 cProfile calendar cmd code codecs codeop collections colorsys compileall concurrent configparser
+contextlib contextvars copy copyreg csv ctypes curses dataclasses datetime dbm decimal difflib dis doctest
+email enum filecmp fileinput fnmatch fractions ftplib functools genericpath getopt getpass gettext glob
+graphlib gzip hashlib heapq hmac html http imaplib importlib inspect io ipaddress json linecache locale
+logging lzma mailbox mimetypes modulefinder multiprocessing netrc ntpath nturl2path numbers opcode operator
+optparse os pathlib pdb pickle pickletools pkgutil platform plistlib poplib posixpath pprint profile pstats
+pty py_compile pyclbr pydoc queue quopri random re reprlib rlcompleter runpy sched secrets selectors shelve
+shlex shutil signal site smtplib socket socketserver sqlite3 sre_compile sre_constants sre_parse ssl stat
+statistics string struct subprocess symtable sysconfig tabnanny tarfile tempfile textwrap this threading
+timeit tokenize tomllib trace traceback tracemalloc tty types typing unittest urllib uuid warnings wave
+weakref webbrowser wsgiref xml xmlrpc zipapp zipfile zipimport zoneinfo
+""".split()  # noqa: SIM905  a list of 164 lines does not read better
+_GENERATED = {"html/entities.py", "re/_casefix.py"}
+
+
+class SourceGone(UserFault):
+    """The text is not where it should be; tokens prepared from it earlier may still be."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A file of a corpus. Its label is its path inside the corpus, with forward slashes."""
+
+    path: Path
+    label: str
+    size: int  # bytes
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents in order, and how their bytes become text."""
+
+    name: str
+    documents: tuple[Document, ...]
+    encoding: str = "utf-8"
+    errors: str = "strict"
+    raw: bool = False  # bytes are taken as they are, text or not (tokenizer=byte)
+    notes: tuple[str, ...] = ()
+
+
+def find_corpus(data: DataConfig, *, raw: bool = False, url: str = SHAKESPEARE_URL) -> Corpus:
+    """The corpus a config names; Tiny Shakespeare is fetched from `url` if it is not in data.dir yet.
+
+    Raises:
+        SourceGone: the source is missing or can't be fetched.
+        UserFault: unknown name or encoding, nothing to read, no permission, another file than Tiny Shakespeare.
+    """
+    if data.name == "stdlib":
+        return _stdlib()
+    encoding = _check_encoding(data)
+    if data.name == "shakespeare_char":
+        path = _shakespeare(data, url)
+        return Corpus(data.name, (_document(path, path.name),), raw=raw)
+    if data.name != "text":
+        raise UserFault(f"data.name={data.name!r} is not known; wanted one of {', '.join(NAMES)}")
+    if not data.source:
+        raise UserFault("data=text needs a file or folder of text: data.source=FILE_OR_DIR")
+    source, prepared = typed_path(data.source), typed_path(data.dir)
+    if source.is_dir() and source.resolve() == prepared.resolve():
+        raise UserFault(
+            f"data.source={data.source} is data.dir itself, where prepared tokens land; move the text to a folder of "
+            "its own, or name another place for the tokens: data.dir=DIR"
+        )
+    documents, notes = _files(source, leave_out=prepared)
+    return Corpus(data.name, documents, encoding, data.errors, raw=raw, notes=notes)
+
+
+def _stdlib() -> Corpus:
+    root = Path(sysconfig.get_path("stdlib"))
+    documents, missing = [], []
+    for module in _STDLIB:
+        file, package = root / f"{module}.py", root / module
+        files = [file] if file.is_file() else sorted(package.rglob("*.py"))
+        if not files:
+            missing.append(module)
+        for path in files:
+            label = path.relative_to(root).as_posix()
+            if not {"test", "tests"} & set(label.split("/")) and label not in _GENERATED and path.stat().st_size:
+                documents.append(_document(path, label))
+    if not documents:
+        raise SourceGone(
+            f"data=stdlib needs the source of Python's standard library, and {root} has none of it (Python "
+            f"{platform.python_version()}). Use a Python that has its .py files, or your own text: data=text "
+            "data.source=FILE"
+        )
+    notes = (f"{len(missing)} modules are not installed here: {', '.join(missing)}",) if missing else ()
+    return Corpus("stdlib", _in_order(documents), notes=notes)
+
+
+def _shakespeare(data: DataConfig, url: str) -> Path:
+    if data.source:
+        path = typed_path(data.source)
+        documents, _ = _files(path)
+        got = _file_sha256(path) if path.is_file() else "none: it is a folder"
+        if got != SHAKESPEARE_SHA256 or len(documents) != 1:
+            raise UserFault(
+                f"{path} is not Tiny Shakespeare: its SHA-256 is {got}, wanted {SHAKESPEARE_SHA256}. For a text of "
+                f"your own use data=text data.source={data.source}"
+            )
+        return path
+    path = typed_path(data.dir) / "tinyshakespeare.txt"
+    if path.is_file() and _file_sha256(path) == SHAKESPEARE_SHA256:
+        return path
+    try:
+        content = download(url, SHAKESPEARE_SHA256)
+    except ConnectionError as error:
+        raise SourceGone(
+            f"Tiny Shakespeare can't be fetched from {url}: {error}. If you have the file, name it: data.source=FILE; "
+            "without any download: data=stdlib"
+        ) from None
+    try:
+        save_atomically(path, content)
+    except OSError as error:
+        raise StorageFailure(
+            f"can't write {path}: {error.strerror or error}. Choose another folder: data.dir=DIR"
+        ) from None
+    return path
+
+
+def typed_path(text: str) -> Path:
+    """A path as it was typed, a leading ~ being the home folder unless something here has that name."""
+    path = Path(text)
+    return Path(os.path.expanduser(text)) if text.startswith("~") and not path.exists() else path
+
+
+def _files(source: Path, leave_out: Path | None = None) -> tuple[tuple[Document, ...], tuple[str, ...]]:
+    """The documents of a file or folder, and notes on what was left out."""
+    try:
+        mode = source.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise SourceGone(
+            f"data.source={source} does not exist (looked for {source.absolute()}){_nearest(source)}"
+        ) from None
+    except OSError as error:
+        raise UserFault(f"data.source={source} can't be read: {error.strerror or error}") from None
+    if stat.S_ISREG(mode):
+        found = [_document(source, source.name)]
+    elif stat.S_ISDIR(mode):
+        found = [_document(path, path.relative_to(source).as_posix()) for path in _walk(source, leave_out)]
+    else:
+        raise UserFault(f"data.source={source} is neither a file nor a folder; write the text to a file first")
+    documents = [document for document in found if document.size]
+    if not documents:
+        got = (
+            "is empty (0 bytes)"
+            if stat.S_ISREG(mode)
+            else (
+                f"holds {len(found)} files, all empty"
+                if found
+                else f"holds no files (looked for {source}/**, hidden ones left out)"
+            )
+        )
+        raise UserFault(f"data.source={source} {got}; wanted text")
+    empty = len(found) - len(documents)
+    return _in_order(documents), (f"{empty} empty files left out",) if empty else ()
+
+
+def _walk(folder: Path, leave_out: Path | None) -> Iterator[Path]:
+    def refuse(error: OSError) -> None:
+        raise UserFault(
+            f"{error.filename} can't be read: {error.strerror}. Give yourself permission or leave it out of the folder"
+        )
+
+    skipped = leave_out.resolve() if leave_out else None
+    for parent, folders, files in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".") and Path(parent, name).resolve() != skipped]
+        for name in files:
+            path = Path(parent, name)
+            if not name.startswith(".") and path.is_file():
+                yield path
+
+
+def _in_order(documents: Iterable[Document]) -> tuple[Document, ...]:
+    return tuple(sorted(documents, key=lambda document: os.fsencode(document.label)))
+
+
+def _document(path: Path, label: str) -> Document:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise UserFault(f"{path} can't be read: {error.strerror or error}") from None
+    return Document(path, label, status.st_size, status.st_mtime_ns)
+
+
+def _nearest(source: Path) -> str:
+    try:
+        near = difflib.get_close_matches(source.name, os.listdir(source.parent), n=1)
+    except OSError:
+        return ""
+    return f". Did you mean {source.parent / near[0]}?" if near else ""
+
+
+def _check_encoding(data: DataConfig) -> str:
+    """The codec's own name."""
+    try:
+        codec = codecs.lookup(data.encoding)
+        "".encode(data.encoding)  # codecs that are not text (hex, zip, rot13) refuse this
+    except (LookupError, ValueError):
+        raise UserFault(
+            f"data.encoding={data.encoding!r} is no text encoding that Python knows; try utf-8, latin-1, cp1252 or "
+            "utf-16"
+        ) from None
+    if data.errors not in ("strict", "replace"):
+        raise UserFault(f"data.errors={data.errors!r} is not known; wanted strict or replace")
+    return codec.name
+
+
+def chunks(path: Path) -> Iterator[bytes]:
+    try:
+        with open(path, "rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                yield chunk
+    except FileNotFoundError:
+        raise SourceGone(f"{path} is gone") from None
+    except OSError as error:
+        raise UserFault(f"{path} can't be read: {error.strerror or error}") from None
+
+
+def _file_sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    for chunk in chunks(path):
+        digest.update(chunk)
+    return digest.hexdigest()

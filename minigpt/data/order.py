@@ -1,0 +1,122 @@
+"""Which windows make batch t: a pure function of (seed, t), so there is no position to save or restore.
+
+An epoch is a grid: W windows of block_size tokens side by side (each also reads one token more, the
+last target), the whole grid shifted by an offset that is drawn per epoch. W is the same for every
+offset, so sample number i of the run is window i % W of epoch i // W, and batch t holds the samples
+t * sequences ... (t + 1) * sequences - 1, across epoch ends. Which place of the grid a window number
+stands for is decided by a cipher on 0 ... W - 1: a shuffle that needs no table, so that a batch costs
+the same time and memory at step 0 and at step 10**9, in a corpus of any size.
+
+All arithmetic is uint64 that wraps around, so the order is the same on every platform.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minigpt.faults import UserFault
+
+_ROUNDS = 6
+_OFFSET, _CIPHER = 1, 2  # what a draw is for
+_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: splitmix64's step
+_WORD = 2**64 - 1
+
+
+def check_length(split: str, n_tokens: int, block_size: int) -> None:
+    """Refuse a split that doesn't hold a single window.
+
+    Raises:
+        UserFault: n_tokens < block_size + 1.
+    """
+    if n_tokens < block_size + 1:
+        remedy = f"Use model.block_size <= {n_tokens - 1} or more text." if n_tokens > 1 else "Use more text."
+        raise UserFault(
+            f"{split} split has {n_tokens:,} tokens; model.block_size={block_size} needs at least "
+            f"{block_size + 1:,}. {remedy}"
+        )
+
+
+def epoch_windows(n_tokens: int, block_size: int) -> int:
+    """W, the number of windows per epoch: as many as fit at every offset, at least 1."""
+    return max(1, n_tokens // block_size - 1)
+
+
+def window_starts(step: int, *, seed: int, n_tokens: int, block_size: int, sequences: int) -> NDArray[np.int64]:
+    """Where the windows of batch `step` begin: (sequences,) positions of their first tokens.
+
+    Args:
+        step: number of the batch, from 0.
+        seed: any whole number.
+        n_tokens: length of the split.
+        block_size: tokens per window; start + block_size + 1 <= n_tokens holds for every start.
+        sequences: windows per batch, over all devices and micro-batches.
+
+    Raises:
+        UserFault: the split is shorter than one window.
+    """
+    check_length("train", n_tokens, block_size)
+    W = epoch_windows(n_tokens, block_size)
+    samples = np.uint64(step * sequences) + np.arange(sequences, dtype=np.uint64)
+    epochs, places = np.divmod(samples, np.uint64(W))
+    offset_range = min(block_size, n_tokens - W * block_size)
+    offsets = _draw(seed, epochs, _OFFSET) % np.uint64(offset_range)
+    windows = _permute(places, W, _draw(seed, epochs, _CIPHER))
+    return (offsets + windows * np.uint64(block_size)).astype(np.int64)
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A fixed random-looking bijection of 64-bit words. Source: splitmix64 (Steele, Lea, Flood 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _draw(seed: int, epochs: NDArray[np.uint64], purpose: int) -> NDArray[np.uint64]:
+    """One random word per epoch and purpose."""
+    start = np.array([(seed * 4 + purpose) * _GOLDEN & _WORD], dtype=np.uint64)
+    return _mix(_mix(start) + epochs * np.uint64(_GOLDEN))
+
+
+def _permute(places: NDArray[np.uint64], W: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A permutation of 0 ... W - 1 per key, one place at a time.
+
+    A Feistel network on pairs (left, right) with a * b >= W, then cycle walking: a result outside
+    the domain is enciphered again, which is rare since a * b - W < a ~ sqrt(W).
+    Source: Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains".
+    """
+    a = math.isqrt(W - 1) + 1
+    b = -(-W // a)
+    out = _encipher(places, a, b, keys)
+    outside = np.flatnonzero(out >= W)
+    while outside.size:
+        out[outside] = _encipher(out[outside], a, b, keys[outside])
+        outside = outside[out[outside] >= W]
+    return out
+
+
+def _encipher(places: NDArray[np.uint64], a: int, b: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    sizes = np.uint64(a), np.uint64(b)
+    right, left = np.divmod(places, sizes[0])  # left < a, right < b
+    for number in range(_ROUNDS):
+        key = keys + np.uint64((number + 1) * _GOLDEN & _WORD)
+        if number % 2 == 0:
+            left = (left + _mix(key ^ right) % sizes[0]) % sizes[0]
+        else:
+            right = (right + _mix(key ^ left) % sizes[1]) % sizes[1]
+    return right * sizes[0] + left
+
+
+def batch_of_step(step: int, passed_over: Sequence[Sequence[int]]) -> int:
+    """Which batch a step trains on: the step-th of those not passed over.
+
+    Args:
+        step: optimizer steps done before.
+        passed_over: (first, last) batch numbers of each window, both included.
+    """
+    batch = step
+    for first, last in sorted(passed_over, key=tuple):
+        if batch >= first:
+            batch += last - first + 1
+    return batch

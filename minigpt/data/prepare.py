@@ -1,0 +1,239 @@
+"""Find prepared tokens, or make them: corpus -> tokenizer -> shards, kept under data.dir.
+
+What is kept: `DIR/<corpus>-<tokenizer>-<hash>/` with tokenizer.json, the shards of train and val, their sidecars,
+and prepared.json, written last: without it the folder is unfinished work that the next run does again, to the
+same bytes. The hash covers the keys (corpus, path, encoding, split, tokenizer) and the text's SHA-256, so a source
+that changed gets a folder of its own. A source is known again by names, sizes and times of its files; only if
+those differ is it read.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import platform
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minigpt.config.schema import DataConfig, TokenizerConfig
+from minigpt.data.corpus import Corpus, SourceGone, find_corpus, typed_path
+from minigpt.data.make import FORMAT, Say, Source, make, progress_lines, save_json, signature, size_text
+from minigpt.data.reading import survey
+from minigpt.data.shards import DamagedShards, TokenSplit, fingerprint
+from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
+from minigpt.faults import StorageFailure, UserFault
+from minigpt.redact import redact
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Tokens ready for training."""
+
+    folder: Path
+    tokenizer: Tokenizer
+    train: TokenSplit
+    val: TokenSplit
+    fingerprint: str  # SHA-256 (hex) of the tokenizer and of all tokens
+    summary: dict[str, Any]  # what was read and made, as JSON
+
+
+def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, say: Say = print) -> Prepared:
+    """Find the tokens that these keys stand for, or make them.
+
+    Safe to run in several processes at once: one makes, the others wait and find. Killed at any point and run
+    again it gives the same bytes.
+
+    Args:
+        data: the corpus and data.dir.
+        tokenizer: name and vocabulary size.
+        say: takes lines for the user.
+
+    Raises:
+        UserFault: the text or the keys are at fault; nothing is left that could be mistaken for prepared tokens.
+        DamagedShards: they were prepared, but a file was changed or lost since.
+        StorageFailure: data.dir can't be written.
+    """
+    keys = _keys(data, tokenizer)
+    root = typed_path(data.dir)
+    known = _known(root, keys)
+    if known and data.name == "shakespeare_char" and not data.source:  # its one content is known by its checksum
+        return _open(known[0], say)
+    try:
+        corpus = find_corpus(data, raw=tokenizer.name == "byte")
+    except SourceGone as fault:
+        if not known:
+            raise
+        say(f"data: {fault}. Using the tokens prepared from it earlier")
+        return _open(known[0], say)
+    listing = signature(corpus)
+    for folder in known:
+        if _read_json(folder / "prepared.json").get("signature") == listing:
+            return _open(folder, say)
+    # A missing gpt2 file is a fault to name before gigabytes are read.
+    ready = build_tokenizer(tokenizer.name) if tokenizer.name in ("byte", "gpt2") else None
+    total = sum(document.size for document in corpus.documents)
+    say(f"data: reading {len(corpus.documents):,} files, {size_text(total)}")
+    found = survey(corpus, alphabet=tokenizer.name == "char", progress=progress_lines("reading", total, say))
+    folder = root / _folder_name(keys, found.sha256)
+    if known and folder not in known:
+        say(f"data: the source changed since {known[0]} was prepared; preparing it anew")
+    _find_or_make(folder, keys, Source(corpus, found, listing, ready), config=tokenizer, say=say)
+    return _open(folder, say)
+
+
+def require_vocabulary(data: DataConfig, tokenizer: TokenizerConfig) -> None:
+    """Name a missing GPT-2 vocabulary at once, before anything slow (torch, gigabytes of text) is loaded.
+
+    Raises:
+        UserFault: it is needed, and neither cached nor reachable.
+    """
+    if tokenizer.name == "gpt2" and not _known(Path(os.path.expanduser(data.dir)), _keys(data, tokenizer)):
+        build_tokenizer("gpt2")
+
+
+def mend(data: DataConfig, tokenizer: TokenizerConfig, *, say: Say = print) -> Prepared:
+    """`prepare`, but damaged tokens are made again.
+
+    Raises:
+        UserFault, StorageFailure: as `prepare`.
+    """
+    try:
+        return prepare(data, tokenizer, say=say)
+    except DamagedShards as fault:
+        say(f"data: {fault}")
+    for folder in _known(typed_path(data.dir), _keys(data, tokenizer)):
+        try:
+            _open(folder)
+        except DamagedShards:
+            (folder / "prepared.json").unlink()
+    return prepare(data, tokenizer, say=say)
+
+
+def describe(prepared: Prepared) -> list[str]:
+    """The summary as lines for the terminal."""
+    summary = prepared.summary
+    python = f", Python {summary['python']}" if summary.get("python") else ""
+    train, val = summary["train"], summary["val"]
+    return [
+        f"corpus     {summary['corpus']}{python}: {summary['documents']:,} documents, {summary['bytes']:,} bytes, "
+        f"{summary['characters']:,} characters",
+        f"SHA-256    {summary['sha256']}",
+        f"tokenizer  {summary['tokenizer']}, {summary['vocab_size']:,} tokens, SHA-256 {prepared.tokenizer.hash[:12]}",
+        f"train      {train['tokens']:,} tokens of {train['bytes']:,} bytes "
+        f"({train['bytes'] / train['tokens']:.2f} bytes per token)",
+        f"validation {val['tokens']:,} tokens of {val['bytes']:,} bytes: {summary['split']}",
+        *(f"note       {note}" for note in summary["notes"]),
+        f"kept in    {prepared.folder}",
+    ]
+
+
+def _keys(data: DataConfig, tokenizer: TokenizerConfig) -> dict[str, Any]:
+    """What decides the tokens besides the text itself."""
+    if not 0 < data.val_fraction < 1:
+        raise UserFault(f"data.val_fraction={data.val_fraction} must lie between 0 and 1, both excluded; try 0.1")
+    text = data.name == "text"
+    return {
+        "version": 1,
+        "corpus": data.name,
+        "source": redact(os.path.abspath(os.path.expanduser(data.source))) if text and data.source else None,
+        "python": platform.python_version() if data.name == "stdlib" else None,
+        "encoding": data.encoding if text else "utf-8",
+        "errors": data.errors if text else "strict",
+        "val_fraction": data.val_fraction,
+        "tokenizer": tokenizer.name,
+        "vocab_size": tokenizer.vocab_size if tokenizer.name == "bpe" else None,
+    }
+
+
+def _known(root: Path, keys: dict[str, Any]) -> list[Path]:
+    """Folders prepared with these keys, the newest first."""
+    found = [path for path in root.glob("*/prepared.json") if _read_json(path).get("keys") == keys]
+    return [path.parent for path in sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    whole = isinstance(content, dict) and content.get("format") == FORMAT and _is_summary(content.get("summary"))
+    return content if whole else {}
+
+
+def _is_summary(summary: Any) -> bool:
+    """Whether `describe` can show it."""
+    if not isinstance(summary, dict) or not isinstance(summary.get("notes"), list):
+        return False
+    splits = [summary.get("train"), summary.get("val")]
+    counts = [summary.get(key) for key in ("documents", "bytes", "characters", "vocab_size")]
+    counts += [split.get(key) if isinstance(split, dict) else None for split in splits for key in ("tokens", "bytes")]
+    words = [summary.get(key) for key in ("corpus", "sha256", "tokenizer", "split")]
+    return all(type(count) is int and count > 0 for count in counts) and all(isinstance(word, str) for word in words)
+
+
+def _open(folder: Path, say: Say = lambda line: None) -> Prepared:
+    content = _read_json(folder / "prepared.json")
+    try:
+        tokenizer = load_tokenizer(folder / "tokenizer.json")
+    except UserFault as fault:
+        raise DamagedShards(str(fault)) from None
+    train = TokenSplit(folder, "train", tokenizer=tokenizer)
+    val = TokenSplit(folder, "val", tokenizer=tokenizer)
+    whole = fingerprint([train.fingerprint, val.fingerprint])
+    if content.get("fingerprint") != whole:
+        raise DamagedShards(f"{folder / 'prepared.json'} belongs to other tokens than those beside it")
+    say(f"data: {folder}: {len(train):,} tokens to train on, {len(val):,} to validate on")
+    return Prepared(folder, tokenizer, train, val, whole, content["summary"])
+
+
+def _folder_name(keys: dict[str, Any], sha256: str) -> str:
+    corpus = keys["corpus"]
+    if keys["source"]:
+        corpus = "text-" + re.sub(r"[^A-Za-z0-9._-]+", "_", Path(keys["source"]).name)[:40]
+    size = keys["vocab_size"] or ""
+    return f"{corpus}-{keys['tokenizer']}{size}-{fingerprint([json.dumps(keys, sort_keys=True), sha256])[:10]}"
+
+
+def _find_or_make(folder: Path, keys: dict[str, Any], source: Source, *, config: TokenizerConfig, say: Say) -> None:
+    """See that `folder` holds the tokens of a source that has been read."""
+    content = _read_json(folder / "prepared.json")
+    if content:  # touched or copied, but the same text
+        with contextlib.suppress(OSError):  # a folder for reading only: the source is read again next time, no more
+            save_json(folder / "prepared.json", content | {"signature": source.signature})
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _lock(folder, say):
+            if not _read_json(folder / "prepared.json"):
+                make(folder, keys, source, config=config, say=say)
+    except OSError as error:
+        raise _storage_failure(error, folder, source.corpus) from error
+
+
+@contextlib.contextmanager
+def _lock(folder: Path, say: Say) -> Iterator[None]:
+    """Let one process at a time work in `folder`; the system frees the lock of one that dies."""
+    with open(folder / ".lock", "wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"data: another process is preparing {folder}; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a file system without locks: both write the same bytes under names of their own, then rename
+        yield
+
+
+def _storage_failure(error: OSError, folder: Path, corpus: Corpus) -> StorageFailure:
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        needed = 2 * sum(document.size for document in corpus.documents)
+        with contextlib.suppress(OSError):
+            reason += f" ({shutil.disk_usage(folder).free / 1e6:,.0f} MB free; up to {needed / 1e6:,.0f} MB are needed)"
+    where = error.filename or folder
+    return StorageFailure(f"{where} can't be written: {reason}. Mend that, or choose another folder: data.dir=DIR")

@@ -1,0 +1,434 @@
+"""Prepare: found again by the same keys, the same bytes every time, whole or not there, whatever happens."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minigpt.config.schema import DataConfig, TokenizerConfig
+from minigpt.data import download, make
+from minigpt.data import prepare as module
+from minigpt.data.corpus import SHAKESPEARE_SHA256, SourceGone
+from minigpt.data.prepare import Prepared, describe, mend, prepare
+from minigpt.data.shards import DamagedShards, write_split
+from minigpt.data.tokenizer import END_OF_TEXT
+from minigpt.faults import StorageFailure, UserFault
+
+POEM = "".join(f"Line {n}: the naïve fox can't jump, and won't.\r\n" for n in range(120)).encode()
+
+
+@pytest.fixture(autouse=True)
+def no_sync(monkeypatch):
+    """These folders needn't survive a power cut, and a disk takes its time."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    path = tmp_path / "poem.txt"
+    path.write_bytes(POEM)
+    return path
+
+
+def keys(source: Path, **more) -> DataConfig:
+    return DataConfig(name="text", source=str(source), dir=str(source.parent / "data"), **more)
+
+
+def run(data: DataConfig, name="char", **more) -> tuple[Prepared, str]:
+    """Prepare, and what it said."""
+    said: list[str] = []
+    return prepare(data, TokenizerConfig(name, **more), say=said.append), "\n".join(said)
+
+
+def text_of(split, tokenizer) -> bytes:
+    return tokenizer.decode_bytes(split.tokens(0, len(split)))
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+@pytest.mark.parametrize(("name", "vocab_size"), [("byte", 0), ("char", 0), ("bpe", 300)])
+def test_the_tokens_are_the_text_split_where_it_is_said(source, name, vocab_size):
+    prepared, _ = run(keys(source, val_fraction=0.25), name, vocab_size=vocab_size)
+    text = POEM.decode()
+    border = len(text[: int(len(text) * 0.75)].encode())
+    assert text_of(prepared.train, prepared.tokenizer) == POEM[:border]
+    assert text_of(prepared.val, prepared.tokenizer) == POEM[border:]
+    assert (prepared.train.bytes, prepared.val.bytes) == (border, len(POEM) - border)
+
+
+def test_documents_are_separated_by_end_of_text(tmp_path):
+    for name, text in (("b", "second"), ("a", "first, it is long"), ("c", "third")):
+        (tmp_path / name).write_text(text)
+    data = DataConfig(name="text", source=str(tmp_path), dir=str(tmp_path / "out"), val_fraction=0.25)
+    prepared, _ = run(data, "byte")
+    stream = "".join(END_OF_TEXT if token == 256 else chr(token) for token in prepared.train.tokens(0, 99))
+    assert stream == f"first, it is long{END_OF_TEXT}seco"  # int(28 * 0.75) characters
+    assert text_of(prepared.val, prepared.tokenizer) == b"ndthird"
+    assert prepared.val.tokens(0, 99).tolist().index(256) == 2
+    with_char, _ = run(data, "char")
+    assert text_of(with_char.train, with_char.tokenizer) == b"first, it is longseco"
+
+
+def test_the_same_keys_find_it_again_without_reading(source, monkeypatch):
+    first, said = run(keys(source))
+    assert "reading 1 files" in said
+    monkeypatch.setattr(module, "survey", lambda *_, **__: pytest.fail("read again"))
+    second, said = run(keys(source))
+    assert second.folder == first.folder
+    assert second.fingerprint == first.fingerprint
+    assert second.summary == first.summary
+    assert said.count("\n") == 0
+
+
+def test_other_keys_have_other_folders(source):
+    folders = {
+        run(keys(source, **data), name, **more)[0].folder
+        for data, name, more in (
+            ({}, "char", {}),
+            ({}, "byte", {}),
+            ({}, "bpe", {"vocab_size": 270}),
+            ({}, "bpe", {"vocab_size": 280}),
+            ({"val_fraction": 0.2}, "char", {}),
+            ({"encoding": "cp437"}, "char", {}),
+            ({"errors": "replace"}, "char", {}),
+        )
+    }
+    assert len(folders) == 7
+
+
+def test_vocab_size_matters_to_bpe_only(source):
+    assert run(keys(source), "char", vocab_size=5)[0].folder == run(keys(source), "char", vocab_size=6)[0].folder
+
+
+def test_a_touched_source_is_the_same_and_a_changed_one_is_not(source):
+    first, _ = run(keys(source))
+    os.utime(source, ns=(1, 1))
+    touched, said = run(keys(source))
+    assert touched.folder == first.folder
+    assert "reading" in said
+    assert "reading" not in run(keys(source))[1]
+    source.write_bytes(POEM + b"One more.\n")
+    changed, said = run(keys(source))
+    assert "changed since" in said
+    assert changed.folder != first.folder
+    assert changed.fingerprint != first.fingerprint
+    source.write_bytes(POEM)
+    assert run(keys(source))[0].fingerprint == first.fingerprint
+
+
+def test_tokens_outlive_their_source(source):
+    first, _ = run(keys(source))
+    source.unlink()
+    again, said = run(keys(source))
+    assert again.fingerprint == first.fingerprint
+    assert "does not exist" in said
+    assert "prepared from it earlier" in said
+    with pytest.raises(SourceGone, match="does not exist"):
+        run(keys(source), "byte")
+
+
+def test_two_folders_with_one_data_dir_hold_the_same_bytes(source, tmp_path):
+    first, _ = run(keys(source), "bpe", vocab_size=290)
+    data = keys(source)
+    data.dir = str(tmp_path / "elsewhere")
+    second, _ = run(data, "bpe", vocab_size=290)
+    assert tree(first.folder) == tree(second.folder)
+    assert first.folder.name == second.folder.name
+
+
+def test_the_summary_tells_what_was_read(source):
+    source.write_bytes(b"\xef\xbb\xbf" + POEM + b"\0\0")
+    prepared, _ = run(keys(source), "bpe", vocab_size=60_000)
+    lines = "\n".join(describe(prepared))
+    assert f"{len(POEM) + 5:,} bytes, {len(POEM.decode()) + 3:,} characters" in lines
+    for note in (
+        "120 lines end in CR LF",
+        "1 documents begin with a byte-order mark",
+        "2 NUL bytes",
+        "BPE tokens, fewer",
+    ):
+        assert f"note       {note}" in lines or note in lines
+    assert prepared.summary["sha256"] in lines
+    assert str(prepared.folder) in lines
+    assert prepared.summary["bytes_per_token"] > 2
+
+
+def test_stdlib_shows_pythons_version(tmp_path, monkeypatch):
+    monkeypatch.setattr("minigpt.data.corpus._STDLIB", ["json", "email", "http", "logging", "xml", "wave"])
+    prepared, _ = run(DataConfig(dir=str(tmp_path)), "byte")
+    assert f"Python {sys.version.split()[0]}" in describe(prepared)[0]
+    assert prepared.summary["documents"] > 30
+    assert np.count_nonzero(prepared.train.tokens(0, len(prepared.train)) == 256) > 20
+
+
+def test_bpe_learns_from_the_training_text_only_and_not_from_all_of_a_long_one(source, monkeypatch):
+    source.write_bytes(b"train words only " * 90 + b"zqzqzq " * 100)
+    prepared, _ = run(keys(source, val_fraction=0.4), "bpe", vocab_size=400)
+    learned = [prepared.tokenizer.token_bytes(token) for token in range(256, prepared.tokenizer.vocab_size)]
+    assert b" words" in learned
+    assert not any(b"zq" in token for token in learned)
+    monkeypatch.setattr(make, "LEARN_BYTES", 12)
+    data = keys(source, val_fraction=0.4)
+    data.dir += "2"
+    assert run(data, "bpe", vocab_size=400)[0].tokenizer.vocab_size < 275
+
+
+def test_a_long_text_is_reported_on(source, monkeypatch):
+    monkeypatch.setattr(make, "PROGRESS_SECONDS", 0.0)
+    _, said = run(keys(source))
+    assert "data: encoding with tokenizer=char: 0 of 0 MB, " in said
+    assert "MB/s" in said
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
+def test_a_fraction_outside_0_to_1_is_refused(source, fraction):
+    with pytest.raises(UserFault, match="must lie between 0 and 1"):
+        run(keys(source, val_fraction=fraction))
+
+
+def test_a_fault_of_the_text_leaves_nothing(source):
+    source.write_bytes(b"caf\xe9")
+    with pytest.raises(UserFault, match="byte 0xE9 at offset 3"):
+        run(keys(source))
+    assert not Path(keys(source).dir).exists()
+
+
+def test_shakespeare_is_found_without_file_and_network(tmp_path, monkeypatch):
+    data = DataConfig(name="shakespeare_char", source=str(tmp_path / "copy.txt"), dir=str(tmp_path / "data"))
+    Path(data.source).write_bytes(POEM)
+    monkeypatch.setattr("minigpt.data.corpus._file_sha256", lambda path: SHAKESPEARE_SHA256)
+    first, _ = run(data)
+    data.source = None
+    monkeypatch.setattr("minigpt.data.corpus.download", lambda *_: pytest.fail("went to the network"))
+    assert run(data)[0].folder == first.folder
+
+
+def test_a_source_that_changes_while_it_is_read_is_refused(source, monkeypatch):
+    def grow(*arguments, **more):
+        with open(source, "ab") as file:
+            file.write(b"more")
+        return write_split(*arguments, **more)
+
+    monkeypatch.setattr(make, "write_split", grow)
+    with pytest.raises(UserFault, match="changed while it was read"):
+        run(keys(source))
+    monkeypatch.undo()
+    assert text_of(run(keys(source))[0].val, run(keys(source))[0].tokenizer).endswith(b"more")
+
+
+@pytest.mark.parametrize("name", ["train-000.bin", "val.json", "tokenizer.json"])
+def test_damage_is_refused_by_training_and_mended_by_preparing(source, name):
+    first, _ = run(keys(source))
+    before = tree(first.folder)
+    (first.folder / name).write_bytes(b"")
+    with pytest.raises(DamagedShards, match=r"prepare_data\.py"):
+        run(keys(source))
+    said: list[str] = []
+    mended = mend(keys(source), TokenizerConfig("char"), say=said.append)
+    assert tree(mended.folder) == before
+    assert mended.folder == first.folder
+    assert name in said[0]
+    assert run(keys(source))[0].fingerprint == first.fingerprint
+
+
+def test_a_missing_gpt2_file_is_named_before_the_text_is_read(source, monkeypatch, tmp_path):
+    def unreachable(url, sha256):
+        raise ConnectionError("no answer within 2 s")
+
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("minigpt.data.ranks.download", unreachable)
+    monkeypatch.setattr(module, "survey", lambda *_, **__: pytest.fail("read"))
+    with pytest.raises(UserFault, match=r"tokenizer=gpt2 needs .*tokenizer=bpe"):
+        run(keys(source), "gpt2")
+
+
+def test_a_missing_gpt2_file_is_named_before_torch_is_loaded(source, monkeypatch, tmp_path):
+    def unreachable(url, sha256):
+        raise ConnectionError("no answer within 2 s")
+
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("minigpt.data.ranks.download", unreachable)
+    with pytest.raises(UserFault, match=r"tokenizer=gpt2 needs .*tokenizer=bpe"):
+        module.require_vocabulary(keys(source), TokenizerConfig(name="gpt2"))
+    module.require_vocabulary(keys(source), TokenizerConfig(name="bpe"))
+    child = "import sys, minigpt.data.prepare; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", child]).returncode == 0
+
+
+def test_sidecars_of_other_tokens_are_noticed(source):
+    first, _ = run(keys(source))
+    path = first.folder / "prepared.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"fingerprint": "0"}))
+    with pytest.raises(DamagedShards, match="belongs to other tokens"):
+        run(keys(source))
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"format": "minigpt-prepared"}'])
+def test_a_broken_prepared_json_is_unfinished_work(source, content):
+    first, _ = run(keys(source))
+    before = tree(first.folder)
+    (first.folder / "prepared.json").write_bytes(content)
+    assert tree(run(keys(source))[0].folder) == before
+
+
+def failure_of(data: DataConfig) -> str | None:
+    try:
+        run(data)
+    except StorageFailure as failure:
+        return str(failure)
+    return None
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace", "open"])
+def test_a_disk_that_fails_at_any_point_is_named_and_leaves_no_half_work(source, monkeypatch, call):
+    """Fail the n-th call, for every n until none fails: nothing may count as prepared, and the next run is whole."""
+    good = keys(source)
+    good.dir += "-good"
+    wanted = tree(run(good)[0].folder)
+    real = getattr(os, call)
+    for n in range(100):
+        data = keys(source)
+        data.dir += f"-{n}"
+        calls = 0
+
+        def fail(*arguments, n=n, **more):
+            nonlocal calls
+            calls += 1
+            if calls == n + 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(*arguments, **more)
+
+        monkeypatch.setattr(os, call, fail)
+        failure = failure_of(data)
+        monkeypatch.setattr(os, call, real)
+        if failure:
+            assert "No space left on device" in failure
+            assert "MB are needed" in failure
+            assert "data.dir=DIR" in failure
+            assert not list(Path(data.dir).rglob("*.tmp"))
+        assert tree(run(data)[0].folder) == wanted
+        if not failure:
+            break
+    assert n > 3
+
+
+def test_a_data_dir_that_cannot_be_made_is_named(source):
+    data = keys(source)
+    data.dir = str(source)  # a file
+    with pytest.raises(StorageFailure, match=r"data.dir=DIR"):
+        run(data)
+
+
+def test_a_data_dir_for_reading_only_is_enough_to_find(source, monkeypatch):
+    first, _ = run(keys(source))
+    os.utime(source, ns=(1, 1))
+
+    def refuse(path, content):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(make, "save_atomically", refuse)
+    assert run(keys(source))[0].fingerprint == first.fingerprint
+
+
+PROGRAM = """
+import os, signal, sys
+from minigpt.config.schema import DataConfig, TokenizerConfig
+from minigpt.data.prepare import prepare
+
+source, root = sys.argv[1:]
+os.fsync = lambda descriptor: None  # these folders needn't survive a power cut, and the disk is slow
+
+def child(folder, *, dies_at=None):
+    pid = os.fork()
+    if pid:
+        return pid
+    if dies_at is not None:
+        calls, real = [], os.replace
+        def replace(*arguments):
+            calls.append(arguments)
+            if len(calls) > dies_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            real(*arguments)
+        os.replace = replace
+    data = DataConfig(name="text", source=source, dir=f"{root}/{folder}")
+    prepare(data, TokenizerConfig("char"), say=lambda line: None)
+    os._exit(0)
+
+killed = 0
+for n in range(20):
+    pid = child(f"killed-{n}", dies_at=n)
+    if os.waitpid(pid, 0)[1] == 0:
+        break
+    killed += 1
+    for again in [child(f"killed-{n}")]:
+        assert os.waitpid(again, 0)[1] == 0
+pids = [child("together") for _ in range(5)]
+assert all(os.waitpid(pid, 0)[1] == 0 for pid in pids)
+print(killed)
+"""
+
+
+def test_killed_at_any_point_or_run_five_at_once_it_makes_the_same_bytes(source, tmp_path):
+    wanted = tree(run(keys(source))[0].folder)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(source), str(tmp_path / "runs")], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) == 6  # two shards, two sidecars, tokenizer.json, prepared.json
+    folders = [path.parent for path in (tmp_path / "runs").rglob("prepared.json")]
+    assert len(folders) == 6 + 1 + 1
+    for folder in folders:
+        assert tree(folder) == wanted
+
+
+def test_left_over_files_of_a_killed_run_are_swept(source):
+    first, _ = run(keys(source))
+    (first.folder / "prepared.json").unlink()
+    (first.folder / "train-000.bin.4711.tmp").write_bytes(b"half")
+    run(keys(source))
+    assert not list(first.folder.glob("*.tmp"))
+
+
+def test_the_helpers_of_download_are_the_ones_that_write(source, monkeypatch):
+    """Every JSON goes through the atomic writer."""
+    written = []
+    real = download.save_atomically
+
+    def note(path, content):
+        written.append(path.name)
+        real(path, content)
+
+    monkeypatch.setattr(make, "save_atomically", note)
+    monkeypatch.setattr("minigpt.data.shards.save_atomically", note)
+    run(keys(source))
+    assert written == ["train.json", "val.json", "tokenizer.json", "prepared.json"]
+
+
+def test_a_tilde_in_data_dir_is_the_home_folder(source, monkeypatch):
+    monkeypatch.setenv("HOME", str(source.parent / "home"))
+    monkeypatch.chdir(source.parent)
+    data = keys(source)
+    data.dir = "~/tokens"
+    assert run(data)[0].folder.parent == source.parent / "home" / "tokens"
+    assert not Path("~").exists()
+    assert "reading" not in run(data)[1]
+
+
+@pytest.mark.parametrize("summary", [None, {}, {"notes": []}, {"notes": [], "train": 5}, {"corpus": "x"}])
+def test_a_summary_that_can_not_be_shown_is_unfinished_work(source, summary):
+    first, _ = run(keys(source))
+    path = first.folder / "prepared.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"summary": summary}))
+    again, said = run(keys(source))
+    assert "reading" in said
+    assert describe(again) == describe(first)
