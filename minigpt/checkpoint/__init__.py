@@ -1,0 +1,1 @@
+"""Checkpoints that survive: durable directories without pickle, verified before they are trusted."""

@@ -1,0 +1,257 @@
+"""Read a checkpoint for use: the model and its tokenizer, from the folder alone, without running anything in it.
+
+A checkpoint may be a stranger's. Every byte that is used was compared with the manifest, only plain files of the
+folder are opened, and no size that a file claims is believed before the bytes for it are there.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minigpt.checkpoint.pack import (
+    CONFIG,
+    MODEL,
+    STATE,
+    TOKENIZER,
+    first_non_finite,
+    looks_like,
+    unpack_tensors,
+)
+from minigpt.checkpoint.store import (
+    DamagedCheckpoint,
+    best_checkpoint,
+    list_checkpoints,
+    open_regular,
+    read_manifest,
+    verify,
+)
+from minigpt.config.check import find_faults
+from minigpt.config.convert import flatten, read, settings, shown
+from minigpt.config.schema import ModelConfig, TrainConfig
+from minigpt.data.tokenizer import Tokenizer, load_tokenizer
+from minigpt.faults import NoUsableCheckpoint, UserFault
+from minigpt.model.gpt import GPT
+
+MOST_BYTES = {CONFIG: 1 << 16, STATE: 1 << 20, TOKENIZER: 1 << 24}  # many times what ours need
+
+
+@dataclass
+class LoadedCheckpoint:
+    """What a checkpoint folder holds."""
+
+    model: GPT  # in eval mode, on the CPU, fp32
+    tokenizer: Tokenizer
+    config: TrainConfig
+    state: dict[str, Any]  # state.json
+    path: Path
+
+
+def find_checkpoint(path: str | Path, which: str = "best") -> Path:
+    """The checkpoint folder meant by a run directory or a checkpoint directory. Nothing is changed there.
+
+    Args:
+        path: either.
+        which: of a run, "best" (lowest validation loss) or "latest" (the newest that is whole).
+
+    Raises:
+        UserFault: there is none at that path.
+        NoUsableCheckpoint: there are, but each is damaged.
+    """
+    path = Path(os.path.expanduser(path))
+    if path.is_file():
+        raise UserFault(
+            f"checkpoint={path} is a file, and a folder is wanted: a run directory (runs/NAME) or a checkpoint in it. "
+            "Files that torch.save made (.pt, .ckpt, .bin) hold pickles, which could run any code: they are not read"
+        )
+    if not path.is_dir():
+        raise UserFault(f"checkpoint={path}: no such folder. Give a run directory (runs/NAME) or a checkpoint in it")
+    if (path / "MANIFEST.json").is_file():
+        return path
+    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    found = best_checkpoint(folder) if which == "best" else None
+    reasons = []
+    for checkpoint in reversed(list_checkpoints(folder)) if found is None else ():
+        try:
+            verify(checkpoint)
+            return checkpoint
+        except DamagedCheckpoint as damage:
+            reasons.append(f"  {damage}")
+    if reasons:
+        raise NoUsableCheckpoint(f"no checkpoint in {folder} can be used:\n" + "\n".join(reasons))
+    if found is None:
+        raise UserFault(
+            f"checkpoint={path}: no checkpoint in it. Give a run directory (runs/NAME) that has one, "
+            "or train one: python scripts/train.py experiment=demo"
+        )
+    return found
+
+
+def load_checkpoint(path: str | Path, which: str = "best", *, kernel: str = "fused") -> LoadedCheckpoint:
+    """Load model and tokenizer.
+
+    Args:
+        path: a run directory or a checkpoint directory.
+        which: of a run, "best" or "latest".
+        kernel: how attention is computed.
+
+    Raises:
+        UserFault: nothing there, damaged, of another shape, or with non-finite weights.
+        NoUsableCheckpoint: as `find_checkpoint`.
+    """
+    folder = find_checkpoint(path, which)
+    config = read_config(folder)
+    tokenizer = read_tokenizer(folder)
+    state = read_state(folder)
+    weights = read_tensors(folder, MODEL)
+    _refuse_other_shapes(expected_shapes(config.model, tokenizer.vocab_size, len(weights)), weights, str(folder))
+    model = GPT(config.model, tokenizer.vocab_size, kernel=kernel)  # as large as the bytes just read, and no larger
+    load_weights(model, weights, str(folder))
+    return LoadedCheckpoint(model.eval(), tokenizer, config, state, folder)
+
+
+def unusable(folder: Path, reason: object) -> UserFault:
+    """The fault of a checkpoint that can't be used."""
+    return UserFault(
+        f"the checkpoint {folder} can't be used: {reason}. Use another one (of a run: which=latest, or the folder "
+        "of an earlier step)"
+    )
+
+
+def read_file(folder: Path, name: str) -> bytes:
+    """A file of a checkpoint. The bytes that are returned are those that were compared with the manifest.
+
+    Raises:
+        UserFault: it is missing, no plain file, not in the manifest, or other than the manifest says.
+    """
+    try:
+        entry = read_manifest(folder)["files"].get(name)
+        if not isinstance(entry, dict):
+            raise unusable(folder, f"its manifest has no {name}")
+        with open_regular(folder / name) as file:
+            content = file.read()
+    except (DamagedCheckpoint, OSError) as error:
+        raise unusable(folder, error) from None
+    if len(content) != entry.get("bytes") or hashlib.sha256(content).hexdigest() != entry.get("sha256"):
+        raise unusable(folder, f"{name} changed after it was written: its size or SHA-256 is not the manifest's")
+    return content
+
+
+def read_json(folder: Path, name: str) -> Any:
+    """A JSON file of a checkpoint.
+
+    Raises:
+        UserFault: as `read_file`; or it is too large, or no JSON.
+    """
+    content = read_file(folder, name)
+    if len(content) > MOST_BYTES[name]:
+        raise unusable(folder, f"{name} is {len(content):,} bytes; at most {MOST_BYTES[name]:,} make sense")
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise unusable(folder, f"{name} is no JSON ({type(error).__name__}){looks_like(content)}") from None
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """state.json of a checkpoint.
+
+    Raises:
+        UserFault: as `read_json`; or it holds no mapping.
+    """
+    state = read_json(folder, STATE)
+    if not isinstance(state, dict):
+        raise unusable(folder, f"{STATE} is no mapping")
+    return state
+
+
+def read_config(folder: Path) -> TrainConfig:
+    """The config of a checkpoint. Its values are taken as they stand: nothing in them is resolved or called.
+
+    Raises:
+        UserFault: as `read_json`; or it holds what is no setting, or a model that can't be.
+    """
+    mapping = read_json(folder, CONFIG)
+    try:
+        unknown = sorted(flatten(mapping).keys() - settings(TrainConfig).keys()) if isinstance(mapping, dict) else []
+        config, wrong = read(TrainConfig, {} if unknown else mapping)
+    except RecursionError:
+        raise unusable(folder, f"{CONFIG} is nested too deep") from None
+    if unknown:
+        raise unusable(folder, f"{CONFIG} holds {shown(unknown[0])}, which is no setting of this minigpt")
+    if wrong:
+        raise unusable(folder, f"{CONFIG}: {wrong[0].sentence}")
+    # Of a foreign config only the model counts; its paths are nothing to us.
+    for fault in find_faults(TrainConfig(model=config.model)):
+        if all(key.startswith("model.") for key in fault.keys):
+            raise unusable(folder, f"{CONFIG}: {fault.sentence}")
+    return config
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a checkpoint.
+
+    Raises:
+        UserFault: as `read_json`; or it is none of ours.
+    """
+    content = read_json(folder, TOKENIZER)
+    try:
+        return load_tokenizer(content)
+    except UserFault as fault:
+        raise unusable(folder, f"{TOKENIZER}: {fault}") from None
+
+
+def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
+    """A safetensors file of a checkpoint.
+
+    Raises:
+        UserFault: as `read_file`; or it is no safetensors file.
+    """
+    return unpack_tensors(read_file(folder, name), f"{folder / name}")
+
+
+def expected_shapes(config: ModelConfig, vocab_size: int, most_tensors: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a model's weights, at no cost in memory.
+
+    Args:
+        config: of the model.
+        vocab_size: of its tokenizer.
+        most_tensors: stop there: more layers than a file has tensors need not be listed.
+    """
+    with torch.device("meta"):
+        one = GPT(replace(config, n_layer=1), vocab_size)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, tensor in one.state_dict().items():
+        layers = range(min(config.n_layer, most_tensors + 1)) if name.startswith("blocks.0.") else range(1)
+        shapes |= {name.replace("blocks.0.", f"blocks.{layer}.", 1): tuple(tensor.shape) for layer in layers}
+    return shapes
+
+
+def load_weights(model: GPT, weights: dict[str, Tensor], origin: str) -> None:
+    """Copy weights into a model of the same shape.
+
+    Raises:
+        UserFault: names or shapes differ, or a weight is not finite.
+    """
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    _refuse_other_shapes(expected, weights, origin)
+    model.load_state_dict(weights)
+    broken = first_non_finite(model.state_dict())  # after the copy: what is finite in fp64 need not be in fp32
+    if broken is not None:
+        raise UserFault(f"the checkpoint {origin} holds non-finite weights ({broken}). Use an earlier checkpoint")
+
+
+def _refuse_other_shapes(expected: dict[str, tuple[int, ...]], weights: dict[str, Tensor], origin: str) -> None:
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    differing = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    if differing:
+        name = differing[0]
+        raise UserFault(
+            f"the weights in {origin} are not of this model's shape: {shown(name)} is {found.get(name, 'missing')} "
+            f"there, {expected.get(name, 'not part of the model')} here ({len(differing)} differ). "
+            "Use the model=, tokenizer= and model.* values that the weights were trained with"
+        )

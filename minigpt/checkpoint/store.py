@@ -1,0 +1,332 @@
+"""Durable checkpoint directories.
+
+A checkpoint is a folder `step-000001000/`. It is written beside its final place, every file is flushed to the
+disk, `MANIFEST.json` with size and SHA-256 of each file comes last, and one rename makes it real. So a folder
+without the `.tmp` mark is whole or was damaged later, and `verify` tells which. `latest` is never stored: it is
+the newest folder that verifies.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from minigpt import __version__
+from minigpt.config.convert import shown
+from minigpt.faults import NoUsableCheckpoint, StorageFailure, UserFault
+
+FORMAT = 1
+MANIFEST = "MANIFEST.json"
+MOST_MANIFEST_BYTES = 1 << 20
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+_NAME = re.compile(r"step-(\d{9,})")
+_UNFINISHED = re.compile(r"\.step-\d+\.tmp-(\d+)(-old)?")
+
+
+class DamagedCheckpoint(ValueError):
+    """A checkpoint folder whose contents are not what its manifest says."""
+
+
+def step_of(path: Path) -> int:
+    """The step a checkpoint folder's name stands for, or -1 for any other name."""
+    match = _NAME.fullmatch(path.name)
+    return int(match.group(1)) if match else -1
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """All checkpoint folders, oldest first, verified or not."""
+    if not folder.is_dir():
+        return []
+    return sorted((path for path in folder.iterdir() if step_of(path) >= 0 and path.is_dir()), key=step_of)
+
+
+def require_space(folder: Path, need: int, what: str) -> None:
+    """Refuse to begin what can't be written.
+
+    Raises:
+        StorageFailure: fewer than `need` bytes are free.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < need:
+        raise StorageFailure(
+            f"{what} needs {need / 1e6:.1f} MB in {folder}, and {free / 1e6:.1f} MB are free. Free some space, choose "
+            "another run.dir, or keep fewer checkpoints (checkpoint.keep_last, checkpoint.keep_every_steps)"
+        )
+
+
+def write_checkpoint(
+    folder: Path,
+    step: int,
+    files: Mapping[str, Sequence[bytes | memoryview]],
+    facts: Mapping[str, Any],
+    *,
+    after: Sequence[Path] = (),
+) -> Path:
+    """Write `folder/step-<step>/` durably: whole, or not at all; then read it back.
+
+    Args:
+        folder: the run's checkpoints/ folder, which must be there.
+        step: optimizer steps done.
+        files: contents by file name, in parts.
+        facts: further entries of the manifest (must not hold times or paths: equal runs give equal bytes).
+        after: files that must be on the disk before the checkpoint is.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        StorageFailure: the disk is full or not writable, or gives back other bytes than it was given. Earlier
+            checkpoints are untouched.
+    """
+    final = folder / f"step-{step:09d}"
+    temporary = folder / f".{final.name}.tmp-{os.getpid()}"
+    need = sum(memoryview(part).nbytes for parts in files.values() for part in parts) + 65536
+    try:
+        free = shutil.disk_usage(folder).free
+        if free < need:
+            raise OSError(errno.ENOSPC, f"needs {need / 1e6:.1f} MB, {free / 1e6:.1f} MB are free")
+        for path in after:
+            _flush(path)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        entries = {name: _write_flushed(temporary / name, parts) for name, parts in files.items()}
+        manifest = {"format": FORMAT, "step": step, **facts, "files": entries}
+        _write_flushed(temporary / MANIFEST, [_sealed(manifest)])
+        _flush(temporary)
+        if final.exists():  # the same step from before a return to an older checkpoint
+            _remove(final)
+        os.rename(temporary, final)
+        _flush(folder)
+        verify(final)
+    except (OSError, DamagedCheckpoint) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        reason: object = error.strerror if isinstance(error, OSError) and error.strerror else error
+        if isinstance(error, DamagedCheckpoint):
+            reason = f"what was read back is not what was written ({error}; set aside as {set_aside(final).name})"
+        raise StorageFailure(
+            f"the checkpoint of step {step} could not be written to {folder}: {reason}. Earlier checkpoints are "
+            "untouched. Free some space (or mend the folder), then run the same command again"
+        ) from error
+    return final
+
+
+def _write_flushed(path: Path, parts: Sequence[bytes | memoryview]) -> dict[str, Any]:
+    """Write a file to the disk itself and forget it in memory, so that reading it back asks the disk.
+
+    Returns:
+        Its entry in the manifest.
+    """
+    digest = hashlib.sha256()
+    with open(path, "wb") as file:
+        for part in parts:
+            file.write(part)
+            digest.update(part)
+        file.flush()
+        os.fsync(file.fileno())
+        if hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError):  # a wish, not an order
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return {"bytes": file.tell(), "sha256": digest.hexdigest()}
+
+
+def _flush(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a checkpoint's file for reading. Links lead out of the checkpoint and pipes never end: neither is opened.
+
+    Raises:
+        OSError: also for what is no plain file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link to another place", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no plain file", str(path))
+    return open(descriptor, "rb")
+
+
+def _sealed(manifest: Mapping[str, Any]) -> bytes:
+    """The manifest's bytes, with their own SHA-256 among them: a change anywhere in it shows, too."""
+    plain = {key: value for key, value in manifest.items() if key != "sha256"}
+    digest = hashlib.sha256(json.dumps(plain, indent=1, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**plain, "sha256": digest}, indent=1, sort_keys=True).encode()
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint folder, itself checked (the other files: `verify`).
+
+    Raises:
+        DamagedCheckpoint: missing, unreadable or changed.
+        UserFault: of another format version.
+    """
+    try:
+        with open_regular(path / MANIFEST) as file:
+            content = file.read(MOST_MANIFEST_BYTES)
+        manifest = json.loads(content)
+    except FileNotFoundError:
+        raise DamagedCheckpoint(f"{path}: no {MANIFEST}: not a checkpoint, or one cut short") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedCheckpoint(f"{path}: {MANIFEST} can't be read: {error}") from None
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise DamagedCheckpoint(f"{path}: {MANIFEST} is not a checkpoint's manifest")
+    if content != _sealed(manifest):
+        raise DamagedCheckpoint(f"{path / MANIFEST}: SHA-256 differs: the file changed after it was written")
+    if manifest.get("format") != FORMAT:
+        raise UserFault(
+            f"the checkpoint {path} was made by minigpt {shown(str(manifest.get('minigpt')))[1:-1]} in format "
+            f"{shown(manifest.get('format'))}; this is minigpt {__version__}, which reads format {FORMAT}. "
+            "Use the version that made it, or a newer one"
+        )
+    return manifest
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """Check every file of a checkpoint against its manifest.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        DamagedCheckpoint: naming the first file that is missing, has another size or another SHA-256.
+    """
+    manifest = read_manifest(path)
+    for name, entry in manifest["files"].items():
+        if not isinstance(entry, dict) or not _FILE.fullmatch(name):
+            raise DamagedCheckpoint(f"{path}: {MANIFEST} names {name!r}, which is no file of a checkpoint")
+        try:
+            with open_regular(path / name) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != entry.get("bytes"):
+                    raise DamagedCheckpoint(f"{path / name}: {size} bytes; the manifest says {entry.get('bytes')}")
+                if hashlib.file_digest(file, "sha256").hexdigest() != entry.get("sha256"):
+                    raise DamagedCheckpoint(f"{path / name}: SHA-256 differs: the file changed after it was written")
+        except OSError as error:
+            raise DamagedCheckpoint(f"{path / name}: {error.strerror or error}") from None
+    return manifest
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged checkpoint to `<name>.damaged` (`.damaged-2`, ...), so that it is neither used nor lost."""
+    target, count = path.with_name(path.name + ".damaged"), 1
+    while target.exists():
+        count += 1
+        target = path.with_name(f"{path.name}.damaged-{count}")
+    os.rename(path, target)
+    return target
+
+
+def latest_usable(folder: Path, *, say: Callable[[str], object] = print) -> Path | None:
+    """The newest checkpoint that verifies. Damaged ones are set aside by name and said.
+
+    Returns:
+        Its folder, or None if there are no checkpoints at all.
+
+    Raises:
+        NoUsableCheckpoint: there are checkpoints, but none verifies.
+    """
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            verify(path)
+            return path
+        except DamagedCheckpoint as damage:
+            aside = set_aside(path)
+            say(f"A checkpoint is damaged: {damage}. Set aside as {aside.name}; trying the one before it.")
+    if damaged := sorted(folder.glob("step-*.damaged*")):
+        raise NoUsableCheckpoint(
+            f"no checkpoint in {folder} can be used; training is NOT started over.\n"
+            + "\n".join(f"  {_damage(path)}" for path in reversed(damaged))
+            + "\nRestore one from a backup, or start another run with run.dir=NEW_DIR"
+        )
+    return None
+
+
+def _damage(path: Path) -> str:
+    """What is wrong with a checkpoint that was set aside."""
+    try:
+        verify(path)
+    except (DamagedCheckpoint, UserFault) as damage:
+        return str(damage)
+    return f"{path}: whole again; take the mark off its name to use it"
+
+
+def sweep_unfinished(folder: Path) -> None:
+    """Remove what killed processes left half written (never what a living process is writing)."""
+    for path in folder.glob(".step-*.tmp-*") if folder.is_dir() else ():
+        match = _UNFINISHED.fullmatch(path.name)
+        if match and not _alive(int(match.group(1))):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    if pid == os.getpid():
+        return False  # our own earlier try
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def best_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint with the lowest recorded validation loss; the newest if none was validated."""
+    best, best_loss = None, float("inf")
+    for path in list_checkpoints(folder):
+        try:
+            loss = read_manifest(path).get("val_loss")
+        except DamagedCheckpoint:
+            continue
+        if not isinstance(loss, int | float):
+            loss = None
+        if loss is None and best is None:
+            best = path
+        elif loss is not None and loss <= best_loss:
+            best, best_loss = path, loss
+        elif best_loss == float("inf"):
+            best = path
+    return best
+
+
+def prune(folder: Path, *, keep_last: int, keep_every_steps: int) -> None:
+    """Remove old checkpoints: all but the newest `keep_last`, the best, and every `keep_every_steps`-th step.
+
+    Called only after the newest one verified; what can't be removed stays (a full run beats a tidy one).
+    """
+    with contextlib.suppress(OSError):
+        best = best_checkpoint(folder)
+        for path in list_checkpoints(folder)[: -max(keep_last, 2)]:
+            if path != best and not (keep_every_steps and step_of(path) % keep_every_steps == 0):
+                _remove(path)
+
+
+def discard_from(folder: Path, step: int) -> None:
+    """Remove the checkpoints of `step` and later: the run goes back to before them."""
+    for path in list_checkpoints(folder):
+        if step_of(path) >= step:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    doomed = path.with_name(f".{path.name}.tmp-{os.getpid()}-old")  # renamed first: never a half-removed checkpoint
+    os.rename(path, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)

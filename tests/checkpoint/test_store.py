@@ -1,0 +1,169 @@
+"""Durable checkpoint folders: whole or absent, verified, set aside, pruned."""
+
+import errno
+import os
+import random
+
+import pytest
+
+from minigpt.checkpoint import store
+from minigpt.checkpoint.store import (
+    DamagedCheckpoint,
+    best_checkpoint,
+    latest_usable,
+    list_checkpoints,
+    prune,
+    sweep_unfinished,
+    verify,
+    write_checkpoint,
+)
+from minigpt.faults import NoUsableCheckpoint, StorageFailure
+
+FILES = {"model.safetensors": [bytes(range(256)), memoryview(bytes(512))], "state.json": [b'{"step": 3}']}
+
+
+def write(folder, step, val_loss=None):
+    os.makedirs(folder, exist_ok=True)
+    return write_checkpoint(folder, step, FILES, {"val_loss": val_loss})
+
+
+def test_what_is_written_verifies_and_equal_contents_give_equal_bytes(tmp_path):
+    one, two = write(tmp_path / "a", 7), write(tmp_path / "b", 7)
+    assert verify(one)["step"] == 7
+    assert sorted(os.listdir(one)) == ["MANIFEST.json", "model.safetensors", "state.json"]
+    for name in os.listdir(one):
+        assert (one / name).read_bytes() == (two / name).read_bytes()
+
+
+def test_any_flipped_bit_is_noticed_and_the_older_checkpoint_is_used(tmp_path):
+    generator = random.Random(1)
+    for trial in range(60):
+        folder = tmp_path / str(trial)
+        old, new = write(folder, 5), write(folder, 6)
+        victim = new / generator.choice(["MANIFEST.json", "model.safetensors", "state.json"])
+        content = bytearray(victim.read_bytes())
+        position = generator.randrange(len(content) * 8)
+        content[position // 8] ^= 1 << (position % 8)
+        victim.write_bytes(content)
+        assert latest_usable(folder, say=lambda _: None) == old
+        assert (folder / "step-000000006.damaged").is_dir()
+
+
+def test_a_truncated_missing_or_foreign_file_is_damage(tmp_path):
+    for number, harm in enumerate(
+        [
+            lambda path: (path / "state.json").write_bytes(b""),
+            lambda path: (path / "state.json").unlink(),
+            lambda path: (path / "MANIFEST.json").unlink(),
+            lambda path: (path / "MANIFEST.json").write_bytes(b"[]"),
+            lambda path: (path / "MANIFEST.json").write_text('{"format": 2, "files": {}}'),
+            lambda path: (path / "MANIFEST.json").write_text('{"format": 1, "files": {"../x": {}}}'),
+        ]
+    ):
+        path = write(tmp_path / str(number), 1)
+        harm(path)
+        with pytest.raises(DamagedCheckpoint):
+            verify(path)
+
+
+def test_with_every_checkpoint_damaged_training_is_never_started_over(tmp_path):
+    for step in (1, 2):
+        (write(tmp_path, step) / "state.json").write_bytes(b"?")
+    with pytest.raises(NoUsableCheckpoint, match="NOT started over"):
+        latest_usable(tmp_path, say=lambda _: None)
+    with pytest.raises(NoUsableCheckpoint):  # also the second time, when all are already set aside
+        latest_usable(tmp_path, say=lambda _: None)
+
+
+def test_no_checkpoints_at_all_is_a_new_run(tmp_path):
+    assert latest_usable(tmp_path) is None
+    assert latest_usable(tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize("call", ["fsync", "rename", "write", "mkdir"])
+def test_a_fault_at_any_call_of_a_save_leaves_the_old_checkpoint_and_no_litter(tmp_path, monkeypatch, call):
+    write(tmp_path, 1)
+    for count in range(1, 20):
+        fault = _FailAt(call, count)
+        with monkeypatch.context() as patch:
+            fault.install(patch)
+            try:
+                write(tmp_path, 2)
+            except StorageFailure:
+                assert fault.struck
+            else:
+                assert not fault.struck
+                break
+        assert verify(tmp_path / "step-000000001")["step"] == 1
+        whole = latest_usable(tmp_path)
+        assert whole is not None
+        assert not list(tmp_path.glob(".step*")), "litter"
+        if whole.name == "step-000000002":  # the fault came after the rename: the checkpoint is whole
+            break
+    assert verify(latest_usable(tmp_path))
+
+
+class _FailAt:
+    """Fails the n-th call of one kind with 'no space left on device'."""
+
+    def __init__(self, call, count):
+        self.call, self.left, self.struck = call, count, False
+
+    def strike(self):
+        self.left -= 1
+        if self.left == 0:
+            self.struck = True
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def install(self, patch):
+        if self.call == "write":
+            real = store._write_flushed
+
+            def write_part(path, content):
+                path.write_bytes(bytes(content[0])[: len(content[0]) // 2])
+                self.strike()
+                return real(path, content)
+
+            patch.setattr(store, "_write_flushed", write_part)
+            return
+        target = store.Path if self.call == "mkdir" else store.os
+        real = getattr(target, self.call)
+
+        def call(*arguments, **options):
+            self.strike()
+            return real(*arguments, **options)
+
+        patch.setattr(target, self.call, call)
+
+
+def test_a_full_disk_is_named_with_both_numbers(tmp_path, monkeypatch):
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000})())
+    with pytest.raises(StorageFailure, match=r"needs .* MB, 0.0 MB are free"):
+        write(tmp_path, 1)
+
+
+def test_the_newest_the_best_and_every_nth_stay(tmp_path):
+    losses = {10: 3.0, 20: 1.0, 30: 2.0, 40: None, 50: 2.5, 60: 2.6}
+    for step, loss in losses.items():
+        write(tmp_path, step, loss)
+    prune(tmp_path, keep_last=2, keep_every_steps=30)
+    assert [store.step_of(path) for path in list_checkpoints(tmp_path)] == [20, 30, 50, 60]
+    assert store.step_of(best_checkpoint(tmp_path)) == 20
+    prune(tmp_path, keep_last=1, keep_every_steps=0)  # never fewer than two
+    assert [store.step_of(path) for path in list_checkpoints(tmp_path)] == [20, 50, 60]
+
+
+def test_without_any_validation_the_newest_is_the_best(tmp_path):
+    for step in (1, 2, 3):
+        write(tmp_path, step)
+    assert store.step_of(best_checkpoint(tmp_path)) == 3
+
+
+def test_only_what_dead_processes_left_is_swept(tmp_path):
+    dead = tmp_path / ".step-000000001.tmp-999999999"
+    living = tmp_path / f".step-000000002.tmp-{os.getppid()}"
+    dead.mkdir()
+    living.mkdir()
+    sweep_unfinished(tmp_path)
+    assert not dead.exists()
+    assert living.exists()
