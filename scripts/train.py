@@ -1,0 +1,30 @@
+"""Train a GPT: `python scripts/train.py [experiment=NAME] [group=choice] [key=value ...]`; --help lists everything."""
+
+import sys
+
+try:
+    from minigpt.faults import run_script
+except ModuleNotFoundError:
+    print("minigpt is not installed here. Run `make setup`, then use .venv/bin/python for python.", file=sys.stderr)
+    sys.exit(2)
+
+
+def main(arguments: list[str]) -> int:
+    """Compose first: a wrong setting is named before torch is imported. Hear signals even before that."""
+    from minigpt.config.compose import compose
+    from minigpt.training.signals import Signals
+
+    with Signals():
+        config = compose("train", arguments)
+
+        from minigpt.data.prepare import require_vocabulary
+
+        require_vocabulary(config.data, config.tokenizer)
+
+        from minigpt.training.run import train
+
+        return train(config)
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,222 @@
+"""What people get wrong, end to end: one sentence with the way out, exit code 2 before step 1, nothing created."""
+
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from minigpt.config.compose import compose
+from minigpt.training.run import train
+
+ROOT = Path(__file__).parents[1]
+WORDS = b"how much wood would a woodchuck chuck\n" * 40
+TINY = [
+    "data=text", "model=gpt-nano", "model.n_layer=1", "model.n_embd=16", "model.n_head=2", "model.block_size=8",
+    "batch_tokens=64", "trainer.max_steps=2", "trainer.device=cpu", "trainer.threads=1", "trainer.precision=fp32",
+    "samples.every_steps=0", "schedule.warmup_steps=1",
+]  # fmt: skip
+
+
+def run_script(name: str, arguments: list[str], monkeypatch, capfd) -> tuple[int, str]:
+    """A script's exit code and stderr, as at a terminal."""
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    spec = importlib.util.spec_from_file_location("__main__", ROOT / "scripts" / name)
+    with pytest.raises(SystemExit) as end:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    return int(end.value.code or 0), capfd.readouterr().err
+
+
+def files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+
+
+# What the text is, further settings, and what the sentence must say: the value, what is wanted, the remedy.
+TEXT: dict[str, tuple[bytes | None, list[str], list[str]]] = {
+    "an empty file": (b"", [], ["is empty (0 bytes)", "wanted text"]),
+    "no file": (None, [], ["does not exist", "Give an existing file"]),
+    "only white space": (b" \n\t" * 99, [], ["nothing but white space (297 bytes"]),
+    "one character": (b"a", [], ["split is empty", "use more text"]),
+    "fewer tokens than a window": (b"twelve bytes", ["model.block_size=64"], ["train split", "64", "block_size"]),
+    "a validation split of one token": (b"0123456789", ["data.val_fraction=0.1"], ["val split", "1 token"]),
+    "no UTF-8": (b"caf\xe9 " * 50, ["tokenizer=char"], ["byte 0xE9 at offset 3", "data.encoding=latin-1"]),
+    "a character the alphabet lacks": (
+        WORDS,
+        ["tokenizer=char", "samples.prompt=woöd"],
+        ["'ö' (U+00F6) at position 2"],
+    ),
+    "a vocabulary of nothing": (WORDS, ["tokenizer=bpe", "tokenizer.vocab_size=5"], ["at least 257", "got 5"]),
+    "no encoding": (WORDS, ["data.encoding=klingon"], ["klingon", "utf-8"]),
+}
+
+
+@pytest.mark.parametrize("case", TEXT)
+def test_a_text_that_can_not_be_trained_on(case, tmp_path, monkeypatch, capfd):
+    text, more, says = TEXT[case]
+    if text is not None:
+        (tmp_path / "text.txt").write_bytes(text)
+    where = [f"data.source={tmp_path}/text.txt", f"data.dir={tmp_path}/data", f"run.dir={tmp_path}/run"]
+    code, said = run_script("train.py", [*TINY, "tokenizer=byte", *where, *more], monkeypatch, capfd)
+    assert code == 2, said
+    for part in says:
+        assert part in said
+    assert "Traceback" not in said
+    assert len(said.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+CONFIG: dict[str, tuple[list[str], list[str]]] = {
+    "a mistyped key": (["trainer.max_step=5"], ["Did you mean 'trainer.max_steps'"]),
+    "a wrong type": (["trainer.max_steps=abc"], ["trainer.max_steps must be a whole number", "'abc'"]),
+    "heads that do not divide": (["model.n_embd=17"], ["model.n_embd=17 is not a multiple of model.n_head=2"]),
+    "a negative size": (["model.n_layer=-1"], ["model.n_layer must be at least 1", "-1"]),
+    "zero": (["batch_tokens=0"], ["batch_tokens must be at least 1"]),
+    "no number": (["optimizer.lr=nan"], ["optimizer.lr must be", "nan"]),
+    "an unknown choice": (["tokenizer=chars"], ["No tokenizer 'chars'", "char"]),
+    "three at once": (
+        ["seed=x", "optimizer.lr=-1", "modl.n_layer=2"],
+        ["3 errors", "seed", "optimizer.lr", "model.n_layer"],
+    ),
+    "a batch of no whole windows": (["batch_tokens=65"], ["batch_tokens=64 or 72"]),
+    "weights that are not there": (["init.from=nowhere"], ["nowhere", "does not exist"]),
+    "a run.dir that is a file": (["run.dir=TMP/text.txt"], ["is a file, and a folder is wanted"]),
+    "a name with a path in it": (["experiment=../../x"], ["experiment"]),
+}
+
+
+@pytest.mark.parametrize("case", CONFIG)
+def test_a_config_that_can_not_be(case, tmp_path, monkeypatch, capfd):
+    more, says = CONFIG[case]
+    (tmp_path / "text.txt").write_bytes(WORDS)
+    where = [f"data.source={tmp_path}/text.txt", f"data.dir={tmp_path}/data", f"run.dir={tmp_path}/run"]
+    more = [each.replace("TMP", str(tmp_path)) for each in more]
+    code, said = run_script("train.py", [*TINY, "tokenizer=byte", *where, *more], monkeypatch, capfd)
+    assert code == 2, said
+    for part in says:
+        assert part in said
+    assert files(tmp_path) == {"text.txt"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A char run whose block is 8."""
+    place = tmp_path_factory.mktemp("made")
+    (place / "text.txt").write_bytes(WORDS)
+    assert train(compose("train", [*TINY, "tokenizer=char", *keys(place)])) == 0
+    return place
+
+
+def keys(place: Path) -> list[str]:
+    return [f"data.source={place}/text.txt", f"data.dir={place}/data", f"run.dir={place}/run"]
+
+
+CONTINUED: dict[str, tuple[list[str], list[str]]] = {
+    "another model": (["model.n_layer=2"], ["model.n_layer: 1 -> 2", "run.dir=NEW_DIR"]),
+    "another seed": (["seed=5"], ["seed: 1337 -> 5"]),
+    "another batch": (["batch_tokens=128"], ["batch_tokens: 64 -> 128"]),
+    "another tokenizer": (["tokenizer=byte"], ["tokenizer.name: 'char' -> 'byte'"]),
+    "weights of another shape": (
+        ["run.dir=TMP/new", "init.from=TMP/run", "model.n_embd=32"], ["not of this model's shape"],
+    ),
+    "weights of another tokenizer": (
+        ["run.dir=TMP/new", "init.from=TMP/run", "tokenizer=byte"], ["char", "byte", "tokenizer"],
+    ),
+    "weights of another alphabet": (
+        ["run.dir=TMP/new", "init.from=TMP/run", "data.source=TMP/other.txt"], ["char", "tokenizer"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CONTINUED)
+def test_a_checkpoint_that_does_not_fit(case, made, tmp_path, monkeypatch, capfd):
+    more, says = CONTINUED[case]
+    place = tmp_path / "copy"
+    shutil.copytree(made, place)
+    (place / "other.txt").write_bytes(WORDS.replace(b"w", b"v"))
+    checkpoints = files(place / "run")
+    rows = (place / "run/metrics.jsonl").read_bytes()
+    more = [each.replace("TMP", str(place)) for each in more]
+    settings = [*TINY, "tokenizer=char", *keys(place), "trainer.max_steps=4", *more]
+    code, said = run_script("train.py", settings, monkeypatch, capfd)
+    assert code == 2, said
+    for part in says:
+        assert part in said
+    assert files(place / "run") == checkpoints
+    assert (place / "run/metrics.jsonl").read_bytes() == rows
+    assert not (place / "new").exists()
+
+
+SHARD: dict[str, tuple[int, bytes, list[str]]] = {
+    "a token outside the vocabulary": (1024 + 2 * 8, b"\x5c\xc4", ["holds token id 50268 at position 8", "vocab_size"]),
+    "a changed token": (-3, b"", ["was changed since it was made"]),
+    "other numbers in front": (0, b"\x01", ["begins with the numbers"]),
+    "half a token more": (-1, b"x", ["not a multiple of 2 (uint16)"]),
+    "nothing": (-2, b"", ["is empty (0 bytes)"]),
+}
+
+
+@pytest.mark.parametrize("case", SHARD)
+def test_tokens_that_are_not_what_was_written(case, made, tmp_path, monkeypatch, capfd):
+    offset, content, says = SHARD[case]
+    place = tmp_path / "copy"
+    shutil.copytree(made, place)
+    (meta,) = place.glob("data/*/prepared.json")
+    meta.write_text(meta.read_text().replace(str(made), str(place)))
+    (shard,) = place.glob("data/*/train-000.bin")
+    raw = shard.read_bytes()
+    changed = {-1: raw + content, -2: b"", -3: raw[:1040] + bytes([raw[1040] ^ 1]) + raw[1041:]}
+    shard.write_bytes(changed.get(offset, raw[:offset] + content + raw[offset + len(content) :]))
+    settings = [*TINY, "tokenizer=char", *keys(place), "trainer.max_steps=4"]
+    code, said = run_script("train.py", settings, monkeypatch, capfd)
+    assert code == 2, said
+    for part in [*says, "train-000.bin", "scripts/prepare_data.py with the same keys makes it again"]:
+        assert part in said
+
+
+SAMPLE: dict[str, tuple[list[str], list[str]]] = {
+    "no checkpoint": (["checkpoint=nowhere"], ["nowhere", "does not exist"]),
+    "a negative temperature": (["temperature=-1"], ["temperature must be at least 0", "-1"]),
+    "a temperature that is no number": (["temperature=nan"], ["temperature must be", "nan"]),
+    "top_p of zero": (["top_p=0"], ["top_p must be more than 0"]),
+    "top_p of two": (["top_p=2"], ["top_p must be", "at most 1"]),
+    "a negative top_k": (["top_k=-3"], ["top_k must be at least 0"]),
+    "nothing to write": (["max_new_tokens=0"], ["max_new_tokens must be at least 1"]),
+    "less than nothing": (["max_new_tokens=-1"], ["max_new_tokens must be at least 1"]),
+    "a character the alphabet lacks": (["prompt=woöd"], ["'ö' (U+00F6) at position 2", "tokenizer=bpe"]),
+    "a lone surrogate": (["prompt=wo\udcffod"], ["not valid UTF-8 at position 2", "prompt_file="]),
+    "no prompt file": (["prompt_file=nowhere"], ["prompt_file='nowhere' is no file"]),
+    "an empty stop": (['stop=["a", ""]'], ["stop holds an empty string"]),
+}
+
+
+@pytest.mark.parametrize("case", SAMPLE)
+def test_a_text_that_can_not_be_written(case, made, monkeypatch, capfd):
+    more, says = SAMPLE[case]
+    before = files(made)
+    code, said = run_script("sample.py", [f"checkpoint={made}/run", "device=cpu", *more], monkeypatch, capfd)
+    assert code == 2, said
+    for part in says:
+        assert part in said
+    assert files(made) == before
+
+
+@pytest.mark.parametrize(
+    ("more", "note"),
+    [
+        (["prompt=wood", "temperature=0"], ""),
+        (["prompt=wood", "top_k=999"], "top_k=999 is more than the vocabulary"),
+        (["prompt=wood", "top_k=0"], ""),
+        (["prompt=" + "wood" * 20], "it reads the last"),
+        (["prompt=" + "wood" * 250_000], "it reads the last"),  # a megabyte
+        (["prompt="], "an empty prompt starts from a newline"),
+        (["prompt= "], ""),
+        ([], "an empty prompt starts from a newline"),
+    ],
+)
+def test_what_is_odd_but_allowed_is_done_and_said(more, note, made, monkeypatch, capfd):
+    settings = [f"checkpoint={made}/run", "device=cpu", "max_new_tokens=5", *more]
+    code, said = run_script("sample.py", settings, monkeypatch, capfd)
+    assert code == 0, said
+    assert note in said
+    assert "5 tokens in" in said

@@ -1,0 +1,147 @@
+"""The guard: skip, go back, stop; and no checkpoint ever holds a weight that is not finite."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from minigpt.config.schema import GuardConfig
+from minigpt.data.order import batch_of_step
+from minigpt.faults import NonFiniteTraining
+from minigpt.training.guard import fault_of
+from minigpt.training.module import LanguageModel
+
+SETTINGS = ["trainer.max_steps=12", "checkpoint.every_steps=3", "guard.max_skips=2"]
+
+
+def poison(monkeypatch, bad_batches, factor=float("nan")):
+    """Training on these batches gives a loss times `factor`, as corrupt data would; returns the batches seen."""
+    real = LanguageModel.training_step
+    seen = []
+
+    def training_step(self, batch, batch_idx):
+        dataset = self.trainer.train_dataloader.dataset
+        number = batch_of_step(self.position.step, dataset.passed_over)
+        seen.append(number)
+        loss = real(self, batch, batch_idx)
+        if number in bad_batches:
+            loss = loss * factor
+            self.micro_losses[-1] = loss.detach()
+        return loss
+
+    monkeypatch.setattr(LanguageModel, "training_step", training_step)
+    return seen
+
+
+def all_weights(run):
+    return [load_file(path) for path in sorted(run.path.glob("checkpoints/*/model.safetensors"))]
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf")])
+def test_one_bad_step_is_skipped_and_training_goes_on(run, monkeypatch, factor):
+    poison(monkeypatch, {4}, factor)
+    run(*SETTINGS)
+    (skip,) = [event for event in run.events() if event["event"] == "skipped"]
+    assert (skip["step"], skip["batch"]) == (5, 4)
+    assert run.rows()[-1]["step"] == 12
+    assert all(tensor.isfinite().all() for weights in all_weights(run) for tensor in weights.values())
+
+
+def test_a_skipped_step_leaves_the_weights_as_they_were(run, monkeypatch):
+    poison(monkeypatch, {2, 3})
+    run(*SETTINGS, "trainer.max_steps=4", "checkpoint.every_steps=1", "checkpoint.keep_last=9")
+    before, first, second = all_weights(run)[-3:]
+    for name, tensor in before.items():
+        assert (tensor == first[name]).all()
+        assert (tensor == second[name]).all()
+
+
+def test_too_many_bad_steps_in_a_row_go_back_and_pass_over_the_batches(run, monkeypatch):
+    seen = poison(monkeypatch, {4, 5, 6})
+    run(*SETTINGS)
+    assert (run.path / "passed_over.json").read_text() == "[[4, 6]]\n"
+    assert [event["event"] for event in run.events()] == [
+        "began", "skipped", "skipped", "skipped", "rolled_back", "continued", "saved", "finished",
+    ]  # fmt: skip
+    assert seen == list(range(15))  # steps 1 to 4, the bad ones, then eight more from the checkpoint of step 4
+    assert [row["step"] for row in run.rows()] == [1, 2, 4, 6, 8, 10, 12]
+    assert all(tensor.isfinite().all() for weights in all_weights(run) for tensor in weights.values())
+
+
+def test_a_run_that_went_back_still_continues_to_the_same_bytes(run, monkeypatch, tmp_path):
+    poison(monkeypatch, {4, 5, 6})
+    run(*SETTINGS)
+    straight = all_weights(run)[-1]
+    run.path = tmp_path / "again"
+    with monkeypatch.context() as patch:
+        real = LanguageModel.on_before_optimizer_step
+
+        def cut(self, optimizer):
+            if self.position.step == 10:
+                raise KeyboardInterrupt
+            return real(self, optimizer)
+
+        patch.setattr(LanguageModel, "on_before_optimizer_step", cut)
+        with pytest.raises(BaseException):  # noqa: B017 - however Lightning passes it on
+            run(*SETTINGS)
+    run(*SETTINGS)
+    assert all((tensor == all_weights(run)[-1][name]).all() for name, tensor in straight.items())
+
+
+def test_bad_for_ever_stops_with_the_last_good_checkpoint(run, monkeypatch):
+    poison(monkeypatch, set(range(4, 1000)))
+    with pytest.raises(NonFiniteTraining, match=r"guard\.max_rollbacks=3.*init\.from"):
+        run(*SETTINGS)
+    assert [event["event"] for event in run.events()].count("rolled_back") == 3
+    assert all(tensor.isfinite().all() for weights in all_weights(run) for tensor in weights.values())
+    assert all_weights(run)
+
+
+def test_a_loss_spike_is_skipped_when_asked_for_and_its_window_is_saved(run, monkeypatch):
+    poison(monkeypatch, {30}, factor=50.0)
+    settings = ["trainer.max_steps=34", "guard.spike_zscore=8", "guard.spike_window=20", "checkpoint.every_steps=34"]
+    run(*settings)
+    (skip,) = [event for event in run.events() if event["event"] == "skipped"]
+    assert skip["step"] == 31
+    assert "spike" in skip["reason"]
+    (state,) = [path.read_text() for path in run.path.glob("checkpoints/step-000000034/state.json")]
+    assert state.count(",\n  ") >= 19  # twenty losses, one a line
+
+
+def test_without_being_asked_for_a_spike_is_trained_on(run, monkeypatch):
+    poison(monkeypatch, {30}, factor=50.0)
+    run("trainer.max_steps=34")
+    assert not [event for event in run.events() if event["event"] == "skipped"]
+
+
+def test_non_finite_values_never_enter_the_window():
+    window = [2.0 + 0.01 * number for number in range(20)]
+    rules = GuardConfig(spike_zscore=5.0)
+    assert "nan" in fault_of(math.nan, 1.0, window, rules)
+    assert "norm" in fault_of(2.0, math.inf, window, rules)
+    assert "spike" in fault_of(9.0, 1.0, window, rules)
+    assert fault_of(2.1, 1.0, window, rules) is None
+    assert fault_of(9.0, 1.0, window[:10], rules) is None  # too few to know
+
+
+@given(
+    windows=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5)), max_size=4),
+    steps=st.integers(1, 60),
+)
+def test_steps_train_on_the_batches_that_are_left_in_order(windows, steps):
+    passed_over, used = [], -1
+    for start, length in windows:  # each window begins after the one before, as when a run goes back again and again
+        first = used + 1 + start
+        passed_over.append([first, first + length])
+        used = first + length
+    banned = {batch for first, last in passed_over for batch in range(first, last + 1)}
+    wanted = [batch for batch in range(steps + len(banned)) if batch not in banned][:steps]
+    assert [batch_of_step(step, passed_over) for step in range(steps)] == wanted
+
+
+def test_a_run_whose_every_step_was_skipped_has_not_succeeded(run, monkeypatch):
+    poison(monkeypatch, set(range(6)))
+    with pytest.raises(NonFiniteTraining, match="nothing was learned"):
+        run()

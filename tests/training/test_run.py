@@ -1,0 +1,123 @@
+"""What a run does besides being exact: its limits, compiling, and what it leaves behind."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from minigpt.faults import UserFault
+from minigpt.training import compiling, validation
+
+
+def test_a_run_directory_holds_what_the_plan_of_the_house_says(run):
+    path = run("samples.every_steps=3")
+    names = {item.name for item in path.iterdir()}
+    assert names >= {
+        "config.yaml", "command.txt", "environment.json", "choices.json", "metrics.jsonl", "events.jsonl",
+        "samples.jsonl", "report.html", "loss.png", "checkpoints",
+    }  # fmt: skip
+    (checkpoint,) = (path / "checkpoints").glob("step-000000006")
+    assert {item.name for item in checkpoint.iterdir()} == {
+        "model.safetensors", "optimizer.safetensors", "state.json", "config.json", "tokenizer.json", "MANIFEST.json",
+    }  # fmt: skip
+    assert set(run.rows()[-1]) >= {
+        "step", "tokens", "train/loss", "train/grad_norm", "lr", "tokens_per_second", "val/loss", "val/bits_per_byte",
+    }  # fmt: skip
+    assert run.rows()[-1]["tokens"] == 6 * 64
+
+
+def test_max_tokens_counts_whole_steps(run):
+    run("trainer.max_tokens=200")
+    assert run.rows()[-1]["step"] == 4
+
+
+def test_patience_ends_a_run_that_does_not_get_better(run, capsys):
+    settings = ["trainer.max_steps=60", "trainer.patience=2", "optimizer.lr=1e-12", "schedule=constant"]
+    run(*settings)
+    rows = run.rows()
+    assert 6 <= rows[-1]["step"] < 60
+    assert "patience" in capsys.readouterr().out
+    run(*settings)  # finished for good
+    assert run.rows() == rows
+
+
+def test_a_run_that_ended_for_lack_of_patience_goes_on_with_more(run):
+    settings = ["trainer.max_steps=20", "trainer.patience=2", "optimizer.lr=1e-12", "schedule=constant"]
+    run(*settings)
+    ended = run.rows()[-1]["step"]
+    run(*settings, "trainer.patience=3")
+    assert ended < run.rows()[-1]["step"] < 20
+
+
+def test_patience_without_validations_is_refused(run):
+    with pytest.raises(UserFault, match="patience=3 counts validations"):
+        run("trainer.patience=3", "validate.every_steps=0")
+
+
+def test_a_validation_that_is_not_finite_is_no_best_and_no_json_nan(run, monkeypatch):
+    real = validation.evaluate
+
+    def evaluate(model, split, **options):
+        score = real(model, split, **options)
+        evaluate.calls += 1
+        return replace(score, nats=float("nan")) if evaluate.calls == 1 else score
+
+    evaluate.calls = 0
+    monkeypatch.setattr(validation, "evaluate", evaluate)
+    run()
+    first, second = [row for row in run.rows() if "val/loss" in row][:2]
+    assert first["val/loss"] is None
+    assert second["val/loss"] > 0
+    assert "NaN" not in (run.path / "metrics.jsonl").read_text()
+    states = [json.loads(path.read_text()) for path in run.path.glob("checkpoints/*/state.json")]
+    assert all(state["best_loss"] > 0 for state in states)
+
+
+def test_max_minutes_ends_a_run_and_its_schedule(run):
+    run("trainer.max_steps=null", "trainer.max_minutes=0.01", "schedule=linear", "schedule.final_lr_fraction=0.0")
+    last = run.rows()[-1]
+    assert last["seconds"] >= 0.6
+    assert last["lr"] < 1e-4
+    assert "val/loss" in last
+
+
+def test_a_compiler_that_fails_costs_one_sentence(run, monkeypatch, capsys):
+    def compile_badly(function, **options):
+        def broken(*arguments):
+            raise RuntimeError("no C++ compiler found\nlong traceback")
+
+        return broken
+
+    monkeypatch.setattr(compiling.torch, "compile", compile_badly)
+    run("trainer.compile=on")
+    assert "torch.compile does not work here (RuntimeError: no C++ compiler found); going on without it" in (
+        capsys.readouterr().out
+    )
+    assert run.rows()[-1]["step"] == 6
+
+
+def test_a_device_that_is_not_there_is_named(run):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    with pytest.raises(UserFault, match=r"trainer\.device=cuda"):
+        run("trainer.device=cuda")
+
+
+def test_a_second_process_is_kept_out(run, tmp_path):
+    holder = (
+        "import sys, fcntl; f = open(sys.argv[1], 'a+'); fcntl.flock(f, fcntl.LOCK_EX); "
+        "f.write('process 77'); f.flush(); print('held', flush=True); sys.stdin.read()"
+    )
+    (tmp_path / "run").mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", holder, str(tmp_path / "run" / "run.lock")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout.readline() == b"held\n"
+    with pytest.raises(UserFault, match="in use by process 77"):
+        run()
+    process.communicate()
+    run()

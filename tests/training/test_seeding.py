@@ -1,0 +1,26 @@
+"""Seeds: a function of their inputs, and different for neighbours."""
+
+import torch
+
+from minigpt.training.seeding import fold, seed_device
+
+
+def test_seeds_differ_for_any_neighbouring_seed_batch_and_rank():
+    seeds = {fold(seed, batch, rank) for seed in range(13) for batch in range(29) for rank in range(3)}
+    assert len(seeds) == 13 * 29 * 3
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_order_of_the_numbers_matters_and_values_never_change():
+    assert fold(1, 2) != fold(2, 1)
+    assert fold(1337, 0, 0) == 3269731276231068113
+
+
+def test_seeding_a_step_gives_torchs_own_numbers_and_leaves_nothing_behind():
+    torch.manual_seed(71)
+    wanted = torch.rand(5)
+    queued = len(torch.cuda._queued_calls)
+    for _ in range(3):
+        seed_device(71, torch.device("cpu"))
+        assert torch.equal(torch.rand(5), wanted)
+    assert len(torch.cuda._queued_calls) == queued  # torch.manual_seed adds one, with its stack trace, each time

@@ -1,0 +1,310 @@
+"""Stops, whenever they come: the right exit code, nothing half done, and the same command ends with the same bytes."""
+
+import copy
+import fcntl
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+from minigpt import faults
+from minigpt.checkpoint import store
+from minigpt.checkpoint.store import list_checkpoints, verify
+from minigpt.training import run as run_module
+from minigpt.training import saving, stopping
+from minigpt.training.metrics import TIMINGS
+from minigpt.training.module import LanguageModel
+from minigpt.training.validation import Validation
+
+SETTINGS = ["checkpoint.every_steps=3", "validate.every_steps=2", "trainer.micro_batch=4", "logger.every_steps=1"]
+
+
+def kill_self_before(monkeypatch, place, name: str, number: int, *, call: int = 1) -> None:
+    """Send this process a signal when `place.name` is called for the n-th time."""
+    real, calls = getattr(place, name), []
+
+    def wrapper(*arguments, **options):
+        calls.append(1)
+        if len(calls) == call:
+            os.kill(os.getpid(), number)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(place, name, wrapper)
+
+
+def ends(run) -> tuple:
+    """What a run leaves: the last checkpoint's bytes, and its rows without their timings."""
+    last = list_checkpoints(run.path / "checkpoints")[-1]
+    rows = [{key: value for key, value in row.items() if key not in TIMINGS} for row in run.rows()]
+    return last.name, {file.name: file.read_bytes() for file in last.iterdir()}, rows
+
+
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch):
+    """Drawing takes longer than the runs."""
+    monkeypatch.setattr(run_module, "write_report", lambda path: None)
+
+
+@pytest.fixture(scope="module")
+def straight(new_run, tmp_path_factory):
+    """An uninterrupted run."""
+    run = new_run(tmp_path_factory.mktemp("straight"))
+    run(*SETTINGS)
+    return run
+
+
+@pytest.fixture
+def twin(straight, tmp_path):
+    """A run of the same text, not begun."""
+    run = copy.copy(straight)
+    run.path = tmp_path / "run"
+    return run
+
+
+PHASES = {
+    "data preparation": (run_module, "prepare", 1),
+    "the model's making": (run_module, "GPT", 1),
+    "Lightning's set-up": (LanguageModel, "configure_optimizers", 1),
+    "the first micro-batch": (LanguageModel, "training_step", 1),
+    "a validation": (Validation, "score", 2),
+    "a save": (saving, "write_checkpoint", 1),
+    "a save's last rename": (store.os, "rename", 1),
+    "the last validation": (Validation, "score", 3),
+    "the report": (run_module, "write_report", 1),
+}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_signal_in_any_phase_leaves_a_run_that_ends_with_the_same_bytes(twin, straight, monkeypatch, phase):
+    run = twin
+    place, name, call = PHASES[phase]
+    with monkeypatch.context() as patch:
+        kill_self_before(patch, place, name, signal.SIGTERM, call=call)
+        run(*SETTINGS, code=0 if phase in ("the last validation", "the report") else faults.STOPPED)
+    for checkpoint in list_checkpoints(run.path / "checkpoints"):
+        verify(checkpoint)
+    assert not list(run.path.glob("checkpoints/.step*"))
+    run(*SETTINGS)
+    assert ends(run) == ends(straight)
+
+
+def test_a_signal_while_compiling_stops_at_once(run, monkeypatch):
+    def compile_long(function, **_):
+        def compiling(*_):
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise AssertionError("went on compiling")
+
+        return compiling
+
+    monkeypatch.setattr(run_module.torch, "compile", compile_long)
+    run("trainer.compile=on", code=faults.STOPPED)
+    assert list_checkpoints(run.path / "checkpoints") == []
+
+
+def exit_code(monkeypatch, run, *arguments: str) -> int:
+    """Of scripts/train.py."""
+    from minigpt.config.compose import compose
+    from minigpt.training.run import train
+
+    monkeypatch.setattr(sys, "argv", ["train.py", *run.arguments(*arguments)])
+    with pytest.raises(SystemExit) as ended:
+        faults.run_script(lambda given: train(compose("train", given)))
+    return ended.value.code
+
+
+def break_the_loss(monkeypatch):
+    def training_step(self, batch, batch_idx):
+        self.micro_losses.append(next(self.gpt.parameters()).sum().detach() * float("nan"))
+        return sum(parameter.sum() for parameter in self.gpt.parameters()) * float("nan")
+
+    monkeypatch.setattr(LanguageModel, "training_step", training_step)
+
+
+def damage_the_checkpoints(run, monkeypatch):
+    exit_code(monkeypatch, run, "trainer.max_steps=2")
+    for file in run.path.glob("checkpoints/*/model.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1])
+
+
+CODES = {
+    0: lambda run, patch: [],
+    1: lambda run, patch: patch.setattr(run_module, "build_trainer", lambda *_, **__: 1 / 0),
+    2: lambda run, patch: ["model.n_head=5"],
+    3: lambda run, patch: damage_the_checkpoints(run, patch),
+    4: lambda run, patch: [f"run.dir={run.folder / 'text.txt' / 'run'}"],
+    5: lambda run, patch: break_the_loss(patch) or ["guard.max_skips=1", "guard.max_rollbacks=0"],
+    75: lambda run, patch: kill_self_before(patch, LanguageModel, "training_step", signal.SIGTERM),
+    130: lambda run, patch: kill_self_before(patch, run_module, "prepare", signal.SIGINT),
+}
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_exit_codes(run, monkeypatch, capsys, code):
+    extra = CODES[code](run, monkeypatch) or []
+    assert exit_code(monkeypatch, run, *extra) == code
+    said = capsys.readouterr()
+    assert ("Traceback" in said.err) == (code == 1)
+    assert said.err.startswith("Error: ") == (code in (2, 3, 4, 5))
+    assert ("Stopped" in said.out + said.err) == (code in (75, 130))
+
+
+def test_the_exit_codes_are_in_the_documents():
+    text = (Path(__file__).parents[2] / "docs" / "RELIABILITY.md").read_text()
+    assert [code for code in CODES if f"| {code} |" in text] == list(CODES)
+
+
+def fake_scontrol(monkeypatch, folder: Path, code: int) -> Path:
+    log = folder / "scontrol.log"
+    (folder / "bin").mkdir()
+    program = folder / "bin" / "scontrol"
+    program.write_text(f'#!/bin/sh\necho "$@" >> "{log}"\necho "no such job" >&2\nexit {code}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
+    return log
+
+
+@pytest.mark.parametrize(
+    ("number", "calls"), [(signal.SIGUSR1, ["requeue 42"]), (signal.SIGTERM, [])], ids=["SIGUSR1", "SIGTERM"]
+)
+def test_slurm_is_asked_once_to_queue_the_job_again(run, monkeypatch, tmp_path, number, calls):
+    log = fake_scontrol(monkeypatch, tmp_path, 0)
+    for name, value in {"SLURM_JOB_ID": "42", "SLURM_NTASKS": "1", "SLURM_JOB_NAME": "train"}.items():
+        monkeypatch.setenv(name, value)
+    kill_self_before(monkeypatch, LanguageModel, "training_step", number, call=3)
+    run(code=faults.STOPPED)
+    assert (log.read_text().splitlines() if log.exists() else []) == calls
+
+
+def test_slurm_that_refuses_costs_one_sentence(run, monkeypatch, tmp_path, capsys):
+    fake_scontrol(monkeypatch, tmp_path, 1)
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    kill_self_before(monkeypatch, LanguageModel, "training_step", signal.SIGUSR1)
+    run(code=faults.STOPPED)
+    assert "SLURM: `scontrol requeue 7_3` failed: no such job" in capsys.readouterr().out
+
+
+class Gone(io.StringIO):
+    """A screen nobody looks at any more."""
+
+    def write(self, text):
+        raise OSError(5, "Input/output error")
+
+    def flush(self):
+        raise OSError(5, "Input/output error")
+
+
+def test_a_screen_that_is_gone_ends_no_run(twin, straight, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Gone())
+    monkeypatch.setattr(sys, "stderr", Gone())
+    twin(*SETTINGS)
+    assert ends(twin) == ends(straight)
+
+
+def test_lightning_leaves_the_signals_alone(run, monkeypatch):
+    handlers = []
+
+    def note(self, trainer, module, outputs, batch, batch_idx):
+        handlers.append(signal.getsignal(signal.SIGTERM))
+        assert trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor.__module__ == "minigpt.training.trainer"
+        return real(self, trainer, module, outputs, batch, batch_idx)
+
+    real = stopping.Stopping.on_train_batch_end
+    monkeypatch.setattr(stopping.Stopping, "on_train_batch_end", note)
+    run("trainer.max_steps=1")
+    assert {handler.__func__ for handler in handlers} == {stopping.Signals._note}
+
+
+def test_a_run_that_torchrun_begins_again_after_a_stop_stops_at_once(run, monkeypatch, capsys):
+    for name, value in {"RUN_ID": "job", "RESTART_COUNT": "0", "MAX_RESTARTS": "3"}.items():
+        monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
+    with monkeypatch.context() as patch:
+        kill_self_before(patch, LanguageModel, "training_step", signal.SIGTERM, call=2)
+        run(code=faults.STOPPED)
+    steps = len(run.rows())
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    capsys.readouterr()
+    run(code=faults.STOPPED)
+    assert "asked to stop" in capsys.readouterr().out
+    assert len(run.rows()) == steps
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")  # another torchrun goes on, and its restarts do too
+    run("trainer.max_steps=4")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    run("trainer.max_steps=6")
+    assert run.rows()[-1]["step"] == 6
+    assert json.loads((run.path / "events.jsonl").read_text().splitlines()[0])["event"] == "began"
+
+
+TRAIN = str(Path(__file__).parents[2] / "scripts" / "train.py")
+LONG = ["trainer.max_steps=100000", "validate.every_steps=0", "checkpoint.every_steps=20", "guard.max_skips=0"]
+
+
+def start(run, *settings: str, **options) -> subprocess.Popen:
+    """scripts/train.py for as long as it is let, some steps in."""
+    before = verified_step(run)
+    process = subprocess.Popen([sys.executable, TRAIN, *run.arguments(*LONG, *settings)], **options)
+    while verified_step(run) == before:
+        assert process.poll() is None
+        time.sleep(0.02)
+    return process
+
+
+def verified_step(run) -> int:
+    """Of the last checkpoint; 0 without one."""
+    checkpoints = list_checkpoints(run.path / "checkpoints")
+    return verify(checkpoints[-1])["step"] if checkpoints else 0
+
+
+@pytest.mark.soak
+def test_ctrl_c_twice_in_a_terminal(run):
+    """K8, with loader processes, which a terminal's Ctrl-C reaches too."""
+    process = start(run, "data.workers=2", start_new_session=True, stderr=subprocess.PIPE, text=True)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(60) == faults.STOPPED
+    assert process.stderr.read().count("Press Ctrl-C again") == 1
+    step = verified_step(run)
+    assert json.loads((run.path / "events.jsonl").read_text().splitlines()[-1])["step"] == step
+
+    process = start(run, "data.workers=2", start_new_session=True)
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.001)
+    assert process.wait(10) in (faults.INTERRUPTED, faults.STOPPED)  # as a step is made in less than a moment
+    assert verified_step(run) >= step
+
+
+@pytest.mark.soak
+def test_a_closed_terminal(run):
+    """The kernel sends SIGHUP, and whatever is printed from then on fails."""
+    terminal, end = os.openpty()
+    process = start(run, stdin=end, stdout=end, stderr=end, start_new_session=True, preexec_fn=take_terminal)
+    os.close(end)
+    os.close(terminal)
+    assert process.wait(60) == faults.STOPPED
+    assert verified_step(run) == json.loads((run.path / "events.jsonl").read_text().splitlines()[-1])["step"]
+    assert not list(run.path.glob("checkpoints/.step*"))
+
+
+def take_terminal() -> None:
+    """Make stdin the terminal that this session belongs to."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.mark.soak
+def test_a_pipe_that_is_closed_ends_no_run(run):
+    """train.py | head -1"""
+    process = start(run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process.stdout.close()
+    step = verified_step(run)
+    while verified_step(run) < step + 100:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == faults.STOPPED
