@@ -1,0 +1,169 @@
+"""What scripts/sample.py does: a checkpoint writes. Text goes to stdout, everything else to stderr."""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint
+from minigpt.config.schema import SampleConfig
+from minigpt.faults import FINISHED, UserFault
+from minigpt.sampling.generate import window_start
+from minigpt.sampling.interactive import converse
+from minigpt.sampling.prompt import encode_prompt, start_token
+from minigpt.sampling.terminal import say, show
+from minigpt.sampling.write import Text, write
+from minigpt.training.hardware import probe
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+
+
+def sample(config: SampleConfig) -> int:
+    """Write texts with a trained model.
+
+    Args:
+        config: checked (minigpt.config.check).
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UserFault: a checkpoint, prompt or device that can't be used.
+    """
+    try:
+        loaded = load(config)
+        if config.interactive:
+            if config.prompt or config.prompt_file is not None:
+                say("note: interactive=true asks for the prompt; prompt= and prompt_file= are not used")
+            converse(loaded.model, loaded.tokenizer, config)
+        else:
+            write_once(loaded, config)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader (`| head`) has seen enough; Python must not try to flush again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return FINISHED
+
+
+def load(config: SampleConfig) -> LoadedCheckpoint:
+    """The checkpoint, its model on the device and in the precision asked for.
+
+    Raises:
+        UserFault: no such checkpoint or device.
+    """
+    if config.checkpoint is None:
+        raise UserFault("which model shall write? Give checkpoint=RUN_OR_CHECKPOINT_DIR")
+    device = choose_device(config)
+    loaded = load_checkpoint(config.checkpoint, config.which)
+    loaded.model.to(device, DTYPES[config.precision]).eval()
+    say(f"{loaded.path}: on {device} in {config.precision}")
+    return loaded
+
+
+def choose_device(config: SampleConfig) -> str:
+    """auto = the best there is; MPS has no fp64, which then runs on the CPU.
+
+    Raises:
+        UserFault: the device asked for is not there.
+    """
+    found = probe(config.device).device
+    if config.device not in ("auto", found):
+        raise UserFault(f"device={config.device}: this machine has none that PyTorch can use. Use device=auto or cpu")
+    return "cpu" if found == "mps" and config.precision == "fp64" else found
+
+
+def read_prompts(config: SampleConfig) -> list[str | bytes]:
+    """The prompts on the command line, then the file's; one empty prompt if there is neither.
+
+    Raises:
+        UserFault: the file can't be read.
+    """
+    prompts: list[str | bytes] = list(config.prompt)
+    if config.prompt_file is not None:
+        try:
+            prompts.append(Path(os.path.expanduser(config.prompt_file)).read_bytes())
+        except OSError as error:
+            raise UserFault(
+                f"prompt_file={config.prompt_file} can't be read: {error.strerror or error}. Give a text file"
+            ) from None
+    return prompts or [""]
+
+
+def write_once(loaded: LoadedCheckpoint, config: SampleConfig) -> None:
+    """Continue the config's prompts and show them.
+
+    Raises:
+        UserFault: a prompt that can't be encoded, or too many samples for the memory.
+    """
+    prompts = read_prompts(config)
+    encoded = [encode_prompt(loaded.tokenizer, prompt, allow_special=config.allow_special) for prompt in prompts]
+    for note in notes(loaded, config, prompts, encoded):
+        say(f"note: {note}")
+    beginnings = [prompt if isinstance(prompt, str) else prompt.decode(errors="replace") for prompt in prompts]
+    started = time.perf_counter()
+    if config.stream and len(prompts) * config.num_samples == 1:
+        show(beginnings[0])
+        texts = write(loaded.model, loaded.tokenizer, encoded, config, on_text=show)
+        show("\n")
+    else:
+        texts = write_batch(loaded, config, encoded)
+        show_all(beginnings, texts, config.num_samples)
+    seconds = time.perf_counter() - started
+    tokens = sum(len(text.sample.tokens) for text in texts)
+    say(f"{tokens:,} tokens in {seconds:.1f} s: {tokens / seconds:,.0f} tokens/s{endings(texts)}")
+
+
+def write_batch(loaded: LoadedCheckpoint, config: SampleConfig, encoded: Sequence[Sequence[int]]) -> list[Text]:
+    """All samples at once.
+
+    Raises:
+        UserFault: they don't fit into memory.
+    """
+    try:
+        return write(loaded.model, loaded.tokenizer, encoded, config)
+    except RuntimeError as error:  # CUDA's is torch.OutOfMemoryError; the CPU's has no class of its own
+        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+            raise UserFault(
+                f"{len(encoded)} prompts x num_samples={config.num_samples} don't fit into memory at once. "
+                "Use a smaller num_samples"
+            ) from None
+        raise
+
+
+def show_all(beginnings: Sequence[str], texts: Sequence[Text], num_samples: int) -> None:
+    """Print the texts, each under a headline if there are several."""
+    for text in texts:
+        if len(texts) > 1:
+            prompt, number = text.sample.prompt + 1, text.sample.number + 1
+            show(f"--- prompt {prompt} of {len(beginnings)}, sample {number} of {num_samples} ---\n")
+        show(f"{beginnings[text.sample.prompt]}{text.text}\n")
+
+
+def endings(texts: Sequence[Text]) -> str:
+    """How many texts ended before max_new_tokens, by what."""
+    reasons = {"end of text": "the model's end-of-text token", "stopped": "a stop string"}
+    counts = {reason: sum(text.sample.ended == reason for text in texts) for reason in reasons}
+    return "".join(f"; {count} ended by {reasons[reason]}" for reason, count in counts.items() if count)
+
+
+def notes(
+    loaded: LoadedCheckpoint, config: SampleConfig, prompts: Sequence[str | bytes], encoded: Sequence[Sequence[int]]
+) -> list[str]:
+    """What the user may not expect."""
+    block_size, V = loaded.model.config.block_size, loaded.tokenizer.vocab_size
+    found = []
+    if not all(prompts):
+        found.append(f"an empty prompt starts from {start_token(loaded.tokenizer)[1]}")
+    for index, tokens in enumerate(encoded):
+        if unread := window_start(len(tokens), block_size):
+            found.append(
+                f"prompt {index + 1} has {len(tokens):,} tokens and the model's window {block_size}: "
+                f"it reads the last {len(tokens) - unread}"
+            )
+    if config.top_k > V:
+        found.append(f"top_k={config.top_k} is more than the vocabulary of {V}: all tokens are kept")
+    if config.allow_special and loaded.tokenizer.eot is None:
+        found.append(f"allow_special=true changes nothing: tokenizer={loaded.tokenizer.name} has no control token")
+    return found

@@ -1,0 +1,56 @@
+"""Drawing a token, with random numbers that are a function of (seed, sample, position) and nothing else.
+
+No generator is carried along, so nothing else that is drawn, written or batched beside a sample can change it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+MASK_64 = (1 << 64) - 1
+
+
+def mix(number: int) -> int:
+    """Scramble 64 bits, one to one.
+
+    Source: Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number Generators" (splitmix64).
+    """
+    number = (number + 0x9E3779B97F4A7C15) & MASK_64
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & MASK_64
+    return number ^ (number >> 31)
+
+
+def uniform(seed: int, sample: int, position: int) -> float:
+    """The random number behind one token, evenly spread over [0, 1).
+
+    Args:
+        seed: the user's.
+        sample: which of its prompt's samples this is, from 0.
+        position: where the token will stand in the whole text, prompt included, from 0. So a text written in
+            two sittings (the first part given back as the prompt) is the text written in one.
+    """
+    state = 0
+    for number in (seed, sample, position):
+        state = mix(state ^ (number & MASK_64))
+    return (state >> 11) * 2.0**-53  # the 53 bits a double holds
+
+
+def draw(logits: Tensor, uniforms: Sequence[float]) -> list[int]:
+    """One token per row: the first whose cumulative probability exceeds the row's random number.
+
+    The sum runs over the vocabulary in order, in double precision and on the CPU, so a row's token depends on
+    nothing but its own logits and number: not on its neighbours, nor on the device the logits came from.
+
+    Args:
+        logits: (B, V); minus infinity = impossible, but at least one token per row is possible.
+        uniforms: B numbers in [0, 1).
+
+    Returns:
+        B token ids.
+    """
+    cumulative = logits.double().softmax(dim=-1).cpu().cumsum(dim=-1)  # (B, V)
+    # The sum may miss 1 by rounding, so the number is scaled to it. At most 1 - 2^-53, it stays below the total.
+    target = torch.tensor(uniforms, dtype=torch.float64)[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, target, right=True)[:, 0].tolist()

@@ -1,0 +1,133 @@
+"""What shapes the choice of the next token: pure functions, logits (B, V) in, logits (B, V) out.
+
+A token that is ruled out gets minus infinity; the likeliest token is never ruled out.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from minigpt.config.schema import SampleConfig
+
+
+def filter_logits(logits: Tensor, seen: Tensor | None, options: SampleConfig) -> Tensor:
+    """All filters, in this order: repetition penalty, temperature, top-k, top-p, min-p.
+
+    The penalty comes first because it corrects the model's own scores. Top-p and min-p judge the probabilities
+    that the temperature has made, among the tokens that are still left.
+
+    Args:
+        logits: (B, V), the model's.
+        seen: (B, V) bool, tokens already in each row's text; None if there is no penalty.
+        options: temperature, top_k, top_p, min_p, repetition_penalty.
+
+    Returns:
+        (B, V).
+
+    Raises:
+        ValueError: an option outside its range.
+    """
+    if seen is not None:
+        logits = repetition_penalty(logits, seen, options.repetition_penalty)
+    logits = temperature(logits, options.temperature)
+    logits = top_k(logits, options.top_k)
+    logits = top_p(logits, options.top_p)
+    return min_p(logits, options.min_p)
+
+
+def repetition_penalty(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """Make tokens that already stand in the text less likely: divide positive logits, multiply negative ones.
+
+    Each seen token is penalised once, however often it occurred.
+
+    Args:
+        logits: (B, V).
+        seen: (B, V) bool.
+        penalty: above 0; 1 = off, more than 1 discourages repetition.
+
+    Returns:
+        (B, V).
+
+    Raises:
+        ValueError: a penalty of 0 or less.
+
+    Source: Keskar et al. 2019, "CTRL", section 4.1; the split by sign is Hugging Face's, without which a
+    penalty would help tokens with negative logits.
+    """
+    if not 0 < penalty < math.inf:
+        raise ValueError(f"repetition_penalty: got {penalty}; wanted a number above 0 (1 = off)")
+    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def temperature(logits: Tensor, value: float) -> Tensor:
+    """Sharpen (below 1) or flatten (above 1) the distribution: logits / temperature.
+
+    0 is the limit, greedy: only the likeliest token is left, the lowest id among equals.
+
+    Returns:
+        (B, V), shifted so that the largest is 0: no small temperature overflows.
+
+    Raises:
+        ValueError: a negative or non-finite temperature.
+
+    Source: Ackley, Hinton and Sejnowski 1985, "A Learning Algorithm for Boltzmann Machines".
+    """
+    if not 0 <= value < math.inf:
+        raise ValueError(f"temperature: got {value}; wanted 0 (greedy) or above")
+    if value == 0:
+        likeliest = logits.argmax(dim=-1, keepdim=True)
+        return torch.full_like(logits, -math.inf).scatter(-1, likeliest, 0.0)
+    return (logits - logits.amax(dim=-1, keepdim=True)) / value
+
+
+def top_k(logits: Tensor, k: int) -> Tensor:
+    """Keep the k likeliest tokens, and those that tie with the k-th. 0 = off; k above V keeps all V.
+
+    Raises:
+        ValueError: a negative k.
+
+    Source: Fan, Lewis and Dauphin 2018, "Hierarchical Neural Story Generation", section 5.2.
+    """
+    if k < 0:
+        raise ValueError(f"top_k: got {k}; wanted 0 (off) or more")
+    V = logits.shape[-1]
+    if k == 0 or k >= V:
+        return logits
+    smallest_kept = logits.topk(k, dim=-1).values[..., -1:]
+    return logits.masked_fill(logits < smallest_kept, -math.inf)
+
+
+def top_p(logits: Tensor, p: float) -> Tensor:
+    """Keep the nucleus: the likeliest tokens, as few as reach probability p together. 1 = off.
+
+    Among equally likely tokens the lower id comes first.
+
+    Raises:
+        ValueError: p outside (0, 1].
+
+    Source: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration", section 3.1.
+    """
+    if not 0 < p <= 1:
+        raise ValueError(f"top_p: got {p}; wanted above 0 and at most 1 (1 = off)")
+    if p == 1:
+        return logits
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    before = ordered.softmax(dim=-1).cumsum(dim=-1).roll(1, dims=-1)  # probability of all likelier tokens
+    before[..., 0] = 0.0  # so the likeliest is always kept
+    return logits.masked_fill((before >= p).gather(-1, order.argsort(dim=-1)), -math.inf)
+
+
+def min_p(logits: Tensor, p: float) -> Tensor:
+    """Drop tokens whose probability is below p times that of the likeliest. 0 = off.
+
+    Raises:
+        ValueError: p outside [0, 1].
+
+    Source: Nguyen et al. 2024, "Turning Up the Heat: Min-p Sampling for Creative and Coherent LLM Outputs".
+    """
+    if not 0 <= p <= 1:
+        raise ValueError(f"min_p: got {p}; wanted 0 (off) to 1")
+    if p == 0:
+        return logits
+    return logits.masked_fill(logits < logits.amax(dim=-1, keepdim=True) + math.log(p), -math.inf)

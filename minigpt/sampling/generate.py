@@ -1,0 +1,223 @@
+"""The sampling loop: token ids in, token ids out. It knows a callable, not a model.
+
+Every sample is written as if it were alone: neither its neighbours in the batch nor the KV cache change it.
+Two things follow from a text's length alone: which tokens the model sees next (`window_start`), and the random
+number behind the next token (`uniform`, in draw.py).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from minigpt.config.schema import SampleConfig
+from minigpt.faults import UserFault
+from minigpt.sampling.draw import draw, uniform
+from minigpt.sampling.filters import filter_logits
+
+
+class Forward(Protocol):
+    """A language model, as far as sampling is concerned."""
+
+    def __call__(self, tokens: Tensor, lengths: Sequence[int], cache: Any) -> Tensor:
+        """(B, T) ids on the CPU, padded right to T -> (B, V) logits after each row's last real token.
+
+        With a cache, the tokens follow what it holds and are appended to it, padding included; the loop
+        trims it to the real lengths.
+        """
+
+
+class Cache(Protocol):
+    """What the loop asks of a KV cache; minigpt.model.cache.KVCache is one."""
+
+    def set_lengths(self, lengths: Sequence[int]) -> None:
+        """Row b holds this many tokens."""
+
+    def select(self, rows: Sequence[int]) -> Any:
+        """A copy of these rows, which may repeat."""
+
+    def put(self, rows: Sequence[int], part: Any) -> None:
+        """Overwrite these rows."""
+
+
+@dataclass
+class Sample:
+    """One text as it is written."""
+
+    prompt: int  # which of the prompts it continues
+    number: int  # which of that prompt's samples it is
+    tokens: list[int] = field(default_factory=list)  # written so far: without the prompt and the end-of-text token
+    unread: int = 0  # tokens at the prompt's start that the model did not see: the prompt was longer than its window
+    ended: str = ""  # "length" | "end of text" | "stopped" (by on_token)
+
+
+def window_start(length: int, block_size: int) -> int:
+    """Where the model's window begins in a text of this length.
+
+    The window grows to block_size tokens. With the next one it is over-full: the last block_size // 2 tokens
+    are kept and read again from position 0, and it grows anew. A prompt longer than the window is treated as if
+    it had been written token by token, so its last block_size // 2 to block_size tokens are read.
+
+    Args:
+        length: tokens in the text.
+        block_size: tokens the model can see.
+
+    Returns:
+        Index of the first token seen.
+    """
+    if length <= block_size:
+        return 0
+    kept = max(block_size // 2, 1)
+    steps_between = block_size - kept + 1
+    return length - kept - (length - block_size - 1) % steps_between
+
+
+@torch.inference_mode()
+def generate(
+    forward: Forward,
+    prompts: Sequence[Sequence[int]],
+    options: SampleConfig,
+    *,
+    block_size: int,
+    new_cache: Callable[[int], Cache] | None = None,
+    eot: int | None = None,
+    on_token: Callable[[int, int], bool] | None = None,
+) -> list[Sample]:
+    """Continue every prompt num_samples times, all in one batch.
+
+    Args:
+        forward: the model.
+        prompts: token ids, each prompt at least one; lengths may differ.
+        options: max_new_tokens, num_samples, seed and what filters.py reads.
+        block_size: the model's window, in tokens.
+        new_cache: makes an empty KV cache of so many rows; None reads the whole window for every token, which is
+            slower and writes the same text.
+        eot: the end-of-text token, if there is one: it ends a sample and is no part of it.
+        on_token: called with (index in the returned list, token) for each token as it is made; True ends the sample.
+
+    Returns:
+        The samples: all of prompt 0, then all of prompt 1, ...
+
+    Raises:
+        UserFault: the model's logits are NaN or infinite.
+    """
+    if any(len(prompt) == 0 for prompt in prompts):
+        raise ValueError("generate: got an empty prompt; wanted at least one token to start from, e.g. end-of-text")
+    samples = [
+        Sample(index, number, unread=window_start(len(prompt), block_size))
+        for index, prompt in enumerate(prompts)
+        for number in range(options.num_samples)
+    ]
+    texts = [list(prompts[sample.prompt]) for sample in samples]
+    live = list(range(len(samples))) if options.max_new_tokens > 0 else []
+    reader = CachedReader(forward, new_cache, block_size) if new_cache else Reader(forward, block_size)
+    seen = None
+    while live:
+        logits = checked(reader.next_logits([texts[index] for index in live]))  # (B, V)
+        if options.repetition_penalty != 1 and seen is None:
+            seen = tokens_seen([texts[index] for index in live], logits)
+        uniforms = [uniform(options.seed, samples[index].number, len(texts[index])) for index in live]
+        tokens = draw(filter_logits(logits, seen, options), uniforms)
+        for index, token in zip(live, tokens, strict=True):
+            sample = samples[index]
+            if token == eot:
+                sample.ended = "end of text"
+                continue
+            sample.tokens.append(token)
+            texts[index].append(token)
+            if on_token is not None and on_token(index, token):
+                sample.ended = "stopped"
+            elif len(sample.tokens) == options.max_new_tokens:
+                sample.ended = "length"
+        if seen is not None:
+            seen[torch.arange(len(live)), torch.tensor(tokens)] = True
+        rows = [row for row, index in enumerate(live) if not samples[index].ended]
+        if len(rows) < len(live):  # finished samples leave the batch
+            live = [live[row] for row in rows]
+            seen = None if seen is None else seen[rows]
+            reader.keep(rows)
+    return samples
+
+
+def checked(logits: Tensor) -> Tensor:
+    """The logits in double precision (on the CPU where the device has none: MPS).
+
+    Raises:
+        UserFault: NaN or infinity among them.
+    """
+    logits = (logits.cpu() if logits.device.type == "mps" else logits).double()
+    if not bool(logits.isfinite().all()):
+        raise UserFault(
+            "the checkpoint holds non-finite weights: got NaN or infinite logits; wanted numbers. "
+            "Sample from an earlier checkpoint: checkpoint=RUN/checkpoints/step-..."
+        )
+    return logits
+
+
+def tokens_seen(texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
+    """(B, V) bool: which tokens each text holds."""
+    seen = torch.zeros(logits.shape, dtype=torch.bool)
+    for row, text in enumerate(texts):
+        seen[row, torch.tensor(text)] = True
+    return seen.to(logits.device)
+
+
+def pad(rows: Sequence[Sequence[int]]) -> Tensor:
+    """(B, T) ids, shorter rows filled up behind with 0."""
+    T = max(len(row) for row in rows)
+    return torch.tensor([[*row, *[0] * (T - len(row))] for row in rows])
+
+
+class Reader:
+    """Reads each text's whole window for every token: the readable twin of `CachedReader`."""
+
+    def __init__(self, forward: Forward, block_size: int):
+        self.forward = forward
+        self.block_size = block_size
+
+    def next_logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        """(B, V) logits of each text's next token."""
+        windows = [text[window_start(len(text), self.block_size) :] for text in texts]
+        return self.forward(pad(windows), [len(window) for window in windows], None)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Only these rows go on."""
+
+
+class CachedReader(Reader):
+    """Reads each token once, until a text's window moves: then that window is read anew."""
+
+    def __init__(self, forward: Forward, new_cache: Callable[[int], Cache], block_size: int):
+        super().__init__(forward, block_size)
+        self.new_cache = new_cache
+        self.starts: list[int] = []  # where each row's window begins
+
+    def next_logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        """(B, V) logits of each text's next token; each text is the one before with one token more."""
+        starts = [window_start(len(text), self.block_size) for text in texts]
+        if not self.starts:
+            self.cache = self.read([text[start:-1] for text, start in zip(texts, starts, strict=True)])
+        elif moved := [row for row, start in enumerate(starts) if start != self.starts[row]]:
+            self.cache.put(moved, self.read([texts[row][starts[row] : -1] for row in moved]))
+        self.starts = starts
+        return self.forward(torch.tensor([[text[-1]] for text in texts]), [1] * len(texts), self.cache)
+
+    def read(self, windows: Sequence[Sequence[int]]) -> Cache:
+        """A cache that holds these windows; equal ones (the samples of one prompt) are read once."""
+        different = list(dict.fromkeys(tuple(window) for window in windows))
+        lengths = [len(window) for window in different]
+        cache = self.new_cache(len(different))
+        if max(lengths) > 0:
+            self.forward(pad(different), lengths, cache)
+            cache.set_lengths(lengths)
+        if len(different) == len(windows):
+            return cache
+        return cache.select([different.index(tuple(window)) for window in windows])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Only these rows go on."""
+        if rows:
+            self.cache = self.cache.select(rows)
+        self.starts = [self.starts[row] for row in rows]

@@ -1,0 +1,143 @@
+"""scripts/sample.py's work, from the config to what appears on stdout and stderr."""
+
+import io
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from minigpt.checkpoint.load import LoadedCheckpoint
+from minigpt.config.schema import ModelConfig, SampleConfig, TrainConfig
+from minigpt.data.tokenizer import build_tokenizer
+from minigpt.faults import UserFault
+from minigpt.model.gpt import GPT
+from minigpt.sampling import command
+from minigpt.sampling.write import write
+
+LETTERS = "\n abcdefé"
+
+
+@pytest.fixture
+def checkpoint(monkeypatch):
+    """A char model with a window of 12, loaded by name."""
+
+    def load(path, which="best"):
+        torch.manual_seed(3)
+        tokenizer = build_tokenizer("char", alphabet=LETTERS)
+        config = TrainConfig(model=ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=12))
+        model = GPT(config.model, tokenizer.vocab_size)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+        return LoadedCheckpoint(model, tokenizer, config, {}, Path(path) / which)
+
+    monkeypatch.setattr(command, "load_checkpoint", load)
+    return load("runs/x")
+
+
+def run(capsys, **options):
+    options = {"checkpoint": "runs/x", "max_new_tokens": 20, "device": "cpu", **options}
+    assert command.sample(SampleConfig(**options)) == 0
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def test_one_text_is_the_prompt_and_its_continuation(checkpoint, capsys):
+    out, err = run(capsys, prompt=["bad é"])
+    expected = write(
+        checkpoint.model.eval(),
+        checkpoint.tokenizer,
+        [checkpoint.tokenizer.encode("bad é")],
+        SampleConfig(max_new_tokens=20),
+    )
+    assert out == f"bad é{expected[0].text}\n"
+    assert "runs/x/best: on cpu in fp32" in err
+    assert "20 tokens in" in err
+    assert "tokens/s" in err
+    assert run(capsys, prompt=["bad é"], stream=False)[0] == out
+    assert run(capsys, prompt=["bad é"], use_cache=False)[0] == out
+    assert run(capsys, prompt=["bad é"], seed=5)[0] != out
+
+
+def test_several_texts_have_headlines_and_are_those_written_alone(checkpoint, capsys):
+    out, _ = run(capsys, prompt=["a", "bed face"], num_samples=2)
+    first, second = run(capsys, prompt=["a"])[0], run(capsys, prompt=["bed face"])[0]
+    assert out.startswith(f"--- prompt 1 of 2, sample 1 of 2 ---\n{first}--- prompt 1 of 2, sample 2 of 2 ---\na")
+    assert f"--- prompt 2 of 2, sample 1 of 2 ---\n{second}--- prompt 2 of 2, sample 2 of 2 ---\nbed face" in out
+
+
+def test_a_stop_string_is_not_shown(checkpoint, capsys):
+    whole, _ = run(capsys, prompt=["a"])
+    stop = whole[7:9]
+    out, err = run(capsys, prompt=["a"], stop=[stop])
+    assert "1 ended by a stop string" in err
+    assert out == "a" + whole[1 : whole.index(stop, 1)] + "\n"
+
+
+def test_a_prompt_file_is_one_prompt_with_every_byte(checkpoint, capsys, tmp_path):
+    file = tmp_path / "a,b=c.txt"
+    file.write_bytes("é\n\nab\n".encode())
+    out, _ = run(capsys, prompt_file=str(file))
+    assert out.startswith("é\n\nab\n")
+    assert out == run(capsys, prompt=["é\n\nab\n"])[0]
+    file.write_bytes(b"a\xff")
+    with pytest.raises(UserFault, match="UTF-8"):
+        run(capsys, prompt_file=str(file))
+    with pytest.raises(UserFault, match=r"prompt_file=.*can't be read.*Give a text file"):
+        run(capsys, prompt_file=str(tmp_path / "missing"))
+
+
+def test_what_the_user_may_not_expect_is_said(checkpoint, capsys):
+    assert "an empty prompt starts from a newline" in run(capsys)[1]
+    assert "an empty prompt starts from a newline" in run(capsys, prompt=["", "a"])[1]
+    err = run(capsys, prompt=["abcabcabcabcabcabc"])[1]  # 18 tokens: 13 -> 6 are kept, ... 18 -> 11
+    assert "prompt 1 has 18 tokens and the model's window 12: it reads the last 11" in err
+    assert "top_k=99 is more than the vocabulary of 9" in run(capsys, prompt=["a"], top_k=99)[1]
+    assert "no control token" in run(capsys, prompt=["a"], allow_special=True)[1]
+    assert "note" not in run(capsys, prompt=["abcabcabcabc"], top_k=9)[1]
+
+
+def test_faults_are_the_users(checkpoint, capsys, monkeypatch):
+    with pytest.raises(UserFault, match=r"'z'.*position 1"):
+        run(capsys, prompt=["az"])
+    with pytest.raises(UserFault, match="which model"):
+        run(capsys, checkpoint=None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserFault, match=r"device=cuda: this machine has none.*device=auto or cpu"):
+        run(capsys, prompt=["a"], device="cuda")
+
+
+def test_too_much_for_the_memory_is_said(checkpoint, capsys, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(command, "write", full)
+    with pytest.raises(UserFault, match=r"1 prompts x num_samples=9 don't fit into memory"):
+        run(capsys, prompt=["a"], num_samples=9)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_samples": 3}])
+def test_a_reader_that_leaves_ends_it_quietly(checkpoint, monkeypatch, options, capfd):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as closed_pipe:
+        monkeypatch.setattr(sys, "stdout", closed_pipe)
+        assert command.sample(SampleConfig(checkpoint="runs/x", prompt=["a"], device="cpu", **options)) == 0
+        monkeypatch.undo()
+    assert "BrokenPipe" not in capfd.readouterr().err
+
+
+def test_the_dtype_is_the_one_asked_for(checkpoint):
+    for precision, dtype in command.DTYPES.items():
+        loaded = command.load(SampleConfig(checkpoint="runs/x", precision=precision, device="cpu"))
+        assert {parameter.dtype for parameter in loaded.model.parameters()} == {dtype}
+        assert not loaded.model.training
+
+
+def test_interactive_converses(checkpoint, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a\n"))
+    out, err = run(capsys, checkpoint=str(tmp_path), interactive=True, prompt=["b"])
+    assert f"a{out}" == run(capsys, prompt=["a"])[0]
+    assert "prompt= and prompt_file= are not used" in err

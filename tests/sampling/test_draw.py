@@ -1,0 +1,73 @@
+"""Random numbers as a function of (seed, sample, position), and the draw from them."""
+
+import itertools
+import math
+
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from minigpt.sampling.draw import draw, mix, uniform
+
+
+def test_mix_is_splitmix64():
+    state, outputs = 1234567, []
+    for _ in range(3):
+        outputs.append(mix(state))
+        state += 0x9E3779B97F4A7C15
+    assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]  # the published test vector
+
+
+def test_uniform_is_uniform_and_each_argument_matters():
+    numbers = [uniform(*place) for place in itertools.product(range(20), range(20), range(20))]
+    assert len(set(numbers)) == len(numbers)
+    counts = torch.histc(torch.tensor(numbers), bins=16, min=0, max=1)
+    chi_square = float(((counts - 500) ** 2 / 500).sum())
+    assert chi_square < 37.7  # 15 degrees of freedom: exceeded by chance once in 1000; the numbers are fixed
+    columns = torch.tensor(numbers, dtype=torch.float64).reshape(20, -1)  # one row per seed
+    correlation = torch.corrcoef(columns) - torch.eye(20)
+    assert correlation.abs().max() < 0.2
+
+
+@given(st.integers(-(2**70), 2**70), st.integers(0, 2**40), st.integers(0, 2**40))
+def test_uniform_is_below_one(seed, sample, position):
+    assert 0 <= uniform(seed, sample, position) < 1
+
+
+@given(
+    st.lists(st.one_of(st.floats(-30, 5), st.just(-math.inf)), min_size=1, max_size=12).filter(
+        lambda row: max(row) > -math.inf
+    ),
+    st.floats(0, 1, exclude_max=True),
+)
+@example([0.0, 0.0, 0.0, -math.inf], 1 - 2**-53)
+@example([0.1, 0.7, -0.3, -1.2, 0.45, -math.inf], 1 - 2**-53)
+def test_draw_is_the_first_token_past_the_number(row, number):
+    probabilities = torch.tensor(row, dtype=torch.float64).softmax(-1).tolist()
+    cumulative = list(itertools.accumulate(probabilities))
+    past = [token for token, value in enumerate(cumulative) if value > number * cumulative[-1]]
+    assert draw(torch.tensor([row], dtype=torch.float64), [number]) == past[:1]
+
+
+def test_draw_never_takes_what_is_ruled_out():
+    logits = torch.full((2, 6), -math.inf)
+    logits[:, 2], logits[:, 4] = 0.0, 1.0
+    for number in (0.0, 0.2, 0.5, 1 - 2**-53):
+        assert set(draw(logits, [number, number])) <= {2, 4}
+    assert draw(logits, [0.0, 1 - 2**-53]) == [2, 4]
+
+
+def test_draw_follows_the_probabilities():
+    probabilities = torch.tensor([0.1, 0.6, 0.0, 0.3])
+    rows = probabilities.log().expand(4000, 4)
+    drawn = draw(rows, [uniform(5, 0, position) for position in range(4000)])
+    frequencies = torch.bincount(torch.tensor(drawn), minlength=4) / 4000
+    assert (frequencies - probabilities).abs().max() < 0.03
+
+
+def test_a_row_does_not_depend_on_its_neighbours():
+    logits = torch.randn(5, 997, generator=torch.Generator().manual_seed(3))
+    numbers = [uniform(1, 2, position) for position in range(5)]
+    alone = [draw(logits[row : row + 1], [numbers[row]])[0] for row in range(5)]
+    assert draw(logits, numbers) == alone
+    assert draw(logits.flip(0), numbers[::-1]) == alone[::-1]

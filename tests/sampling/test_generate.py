@@ -1,0 +1,225 @@
+"""The sampling loop with a mock model: its logits are a hash of the tokens it sees, so they are compared bit by bit."""
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minigpt.config.schema import SampleConfig
+from minigpt.faults import UserFault
+from minigpt.sampling.generate import generate, window_start
+
+V = 13
+
+
+class MockCache:
+    """Remembers each row's tokens."""
+
+    def __init__(self, rows):
+        self.rows = [[] for _ in range(rows)] if isinstance(rows, int) else rows
+
+    def set_lengths(self, lengths):
+        self.rows = [row[:length] for row, length in zip(self.rows, lengths, strict=True)]
+
+    def select(self, rows):
+        return MockCache([list(self.rows[row]) for row in rows])
+
+    def put(self, rows, part):
+        for row, new in zip(rows, part.rows, strict=True):
+            self.rows[row] = list(new)
+
+
+class MockModel:
+    """Each sequence of tokens has its own logits; what it was shown is written down."""
+
+    def __init__(self, block_size):
+        self.block_size = block_size
+        self.contexts = []
+        self.tokens_read = 0
+
+    def __call__(self, tokens, lengths, cache):
+        self.tokens_read += tokens.numel()
+        logits = []
+        for row, (new, length) in enumerate(zip(tokens.tolist(), lengths, strict=True)):
+            context = (cache.rows[row] if cache else []) + new[:length]
+            if cache:
+                assert len(cache.rows[row]) + len(new) <= self.block_size
+                cache.rows[row] = cache.rows[row] + new
+            assert len(context) <= self.block_size
+            self.contexts.append(context)
+            random_numbers = random.Random(str(context))
+            logits.append([random_numbers.gauss(0, 2) for _ in range(V)])
+        return torch.tensor(logits)
+
+
+def write(prompts, *, block_size=6, cached=True, **options):
+    """The written tokens of each sample."""
+    eot, on_token = options.pop("eot", None), options.pop("on_token", None)
+    samples = generate(
+        MockModel(block_size),
+        prompts,
+        SampleConfig(**{"max_new_tokens": 9, "temperature": 1.0, **options}),
+        block_size=block_size,
+        new_cache=MockCache if cached else None,
+        eot=eot,
+        on_token=on_token,
+    )
+    return [sample.tokens for sample in samples]
+
+
+some_prompts = st.lists(st.lists(st.integers(0, V - 1), min_size=1, max_size=11), min_size=1, max_size=4)
+block_sizes = st.integers(1, 9)
+
+
+@given(length=st.integers(1, 60), block_size=st.integers(1, 12))
+def test_window_start_is_the_rule_applied_token_by_token(length, block_size):
+    start = 0
+    for so_far in range(1, length + 1):
+        if so_far - start > block_size:
+            start = so_far - max(block_size // 2, 1)
+    assert window_start(length, block_size) == start
+
+
+@settings(max_examples=50)
+@given(prompts=some_prompts, block_size=block_sizes, seed=st.integers(0, 99), n=st.integers(1, 3))
+def test_the_cache_changes_nothing(prompts, block_size, seed, n):
+    options = {"block_size": block_size, "seed": seed, "num_samples": n, "max_new_tokens": 25}
+    assert write(prompts, cached=True, **options) == write(prompts, cached=False, **options)
+
+
+@settings(max_examples=50)
+@given(prompts=some_prompts, block_size=block_sizes, cached=st.booleans(), data=st.data())
+def test_each_prompt_is_written_as_if_alone_and_in_any_order(prompts, block_size, cached, data):
+    options = {"block_size": block_size, "cached": cached, "eot": 3, "max_new_tokens": 12, "repetition_penalty": 1.3}
+    together = write(prompts, **options)
+    assert together == [write([prompt], **options)[0] for prompt in prompts]
+    order = data.draw(st.permutations(range(len(prompts))))
+    assert write([prompts[index] for index in order], **options) == [together[index] for index in order]
+
+
+def test_fewer_samples_are_the_first_of_more():
+    more = write([[1, 2], [7]], num_samples=5)
+    fewer = write([[1, 2], [7]], num_samples=2)
+    assert fewer == more[0:2] + more[5:7]
+    assert len({tuple(tokens) for tokens in more}) == len(more)  # all different
+
+
+@settings(max_examples=50)
+@given(prompt=st.lists(st.integers(0, V - 1), min_size=1, max_size=9), block_size=block_sizes, first=st.integers(1, 15))
+def test_writing_in_two_sittings_is_writing_in_one(prompt, block_size, first):
+    options = {"block_size": block_size, "repetition_penalty": 1.5}
+    whole = write([prompt], max_new_tokens=20, **options)[0]
+    begun = write([prompt], max_new_tokens=first, **options)[0]
+    assert begun + write([prompt + begun], max_new_tokens=20 - first, **options)[0] == whole
+
+
+def test_the_seed_decides():
+    texts = {seed: write([[4, 5]], seed=seed)[0] for seed in range(20)}
+    assert texts[7] == write([[4, 5]], seed=7)[0]
+    assert len({tuple(text) for text in texts.values()}) == 20
+
+
+def test_temperature_zero_is_the_likeliest_token_every_time():
+    text = [2, 4]
+    model = MockModel(50)
+    for _ in range(9):
+        text.append(int(model(torch.tensor([text]), [len(text)], None).argmax()))
+    assert write([[2, 4]], block_size=50, temperature=0.0, seed=1) == [text[2:]]
+    assert write([[2, 4]], block_size=50, temperature=0.0, seed=2) == [text[2:]]
+    assert write([[2, 4]], block_size=50, top_k=1, seed=2) == [text[2:]]
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_the_model_sees_the_window_and_nothing_else(cached):
+    model = MockModel(4)
+    text = [1, 2, 3]
+    options = SampleConfig(max_new_tokens=8)
+    text += generate(model, [text], options, block_size=4, new_cache=MockCache if cached else None)[0].tokens
+    wanted = [text[0:3], text[0:4], text[3:5], text[3:6], text[3:7], text[6:8], text[6:9], text[6:10]]
+    reading = [] if not cached else [text[0:2], text[3:4], text[6:7]]  # before the newest token
+    assert [context for context in model.contexts if context not in reading] == wanted
+    assert all(context in model.contexts for context in reading)
+
+
+def test_with_the_cache_a_token_is_read_once_until_the_window_moves():
+    model = MockModel(64)
+    generate(model, [[1] * 10], SampleConfig(max_new_tokens=40), block_size=64, new_cache=MockCache)
+    assert model.tokens_read == 10 + 39
+
+
+def test_the_samples_of_one_prompt_share_its_reading():
+    model = MockModel(64)
+    options = SampleConfig(max_new_tokens=1, num_samples=7)
+    generate(model, [[1] * 10, [2] * 10], options, block_size=64, new_cache=MockCache)
+    assert model.tokens_read == 2 * 9 + 2 * 7
+
+
+def test_samples_end_one_by_one():
+    def stop_second(index, token):
+        calls.append((index, token))
+        return index == 1
+
+    calls = []
+    first = write([[1, 2, 3]], max_new_tokens=3, seed=3)[0]
+    assert first[2] not in first[:2]
+    eot = first[2]
+    samples = generate(
+        MockModel(6),
+        [[1, 2, 3], [5], [8, 8]],
+        SampleConfig(max_new_tokens=9, temperature=1.0, seed=3),
+        block_size=6,
+        new_cache=MockCache,
+        eot=eot,
+        on_token=stop_second,
+    )
+    assert samples[0].ended == "end of text"
+    assert len(samples[0].tokens) == 2
+    assert samples[1].ended == "stopped"
+    assert len(samples[1].tokens) == 1
+    assert eot not in itertools.chain.from_iterable(sample.tokens for sample in samples)
+    assert samples[2].ended == ("length" if len(samples[2].tokens) == 9 else "end of text")
+    for index, sample in enumerate(samples):
+        assert [token for at, token in calls if at == index] == sample.tokens
+
+
+def test_a_prompt_longer_than_the_window_is_said():
+    samples = generate(MockModel(6), [[1] * 9, [1] * 6], SampleConfig(max_new_tokens=1), block_size=6)
+    assert [sample.unread for sample in samples] == [4, 0]  # 9 = 6, then 7 -> last 3, 8 -> 4, 9 -> 5
+
+
+def test_repeated_tokens_are_penalised_in_the_prompt_too():
+    model = MockModel(6)
+
+    def negative(tokens, lengths, cache):
+        return model(tokens, lengths, cache) - 20  # below 0, so a penalty of 1e9 is a prohibition
+
+    options = SampleConfig(max_new_tokens=12, num_samples=20, temperature=1.0, repetition_penalty=1e9)
+    for sample in generate(negative, [[3]], options, block_size=6, new_cache=MockCache):
+        assert sorted([3, *sample.tokens]) == list(range(V))  # each of the other 12 tokens once
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_logits_that_are_no_numbers_are_named(bad):
+    def broken(tokens, lengths, cache):
+        return torch.tensor([[0.0, bad, 1.0]])
+
+    with pytest.raises(UserFault, match="non-finite weights"):
+        generate(broken, [[1]], SampleConfig(), block_size=4)
+
+
+def test_nothing_to_write_and_nothing_to_start_from():
+    assert write([[1]], max_new_tokens=0) == [[]]
+    with pytest.raises(ValueError, match="at least one token"):
+        write([[1], []])
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32))
+def test_torchs_random_state_is_left_alone(seed):
+    before = torch.get_rng_state()
+    write([[1, 2]], seed=seed)
+    assert torch.equal(before, torch.get_rng_state())

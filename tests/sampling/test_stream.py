@@ -1,0 +1,88 @@
+"""Streaming: whatever the division into tokens, the pieces joined are the text of all bytes up to the stop string."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from minigpt.sampling.stream import TextStream, cut_at_stop
+
+
+def stream(pieces, stop=()):
+    """The text pieces that come out."""
+    writer = TextStream(stop)
+    return [writer.feed(piece) for piece in pieces] + [writer.finish()]
+
+
+def slow_cut(data, stops):
+    """Byte by byte: stop as soon as what was read ends with a stop string."""
+    for end in range(len(data) + 1):
+        endings = [len(stop) for stop in stops if data[:end].endswith(stop)]
+        if endings:
+            return data[: end - max(endings)]
+    return data
+
+
+alphabet = st.sampled_from(["a", "b", "ab", "é", "€", "😀", "\n"])
+any_bytes = st.one_of(
+    st.binary(max_size=12),
+    st.lists(alphabet, max_size=12).map(lambda letters: "".join(letters).encode()),
+    st.lists(st.sampled_from([b"a", b"b", b"\xf0\x9f", b"\x98", b"\x80", b"\xc3"]), max_size=12).map(b"".join),
+)
+stops = st.lists(st.lists(alphabet, min_size=1, max_size=4).map("".join), max_size=3)
+
+
+@given(st.lists(any_bytes, max_size=8), stops)
+@example([b"abc", b"d"], ["abcd", "bc"])
+@example([b"a", b"ab"], ["aab", "ab"])
+def test_pieces_joined_are_the_whole_text_up_to_the_stop(pieces, stop):
+    data = b"".join(pieces)
+    expected = slow_cut(data, [text.encode() for text in stop]).decode(errors="replace")
+    assert "".join(stream(pieces, stop)) == expected
+    assert "".join(stream([bytes([byte]) for byte in data], stop)) == expected
+
+
+@given(any_bytes, stops)
+def test_the_cut_is_the_one_found_byte_by_byte(data, stop):
+    encoded = [text.encode() for text in stop]
+    assert cut_at_stop(data, encoded) == slow_cut(data, encoded)
+
+
+@given(st.text(max_size=12))
+def test_valid_text_never_shows_a_replacement_character_that_is_not_its_own(text):
+    pieces = [bytes([byte]) for byte in text.encode()]
+    shown = ""
+    for piece in stream(pieces):
+        shown += piece
+        assert text.startswith(shown)
+
+
+def test_half_a_character_waits():
+    assert stream([b"a\xe2", b"\x82", b"\xac", b"b"]) == ["a", "", "€", "b", ""]
+
+
+def test_half_a_character_at_the_end_is_said():
+    assert stream([b"a\xe2\x82"]) == ["a", "\ufffd"]
+    assert stream([b"a\xe2\x82", b"STOP"], ["STOP"]) == ["a", "\ufffd", ""]
+
+
+def test_a_stop_string_over_several_tokens_is_never_shown():
+    writer = TextStream(["\nUser:"])
+    assert [writer.feed(piece) for piece in (b"Hi\n", b"Us", b"e", b"r: ho")] == ["Hi", "", "", ""]
+    assert writer.stopped
+    assert writer.feed(b"more") == ""
+    assert writer.finish() == ""
+
+
+def test_what_only_looked_like_a_stop_string_is_shown():
+    assert stream([b"x\nUs", b"ually"], ["\nUser:"]) == ["x", "\nUsually", ""]
+    assert stream([b"x\nUs"], ["\nUser:"]) == ["x", "\nUs"]
+
+
+def test_text_is_shown_as_soon_as_it_is_certain():
+    assert stream([b"a", b"b", b"a", b"c"], ["abab"]) == ["", "", "", "abac", ""]
+    assert stream([b"a", b"b", b"a", b"a"], ["abab"]) == ["", "", "", "aba", "a"]
+
+
+def test_an_empty_stop_string_is_refused():
+    with pytest.raises(ValueError, match="at least one character"):
+        TextStream(["x", ""])

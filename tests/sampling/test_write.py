@@ -1,0 +1,149 @@
+"""The sampling loop with a real GPT: cached equals uncached, a batch equals its rows, training does not notice."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from minigpt.config.schema import ModelConfig, SampleConfig
+from minigpt.data.tokenizer import build_tokenizer
+from minigpt.faults import UserFault
+from minigpt.model.gpt import GPT
+from minigpt.sampling.generate import CachedReader, Reader
+from minigpt.sampling.write import gpt_cache, gpt_forward, write, write_sample
+
+BLOCK_SIZE = 11
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+BYTE = build_tokenizer("byte")
+PROMPTS = [[72], [100, 101, 102, 10, 32], list(range(60, 90)), [7] * BLOCK_SIZE]  # short, longer than the window, full
+
+
+def tiny_gpt(dtype=torch.float64, *, kernel="fused", dropout=0.0):
+    torch.manual_seed(5)
+    config = ModelConfig(n_layer=2, n_head=2, n_embd=24, block_size=BLOCK_SIZE, dropout=dropout)
+    model = GPT(config, BYTE.vocab_size, kernel=kernel).to(dtype).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model
+
+
+def texts(model, prompts, **options):
+    return [text.text for text in write(model, BYTE, prompts, SampleConfig(**{"max_new_tokens": 40, **options}))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("kernel", ["explicit", "fused"])
+@torch.inference_mode()
+def test_cached_logits_are_the_uncached_ones_while_windows_move(dtype, kernel):
+    model = tiny_gpt(dtype, kernel=kernel)
+    cached = CachedReader(gpt_forward(model), lambda rows: gpt_cache(model, rows), BLOCK_SIZE)
+    uncached = Reader(gpt_forward(model), BLOCK_SIZE)
+    written = [list(prompt) for prompt in PROMPTS]
+    for step in range(45):
+        logits = uncached.next_logits(written)
+        assert (cached.next_logits(written) - logits).abs().max() < TOLERANCE[dtype]
+        for text, token in zip(written, (logits * (1 + step % 3)).argmax(-1).tolist(), strict=True):
+            text.append(int(token) if step % 2 else (token + len(text)) % 257)
+        if step == 20:
+            cached.keep([0, 2, 3])
+            del written[1]
+
+
+@torch.inference_mode()
+def test_a_padded_batch_has_the_logits_of_its_rows_alone():
+    model = tiny_gpt()
+    reader = Reader(gpt_forward(model), BLOCK_SIZE)
+    together = reader.next_logits(PROMPTS)
+    for row, prompt in enumerate(PROMPTS):
+        assert (together[row] - reader.next_logits([prompt])[0]).abs().max() < 1e-10
+        window = prompt if row != 2 else prompt[-9:]  # of its 30 tokens: 12 -> the last 5, ... 18 -> 11, 19 -> 5, ...
+        assert (together[row] - model(torch.tensor([window]))[0, -1]).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_batch_or_single_cached_or_not_the_text_is_the_same(dtype, temperature):
+    model = tiny_gpt(dtype)
+    options = {"temperature": temperature, "num_samples": 2, "repetition_penalty": 1.2, "top_p": 0.95, "seed": 3}
+    together = texts(model, PROMPTS, **options)
+    assert together == texts(model, PROMPTS, use_cache=False, **options)
+    assert together == [text for prompt in PROMPTS for text in texts(model, [prompt], **options)]
+    if temperature:
+        assert len(set(together)) == len(together)
+
+
+def test_streamed_pieces_are_the_text_and_the_text_is_the_tokens():
+    pieces = []
+    options = SampleConfig(max_new_tokens=60, temperature=1.5)
+    [text] = write(tiny_gpt(), BYTE, [[72]], options, on_text=pieces.append)
+    assert "".join(pieces) == text.text == BYTE.decode(text.sample.tokens)
+    assert len(text.sample.tokens) == 60
+    assert "\ufffd" in text.text  # bytes at random: there is something to get wrong
+
+
+def test_a_stop_string_ends_the_text_before_it():
+    model = tiny_gpt()
+    whole = texts(model, [[72]], seed=2)[0]
+    stop = next(whole[at : at + 3] for at in range(5, 30) if "\ufffd" not in whole[at : at + 3])
+    [text] = write(model, BYTE, [[72]], SampleConfig(max_new_tokens=40, seed=2, stop=["never", stop]))
+    assert text.text == whole[: whole.index(stop)]
+    assert text.sample.ended == "stopped"
+
+
+def test_end_of_text_ends_the_text():
+    model = tiny_gpt()
+    with torch.no_grad():
+        model.final_norm.bias.copy_(model.token_embedding.weight[BYTE.eot] * 50)
+    [text] = write(model, BYTE, [[72]], SampleConfig(max_new_tokens=40, temperature=0.0))
+    assert (text.text, text.sample.ended) == ("", "end of text")
+
+
+def test_low_precision_writes_too():
+    assert texts(tiny_gpt(torch.bfloat16), PROMPTS[:2], max_new_tokens=14, temperature=0.0)
+
+
+def test_weights_that_are_no_numbers_are_named():
+    model = tiny_gpt()
+    with torch.no_grad():
+        model.blocks[1].mlp.up.weight[3, 2] = torch.nan
+    with pytest.raises(UserFault, match="non-finite weights"):
+        texts(model, PROMPTS[:2])
+
+
+def test_training_does_not_notice_a_live_sample():
+    def train(with_samples):
+        model = tiny_gpt(torch.float32, dropout=0.2).train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        torch.manual_seed(11)
+        written = []
+        for _ in range(3):
+            tokens = torch.randint(257, (2, 9))
+            F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+            if with_samples:
+                written.append(write_sample(model, BYTE, "Hé", max_new_tokens=15, top_k=9, seed=4))
+                assert all(module.training for module in model.modules())
+            optimizer.step()
+            optimizer.zero_grad()
+        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]), written
+
+    plain, _ = train(with_samples=False)
+    sampled, written = train(with_samples=True)
+    assert torch.equal(plain, sampled)
+    assert len(set(written)) == 3
+
+
+def test_a_live_sample_is_what_the_command_writes():
+    model = tiny_gpt()
+    [expected] = texts(model, [BYTE.encode("ab")], max_new_tokens=20, temperature=0.7, top_k=5, seed=9)
+    assert write_sample(model, BYTE, "ab", max_new_tokens=20, temperature=0.7, top_k=5, seed=9) == expected
+    assert not model.training
+    assert len(write_sample(model, BYTE, "", max_new_tokens=3, temperature=0.0)) > 0
+
+
+def test_the_mode_is_restored_after_a_fault():
+    model = tiny_gpt().train()
+    with torch.no_grad():
+        model.final_norm.weight[0] = torch.inf
+    with pytest.raises(UserFault, match="non-finite"):
+        write_sample(model, BYTE, "a", max_new_tokens=1)
+    assert model.training
