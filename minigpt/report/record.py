@@ -1,0 +1,145 @@
+"""What a run directory says about its run: read as far as it goes, since a report must not fail on half a run."""
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from minigpt.config.plain_yaml import plain_yaml
+from minigpt.faults import UserFault
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Record:
+    """A run as its files tell it; what is missing is empty."""
+
+    path: Path
+    rows: list[Row]  # metrics.jsonl, one a step, in order of steps
+    events: list[Row]
+    samples: list[Row]
+    config: dict[str, Any]
+    choices: dict[str, Any]
+    environment: dict[str, Any]
+    command: str
+    baseline: Row  # baseline.json, if somebody measured one: name, bits_per_byte
+    parameters: int | None  # None: no checkpoint to count them in
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.path.resolve().name
+
+
+def read_record(run_dir: str | Path) -> Record:
+    """Read a run directory.
+
+    Raises:
+        UserFault: it is no run directory.
+    """
+    path = Path(os.path.expanduser(run_dir))
+    if not path.is_dir():
+        raise UserFault(f"run.dir={path}: no such folder. Give the folder of a run, like runs/default-1a2b3c")
+    if not (path / "metrics.jsonl").is_file():
+        raise UserFault(
+            f"run.dir={path}: no metrics.jsonl in it, so no run has logged a step there. Give the folder of a run, "
+            "like runs/default-1a2b3c, or train one: python scripts/train.py"
+        )
+    rows = {row["step"]: row for row in read_lines(path / "metrics.jsonl") if number(row.get("step")) is not None}
+    return Record(
+        path=path,
+        rows=[rows[step] for step in sorted(rows)],  # a step that was written twice counts once, as last written
+        events=read_lines(path / "events.jsonl"),
+        samples=read_lines(path / "samples.jsonl"),
+        config=read_mapping(path / "config.yaml"),
+        choices=read_mapping(path / "choices.json"),
+        environment=read_mapping(path / "environment.json"),
+        command=read_text(path / "command.txt").strip(),
+        baseline=read_mapping(path / "baseline.json"),
+        parameters=count_parameters(path / "checkpoints"),
+    )
+
+
+def read_text(path: Path) -> str:
+    """A file's text; empty if there is none."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def read_lines(path: Path) -> list[Row]:
+    """The rows of a JSON-lines file. A torn last line, and any other that is no JSON object, is left out."""
+    rows = []
+    for line in read_text(path).split("\n"):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """A YAML or JSON file (JSON is YAML) that holds a mapping; empty if it can't be read as one."""
+    try:
+        content = json.loads(read_text(path)) if path.suffix == ".json" else plain_yaml(read_text(path))
+    except (ValueError, RecursionError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
+
+
+def column(rows: list[Row], key: str) -> tuple[list[float], list[float]]:
+    """Steps and values of the rows that hold a finite number under `key`."""
+    found = [(row["step"], row[key]) for row in rows if number(row.get(key)) is not None]
+    return [step for step, _ in found], [value for _, value in found]
+
+
+def best_row(rows: list[Row]) -> Row | None:
+    """The row of the lowest validation loss, the first of equals; None before any validation."""
+    validated = [row for row in rows if number(row.get("val/loss")) is not None]
+    return min(validated, key=lambda row: row["val/loss"], default=None)
+
+
+def training_seconds(rows: list[Row]) -> float:
+    """Training time in all. The rows' clock may begin again at 0 where a run was continued."""
+    total, last = 0.0, 0.0
+    for row in rows:
+        seconds = number(row.get("seconds"))
+        if seconds is not None:
+            total += seconds - last if seconds >= last else seconds
+            last = seconds
+    return total
+
+
+def nats_per_bit(rows: list[Row]) -> float | None:
+    """Nats per token that one bit per byte is, which the tokenizer and the split decide; None if unknown."""
+    row = best_row([row for row in rows if number(row.get("val/bits_per_byte"))])
+    return row["val/loss"] / row["val/bits_per_byte"] if row else None
+
+
+def count_parameters(checkpoints: Path) -> int | None:
+    """Parameters of the model, from the headers of its newest checkpoint; padding rows are not counted."""
+    folders = sorted(checkpoints.glob("step-*"))
+    try:
+        with open(folders[-1] / "model.safetensors", "rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        vocab_size = read_mapping(folders[-1] / "tokenizer.json")["vocab_size"]
+        rows, width = header["token_embedding.weight"]["shape"]
+        sizes = [math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"]
+    except (IndexError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return sum(sizes) - (rows - vocab_size) * width

@@ -1,0 +1,159 @@
+"""report.html: whole, harmless and to the point."""
+
+import html.parser
+import json
+
+import pytest
+
+from minigpt.report import page as page_module
+from minigpt.report.page import page, write_report
+from minigpt.report.record import read_record
+from minigpt.report.svg import Line, line_chart, nice_ticks
+from minigpt.report.words import duration, short_number
+
+
+class Reader(html.parser.HTMLParser):
+    """Collects text by tag and complains of tags that don't match."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.texts, self.links = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href", "onload", "onclick")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+    def text(self, tag=None):
+        return "".join(data for where, data in self.texts if tag in (None, where))
+
+
+def test_a_run_on_one_page(run):
+    write_report(run)
+    source = (run / "report.html").read_text()
+    reader = Reader(source)
+    text = reader.text()
+    assert "tiny-1f" in reader.text("h1")
+    assert "GPT with 173 parameters · 4 layers" in text
+    for figure in ("2.6418", "1.321", "102 k", "20 s"):
+        assert figure in reader.text("b")
+    assert reader.text("pre").count('return "<b>&amp;</b>" # ${x}') == 2
+    assert "python scripts/train.py seed=4242" in text
+    assert f'python scripts/sample.py checkpoint={run} prompt="..."' in text
+    assert "2026-11-20 10:00:00began" in text
+    assert "micro_batch7" in text
+    assert (run / "loss.png").is_file()
+
+
+def test_the_page_needs_and_runs_nothing_else(run):
+    evil = "</pre><script>alert(1)</script><img src=http://x.org/a.png onerror=alert(1)>"
+    (run / "samples.jsonl").write_text(json.dumps({"step": 1, "text": evil}) + "\n")
+    (run / "command.txt").write_text(evil)
+    (run / "choices.json").write_text(json.dumps({evil: evil}))
+    (run / "config.yaml").write_text(json.dumps({"model": {"n_layer": evil}, evil: [evil], "data": {"name": evil}}))
+    (run / "events.jsonl").write_text(json.dumps({"event": evil, "time": 3, evil: evil}) + "\n")
+    (run / "baseline.json").write_text(json.dumps({"name": evil, "bits_per_byte": 2.5}))
+    reader = Reader(page(read_record(run)))
+    assert reader.links == []
+    assert {"script", "img", "link", "iframe", "object"}.isdisjoint(reader.tags)
+    assert reader.text().count(evil) >= 8
+    assert "default-src 'none'" in page(read_record(run))
+
+
+def test_settings_that_differ_from_the_default_stand_out(run):
+    source = page(read_record(run))
+    assert '<tr class="own"><td>seed</td><td>4242</td></tr>' in source
+    assert source.count('class="own"') == 1
+
+
+def test_the_yardstick_is_shown_beside_the_loss(run):
+    (run / "baseline.json").write_text('{"name": "order-3 byte n-gram", "bits_per_byte": 2.25}')
+    source = page(read_record(run))
+    assert "order-3 byte n-gram: 2.250" in Reader(source).text("small")
+    assert 'polyline class="baseline"' in source
+
+
+def test_a_run_without_a_step_has_a_page(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("")
+    write_report(tmp_path)
+    assert "No step has been logged yet." in Reader((tmp_path / "report.html").read_text()).text()
+
+
+def test_of_many_samples_first_and_last_are_shown_and_the_others_folded(run):
+    samples = [{"step": step, "text": f"text {step}"} for step in range(1, 101)] + [{"step": 5}]
+    (run / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    shown, _, folded = page(read_record(run)).partition("<details>")
+    assert shown.count('class="sample"') == page_module.SAMPLES_SHOWN
+    assert "text 1<" in shown
+    assert "text 100<" in shown
+    assert folded.count('class="sample"') == 100 - page_module.SAMPLES_SHOWN
+
+
+def test_a_long_run_has_a_small_page(run):
+    rows = [
+        {"step": step, "train/loss": 3 + (step % 7) / 9, "lr": 1e-3, "train/grad_norm": 1.0} for step in range(9000)
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert len(page(read_record(run))) < 120_000
+
+
+def test_a_failed_page_leaves_the_old_one(run, monkeypatch):
+    write_report(run)
+    old = (run / "report.html").read_text()
+
+    def broken(record):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(page_module, "page", broken)
+    with pytest.raises(ZeroDivisionError):
+        write_report(run)
+    assert (run / "report.html").read_text() == old
+
+
+def test_points_of_a_chart_lie_where_their_values_say():
+    chart = line_chart([Line("x", [0, 50, 100], [1.0, 3.0, 2.0], "a")], limits=(1.0, 3.0), width=170, height=142)
+    assert 'points="58.0,112.0 108.0,12.0 158.0,62.0"' in chart
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "count", "ticks"),
+    [(0, 10, 5, [0, 2, 4, 6, 8, 10]), (0.11, 0.39, 3, [0.2, 0.3]), (0, 6e-4, 3, [0, 2e-4, 4e-4, 6e-4]), (3, 3, 4, [3])],
+)
+def test_ticks_are_round(low, high, count, ticks):
+    assert nice_ticks(low, high, count) == pytest.approx(ticks)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (7, "7"),
+        (65.25, "65.2"),
+        (804096, "804 k"),
+        (999_600, "1.00 M"),
+        (124_439_808, "124 M"),
+        (4.1e6, "4.10 M"),
+    ],
+)
+def test_short_numbers(value, text):
+    assert short_number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(3.21, "3.2 s"), (75, "1 min 15 s"), (3600, "1 h"), (7261, "2 h 1 min"), (90_000, "1 d 1 h")]
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
