@@ -1,0 +1,61 @@
+"""docs/ATTENTION.md says what the code says: numbers, excerpts, pictures, links."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "ATTENTION.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def tour():
+    spec = importlib.util.spec_from_file_location("tour", DOCS / "tour.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_number_of_the_tour_is_what_the_code_gives(tour):
+    assert PAGE.count(">>> ") > 80
+    assert [(example.source, got) for example, got in tour.run_examples(PAGE)] == []
+
+
+def test_a_wrong_number_and_a_stale_excerpt_would_be_found(tour):
+    wrong = PAGE.replace("tensor([0.1794, 1.8951])", "tensor([0.1794, 1.8961])")
+    assert [got for _, got in tour.run_examples(wrong)] == ["tensor([0.1794, 1.8951])\n"]
+    assert tour.write_numbers(wrong) == PAGE
+    assert tour.stale_excerpts(PAGE.replace(".tril(S - T)", ".tril(T - S)"))
+
+
+def test_every_excerpt_still_stands_in_the_source(tour):
+    assert len(tour.excerpts(PAGE)) == len(re.findall(r"^```python$", PAGE, flags=re.MULTILINE)) > 10
+    assert tour.stale_excerpts(PAGE) == []
+
+
+def test_the_lines_can_be_typed_as_they_stand():
+    assert re.search(r"^\.\.\.\s*$", PAGE, flags=re.MULTILINE) is None  # an empty line ends what is being typed
+
+
+def test_every_picture_is_there_small_and_shown():
+    shown = set(re.findall(r"!\[.*?\]\((pictures/\S+\.png)\)", PAGE))
+    kept = {f"pictures/{path.name}" for path in (DOCS / "pictures").iterdir()}
+    assert shown == kept
+    assert len(shown) >= 9
+    assert all((DOCS / picture).stat().st_size < 150_000 for picture in shown)
+
+
+def test_every_link_inside_the_page_has_its_section():
+    titles = re.findall(r"^## (.*)$", PAGE, flags=re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+    links = re.findall(r"\]\(#(\S+)\)", PAGE)
+    assert len(links) > 15
+    assert set(links) <= anchors
+
+
+def test_what_the_machine_fills_in_is_filled_in():
+    for name in ("heads", "reversed"):
+        assert re.search(rf"<!-- {name} -->\n.+<!-- end -->", PAGE, flags=re.DOTALL)
+    assert float(re.search(r"\*\*([\d.]+) %\*\* of 5,000", PAGE)[1]) >= 99

@@ -1,0 +1,197 @@
+"""Who may know whom: the walls of the house, read from the source with `ast`."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = sorted((ROOT / "minigpt").rglob("*.py"))
+SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
+MODULES = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in PACKAGE}
+
+# Third-party package -> the only places in minigpt/ that may import it (a trailing dot means the whole room).
+HOMES = {
+    "lightning": ("training.", "data.module", "checkpoint.lightning_io"),
+    "hydra": ("config.compose",),
+    "omegaconf": ("config.compose",),
+    "tiktoken": ("data.tokenizer",),
+    "tokenizers": ("data.",),
+    "matplotlib": ("report.",),
+    "optuna": ("sweep.",),
+    "wandb": ("training.wandb_process",),
+    "torchvision": (),
+    "pytorch_lightning": (),
+}
+
+# Room or module -> all it may import: third-party packages, and rooms or modules of our own.
+MAY_IMPORT = {
+    "faults": (),
+    "config.schema": (),
+    "config.convert": ("minigpt.faults", "minigpt.config."),
+    "config.check": ("minigpt.faults", "minigpt.config."),
+    "config.help": ("minigpt.faults", "minigpt.config."),
+    "attention.": ("torch", "minigpt.attention."),
+    "model.": ("torch", "minigpt.attention.", "minigpt.model.", "minigpt.config.schema"),
+}
+
+
+def imports(file: Path) -> Iterator[str]:
+    """Dotted names of everything a file imports at run time, inside functions too."""
+    tree = ast.parse(file.read_text())
+    for_types = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if node in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: write imports in full, not relative"
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield name if name in MODULES else str(node.module)
+
+
+GRAPH = {module: set(imports(file)) for module, file in MODULES.items()}
+
+
+def is_in(module: str, place: str) -> bool:
+    """Whether minigpt.data.module is in "data.module", "data." or "minigpt.data."."""
+    module, place = module.removeprefix("minigpt."), place.removeprefix("minigpt.")
+    return module == place or (place.endswith(".") and (module + ".").startswith(place))
+
+
+def test_the_walk_sees_the_house():
+    assert len(MODULES) > 20
+    assert "minigpt.faults" in GRAPH["minigpt.config.convert"]
+    assert "hydra" in {name.partition(".")[0] for name in GRAPH["minigpt.config.compose"]}
+
+
+@pytest.mark.parametrize("package", HOMES)
+def test_third_party_packages_stay_in_their_rooms(package):
+    users = [module for module, names in GRAPH.items() if package in {name.partition(".")[0] for name in names}]
+    strays = [module for module in users if not any(is_in(module, home) for home in HOMES[package])]
+    assert strays == []
+
+
+@pytest.mark.parametrize("place", MAY_IMPORT)
+def test_rooms_know_only_their_lower_neighbours(place):
+    members = [module for module in MODULES if is_in(module, place)]
+    assert members, f"nothing is left at {place}"
+    for module in members:
+        for name in GRAPH[module]:
+            top = name.partition(".")[0]
+            fine = top in sys.stdlib_module_names or any(is_in(name, each) or top == each for each in MAY_IMPORT[place])
+            assert fine, f"{module} imports {name}"
+
+
+def test_the_sampling_loop_does_not_know_the_model():
+    """It works on any callable (tokens, cache) -> logits; only what stands around it turns a GPT into one."""
+    reached, queue = set(), ["minigpt.sampling.generate"]
+    while queue:
+        module = queue.pop()
+        reached.add(module)
+        queue += GRAPH[module] & MODULES.keys() - reached
+    assert "minigpt.sampling.filters" in reached
+    assert "minigpt.model.gpt" not in reached
+
+
+def test_nothing_in_the_package_imports_scripts_or_tests():
+    tops = {name.partition(".")[0] for names in GRAPH.values() for name in names}
+    assert not tops & {"scripts", "tests", *(file.stem for file in SCRIPTS)}
+
+
+def test_no_cycles():
+    def walk(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join((*path[path.index(module) :], module))
+        if module not in done:
+            for name in sorted(GRAPH[module] & MODULES.keys() - {module}):
+                walk(name, (*path, module))
+            done.add(module)
+
+    done: set[str] = set()
+    for module in MODULES:
+        walk(module, ())
+
+
+def test_no_drawer_for_odds_and_ends():
+    names = {file.stem for file in PACKAGE}
+    assert not names & {"utils", "util", "helpers", "helper", "common", "base", "misc"}
+
+
+def test_scripts_are_thin():
+    thin = [file for file in SCRIPTS if file.stem in ("train", "prepare_data", "sample")]
+    assert len(thin) >= 2
+    for file in thin:
+        assert len(file.read_text().splitlines()) <= 45, file
+
+
+FORBIDDEN_CALLS = {
+    "eval": "runs text as code",
+    "exec": "runs text as code",
+    "os.system": "runs a shell",
+    "os.popen": "runs a shell",
+    "torch.load": "reads pickles; use safetensors",
+    "torch.save": "writes pickles; use safetensors",
+    "yaml.load": "builds any object; use yaml.safe_load",
+    "yaml.unsafe_load": "builds any object; use yaml.safe_load",
+    "hydra.main": "exits 1 and creates folders; use minigpt.config.compose",
+    "hydra.utils.instantiate": "calls what a file names",
+    "instantiate": "calls what a file names",
+}
+FORBIDDEN_KEYWORDS = {("weights_only", False), ("shell", True), ("allow_pickle", True)}
+FORBIDDEN_IMPORTS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "hydra.utils"}
+
+
+def offences(source: str) -> list[str]:
+    """What in this source could run code that a file or a user names."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            found += [f"{name}(): {FORBIDDEN_CALLS[name]}"] if name in FORBIDDEN_CALLS else []
+            for keyword in node.keywords:
+                if isinstance(keyword.value, ast.Constant) and (keyword.arg, keyword.value.value) in FORBIDDEN_KEYWORDS:
+                    found.append(ast.unparse(keyword))
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name in FORBIDDEN_IMPORTS]
+        elif isinstance(node, ast.ImportFrom) and node.module in FORBIDDEN_IMPORTS:
+            found.append(node.module or "")
+        elif isinstance(node, ast.Constant) and node.value == "_target_":
+            found.append("_target_")
+    return found
+
+
+@pytest.mark.parametrize("file", [*PACKAGE, *SCRIPTS], ids=lambda file: str(file.relative_to(ROOT)))
+def test_nothing_runs_what_a_file_names(file):
+    assert offences(file.read_text()) == []
+
+
+def test_the_guard_above_sees_each_offence():
+    bad = """
+import pickle
+from hydra.utils import instantiate
+torch.load(path, weights_only=False)
+subprocess.run(text, shell=True)
+yaml.load(text)
+eval(text)
+config["_target_"]
+"""
+    assert len(offences(bad)) == 8
+    assert offences("model.eval(); yaml.safe_load(x); run(a, shell=False)") == []
+
+
+def test_the_picture_of_the_house_names_every_file():
+    picture = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    names = {path.name.removesuffix(".py") for path in (ROOT / "minigpt").rglob("*.py")} - {"__init__"}
+    report = {path.name.removesuffix(".py") for path in (ROOT / "minigpt" / "report").glob("*.py")}
+    words = set(re.findall(r"\w+", picture))
+    assert sorted(names - report - words) == []
