@@ -1,0 +1,74 @@
+"""Trials K1, K2, K4, K6 and K15 with real processes and real SIGKILLs, and exact resume where steps are compiled."""
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from minigpt.checkpoint.store import list_checkpoints, step_of, verify
+from minigpt.training.verify import compare_runs
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
+KILLS = 200
+STEPS = 400
+
+
+def test_k15_a_run_killed_200_times_ends_with_the_bytes_of_one_that_was_not(place):
+    began = time.perf_counter()
+    straight = place.finish("straight", f"trainer.max_steps={STEPS}")
+    seconds_per_step = (time.perf_counter() - began) / STEPS
+    moments, kills, starting, lost = random.Random(15), 0, 0, 0
+    checkpoints = place.folder / "killed" / "checkpoints"
+    while kills < KILLS:
+        found = list_checkpoints(checkpoints)
+        for path in found:
+            verify(path)  # whatever has its final name is whole, at any instant
+        step = step_of(found[-1]) if found else 0
+        while_starting = moments.random() < 0.15
+        wait = 0.3 if while_starting else 2 * (STEPS - step) / (KILLS - kills + 1) * seconds_per_step + 0.05
+        workers = moments.choice([0, 0, 2])
+        if place.kill_after(
+            wait * moments.random(), "killed", f"trainer.max_steps={STEPS}", f"data.workers={workers}",
+            while_starting=while_starting,
+        ):  # fmt: skip
+            kills += 1
+            starting += while_starting
+        else:
+            lost += 1
+            assert lost < 3, "the run ends before it is killed often enough"
+    place.finish("killed", f"trainer.max_steps={STEPS}")
+    compared, differences = compare_runs(straight, place.folder / "killed")
+    assert differences == []
+    print(f"\nkilled {kills} times ({starting} while it started), {place.starts('killed')} starts; equal: {compared}")
+
+
+def test_k1_five_kills_far_apart(place):
+    """Few kills leave the time for what many don't: several saves between one and the next."""
+    straight = place.finish("straight", "trainer.max_steps=120")
+    for rows in (9, 16, 24, 31, 45):
+        assert place.kill_at_row(rows, "killed", "trainer.max_steps=120")
+    place.finish("killed", "trainer.max_steps=120")
+    assert compare_runs(straight, place.folder / "killed")[1] == []
+
+
+def test_a_compiled_run_is_continued_exactly(place):
+    extra = ["trainer.max_steps=40", "trainer.compile=on"]
+    straight = place.finish("straight", *extra)
+    for rows in (4, 8, 13):
+        assert place.kill_at_row(rows, "killed", *extra)
+    place.finish("killed", *extra)
+    compared, differences = compare_runs(straight, place.folder / "killed")
+    assert differences == []
+    print(f"\ncompiled: {place.starts('killed')} starts; equal: {compared}")
+
+
+def test_the_users_own_proof(place):
+    script = Path(__file__).parents[2] / "scripts" / "verify_resume.py"
+    arguments = place.arguments("unused", "trainer.max_steps=60", "kills=3")
+    result = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True)
+    print(f"\n{result.stdout}{result.stderr}")
+    assert result.returncode == 0
+    assert "EXACT: killed" in result.stdout
