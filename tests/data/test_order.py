@@ -95,7 +95,7 @@ def test_a_batch_costs_the_same_at_any_step_of_any_corpus():
     begun = time.perf_counter()
     for step in range(10**9, 10**9 + 200):
         window_starts(step, seed=1, n_tokens=10**13, block_size=1024, sequences=64)
-    assert time.perf_counter() - begun < 2.0  # 10 ms each; measured 0.2 ms
+    assert time.perf_counter() - begun < 10  # 50 ms each; measured 0.2 ms
 
 
 def test_the_shortest_split_has_one_window():

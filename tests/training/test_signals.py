@@ -73,7 +73,7 @@ def test_a_second_ctrl_c_is_heard_even_when_the_main_thread_is_deep_in_a_library
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=10)
     assert process.returncode == INTERRUPTED
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 8
     assert "goes on from the last checkpoint" in said
 
 

@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 import time
+from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
@@ -64,12 +65,25 @@ def at_step(monkeypatch):
 
 
 @pytest.fixture
+def patient(monkeypatch):
+    """Each save is over before the next step, so that it doesn't depend on the disk's speed when a failure is known."""
+    real = saving.Saving.begin_write
+
+    def begin_write(self, *arguments):
+        real(self, *arguments)
+        wait([self.writing])
+
+    monkeypatch.setattr(saving.Saving, "begin_write", begin_write)
+
+
+@pytest.fixture
 def clean(run, tmp_path):
     """The same run on a good disk."""
     run(*SETTINGS)
     return run.path.rename(tmp_path / "clean")
 
 
+@pytest.mark.usefixtures("patient")
 def test_d1_a_disk_full_for_a_while_costs_a_warning_and_no_byte(run, clean, monkeypatch, at_step, capsys):
     space = {"free": True}
     at_step(6, lambda: space.update(free=False))
@@ -85,6 +99,7 @@ def test_d1_a_disk_full_for_a_while_costs_a_warning_and_no_byte(run, clean, monk
     assert {event["event"] for event in run.events()} >= {"save_failed", "saved"}
 
 
+@pytest.mark.usefixtures("patient")
 def test_d1_a_disk_full_for_good_ends_the_run_with_the_old_checkpoint(run, clean, monkeypatch, at_step):
     space = {"free": True}
     at_step(6, lambda: space.update(free=False))
@@ -101,6 +116,7 @@ def test_d1_a_disk_full_for_good_ends_the_run_with_the_old_checkpoint(run, clean
     assert compare_runs(clean, run.path)[1] == []
 
 
+@pytest.mark.usefixtures("patient")
 def test_d1_the_last_save_must_succeed(run, clean, monkeypatch):
     with monkeypatch.context() as patch:
         real = store._write_flushed
@@ -119,6 +135,7 @@ def test_d1_space_that_is_missing_from_the_start_is_named_before_step_1(run, mon
     assert not (run.path / "metrics.jsonl").exists()
 
 
+@pytest.mark.usefixtures("patient")
 def test_d2_bytes_that_come_back_different_are_no_checkpoint(run, monkeypatch):
     real = store._write_flushed
 
@@ -224,6 +241,7 @@ def test_d8_rows_that_can_not_be_written_wait_and_no_checkpoint_passes_them(
     assert compare_runs(clean, run.path)[1] == []
 
 
+@pytest.mark.usefixtures("patient")
 def test_d8_rows_that_can_never_be_written_end_the_run(run, clean, monkeypatch, at_step):
     state = {"free": True}
     at_step(5, lambda: state.update(free=False))
@@ -249,17 +267,19 @@ def test_d8_a_row_file_keeps_the_order_of_its_rows(tmp_path, monkeypatch):
     assert [row["step"] for row in read_rows(file.path)] == list(range(20))
 
 
-def test_d9_many_leftovers_and_many_checkpoints_don_t_delay_the_start(tmp_path):
+def test_d9_many_leftovers_and_many_checkpoints_don_t_delay_the_start(tmp_path, monkeypatch):
     for number in range(1000):
         (tmp_path / f".step-{number:09d}.tmp-{400_000_000 + number}").mkdir()
     for step in range(500):
         store.write_checkpoint(tmp_path, step, {"state.json": [b"{}"]}, {}) if step % 100 == 0 else shutil.copytree(
             tmp_path / f"step-{step // 100 * 100:09d}", tmp_path / f"step-{step:09d}"
         )
-    began = time.process_time()  # a busy machine is not our fault
+    read = []
+    real = store.verify
+    monkeypatch.setattr(store, "verify", lambda path: read.append(path) or real(path))
     store.sweep_unfinished(tmp_path)
-    assert latest_usable(tmp_path) is not None
-    assert time.process_time() - began < 1
+    assert step_of(latest_usable(tmp_path)) == 499
+    assert len(read) == 1, "checkpoints were read that are not needed"
     assert not list(tmp_path.glob(".step*"))
 
 
@@ -267,17 +287,20 @@ def test_training_does_not_wait_for_a_slow_disk(run, monkeypatch):
     """Only the copy in memory holds it up; the next save and the end wait for what is being written."""
     writes = []
     real = saving.write_checkpoint
+    give_up = time.monotonic() + 30
 
     def slow(folder, step, *arguments, **options):
-        writes.append((step, len(read_rows(run.path / "metrics.jsonl"))))
+        rows = len(read_rows(run.path / "metrics.jsonl"))
+        while step == 4 and len(read_rows(run.path / "metrics.jsonl")) == rows and time.monotonic() < give_up:
+            time.sleep(0.05)
         time.sleep(0.3)
         path = real(folder, step, *arguments, **options)
-        writes.append((step, len(read_rows(run.path / "metrics.jsonl"))))
+        writes.append((step, rows, len(read_rows(run.path / "metrics.jsonl"))))
         return path
 
     monkeypatch.setattr(saving, "write_checkpoint", slow)
     run("trainer.max_steps=8", "checkpoint.every_steps=4", "logger.every_steps=1", "validate.every_steps=100")
-    (first, begun), (_, done), (last, _), _ = writes
+    (first, begun, done), (last, *_) = writes
     assert (first, last) == (4, 8)
     assert done > begun, "training stood still while the checkpoint of step 4 was written"
     (saved,) = [event for event in run.events() if event["event"] == "saved"]
@@ -293,6 +316,7 @@ def test_a_failed_append_leaves_nothing_behind(tmp_path):
     assert read_rows(path) == [{"step": 1}]
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_failed_save_waits_for_its_next_try_however_often_saves_are_due(run, monkeypatch):
     real, tried = saving.write_checkpoint, []
 
@@ -305,6 +329,4 @@ def test_a_failed_save_waits_for_its_next_try_however_often_saves_are_due(run, m
     monkeypatch.setattr(saving, "write_checkpoint", write_checkpoint)
     monkeypatch.setattr(saving, "PAUSES", (3600,))
     run("checkpoint.every_steps=1", "validate.every_steps=0")
-    assert tried[0] == 1
-    assert tried[-1] == 6
-    assert len(tried) <= 3  # one more may have been handed over before the failure was known
+    assert tried == [1, 6]
