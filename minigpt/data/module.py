@@ -1,12 +1,13 @@
 """Batches for the Trainer: which tokens a micro-batch holds is a pure function of its index."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import lightning as L
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import Dataset
 
+from minigpt.data.loading import Loading
 from minigpt.data.order import batch_of_step, window_starts
 from minigpt.data.shards import TokenSplit
 
@@ -54,19 +55,6 @@ class MicroBatches(Dataset):
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
 
-class From(Sampler):
-    """start, start + 1, ... without end."""
-
-    def __init__(self, start: int):
-        self.start = start
-
-    def __iter__(self) -> Iterator[int]:
-        index = self.start
-        while True:
-            yield index
-            index += 1
-
-
 class TokenData(L.LightningDataModule):
     """The training batches from optimizer step `start_step` on.
 
@@ -81,6 +69,7 @@ class TokenData(L.LightningDataModule):
         start_step: optimizer steps already done.
         workers: loader processes.
         passed_over: (first, last) batches that no step trains on (see minigpt.data.order).
+        on_loss: told in a sentence when a loader process was killed.
     """
 
     def __init__(
@@ -94,6 +83,7 @@ class TokenData(L.LightningDataModule):
         start_step: int = 0,
         workers: int = 0,
         passed_over: Sequence[Sequence[int]] = (),
+        on_loss: Callable[[str], object] = print,
     ):
         super().__init__()
         self.split = split
@@ -104,8 +94,9 @@ class TokenData(L.LightningDataModule):
         self.start_step = start_step
         self.workers = workers
         self.passed_over = passed_over
+        self.on_loss = on_loss
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self) -> Loading:
         trainer = self.trainer
         batches = MicroBatches(
             self.split,
@@ -117,11 +108,4 @@ class TokenData(L.LightningDataModule):
             world=trainer.world_size if trainer else 1,
             passed_over=self.passed_over,
         )
-        return DataLoader(
-            batches,
-            batch_size=None,
-            sampler=From(self.start_step * self.accumulate),
-            num_workers=self.workers,
-            pin_memory=torch.cuda.is_available(),
-            generator=torch.Generator(),  # of its own: building an iterator draws nothing from the global stream
-        )
+        return Loading(batches, start=self.start_step * self.accumulate, workers=self.workers, on_loss=self.on_loss)

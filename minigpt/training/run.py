@@ -362,6 +362,7 @@ def fit(
         start_step=start_step,
         workers=config.data.workers,
         passed_over=run.passed_over(),
+        on_loss=partial(tell_lost_loader, run, progress),
     )
     if choices.compile:
         compile_loss(module, prepared, progress)
@@ -377,6 +378,13 @@ def tell_skip(run: RunDirectory, progress: Progress, step: int, fault: str) -> N
     run.event("skipped", step=step, batch=batch, reason=fault)
     if run.writes:
         progress.print(f"step {step:,} skipped: {fault}; the weights are as they were (batch {batch:,})")
+
+
+def tell_lost_loader(run: RunDirectory, progress: Progress, sentence: str) -> None:
+    """Say and note that a loader process was killed, on whichever rank."""
+    run.event("loader_lost", reason=sentence)
+    say = progress.print if run.writes else partial(print, file=sys.stderr)
+    say(f"WARNING: {sentence}")
 
 
 def settle_memory(

@@ -19,7 +19,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
 from minigpt.config.compose import compose
-from minigpt.data.module import From, MicroBatches
+from minigpt.data.loading import From
+from minigpt.data.module import MicroBatches
 from minigpt.data.prepare import prepare
 from minigpt.model.gpt import GPT
 from minigpt.training.module import next_token_loss

@@ -1,6 +1,7 @@
 """A run that is cut off and continued ends with the same bytes as one that was not."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from minigpt.faults import STOPPED, UserFault
 from minigpt.training import run as run_module
 from minigpt.training import stopping
 from minigpt.training.metrics import TIMINGS
+from minigpt.training.module import LanguageModel
 from minigpt.training.run import train
 from minigpt.training.verify import compare_runs
 
@@ -105,6 +107,26 @@ def test_cut_in_the_middle_of_any_step_the_run_ends_with_the_same_bytes(place, s
                 train(config(place, name, f"data.workers={workers}"))
     assert train(config(place, name)) == 0  # also with another number of workers
     assert_same(straight, place / name)
+
+
+def test_a6_a_killed_loader_process_is_replaced_and_the_run_ends_with_the_same_bytes(place, monkeypatch, capsys):
+    assert train(config(place, "whole", "data.workers=2")) == 0
+    real = LanguageModel.training_step
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 19:  # the second of three micro-batches of step 7
+            loaders = [child.pid for child in multiprocessing.active_children()]
+            assert len(loaders) == 2
+            os.kill(loaders[0], signal.SIGKILL)
+            os.waitid(os.P_PID, loaders[0], os.WEXITED | os.WNOWAIT)
+        return real(self, batch, batch_idx)
+
+    monkeypatch.setattr(LanguageModel, "training_step", training_step)
+    assert train(config(place, "lost-loader", "data.workers=2")) == 0
+    assert_same(place / "whole", place / "lost-loader")
+    events = [json.loads(line)["event"] for line in (place / "lost-loader" / "events.jsonl").read_text().splitlines()]
+    assert events.count("loader_lost") == 1
+    assert capsys.readouterr().out.count("WARNING: a loader process was lost (killed by signal 9") == 1
 
 
 def test_every_logged_step_has_one_row_in_order(straight):
