@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from minigpt.checkpoint.store import list_checkpoints, verify
+from minigpt.checkpoint.store import list_checkpoints, step_of, verify
 from minigpt.training.metrics import TIMINGS
 from minigpt.training.processes import Processes
 
@@ -132,6 +133,25 @@ def test_two_processes_compute_what_one_does_and_stop_together_and_one_goes_on(r
     assert "Traceback" not in trial.said()
     run(*SETTINGS)
     assert "1 instead of 2: each step trains on the same tokens" in capfd.readouterr().out
+    assert_close(rows(whole), rows(run))
+
+
+def test_what_one_process_began_two_go_on_with(run):
+    """R5, the other way round."""
+    whole = sibling(run, "whole")
+    whole(*SETTINGS)
+    shutil.copytree(whole.path, run.path)
+    newest = list_checkpoints(run.path / "checkpoints")[-1]
+    shutil.rmtree(newest)
+    at = step_of(list_checkpoints(run.path / "checkpoints")[-1])
+    assert 0 < at < step_of(newest) == 10
+    trial = Trial(run, PLAIN)
+    assert trial.wait() == 0, trial.said()
+    assert trial.said().count("2 instead of 1: each step trains on the same tokens") == 1
+    changed = next(event for event in run.events() if event["event"] == "devices_changed")
+    assert (changed["was"], changed["now"]) == (1, 2)
+    continued = next(event for event in run.events() if event["event"] == "continued")
+    assert (continued["step"], continued["rows_written_again"]) == (at, 10 - at)
     assert_close(rows(whole), rows(run))
 
 
