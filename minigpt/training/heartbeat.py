@@ -7,7 +7,6 @@ No collective operation takes part: these wait for ever for a process that is go
 """
 
 import contextlib
-import faulthandler
 import hmac
 import json
 import os
@@ -58,7 +57,6 @@ class Heartbeat:
         self.rank = rank
         self.world = world
         self.children = {} if children is None else children
-        self.stacks: Path | None = None  # where to note what every thread does when a silent process is given up
         self.peers: dict[int, Peer] = {}
         self._key = secrets.token_hex(16)
         self._server: socket.socket | None = None
@@ -186,9 +184,6 @@ class Heartbeat:
         for peer in list(self.peers.values()):
             silent = now - peer.heard
             if silent > SILENCE_SECONDS and not peer.left and (silent > HUNG_SECONDS or not _at_work(peer.pid)):
-                if self.stacks is not None:
-                    with contextlib.suppress(OSError), open(self.stacks, "w") as file:
-                        faulthandler.dump_traceback(file, all_threads=True)
                 self._lost(peer, f"has given no sign of life for {silent:.0f} s; it was stopped (SIGSTOP?) or hangs")
         for rank, process in self.children.items():
             if rank not in self.peers and process.poll() is not None:
