@@ -6,53 +6,47 @@ import json
 import math
 import os
 import sys
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from minigpt.checkpoint.load import (
-    find_checkpoint,
-    load_weights,
-    read_file,
-    read_state,
-    read_tensors,
-    read_tokenizer,
-    unusable,
-)
-from minigpt.checkpoint.pack import MODEL, OPTIMIZER, STATE
-from minigpt.checkpoint.store import MANIFEST, discard_from, latest_usable, list_checkpoints, step_of, sweep_unfinished
-from minigpt.config.convert import default_run_dir, flatten, misfit, shown, to_dict
+from minigpt.checkpoint.store import MANIFEST, discard_from, latest_usable, sweep_unfinished
+from minigpt.config.convert import default_run_dir, flatten, to_dict
 from minigpt.config.schema import RunConfig, TrainConfig
-from minigpt.data.module import MicroBatches, TokenData
-from minigpt.data.order import batch_of_step, check_length
+from minigpt.data.module import TokenData
+from minigpt.data.order import batch_of_step
 from minigpt.data.prepare import Prepared, prepare
-from minigpt.data.tokenizer import Tokenizer
-from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly, UserFault
+from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
 from minigpt.model.gpt import GPT
 from minigpt.redact import redact_values
-from minigpt.report.page import write_report
-from minigpt.sampling.prompt import encode_prompt
 from minigpt.training.boundary import end_of
 from minigpt.training.compiling import compiled_loss
+from minigpt.training.ending import close, tell_finished
 from minigpt.training.guard import RollBack
-from minigpt.training.hardware import Choices, Hardware, choose, fault_in_choices, flops_per_token, peak_flops, probe
+from minigpt.training.hardware import Hardware, flops_per_token, peak_flops
 from minigpt.training.live_samples import LiveSamples
-from minigpt.training.memory import fit_micro_batch
-from minigpt.training.metrics import Measure, MetricsFile, RowFile, cut_rows_after, read_rows
-from minigpt.training.module import LanguageModel, Position
+from minigpt.training.metrics import Measure, MetricsFile, RowFile, cut_rows_after
+from minigpt.training.module import LanguageModel
 from minigpt.training.output import lasting_output
 from minigpt.training.plan import describe_plan
-from minigpt.training.processes import Processes, joined, mark_stopped, was_asked_to_stop
+from minigpt.training.processes import Processes, joined, was_asked_to_stop
 from minigpt.training.progress import Progress
 from minigpt.training.remote_logger import RemoteLogger
-from minigpt.training.run_directory import RunDirectory, differences
+from minigpt.training.restoring import (
+    check_fingerprint,
+    read_position,
+    refuse_changed_run,
+    refuse_unfit_data,
+    restore_weights,
+)
+from minigpt.training.run_directory import RunDirectory
 from minigpt.training.saving import Saving
 from minigpt.training.seeding import SeedEachBatch, fold
+from minigpt.training.settling import find_device, first_batch, settle_choices, settle_memory
 from minigpt.training.signals import Signals
-from minigpt.training.stopping import Stopping, requeue_slurm_job
+from minigpt.training.stopping import Stopping
 from minigpt.training.trainer import build_trainer, quiet_lightning
 from minigpt.training.validation import Validation
 
@@ -191,128 +185,6 @@ def steps_of(config: TrainConfig) -> int | None:
     return config.trainer.max_steps
 
 
-def refuse_changed_run(path: Path, config: TrainConfig) -> None:
-    """A run continues with the config it was begun with; what may change is in run_directory.CHANGEABLE."""
-    saved = RunDirectory(path, writes=False).saved_config()
-    if saved is None:
-        return
-    forbidden, allowed = differences(saved, config)
-    if forbidden:
-        raise UserFault(
-            f"run.dir={path} was begun with another config; continuing would mix two runs:\n"
-            + "\n".join(f"  {line}" for line in forbidden)
-            + "\nTake these values back, or start another run with run.dir=NEW_DIR "
-            + (f"(init.from={path} starts it from these weights)" if list_checkpoints(path / "checkpoints") else "")
-        )
-    for line in allowed:
-        if not line.startswith(("logger.", "run.", "experiment", "data.")):
-            print(f"Changed setting: {line}")
-
-
-def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
-    """Name what the tokens are too few or of another alphabet for, before anything is written."""
-    check_length("train", len(prepared.train), config.model.block_size)
-    if len(prepared.val) < 2:
-        raise UserFault(
-            f"the val split has {len(prepared.val)} token, and predicting one takes at least 2. Use more text or a "
-            f"larger data.val_fraction (now {config.data.val_fraction:g})"
-        )
-    encode_prompt(prepared.tokenizer, config.samples.prompt)
-
-
-def find_device(config: TrainConfig) -> Hardware:
-    """The device that `trainer.device` asks for."""
-    hardware = probe(config.trainer.device)
-    wanted = config.trainer.device
-    if wanted not in ("auto", hardware.device):
-        raise UserFault(
-            f"trainer.device={wanted}: this machine, or this build of PyTorch, has none; got {hardware.device}. "
-            "Use trainer.device=auto"
-        )
-    count = torch.cuda.device_count()
-    if hardware.device == "cuda" and config.trainer.devices > count:
-        raise UserFault(f"trainer.devices={config.trainer.devices}: this machine has {count} GPU(s)")
-    return hardware
-
-
-def read_position(checkpoint: Path | None) -> Position:
-    """Where a checkpoint stands."""
-    if checkpoint is None:
-        return Position()
-    state = read_state(checkpoint)
-    names = {field.name for field in fields(Position)}
-    wrong = misfit(Position, state)
-    if wrong or state.get("step") != step_of(checkpoint):
-        raise unusable(checkpoint, f"{STATE} does not say where it stands ({wrong or shown(state.get('step'))})")
-    return Position(**{name: value for name, value in state.items() if name in names})
-
-
-def settle_choices(run: RunDirectory, config: TrainConfig, hardware: Hardware, prepared: Prepared) -> Choices:
-    """The automatic choices: as they were when the run began, else from config and hardware."""
-    choices = choose(config, hardware, prepared.tokenizer.vocab_size)
-    saved = run.read_json("choices.json")
-    if saved is not None and saved.get("devices") != choices.devices:
-        print(
-            f"Devices    {choices.devices} instead of {shown(saved.get('devices'))}: each step trains on the same "
-            "tokens as before, but sums are taken in another order, so the last bits may differ"
-        )
-        run.event("devices_changed", was=saved.get("devices"), now=choices.devices)
-    if saved is None or saved.get("device") != choices.device or saved.get("devices") != choices.devices:
-        return choices
-    explicit = {
-        "compile": config.trainer.compile != "auto",
-        "attention_kernel": config.trainer.attention_kernel != "auto",
-        "micro_batch": config.trainer.micro_batch > 0,
-        "threads": config.trainer.threads > 0,
-        "validation_batch": config.validate.batch > 0,
-    }
-    kept = {name: value for name, value in saved.items() if not explicit.get(name)}
-    if explicit["micro_batch"]:
-        kept.pop("accumulate", None)
-    fault = fault_in_choices(vars(choices) | kept, config)
-    if fault:
-        raise UserFault(
-            f"{run.path / 'choices.json'} holds what no run chooses ({fault}). Put the file back as it was, or remove "
-            "it: then the choices are made anew, and bits may differ from here on"
-        )
-    return Choices(**(vars(choices) | kept))
-
-
-def check_fingerprint(run: RunDirectory, prepared: Prepared) -> None:
-    """A run continues on the very tokens it began with."""
-    saved = run.read_json("data.json")
-    facts = {"fingerprint": prepared.fingerprint, "tokenizer": prepared.tokenizer.hash}
-    if saved is not None and saved != facts:
-        raise UserFault(
-            f"the data has changed since the run {run.path} began (fingerprint {str(saved.get('fingerprint'))[:12]}, "
-            f"now {prepared.fingerprint[:12]}). Put the old text back, or start another run with run.dir=NEW_DIR"
-        )
-    run.write_text("data.json", json.dumps(facts, indent=1) + "\n")
-
-
-def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, tokenizer: Tokenizer) -> bytes | None:
-    """Load the weights of the run's checkpoint, or of `init.from` for a new run.
-
-    Returns:
-        The optimizer's state to continue with, or None.
-    """
-    if checkpoint is not None:
-        load_weights(gpt, read_tensors(checkpoint, MODEL), str(checkpoint))
-        return read_file(checkpoint, OPTIMIZER)
-    if config.init.source is not None:
-        origin = find_checkpoint(config.init.source)
-        theirs = read_tokenizer(origin)
-        if theirs.hash != tokenizer.hash:
-            raise UserFault(
-                f"init.from={config.init.source}: its weights know a {theirs.name} tokenizer of {theirs.vocab_size:,} "
-                f"tokens (SHA-256 {theirs.hash[:12]}), and this data has a {tokenizer.name} tokenizer of "
-                f"{tokenizer.vocab_size:,} ({tokenizer.hash[:12]}): the same numbers would be other text. Start from "
-                "weights with tokenizer=byte or tokenizer=gpt2, which are the same for any text"
-            )
-        load_weights(gpt, read_tensors(origin, MODEL), str(origin))
-    return None
-
-
 def fit(
     run: RunDirectory,
     module: LanguageModel,
@@ -387,30 +259,6 @@ def tell_lost_loader(run: RunDirectory, progress: Progress, sentence: str) -> No
     say(f"WARNING: {sentence}")
 
 
-def settle_memory(
-    gpt: GPT, config: TrainConfig, choices: Choices, *, prepared: Prepared, processes: Processes
-) -> Choices:
-    """Try one micro-batch; if it does not fit the memory of some device, all go on with a smaller one."""
-    gpt.to(choices.device).train()
-    batch = partial(first_batch, prepared, config, choices.device)
-    fitting = fit_micro_batch(gpt, choices, batch, say=print)
-    micro_batch = min(int(size) for size in processes.gather(str(fitting.micro_batch)))
-    return replace(choices, micro_batch=micro_batch, accumulate=choices.micro_batch * choices.accumulate // micro_batch)
-
-
-def first_batch(prepared: Prepared, config: TrainConfig, device: str, size: int) -> tuple[Tensor, Tensor]:
-    """The run's first windows, to try things on: (tokens, targets), each (size, block_size)."""
-    windows = MicroBatches(
-        prepared.train,
-        seed=config.seed,
-        block_size=config.model.block_size,
-        micro_batch=size,
-        accumulate=1,
-    )
-    tokens, targets = windows[0]
-    return tokens.to(device), targets.to(device)
-
-
 def compile_loss(module: LanguageModel, prepared: Prepared, progress: Progress) -> None:
     """Compile the training step; the try runs on the run's first windows."""
     choices = module.choices
@@ -418,65 +266,3 @@ def compile_loss(module: LanguageModel, prepared: Prepared, progress: Progress) 
     progress.print("Compiling the training step (once; up to a minute or two) ...")
     module.gpt.to(choices.device).train()
     module.loss_function = compiled_loss(module.gpt, tokens, targets, precision=choices.precision, say=progress.print)
-
-
-def close(run: RunDirectory, module: LanguageModel, prepared: Prepared) -> int:
-    """Say how the run ended and what to type next."""
-    position, reason = module.position, module.stop_reason
-    limit = end_of(position, module.total_steps, module.config)
-    if not run.writes:
-        return STOPPED if reason == "signal" else FINISHED
-    run.event("stopped" if reason == "signal" else "finished", step=position.step, reason=reason or limit)
-    report(run)
-    if reason == "signal":
-        print(f"\nStopped after step {position.step:,} with a checkpoint. The same command continues the run.")
-        mark_stopped(run.path)
-        if module.requeue:
-            requeue_slurm_job(print)
-        return STOPPED
-    if position.bad_steps == position.step:
-        raise NonFiniteTraining(
-            f"every one of the {position.step:,} steps was skipped: nothing was learned. Look at the data, or use a "
-            f"lower optimizer.lr (now {module.config.optimizer.lr:g}) or trainer.precision=fp32"
-        )
-    if reason:
-        why = "no better validation for trainer.patience validations" if reason == "patience" else "the time is up"
-        print(f"\nEnded after step {position.step:,}: {why}.")
-    print_results(run)
-    return FINISHED
-
-
-def report(run: RunDirectory) -> None:
-    """Draw the run; trouble with it never spoils the training."""
-    try:
-        write_report(run.path)
-    except Exception as error:
-        print(f"The report could not be drawn: {type(error).__name__}: {error}")
-
-
-def print_results(run: RunDirectory) -> None:
-    """Validation loss, where everything is, and the command that samples."""
-    validations = [row for row in read_rows(run.metrics) if row.get("val/loss") is not None]
-    if not validations:
-        print(f"Run directory  {run.path} (its metrics.jsonl holds no validation)")
-        return
-    best = min(validations, key=lambda row: row["val/loss"])
-    last = validations[-1]
-    for name, row in (("final", last), ("best", best)):
-        print(
-            f"Validation ({name}, step {row['step']:,})  {row['val/loss']:.4f} nats per token  "
-            f"perplexity {row['val/perplexity']:.2f}  {row['val/bits_per_byte']:.4f} bits per byte"
-        )
-    print(f"Run directory  {run.path}")
-    print(f"Picture        {run.path / 'loss.png'}   report  {run.path / 'report.html'}")
-    print(f'Sample from it:  python scripts/sample.py checkpoint={run.path} prompt="..."')
-
-
-def tell_finished(run: RunDirectory, position: Position, limit: str) -> None:
-    """The run is done: show it again, and how to start another."""
-    if not run.writes:
-        return
-    print(f"This run is finished: {position.step:,} steps, its trainer.{limit}.")
-    print_results(run)
-    print("Another run    the same command with run.dir=NEW_DIR or another seed")
-    print(f"A longer run   the same command with run.dir={run.path} and a larger trainer.{limit}")

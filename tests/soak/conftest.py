@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minigpt.config.compose import compose
-from minigpt.training import run as run_module
+from minigpt.training import ending
 from minigpt.training.metrics import read_rows
 from minigpt.training.run import train
 
@@ -59,7 +59,7 @@ class Place:
             nowhere = os.open(os.devnull, os.O_RDWR)
             for descriptor in (0, 1, 2):
                 os.dup2(nowhere, descriptor)
-            run_module.write_report = lambda *_: None  # it takes longer than the run
+            ending.write_report = lambda *_: None  # it takes longer than the run
             code = train(compose("train", self.arguments(run, *extra)))
         finally:
             os._exit(code)

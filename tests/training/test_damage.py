@@ -16,7 +16,7 @@ from minigpt.checkpoint import store
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.checkpoint.store import DamagedCheckpoint, list_checkpoints, verify
 from minigpt.faults import NoUsableCheckpoint, UserFault
-from minigpt.training.run import read_position
+from minigpt.training.restoring import read_position
 from minigpt.training.verify import compare_runs
 
 SETTINGS = ["trainer.max_steps=8", "checkpoint.every_steps=2", "checkpoint.keep_last=3"]
@@ -25,7 +25,7 @@ GOLDEN = Path(__file__).parent / "golden_run"  # made by version 0.1.0, format 1
 
 @pytest.fixture(autouse=True)
 def _no_report(monkeypatch):
-    monkeypatch.setattr("minigpt.training.run.write_report", lambda *_: None)
+    monkeypatch.setattr("minigpt.training.ending.write_report", lambda *_: None)
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ import torch
 
 from minigpt.config.compose import compose
 from minigpt.faults import STOPPED, UserFault
-from minigpt.training import run as run_module
-from minigpt.training import stopping
+from minigpt.training import settling, stopping
 from minigpt.training.metrics import TIMINGS
 from minigpt.training.module import LanguageModel
 from minigpt.training.run import train
@@ -214,7 +213,7 @@ def test_killed_with_sigkill_the_same_command_ends_with_the_same_bytes(place, st
 
 
 def test_k3_from_every_saved_step_the_run_ends_with_the_same_bytes(run, monkeypatch, tmp_path):
-    monkeypatch.setattr("minigpt.training.run.write_report", lambda *_: None)
+    monkeypatch.setattr("minigpt.training.ending.write_report", lambda *_: None)
     settings = ["trainer.max_steps=8", "checkpoint.every_steps=1", "checkpoint.keep_last=9", "model.dropout=0.1"]
     whole = run(*settings).rename(tmp_path / "whole")
     for step in range(1, 8):
@@ -236,7 +235,7 @@ def test_k3_from_every_saved_step_the_run_ends_with_the_same_bytes(run, monkeypa
     ],
 )
 def test_k5_what_a_run_shows_and_saves_changes_no_weight(run, monkeypatch, tmp_path, other):
-    monkeypatch.setattr("minigpt.training.run.write_report", lambda *_: None)
+    monkeypatch.setattr("minigpt.training.ending.write_report", lambda *_: None)
     settings = ["trainer.max_steps=7", "model.dropout=0.1"]
     plain = run(*settings).rename(tmp_path / "plain")
     run(*settings, *other)
@@ -246,18 +245,18 @@ def test_k5_what_a_run_shows_and_saves_changes_no_weight(run, monkeypatch, tmp_p
 
 def test_automatic_choices_are_those_of_the_run_and_not_of_the_machine_it_goes_on_on(run, monkeypatch, tmp_path):
     """Half of the memory, other kernels, a compiler: a run that has begun does not care."""
-    monkeypatch.setattr("minigpt.training.run.write_report", lambda *_: None)
+    monkeypatch.setattr("minigpt.training.ending.write_report", lambda *_: None)
     settings = ["trainer.max_steps=6", "checkpoint.every_steps=3", "trainer.threads=0", "trainer.precision=auto"]
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # more than one here would slow down all tests
     whole = run(*settings).rename(tmp_path / "whole")
     shutil.copytree(whole, run.path)
     shutil.rmtree(run.path / "checkpoints" / "step-000000006")
-    real = run_module.choose
+    real = settling.choose
 
     def choose(*arguments):
         return replace(real(*arguments), threads=7, compile=True, micro_batch=2, accumulate=4)
 
-    monkeypatch.setattr(run_module, "choose", choose)
+    monkeypatch.setattr(settling, "choose", choose)
     run(*settings)
     assert json.loads((run.path / "choices.json").read_text()) == json.loads((whole / "choices.json").read_text())
     assert compare_runs(whole, run.path)[1] == []

@@ -17,8 +17,8 @@ import pytest
 from minigpt import faults
 from minigpt.checkpoint import store
 from minigpt.checkpoint.store import list_checkpoints, verify
+from minigpt.training import ending, saving, stopping
 from minigpt.training import run as run_module
-from minigpt.training import saving, stopping
 from minigpt.training.metrics import TIMINGS
 from minigpt.training.module import LanguageModel
 from minigpt.training.validation import Validation
@@ -49,7 +49,7 @@ def ends(run) -> tuple:
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch):
     """Drawing takes longer than the runs."""
-    monkeypatch.setattr(run_module, "write_report", lambda path: None)
+    monkeypatch.setattr(ending, "write_report", lambda path: None)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ PHASES = {
     "a save": (saving, "write_checkpoint", 1),
     "a save's last rename": (store.os, "rename", 1),
     "the last validation": (Validation, "score", 3),
-    "the report": (run_module, "write_report", 1),
+    "the report": (ending, "write_report", 1),
 }
 
 

@@ -44,7 +44,7 @@ def fill_from(monkeypatch, step, space):
 
 @pytest.fixture(autouse=True)
 def _no_report(monkeypatch):
-    monkeypatch.setattr("minigpt.training.run.write_report", lambda *_: None)  # it takes longer than these runs
+    monkeypatch.setattr("minigpt.training.ending.write_report", lambda *_: None)  # it takes longer than these runs
 
 
 @pytest.fixture

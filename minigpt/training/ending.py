@@ -1,0 +1,73 @@
+"""How a run ends: what is said, drawn and typed next, and its exit code."""
+
+from minigpt.data.prepare import Prepared
+from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining
+from minigpt.report.page import write_report
+from minigpt.training.boundary import end_of
+from minigpt.training.metrics import read_rows
+from minigpt.training.module import LanguageModel, Position
+from minigpt.training.processes import mark_stopped
+from minigpt.training.run_directory import RunDirectory
+from minigpt.training.stopping import requeue_slurm_job
+
+
+def close(run: RunDirectory, module: LanguageModel, prepared: Prepared) -> int:
+    """Say how the run ended and what to type next."""
+    position, reason = module.position, module.stop_reason
+    limit = end_of(position, module.total_steps, module.config)
+    if not run.writes:
+        return STOPPED if reason == "signal" else FINISHED
+    run.event("stopped" if reason == "signal" else "finished", step=position.step, reason=reason or limit)
+    report(run)
+    if reason == "signal":
+        print(f"\nStopped after step {position.step:,} with a checkpoint. The same command continues the run.")
+        mark_stopped(run.path)
+        if module.requeue:
+            requeue_slurm_job(print)
+        return STOPPED
+    if position.bad_steps == position.step:
+        raise NonFiniteTraining(
+            f"every one of the {position.step:,} steps was skipped: nothing was learned. Look at the data, or use a "
+            f"lower optimizer.lr (now {module.config.optimizer.lr:g}) or trainer.precision=fp32"
+        )
+    if reason:
+        why = "no better validation for trainer.patience validations" if reason == "patience" else "the time is up"
+        print(f"\nEnded after step {position.step:,}: {why}.")
+    print_results(run)
+    return FINISHED
+
+
+def report(run: RunDirectory) -> None:
+    """Draw the run; trouble with it never spoils the training."""
+    try:
+        write_report(run.path)
+    except Exception as error:
+        print(f"The report could not be drawn: {type(error).__name__}: {error}")
+
+
+def print_results(run: RunDirectory) -> None:
+    """Validation loss, where everything is, and the command that samples."""
+    validations = [row for row in read_rows(run.metrics) if row.get("val/loss") is not None]
+    if not validations:
+        print(f"Run directory  {run.path} (its metrics.jsonl holds no validation)")
+        return
+    best = min(validations, key=lambda row: row["val/loss"])
+    last = validations[-1]
+    for name, row in (("final", last), ("best", best)):
+        print(
+            f"Validation ({name}, step {row['step']:,})  {row['val/loss']:.4f} nats per token  "
+            f"perplexity {row['val/perplexity']:.2f}  {row['val/bits_per_byte']:.4f} bits per byte"
+        )
+    print(f"Run directory  {run.path}")
+    print(f"Picture        {run.path / 'loss.png'}   report  {run.path / 'report.html'}")
+    print(f'Sample from it:  python scripts/sample.py checkpoint={run.path} prompt="..."')
+
+
+def tell_finished(run: RunDirectory, position: Position, limit: str) -> None:
+    """The run is done: show it again, and how to start another."""
+    if not run.writes:
+        return
+    print(f"This run is finished: {position.step:,} steps, its trainer.{limit}.")
+    print_results(run)
+    print("Another run    the same command with run.dir=NEW_DIR or another seed")
+    print(f"A longer run   the same command with run.dir={run.path} and a larger trainer.{limit}")

@@ -1,0 +1,103 @@
+"""Where a run stands: read from its checkpoint, and refused where config or data are not those it began with."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+from minigpt.checkpoint.load import (
+    find_checkpoint,
+    load_weights,
+    read_file,
+    read_state,
+    read_tensors,
+    read_tokenizer,
+    unusable,
+)
+from minigpt.checkpoint.pack import MODEL, OPTIMIZER, STATE
+from minigpt.checkpoint.store import list_checkpoints, step_of
+from minigpt.config.convert import misfit, shown
+from minigpt.config.schema import TrainConfig
+from minigpt.data.order import check_length
+from minigpt.data.prepare import Prepared
+from minigpt.data.tokenizer import Tokenizer
+from minigpt.faults import UserFault
+from minigpt.model.gpt import GPT
+from minigpt.sampling.prompt import encode_prompt
+from minigpt.training.module import Position
+from minigpt.training.run_directory import RunDirectory, differences
+
+
+def refuse_changed_run(path: Path, config: TrainConfig) -> None:
+    """A run continues with the config it was begun with; what may change is in run_directory.CHANGEABLE."""
+    saved = RunDirectory(path, writes=False).saved_config()
+    if saved is None:
+        return
+    forbidden, allowed = differences(saved, config)
+    if forbidden:
+        raise UserFault(
+            f"run.dir={path} was begun with another config; continuing would mix two runs:\n"
+            + "\n".join(f"  {line}" for line in forbidden)
+            + "\nTake these values back, or start another run with run.dir=NEW_DIR "
+            + (f"(init.from={path} starts it from these weights)" if list_checkpoints(path / "checkpoints") else "")
+        )
+    for line in allowed:
+        if not line.startswith(("logger.", "run.", "experiment", "data.")):
+            print(f"Changed setting: {line}")
+
+
+def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
+    """Name what the tokens are too few or of another alphabet for, before anything is written."""
+    check_length("train", len(prepared.train), config.model.block_size)
+    if len(prepared.val) < 2:
+        raise UserFault(
+            f"the val split has {len(prepared.val)} token, and predicting one takes at least 2. Use more text or a "
+            f"larger data.val_fraction (now {config.data.val_fraction:g})"
+        )
+    encode_prompt(prepared.tokenizer, config.samples.prompt)
+
+
+def check_fingerprint(run: RunDirectory, prepared: Prepared) -> None:
+    """A run continues on the very tokens it began with."""
+    saved = run.read_json("data.json")
+    facts = {"fingerprint": prepared.fingerprint, "tokenizer": prepared.tokenizer.hash}
+    if saved is not None and saved != facts:
+        raise UserFault(
+            f"the data has changed since the run {run.path} began (fingerprint {str(saved.get('fingerprint'))[:12]}, "
+            f"now {prepared.fingerprint[:12]}). Put the old text back, or start another run with run.dir=NEW_DIR"
+        )
+    run.write_text("data.json", json.dumps(facts, indent=1) + "\n")
+
+
+def read_position(checkpoint: Path | None) -> Position:
+    """Where a checkpoint stands."""
+    if checkpoint is None:
+        return Position()
+    state = read_state(checkpoint)
+    names = {field.name for field in fields(Position)}
+    wrong = misfit(Position, state)
+    if wrong or state.get("step") != step_of(checkpoint):
+        raise unusable(checkpoint, f"{STATE} does not say where it stands ({wrong or shown(state.get('step'))})")
+    return Position(**{name: value for name, value in state.items() if name in names})
+
+
+def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, tokenizer: Tokenizer) -> bytes | None:
+    """Load the weights of the run's checkpoint, or of `init.from` for a new run.
+
+    Returns:
+        The optimizer's state to continue with, or None.
+    """
+    if checkpoint is not None:
+        load_weights(gpt, read_tensors(checkpoint, MODEL), str(checkpoint))
+        return read_file(checkpoint, OPTIMIZER)
+    if config.init.source is not None:
+        origin = find_checkpoint(config.init.source)
+        theirs = read_tokenizer(origin)
+        if theirs.hash != tokenizer.hash:
+            raise UserFault(
+                f"init.from={config.init.source}: its weights know a {theirs.name} tokenizer of {theirs.vocab_size:,} "
+                f"tokens (SHA-256 {theirs.hash[:12]}), and this data has a {tokenizer.name} tokenizer of "
+                f"{tokenizer.vocab_size:,} ({tokenizer.hash[:12]}): the same numbers would be other text. Start from "
+                "weights with tokenizer=byte or tokenizer=gpt2, which are the same for any text"
+            )
+        load_weights(gpt, read_tensors(origin, MODEL), str(origin))
+    return None
