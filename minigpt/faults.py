@@ -19,6 +19,7 @@ USER_FAULT = 2
 NO_CHECKPOINT = 3
 STORAGE_FAILURE = 4
 NON_FINITE = 5
+TRIALS_FAILED = 6  # a sweep that is over, some of whose trials failed
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: "run me again"
 INTERRUPTED = 130  # 128 + SIGINT: stopped at once
 

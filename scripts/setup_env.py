@@ -201,7 +201,7 @@ def install(stamp: dict[str, str], base: str, torch_index: str) -> None:
     if torch_index:
         # Only torch, without its dependencies: two indexes at once would let either supply any package.
         pip("install", "--index-url", torch_index, "--no-deps", "-c", "constraints.txt", "torch")
-    pip("install", "-c", "constraints.txt", "-e", ".[dev]")
+    pip("install", "-c", "constraints.txt", "-e", ".[dev,sweep]")
     write_stamp(new_stamp | {"inputs": wanted_inputs(torch_index)})
     shutil.rmtree(BOOT, ignore_errors=True)
     print(f"The environment stands ({time.monotonic() - begin:.0f} s).", flush=True)

@@ -35,6 +35,18 @@ MAY_IMPORT = {
     "config.check": ("minigpt.faults", "minigpt.config."),
     "config.help": ("minigpt.faults", "minigpt.config."),
     "attention.": ("torch", "minigpt.attention."),
+    "sweep.": (
+        "optuna",
+        "yaml",
+        "minigpt.sweep.",
+        "minigpt.config.",
+        "minigpt.report.",
+        "minigpt.faults",
+        "minigpt.redact",
+        "minigpt.data.prepare",
+        "minigpt.training.signals",
+        "minigpt.training.stopping",
+    ),
     "model.": ("torch", "minigpt.attention.", "minigpt.model.", "minigpt.config.schema"),
 }
 

@@ -65,6 +65,15 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "min_p": (0, 1, "[]"),
     "repetition_penalty": (0, INF, "()"),
     "num_samples": (1, 10**6, "[]"),
+    "trials": (1, 10**6, "[]"),
+    "workers": (1, 4096, "[]"),
+    "seeds": (1, 1000, "[]"),
+    "search.startup_trials": (1, 10**6, "[]"),
+    "search.prune_every_tokens": (0, 10**18, "[]"),
+    "search.reduction_factor": (2, 100, "[]"),
+    "sweep.seed": (0, 2**32 - 1, "[]"),
+    "sweep.hang_minutes": (0, INF, "[)"),
+    "sweep.max_failures": (0, 10**6, "[]"),
 }
 
 
@@ -297,6 +306,15 @@ def project_has_a_name(project: str) -> str:
     return "" if project.strip() else "logger.project is empty. Give a name, or leave it out for minigpt."
 
 
+def storage_is_a_url(storage: str | None) -> str:
+    if storage is None or re.match(r"[a-z][\w+]*://.", storage):
+        return ""
+    return (
+        f"sweep.storage={shown(storage)} is no URL of a database. Write sqlite:///FILE or "
+        "postgresql://USER@HOST/DATABASE, or leave it out for a journal file in sweep.dir."
+    )
+
+
 def stops_are_not_empty(stop: list[str]) -> str:
     return "stop holds an empty string, which would end every text at once. Remove it." if "" in stop else ""
 
@@ -329,6 +347,8 @@ RULES: list[Rule] = [
     (("samples.prompt",), prompts_are_text),
     (("logger.project",), project_has_a_name),
     (("run.dir",), folder_can_be("run.dir", "Give another folder, or leave run.dir out for a name of its own.")),
+    (("sweep.dir",), folder_can_be("sweep.dir", "Give another folder, or leave sweep.dir out for a name of its own.")),
+    (("sweep.storage",), storage_is_a_url),
     (("init.from",), starting_weights_are_there),
     (("checkpoint",), checkpoint_is_there),
     (("device", "precision"), sample_precision_fits_device),

@@ -36,11 +36,21 @@ from minigpt.config.convert import (
 )
 from minigpt.config.help import help_page
 from minigpt.config.plain_yaml import plain_yaml
-from minigpt.config.schema import PrepareConfig, SampleConfig, TrainConfig
+from minigpt.config.schema import PrepareConfig, SampleConfig, SweepConfig, TrainConfig
 from minigpt.faults import UserFault
 
-CLASSES: dict[str, type] = {"train": TrainConfig, "prepare": PrepareConfig, "sample": SampleConfig}
-FILES = {"train": "scripts/train.py", "prepare": "scripts/prepare_data.py", "sample": "scripts/sample.py"}
+CLASSES: dict[str, type] = {
+    "train": TrainConfig,
+    "prepare": PrepareConfig,
+    "sample": SampleConfig,
+    "sweep": SweepConfig,
+}
+FILES = {
+    "train": "scripts/train.py",
+    "prepare": "scripts/prepare_data.py",
+    "sample": "scripts/sample.py",
+    "sweep": "scripts/sweep.py",
+}
 
 # What follows these is the user's own text and reaches us unchanged: null, 123 and ${x} are text here.
 LITERAL = (
@@ -52,6 +62,8 @@ LITERAL = (
     "run.dir",
     "init.from",
     "samples.prompt",
+    "sweep.dir",
+    "sweep.storage",
 )
 
 # Names that other frameworks use.
@@ -101,15 +113,17 @@ def compose(script: Literal["train"], arguments: list[str]) -> TrainConfig: ...
 def compose(script: Literal["prepare"], arguments: list[str]) -> PrepareConfig: ...
 @overload
 def compose(script: Literal["sample"], arguments: list[str]) -> SampleConfig: ...
+@overload
+def compose(script: Literal["sweep"], arguments: list[str]) -> SweepConfig: ...
 def compose(script: str, arguments: list[str]) -> Any:
     """The config that a command line describes.
 
     Args:
-        script: "train", "prepare" or "sample".
+        script: "train", "prepare", "sample" or "sweep".
         arguments: the command line behind the script's name.
 
     Returns:
-        A TrainConfig, PrepareConfig or SampleConfig.
+        A TrainConfig, PrepareConfig, SampleConfig or SweepConfig.
 
     Raises:
         UserFault: with every fault of the command line, the files and the rules of check.py.

@@ -66,11 +66,11 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def flatten(mapping: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one: {"model": {"bias": True}} -> {"model.bias": True}."""
+    """Nested dictionaries as one: {"model": {"bias": True}} -> {"model.bias": True}. An empty one is a value."""
     flat: dict[str, Any] = {}
     for key, value in mapping.items():
         name = f"{prefix}{key}"
-        flat |= flatten(value, name + ".") if isinstance(value, Mapping) else {name: value}
+        flat |= flatten(value, name + ".") if isinstance(value, Mapping) and value else {name: value}
     return flat
 
 
@@ -142,6 +142,8 @@ def fitted(kind: Any, value: Any) -> tuple[Any, str]:
         wanted = "" if isinstance(value, bool) else "true or false"
     elif kind is str:
         wanted = "" if isinstance(value, str) else "text"
+    elif typing.get_origin(kind) is dict:
+        wanted = "" if isinstance(value, Mapping) else 'a JSON object like {"seed": {"choices": [1, 2]}}'
     else:
         assert kind == list[str], f"schema.py uses a type that convert.py doesn't know: {kind}"
         good = isinstance(value, list) and all(isinstance(each, str) for each in value)
@@ -212,7 +214,7 @@ def value_from_text(kind: Any, text: str) -> Any:
             return float(text)
         if bool in parts:
             return {"true": True, "false": False}.get(text.lower(), text)
-        if list[str] in parts:
+        if list[str] in parts or any(typing.get_origin(part) is dict for part in parts):
             return json.loads(text)
     except (ValueError, RecursionError):
         pass

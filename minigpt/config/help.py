@@ -27,6 +27,11 @@ EXAMPLES = {
         "python scripts/sample.py checkpoint=runs/NAME prompt=Once prompt=Twice temperature=0 max_new_tokens=50",
         """python scripts/sample.py checkpoint=runs/NAME prompt_file=start.txt stop='["\\n\\n"]'""",
     ],
+    "sweep": [
+        "python scripts/sweep.py search=lr experiment=demo trials=12 workers=2",
+        "python scripts/sweep.py search=shakespeare_char_cpu experiment=shakespeare_char_cpu seeds=3",
+        """python scripts/sweep.py search.space='{"model.n_layer": {"choices": [2, 4, 6]}}' search.sampler=grid""",
+    ],
 }
 
 RULES_OF_WRITING = """\
@@ -43,7 +48,7 @@ def help_page(script: str, cls: type, groups: dict[str, dict[str, Path]], litera
     """The whole page for one script.
 
     Args:
-        script: "train", "prepare" or "sample".
+        script: "train", "prepare", "sample" or "sweep".
         cls: its config class.
         groups: group -> choice -> YAML file.
         literal: the settings whose text is taken as it is.
@@ -95,6 +100,8 @@ def kind_in_words(kind: Any) -> str:
         return "|".join(typing.get_args(kind))
     if kind == list[str]:
         return "list of texts"
+    if typing.get_origin(kind) is dict:
+        return "JSON object"
     return " or ".join(kind_in_words(part) for part in typing.get_args(kind))
 
 
@@ -109,7 +116,7 @@ def field_comments() -> dict[tuple[type, str], str]:
             fields = [each for each in node.body if isinstance(each, ast.AnnAssign)]
             by_class[node.name] = {ast.unparse(each.target): at_line.get(each.end_lineno or 0, "") for each in fields}
     found: dict[tuple[type, str], str] = {}
-    for cls in (schema.TrainConfig, schema.PrepareConfig, schema.SampleConfig):
+    for cls in (schema.TrainConfig, schema.PrepareConfig, schema.SampleConfig, schema.SweepConfig):
         hints = typing.get_type_hints(cls)
         for key in settings(cls):
             section, _, last = key.rpartition(".")

@@ -7,7 +7,7 @@ allowed ranges.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass
@@ -204,3 +204,38 @@ class SampleConfig:
     use_cache: bool = True  # KV cache; the text is the same without it
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"  # what computes
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"  # of the forward pass
+
+
+@dataclass
+class SearchConfig:
+    """What a sweep searches, and how: configs/search/NAME.yaml, or settings of your own."""
+
+    space: dict[str, Any] = field(default_factory=dict)  # setting -> {low, high, log or step} or {choices: [...]}
+    sampler: Literal["tpe", "random", "grid"] = "tpe"  # how the next trial's values are chosen
+    pruner: Literal["none", "median", "hyperband"] = "none"  # when a trial that falls behind is stopped early
+    startup_trials: int = 5  # tpe: so many are random; median: so many must be complete before one is pruned
+    prune_every_tokens: int = 0  # trials are compared at multiples of so many tokens; 0 = at each validation
+    reduction_factor: int = 3  # hyperband: one in so many goes on from each comparison
+
+
+@dataclass
+class SweepSettings:
+    """The sweep's directory and its limits."""
+
+    dir: str | None = None  # default sweeps/<experiment>-<search>-<hash>
+    storage: str | None = None  # URL of a database (sqlite:///FILE, postgresql://...); default DIR/journal.jsonl
+    metric: Literal["val/loss", "val/bits_per_byte"] = "val/loss"  # a trial's value is its best validation
+    seed: int = 1  # of the choice of values; the trials' own seed is `seed`
+    hang_minutes: float = 30.0  # a trial without a new row in metrics.jsonl for so long is killed; 0 = off
+    max_failures: int = 3  # so many failed trials in a row stop the sweep; 0 = never
+
+
+@dataclass
+class SweepConfig:
+    """scripts/sweep.py; every other setting is one of scripts/train.py and the same for all trials."""
+
+    trials: int | None = None  # settings to try, finished ones included; default 20, or the whole grid
+    workers: int = 1  # trials at a time on this machine, each with its own devices and threads
+    seeds: int = 1  # runs per trial: seed, seed + 1, ...; its value is their mean
+    search: SearchConfig = field(default_factory=SearchConfig)
+    sweep: SweepSettings = field(default_factory=SweepSettings)

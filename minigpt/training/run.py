@@ -206,7 +206,7 @@ def fit(
     rows, samples = (RowFile(path, progress.print) for path in (run.metrics, run.samples))
     callbacks = [
         SeedEachBatch(config.seed, start_step),
-        Stopping(signals),
+        Stopping(signals, run.path / "STOP" if run.writes else None),
         Measure(flops_per_token(config, prepared.tokenizer.vocab_size), peak and peak * choices.devices),
         Validation(prepared.val, first_token_bytes),
         MetricsFile(rows, remote),

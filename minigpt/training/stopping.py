@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -19,10 +20,15 @@ class Stopping(L.Callback):
 
     A signal ends it with a checkpoint (see signals.py), `max_minutes` ends it for good. With several processes
     each says what it wants, all obey together: the wishes travel with the step's loss (module.share).
+
+    Args:
+        signals: what came.
+        stop_file: whoever makes this file asks as a signal would; it goes when it is obeyed. None: nobody can.
     """
 
-    def __init__(self, signals: Signals):
+    def __init__(self, signals: Signals, stop_file: Path | None = None):
         self.signals = signals
+        self.stop_file = stop_file
 
     def on_train_start(self, trainer: L.Trainer, pl_module: LanguageModel) -> None:
         self.signals.noted_only = True
@@ -32,8 +38,9 @@ class Stopping(L.Callback):
     def wishes(self, module: LanguageModel) -> list[bool]:
         """What this process wants: to stop, to be queued again, to end for good."""
         received, minutes = self.signals.received, module.config.trainer.max_minutes
+        asked = self.stop_file is not None and os.path.exists(self.stop_file)
         out_of_time = minutes is not None and module.clock.seconds >= 60 * minutes
-        return [received is not None, received == getattr(signal, "SIGUSR1", None) is not None, out_of_time]
+        return [asked or received is not None, received == getattr(signal, "SIGUSR1", None) is not None, out_of_time]
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: LanguageModel, outputs: Any, batch: Any, batch_idx: int
@@ -47,6 +54,8 @@ class Stopping(L.Callback):
         elif signalled and pl_module.position.step != pl_module.total_steps:
             pl_module.stop_reason = "signal"
             pl_module.requeue = requeue
+            if self.stop_file is not None:
+                self.stop_file.unlink(missing_ok=True)
         trainer.should_stop = pl_module.stop_reason is not None
 
     def teardown(self, trainer: L.Trainer, pl_module: LanguageModel, stage: str) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from minigpt.config.check import RANGES, check, find_notes
 from minigpt.config.convert import fitted, flatten, from_dict, settings, to_dict
-from minigpt.config.schema import DataConfig, PrepareConfig, SampleConfig, TrainConfig
+from minigpt.config.schema import DataConfig, PrepareConfig, SampleConfig, SweepConfig, TrainConfig
 
-CLASSES = (TrainConfig, PrepareConfig, SampleConfig)
+CLASSES = (TrainConfig, PrepareConfig, SampleConfig, SweepConfig)
 
 
 def changed(cls: type, **changes: object):

@@ -15,6 +15,7 @@ from minigpt.config.compose import CLASSES, LITERAL, compose, config_folder, fin
 from minigpt.config.convert import fitted, from_dict, settings, to_dict
 from minigpt.config.schema import SampleConfig, TrainConfig
 from minigpt.faults import UserFault
+from minigpt.sweep.plan import split
 
 COMPOSED: dict = {}
 
@@ -363,7 +364,8 @@ def test_examples_of_the_help_page_compose(monkeypatch):
         for line in lines:
             python, file, *arguments = shlex.split(line)
             assert (python, file) == ("python", compose_module.FILES[script])
-            compose(script, arguments)
+            for name, part in {"sweep": split(arguments)[0], "train": split(arguments)[1]}.items():
+                compose(script if script != "sweep" else name, arguments if script != "sweep" else part)
 
 
 def test_cfg_job_prints_yaml_that_reads_back(capsys):

@@ -21,10 +21,10 @@ from minigpt.config.convert import (
     to_dict,
     value_from_text,
 )
-from minigpt.config.schema import PrepareConfig, SampleConfig, TrainConfig
+from minigpt.config.schema import PrepareConfig, SampleConfig, SweepConfig, TrainConfig
 from minigpt.faults import UserFault
 
-CLASSES = (TrainConfig, PrepareConfig, SampleConfig)
+CLASSES = (TrainConfig, PrepareConfig, SampleConfig, SweepConfig)
 
 
 def faults_of(cls: type, mapping: object) -> tuple[str, ...]:
@@ -44,6 +44,7 @@ def values_of(key: str, kind: typing.Any) -> st.SearchStrategy:
         str: st.text(),
         type(None): st.none(),
         list[str]: st.lists(st.text()),
+        dict[str, typing.Any]: st.just({}),
     }
     return simple[kind] if kind in simple else st.one_of(*(simple[part] for part in typing.get_args(kind)))
 
