@@ -33,7 +33,7 @@ class Source:
     corpus: Corpus
     found: Survey
     signature: str  # of its files when they were read
-    tokenizer: Tokenizer | None  # where it doesn't depend on the text
+    tokenizer: Tokenizer | None  # where it isn't learned from the text
 
 
 def make(folder: Path, keys: dict[str, Any], source: Source, *, config: TokenizerConfig, say: Say) -> None:
@@ -111,7 +111,7 @@ def _summary(
         notes.append(f"{found.marks:,} documents begin with a byte-order mark; data.encoding=utf-8-sig drops it")
     if found.nul:
         notes.append(f"{found.nul:,} NUL bytes; they are kept as they are")
-    if tokenizer.name == "bpe" and tokenizer.vocab_size < wanted:
+    if tokenizer.name == "bpe" and source.tokenizer is None and tokenizer.vocab_size < wanted:
         notes.append(f"the text yields {tokenizer.vocab_size:,} BPE tokens, fewer than tokenizer.vocab_size={wanted:,}")
     train, val = sidecars
     total = sum(found.bytes)

@@ -42,7 +42,9 @@ class Prepared:
     summary: dict[str, Any]  # what was read and made, as JSON
 
 
-def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, say: Say = print) -> Prepared:
+def prepare(
+    data: DataConfig, tokenizer: TokenizerConfig, *, given: Tokenizer | None = None, say: Say = print
+) -> Prepared:
     """Find the tokens that these keys stand for, or make them.
 
     Safe to run in several processes at once: one makes, the others wait and find. Killed at any point and run
@@ -51,6 +53,7 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, say: Say = print) -
     Args:
         data: the corpus and data.dir.
         tokenizer: name and vocabulary size.
+        given: a tokenizer to use instead of learning one from this text.
         say: takes lines for the user.
 
     Raises:
@@ -59,6 +62,8 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, say: Say = print) -
         StorageFailure: data.dir can't be written.
     """
     keys = _keys(data, tokenizer)
+    if given is not None:
+        keys |= {"vocab_size": given.vocab_size, "given": given.hash}
     root = typed_path(data.dir)
     known = _known(root, keys)
     if known and data.name == "shakespeare_char" and not data.source:  # its one content is known by its checksum
@@ -75,7 +80,7 @@ def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, say: Say = print) -
         if _read_json(folder / "prepared.json").get("signature") == listing:
             return _open(folder, say)
     # A missing gpt2 file is a fault to name before gigabytes are read.
-    ready = build_tokenizer(tokenizer.name) if tokenizer.name in ("byte", "gpt2") else None
+    ready = build_tokenizer(tokenizer.name) if given is None and tokenizer.name in ("byte", "gpt2") else given
     total = sum(document.size for document in corpus.documents)
     say(f"data: reading {len(corpus.documents):,} files, {size_text(total)}")
     found = survey(corpus, alphabet=tokenizer.name == "char", progress=progress_lines("reading", total, say))

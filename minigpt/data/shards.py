@@ -34,6 +34,7 @@ class DamagedShards(UserFault):
     """Prepared tokens that are not what was written."""
 
     def __init__(self, what: str):
+        self.what = what
         super().__init__(f"{what}. scripts/prepare_data.py with the same keys makes it again")
 
 

@@ -18,7 +18,8 @@ from minigpt.checkpoint.store import list_checkpoints, step_of
 from minigpt.config.convert import misfit, shown
 from minigpt.config.schema import TrainConfig
 from minigpt.data.order import check_length
-from minigpt.data.prepare import Prepared
+from minigpt.data.prepare import Prepared, prepare
+from minigpt.data.shards import DamagedShards
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.model.gpt import GPT
@@ -54,6 +55,24 @@ def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
             f"larger data.val_fraction (now {config.data.val_fraction:g})"
         )
     encode_prompt(prepared.tokenizer, config.samples.prompt)
+
+
+def prepare_tokens(config: TrainConfig) -> Prepared:
+    """The run's tokens. Weights to start from know their own tokens: a learned tokenizer of theirs is used on any text.
+
+    Raises:
+        UserFault: the text has characters that their alphabet lacks, and whatever `prepare` raises.
+    """
+    given = None
+    if config.init.source is not None and config.tokenizer.name in ("bpe", "char"):
+        theirs = read_tokenizer(find_checkpoint(config.init.source))
+        given = theirs if theirs.name == config.tokenizer.name else None  # else refused by restore_weights
+    try:
+        return prepare(config.data, config.tokenizer, given=given)
+    except DamagedShards as fault:
+        if given is None:
+            raise
+        raise UserFault(f"{fault.what}. Remove its folder; the same command makes it again") from None
 
 
 def check_fingerprint(run: RunDirectory, prepared: Prepared) -> None:
@@ -96,8 +115,8 @@ def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, toke
             raise UserFault(
                 f"init.from={config.init.source}: its weights know a {theirs.name} tokenizer of {theirs.vocab_size:,} "
                 f"tokens (SHA-256 {theirs.hash[:12]}), and this data has a {tokenizer.name} tokenizer of "
-                f"{tokenizer.vocab_size:,} ({tokenizer.hash[:12]}): the same numbers would be other text. Start from "
-                "weights with tokenizer=byte or tokenizer=gpt2, which are the same for any text"
+                f"{tokenizer.vocab_size:,} ({tokenizer.hash[:12]}): the same numbers would be other text. "
+                f"Use tokenizer={theirs.name}"
             )
         load_weights(gpt, read_tensors(origin, MODEL), str(origin))
     return None

@@ -17,7 +17,7 @@ from minigpt.config.convert import default_run_dir, flatten, to_dict
 from minigpt.config.schema import RunConfig, TrainConfig
 from minigpt.data.module import TokenData
 from minigpt.data.order import batch_of_step
-from minigpt.data.prepare import Prepared, prepare
+from minigpt.data.prepare import Prepared
 from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
 from minigpt.model.gpt import GPT
 from minigpt.redact import redact_values
@@ -36,6 +36,7 @@ from minigpt.training.progress import Progress
 from minigpt.training.remote_logger import RemoteLogger
 from minigpt.training.restoring import (
     check_fingerprint,
+    prepare_tokens,
     read_position,
     refuse_changed_run,
     refuse_unfit_data,
@@ -83,7 +84,7 @@ def train_together(path: Path, config: TrainConfig, hardware: Hardware, processe
     processes.agree("a config", flatten(to_dict(config)))
     with processes.one_first():
         refuse_changed_run(path, config)
-        prepared = prepare(config.data, config.tokenizer)
+        prepared = prepare_tokens(config)
     processes.agree("tokens", {"fingerprint": prepared.fingerprint})
     refuse_unfit_data(config, prepared)
     with RunDirectory(path, writes=processes.rank == 0) as run:

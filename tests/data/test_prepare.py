@@ -191,6 +191,31 @@ def test_a_long_text_is_reported_on(source, monkeypatch):
     assert "MB/s" in said
 
 
+@pytest.mark.parametrize(("name", "vocab_size"), [("char", 0), ("bpe", 300)])
+def test_a_given_tokenizer_is_used_and_none_is_learned(source, tmp_path, name, vocab_size):
+    """A folder of their own keeps these tokens, and is found again without reading the text."""
+    theirs = run(keys(source), name, vocab_size=vocab_size)[0].tokenizer
+    other = tmp_path / "other.txt"
+    other.write_bytes(POEM.decode().replace("fox", "hen").replace("ï", "i")[:2000].encode())
+    own = run(keys(other), name, vocab_size=vocab_size)[0]
+    assert own.tokenizer.hash != theirs.hash
+    for words in ("reading", ""):
+        said: list[str] = []
+        made = prepare(keys(other), TokenizerConfig(name, vocab_size), given=theirs, say=said.append)
+        assert made.tokenizer.hash == theirs.hash
+        assert made.folder != own.folder
+        assert text_of(made.train, theirs) + text_of(made.val, theirs) == other.read_bytes()
+        assert ("reading" in "".join(said)) == bool(words)
+
+
+def test_a_given_alphabet_that_lacks_a_character_is_named(source, tmp_path):
+    theirs = run(keys(source))[0].tokenizer
+    other = tmp_path / "other.txt"
+    other.write_bytes(POEM.replace(b"fox", b"yak"))
+    with pytest.raises(UserFault, match=r"'y'.*is not in the alphabet.*tokenizer=char"):
+        prepare(keys(other), TokenizerConfig("char"), given=theirs)
+
+
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
 def test_a_fraction_outside_0_to_1_is_refused(source, fraction):
     with pytest.raises(UserFault, match="must lie between 0 and 1"):

@@ -194,6 +194,23 @@ def test_init_from_starts_with_the_weights_of_another_run(place, straight):
     assert rows(place / "tuned")[-1]["val/loss"] == pytest.approx(best, rel=1e-4)
 
 
+@pytest.mark.parametrize("tokenizer", ["char", "bpe"])
+def test_init_from_keeps_its_tokenizer_on_another_text(run, monkeypatch, tmp_path, tokenizer):
+    monkeypatch.setattr("minigpt.training.ending.write_report", lambda *_: None)
+    settings = [f"tokenizer={tokenizer}", "trainer.max_steps=2"] + ["tokenizer.vocab_size=280"] * (tokenizer == "bpe")
+    origin = run(*settings).rename(tmp_path / "origin")
+    (tmp_path / "text.txt").write_text("a duck could chuck a cow " * 60)
+    for _ in range(2):  # the second time it is finished
+        run(*settings, f"init.from={origin}")
+    tuned, theirs = (last_checkpoint(path)["tokenizer.json"] for path in (run.path, origin))
+    assert tuned == theirs
+    assert run.events()[0]["event"] == "began"
+    for sidecar in (run.folder / "data").glob("*/train.json"):
+        sidecar.write_bytes(b"")
+    with pytest.raises(UserFault, match="Remove its folder"):
+        run(*settings, f"init.from={origin}", "trainer.max_steps=3")
+
+
 def test_killed_with_sigkill_the_same_command_ends_with_the_same_bytes(place, straight):
     arguments = [
         *SETTINGS,
