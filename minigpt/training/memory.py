@@ -1,5 +1,7 @@
-"""One full micro-batch is tried before step 1: what does not fit is cut smaller, with the same mathematics."""
+"""Memory. One full micro-batch is tried before step 1: what does not fit is cut smaller, with the same mathematics."""
 
+import ctypes
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,6 +12,22 @@ from torch import Tensor
 from minigpt.faults import UserFault
 from minigpt.training.hardware import Choices
 from minigpt.training.module import autocast, next_token_loss
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what is freed, for the next step, instead of giving it back to the system.
+
+    Otherwise each step of a CPU run takes its activations from the system anew, and zeroing those pages costs it
+    up to a sixth of its time. Only glibc on Linux has the switch; elsewhere nothing happens.
+
+    Source: mallopt(3): M_TRIM_THRESHOLD = -1, M_TOP_PAD = -2, M_MMAP_MAX = -4.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for parameter, value in ((-4, 0), (-1, 2**31 - 1), (-2, 64 << 20)):
+            mallopt(parameter, value)
 
 
 def fit_micro_batch(

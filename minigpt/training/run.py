@@ -27,6 +27,7 @@ from minigpt.training.ending import close, tell_finished
 from minigpt.training.guard import RollBack
 from minigpt.training.hardware import Hardware, flops_per_token, peak_flops
 from minigpt.training.live_samples import LiveSamples
+from minigpt.training.memory import keep_freed_memory
 from minigpt.training.metrics import Measure, MetricsFile, RowFile, cut_rows_after
 from minigpt.training.module import LanguageModel
 from minigpt.training.output import lasting_output
@@ -132,6 +133,7 @@ def train_from(
     choices = settle_choices(run, config, hardware, prepared)
     processes.agree("choices", asdict(choices))
     torch.set_num_threads(choices.threads)
+    keep_freed_memory()
     torch.manual_seed(fold(config.seed))
     gpt = GPT(config.model, prepared.tokenizer.vocab_size, kernel=choices.attention_kernel)
     if choices.precision == "fp64":
