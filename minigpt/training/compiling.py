@@ -1,6 +1,7 @@
 """torch.compile where it was chosen, and a way back when it does not work here."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -24,7 +25,10 @@ def compiled_loss(
     Returns:
         The compiled loss, or the plain one if it can't be compiled here.
     """
-    compiled = torch.compile(next_token_loss, dynamic=False)
+    # On a CPU the compiler would recognise explicit attention and put the fused kernel in its place, whose backward
+    # pass is the slower one there (hardware.py chose between them).
+    options: dict[str, Any] | None = {"pattern_matcher": False} if tokens.device.type == "cpu" else None
+    compiled = torch.compile(next_token_loss, dynamic=False, options=options)
     try:
         with autocast(tokens.device.type, precision):
             loss = compiled(gpt, tokens, targets)
