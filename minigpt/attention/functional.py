@@ -72,7 +72,8 @@ def explicit_attention(
 def explicit_causal_attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float = 0.0) -> Tensor:
     """`explicit_attention` under the causal mask, for training: the same numbers with fewer passes over the scores.
 
-    Every row has a key to attend (itself), so hiding is one sum with a bias of 0 and minus infinity.
+    Every row has a key to attend (itself), so hiding is one sum with a bias of 0 and minus infinity; and it is the
+    queries that are scaled, which are fewer numbers than the scores.
 
     Args:
         q: (..., T, Dk).
@@ -83,7 +84,7 @@ def explicit_causal_attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_p: flo
     Returns:
         out (..., T, Dv).
     """
-    scores = q @ k.transpose(-2, -1) / math.sqrt(k.shape[-1])
+    scores = (q / math.sqrt(k.shape[-1])) @ k.transpose(-2, -1)
     weights = (scores + _causal_bias(q.shape[-2], k.shape[-2], scores.device, scores.dtype)).softmax(dim=-1)
     return F.dropout(weights, dropout_p) @ v if dropout_p else weights @ v
 

@@ -110,18 +110,19 @@ class LanguageModel(L.LightningModule):
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
         """Clip by the global norm, or skip the step. (Lightning's own clipping refuses fused AdamW with autocast.)
 
+        The norm is known here, on the host, before the update: a gradient that is short enough is not touched at all.
+
         Raises:
             RollBack: too many bad steps in a row.
         """
         parameters, limit = list(self.gpt.parameters()), self.config.optimizer.grad_clip
-        if limit:
-            grad_norm = nn.utils.clip_grad_norm_(parameters, limit)
-        else:
-            grad_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        self.loss, self.grad_norm = self.share(grad_norm)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        self.loss, self.grad_norm = self.share(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
         position, guard = self.position, self.config.guard
         self.fault = fault_of(self.loss, self.grad_norm, position.recent_losses, guard)
         if self.fault is None:
+            if limit and self.grad_norm > limit:
+                torch._foreach_mul_(gradients, limit / self.grad_norm)
             position.bad_steps = 0
             if guard.spike_zscore:
                 position.recent_losses = [*position.recent_losses, self.loss][-guard.spike_window :]
