@@ -227,7 +227,7 @@ class SweepSettings:
     metric: Literal["val/loss", "val/bits_per_byte"] = "val/loss"  # a trial's value is its best validation
     seed: int = 1  # of the choice of values; the trials' own seed is `seed`
     hang_minutes: float = 30.0  # a trial without a new row in metrics.jsonl for so long is killed; 0 = off
-    max_failures: int = 3  # so many failed trials in a row stop the sweep; 0 = never
+    max_failures: int = 5  # so many failed trials in a row stop the sweep; 0 = never
 
 
 @dataclass

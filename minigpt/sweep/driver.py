@@ -243,7 +243,6 @@ class Driver:
                 f"{trial.facts.get('cause')}. All of its output: {attempt.output}. Mend the cause, then the same "
                 "command goes on with the next trials"
             )
-            self.table.say(self.too_many)
 
     def write(self) -> None:
         """Bring all files up to date. One worker at a time, so that the newest state is what stays."""

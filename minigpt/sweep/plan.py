@@ -5,6 +5,7 @@ import importlib.util
 import json
 import math
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from minigpt.config.compose import compose, find_groups
 from minigpt.config.convert import config_hash, flatten, nearest, read, settings, to_dict
 from minigpt.config.schema import SweepConfig, TrainConfig
 from minigpt.faults import UserFault
-from minigpt.redact import redact
+from minigpt.redact import redact_arguments
 from minigpt.sweep.slots import Slot
 from minigpt.sweep.space import Axis, Point, corners, grid_point, grid_size, override, read_space
 from minigpt.sweep.trial import Trial, run_directory
@@ -33,6 +34,7 @@ class Plan:
     config: SweepConfig
     base: TrainConfig  # what all trials share
     arguments: list[str]  # of scripts/train.py, as they were typed
+    typed: list[str]  # all of them
     axes: list[Axis]
     name: str
     folder: Path
@@ -45,6 +47,11 @@ class Plan:
         if self.config.search.sampler == "grid":
             return min(wanted or grid_size(self.axes), grid_size(self.axes))
         return wanted or TRIALS
+
+    @property
+    def command_line(self) -> str:
+        """What continues the sweep, or joins it, without secrets."""
+        return shlex.join(["python", "scripts/sweep.py", *redact_arguments(self.typed)])
 
     @property
     def prune_every(self) -> int:
@@ -130,7 +137,9 @@ def read_plan(arguments: list[str], train: list[str]) -> Plan:
         raise UserFault(*dict.fromkeys(faults))
     name = f"{base.experiment.replace('/', '-')}-{choice(ours)}-{fingerprint(config, base)}"
     folder = Path(os.path.expanduser(config.sweep.dir)) if config.sweep.dir else Path("sweeps") / name
-    return Plan(config, base, theirs, axes, name if config.sweep.dir is None else folder.resolve().name, folder, train)
+    if config.sweep.dir:
+        name = folder.resolve().name
+    return Plan(config, base, theirs, arguments, axes, name=name, folder=folder, train=train)
 
 
 def split(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -251,11 +260,6 @@ def impossible_points(axes: Sequence[Axis], arguments: list[str], base: TrainCon
     listed = [f"At {', '.join(override(*pair) for pair in point.items())}: {text}" for text, point in faults.items()]
     more = [f"... and {len(listed) - SHOWN} more points of the search are impossible."] if len(listed) > SHOWN else []
     return [*listed[:SHOWN], *more]
-
-
-def shown_arguments(arguments: Sequence[str]) -> list[str]:
-    """A command line without secrets."""
-    return [redact(argument) for argument in arguments]
 
 
 def steps_of(base: TrainConfig) -> int | None:

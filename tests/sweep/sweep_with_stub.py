@@ -1,0 +1,13 @@
+"""scripts/sweep.py with the stub for a trainer, as a process that can be killed."""
+
+import sys
+from pathlib import Path
+
+from minigpt.faults import run_script
+from minigpt.sweep.driver import run_sweep
+from minigpt.sweep.plan import read_plan
+
+STUB = [sys.executable, "-I", "-S", str(Path(__file__).with_name("stub_train.py"))]
+
+if __name__ == "__main__":
+    run_script(lambda arguments: run_sweep(read_plan(arguments, STUB)))

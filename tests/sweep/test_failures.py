@@ -1,0 +1,177 @@
+"""Trial W1: what goes wrong in a trial is its result; and what a person got wrong is said before the first."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from minigpt.faults import TRIALS_FAILED, UserFault
+from minigpt.sweep import attempt as attempt_module
+from minigpt.sweep import plan as plan_module
+from minigpt.sweep.outcome import cause_of
+
+from .conftest import LAYERS, LR
+
+
+class JumpingClock:
+    """The time, but for an hour that passes at each look once somebody hangs."""
+
+    def __init__(self, hangs: Path):
+        self.hangs = hangs
+        self.hours = 0
+
+    def monotonic(self) -> float:
+        self.hours += self.hangs.exists()
+        return time.monotonic() + 3600 * self.hours
+
+
+def test_w1_a_crash_a_kill_a_nan_and_a_hang_are_results(sweep, tmp_path, monkeypatch, capsys):
+    eight = sweep(tmp_path / "one", LAYERS, "search.sampler=grid")
+    monkeypatch.setattr(attempt_module, "time", JumpingClock(eight.path / "trials" / "0006" / "hangs"))
+    eight(code=TRIALS_FAILED)
+    trials = eight.trials()
+    assert [trial.params["model.n_layer"] for trial in trials] == list(range(1, 9))
+    failed = {trial.params["model.n_layer"]: trial.facts for trial in trials if trial.state == "failed"}
+    assert sorted(failed) == [3, 5, 6, 7]
+    assert failed[3]["cause"] == "crashed (exit 1): RuntimeError: the third layer is one too many"
+    assert failed[5]["cause"].startswith("killed by SIGKILL, most likely by the system for want of memory")
+    assert failed[6]["cause"] == "loss or gradient stayed NaN or infinite (exit 5)"
+    assert failed[6]["tail"] == ["Error: steps 5 to 6 were not fit to train on"]
+    assert failed[7]["cause"] == "hung: no new row for 30 min"
+    assert failed[7]["tail"] == ["waiting for ever"]
+    table = eight.table()
+    assert [row["state"] for row in table] == ["complete"] * 4 + ["failed"] * 4
+    assert [row["rank"] for row in table] == ["1", "2", "3", "4", "", "", "", ""]
+    said = capsys.readouterr().out
+    assert "RuntimeError: the third layer is one too many" in said
+    assert "8 of 8 trials, 4 failed" in said
+    starts = eight.log().count
+    assert all(starts(f"start {number:04d}") == 1 for number in range(8))
+
+
+def test_a_hanging_training_is_gone_with_all_it_started(sweep, tmp_path, monkeypatch):
+    one = sweep(tmp_path / "one", """search.space={"model.n_layer": {"choices": [7]}}""", "trials=1")
+    monkeypatch.setattr(attempt_module, "time", JumpingClock(one.path / "trials" / "0000" / "hangs"))
+    one(code=TRIALS_FAILED)
+    running = subprocess.run(["ps", "-A", "-o", "args"], capture_output=True, text=True).stdout
+    assert str(one.path) not in running
+
+
+def test_too_many_failures_in_a_row_stop_the_sweep(sweep, tmp_path, capsys):
+    sick = sweep(
+        tmp_path / "one",
+        """search.space={"model.n_layer": {"choices": [3]}, "optimizer.lr": {"low": 1e-4, "high": 1}}""",
+    )
+    sick("trials=20", code=TRIALS_FAILED)
+    assert sick.states() == ["failed"] * 5
+    said = capsys.readouterr().out
+    assert "5 trials in a row failed, so no more are begun (sweep.max_failures=5)" in said
+    assert "the third layer is one too many" in said
+    sick("trials=20", "sweep.max_failures=2", code=TRIALS_FAILED)  # the same command goes on with the next ones
+    assert len(sick.trials()) == 7
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "words"),
+    [
+        (-9, [], "want of memory (exit -9)"),
+        (-11, [], "ended by SIGSEGV (exit -11)"),
+        (1, ["Traceback", "torch.OutOfMemoryError: CUDA out of memory. Tried"], "out of memory (exit 1)"),
+        (1, ["RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory"], "out of memory (exit 1)"),
+        (1, [], "crashed (exit 1): it said nothing"),
+        (2, ["Error: no"], "its settings were refused (exit 2)"),
+        (4, [], "its run directory can't be written (exit 4)"),
+        (5, [], "NaN or infinite (exit 5)"),
+    ],
+)
+def test_causes_in_words(code, said, words):
+    assert cause_of(code, said).endswith(words)
+
+
+def faults_of(sweep, *extra: str) -> list[str]:
+    with pytest.raises(UserFault) as caught:
+        sweep.plan(*extra)
+    return list(caught.value.faults)
+
+
+def test_everything_wrong_is_said_at_once_and_nothing_is_written(sweep, tmp_path):
+    wrong = sweep(tmp_path / "one", "search=lrr", "trials=0", "optimiser.lr=1", "wrokers=2", "batch_tokens=0")
+    faults = "\n".join(faults_of(wrong))
+    for words in (
+        "No search 'lrr'. Did you mean search=lr?",
+        "trials must be at least 1",
+        "Did you mean 'optimizer.lr'?",
+        "No setting 'wrokers'. Did you mean 'workers'?",
+        "batch_tokens must be at least 1",
+    ):
+        assert words in faults
+    assert not wrong.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["""search.space={"model.n_head": {"choices": [2, 3]}}"""], "At model.n_head=3: model.n_embd=128 is not"),
+        (["""search.space={"tokenizer": {"choices": ["byte"]}}"""], "Add sweep.metric=val/bits_per_byte"),
+        (["""search.space={"seed": {"choices": [1, 2]}}""", "seeds=2"], "the seed can't be both"),
+        ([LR, "search.pruner=median", "validate.every_steps=0"], "validate.every_steps=0 makes none"),
+        ([LR, "run.dir=here"], "sweep.dir=DIR names the sweep's"),
+        ([LR, "sweep.storage=mine.db"], "is no URL of a database"),
+        (["search.space=3"], "search.space must be a JSON object"),
+        ([], "Nothing is searched"),
+    ],
+)  # fmt: skip
+def test_faults_of_a_search(sweep, tmp_path, settings, words):
+    (fault,) = faults_of(sweep(tmp_path / "one", *settings))
+    assert words in fault
+
+
+def test_without_optuna_the_command_that_brings_it(sweep, tmp_path, monkeypatch):
+    monkeypatch.setattr(plan_module.importlib.util, "find_spec", lambda name: None)
+    (fault,) = faults_of(sweep(tmp_path / "one", LR))
+    assert f"{sys.executable} -m pip install 'optuna" in fault
+
+
+def test_a_database_that_is_not_there_is_named(sweep, tmp_path):
+    lost = sweep(tmp_path / "one", LR, f"sweep.storage=sqlite:///{tmp_path}/no/such/folder.db")
+    with pytest.raises(UserFault, match=r"sweep.storage=sqlite:.* can't be opened"):
+        lost()
+    away = sweep(tmp_path / "two", LR, "sweep.storage=postgresql://me:secret-word@127.0.0.1:1/none")
+    with pytest.raises(UserFault, match=r"pip install psycopg2-binary|can't be opened") as caught:
+        away()
+    assert "secret-word" not in str(caught.value)
+
+
+def test_a_directory_of_another_sweep_is_refused(sweep, tmp_path):
+    one = sweep(tmp_path / "one", LR, "trials=1")
+    one()
+    one("trials=2", "workers=2", "checkpoint.every_steps=7")  # these may change
+    with pytest.raises(UserFault, match=r"optimizer\.beta1: 0\.9 -> 0\.8"):
+        one("optimizer.beta1=0.8")
+    with pytest.raises(UserFault, match=r"search\.sampler"):
+        one("search.sampler=random")
+
+
+def test_a_signal_stops_each_trial_with_a_checkpoint_and_the_same_command_goes_on(sweep, tmp_path):
+    from .conftest import wait_until
+
+    long = sweep(tmp_path / "one", LR, "search.sampler=random", "trials=3", "workers=2")
+    process = long.start(STUB_STEP_SECONDS="0.5")
+    runs = [long.path / "trials" / name / "metrics.jsonl" for name in ("0000", "0001")]
+    wait_until(lambda: all(run.exists() and run.read_text() for run in runs), process)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=100)
+    assert process.returncode == 75, said
+    assert "Stopped, each trial with a checkpoint. The same command continues the sweep." in said
+    assert long.states() == ["running"] * 2
+    assert all((run.parent / "checkpoint.json").exists() for run in runs)
+    assert {line for line in long.log() if line.startswith("stop")} == {"stop 0000", "stop 0001"}
+    long()
+    straight = sweep(tmp_path / "two", LR, "search.sampler=random", "trials=3")()
+    assert long.table() == straight.table()
+    with contextlib.suppress(FileNotFoundError):
+        assert not (long.path / "trials" / "0000" / "STOP").exists()

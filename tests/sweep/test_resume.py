@@ -1,0 +1,116 @@
+"""Trial W2: a sweep that is killed ends as one that was not; and W3+: the same settings are not tried twice."""
+
+import json
+import random
+from collections import Counter
+
+import pytest
+
+from minigpt.faults import UserFault
+from minigpt.sweep.ledger import mend
+
+from .conftest import LR, kill, wait_until
+
+SEARCH = [LR, "trials=9", "search.startup_trials=3", "search.pruner=median"]
+
+
+def test_w2_killed_three_times_the_table_is_that_of_a_sweep_that_was_not(sweep, tmp_path):
+    straight = sweep(tmp_path / "straight", *SEARCH)()
+    assert {"complete", "pruned"} <= set(straight.states())
+    killed = sweep(tmp_path / "killed", *SEARCH)
+    chance = random.Random(7)
+    starts_of_finished: Counter[str] = Counter()
+    for goal in (1, 3, 6):
+        process = killed.start(STUB_STEP_SECONDS="0.02")
+        steps = chance.randrange(1, 12)
+        metrics = killed.path / "trials" / f"{goal:04d}" / "metrics.jsonl"
+
+        def reached(metrics=metrics, steps=steps):
+            return metrics.exists() and metrics.read_bytes().count(b"\n") >= steps
+
+        # A pruned trial may end before so many steps: the next one's beginning will do.
+        wait_until(lambda goal=goal, go=reached: go() or f"start {goal + 1:04d}" in killed.log(), process)
+        kill(process)
+        finished = [trial.label for trial in killed.trials() if trial.finished]
+        counts = Counter(killed.log())
+        assert all(counts[f"start {label}"] == starts_of_finished[label] for label in starts_of_finished)
+        starts_of_finished = Counter({label: counts[f"start {label}"] for label in finished})
+    killed()
+    counts = Counter(killed.log())
+    assert all(counts[f"start {label}"] == count for label, count in starts_of_finished.items())
+    assert killed.table() == straight.table()
+    assert killed.summary()["best"]["params"] == straight.summary()["best"]["params"]
+    curves = [[trial.curve for trial in each.trials()] for each in (killed, straight)]
+    assert curves[0] == curves[1]
+
+
+def test_the_trainings_of_a_killed_sweep_end_with_it(sweep, tmp_path):
+    """They stop with a checkpoint; the next sweep waits for them and goes on from there."""
+    one = sweep(tmp_path / "one", LR, "search.sampler=random", "trials=2", "workers=2")
+    process = one.start(STUB_STEP_SECONDS="0.1")
+    wait_until(lambda: {"start 0000", "start 0001"} <= set(one.log()), process)
+    metrics = [one.path / "trials" / name / "metrics.jsonl" for name in ("0000", "0001")]
+    wait_until(lambda: all(file.exists() and file.read_text() for file in metrics), process)
+    kill(process)
+    one()
+    assert one.states() == ["complete"] * 2
+    log = one.log()
+    for name in ("0000", "0001"):
+        mine = [line.split()[0] for line in log if line.endswith(name)]
+        assert mine in (["start", "stop", "start", "end"], ["start", "end", "start", "end"])
+
+
+def test_a_torn_journal_is_mended(sweep, tmp_path, capsys):
+    torn = sweep(tmp_path / "one", LR, "search.sampler=random")
+    torn("trials=2")
+    journal = torn.path / "journal.jsonl"
+    whole = journal.read_bytes()
+    with open(journal, "ab") as file:
+        file.write(b'{"op_code":5,"worker_id":"cut he')
+    torn("trials=3")
+    assert torn.states() == ["complete"] * 3
+    assert journal.read_bytes().startswith(whole)
+    assert all(json.loads(line) for line in journal.read_text().splitlines())
+    assert "The journal's last line was torn and is cut" in capsys.readouterr().out
+    assert mend(journal) == 0
+
+
+def test_a_journal_that_is_damaged_in_the_middle_is_named(sweep, tmp_path):
+    bad = sweep(tmp_path / "one", LR, "search.sampler=random", "trials=1")()
+    journal = bad.path / "journal.jsonl"
+    lines = journal.read_bytes().split(b"\n")
+    journal.write_bytes(b"\n".join([lines[0], b"garbage", *lines[1:]]))
+    with pytest.raises(UserFault, match=r"journal.jsonl is damaged in line 2"):
+        bad()
+
+
+def test_the_same_settings_run_once(sweep, tmp_path):
+    few = sweep(
+        tmp_path / "one", """search.space={"optimizer.lr": {"choices": [0.1, 0.01]}}""", "search.sampler=random"
+    )
+    few("trials=8")
+    assert few.states() == ["complete"] * 8
+    assert sum(line.startswith("start") for line in few.log()) == 2
+    copies = [trial for trial in few.trials() if "same_as" in trial.facts]
+    assert len(copies) == 6
+    assert len({row["value"] for row in few.table()}) == 2
+
+
+def test_more_trials_go_on_where_the_sweep_ended(sweep, tmp_path):
+    grown = sweep(tmp_path / "one", *SEARCH[:1], "search.startup_trials=3")
+    grown("trials=4")
+    grown("trials=6")
+    assert sum(line.startswith("start") for line in grown.log()) == 6
+    assert grown.table() == sweep(tmp_path / "two", *SEARCH[:1], "search.startup_trials=3")("trials=6").table()
+
+
+def test_several_seeds_are_one_trial(sweep, tmp_path):
+    three = sweep(tmp_path / "one", LR, "search.sampler=random", "trials=2", "seeds=3", "seed=10")()
+    for trial in three.trials():
+        first, second, third = trial.facts["values"]
+        assert (round(second - first, 9), round(third - first, 9)) == (0.01, 0.02)
+        assert trial.value == pytest.approx(second)
+    assert [row["standard_error"][:8] for row in three.table()] == ["0.005773"] * 2
+    assert {folder.name for folder in (three.path / "trials").glob("0*")} == {
+        f"{number:04d}-{place}" for number in range(2) for place in range(3)
+    }
