@@ -53,6 +53,35 @@ def grid_batches(split: TokenSplit, block_size: int, batch: int) -> Iterator[Ten
 
 
 @torch.no_grad()
+def token_losses(
+    model: nn.Module,
+    split: TokenSplit,
+    *,
+    block_size: int,
+    batch: int,
+    device: torch.device | str,
+    precision: str,
+    rank: int = 0,
+    world: int = 1,
+) -> Iterator[Tensor]:
+    """The loss of each token in nats, in the order of the split; arguments as those of `evaluate`.
+
+    Yields:
+        (n,) on the CPU, for each forward pass. The model is in eval mode until the last one was taken.
+    """
+    was_training = model.training
+    model.eval()
+    for number, windows in enumerate(grid_batches(split, block_size, batch)):
+        if number % world != rank:
+            continue
+        windows = windows.to(device)
+        with autocast(torch.device(device).type, precision):
+            logits = model(windows[:, :-1])
+            losses = F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten(), reduction="none")
+        yield losses.cpu()
+    model.train(was_training)
+
+
 def evaluate(
     model: nn.Module,
     split: TokenSplit,
@@ -81,18 +110,12 @@ def evaluate(
     Returns:
         The score of this rank's share; nats summed in fp64.
     """
-    was_training = model.training
-    model.eval()
     nats = torch.zeros((), dtype=torch.float64)
     predicted = 0
-    for number, windows in enumerate(grid_batches(split, block_size, batch)):
-        if number % world != rank:
-            continue
-        windows = windows.to(device)
-        with autocast(torch.device(device).type, precision):
-            logits = model(windows[:, :-1])
-            losses = F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten(), reduction="none")
-        nats += losses.cpu().double().sum()
-        predicted += windows[:, 1:].numel()
-    model.train(was_training)
+    batches = token_losses(
+        model, split, block_size=block_size, batch=batch, device=device, precision=precision, rank=rank, world=world
+    )
+    for losses in batches:
+        nats += losses.double().sum()
+        predicted += losses.numel()
     return Score(float(nats), predicted, split.bytes - first_token_bytes)

@@ -1,0 +1,1 @@
+"""Which of two trained models predicts better, and how sure that is."""

@@ -1,0 +1,143 @@
+"""How sure the difference of two sides is: blocks of neighbouring windows, and seeds.
+
+Two sources of chance. The text: another text of its kind would have other windows, and windows that lie side by side
+are alike, so blocks of them are resampled and not single ones. The seeds: another seed of the same settings gives
+other weights. With one seed a side only the first can be known, and the difference is that of two checkpoints.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+FEWEST_WINDOWS = 20
+FEWEST_BLOCKS = 5
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean loss of side B less that of side A, negative when B is better."""
+
+    value: float  # per token (or byte)
+    seeds: tuple[int, int]  # runs of A and of B
+    seed_variance: float | None  # of one run's mean loss, over seeds; None with one seed a side
+    text_variance: float  # of `value`, over texts
+    blocks: float  # that the text variance was taken from
+
+    def half_width(self, level: float, *, more_seeds: int = 0) -> float:
+        """Of the interval around `value`.
+
+        Args:
+            level: how often such intervals hold the truth, like 0.95.
+            more_seeds: as if each side had so many more.
+        """
+        sources = [(self.text_variance, self.blocks - 1)]
+        if self.seed_variance is not None:
+            a, b = (count + more_seeds for count in self.seeds)
+            sources.append((self.seed_variance * (1 / a + 1 / b), a + b - 2))
+        total = sum(variance for variance, _ in sources)
+        if total == 0:
+            return 0.0
+        # Source: Welch 1947, Satterthwaite 1946: the degrees of freedom of a sum of estimated variances.
+        freedom = total**2 / sum(variance**2 / degrees for variance, degrees in sources)
+        return t_quantile((1 + level) / 2, freedom) * math.sqrt(total)
+
+    def seeds_missing(self, level: float, *, most: int = 100) -> int | None:
+        """Seeds a side that would tell the sides apart if `value` is right; None where seeds alone won't."""
+        if self.seed_variance is None:
+            return None
+        enough = (n for n in range(1, most + 1) if self.half_width(level, more_seeds=n) < abs(self.value))
+        return next(enough, None)
+
+    def text_missing(self, level: float) -> float:
+        """How many times as much text would tell two checkpoints apart if `value` is right."""
+        return (
+            (t_quantile((1 + level) / 2, self.blocks - 1) / self.value) ** 2 * self.text_variance if self.value else 0
+        )
+
+
+def difference(a: Array, b: Array, sizes: Array) -> Difference:
+    """Compare two sides on the same windows.
+
+    Args:
+        a: (runs of A, windows): each run's loss summed over each window.
+        b: (runs of B, windows).
+        sizes: (windows,): tokens (or bytes) of each window.
+    """
+    total = sizes.sum()
+    between = b.mean(axis=0) - a.mean(axis=0)
+    value = between.sum() / total
+    length = block_length(between - value * sizes)
+    text_variance = _over_texts(between, sizes, length)
+    seed_variance = None
+    spare = len(a) + len(b) - 2
+    if spare:
+        # Pooled: the two sides are taken to scatter alike.
+        own = [run - side.mean(axis=0) for side in (a, b) for run in side]
+        seed_variance = sum((run.sum() / total) ** 2 for run in own) / spare
+        # What is of a seed and a window at once is in the seeds' variance already.
+        twice = sum(_over_texts(run, sizes, length) for run in own) / spare * (1 / len(a) + 1 / len(b))
+        text_variance = max(0.0, text_variance - twice)
+    return Difference(float(value), (len(a), len(b)), seed_variance, text_variance, len(sizes) / length)
+
+
+def _over_texts(x: Array, sizes: Array, length: int) -> float:
+    """The variance of x.sum() / sizes.sum(), over texts."""
+    rest = x - x.sum() / sizes.sum() * sizes  # what a window adds to the error of a ratio of sums
+    return block_variance(rest, length) * (len(x) / float(sizes.sum())) ** 2
+
+
+def block_variance(x: Array, length: int) -> float:
+    """The variance of the mean of x by the circular block bootstrap, as infinitely many resamples give it.
+
+    A resample is len(x) / length blocks, each beginning anywhere; so its mean has the variance of one block's mean,
+    divided by their number. Less one, for the mean was estimated from the same blocks.
+
+    Source: Politis and Romano 1992, "A circular block-resampling procedure for stationary data".
+    """
+    sums = np.concatenate([[0.0], np.cumsum(np.concatenate([x, x[: length - 1]]))])
+    means = (sums[length:] - sums[:-length]) / length
+    return float(((means - x.mean()) ** 2).mean() / (len(x) / length - 1))
+
+
+def block_length(x: Array) -> int:
+    """Windows per block, from how far neighbours are alike.
+
+    Twice the length that estimates the variance with the least squared error: blocks that are too short make an
+    interval too narrow, while the noise of fewer blocks is in its t quantile.
+
+    Source: Politis and White 2004, "Automatic block-length selection for the dependent bootstrap", corrected by
+    Patton, Politis and White 2009.
+    """
+    n = len(x)
+    least, most = math.ceil(n ** (1 / 3)), n // FEWEST_BLOCKS
+    lags = min(n - 1, math.ceil(math.sqrt(n)) + max(5, math.ceil(math.log10(n))))
+    centred = x - x.mean()
+    covariance = np.array([centred[: n - lag] @ centred[lag:] / n for lag in range(lags + 1)])
+    if covariance[0] <= 0:
+        return least
+    wide = np.abs(covariance[1:] / covariance[0]) > 2 * math.sqrt(math.log10(n) / n)
+    run = max(5, math.ceil(math.log10(n)))
+    quiet = [lag for lag in range(lags - run + 1) if not wide[lag : lag + run].any()]
+    reach = max(1, 2 * (quiet[0] if quiet else int(np.flatnonzero(wide)[-1]) + 1))
+    lag = np.arange(1, min(reach, lags) + 1)
+    weights = np.clip(2 * (1 - lag / reach), 0, 1) * covariance[lag]
+    flat = covariance[0] + 2 * weights.sum()
+    slope = 2 * (weights * lag).sum()
+    if flat <= 0:
+        return least
+    return min(most, max(least, math.ceil(2 * (1.5 * slope**2 / flat**2 * n) ** (1 / 3))))
+
+
+def t_quantile(probability: float, freedom: float) -> float:
+    """Of Student's t distribution, probability > 1/2.
+
+    With t = sqrt(freedom) tan(angle) the density of the angle is cos(angle)^(freedom - 1).
+    """
+    angles = np.linspace(0, np.pi / 2, 20_001)
+    density = np.cos((angles[1:] + angles[:-1]) / 2) ** (max(freedom, 1.0) - 1)
+    share = 0.5 + 0.5 * np.concatenate([[0.0], np.cumsum(density)]) / density.sum()
+    return float(math.sqrt(max(freedom, 1.0)) * np.tan(np.interp(probability, share, angles)))

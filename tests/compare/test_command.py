@@ -1,0 +1,133 @@
+"""scripts/compare.py on real runs: the verdict, the sides, and what can't be compared."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minigpt.compare.command import compare
+from minigpt.compare.scores import open_run, score, text_of
+from minigpt.faults import UserFault
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "compare.py"
+
+
+def said(place: Path, *arguments: str) -> str:
+    lines: list[str] = []
+    paths = [str(place / argument) if (place / argument).is_dir() else argument for argument in arguments]
+    compare(paths, say=lines.append)
+    return "\n".join(lines)
+
+
+def validation(run: Path, key: str = "val/loss") -> float:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return next(row[key] for row in reversed(rows) if key in row)
+
+
+def test_one_seed_a_side_judges_two_checkpoints(place):
+    text = said(place, "a1", "b1")
+    verdict = re.search(r"^A is better by (\S+) \+- (\S+) nats per token$", text, re.MULTILINE)
+    assert verdict, text
+    assert float(verdict[1]) == pytest.approx(validation(place / "b1") - validation(place / "a1"), abs=2e-3)
+    assert 0 < float(verdict[2]) < float(verdict[1])
+    assert "these two checkpoints, not the settings" in text
+    assert "optimizer.lr: 0.01 -> 0.0001" in text
+
+
+def test_several_seeds_judge_the_settings_and_are_found_by_their_configs(place):
+    text = said(place, "a1", "b1", "a2", "b2")
+    assert re.search(r"^A +\S+ +seeds 1, 2 ", text, re.MULTILINE)
+    assert "A is better by" in text
+    assert "judges the settings" in text
+    assert said(place, "a1", "a2", "vs", "b1", "b2").splitlines()[-1] == text.splitlines()[-1]
+
+
+def test_two_seeds_of_one_setting_are_two_checkpoints(place):
+    text = said(place, "a1", "a2")
+    assert "(the same settings)" in text
+    assert "these two checkpoints, not the settings" in text
+
+
+def test_more_than_two_sides_are_a_table_against_the_first(place):
+    text = said(place, "a1", "b1", "long")
+    assert "Against A (nats per token; all intervals together hold with 95 %)" in text
+    assert re.search(r"^  B +\S+ \+- \S+  A is better by", text, re.MULTILINE)
+    assert re.search(r"^  C +\S+ \+- \S+  ", text, re.MULTILINE)
+    assert "model.block_size: 8 -> 16" in text
+
+
+def test_another_tokenizer_of_the_same_text_is_compared_by_bytes(place):
+    text = said(place, "a1", "char")
+    found = re.search(r"(\S) is better by (\S+) \+- \S+ bits per byte", text)
+    wanted = validation(place / "char", "val/bits_per_byte") - validation(place / "a1", "val/bits_per_byte")
+    assert found, text
+    assert float(found[2]) == pytest.approx(
+        abs(wanted), abs=5e-3
+    )  # the first token, which none predicts, is not theirs
+    assert found[1] == ("A" if wanted > 0 else "B")
+
+
+@pytest.mark.parametrize("names", [("a1", "b1"), ("a1", "long"), ("char", "a1")])
+def test_the_windows_hold_the_whole_split(place, names):
+    runs = [open_run(str(place / name), "best") for name in names]
+    scores = score(runs, device="cpu", say=lambda line: None)
+    in_bytes = "char" in names
+    assert scores.sizes.sum() == (runs[0].val.bytes if in_bytes else len(runs[0].val) - 1)
+    for name, losses in zip(names, scores.losses, strict=True):
+        wanted = validation(place / name, "val/bits_per_byte" if in_bytes else "val/loss")
+        assert losses.sum() / scores.sizes.sum() == pytest.approx(wanted, rel=2e-3 if in_bytes else 1e-5)
+    assert len({text_of(run) for run in runs}) == 1
+
+
+FAULTS = {
+    "another text": (["a1", "other"], "validated on another text"),
+    "the same weights": (["a1", "again"], "the same weights"),
+    "the same run": (["a1", "a1"], "the same weights"),
+    "one run": (["a1"], "two runs or more"),
+    "an empty side": (["a1", "vs"], "both sides of `vs`"),
+    "no run": (["a1", "nowhere"], "no such folder"),
+    "an unknown option": (["a1", "b1", "--fast"], "no option --fast"),
+    "a wrong choice": (["a1", "b1", "which=first"], "wanted one of best, latest"),
+    "the same seed twice": (["a1", "b1", "vs", "b2"], "both have seed=1"),
+    "tokens elsewhere": (["a1", "b1", "data.dir=nowhere"], "data.dir=DIR"),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_what_can_not_be_compared_is_named(place, case):
+    arguments, words = FAULTS[case]
+    with pytest.raises(UserFault, match=re.escape(words)):
+        said(place, *arguments)
+
+
+def test_a_text_that_is_too_short_to_judge_is_named(place, monkeypatch):
+    monkeypatch.setattr("minigpt.compare.command.FEWEST_WINDOWS", 10_000)
+    with pytest.raises(UserFault, match=r"windows of 8 long; at least 10000"):
+        said(place, "a1", "b1")
+
+
+def test_a_checkpoint_out_of_its_run_does_not_know_its_text(place, tmp_path):
+    alone = tmp_path / "alone"
+    shutil.copytree(place / "a1" / "checkpoints" / "step-000000040", alone)
+    with pytest.raises(UserFault, match=r"data\.json is missing"):
+        said(place, str(alone), "b1")
+
+
+def test_a_checkpoint_of_a_run_can_be_compared_and_nothing_is_written(place):
+    before = sorted(place.rglob("*"))
+    text = said(place, f"{place / 'a1' / 'checkpoints' / 'step-000000040'}", "b1")
+    assert "A is better by" in text
+    assert sorted(place.rglob("*")) == before
+
+
+def test_the_script_runs(place):
+    command = [sys.executable, str(SCRIPT), str(place / "a1"), str(place / "b1")]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert "A is better by" in done.stdout
+    assert done.stdout.isascii()
