@@ -125,7 +125,8 @@ def history(trials: Sequence[Trial], height: int = 300) -> str:
     for number in nice_ticks(0, last, 10):
         if number == int(number):
             parts.append(f'<text class="x" x="{across(int(number)):.1f}" y="{height - 8}">{number:.0f}</text>')
-    path, best = [], math.inf
+    path: list[str] = []
+    best = math.inf
     for trial in finished:
         if trial.state == COMPLETE and trial.value is not None and trial.value < best:
             if path:

@@ -22,6 +22,7 @@ from minigpt.sweep.plan import Plan
 from minigpt.sweep.propose import propose
 from minigpt.sweep.results import cannot_write, write_results
 from minigpt.sweep.slots import note_on_slots, share_out
+from minigpt.sweep.slurm import write_slurm_script
 from minigpt.sweep.table import Table, news_of
 from minigpt.sweep.trial import FAILED, RUNNING, Trial, best_trial
 from minigpt.training.signals import Signals
@@ -44,7 +45,9 @@ def run_sweep(plan: Plan) -> int:
         prepare_data(plan)
         try:
             open_folder(plan)
-            ledger = Ledger(plan.folder, plan.name, plan.axes, plan.config.sweep.storage)
+            write_slurm_script(plan)
+            with alone(plan.folder / "sweep.lock"):  # a database's tables are made once
+                ledger = Ledger(plan.folder, plan.name, plan.axes, plan.config.sweep.storage)
         except OSError as error:
             raise cannot_write(plan.folder, error) from error
         signals.noted_only = True
@@ -185,8 +188,12 @@ class Driver:
             for trial in trials:
                 if trial.state == RUNNING and trial.number not in here:
                     right = claim(self.lock_of(trial))
-                    if right is not None:
-                        return trial, right
+                    if right is None:
+                        continue
+                    now = self.ledger.trials()[trial.number]  # it may have ended between the look and the claim
+                    if not now.finished:
+                        return now, right
+                    right.release()
             if len(trials) >= plan.trials:
                 return None
             point = propose(

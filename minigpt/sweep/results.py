@@ -13,6 +13,7 @@ from minigpt.config.compose import compose, to_yaml
 from minigpt.faults import StorageFailure
 from minigpt.redact import redact, redact_values
 from minigpt.report.page import write_whole
+from minigpt.report.record import read_text
 from minigpt.sweep.plan import Plan
 from minigpt.sweep.space import text_of
 from minigpt.sweep.trial import COMPLETE, Trial, best_trial, ranked, standard_error
@@ -103,11 +104,14 @@ def write_best(plan: Plan, trials: Sequence[Trial]) -> None:
     best = best_trial(list(trials))
     if best is None:
         return
+    folder = plan.folder / "best"
+    facts = json.dumps(redact_values(entry(plan, best)), indent=1) + "\n"
+    if read_text(folder / "trial.json") == facts:
+        return  # written last, so the rest is there
     overrides = [argument for argument in plan.overrides(best, 0) if not argument.startswith("seed=")]
     if "seed" in best.params:
         overrides.append(f"seed={best.params['seed']}")
     config = compose("train", [*plan.arguments, *overrides])
-    folder = plan.folder / "best"
     (folder / "experiment").mkdir(parents=True, exist_ok=True)
     text = redact(to_yaml(config))
     rerun = f"python scripts/train.py --config-dir {shlex.quote(str(folder))} experiment=best"
@@ -115,7 +119,7 @@ def write_best(plan: Plan, trials: Sequence[Trial]) -> None:
     head = f"Trial {best.number} of {plan.name}: {plan.config.sweep.metric} {best.value:.6g} with {values}"
     write_whole(folder / "experiment" / "best.yaml", f"# @package _global_\n# {head}\n# {rerun}\n{text}")
     write_whole(folder / "command.txt", f"{rerun}\n{typed(plan, overrides)}\n")
-    write_whole(folder / "trial.json", json.dumps(redact_values(entry(plan, best)), indent=1) + "\n")
+    write_whole(folder / "trial.json", facts)
 
 
 def typed(plan: Plan, overrides: Sequence[str]) -> str:

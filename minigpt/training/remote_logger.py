@@ -126,13 +126,18 @@ class RemoteLogger:
 
 
 def wandb_id(run_dir: Path) -> str:
-    """The id of the run at wandb: chosen once, kept in the run directory, unlike that of any other run."""
+    """The id of the run at wandb: chosen once, kept in the run directory, unlike that of any other run.
+
+    A wandb sweep agent that started this process has chosen it, and looks for the results there.
+    """
     file = run_dir / "wandb_id.txt"
     if file.is_file() and (
         found := re.fullmatch(r"[\w.-]{1,120}\n?", file.read_text(encoding="utf-8", errors="replace"))
     ):
         return found.group().strip()
-    name = re.sub(r"[^A-Za-z0-9_.-]", "-", run_dir.resolve().name)[:80]
-    chosen = f"{name}-{secrets.token_hex(4)}"
+    chosen = os.environ.get("WANDB_RUN_ID", "") if os.environ.get("WANDB_SWEEP_ID") else ""
+    if not re.fullmatch(r"[\w.-]{1,120}", chosen):
+        name = re.sub(r"[^A-Za-z0-9_.-]", "-", run_dir.resolve().name)[:80]
+        chosen = f"{name}-{secrets.token_hex(4)}"
     file.write_text(chosen + "\n")
     return chosen

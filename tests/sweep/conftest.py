@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from minigpt.sweep import driver
 from minigpt.sweep.driver import run_sweep
 from minigpt.sweep.ledger import Ledger
 from minigpt.sweep.plan import Plan, read_plan
@@ -88,6 +89,12 @@ def kill(process: subprocess.Popen) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch):
+    """The stub's trials are over in a moment."""
+    monkeypatch.setattr(driver, "POLL_SECONDS", 0.01)
 
 
 @pytest.fixture

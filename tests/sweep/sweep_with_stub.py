@@ -4,10 +4,12 @@ import sys
 from pathlib import Path
 
 from minigpt.faults import run_script
+from minigpt.sweep import driver
 from minigpt.sweep.driver import run_sweep
 from minigpt.sweep.plan import read_plan
 
 STUB = [sys.executable, "-I", "-S", str(Path(__file__).with_name("stub_train.py"))]
 
 if __name__ == "__main__":
+    driver.POLL_SECONDS = 0.01
     run_script(lambda arguments: run_sweep(read_plan(arguments, STUB)))

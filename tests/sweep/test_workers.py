@@ -1,0 +1,125 @@
+"""Several workers: slots of one machine, other machines, a database, an array of SLURM."""
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from minigpt.config.schema import TrainConfig, TrainerConfig
+from minigpt.sweep import locks, slots
+from minigpt.sweep.locks import claim, owner
+from minigpt.sweep.slots import note_on_slots, share_out
+
+from .conftest import HERE, LR, wait_until
+
+
+@pytest.mark.parametrize("storage", ["journal", "sqlite"])
+def test_who_runs_the_same_command_joins(sweep, tmp_path, storage):
+    url = [f"sweep.storage=sqlite:///{tmp_path}/all.db"] if storage == "sqlite" else []
+    shared = sweep(tmp_path / "one", LR, "search.sampler=random", "trials=6", *url)
+    processes = [shared.start(STUB_STEP_SECONDS="0.02") for _ in range(2)]
+    said = [process.communicate(timeout=100)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert shared.states() == ["complete"] * 6
+    counts = Counter(line for line in shared.log() if line.startswith("start"))
+    assert counts == {f"start {number:04d}": 1 for number in range(6)}
+    alone = sweep(tmp_path / "two", LR, "search.sampler=random", "trials=6")()
+    assert shared.table() == alone.table()
+    assert (shared.path / "journal.jsonl").exists() == (storage == "journal")
+
+
+def test_a_trial_is_claimed_once_and_left_by_the_dead(tmp_path):
+    path = tmp_path / "locks" / "0000"
+    mine = claim(path)
+    assert mine is not None
+    assert claim(path) is None
+    assert owner(path) == (platform.node(), os.getpid())
+    mine.release()
+    again = claim(path)
+    assert again is not None
+    again.release()
+    path.write_text(f"{platform.node()} 1")  # killed here: the lock is free, so it is gone
+    assert claim(path) is not None
+
+
+def test_another_machine_keeps_its_trial_while_it_is_heard_of(tmp_path):
+    """Where locks don't reach other machines, the time of the last sign of life decides."""
+    path = tmp_path / "locks" / "0000"
+    path.parent.mkdir()
+    path.write_text("elsewhere 17")
+    assert claim(path) is None
+    long_ago = path.stat().st_mtime - locks.STALE_SECONDS - 1
+    os.utime(path, (long_ago, long_ago))
+    taken = claim(path)
+    assert taken is not None
+    taken.beaten -= locks.BEAT_SECONDS + 1
+    os.utime(path, (long_ago, long_ago))
+    taken.beat()
+    assert path.stat().st_mtime > long_ago + 60
+
+
+def config(devices: int = 1, device: str = "auto") -> TrainConfig:
+    return TrainConfig(trainer=TrainerConfig(devices=devices, device=device, strategy="ddp"))
+
+
+def test_slots_share_the_gpus(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,6,7")
+    assert [slot.gpus for slot in share_out(2, config())] == [("3",), ("5",)]
+    assert [slot.gpus for slot in share_out(2, config(devices=2))] == [("3", "5"), ("6", "7")]
+    assert share_out(1, config())[0].environment == {"CUDA_VISIBLE_DEVICES": "3"}
+    assert [slot.gpus for slot in share_out(2, config(device="cpu"))] == [(), ()]
+    assert "share 4 GPU(s)" in note_on_slots(share_out(5, config()), 1)
+    assert note_on_slots(share_out(4, config()), 1) == ""
+
+
+def test_slots_share_the_cores(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(slots.os, "sched_getaffinity", lambda _: range(8), raising=False)
+    assert [slot.threads for slot in share_out(2, config())] == [4, 4]
+    assert share_out(2, config(devices=2))[0].threads == 2
+    assert share_out(1, config())[0].environment == {}
+    assert "9 on 8 CPU core(s)" in note_on_slots(share_out(9, config()), 1)
+
+
+def test_each_trial_gets_its_slots_threads(sweep, tmp_path):
+    plan = sweep(tmp_path / "one", LR).plan("workers=2")
+    from minigpt.sweep.trial import Trial
+
+    command = plan.command(Trial(3, {"optimizer.lr": 0.5}), 0, slots.Slot(0, (), 3))
+    assert command[-3:] == ["optimizer.lr=0.5", f"run.dir={plan.folder}/trials/0003", "trainer.threads=3"]
+    chosen = sweep(tmp_path / "one", LR).plan("trainer.threads=7")
+    assert chosen.command(Trial(3, {"optimizer.lr": 0.5}), 0, slots.Slot(0, (), 3))[-1].startswith("run.dir=")
+
+
+def test_the_slurm_script_is_a_worker_that_passes_signals_on(sweep, tmp_path):
+    job = sweep(tmp_path / "one", LR, "search.sampler=random", "trials=2")
+    process = job.start(STUB_STEP_SECONDS="0.3")
+    script = job.path / "sweep.sbatch"
+    wait_until(script.exists, process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=100)
+    text = script.read_text()
+    assert "#SBATCH --array=0-1\n" in text
+    assert "#SBATCH --signal=B:USR1@120\n" in text
+    assert "--gpus" not in text  # trainer.device=cpu
+    body = text.replace(str(HERE / "sweep.py"), str(HERE / "sweep_with_stub.py"))
+    assert body != text
+    (tmp_path / "job.sh").write_text(body)
+    began = len(job.log())
+    worker = subprocess.Popen(
+        ["bash", str(tmp_path / "job.sh")],
+        env={**os.environ, "STUB_STEP_SECONDS": "0.3"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_until(lambda: len(job.log()) > began, worker)
+    worker.send_signal(signal.SIGUSR1)
+    said, _ = worker.communicate(timeout=100)
+    assert worker.returncode == 75, said
+    assert "The same command continues the sweep" in said
+    assert sys.executable in text
