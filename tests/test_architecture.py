@@ -16,13 +16,14 @@ MODULES = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix("
 # Third-party package -> the only places in minigpt/ that may import it (a trailing dot means the whole room).
 HOMES = {
     "lightning": ("training.", "data.module", "checkpoint.lightning_io"),
-    "hydra": ("config.compose",),
+    "hydra": ("config.compose", "config.grid"),
     "omegaconf": ("config.compose",),
     "tiktoken": ("data.tokenizer",),
     "tokenizers": ("data.",),
     "matplotlib": ("report.",),
     "optuna": ("sweep.",),
     "wandb": ("training.wandb_process",),
+    "transformers": ("benchmark.huggingface",),
     "torchvision": (),
     "pytorch_lightning": (),
 }

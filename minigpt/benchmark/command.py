@@ -1,0 +1,78 @@
+"""What scripts/benchmark.py does: measure each part in turn, print tables, and the ratios last."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import minigpt
+from minigpt.benchmark.machine import busy, commit_of, describe_machine, describe_moment, load
+from minigpt.benchmark.plan import Plan
+from minigpt.benchmark.process import run_turn
+from minigpt.benchmark.tokens import make_tokens
+from minigpt.benchmark.training import describe_training, measure_training, ratio_line
+from minigpt.data.prepare import Prepared
+
+VOID = 1  # exit code: the speeds don't count
+
+
+def benchmark(plan: Plan) -> int:
+    """Measure what the plan asks for.
+
+    Returns:
+        0, or 1 where the loss curves differ from nanoGPT's.
+
+    Raises:
+        TurnFailed: an entrant of ours ended with an error.
+    """
+    for line in (describe_machine(), describe_moment(), describe_code(plan)):
+        say(line)
+    if warning := busy(load()[0]):
+        say(warning)
+    folder = Path(tempfile.mkdtemp(prefix="minigpt-benchmark-"))
+    try:
+        prepared = make_tokens(folder / "tokens", plan.vocab_size)
+        choices = run_turn(folder, "look", arguments=plan.arguments(folder / "tokens"))
+        say(describe_settings(plan, prepared, choices))
+        return _parts(plan, folder, prepared, choices)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _parts(plan: Plan, folder: Path, prepared: Prepared, choices: dict[str, Any]) -> int:
+    code, last = 0, ""
+    if "training" in plan.what:
+        found = measure_training(plan, folder, prepared, choices, say)
+        headline(f"Training step, {plan.preset}")
+        say("\n".join(describe_training(found, plan, choices)))
+        code, last = VOID if found.void else 0, ratio_line(found, plan, choices)
+    if last:
+        say(f"\n{last}")
+    return code
+
+
+def say(line: str) -> None:
+    """To the screen at once: a benchmark is long."""
+    print(line, flush=True)
+
+
+def headline(text: str) -> None:
+    """Over a table."""
+    say(f"\n## {text}\n")
+
+
+def describe_code(plan: Plan) -> str:
+    """What is measured, by commit."""
+    ours = f"Code       minigpt {minigpt.__version__} at {commit_of(Path(__file__).parents[2])}"
+    return ours + (f", nanoGPT at {commit_of(plan.nanogpt)}" if plan.nanogpt else "")
+
+
+def describe_settings(plan: Plan, prepared: Prepared, choices: dict[str, Any]) -> str:
+    """What a turn is, and what was left to the machine."""
+    compiled = "compiled" if choices["compile"] else "not compiled"
+    return (
+        f"Settings   preset={plan.preset} {' '.join(plan.settings)}\n"
+        f"Choices    {choices['device']} ({choices['name']}), {choices['threads']} threads, {choices['precision']}, "
+        f"{compiled}, {choices['attention_kernel']} attention, {choices['accumulate']} x {choices['micro_batch']} "
+        f"sequences a step, V={choices['vocab_size']}, {len(prepared.train):,} tokens made on the spot"
+    )

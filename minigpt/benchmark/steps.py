@@ -1,0 +1,161 @@
+"""Our own entrants of training: all of train.py, and the shortest loop around the same model."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+from unittest import mock
+
+import torch
+
+from minigpt.config.compose import compose
+from minigpt.config.schema import TrainConfig
+from minigpt.data.module import MicroBatches
+from minigpt.data.prepare import Prepared, prepare
+from minigpt.model.gpt import GPT
+from minigpt.training.compiling import compiled_loss
+from minigpt.training.hardware import Choices, choose
+from minigpt.training.memory import keep_freed_memory
+from minigpt.training.module import LanguageModel, autocast, next_token_loss
+from minigpt.training.optimizer import build_optimizer
+from minigpt.training.run import train
+from minigpt.training.seeding import fold
+from minigpt.training.settling import find_device
+from minigpt.training.validation import Validation
+
+
+class Watch:
+    """Notes the moments just before each optimizer step, and what is left out between them."""
+
+    def __init__(self) -> None:
+        self.moments: list[float] = []
+        self.left_out: list[tuple[float, float]] = []  # (when, seconds)
+        self.first_step_at = 0.0  # time.time()
+
+    def tick(self) -> None:
+        """A step's gradients are there."""
+        if not self.moments:
+            self.first_step_at = time.time()
+        self.moments.append(time.perf_counter())
+
+    @contextlib.contextmanager
+    def leaving_out(self) -> Iterator[None]:
+        """The time inside does not count."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.left_out.append((began, time.perf_counter() - began))
+
+    def result(self, warm_up: int) -> dict[str, Any]:
+        """Milliseconds per step after the warm-up: wall time between the first and the last moment."""
+        start, end = self.moments[warm_up], self.moments[-1]
+        inside = [seconds for when, seconds in self.left_out if start <= when <= end]
+        steps = len(self.moments) - 1 - warm_up
+        return {
+            "ms": 1e3 * (end - start - sum(inside)) / steps,
+            "steps": steps,
+            "first_step_at": self.first_step_at,
+            "left_out": len(inside),
+            "left_out_seconds": sum(inside),
+        }
+
+
+def whole(task: dict[str, Any]) -> dict[str, Any]:
+    """train() with all its callbacks; validations are left out, saves and rows are not.
+
+    Args:
+        task: arguments (of scripts/train.py, run.dir included), warm_up, and whether the product's error is wanted.
+    """
+    watch = Watch()
+    before_step, validate = LanguageModel.on_before_optimizer_step, Validation.validate
+
+    def ticking(self: LanguageModel, optimizer: torch.optim.Optimizer) -> None:
+        watch.tick()
+        before_step(self, optimizer)
+
+    def validating(self: Validation, trainer: Any, module: LanguageModel) -> None:
+        with watch.leaving_out():
+            validate(self, trainer, module)
+
+    with (
+        mock.patch.object(LanguageModel, "on_before_optimizer_step", ticking),
+        mock.patch.object(Validation, "validate", validating),
+    ):
+        code = train(compose("train", task["arguments"]))
+    assert code == 0, f"train() ended with {code}"
+    result = watch.result(task["warm_up"])
+    return result | {"product_error": product_error() if task.get("product_error") else None}
+
+
+def settle(config: TrainConfig) -> tuple[Prepared, Choices]:
+    """Tokens and automatic choices as train() makes them, and the process set up as it does."""
+    prepared = prepare(config.data, config.tokenizer, say=lambda _: None)
+    choices = choose(config, find_device(config), prepared.tokenizer.vocab_size)
+    torch.set_num_threads(choices.threads)
+    keep_freed_memory()
+    return prepared, choices
+
+
+def new_model(config: TrainConfig, choices: Choices, vocab_size: int) -> GPT:
+    """The weights that a run of this config begins with, on its device."""
+    torch.manual_seed(fold(config.seed))
+    gpt = GPT(config.model, vocab_size, kernel=choices.attention_kernel)
+    return (gpt.double() if choices.precision == "fp64" else gpt).to(choices.device).train()
+
+
+def bare(task: dict[str, Any]) -> dict[str, Any]:
+    """The shortest loop that trains the same model on the same batches: no Lightning, callback, row or save."""
+    config = compose("train", task["arguments"])
+    prepared, choices = settle(config)
+    gpt = new_model(config, choices, prepared.tokenizer.vocab_size)
+    batches = batches_of(config, prepared, choices)
+    optimizer, parameters = build_optimizer(config.optimizer, gpt), list(gpt.parameters())
+    loss_function = next_token_loss
+    if choices.compile:
+        first = [part.to(choices.device) for part in batches[0]]
+        loss_function = compiled_loss(gpt, *first, precision=choices.precision, say=print)  # type: ignore[assignment]
+    watch, warm_up, total = Watch(), task["warm_up"], config.trainer.max_steps or 0
+    for step in range(total):
+        for part in range(choices.accumulate):
+            tokens, targets = (each.to(choices.device) for each in batches[step * choices.accumulate + part])
+            with autocast(choices.device, choices.precision):
+                loss = loss_function(gpt, tokens, targets)
+            (loss / choices.accumulate if choices.accumulate > 1 else loss).backward()
+        torch.nn.utils.clip_grad_norm_(parameters, config.optimizer.grad_clip)
+        if choices.device == "cuda" and step in (warm_up, total - 1):
+            torch.cuda.synchronize()
+        watch.tick()
+        optimizer.step()
+        optimizer.zero_grad()
+    return watch.result(warm_up)
+
+
+def batches_of(config: TrainConfig, prepared: Prepared, choices: Choices) -> MicroBatches:
+    """The run's micro-batches."""
+    return MicroBatches(
+        prepared.train,
+        seed=config.seed,
+        block_size=config.model.block_size,
+        micro_batch=choices.micro_batch,
+        accumulate=choices.accumulate,
+    )
+
+
+def look(task: dict[str, Any]) -> dict[str, Any]:
+    """What a run of these arguments would choose on this machine, and its vocabulary."""
+    config = compose("train", task["arguments"])
+    hardware = find_device(config)
+    prepared, choices = settle(config)
+    return asdict(choices) | {"name": hardware.name, "vocab_size": prepared.tokenizer.vocab_size}
+
+
+def product_error(size: int = 384) -> float:
+    """Relative error of an fp32 product under the process's present settings, against fp64 (Frobenius norms)."""
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(size, size, generator=generator) for _ in range(2))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    exact = a.double() @ b.double()
+    got = (a.to(device) @ b.to(device)).cpu().double()
+    return float((got - exact).norm() / exact.norm())

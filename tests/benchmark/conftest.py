@@ -1,0 +1,128 @@
+"""Something that looks like a checkout of nanoGPT, written from its description, and a minute plan."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from minigpt.benchmark.plan import Plan, read_plan
+
+MINUTE = [
+    "preset=c0",
+    "model.n_layer=1",
+    "model.n_head=2",
+    "model.n_embd=16",
+    "model.block_size=8",
+    "batch_tokens=32",
+    "trainer.micro_batch=4",
+    "trainer.device=cpu",
+    "trainer.threads=1",
+    "trainer.precision=fp32",
+]
+
+# The parts of a GPT under nanoGPT's names.
+MODEL = """
+import math
+from dataclasses import dataclass
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+@dataclass
+class GPTConfig:
+    block_size: int; vocab_size: int; n_layer: int; n_head: int; n_embd: int; dropout: float; bias: bool
+
+class Norm(nn.Module):
+    def __init__(self, C, bias):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(C))
+        self.bias = nn.Parameter(torch.zeros(C)) if bias else None
+    def forward(self, x):
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, 1e-5)
+
+class Attention(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.H = c.n_head
+        self.c_attn = nn.Linear(c.n_embd, 3 * c.n_embd, bias=c.bias)
+        self.c_proj = nn.Linear(c.n_embd, c.n_embd, bias=c.bias)
+    def forward(self, x):
+        B, T, C = x.shape
+        q, k, v = (part.view(B, T, self.H, C // self.H).transpose(1, 2) for part in self.c_attn(x).split(C, dim=2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+
+class MLP(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.c_fc = nn.Linear(c.n_embd, 4 * c.n_embd, bias=c.bias)
+        self.c_proj = nn.Linear(4 * c.n_embd, c.n_embd, bias=c.bias)
+    def forward(self, x):
+        return self.c_proj(F.gelu(self.c_fc(x)))
+
+class Block(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.ln_1, self.ln_2 = Norm(c.n_embd, c.bias), Norm(c.n_embd, c.bias)
+        self.attn, self.mlp = Attention(c), MLP(c)
+    def forward(self, x):
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+class GPT(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.transformer = nn.ModuleDict(dict(
+            wte=nn.Embedding(c.vocab_size, c.n_embd), wpe=nn.Embedding(c.block_size, c.n_embd),
+            h=nn.ModuleList([Block(c) for _ in range(c.n_layer)]), ln_f=Norm(c.n_embd, c.bias)))
+        self.lm_head = nn.Linear(c.n_embd, c.vocab_size, bias=False)
+        self.transformer.wte.weight = self.lm_head.weight
+    def forward(self, ids, targets):
+        x = self.transformer.wte(ids) + self.transformer.wpe(torch.arange(ids.shape[1]))
+        for block in self.transformer.h:
+            x = block(x)
+        logits = self.lm_head(self.transformer.ln_f(x))
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
+        parts = [p for p in self.parameters()]
+        groups = [dict(params=[p for p in parts if p.dim() >= 2], weight_decay=weight_decay),
+                  dict(params=[p for p in parts if p.dim() < 2], weight_decay=0.0)]
+        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas)
+"""
+
+# Prints the lines of a training run, after looking at its settings and its data as nanoGPT does.
+TRAIN = """
+import os, pickle, sys
+assert os.path.exists('configurator.py')
+settings = dict(word[2:].split('=') for word in sys.argv[1:])
+assert pickle.load(open(os.path.join('data', settings['dataset'], 'meta.pkl'), 'rb')) == {'vocab_size': 65}
+assert os.path.getsize(os.path.join('data', settings['dataset'], 'train.bin')) > 1000
+if settings['compile'] == 'True':
+    sys.exit('no compiler here')
+print('step 0: train loss 4.2874, val loss 4.2823')
+for n in range(0, int(settings['max_iters']) + 1, int(settings['log_interval'])):
+    print(f'iter {n}: loss 4.2, time 3.00ms, mfu -100.00%')
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Path:
+    """The folder."""
+    folder = tmp_path / "a=checkout"
+    folder.mkdir()
+    for name, text in (("model.py", MODEL), ("train.py", TRAIN), ("configurator.py", "")):
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture
+def minute() -> Plan:
+    """A plan whose turns take no time."""
+    return replace(read_plan([*MINUTE, "rounds=1", "steps=2", "curve_steps=4"]), warm_up=1)
+
+
+@pytest.fixture
+def rows():
+    """The rows of a run's metrics.jsonl."""
+    return lambda run: [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

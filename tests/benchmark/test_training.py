@@ -1,0 +1,117 @@
+"""Turns of the entrants on a minute model, and the verdict on their curves."""
+
+import math
+import sys
+from dataclasses import replace
+
+import pytest
+
+from minigpt.benchmark import command, curves, steps
+from minigpt.benchmark.agreement import compare
+from minigpt.benchmark.process import TurnFailed, run_turn
+from minigpt.benchmark.tokens import make_tokens
+from minigpt.benchmark.training import BARE, OURS, Training, ratio_line
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    make_tokens(tmp_path / "tokens", 65)
+    return tmp_path / "tokens"
+
+
+def test_whole_and_bare_time_the_steps_after_the_warm_up(minute, tokens, tmp_path, rows):
+    run = tmp_path / "run"
+    whole = steps.whole({"arguments": minute.arguments(tokens, f"run.dir={run}"), "warm_up": 1, "product_error": True})
+    bare = steps.bare({"arguments": minute.arguments(tokens), "warm_up": 1})
+    assert whole["steps"] == bare["steps"] == 2
+    assert whole["ms"] > 0
+    assert bare["ms"] > 0
+    assert whole["first_step_at"] > 0
+    assert 0 < whole["product_error"] < 1e-5
+    assert rows(run)[-1]["step"] == 4
+
+
+def test_validations_are_left_out_and_counted(minute, tokens, tmp_path):
+    arguments = minute.arguments(tokens, f"run.dir={tmp_path / 'run'}", "validate.every_steps=1", steps=6)
+    found = steps.whole({"arguments": arguments, "warm_up": 1})
+    assert found["left_out"] == 4  # between the gradients of steps 2 and 6
+    assert found["left_out_seconds"] > 0
+
+
+def test_the_watch_divides_what_counts_by_the_steps_that_count():
+    watch = steps.Watch()
+    watch.moments = [0.0, 5.0, 6.0, 7.0, 9.0]
+    watch.left_out = [(2.0, 3.0), (8.0, 0.5), (9.5, 7.0)]
+    found = watch.result(warm_up=1)
+    assert (found["ms"], found["steps"], found["left_out"]) == (pytest.approx(1e3 * 3.5 / 3), 3, 1)
+
+
+def test_our_curve_is_nanogpts_and_another_activation_is_found_out(minute, tokens, tmp_path, checkout, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    common = {"weights": str(tmp_path / "w.safetensors")}
+    arguments = minute.arguments(tokens, "logger.every_steps=1", f"run.dir={tmp_path / 'run'}", steps=5)
+    ours = curves.ours({"arguments": arguments, **common})
+    theirs = {}
+    for activation in ("F.gelu(self.c_fc(x))", "F.relu(self.c_fc(x))"):
+        text = (checkout / "model.py").read_text().replace("F.gelu(self.c_fc(x))", activation)
+        (checkout / "model.py").write_text(text)
+        (tmp_path / activation[2:6]).mkdir()
+        (tmp_path / activation[2:6] / "model.py").write_text(text)
+        monkeypatch.delitem(sys.modules, "model", raising=False)
+        task = {"arguments": arguments, "checkout": str(tmp_path / activation[2:6]), "lr": ours["lr"], **common}
+        theirs[activation[2:6]] = curves.nanogpt(task)["losses"]
+    monkeypatch.delitem(sys.modules, "model", raising=False)
+    assert len(ours["losses"]) == 5
+    same, other = (compare(ours["losses"], theirs[name], "fp32") for name in ("gelu", "relu"))
+    assert same.holds
+    assert same.difference < 1e-5
+    assert other.difference > 10 * same.difference
+
+
+@pytest.mark.parametrize(
+    ("theirs", "precision", "holds"),
+    [
+        ([4.0, 3.0], "fp32", True),
+        ([4.0, 3.0009], "fp32", True),
+        ([4.0, 3.002], "fp32", False),
+        ([4.0, 3.002], "bf16", True),
+        ([4.0, 3.03], "bf16", False),
+        ([4.0, math.nan], "bf16", False),
+        ([4.0], "bf16", False),
+        ([], "fp32", False),
+    ],
+)
+def test_curves_agree_within_the_limit_of_the_precision(theirs, precision, holds):
+    found = compare([4.0, 3.0], theirs, precision)
+    assert found.holds == holds
+    assert ("do NOT agree" in found.sentence) == (not holds)
+
+
+def test_a_speed_without_a_matching_curve_is_void(minute):
+    turns = {OURS: [{"ms": 10.0}], BARE: [{"ms": 8.0}], "nanoGPT": [{"ms": 30.0}]}
+    choices = {"precision": "fp32", "compile": True}
+    good = Training(turns, agreement=compare([1.0], [1.0], "fp32"))
+    bad = Training(turns, agreement=compare([1.0], [2.0], "fp32"))
+    line = "ratios c0 fp32 compiled: over the bare loop 1.250 (1.250 to 1.250); nanoGPT 3.00 (3.00 to 3.00)"
+    assert ratio_line(good, minute, choices) == line
+    assert ratio_line(bad, minute, choices) == f"VOID: the curves differ. {line}"
+
+
+def test_side_by_side_with_another_mathematics_ends_void_with_exit_code_1(minute, checkout, capsys):
+    text = (checkout / "model.py").read_text()
+    (checkout / "model.py").write_text(text.replace("return logits, F.cross", "return logits, 1.01 * F.cross"))
+    plan = replace(minute, nanogpt=checkout, what=("training",))
+    assert command.benchmark(plan) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Machine    ")
+    assert any("do NOT agree" in line for line in lines)
+    assert any(line.startswith("nanoGPT compiled is left out: ") and "no compiler here" in line for line in lines)
+    assert any(line.startswith("| nanoGPT  ") for line in lines)
+    assert lines[-1].startswith("VOID: the curves differ. ratios c0 fp32: over the bare loop ")
+    assert "; nanoGPT " in lines[-1]
+
+
+def test_a_turn_that_fails_says_why(minute, tmp_path):
+    arguments = minute.arguments(tmp_path)  # no tokens there
+    with pytest.raises(TurnFailed, match=r"bare: its process ended with exit code 2: Error: data.source="):
+        run_turn(tmp_path, "bare", arguments=arguments, warm_up=1)
