@@ -18,6 +18,7 @@ from minigpt.attention.functional import (
 )
 from minigpt.attention.linear import chunked_linear_attention, explicit_linear_attention, linear_attention_weights
 from minigpt.attention.masks import causal_mask, combine_masks
+from minigpt.attention.rotary import rotate, rotate_from_zero
 
 
 class SelfAttention(nn.Module):
@@ -59,6 +60,9 @@ class KeyValueStore(Protocol):
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """(B, H, T, D) new ones in, (B, H, S, D) old and new ones out."""
+
+    def positions(self, T: int) -> Tensor:
+        """(B, T): the places of each row's next T tokens."""
 
 
 def _or_causal(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
@@ -134,6 +138,63 @@ class CausalSelfAttention(nn.Module):
     def weights(self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None) -> Tensor:
         """The weights (B, H, T, S) that `forward` gives to the values, before dropout: for `record_attention`."""
         q, k, v = self.project(x)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        return attention_weights(q, k, _or_causal(mask, q, k))
+
+
+class RotaryCausalSelfAttention(nn.Module):
+    """Causal multi-head attention that knows the order: a GPT that chooses it adds no position embedding.
+
+    Queries and keys are normalised, head by head, then turned by their position: see rotary.py. A turn knows distances
+    only, so a token's column serves as its position, in left-padded prompts too.
+
+    Args:
+        n_embd: width C of the input and output.
+        n_head: heads H; the width of each, C / H, must be even.
+        dropout: on the attention weights and after the output projection.
+        bias: biases in the projections.
+        kernel: "explicit" or "fused".
+
+    Raises:
+        ValueError: if n_head does not divide n_embd, or heads are of odd width.
+
+    Source: Su et al. 2021, "RoFormer"; Henry et al. 2020, "Query-Key Normalization".
+    """
+
+    def __init__(self, n_embd: int, n_head: int, *, dropout: float = 0.0, bias: bool = True, kernel: str = "fused"):
+        super().__init__()
+        if head_width(n_embd, n_head) % 2:
+            raise ValueError(
+                f"rotary attention: got n_embd={n_embd} and n_head={n_head}, heads of odd width {n_embd // n_head}; "
+                f"wanted an even width: n_embd={n_embd + n_head}"
+            )
+        self.n_head = n_head
+        self.dropout = dropout
+        self.attend = KERNELS[kernel]
+        self.qkv = nn.Linear(n_embd, 3 * n_embd, bias=bias)
+        self.out = nn.Linear(n_embd, n_embd, bias=bias)
+
+    def project(self, x: Tensor, cache: KeyValueStore | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, T, C) -> q, k, v, each (B, H, T, D); q and k normalised and turned, both at once."""
+        B, T, C = x.shape
+        qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)
+        qk = F.layer_norm(qkv[:, :, :2], qkv.shape[-1:])  # (B, T, 2, H, D)
+        qk = rotate_from_zero(qk) if cache is None else rotate(qk, cache.positions(T)[:, :, None, None])
+        q, k = qk.permute(2, 0, 3, 1, 4).unbind()  # (B, H, T, D) each
+        return q, k, qkv[:, :, 2].transpose(1, 2)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None) -> Tensor:
+        """Attend: as `CausalSelfAttention.forward`."""
+        q, k, v = self.project(x, cache)
+        if cache is not None:
+            k, v = cache.append(k, v)  # (B, H, S, D)
+        out = self.attend(q, k, v, mask, self.dropout if self.training else 0.0)
+        return F.dropout(self.out(merge_heads(out)), self.dropout, self.training)
+
+    def weights(self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None) -> Tensor:
+        """The weights (B, H, T, S) that `forward` gives to the values, before dropout: for `record_attention`."""
+        q, k, v = self.project(x, cache)
         if cache is not None:
             k, v = cache.append(k, v)
         return attention_weights(q, k, _or_causal(mask, q, k))
@@ -242,5 +303,10 @@ class CrossAttention(nn.Module):
         return attention_weights(q, k, mask)
 
 
-# The GPT's choice of attention, by name (model.attention=...).
-ATTENTION: dict[str, type[nn.Module]] = {"softmax": CausalSelfAttention, "linear": LinearCausalSelfAttention}
+# The GPT's choice of attention, by name (model.attention=...), and those that need no position embedding.
+ATTENTION: dict[str, type[nn.Module]] = {
+    "softmax": CausalSelfAttention,
+    "rotary": RotaryCausalSelfAttention,
+    "linear": LinearCausalSelfAttention,
+}
+KNOW_POSITIONS = frozenset({"rotary"})

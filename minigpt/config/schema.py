@@ -20,8 +20,8 @@ class ModelConfig:
     block_size: int = 128  # context length T in tokens
     dropout: float = 0.0  # after embeddings, on attention weights, after both projections of a block
     bias: bool = True  # biases in Linear and LayerNorm layers (GPT-2: true)
-    activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"  # gelu_tanh is GPT-2's; gelu is exact (nanoGPT)
-    attention: Literal["softmax", "linear"] = "softmax"  # how a block mixes positions
+    activation: Literal["gelu_tanh", "gelu", "relu_squared"] = "gelu_tanh"  # GPT-2's; gelu is exact (nanoGPT)
+    attention: Literal["softmax", "rotary", "linear"] = "softmax"  # rotary: with positions inside, and none embedded
     checkpoint_activations: bool = False  # recompute activations in the backward pass: less memory, ~1/3 more work
 
 
@@ -50,8 +50,10 @@ class DataConfig:
 class OptimizerConfig:
     """The run's one optimizer."""
 
-    name: Literal["adamw"] = "adamw"  # the update rule
+    name: Literal["adamw", "muon"] = "adamw"  # muon: the blocks' matrices by Muon, the rest by AdamW
     lr: float = 1e-3  # peak learning rate
+    matrix_lr: float = 0.02  # muon only: peak learning rate of the blocks' matrices
+    momentum: float = 0.95  # muon only: decay of the gradient's running mean
     beta1: float = 0.9  # decay of the gradient's running mean
     beta2: float = 0.99  # decay of its running square
     eps: float = 1e-8  # added to the denominator
@@ -203,7 +205,8 @@ class SampleConfig:
     allow_special: bool = False  # let <|endoftext|> in a prompt become the control token
     use_cache: bool = True  # KV cache; the text is the same without it
     device: Literal["auto", "cuda", "mps", "cpu"] = "auto"  # what computes
-    precision: Literal["fp32", "bf16", "fp64"] = "fp32"  # of the forward pass
+    precision: Literal["fp32", "bf16", "int8", "fp64"] = "fp32"  # int8: weights rounded to 8 bits, the rest in fp32
+    compile: Literal["auto", "on", "off"] = "auto"  # a token's step as native code: auto = on a CPU with a C++ compiler
 
 
 @dataclass

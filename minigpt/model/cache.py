@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from minigpt.config.schema import ModelConfig
+
 
 class LayerCache:
     """One layer's part of a `KVCache`."""
@@ -39,6 +41,10 @@ class LayerCache:
             values.scatter_(2, columns, v)
         S = cache.longest + T
         return keys[:, :, :S], values[:, :, :S]
+
+    def positions(self, T: int) -> Tensor:
+        """(B, T): the positions, and so the columns, of each row's next T tokens."""
+        return self.cache.positions(T)
 
 
 class KVCache:
@@ -71,12 +77,24 @@ class KVCache:
         self.block_size = block_size
         self.set_lengths([0] * batch)
 
+    @classmethod
+    def for_config(cls, config: ModelConfig, batch: int, *, like: Tensor) -> "KVCache":
+        """An empty cache for a GPT of this config whose weights have the dtype and device of `like`."""
+        return cls(
+            config.n_layer,
+            batch,
+            config.n_head,
+            block_size=config.block_size,
+            head_width=config.n_embd // config.n_head,
+            dtype=like.dtype,
+            device=like.device,
+        )
+
     def set_lengths(self, lengths: Sequence[int]) -> None:
         """Trim (or, after a padded read, correct) how many columns of each row are real."""
         self.lengths = list(lengths)
         self.longest = max(self.lengths)
         self.uniform_length = self.longest if min(self.lengths) == self.longest else None
-        self._lengths = torch.tensor(self.lengths, device=self.keys.device)
 
     def advance(self, T: int) -> None:
         """Every row has T more columns."""
@@ -88,11 +106,11 @@ class KVCache:
 
     def positions(self, T: int) -> Tensor:
         """(B, T): the positions, and so the columns, of each row's next T tokens."""
-        return self._lengths[:, None] + torch.arange(T, device=self._lengths.device)
+        return torch.tensor([range(length, length + T) for length in self.lengths], device=self.keys.device)
 
     def mask(self, T: int) -> Tensor:
         """(B, 1, T, S) bool: token t of row b sees columns 0 .. lengths[b] + t."""
-        columns = torch.arange(self.longest + T, device=self._lengths.device)
+        columns = torch.arange(self.longest + T, device=self.keys.device)
         return (columns <= self.positions(T)[:, :, None])[:, None]
 
     def select(self, rows: Sequence[int]) -> "KVCache":

@@ -16,12 +16,24 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from minigpt.attention.layers import ATTENTION, KeyValueStore
+from minigpt.attention.layers import ATTENTION, KNOW_POSITIONS, KeyValueStore
 from minigpt.attention.masks import causal_mask, combine_masks
 from minigpt.config.schema import ModelConfig
 from minigpt.model.cache import KVCache
 
-ACTIVATIONS: dict[str, nn.Module] = {"gelu_tanh": nn.GELU(approximate="tanh"), "gelu": nn.GELU()}
+
+class ReLUSquared(nn.Module):
+    """max(x, 0)^2. Source: So et al. 2021, "Primer"."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x).square()
+
+
+ACTIVATIONS: dict[str, nn.Module] = {
+    "gelu_tanh": nn.GELU(approximate="tanh"),
+    "gelu": nn.GELU(),
+    "relu_squared": ReLUSquared(),
+}
 
 
 class MLP(nn.Module):
@@ -70,7 +82,8 @@ class GPT(nn.Module):
         self.vocab_size = vocab_size
         padded_vocab_size = math.ceil(vocab_size / 64) * 64
         self.token_embedding = nn.Embedding(padded_vocab_size, config.n_embd)  # also the output layer (tied)
-        self.position_embedding = nn.Embedding(config.block_size, config.n_embd)
+        learned = config.attention not in KNOW_POSITIONS
+        self.position_embedding = nn.Embedding(config.block_size, config.n_embd) if learned else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, kernel) for _ in range(config.n_layer))
         self.final_norm = nn.LayerNorm(config.n_embd, bias=config.bias)
@@ -150,7 +163,10 @@ class GPT(nn.Module):
         if positions is None:
             positions = torch.arange(T, device=tokens.device)
 
-        x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))  # (B, T, C)
+        x = self.token_embedding(tokens)  # (B, T, C)
+        if self.position_embedding is not None:
+            x = x + self.position_embedding(positions)
+        x = self.dropout(x)
         for layer, block in enumerate(self.blocks):
             if self.config.checkpoint_activations and self.training and cache is None:
                 x = checkpoint(block, x, mask, use_reentrant=False)

@@ -10,7 +10,7 @@ def count_parameters(model: GPT) -> dict[str, int]:
     """Parameters by part; the padding rows of the embedding table are not counted."""
     parts = {
         "token embedding (also the output layer)": model.vocab_size * model.config.n_embd,
-        "position embedding": model.position_embedding.weight.numel(),
+        "position embedding": model.position_embedding.weight.numel() if model.position_embedding else 0,
         "attention": 0,
         "MLP": 0,
         "norms": sum(parameter.numel() for parameter in model.final_norm.parameters()),
@@ -18,7 +18,7 @@ def count_parameters(model: GPT) -> dict[str, int]:
     for name, parameter in model.blocks.named_parameters():
         part = "attention" if ".attention." in name else "MLP" if ".mlp." in name else "norms"
         parts[part] += parameter.numel()
-    return parts
+    return {part: count for part, count in parts.items() if count}
 
 
 def memory_bytes(config: TrainConfig, choices: Choices, parameters: int, vocab_size: int) -> int:

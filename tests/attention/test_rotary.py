@@ -1,0 +1,80 @@
+"""The laws of rotary positions: lengths stay, only distances count, and it is the paper's rotation."""
+
+import math
+
+import pytest
+import torch
+
+from minigpt.attention.layers import RotaryCausalSelfAttention
+from minigpt.attention.rotary import rotate, rotate_from_zero
+
+B, T, H, D = 2, 7, 3, 10
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def test_a_pair_is_turned_by_position_times_its_speed():
+    x = torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64)  # pairs (1, 0) and (0, 1): entries (0, 2) and (1, 3)
+    slow = 3 * 10_000 ** (-2 / 4)
+    expected = [math.cos(3), -math.sin(slow), math.sin(3), math.cos(slow)]
+    torch.testing.assert_close(rotate(x, torch.tensor(3)), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_lengths_stay_and_position_zero_is_left_alone():
+    x = draw(B, T, D)
+    torch.testing.assert_close(rotate(x, torch.arange(T) * 1000).norm(dim=-1), x.norm(dim=-1))
+    assert torch.equal(rotate(x, torch.zeros(T)), x)
+
+
+@pytest.mark.parametrize("shift", [1, 500])
+def test_only_the_distance_reaches_a_score(shift):
+    q, k = draw(T, D), draw(T, D, seed=1)
+    places = torch.tensor([0, 3, 4, 9, 20, 21, 100])
+    scores = rotate(q, places) @ rotate(k, places).T
+    moved = rotate(q, places + shift) @ rotate(k, places + shift).T
+    torch.testing.assert_close(scores, moved, rtol=0, atol=1e-11)
+    other = rotate(q, places + shift) @ rotate(k, places).T
+    assert (other - scores).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_kept_angles_equal_computed_ones(dtype):
+    x = draw(B, T, 2, H, D, dtype=dtype)
+    with torch.inference_mode():
+        rotate_from_zero(x)
+    x.requires_grad_()
+    kept, computed = rotate_from_zero(x), rotate(x, torch.arange(T)[:, None, None])
+    assert torch.equal(kept, computed)
+    kept.sum().backward()
+    assert x.grad.isfinite().all()
+
+
+def test_far_positions_are_exact_in_bf16():
+    """Angles are computed in fp32 at least: a position over 256 is no whole number in bf16."""
+    x = draw(D)
+    far = rotate(x.to(torch.bfloat16), torch.tensor(1023))
+    torch.testing.assert_close(far.double(), rotate(x, torch.tensor(1023)), rtol=0, atol=0.03)
+
+
+def test_the_layer_knows_the_order_where_plain_attention_does_not():
+    torch.manual_seed(0)
+    layer, x = RotaryCausalSelfAttention(H * D, H).double(), draw(B, T, H * D)
+    everything = torch.ones(T, T, dtype=torch.bool)
+    order = torch.tensor([1, 0, 2, 3, 4, 5, 6])
+    assert (layer(x[:, order], everything) - layer(x, everything)[:, order]).abs().max() > 1e-3
+
+
+def test_the_size_of_queries_and_keys_does_not_matter():
+    torch.manual_seed(0)
+    layer, x = RotaryCausalSelfAttention(H * D, H, bias=False).double(), draw(B, T, H * D)
+    before = layer.weights(x)
+    with torch.no_grad():
+        layer.qkv.weight[: 2 * H * D] *= 30
+    torch.testing.assert_close(layer.weights(x), before, rtol=1e-3, atol=1e-5)
+
+
+def test_heads_of_odd_width_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"n_embd=15 and n_head=3, heads of odd width 5; wanted .*n_embd=18"):
+        RotaryCausalSelfAttention(15, 3)
