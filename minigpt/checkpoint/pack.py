@@ -19,7 +19,6 @@ MODEL, OPTIMIZER, STATE, CONFIG, TOKENIZER = (
     "tokenizer.json",
 )
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_AVERAGES: dict[type, set[str]] = {torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}}
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -125,13 +124,18 @@ def unpack_optimizer(data: bytes, optimizer: torch.optim.Optimizer) -> None:
         if number >= len(parameters) or tuple(value.shape) not in ((), tuple(parameters[number].shape)):
             raise UserFault(_foreign(shown(key)))
         state.setdefault(number, {})[name] = value
-    wanted = _AVERAGES.get(type(optimizer), set())
-    if state and (len(state) != len(parameters) or any(set(each) != wanted for each in state.values() if wanted)):
+    wanted = [_averages(optimizer, parameter) for parameter in parameters]
+    if state and (len(state) != len(parameters) or any(set(state[i]) != names for i, names in enumerate(wanted))):
         raise UserFault(_foreign(f"{len(tensors)} averages of {len(state)} parameters"))
     broken = first_non_finite(tensors)
     if broken is not None:
         raise UserFault(f"{OPTIMIZER} holds a non-finite average ({broken}). Use an earlier checkpoint")
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _averages(optimizer: torch.optim.Optimizer, parameter: Tensor) -> set[str]:
+    """What AdamW or Muon keeps of a parameter."""
+    return {"momentum"} if parameter in getattr(optimizer, "matrices", ()) else {"step", "exp_avg", "exp_avg_sq"}
 
 
 def _foreign(got: str) -> str:

@@ -29,6 +29,8 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "data.val_fraction": (0, 1, "()"),
     "data.workers": (0, 1024, "[]"),
     "optimizer.lr": (0, INF, "()"),
+    "optimizer.matrix_lr": (0, INF, "()"),
+    "optimizer.momentum": (0, 1, "[)"),
     "optimizer.beta1": (0, 1, "[)"),
     "optimizer.beta2": (0, 1, "[)"),
     "optimizer.eps": (0, INF, "()"),

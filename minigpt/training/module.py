@@ -92,7 +92,7 @@ class LanguageModel(L.LightningModule):
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return build_optimizer(self.config.optimizer, self.gpt)
+        return build_optimizer(self.config.optimizer, self.gpt, precision=self.choices.precision)
 
     @property
     def progress(self) -> float:
@@ -105,7 +105,7 @@ class LanguageModel(L.LightningModule):
         factor = lr_factor(self.position.step, self.progress, self.total_steps, self.config.schedule)
         self.lr = self.config.optimizer.lr * factor
         for group in optimizer.param_groups:
-            group["lr"] = self.lr
+            group["lr"] = group["initial_lr"] * factor
 
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
         """Clip by the global norm, or skip the step. (Lightning's own clipping refuses fused AdamW with autocast.)

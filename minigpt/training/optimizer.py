@@ -6,9 +6,10 @@ import torch
 import torch.nn as nn
 
 from minigpt.config.schema import OptimizerConfig
+from minigpt.training.muon import Muon
 
 
-def adamw(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
+def adamw(config: OptimizerConfig, model: nn.Module, precision: str) -> torch.optim.Optimizer:
     """AdamW with weight decay on matrices only (embeddings included), not on biases and norms.
 
     The fused kernel updates all parameters in one call, on CPU too.
@@ -20,7 +21,7 @@ def adamw(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     fused = next(model.parameters()).device.type in ("cpu", "cuda", "mps")
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        [group | {"initial_lr": config.lr} for group in groups if group["params"]],
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
@@ -28,9 +29,38 @@ def adamw(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
     )
 
 
-OPTIMIZERS: dict[str, Callable[[OptimizerConfig, nn.Module], torch.optim.Optimizer]] = {"adamw": adamw}
+def muon(config: OptimizerConfig, model: nn.Module, precision: str) -> torch.optim.Optimizer:
+    """Muon for the matrices of the blocks, AdamW for embeddings, the output layer and vectors."""
+    blocks = [parameter for parameter in model.get_submodule("blocks").parameters() if parameter.dim() == 2]
+    in_blocks = set(blocks)
+    return Muon(
+        blocks,
+        [parameter for parameter in model.parameters() if parameter not in in_blocks],
+        lr=config.lr,
+        matrix_lr=config.matrix_lr,
+        momentum=config.momentum,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        products={"bf16": torch.bfloat16, "fp64": torch.float64}.get(precision, torch.float32),
+    )
 
 
-def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer that `optimizer.name` stands for, over all of the model's parameters."""
-    return OPTIMIZERS[config.name](config, model)
+OPTIMIZERS: dict[str, Callable[[OptimizerConfig, nn.Module, str], torch.optim.Optimizer]] = {
+    "adamw": adamw,
+    "muon": muon,
+}
+
+
+def build_optimizer(config: OptimizerConfig, model: nn.Module, *, precision: str = "fp32") -> torch.optim.Optimizer:
+    """The optimizer that `optimizer.name` stands for, over all of the model's parameters.
+
+    Args:
+        config: its name and numbers.
+        model: on its device.
+        precision: in which the run multiplies: fp32 | bf16 | fp64.
+
+    Returns:
+        Each group has its peak learning rate as `initial_lr`; the schedule multiplies that.
+    """
+    return OPTIMIZERS[config.name](config, model, precision)

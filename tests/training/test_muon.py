@@ -1,0 +1,138 @@
+"""Muon: its laws, one by one, and a run with it."""
+
+import pytest
+import torch
+import torch.nn as nn
+
+from minigpt.checkpoint.pack import unpack_optimizer
+from minigpt.config.schema import ModelConfig, OptimizerConfig
+from minigpt.faults import UserFault
+from minigpt.model.gpt import GPT
+from minigpt.training import saving
+from minigpt.training.muon import Muon, orthogonal
+from minigpt.training.optimizer import build_optimizer
+from minigpt.training.verify import compare_runs
+
+NUMBERS = {"lr": 0.01, "matrix_lr": 0.02, "momentum": 0.9, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 0.0), (torch.bfloat16, 0.03)])
+def test_singular_values_come_near_one_and_directions_stay(dtype, tolerance):
+    matrices = draw(3, 24, 40) * torch.tensor([1e-4, 1.0, 1e4])[:, None, None]
+    result = orthogonal(matrices.to(dtype)).float()
+    values = torch.linalg.svdvals(result)
+    assert values.min() > 0.7 - tolerance
+    assert values.max() < 1.2 + tolerance
+    U, _, Vh = torch.linalg.svd(matrices, full_matrices=False)
+    assert ((U @ Vh) * result).sum(dim=(-2, -1)).min() > 0.9 * 24  # near the nearest orthogonal matrix
+
+
+def test_a_gradient_of_zero_moves_nothing_and_makes_no_nan():
+    assert torch.equal(orthogonal(torch.zeros(2, 4, 6)), torch.zeros(2, 4, 6))
+
+
+def parameters_with_gradients():
+    tall, wide, square, table, vector = (
+        nn.Parameter(draw(*shape, seed=seed)) for seed, shape in enumerate([(12, 4), (4, 12), (4, 4), (7, 4), (4,)])
+    )
+    for seed, parameter in enumerate((tall, wide, square, table, vector), start=9):
+        parameter.grad = draw(*parameter.shape, seed=seed)
+    return [tall, wide, square], [table, vector]
+
+
+def test_matrices_of_one_shape_move_as_each_alone():
+    together, others = parameters_with_gradients()
+    Muon(together, others, **NUMBERS).step()
+    for index in range(3):
+        alone, others = parameters_with_gradients()
+        Muon(alone[index : index + 1], others, **NUMBERS).step()
+        torch.testing.assert_close(alone[index], together[index])
+
+
+def test_two_steps_are_the_formula():
+    matrices, others = parameters_with_gradients()
+    tall = matrices[0]
+    weight, average = tall.detach().clone(), torch.zeros_like(tall)
+    optimizer = Muon(matrices, others, **NUMBERS)
+    for _ in range(2):
+        average = 0.9 * average + 0.1 * tall.grad
+        ahead = 0.1 * tall.grad + 0.9 * average
+        weight = weight * (1 - 0.02 * 0.1) - 0.02 * 3**0.5 * orthogonal(ahead.T[None])[0].T
+        optimizer.step()
+    torch.testing.assert_close(tall.detach(), weight, rtol=1e-4, atol=1e-5)
+
+
+def test_the_rest_moves_as_by_torchs_adamw():
+    matrices, others = parameters_with_gradients()
+    _, twins = parameters_with_gradients()
+    table, vector = twins
+    adamw = torch.optim.AdamW(
+        [{"params": [table], "weight_decay": 0.1}, {"params": [vector], "weight_decay": 0.0}],
+        lr=0.01, betas=(0.9, 0.95), fused=True,
+    )  # fmt: skip
+    muon = Muon(matrices, others, **NUMBERS)
+    for _ in range(3):
+        muon.step()
+        adamw.step()
+    for ours, theirs in zip(others, twins, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_parameter_without_a_gradient_is_passed_over():
+    matrices, others = parameters_with_gradients()
+    for parameter in (*matrices, *others):
+        parameter.grad = None
+    before = [parameter.detach().clone() for parameter in (*matrices, *others)]
+    Muon(matrices, others, **NUMBERS).step()
+    assert all(torch.equal(a, b) for a, b in zip(before, (*matrices, *others), strict=True))
+
+
+def test_the_matrices_of_the_blocks_are_muons_and_every_parameter_has_one_group():
+    gpt = GPT(ModelConfig(n_layer=2, n_head=2, n_embd=8, block_size=4), 31)
+    optimizer = build_optimizer(OptimizerConfig(name="muon", lr=0.5, matrix_lr=0.25), gpt)
+    muons = {name for name, parameter in gpt.named_parameters() if parameter in optimizer.matrices}
+    assert muons == {
+        f"blocks.{layer}.{part}.weight"
+        for layer in (0, 1)
+        for part in ("attention.qkv", "attention.out", "mlp.up", "mlp.down")
+    }
+    grouped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert len(grouped) == len(set(grouped)) == len(list(gpt.parameters()))
+    assert [group["initial_lr"] for group in optimizer.param_groups] == [0.25, 0.5, 0.5]
+
+
+MODERN = ["optimizer=muon", "model.attention=rotary", "model.activation=relu_squared", "checkpoint.every_steps=2"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_run_with_it_continues_to_the_same_bytes(run, monkeypatch, precision):
+    settings = [*MODERN, f"trainer.precision={precision}"]
+    run(*settings)
+    straight = run.path.rename(run.path.with_name("straight"))
+    real = saving.Saving.save
+
+    def stop_after_four(self, trainer, module, *, last):
+        real(self, trainer, module, last=last)
+        if module.position.step == 4:
+            self.collect()
+            raise RuntimeError("the power went")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saving.Saving, "save", stop_after_four)
+        with pytest.raises(RuntimeError, match="the power went"):
+            run(*settings)
+    run(*settings)
+    assert compare_runs(straight, run.path)[1] == []
+
+
+def test_another_optimizers_averages_are_refused(run):
+    run(*MODERN)
+    averages = (sorted(run.path.glob("checkpoints/step-*"))[-1] / "optimizer.safetensors").read_bytes()
+    gpt = GPT(ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=8, attention="rotary"), 257)
+    with pytest.raises(UserFault, match="does not belong to this model and optimizer"):
+        unpack_optimizer(averages, build_optimizer(OptimizerConfig(), gpt))
+    unpack_optimizer(averages, build_optimizer(OptimizerConfig(name="muon"), gpt))
