@@ -1,4 +1,7 @@
-"""Train a GPT: `python scripts/train.py [experiment=NAME] [group=choice] [key=value ...]`; --help lists everything."""
+"""Train a GPT: `python scripts/train.py [experiment=NAME] [group=choice] [key=value ...]`; --help lists everything.
+
+With -m, lists of values (`-m optimizer.lr=1e-3,3e-3 seed=1,2`) are trained one combination after the other.
+"""
 
 import sys
 
@@ -11,6 +14,11 @@ except ModuleNotFoundError:
 
 def main(arguments: list[str]) -> int:
     """Compose first: a wrong setting is named before torch is imported. Hear signals even before that."""
+    from minigpt.multirun import run_grid, wants_grid
+
+    if wants_grid(arguments):
+        return run_grid(arguments, [sys.executable, __file__])
+
     from minigpt.config.compose import compose
     from minigpt.training.signals import Signals
 

@@ -91,7 +91,7 @@ OTHER_NAMES = {
     "ckpt_path": "checkpoint",
 }
 
-ONE_VALUE = "Sweeps are not part of this command: run one command per value for now."
+ONE_VALUE = "Several are trained one after the other with -m: python scripts/train.py -m key=a,b"
 
 
 @dataclass
@@ -177,7 +177,7 @@ def _read_arguments(script: str, arguments: list[str]) -> Request:
             text = text if equals else rest.pop(0) if rest else ""
             _read_option(request, name, text)
         elif argument in ("-m", "--multirun"):
-            request.faults.append(Fault((), f"{argument} is not supported. {ONE_VALUE}"))
+            request.faults.append(Fault((), f"{argument} is for trainings alone, not with --cfg. {ONE_VALUE}"))
         elif not equals or name.startswith("-"):
             follows = rest.pop(0) if rest and name.startswith("-") and not equals and "=" not in rest[0] else text
             request.faults.append(Fault((), _not_a_setting(script, name, follows)))

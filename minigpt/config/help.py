@@ -39,9 +39,11 @@ Write group=choice to take a file of configs/, key=value for a single setting. T
 {literal}:
   their text is taken as it is, only the shell needs quotes; a leading ~ of a path means your home folder
 --config-dir DIR     also look for group files in DIR, e.g. DIR/experiment/mine.yaml
+-m                   of scripts/train.py: train each combination of lists like optimizer.lr=1e-3,3e-3 seed=1,2
 --cfg job            print the composed configuration as YAML and stop
 Exit codes: 0 finished, 1 bug, 2 wrong setting or data, 3 no usable checkpoint, 4 storage failure,
-            5 training became non-finite, 75 stopped by a signal with a checkpoint (run again), 130 stopped at once"""
+            5 training became non-finite, 6 some trials of a sweep failed,
+            75 stopped by a signal with a checkpoint (run again), 130 stopped at once"""
 
 
 def help_page(script: str, cls: type, groups: dict[str, dict[str, Path]], literal: list[str]) -> str:

@@ -1,0 +1,63 @@
+"""-m: lists of values become one command line for each combination."""
+
+import json
+import shlex
+
+import pytest
+
+from minigpt.config.grid import MOST_JOBS, expand, sweep_command
+from minigpt.faults import UserFault
+
+
+def test_the_last_list_changes_fastest_and_single_values_stay_as_typed():
+    jobs, axes = expand(["-m", "model=gpt2,gpt-nano", "trainer.max_steps=5", "seed=range(1,4)"])
+    assert jobs == [
+        [f"model={model}", "trainer.max_steps=5", f"seed={seed}"]
+        for model in ("gpt2", "gpt-nano")
+        for seed in (1, 2, 3)
+    ]
+    assert axes == {"model": ["gpt2", "gpt-nano"], "seed": [1, 2, 3]}
+
+
+@pytest.mark.parametrize(
+    ("argument", "texts"),
+    [
+        ("optimizer.lr=1e-3,3e-3", ["optimizer.lr=0.001", "optimizer.lr=0.003"]),
+        ("seed=choice(3,1)", ["seed=3", "seed=1"]),
+        ("model.bias=true,false", ["model.bias=true", "model.bias=false"]),
+        ("trainer.max_tokens=null,100", ["trainer.max_tokens=null", "trainer.max_tokens=100"]),
+        ("logger.project='a b','c,d'", ["logger.project=a b", "logger.project=c,d"]),
+        ("+seed=1,2", ["+seed=1", "+seed=2"]),
+    ],
+)
+def test_each_kind_of_value(argument, texts):
+    assert expand(["--multirun", argument])[0] == [[text] for text in texts]
+
+
+@pytest.mark.parametrize(
+    "argument", ["samples.prompt=one, two", "data.source=a,b", "seed=", "seed=1,", "--config-dir=a,b", "x y=1", "seed"]
+)
+def test_what_lists_nothing_stays_as_it_is(argument):
+    assert expand(["-m", argument]) == ([[argument]], {})
+
+
+@pytest.mark.parametrize("argument", ["seed=interval(1,5)", "model=glob(*)"])
+def test_what_is_no_plain_grid_is_named(argument):
+    with pytest.raises(UserFault, match=r"-m trains plain grids.*key=a,b"):
+        expand(["-m", argument])
+
+
+def test_too_many_jobs_are_named_and_not_made():
+    with pytest.raises(UserFault, match=r"1,000,000,000 combinations"):
+        expand(["-m", *(f"{key}=range(0,{MOST_JOBS})" for key in ("seed", "model.n_layer", "model.n_head"))])
+
+
+def test_the_sweep_of_the_same_grid():
+    arguments = ["-m", "optimizer.lr=1e-3,3e-3", "trainer.devices=2", "logger.project='a b',c"]
+    words = shlex.split(sweep_command(arguments, expand(arguments)[1]))
+    assert words[:3] == ["python", "scripts/sweep.py", "search.sampler=grid"]
+    assert json.loads(words[3].removeprefix("search.space=")) == {
+        "optimizer.lr": {"choices": [0.001, 0.003]},
+        "logger.project": {"choices": ["a b", "c"]},
+    }
+    assert words[4:] == ["trainer.devices=2"]
