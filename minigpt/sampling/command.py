@@ -11,6 +11,9 @@ import torch
 from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint
 from minigpt.config.schema import SampleConfig
 from minigpt.faults import FINISHED, UserFault
+from minigpt.model.decode import NativeDecoder, native_decoder, round_to_int8
+from minigpt.model.gpt import GPT
+from minigpt.model.native import NoNativeCode
 from minigpt.sampling.generate import window_start
 from minigpt.sampling.interactive import converse
 from minigpt.sampling.prompt import encode_prompt, start_token
@@ -18,7 +21,7 @@ from minigpt.sampling.terminal import say, show
 from minigpt.sampling.write import Text, write
 from minigpt.training.hardware import probe
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32, "fp64": torch.float64}
 
 
 def sample(config: SampleConfig) -> int:
@@ -35,12 +38,13 @@ def sample(config: SampleConfig) -> int:
     """
     try:
         loaded = load(config)
+        decoder = choose_decoder(config, loaded.model)
         if config.interactive:
             if config.prompt or config.prompt_file is not None:
                 say("note: interactive=true asks for the prompt; prompt= and prompt_file= are not used")
-            converse(loaded.model, loaded.tokenizer, config)
+            converse(loaded.model, loaded.tokenizer, config, decoder=decoder)
         else:
-            write_once(loaded, config)
+            write_once(loaded, config, decoder)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader (`| head`) has seen enough; Python must not try to flush again at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -58,6 +62,8 @@ def load(config: SampleConfig) -> LoadedCheckpoint:
     device = choose_device(config)
     loaded = load_checkpoint(config.checkpoint, config.which)
     loaded.model.to(device, DTYPES[config.precision]).eval()
+    if config.precision == "int8":
+        round_to_int8(loaded.model)
     say(f"{loaded.path}: on {device} in {config.precision}")
     return loaded
 
@@ -72,6 +78,24 @@ def choose_device(config: SampleConfig) -> str:
     if config.device not in ("auto", found):
         raise UserFault(f"device={config.device}: this machine has none that PyTorch can use. Use device=auto or cpu")
     return "cpu" if found == "mps" and config.precision == "fp64" else found
+
+
+def choose_decoder(config: SampleConfig, model: GPT) -> NativeDecoder | None:
+    """Native code for a token's step, where it is wanted and can be had; otherwise the model's own step will do.
+
+    Raises:
+        UserFault: compile=on, and it can't be had.
+    """
+    if config.compile == "off" or not config.use_cache:
+        return None
+    try:
+        return native_decoder(model, int8=config.precision == "int8")
+    except NoNativeCode as reason:
+        if config.compile == "on":
+            raise UserFault(f"compile=on: {reason}. Use compile=auto, which then does without") from None
+        if model.token_embedding.weight.device.type == "cpu":
+            say(f"a token's step is not compiled: {reason}")
+        return None
 
 
 def read_prompts(config: SampleConfig) -> list[str | bytes]:
@@ -91,7 +115,7 @@ def read_prompts(config: SampleConfig) -> list[str | bytes]:
     return prompts or [""]
 
 
-def write_once(loaded: LoadedCheckpoint, config: SampleConfig) -> None:
+def write_once(loaded: LoadedCheckpoint, config: SampleConfig, decoder: NativeDecoder | None) -> None:
     """Continue the config's prompts and show them.
 
     Raises:
@@ -105,24 +129,26 @@ def write_once(loaded: LoadedCheckpoint, config: SampleConfig) -> None:
     started = time.perf_counter()
     if config.stream and len(prompts) * config.num_samples == 1:
         show(beginnings[0])
-        texts = write(loaded.model, loaded.tokenizer, encoded, config, on_text=show)
+        texts = write(loaded.model, loaded.tokenizer, encoded, config, decoder=decoder, on_text=show)
         show("\n")
     else:
-        texts = write_batch(loaded, config, encoded)
+        texts = write_batch(loaded, config, encoded, decoder)
         show_all(beginnings, texts, config.num_samples)
     seconds = time.perf_counter() - started
     tokens = sum(len(text.sample.tokens) for text in texts)
     say(f"{tokens:,} tokens in {seconds:.1f} s: {tokens / seconds:,.0f} tokens/s{endings(texts)}")
 
 
-def write_batch(loaded: LoadedCheckpoint, config: SampleConfig, encoded: Sequence[Sequence[int]]) -> list[Text]:
+def write_batch(
+    loaded: LoadedCheckpoint, config: SampleConfig, encoded: Sequence[Sequence[int]], decoder: NativeDecoder | None
+) -> list[Text]:
     """All samples at once.
 
     Raises:
         UserFault: they don't fit into memory.
     """
     try:
-        return write(loaded.model, loaded.tokenizer, encoded, config)
+        return write(loaded.model, loaded.tokenizer, encoded, config, decoder=decoder)
     except RuntimeError as error:  # CUDA's is torch.OutOfMemoryError; the CPU's has no class of its own
         if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
             raise UserFault(

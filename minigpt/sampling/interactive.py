@@ -10,6 +10,7 @@ from minigpt.config.check import check
 from minigpt.config.schema import SampleConfig
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
+from minigpt.model.decode import NativeDecoder
 from minigpt.model.gpt import GPT
 from minigpt.sampling.prompt import encode_prompt
 from minigpt.sampling.terminal import say, show
@@ -27,7 +28,7 @@ COMMANDS = {
 }
 
 
-def converse(model: GPT, tokenizer: Tokenizer, config: SampleConfig) -> None:
+def converse(model: GPT, tokenizer: Tokenizer, config: SampleConfig, *, decoder: NativeDecoder | None = None) -> None:
     """Ask for prompts and continue them until /quit, the end of the input, or Ctrl-C at the prompt.
 
     Ctrl-C while the model writes stops the text only. Every text has its own seed, counted up from the config's
@@ -37,6 +38,7 @@ def converse(model: GPT, tokenizer: Tokenizer, config: SampleConfig) -> None:
         model: in eval mode.
         tokenizer: its own.
         config: the options to start with.
+        decoder: the model's, for a faster step from token to token.
     """
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (line editing and history for input())
@@ -57,7 +59,8 @@ def converse(model: GPT, tokenizer: Tokenizer, config: SampleConfig) -> None:
             options = obey(line, options)
             continue
         try:
-            continue_text(model, tokenizer, line.removeprefix("/") if line.startswith("//") else line, options)
+            prompt = line.removeprefix("/") if line.startswith("//") else line
+            continue_text(model, tokenizer, prompt, options, decoder=decoder)
         except UserFault as fault:
             say(str(fault))
             continue
@@ -107,11 +110,13 @@ def help_text(options: SampleConfig) -> str:
     return "\n".join([*lines, "  /help, /quit", "  Text that begins with a slash: write two."])
 
 
-def continue_text(model: GPT, tokenizer: Tokenizer, prompt: str, options: SampleConfig) -> None:
+def continue_text(
+    model: GPT, tokenizer: Tokenizer, prompt: str, options: SampleConfig, *, decoder: NativeDecoder | None
+) -> None:
     """Stream one text, then say how it was made."""
     tokens = encode_prompt(tokenizer, prompt, allow_special=options.allow_special)
     started = time.perf_counter()
-    text = write(model, tokenizer, [tokens], options, on_text=show)[0]
+    text = write(model, tokenizer, [tokens], options, decoder=decoder, on_text=show)[0]
     seconds = time.perf_counter() - started
     show("\n")
     sample = text.sample

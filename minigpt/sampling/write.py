@@ -9,6 +9,7 @@ from torch import Tensor
 from minigpt.config.schema import SampleConfig
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.model.cache import KVCache
+from minigpt.model.decode import MOST_ROWS, NativeDecoder
 from minigpt.model.gpt import GPT
 from minigpt.sampling.generate import Forward, Sample, generate
 from minigpt.sampling.prompt import encode_prompt
@@ -29,6 +30,7 @@ def write(
     prompts: Sequence[Sequence[int]],
     options: SampleConfig,
     *,
+    decoder: NativeDecoder | None = None,
     on_text: Callable[[str], None] | None = None,
 ) -> list[Text]:
     """Continue prompts with a model.
@@ -38,6 +40,7 @@ def write(
         tokenizer: the one it was trained with.
         prompts: token ids, at least one each (see `encode_prompt`).
         options: SampleConfig's sampling options.
+        decoder: the model's, for a faster step from token to token.
         on_text: called with each piece of text as it is made; for a single sample.
 
     Returns:
@@ -59,7 +62,7 @@ def write(
         return streams[index].stopped
 
     samples = generate(
-        gpt_forward(model),
+        gpt_forward(model, decoder),
         prompts,
         options,
         block_size=model.config.block_size,
@@ -108,11 +111,13 @@ def write_sample(
         model.train(training)
 
 
-def gpt_forward(model: GPT) -> Forward:
+def gpt_forward(model: GPT, decoder: NativeDecoder | None = None) -> Forward:
     """A GPT as the sampling loop wants it: only the last real position goes through the output layer."""
     device = model.token_embedding.weight.device
 
     def forward(tokens: Tensor, lengths: Sequence[int], cache: KVCache | None) -> Tensor:
+        if decoder is not None and cache is not None and tokens.shape[1] == 1 and len(lengths) <= MOST_ROWS:
+            return decoder(tokens, cache)
         hidden = model.hidden(tokens.to(device), cache=cache)  # (B, T, C)
         last = torch.tensor(lengths, device=device) - 1
         return model.logits(hidden[torch.arange(len(lengths), device=device), last])
@@ -122,13 +127,4 @@ def gpt_forward(model: GPT) -> Forward:
 
 def gpt_cache(model: GPT, rows: int) -> KVCache:
     """An empty KV cache for a GPT, in its dtype and on its device."""
-    config, weight = model.config, model.token_embedding.weight
-    return KVCache(
-        config.n_layer,
-        rows,
-        config.n_head,
-        block_size=config.block_size,
-        head_width=config.n_embd // config.n_head,
-        dtype=weight.dtype,
-        device=weight.device,
-    )
+    return KVCache.for_config(model.config, rows, like=model.token_embedding.weight)

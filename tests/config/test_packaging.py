@@ -43,7 +43,8 @@ def test_a_wheel_composes_without_the_checkout(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(installed)
     shutil.rmtree(source)
-    for kind, top, there in (("*.py", ROOT / "minigpt", "."), ("*.yaml", ROOT / "configs", "configs")):
+    places = (("*.py", "minigpt", "."), ("*.cpp", "minigpt", "."), ("*.yaml", "configs", "configs"))
+    for kind, top, there in ((kind, ROOT / top, there) for kind, top, there in places):
         wanted = {file.relative_to(top) for file in top.rglob(kind)}
         assert {
             file.relative_to(installed / "minigpt" / there) for file in (installed / "minigpt" / there).rglob(kind)

@@ -12,10 +12,13 @@ from minigpt.checkpoint.load import LoadedCheckpoint
 from minigpt.config.schema import ModelConfig, SampleConfig, TrainConfig
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.faults import UserFault
+from minigpt.model import decode
 from minigpt.model.gpt import GPT
+from minigpt.model.native import NoNativeCode, find_compiler
 from minigpt.sampling import command
 from minigpt.sampling.write import write
 
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 LETTERS = "\n abcdefé"
 
 
@@ -134,6 +137,36 @@ def test_the_dtype_is_the_one_asked_for(checkpoint):
         loaded = command.load(SampleConfig(checkpoint="runs/x", precision=precision, device="cpu"))
         assert {parameter.dtype for parameter in loaded.model.parameters()} == {dtype}
         assert not loaded.model.training
+
+
+@needs_compiler
+def test_the_native_step_changes_no_text(checkpoint, capsys):
+    for options in ({}, {"num_samples": 3}, {"precision": "int8"}, {"precision": "bf16"}):
+        out, err = run(capsys, prompt=["bad é"], compile="on", **options)
+        assert "not compiled" not in err
+        if options.get("precision") != "bf16":
+            assert out == run(capsys, prompt=["bad é"], compile="off", **options)[0]
+    rounded = command.load(SampleConfig(checkpoint="runs/x", precision="int8", device="cpu"))
+    weight = rounded.model.blocks[0].mlp.up.weight
+    steps = weight / weight.abs().amax(dim=1, keepdim=True) * 127
+    assert (steps - steps.round()).abs().max() < 1e-3
+
+
+def test_where_there_is_no_native_step_the_text_is_the_same_and_the_reason_said(checkpoint, capsys, monkeypatch):
+    def nothing():
+        raise NoNativeCode("no C++ compiler found")
+
+    usual = run(capsys, prompt=["bad é"])[0]
+    monkeypatch.setattr(decode, "library", nothing)
+    out, err = run(capsys, prompt=["bad é"])
+    assert out == usual
+    assert "a token's step is not compiled: no C++ compiler found" in err
+    with pytest.raises(UserFault, match=r"compile=on: no C\+\+ compiler found\. Use compile=auto"):
+        run(capsys, prompt=["bad é"], compile="on")
+    for options in ({"compile": "off"}, {"use_cache": False}):
+        out, err = run(capsys, prompt=["bad é"], **options)
+        assert out == usual
+        assert "compile" not in err
 
 
 def test_interactive_converses(checkpoint, capsys, monkeypatch, tmp_path):

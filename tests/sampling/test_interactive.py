@@ -79,7 +79,7 @@ def test_an_empty_line_starts_from_nothing(talk):
 
 
 def test_ctrl_c_stops_the_text_then_leaves(talk, monkeypatch):
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from minigpt.config.schema import ModelConfig, SampleConfig
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.faults import UserFault
+from minigpt.model.decode import native_decoder, round_to_int8
 from minigpt.model.gpt import GPT
+from minigpt.model.native import find_compiler
 from minigpt.sampling.generate import CachedReader, Reader
 from minigpt.sampling.write import gpt_cache, gpt_forward, write, write_sample
 
@@ -70,6 +72,19 @@ def test_batch_or_single_cached_or_not_the_text_is_the_same(dtype, temperature):
     assert together == [text for prompt in PROMPTS for text in texts(model, [prompt], **options)]
     if temperature:
         assert len(set(together)) == len(together)
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("num_samples", [1, 40])  # with four prompts: below MOST_ROWS and above
+def test_with_the_native_step_the_text_is_the_same_while_windows_move(int8, num_samples):
+    model = tiny_gpt(torch.float32)
+    if int8:
+        round_to_int8(model)
+    options = SampleConfig(max_new_tokens=40, temperature=1.0, num_samples=num_samples, repetition_penalty=1.2, seed=3)
+    plain = write(model, BYTE, PROMPTS, options)
+    native = write(model, BYTE, PROMPTS, options, decoder=native_decoder(model, int8=int8))
+    assert [text.text for text in native] == [text.text for text in plain]
 
 
 def test_streamed_pieces_are_the_text_and_the_text_is_the_tokens():

@@ -1,0 +1,94 @@
+"""Builds decode.cpp with the machine's own C++ compiler: once per machine, for its own instructions, in about 2 s."""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("decode.cpp")
+COMPILERS = ("c++", "g++", "clang++")
+FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC")
+# The best that the compiler takes: Apple's has no OpenMP, and some know -mcpu only.
+EXTRAS = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",), ())
+PATIENCE = 120  # seconds for a compiler
+
+
+class NoNativeCode(Exception):
+    """decode.cpp can't be had here; the text says why."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """decode.cpp, built if this machine has not built it before.
+
+    Raises:
+        NoNativeCode: no compiler, or it fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="minigpt-") as temporary:
+        try:
+            path = build(own_folder() or Path(temporary))
+            found = ctypes.CDLL(str(path))  # stays loaded when its file is gone
+        except (OSError, subprocess.SubprocessError) as error:
+            raise NoNativeCode(f"{type(error).__name__}: {error}") from None
+    found.minigpt_step.restype = ctypes.c_int
+    found.minigpt_step.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] + [ctypes.c_void_p] * 4
+    return found
+
+
+def own_folder() -> Path | None:
+    """Where a build is kept; None if that is not ours alone: code in it will be run."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minigpt"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+    except (OSError, RuntimeError):  # RuntimeError: no home
+        return None
+    ours = hasattr(os, "getuid") and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return folder if ours and os.access(folder, os.W_OK) else None
+
+
+def find_compiler() -> str | None:
+    """The C++ compiler: what CXX names, else the first of the usual ones."""
+    return next(filter(None, map(shutil.which, [os.environ.get("CXX", ""), *COMPILERS])), None)
+
+
+def build(folder: Path) -> Path:
+    """The library in this folder, compiled if it is not there.
+
+    Raises:
+        NoNativeCode: no compiler, or it fails.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        raise NoNativeCode(f"no C++ compiler found: none of {', '.join(COMPILERS)} is on PATH")
+    path = folder / f"decode-{fingerprint(compiler)}.so"
+    if path.exists():
+        return path
+    problem = ""
+    for extra in EXTRAS:
+        unfinished = path.with_suffix(f".{os.getpid()}.tmp")
+        command = [compiler, *FLAGS, *extra, str(SOURCE), "-o", str(unfinished)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+            if done.returncode == 0:
+                os.replace(unfinished, path)  # another process may have been as far: either file will do
+                return path
+        finally:
+            unfinished.unlink(missing_ok=True)
+        problem = problem or (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
+    raise NoNativeCode(f"{compiler} can't compile decode.cpp: {problem}")
+
+
+def fingerprint(compiler: str) -> str:
+    """What a build follows from: the source, the compiler, the flags and the processor."""
+    found = os.stat(compiler)
+    cpu = Path("/proc/cpuinfo")
+    lines = cpu.read_text(errors="replace").splitlines() if cpu.exists() else []
+    processor = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
+    facts = (os.path.realpath(compiler), found.st_mtime_ns, FLAGS, EXTRAS, platform.machine(), processor)
+    return hashlib.sha256(SOURCE.read_bytes() + repr(facts).encode()).hexdigest()[:20]
