@@ -119,10 +119,10 @@ class Driver:
             while True:
                 self.obey()
                 busy = self.fill_slots()
-                trials = self.ledger.trials()
                 for number in list(self.attempts):
                     self.look_at(number)
-                self.table.show(trials, list(self.attempts.values()))
+                if self.table.is_due():
+                    self.table.show(self.ledger.trials(), list(self.attempts.values()))
                 if not self.attempts and (self.ended or not busy):
                     break
                 time.sleep(POLL_SECONDS)
@@ -133,7 +133,7 @@ class Driver:
     def greet(self) -> None:
         """Say what is going to happen."""
         plan, trials = self.plan, self.ledger.trials()
-        done = sum(trial.finished for trial in trials)
+        done = self.table.done_before = sum(trial.finished for trial in trials)
         going_on = f", {done} done" if trials else ""
         self.table.say(
             f"Sweep      {plan.folder}: {plan.trials} trials of {', '.join(axis.key for axis in plan.axes)}{going_on}"
@@ -188,6 +188,8 @@ class Driver:
             for trial in trials:
                 if trial.state == RUNNING and trial.number not in here:
                     right = claim(self.lock_of(trial))
+                    if right is None and self.is_dying(trial):
+                        return None  # to begin another one now would make the order of trials a matter of luck
                     if right is None:
                         continue
                     now = self.ledger.trials()[trial.number]  # it may have ended between the look and the claim
@@ -208,13 +210,18 @@ class Driver:
         """Whoever holds it runs the trial."""
         return self.plan.folder / "locks" / trial.label
 
+    def is_dying(self, trial: Trial) -> bool:
+        """Whether a trial is held by the training of a driver that was killed, which is on its way out."""
+        machine, process = owner(self.lock_of(trial))
+        return machine == platform.node() and not is_alive(process)
+
     def may_be_left(self) -> bool:
         """Whether a trial of somebody else could yet fall to us: its driver is gone, or not known to be alive."""
         running = [trial for trial in self.ledger.trials() if trial.state == RUNNING]
         for trial in running:
-            machine, process = owner(self.lock_of(trial))
-            if machine == platform.node() and not is_alive(process):
-                return True  # its training is still on its way out
+            machine, _ = owner(self.lock_of(trial))
+            if self.is_dying(trial):
+                return True
             if machine not in ("", platform.node()):
                 if self.waiting_since is None:
                     self.waiting_since = time.monotonic()

@@ -14,6 +14,7 @@ from minigpt.sweep.space import text_of
 from minigpt.sweep.trial import COMPLETE, PRUNED, RUNNING, Trial, ranked, standard_error
 
 REDRAW_SECONDS = 0.5
+STATE_WIDTH = 24  # of a long state, so much is worth more than another setting
 
 
 class Table:
@@ -31,23 +32,24 @@ class Table:
         self.drawn = 0  # lines of the table that stand on the screen
         self.drawn_at = 0.0
         self.began = time.monotonic()
-        self.done_before: int | None = None
+        self.done_before = 0  # trials that had a result when this worker began
 
     def say(self, text: str) -> None:
         """A line that stays, above the table."""
         self._write(self._clear() + text + "\n")
         self.drawn_at = 0.0
 
-    def show(self, trials: Sequence[Trial], attempts: Sequence[Attempt], *, at_once: bool = False) -> None:
-        """Redraw, if there is a terminal and it is time."""
-        if self.done_before is None:
-            self.done_before = sum(trial.finished for trial in trials)
-        if self.in_place and (at_once or time.monotonic() > self.drawn_at + REDRAW_SECONDS):
-            size = shutil.get_terminal_size()
-            lines = self.lines(trials, attempts, rows=max(4, size.lines - 4))
-            lines = [line[: size.columns - 1] for line in lines]
-            self._write(self._clear() + "".join(line + "\n" for line in lines))
-            self.drawn, self.drawn_at = len(lines), time.monotonic()
+    def is_due(self) -> bool:
+        """Whether there is a terminal, and it is time to redraw."""
+        return self.in_place and time.monotonic() > self.drawn_at + REDRAW_SECONDS
+
+    def show(self, trials: Sequence[Trial], attempts: Sequence[Attempt]) -> None:
+        """Redraw in place, as wide as the terminal is."""
+        size = shutil.get_terminal_size()
+        lines = self.lines(trials, attempts, rows=max(4, size.lines - 4), width=size.columns - 1)
+        lines = [line[: size.columns - 1] for line in lines]
+        self._write(self._clear() + "".join(line + "\n" for line in lines))
+        self.drawn, self.drawn_at = len(lines), time.monotonic()
 
     def close(self, trials: Sequence[Trial]) -> None:
         """The table as it stays, wherever it is shown."""
@@ -55,18 +57,24 @@ class Table:
         self._write(self._clear() + "".join(line + "\n" for line in lines))
         self.drawn = 0
 
-    def lines(self, trials: Sequence[Trial], attempts: Sequence[Attempt], *, rows: int) -> list[str]:
-        """The table: running trials first, then the others by rank."""
+    def lines(
+        self, trials: Sequence[Trial], attempts: Sequence[Attempt], *, rows: int, width: int = 10_000
+    ) -> list[str]:
+        """The table: running trials first, then the others by rank. What it has no room for are settings."""
         here = {attempt.trial.number: attempt for attempt in attempts}
         order = ranked(list(trials))
         ranks = {trial.number: rank for rank, trial in enumerate(order, start=1) if trial.state == COMPLETE}
         shown = [trial for trial in order if trial.state == RUNNING] + [trial for trial in order if trial.finished]
         keys = [axis.key for axis in self.plan.axes]
-        heads = ["rank", "trial", self.plan.config.sweep.metric, *keys, "tok/s", "state"]
+        heads = ["rank", "trial", self.plan.config.sweep.metric, *short_names(keys), "tok/s", "state"]
         cells = [heads]
         for trial in shown[:rows]:
             cells.append(self.cells(trial, ranks.get(trial.number), here.get(trial.number)))
         widths = [max(len(row[place]) for row in cells) for place in range(len(heads))]
+        while len(heads) > 5 and sum(widths[:-1]) + 2 * len(widths) + min(widths[-1], STATE_WIDTH) > width:
+            del widths[-3]  # the last setting
+            for row in cells:
+                del row[-3]
         lines = [
             "  ".join(
                 cell.ljust(width) if place == len(heads) - 1 else cell.rjust(width)
@@ -109,7 +117,7 @@ class Table:
         for state in (PRUNED, "failed"):
             count = sum(trial.state == state for trial in trials)
             parts += [f"{count} {state}"] if count else []
-        new = done - (self.done_before or 0)
+        new = done - self.done_before
         left = self.plan.trials - done
         if new > 0 and left > 0:
             parts.append(f"ETA {duration((time.monotonic() - self.began) / new * left)}")
@@ -126,6 +134,12 @@ class Table:
             self.stream.flush()
         except (OSError, ValueError):
             self.in_place = False
+
+
+def short_names(keys: Sequence[str]) -> list[str]:
+    """The last part of each name, where no other ends alike."""
+    last = [key.rpartition(".")[2] for key in keys]
+    return [short if last.count(short) == 1 else key for key, short in zip(keys, last, strict=True)]
 
 
 def value_text(value: float | None, facts: Mapping[str, Any]) -> str:

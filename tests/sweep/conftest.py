@@ -38,6 +38,7 @@ class StubSweep:
         text = folder.parent / "text.txt"
         text.write_text("how much wood would a woodchuck chuck if " * 30)
         self.path = folder / "sweep"
+        self.hold = folder / "hold"  # while it is there, trainings of started sweeps wait at step 4
         where = [f"data.source={text}", f"data.dir={folder.parent / 'data'}", f"sweep.dir={self.path}"]
         self.arguments = [*SHARED, *where, *settings]
 
@@ -51,9 +52,8 @@ class StubSweep:
     def start(self, *extra: str, **variables: str) -> subprocess.Popen:
         """A process of its own."""
         command = [sys.executable, str(HERE / "sweep_with_stub.py"), *self.arguments, *extra]
-        return subprocess.Popen(
-            command, env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        variables = {**os.environ, "STUB_HOLD": str(self.hold), **variables}
+        return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def trials(self) -> list[Trial]:
         plan = self.plan()

@@ -1,6 +1,7 @@
 """Stands in for scripts/train.py: the same run directory, stops and exit codes, and no torch, so that it takes no time.
 
-Its loss follows from optimizer.lr and the step. model.n_layer chooses an accident.
+Its loss follows from optimizer.lr and the step. model.n_layer chooses an accident. While the file $STUB_HOLD is there,
+it waits at step 4 for a request to stop.
 """
 
 import fcntl
@@ -36,12 +37,16 @@ def train(run: Path, given: dict[str, str]) -> int:
     (run / "rows.tmp").write_text("".join(json.dumps(row) + "\n" for row in rows if row["step"] <= done))
     os.replace(run / "rows.tmp", metrics)
     for step in range(done + 1, STEPS + 1):
-        time.sleep(float(os.environ.get("STUB_STEP_SECONDS", "0.005")))
+        time.sleep(float(os.environ.get("STUB_STEP_SECONDS", "0.002")))
         accident = ACCIDENTS.get(int(given.get("model.n_layer", "1"))) if step == STEPS // 2 else None
         if accident:
             happen(accident, run)
         with open(metrics, "a") as file:
             file.write(json.dumps(row_of(step, given)) + "\n")
+        while (
+            step == 4 and os.path.exists(os.environ.get("STUB_HOLD", "")) and not asked and not (run / "STOP").exists()
+        ):
+            time.sleep(0.01)
         stopped = bool(asked) or (run / "STOP").exists()
         if stopped or step % CHECKPOINT_EVERY == 0:
             (run / "checkpoint.tmp").write_text(str(step))
@@ -49,6 +54,7 @@ def train(run: Path, given: dict[str, str]) -> int:
         if stopped:
             (run / "STOP").unlink(missing_ok=True)
             note(run.parent, f"stop {run.name}")
+            time.sleep(float(os.environ.get("STUB_STOP_SECONDS", "0")))  # as a large checkpoint takes
             return 75
     note(run.parent, f"end {run.name}")
     return 0

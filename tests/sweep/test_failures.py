@@ -160,7 +160,8 @@ def test_a_signal_stops_each_trial_with_a_checkpoint_and_the_same_command_goes_o
     from .conftest import wait_until
 
     long = sweep(tmp_path / "one", LR, "search.sampler=random", "trials=3", "workers=2")
-    process = long.start(STUB_STEP_SECONDS="0.5")
+    long.hold.touch()
+    process = long.start()
     runs = [long.path / "trials" / name / "metrics.jsonl" for name in ("0000", "0001")]
     wait_until(lambda: all(run.exists() and run.read_text() for run in runs), process)
     process.send_signal(signal.SIGINT)
@@ -168,6 +169,7 @@ def test_a_signal_stops_each_trial_with_a_checkpoint_and_the_same_command_goes_o
     assert process.returncode == 75, said
     assert "Stopped, each trial with a checkpoint. The same command continues the sweep." in said
     assert long.states() == ["running"] * 2
+    long.hold.unlink()
     assert all((run.parent / "checkpoint.json").exists() for run in runs)
     assert {line for line in long.log() if line.startswith("stop")} == {"stop 0000", "stop 0001"}
     long()

@@ -132,22 +132,33 @@ def test_a_terminal_is_redrawn_in_place(plan, monkeypatch):
     trials = made_up(plan, 20)
     screen = Terminal()
     table = Table(plan, screen)
-    table.show(trials, [], at_once=True)
+    assert table.is_due()
+    table.show(trials, [])
     drawn = screen.getvalue()
     assert all(len(line) < 90 for line in drawn.splitlines())
     lines = drawn.count("\n")
     assert lines <= 14
+    assert drawn.splitlines()[0].endswith("tok/s  state")
+    assert "lr" in drawn.splitlines()[0].split()
     table.say("news")
     assert f"\x1b[{lines}A\x1b[J" in screen.getvalue()[len(drawn) :]
     assert "20 of 200 trials, 5 pruned, 5 failed" in drawn
+
+
+def test_a_narrow_terminal_shows_fewer_settings(plan, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    screen = Terminal()
+    Table(plan, screen).show(made_up(plan, 6), [])
+    heads = screen.getvalue().splitlines()[0].split()
+    assert heads[-2:] == ["tok/s", "state"]
+    assert heads[:4] == ["rank", "trial", "val/loss", "lr"] or len(heads) == 5
 
 
 def test_without_a_terminal_there_are_plain_lines_only(plan):
     screen = io.StringIO()
     table = Table(plan, screen)
     trials = made_up(plan, 4)
-    table.show(trials, [], at_once=True)
-    assert screen.getvalue() == ""
+    assert not table.is_due()
     table.say("news")
     table.close(trials)
     assert "\x1b" not in screen.getvalue()

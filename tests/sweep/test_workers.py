@@ -97,7 +97,8 @@ def test_each_trial_gets_its_slots_threads(sweep, tmp_path):
 
 def test_the_slurm_script_is_a_worker_that_passes_signals_on(sweep, tmp_path):
     job = sweep(tmp_path / "one", LR, "search.sampler=random", "trials=2")
-    process = job.start(STUB_STEP_SECONDS="0.3")
+    job.hold.touch()
+    process = job.start()
     script = job.path / "sweep.sbatch"
     wait_until(script.exists, process)
     process.send_signal(signal.SIGTERM)
@@ -112,7 +113,7 @@ def test_the_slurm_script_is_a_worker_that_passes_signals_on(sweep, tmp_path):
     began = len(job.log())
     worker = subprocess.Popen(
         ["bash", str(tmp_path / "job.sh")],
-        env={**os.environ, "STUB_STEP_SECONDS": "0.3"},
+        env={**os.environ, "STUB_HOLD": str(job.hold)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -1,0 +1,76 @@
+"""Trial W2 with real trainings: a sweep that is killed again and again ends with the table of one that was not."""
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from minigpt.training.metrics import read_rows
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
+SCRIPT = Path(__file__).parents[2] / "scripts" / "sweep.py"
+KILLS = 12
+SPACE = (
+    """search.space={"optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": true}, "model.n_layer": {"choices": [1, 2]}}"""
+)
+SWEEP = [
+    SPACE, "trials=8", "search.startup_trials=3", "search.pruner=median", "trainer.max_steps=200",
+    "logger.every_steps=5", "samples.every_steps=0", "validate.every_steps=20", "checkpoint.every_steps=10",
+]  # fmt: skip
+LEFT_OUT = ("samples.", "logger.", "validate.", "checkpoint.", "run.dir=")
+
+
+def command(place, folder: Path) -> list[str]:
+    shared = [setting for setting in place.arguments("unused") if not setting.startswith(LEFT_OUT)]
+    return [sys.executable, str(SCRIPT), *SWEEP, *shared, f"sweep.dir={folder / 'sweep'}"]
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    with open(folder / "sweep" / "leaderboard.csv", newline="") as file:
+        return [{key: text for key, text in row.items() if key != "run.dir"} for row in csv.DictReader(file)]
+
+
+def finished(folder: Path) -> dict[str, int]:
+    """Trials that have a result -> how often their training was begun or continued."""
+    try:
+        trials = json.loads((folder / "sweep" / "summary.json").read_text())["trials"]
+    except FileNotFoundError:
+        return {}
+    return {trial["run.dir"]: starts(Path(trial["run.dir"])) for trial in trials if trial["state"] != "running"}
+
+
+def starts(run: Path) -> int:
+    return sum(row["event"] in ("began", "continued") for row in read_rows(run / "events.jsonl"))
+
+
+def test_w2_a_sweep_of_real_trainings_killed_again_and_again(place):
+    began = time.perf_counter()
+    straight, killed = place.folder / "straight", place.folder / "killed"
+    done = subprocess.run(command(place, straight), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    seconds = time.perf_counter() - began
+    moments, kills = random.Random(2), 0
+    for _ in range(KILLS):
+        before = finished(killed)
+        process = subprocess.Popen(
+            command(place, killed), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        time.sleep(2 + moments.random() * 2 * seconds / KILLS)
+        kills += process.poll() is None
+        os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
+        process.wait()
+        assert all(starts(Path(run)) == count for run, count in before.items()), "a finished trial was run again"
+    done = subprocess.run(command(place, killed), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert table(killed) == table(straight)
+    continued = sum(starts(run) - 1 for run in (killed / "sweep" / "trials").iterdir())
+    print(f"\nkilled {kills} times, trainings continued {continued} times; {[row['state'] for row in table(straight)]}")
+    assert kills >= KILLS // 2
+    assert continued > 0
