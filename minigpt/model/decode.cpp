@@ -183,6 +183,20 @@ void normalise(const Norm& norm, const float* x, float* y, int C, int B, double 
     }
 }
 
+// A query or key of rotary attention, in place: normalised, then turned. `angles` are cosines, then sines.
+void turn(float* x, const float* angles, int D) {
+    float total = 0, square = 0;
+    for (int d = 0; d < D; d++) total += x[d];
+    const float mean = total / D;
+    for (int d = 0; d < D; d++) square += (x[d] - mean) * (x[d] - mean);
+    const float factor = 1.0f / std::sqrt(square / D + 1e-5f);
+    for (int d = 0; d < D / 2; d++) {
+        const float first = (x[d] - mean) * factor, second = (x[d + D / 2] - mean) * factor;
+        x[d] = first * angles[d] - second * angles[d + D / 2];
+        x[d + D / 2] = first * angles[d + D / 2] + second * angles[d];
+    }
+}
+
 // One head of one row: append the new key and value, then attend to all.
 template <class S>
 void attend(const float* q, const float* k, const float* v, S* keys, S* values, int past, int D, float* scores, float* out) {
@@ -214,7 +228,8 @@ void attend(const float* q, const float* k, const float* v, S* keys, S* values, 
     }
 }
 
-struct Model { const void* token; const float *token_scale, *position; Norm final_norm; const Layer* layers; };
+// Either positions are added to the embeddings (block, C), or angles turn queries and keys (block, D); the other is null.
+struct Model { const void* token; const float *token_scale, *position, *angles; Norm final_norm; const Layer* layers; };
 
 template <class W, class S>
 void step(const Sizes& z, const Model& model, const int64_t* tokens, const int64_t* lengths, int B, S* keys, S* values,
@@ -226,7 +241,9 @@ void step(const Sizes& z, const Model& model, const int64_t* tokens, const int64
     for (int b = share.from(B); b < share.to(B); b++) {
         const W* token = static_cast<const W*>(model.token) + size_t(tokens[b]) * Cp;
         const float scale = model.token_scale ? model.token_scale[tokens[b]] : 1.0f;
-        for (int i = 0; i < C; i++) x[size_t(b) * Cp + i] = value(token[i]) * scale + model.position[lengths[b] * C + i];
+        for (int i = 0; i < C; i++) {
+            x[size_t(b) * Cp + i] = value(token[i]) * scale + (model.position ? model.position[lengths[b] * C + i] : 0.0f);
+        }
     }
     share.wait();
     for (int l = 0; l < z.layers; l++) {
@@ -236,7 +253,8 @@ void step(const Sizes& z, const Model& model, const int64_t* tokens, const int64
         share.wait();
         for (int i = share.from(B * H); i < share.to(B * H); i++) {
             const int b = i / H, head = i % H;
-            const float* q = qkv + size_t(b) * 3 * C + head * D;
+            float* q = qkv + size_t(b) * 3 * C + head * D;
+            if (model.angles) { turn(q, model.angles + lengths[b] * D, D); turn(q + C, model.angles + lengths[b] * D, D); }
             const size_t at = ((size_t(l) * B + b) * H + head) * z.block * D;
             attend(q, q + C, q + 2 * C, keys + at, values + at, int(lengths[b]), D, scores.data(), mixed + size_t(b) * Cp + head * D);
         }

@@ -12,6 +12,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from minigpt.attention.rotary import rotate
 from minigpt.config.schema import ModelConfig
 from minigpt.model.cache import KVCache
 from minigpt.model.gpt import GPT
@@ -21,7 +22,9 @@ MOST_ROWS = 64  # a larger batch is matrix products, which torch's own kernels d
 MOST_THREADS = 16  # they wait for each other seven times per layer
 STEP = 64  # inputs are padded to so many values (decode.cpp)
 # Fields of ModelConfig that decode.cpp follows; any other must have its default, which is GPT-2's.
-KNOWN = {"n_layer", "n_head", "n_embd", "block_size", "dropout", "bias", "activation", "checkpoint_activations"}
+KNOWN = {"n_layer", "n_head", "n_embd", "block_size", "dropout", "bias", "checkpoint_activations"}
+KNOWN |= {"activation", "attention"}
+ATTENTIONS = {"softmax", "rotary"}
 ACTIVATIONS = {"gelu_tanh": 0, "gelu": 1, "relu_squared": 2}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}  # of the trial, relative; bf16's is the plain model's own error
@@ -63,6 +66,7 @@ class NativeDecoder:
             layers += [*self.linear(f"{block}.mlp.up"), *self.linear(f"{block}.mlp.down")]
         self.layers = (ctypes.c_void_p * len(layers))(*layers)
         whole = [*self.matrix("token_embedding.weight"), self.vector("position_embedding.weight")]
+        whole += [self.keep(angles(self.config)) if self.config.attention == "rotary" else None]
         whole += [*self.norm("final_norm"), ctypes.addressof(self.layers)]
         self.model = (ctypes.c_void_p * len(whole))(*whole)
         self.eps = model.final_norm.eps
@@ -147,6 +151,13 @@ class NativeDecoder:
         )
 
 
+def angles(config: ModelConfig) -> Tensor:
+    """(block_size, D): how far rotary attention turns at each position, cosines, then sines."""
+    half = config.n_embd // config.n_head // 2
+    along = torch.cat([torch.ones(half), torch.zeros(half)])
+    return rotate(along.expand(config.block_size, -1), torch.arange(config.block_size))
+
+
 def padded(n: int) -> int:
     """n, rounded up as decode.cpp does."""
     return math.ceil(n / STEP) * STEP
@@ -193,15 +204,15 @@ def native_decoder(model: GPT, *, int8: bool = False) -> NativeDecoder:
 
 
 def why_not(model: GPT) -> str:
-    """Why decode.cpp can't compute this model; empty if it can. It knows GPT-2's architecture and no other."""
+    """Why decode.cpp can't compute this model; empty if it can. It knows GPT-2's architecture and a few variants."""
     weight, config = model.token_embedding.weight, model.config
     if weight.device.type != "cpu" or weight.dtype not in TOLERANCE:
         return f"decode.cpp is for the CPU, in fp32, bf16 or int8; got {weight.device.type} and {weight.dtype}"
     for field in dataclasses.fields(ModelConfig):
         if field.name not in KNOWN and getattr(config, field.name) != field.default:
             return f"decode.cpp does not know model.{field.name}={getattr(config, field.name)}"
-    if config.activation not in ACTIVATIONS:
-        return f"decode.cpp does not know model.activation={config.activation}"
+    if config.activation not in ACTIVATIONS or config.attention not in ATTENTIONS:
+        return f"decode.cpp does not know model.activation={config.activation} model.attention={config.attention}"
     with torch.device("meta"):
         plain = GPT(ModelConfig(**{name: getattr(config, name) for name in KNOWN}), model.vocab_size)
     if shapes(model) != shapes(plain):

@@ -58,10 +58,11 @@ def apart(decoder, model, prompts, steps):
 
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu"])
+@pytest.mark.parametrize("activation", decode.ACTIVATIONS)
+@pytest.mark.parametrize("attention", sorted(decode.ATTENTIONS))
 @torch.inference_mode()
-def test_the_native_step_is_the_models(sizes, bias, activation):
-    model = gpt(bias=bias, activation=activation, **sizes)
+def test_the_native_step_is_the_models(sizes, bias, activation, attention):
+    model = gpt(bias=bias, activation=activation, attention=attention, **sizes)
     logits, held = apart(native_decoder(model), model, [[3, 1, 4]], BLOCK_SIZE - 3)
     assert logits < 1e-5
     assert held < 1e-4
