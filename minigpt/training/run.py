@@ -133,6 +133,7 @@ def train_from(
     choices = settle_choices(run, config, hardware, prepared)
     processes.agree("choices", asdict(choices))
     torch.set_num_threads(choices.threads)
+    torch.set_float32_matmul_precision(choices.float32_products)
     keep_freed_memory()
     torch.manual_seed(fold(config.seed))
     gpt = GPT(config.model, prepared.tokenizer.vocab_size, kernel=choices.attention_kernel)

@@ -1,11 +1,14 @@
 """Automatic choices: pure functions of config and hardware."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from minigpt.config.schema import ModelConfig, TrainConfig, TrainerConfig
 from minigpt.model.gpt import GPT
+from minigpt.training import hardware
 from minigpt.training.hardware import Hardware, choose, flops_per_token, peak_flops
 
 CPU = Hardware("cpu", "x86_64 CPU", cores=2, bf16=True, memory_bytes=8 << 30)
@@ -19,6 +22,33 @@ def test_what_is_left_to_us_follows_from_the_hardware():
     assert (on_gpu.precision, on_gpu.compile, on_gpu.attention_kernel) == ("bf16", True, "fused")
     slow = Hardware("cpu", "old CPU", cores=2, bf16=False, memory_bytes=8 << 30)
     assert choose(config, slow, 65).precision == "fp32"
+
+
+def test_fp32_products_go_where_they_are_fast_only_if_they_stay_exact(monkeypatch):
+    config = TrainConfig(batch_tokens=2048, model=ModelConfig(block_size=64))
+    assert choose(config, replace(CPU, onednn_fp32=True), 65).float32_products == "medium"
+    assert choose(config, CPU, 65).float32_products == "highest"
+    for vendor, exact, wanted in (("AuthenticAMD", True, True), ("AuthenticAMD", False, False), ("Intel", True, False)):
+        monkeypatch.setattr(hardware, "_vendor", lambda vendor=vendor: vendor)
+        monkeypatch.setattr(hardware, "medium_is_exact", lambda exact=exact: exact)
+        assert hardware.probe("cpu").onednn_fp32 == wanted
+
+
+def test_the_trial_of_products_tells_rounding_from_none_and_leaves_no_trace():
+    before = torch.get_float32_matmul_precision()
+    assert hardware.medium_is_exact() == (relative_error("medium") < 1e-6)
+    assert relative_error("highest") < 1e-6
+    assert torch.get_float32_matmul_precision() == before
+
+
+def relative_error(precision: str) -> float:
+    a, b = torch.randn(300, 200, generator=torch.Generator().manual_seed(3)), torch.ones(200, 100) / 3
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        return float((a @ b - a.double() @ b.double()).norm() / (a.double() @ b.double()).norm())
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_what_the_config_says_is_kept():
