@@ -16,12 +16,12 @@ from minigpt.training.metrics import read_rows
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 SCRIPT = Path(__file__).parents[2] / "scripts" / "sweep.py"
-KILLS = 12
+KILLS = 8
 SPACE = (
     """search.space={"optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": true}, "model.n_layer": {"choices": [1, 2]}}"""
 )
 SWEEP = [
-    SPACE, "trials=8", "search.startup_trials=3", "search.pruner=median", "trainer.max_steps=200",
+    SPACE, "trials=6", "search.startup_trials=3", "search.pruner=median", "trainer.max_steps=120",
     "logger.every_steps=5", "samples.every_steps=0", "validate.every_steps=20", "checkpoint.every_steps=10",
 ]  # fmt: skip
 LEFT_OUT = ("samples.", "logger.", "validate.", "checkpoint.", "run.dir=")

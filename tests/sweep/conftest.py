@@ -20,7 +20,7 @@ from minigpt.sweep.trial import Trial
 
 HERE = Path(__file__).parent
 STUB = [sys.executable, "-I", "-S", str(HERE / "stub_train.py")]
-GIVE_UP_SECONDS = 100.0
+GIVE_UP_SECONDS = 200.0
 
 LR = """search.space={"optimizer.lr": {"low": 1e-5, "high": 1, "log": true}}"""
 LAYERS = """search.space={"model.n_layer": {"low": 1, "high": 8}}"""

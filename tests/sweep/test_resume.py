@@ -11,6 +11,8 @@ from minigpt.sweep.ledger import mend
 
 from .conftest import LR, kill, wait_until
 
+pytestmark = pytest.mark.timeout(400)  # a crowded machine is no failure
+
 SEARCH = [LR, "trials=9", "search.startup_trials=3", "search.pruner=median"]
 
 

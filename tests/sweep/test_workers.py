@@ -16,13 +16,15 @@ from minigpt.sweep.slots import note_on_slots, share_out
 
 from .conftest import HERE, LR, wait_until
 
+pytestmark = pytest.mark.timeout(400)  # a crowded machine is no failure
+
 
 @pytest.mark.parametrize("storage", ["journal", "sqlite"])
 def test_who_runs_the_same_command_joins(sweep, tmp_path, storage):
     url = [f"sweep.storage=sqlite:///{tmp_path}/all.db"] if storage == "sqlite" else []
     shared = sweep(tmp_path / "one", LR, "search.sampler=random", "trials=6", *url)
     processes = [shared.start(STUB_STEP_SECONDS="0.02") for _ in range(2)]
-    said = [process.communicate(timeout=100)[0] for process in processes]
+    said = [process.communicate(timeout=200)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
     assert shared.states() == ["complete"] * 6
     counts = Counter(line for line in shared.log() if line.startswith("start"))
@@ -102,7 +104,7 @@ def test_the_slurm_script_is_a_worker_that_passes_signals_on(sweep, tmp_path):
     script = job.path / "sweep.sbatch"
     wait_until(script.exists, process)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=100)
+    process.communicate(timeout=200)
     text = script.read_text()
     assert "#SBATCH --array=0-1\n" in text
     assert "#SBATCH --signal=B:USR1@120\n" in text
@@ -120,7 +122,7 @@ def test_the_slurm_script_is_a_worker_that_passes_signals_on(sweep, tmp_path):
     )
     wait_until(lambda: len(job.log()) > began, worker)
     worker.send_signal(signal.SIGUSR1)
-    said, _ = worker.communicate(timeout=100)
+    said, _ = worker.communicate(timeout=200)
     assert worker.returncode == 75, said
     assert "The same command continues the sweep" in said
     assert sys.executable in text
