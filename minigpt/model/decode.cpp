@@ -101,25 +101,36 @@ void activate(float* x, int n, int kind) {  // n is a multiple of LANES
     }
 }
 
-// One output for NB rows at once: its weights w against the rows x, x + stride, ...
-template <int NB, class W>
-inline void dot(const W* w, const float* x, int stride, int K, float* out) {
-    constexpr int U = NB == 1 ? 4 : 2;
-    vec sums[NB][U] = {};
-    for (int k = 0; k < K; k += STEP) {
-        const char* next = reinterpret_cast<const char*>(w + k) + AHEAD;
-        for (size_t byte = 0; byte < STEP * sizeof(W); byte += 64) __builtin_prefetch(next + byte);
+// R outputs for B rows at once: weights w, w + stride, ... against inputs x, x + stride, ... What is loaded is used
+// B or R times; a single row is bound by memory and takes the weights in one stream.
+template <int R, int B, class W>
+inline void dot(const W* w, const float* x, int stride, float out[R][B]) {
+    constexpr int U = R * B == 1 ? 4 : R * B <= 4 ? 2 : 1;  // sums side by side, each addition waits for the one before
+    vec sums[R][B][U] = {};
+    for (int k = 0; k < stride; k += STEP) {
+        for (int r = 0; r < R; r++) {
+            const char* next = reinterpret_cast<const char*>(w + size_t(r) * stride + k) + AHEAD;
+            for (size_t byte = 0; byte < STEP * sizeof(W); byte += 64) __builtin_prefetch(next + byte);
+        }
 #pragma GCC unroll 4
         for (int j = 0; j < STEP; j += LANES) {
-            vec weights = load(w + k + j);
-#pragma GCC unroll 8
-            for (int b = 0; b < NB; b++) sums[b][j / LANES % U] += weights * load(x + b * stride + k + j);
+            vec inputs[B];
+#pragma GCC unroll 4
+            for (int b = 0; b < B; b++) inputs[b] = load(x + size_t(b) * stride + k + j);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) {
+                vec weights = load(w + size_t(r) * stride + k + j);
+#pragma GCC unroll 4
+                for (int b = 0; b < B; b++) sums[r][b][j / LANES % U] += weights * inputs[b];
+            }
         }
     }
-    for (int b = 0; b < NB; b++) {
-        vec s = sums[b][0];
-        for (int u = 1; u < U; u++) s += sums[b][u];
-        out[b] = sum(s);
+    for (int r = 0; r < R; r++) {
+        for (int b = 0; b < B; b++) {
+            vec s = sums[r][b][0];
+            for (int u = 1; u < U; u++) s += sums[r][b][u];
+            out[r][b] = sum(s);
+        }
     }
 }
 
@@ -144,27 +155,36 @@ struct Share {  // of the work: this thread's, and how to wait for the others
 
 inline int padded(int n) { return (n + STEP - 1) / STEP * STEP; }
 
-// y = x w^T + b for B rows, this thread's outputs only; added to y instead if ADD.
+// R outputs from n on of y = x w^T + bias for `rows` rows, B at a time; added to y instead if ADD.
+template <bool ADD, int R, int B, class W>
+void outputs(const Linear& linear, int n, const float* x, int stride, float* y, int stride_y, int rows) {
+    float out[R][B];
+    for (int b = 0; b < rows; b += B) {
+        dot<R, B>(static_cast<const W*>(linear.weight) + size_t(n) * stride, x + size_t(b) * stride, stride, out);
+        for (int r = 0; r < R; r++) {
+            const float scale = linear.scale ? linear.scale[n + r] : 1.0f, bias = linear.bias ? linear.bias[n + r] : 0.0f;
+            for (int i = 0; i < B; i++) {
+                float* at = y + size_t(b + i) * stride_y + n + r;
+                *at = out[r][i] * scale + bias + (ADD ? *at : 0.0f);
+            }
+        }
+    }
+}
+
+// All of this thread's outputs, for B rows.
 template <bool ADD, class W>
 void apply(const Linear& linear, const float* x, int K, float* y, int stride_y, int N, int B, Share share) {
-    const int stride = padded(K);
-    const W* weight = static_cast<const W*>(linear.weight);
-    float out[8];
-    for (int n = share.from(N); n < share.to(N); n++) {
-        const W* w = weight + size_t(n) * stride;
-        const float scale = linear.scale ? linear.scale[n] : 1.0f, bias = linear.bias ? linear.bias[n] : 0.0f;
-        for (int b = 0; b < B;) {
-            const float* rows = x + size_t(b) * stride;
-            int done = B - b >= 8 ? 8 : B - b >= 4 ? 4 : B - b >= 2 ? 2 : 1;
-            if (done == 8) dot<8>(w, rows, stride, stride, out);
-            else if (done == 4) dot<4>(w, rows, stride, stride, out);
-            else if (done == 2) dot<2>(w, rows, stride, stride, out);
-            else dot<1>(w, rows, stride, stride, out);
-            for (int i = 0; i < done; i++) {
-                float* at = y + size_t(b + i) * stride_y + n;
-                *at = out[i] * scale + bias + (ADD ? *at : 0.0f);
-            }
-            b += done;
+    const int stride = padded(K), fours = B / 4 * 4, end = share.to(N);
+    const float* rest = x + size_t(fours) * stride;
+    float* y_rest = y + size_t(fours) * stride_y;
+    for (int n = share.from(N); n < end;) {
+        if (B > 1 && n + 4 <= end) {
+            outputs<ADD, 4, 4, W>(linear, n, x, stride, y, stride_y, fours);
+            outputs<ADD, 4, 1, W>(linear, n, rest, stride, y_rest, stride_y, B - fours);
+            n += 4;
+        } else {
+            outputs<ADD, 1, 1, W>(linear, n, x, stride, y, stride_y, B);
+            n += 1;
         }
     }
 }

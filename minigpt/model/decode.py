@@ -18,7 +18,7 @@ from minigpt.model.cache import KVCache
 from minigpt.model.gpt import GPT
 from minigpt.model.native import NoNativeCode, library
 
-MOST_ROWS = 64  # a larger batch is matrix products, which torch's own kernels do better
+MOST_ROWS = 32  # a larger batch is matrix products, which torch's own kernels do as well
 MOST_THREADS = 16  # they wait for each other seven times per layer
 STEP = 64  # inputs are padded to so many values (decode.cpp)
 # Fields of ModelConfig that decode.cpp follows; any other must have its default, which is GPT-2's.
