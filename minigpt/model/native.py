@@ -22,19 +22,29 @@ class NoNativeCode(Exception):
     """decode.cpp can't be had here; the text says why."""
 
 
-@functools.cache
 def library() -> ctypes.CDLL:
     """decode.cpp, built if this machine has not built it before.
 
     Raises:
         NoNativeCode: no compiler, or it fails.
     """
+    found = first_try()
+    if isinstance(found, str):
+        raise NoNativeCode(found)
+    return found
+
+
+@functools.cache
+def first_try() -> ctypes.CDLL | str:
+    """The library or why it can't be had. A process tries once."""
     with tempfile.TemporaryDirectory(prefix="minigpt-") as temporary:
         try:
             path = build(own_folder() or Path(temporary))
             found = ctypes.CDLL(str(path))  # stays loaded when its file is gone
+        except NoNativeCode as reason:
+            return str(reason)
         except (OSError, subprocess.SubprocessError) as error:
-            raise NoNativeCode(f"{type(error).__name__}: {error}") from None
+            return f"{type(error).__name__}: {error}"
     found.minigpt_step.restype = ctypes.c_int
     found.minigpt_step.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] + [ctypes.c_void_p] * 4
     return found

@@ -1,6 +1,7 @@
 """Memory. One full micro-batch is tried before step 1: what does not fit is cut smaller, with the same mathematics."""
 
 import ctypes
+import functools
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from minigpt.training.hardware import Choices
 from minigpt.training.module import autocast, next_token_loss
 
 
+@functools.cache  # it holds for as long as the process lives
 def keep_freed_memory() -> None:
     """Let the C library keep what is freed, for the next step, instead of giving it back to the system.
 

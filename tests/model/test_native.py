@@ -9,6 +9,14 @@ from minigpt.model import native
 from minigpt.model.native import NoNativeCode, build, find_compiler, library, own_folder
 
 
+@pytest.fixture(autouse=True)
+def first_try():
+    """A process tries once; here each test is the first."""
+    native.first_try.cache_clear()
+    yield
+    native.first_try.cache_clear()
+
+
 @pytest.fixture
 def cache_home(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -75,13 +83,21 @@ def test_a_compiler_that_hangs_is_given_up(compiler, cache_home, monkeypatch):
     compiler("exec sleep 60")
     monkeypatch.setattr(native, "PATIENCE", 0.2)
     with pytest.raises(NoNativeCode, match="TimeoutExpired"):
-        library.__wrapped__()
+        library()
 
 
 def test_a_file_that_is_no_library_is_named(compiler, cache_home):
     compiler(HONEST)
     with pytest.raises(NoNativeCode, match="OSError"):
-        library.__wrapped__()
+        library()
+
+
+def test_a_process_tries_once(compiler, cache_home):
+    path = compiler('echo called >> "$0.log"; exit 1')
+    for _ in range(2):
+        with pytest.raises(NoNativeCode, match="exit code 1"):
+            library()
+    assert path.with_suffix(".log").read_text().split() == ["called"] * len(native.EXTRAS)
 
 
 def test_what_others_can_write_is_not_run(cache_home, monkeypatch):
@@ -101,4 +117,4 @@ def test_without_a_place_to_keep_it_it_is_built_anyway(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert own_folder() is None
-    assert library.__wrapped__().minigpt_step
+    assert library().minigpt_step
