@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "config.convert": ("minigpt.faults", "minigpt.config."),
     "config.check": ("minigpt.faults", "minigpt.config."),
     "config.help": ("minigpt.faults", "minigpt.config."),
-    "attention.": ("torch", "minigpt.attention."),
+    "attention.": ("torch", "numpy", "minigpt.attention."),  # numpy: the random numbers of dropout
     "sweep.": (
         "optuna",
         "yaml",

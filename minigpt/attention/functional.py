@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minigpt.attention.dropout import dropout
 from minigpt.attention.masks import causal_mask, combine_masks
 
 
@@ -65,7 +66,7 @@ def explicit_attention(
         ValueError: if q and k differ in width.
     """
     weights = attention_weights(q, k, mask)
-    out = F.dropout(weights, dropout_p) @ v
+    out = dropout(weights, dropout_p) @ v
     return out, weights
 
 
@@ -86,7 +87,7 @@ def explicit_causal_attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_p: flo
     """
     scores = (q / math.sqrt(k.shape[-1])) @ k.transpose(-2, -1)
     weights = (scores + _causal_bias(q.shape[-2], k.shape[-2], scores.device, scores.dtype)).softmax(dim=-1)
-    return F.dropout(weights, dropout_p) @ v if dropout_p else weights @ v
+    return dropout(weights, dropout_p) @ v
 
 
 @functools.lru_cache(maxsize=8)

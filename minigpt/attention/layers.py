@@ -7,6 +7,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from minigpt.attention.dropout import dropout
 from minigpt.attention.functional import (
     attention_weights,
     explicit_attention,
@@ -133,7 +134,7 @@ class CausalSelfAttention(nn.Module):
         if cache is not None:
             k, v = cache.append(k, v)  # (B, H, S, D)
         out = self.attend(q, k, v, mask, self.dropout if self.training else 0.0)
-        return F.dropout(self.out(merge_heads(out)), self.dropout, self.training)
+        return dropout(self.out(merge_heads(out)), self.dropout, training=self.training)
 
     def weights(self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None) -> Tensor:
         """The weights (B, H, T, S) that `forward` gives to the values, before dropout: for `record_attention`."""
@@ -190,7 +191,7 @@ class RotaryCausalSelfAttention(nn.Module):
         if cache is not None:
             k, v = cache.append(k, v)  # (B, H, S, D)
         out = self.attend(q, k, v, mask, self.dropout if self.training else 0.0)
-        return F.dropout(self.out(merge_heads(out)), self.dropout, self.training)
+        return dropout(self.out(merge_heads(out)), self.dropout, training=self.training)
 
     def weights(self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None) -> Tensor:
         """The weights (B, H, T, S) that `forward` gives to the values, before dropout: for `record_attention`."""
@@ -243,7 +244,7 @@ class LinearCausalSelfAttention(nn.Module):
             if cache is not None:
                 k, v = cache.append(k, v)  # (B, H, S, D)
             out = explicit_linear_attention(q, k, v, _or_causal(mask, q, k))
-        return F.dropout(self.out(merge_heads(out)), self.dropout, self.training)
+        return dropout(self.out(merge_heads(out)), self.dropout, training=self.training)
 
     def weights(self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None) -> Tensor:
         """The weights (B, H, T, S) that `forward` amounts to, written down: for `record_attention`."""

@@ -76,7 +76,7 @@ def _heading(cls: type, section: str, choices: list[str]) -> str:
     if not section:
         return "Settings, with their defaults (type) and meaning:"
     kind = typing.get_type_hints(cls)[section]
-    chosen = f"  {section}={'|'.join(choices)}" if choices else ""
+    chosen = f"\n  {section}={'|'.join(choices)}" if choices else ""
     return f"{section}: {kind.__doc__}{chosen}"
 
 

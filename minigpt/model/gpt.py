@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from minigpt.attention.dropout import Dropout
 from minigpt.attention.layers import ATTENTION, KNOW_POSITIONS, KeyValueStore
 from minigpt.attention.masks import causal_mask, combine_masks
 from minigpt.config.schema import ModelConfig
@@ -44,7 +45,7 @@ class MLP(nn.Module):
         self.up = nn.Linear(n_embd, 4 * n_embd, bias=bias)
         self.activation = ACTIVATIONS[activation]
         self.down = nn.Linear(4 * n_embd, n_embd, bias=bias)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.down(self.activation(self.up(x))))
@@ -84,7 +85,7 @@ class GPT(nn.Module):
         self.token_embedding = nn.Embedding(padded_vocab_size, config.n_embd)  # also the output layer (tied)
         learned = config.attention not in KNOW_POSITIONS
         self.position_embedding = nn.Embedding(config.block_size, config.n_embd) if learned else None
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, kernel) for _ in range(config.n_layer))
         self.final_norm = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.init_weights()
