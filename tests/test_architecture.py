@@ -44,6 +44,7 @@ MAY_IMPORT = {
         "minigpt.report.",
         "minigpt.faults",
         "minigpt.redact",
+        "minigpt.cores",
         "minigpt.data.prepare",
         "minigpt.training.signals",
         "minigpt.training.stopping",

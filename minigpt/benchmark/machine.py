@@ -7,6 +7,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from minigpt.cores import usable_cores
+
 BUSY = 0.5  # load average above which figures are doubtful
 FLAGS = ("amx_bf16", "amx_tile", "avx512_bf16", "avx512f", "avx2", "asimd", "bf16", "sve")
 
@@ -21,7 +23,7 @@ def describe_machine(cpuinfo: str | None = None) -> str:
     name = facts.get("model name") or platform.processor() or platform.machine()
     numbers = [f"{word} {facts[key]}" for word, key in (("family", "cpu family"), ("model", "model")) if key in facts]
     flags = set((facts.get("flags") or facts.get("Features") or "").split())
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = usable_cores()
     able = " ".join(flag for flag in FLAGS if flag in flags) or "no vector extensions known"
     return (
         f"Machine    {name}{f' ({chr(32).join(numbers)})' if numbers else ''}, {cores} cores, {able}; "

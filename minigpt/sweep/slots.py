@@ -6,6 +6,7 @@ import subprocess
 from dataclasses import dataclass
 
 from minigpt.config.schema import TrainConfig
+from minigpt.cores import usable_cores
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ def share_out(workers: int, config: TrainConfig) -> list[Slot]:
     """The machine's devices and cores, in equal parts."""
     gpus = [] if config.trainer.device in ("cpu", "mps") else find_gpus()
     devices = config.trainer.devices
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     processes = workers * (1 if gpus else devices)
     return [
         Slot(
@@ -62,7 +63,7 @@ def note_on_slots(slots: list[Slot], devices: int) -> str:
             f"{len(slots)} workers with {devices} GPU(s) each share {len(set(used))} GPU(s): they need memory for all "
             "at once, and each is slower"
         )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     if not used and len(slots) * devices > cores:
         return f"workers={len(slots)} on {cores} CPU core(s): the trials wait for each other"
     return ""

@@ -17,6 +17,7 @@ import torch
 
 from minigpt.config.convert import misfit, shown
 from minigpt.config.schema import TrainConfig
+from minigpt.cores import usable_cores
 
 # Dense matrix peaks of real chips in TFLOP/s (without sparsity): (bf16 or fp16, fp32 as PyTorch runs it by default).
 # Source: the makers' data sheets.
@@ -55,7 +56,7 @@ class Hardware:
 
 def probe(device: str = "auto") -> Hardware:
     """Look at the machine. `device` other than auto looks at that device."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     if device in ("auto", "cuda") and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
         return Hardware("cuda", properties.name, cores, torch.cuda.is_bf16_supported(False), properties.total_memory)
