@@ -21,9 +21,9 @@ SPACE = (
     """search.space={"optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": true}, "model.n_layer": {"choices": [1, 2]}}"""
 )
 SWEEP = [
-    SPACE, "trials=6", "search.startup_trials=3", "search.pruner=median", "trainer.max_steps=120",
-    "logger.every_steps=5", "samples.every_steps=0", "validate.every_steps=20", "checkpoint.every_steps=10",
-]  # fmt: skip
+    SPACE, "trials=6", "search.startup_trials=3", "search.pruner=median", "trainer.max_steps=1500",
+    "logger.every_steps=50", "samples.every_steps=0", "validate.every_steps=250", "checkpoint.every_steps=50",
+]  # fmt: skip  # long beside the start of a process, so that kills meet trainings
 LEFT_OUT = ("samples.", "logger.", "validate.", "checkpoint.", "run.dir=")
 
 
