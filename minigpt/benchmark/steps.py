@@ -1,9 +1,13 @@
 """Our own entrants of training: all of train.py, and the shortest loop around the same model."""
 
 import contextlib
+import os
+import resource
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -28,7 +32,9 @@ from minigpt.training.validation import Validation
 class Watch:
     """Notes the moments just before each optimizer step, and what is left out between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory_every: int = 0) -> None:
+        self.memory_every = memory_every  # steps between looks at the process's memory; 0 = none
+        self.memory: list[tuple[int, float]] = []  # (steps done, resident MB)
         self.moments: list[float] = []
         self.left_out: list[tuple[float, float]] = []  # (when, seconds)
         self.first_step_at = 0.0  # time.time()
@@ -37,6 +43,8 @@ class Watch:
         """A step's gradients are there."""
         if not self.moments:
             self.first_step_at = time.time()
+        if self.memory_every and len(self.moments) % self.memory_every == 0:
+            self.memory.append((len(self.moments), resident_mb()))
         self.moments.append(time.perf_counter())
 
     @contextlib.contextmanager
@@ -59,16 +67,28 @@ class Watch:
             "first_step_at": self.first_step_at,
             "left_out": len(inside),
             "left_out_seconds": sum(inside),
+            "memory": self.memory,
         }
+
+
+def resident_mb() -> float:
+    """Memory of this process: as it is now on Linux, elsewhere its highest so far."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+    except OSError:
+        highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return highest / 1e6 if sys.platform == "darwin" else highest / 1e3
 
 
 def whole(task: dict[str, Any]) -> dict[str, Any]:
     """train() with all its callbacks; validations are left out, saves and rows are not.
 
     Args:
-        task: arguments (of scripts/train.py, run.dir included), warm_up, and whether the product's error is wanted.
+        task: arguments (of scripts/train.py, run.dir included), warm_up, and where wanted product_error=true and
+            memory_every (steps).
     """
-    watch = Watch()
+    watch = Watch(task.get("memory_every", 0))
     before_step, validate = LanguageModel.on_before_optimizer_step, Validation.validate
 
     def ticking(self: LanguageModel, optimizer: torch.optim.Optimizer) -> None:
@@ -94,6 +114,7 @@ def settle(config: TrainConfig) -> tuple[Prepared, Choices]:
     prepared = prepare(config.data, config.tokenizer, say=lambda _: None)
     choices = choose(config, find_device(config), prepared.tokenizer.vocab_size)
     torch.set_num_threads(choices.threads)
+    torch.set_float32_matmul_precision(choices.float32_products)
     keep_freed_memory()
     return prepared, choices
 
