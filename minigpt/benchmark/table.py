@@ -32,6 +32,16 @@ def ratios(others: Sequence[float], ours: Sequence[float]) -> Spread:
     return spread([other / own for other, own in zip(others, ours, strict=True)])
 
 
+def counted(number: int, thing: str) -> str:
+    """1 round, 3 rounds."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def short(value: float) -> str:
+    """A speed with no more digits than it is good for: 1,234 and 56.7."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
 def training_table(turns: Mapping[str, Sequence[Mapping[str, float | None]]], batch_tokens: int, ours: str) -> str:
     """A row per entrant.
 

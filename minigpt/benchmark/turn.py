@@ -17,6 +17,10 @@ JOBS = {  # name of a job -> module and function; only that module is imported
     "curve": ("curves", "ours"),
     "nanogpt_curve": ("curves", "nanogpt"),
     "huggingface": ("huggingface", "train"),
+    "sampling": ("decoding", "measure"),
+    "tokenization": ("words", "measure"),
+    "loading": ("loading", "measure"),
+    "begin_at": ("resuming", "begin_at"),
 }
 
 
