@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import minigpt
+from minigpt.benchmark import parts
 from minigpt.benchmark.machine import busy, commit_of, describe_machine, describe_moment, load
 from minigpt.benchmark.plan import Plan
 from minigpt.benchmark.process import run_turn
+from minigpt.benchmark.table import spread
 from minigpt.benchmark.tokens import make_tokens
-from minigpt.benchmark.training import describe_training, measure_training, ratio_line
+from minigpt.benchmark.training import OURS, describe_training, measure_training, ratio_line
 from minigpt.data.prepare import Prepared
 
 VOID = 1  # exit code: the speeds don't count
@@ -25,29 +27,53 @@ def benchmark(plan: Plan) -> int:
     Raises:
         TurnFailed: an entrant of ours ended with an error.
     """
-    for line in (describe_machine(), describe_moment(), describe_code(plan)):
-        say(line)
+    about = [describe_machine(), describe_moment(), describe_code(plan)]
     if warning := busy(load()[0]):
-        say(warning)
+        about.append(warning)
+    say("\n".join(about))
     folder = Path(tempfile.mkdtemp(prefix="minigpt-benchmark-"))
     try:
         prepared = make_tokens(folder / "tokens", plan.vocab_size)
         choices = run_turn(folder, "look", arguments=plan.arguments(folder / "tokens"))
-        say(describe_settings(plan, prepared, choices))
-        return _parts(plan, folder, prepared, choices)
+        about.append(describe_settings(plan, prepared, choices))
+        say(about[-1])
+        return _parts(plan, folder, prepared, choices, about="\n".join(about))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _parts(plan: Plan, folder: Path, prepared: Prepared, choices: dict[str, Any]) -> int:
-    code, last = 0, ""
+def _parts(plan: Plan, folder: Path, prepared: Prepared, choices: dict[str, Any], *, about: str) -> int:
+    code, last, need = 0, [], None
     if "training" in plan.what:
         found = measure_training(plan, folder, prepared, choices, say)
         headline(f"Training step, {plan.preset}")
         say("\n".join(describe_training(found, plan, choices)))
-        code, last = VOID if found.void else 0, ratio_line(found, plan, choices)
+        code = VOID if found.void else 0
+        last.append(ratio_line(found, plan, choices))
+        need = 1e3 * plan.config.batch_tokens / spread(found.milliseconds(OURS)).median
+    tokens, threads = folder / "tokens", choices["threads"]
+    if "sampling" in plan.what:
+        text, summary = parts.sampling(plan, folder, tokens, threads=threads, say=say)
+        headline(f"Sampling, {plan.preset}")
+        say(text)
+        last.append(summary)
+    if "tokenization" in plan.what:
+        text = parts.tokenization(plan, folder)
+        headline("Tokenization")
+        say(text)
+    if "loading" in plan.what:
+        text = parts.loading(plan, folder, tokens, threads=threads, need=need)
+        headline(f"Data loading, {plan.preset}")
+        say(text)
+    if "growth" in plan.what:
+        from minigpt.benchmark.growth import measure_growth
+
+        text = measure_growth(plan, folder, tokens, threads=threads, say=say, about=about)
+        headline(f"Growth, {plan.preset}")
+        say(text)
+        say(f"\nWritten to {plan.write_to / 'growth.md'} and drawn in {plan.write_to / 'growth.png'}")
     if last:
-        say(f"\n{last}")
+        say("\n" + " | ".join(last))
     return code
 
 

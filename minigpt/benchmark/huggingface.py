@@ -6,6 +6,7 @@ import torch
 
 from minigpt.benchmark.steps import Watch, batches_of, settle
 from minigpt.config.compose import compose
+from minigpt.config.schema import ModelConfig
 
 
 def train(task: dict[str, Any]) -> dict[str, Any]:
@@ -16,29 +17,9 @@ def train(task: dict[str, Any]) -> dict[str, Any]:
     Args:
         task: arguments (of scripts/train.py), warm_up, bf16 (autocast or not).
     """
-    from transformers import GPT2Config, GPT2LMHeadModel
-
     config = compose("train", task["arguments"])
     prepared, choices = settle(config)
-    sizes = config.model
-    gpt = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=prepared.tokenizer.vocab_size,
-            n_positions=sizes.block_size,
-            n_embd=sizes.n_embd,
-            n_layer=sizes.n_layer,
-            n_head=sizes.n_head,
-            activation_function="gelu" if sizes.activation == "gelu" else "gelu_new",
-            resid_pdrop=sizes.dropout,
-            embd_pdrop=sizes.dropout,
-            attn_pdrop=sizes.dropout,
-            attn_implementation="sdpa",
-            use_cache=False,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-    )
-    gpt.to(choices.device).train()
+    gpt = new_model(config.model, prepared.tokenizer.vocab_size).to(choices.device).train()
     rates = config.optimizer
     optimizer = torch.optim.AdamW(
         gpt.parameters(), lr=rates.lr, betas=(rates.beta1, rates.beta2), weight_decay=rates.weight_decay, fused=True
@@ -58,3 +39,24 @@ def train(task: dict[str, Any]) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
     return watch.result(task["warm_up"])
+
+
+def new_model(sizes: ModelConfig, vocab_size: int) -> Any:
+    """A GPT2LMHeadModel of these sizes; no token of it is special."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=vocab_size,
+        n_positions=sizes.block_size,
+        n_embd=sizes.n_embd,
+        n_layer=sizes.n_layer,
+        n_head=sizes.n_head,
+        activation_function="gelu" if sizes.activation == "gelu" else "gelu_new",
+        resid_pdrop=sizes.dropout,
+        embd_pdrop=sizes.dropout,
+        attn_pdrop=sizes.dropout,
+        attn_implementation="sdpa",
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return GPT2LMHeadModel(config)

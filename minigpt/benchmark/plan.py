@@ -24,6 +24,7 @@ class Preset:
     steps: int  # timed in each turn
     warm_up: int  # made before, not timed
     vocab_size: int
+    new_tokens: int  # written after each prompt when sampling
 
 
 def _sizes(n_layer: int, n_head: int, n_embd: int, block_size: int, batch: int) -> tuple[str, ...]:
@@ -35,13 +36,14 @@ def _sizes(n_layer: int, n_head: int, n_embd: int, block_size: int, batch: int) 
 
 
 PRESETS = {
-    "c0": Preset(_sizes(4, 4, 128, 64, 12), steps=300, warm_up=20, vocab_size=65),
-    "c1": Preset(_sizes(6, 6, 384, 256, 16), steps=40, warm_up=10, vocab_size=65),
+    "c0": Preset(_sizes(4, 4, 128, 64, 12), steps=300, warm_up=20, vocab_size=65, new_tokens=48),
+    "c1": Preset(_sizes(6, 6, 384, 256, 16), steps=40, warm_up=10, vocab_size=65, new_tokens=240),
     "124m": Preset(
         (*_sizes(12, 12, 768, 1024, 32), "optimizer.lr=6e-4", "optimizer.beta2=0.95"),
         steps=60,
         warm_up=20,
         vocab_size=50257,
+        new_tokens=64,
     ),
 }
 
@@ -67,11 +69,17 @@ HELP = """Measure speed on this machine: `python scripts/benchmark.py preset=c0|
   rounds=5            turns of each entrant, in turn: A B C A B C ..., each in a process of its own
   steps=N             timed optimizer steps of a turn (c0 300, c1 40, 124m 60), after a warm-up that is not timed
   nanogpt=CHECKOUT    a folder with nanoGPT: its own train.py runs beside ours, and the loss curves are compared:
-                      the same weights and batches must give the same losses, else all speeds are VOID (exit 1)
+                      the same weights and batches must give the same losses, else all speeds are VOID (exit 1);
+                      sampling: its own generate
   curve_steps=50      optimizer steps of that comparison
-  huggingface=true    a loop around Hugging Face's GPT2LMHeadModel of the same size runs beside, in fp32 and bf16
-  size_limit_gb=1     growth: the largest data set (10 is ten; it takes a fifth of a GB of disk)
+  new_tokens=N        sampling: tokens written after each prompt (c0 48, c1 240, 124m 64)
+  huggingface=true    Hugging Face's GPT2LMHeadModel of the same size runs beside, in fp32 and bf16: a training loop
+                      around it, and its generate
+  size_limit_gb=1     growth: the largest data set in GB (most of it links: even 10 takes half a GB in TMPDIR)
   write_to=DIR        growth: where growth.png and growth.md go (default: the current folder)
+
+growth changes one thing at a time: context, width, depth, batch, data, checkpoint interval; then it continues a run
+far on and watches the memory of a long one. With preset=c0 rounds=3 on two cores that is about ten minutes.
 
 Every other key=value is a setting of scripts/train.py, such as trainer.precision=fp32 trainer.compile=on.
 Tokens are made on the spot and are the same for all entrants; nothing is downloaded. The last line holds the ratios.
@@ -89,6 +97,7 @@ class Plan:
     steps: int  # timed in each turn
     warm_up: int
     curve_steps: int
+    new_tokens: int  # written after each prompt when sampling
     nanogpt: Path | None
     huggingface: bool
     size_limit_gb: float
@@ -140,10 +149,11 @@ def read_plan(arguments: list[str]) -> Plan:
         steps=_whole(own, "steps", size.steps, faults),
         warm_up=size.warm_up,
         curve_steps=_whole(own, "curve_steps", 50, faults, least=2),
+        new_tokens=_whole(own, "new_tokens", size.new_tokens, faults, least=2),
         nanogpt=_checkout(own.get("nanogpt"), faults),
         huggingface=_yes(own.get("huggingface"), faults),
         size_limit_gb=_number(own, "size_limit_gb", 1.0, faults),
-        write_to=Path(os.path.expanduser(own.get("write_to", "."))),
+        write_to=_place(own.get("write_to", "."), faults),
         settings=(*size.settings, *theirs),
     )
     try:
@@ -156,7 +166,8 @@ def read_plan(arguments: list[str]) -> Plan:
 
 
 OWN = (
-    "preset", "what", "rounds", "steps", "nanogpt", "curve_steps", "huggingface", "size_limit_gb", "write_to",
+    "preset", "what", "rounds", "steps", "nanogpt", "curve_steps", "new_tokens", "huggingface", "size_limit_gb",
+    "write_to",
 )  # fmt: skip
 
 
@@ -222,6 +233,14 @@ def _yes(text: str | None, faults: list[str]) -> bool:
             f"itself never needs. Type: {sys.executable} -m pip install transformers"
         )
     return text == "true"
+
+
+def _place(text: str, faults: list[str]) -> Path:
+    folder = Path(os.path.expanduser(text))
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        faults.append(f"write_to={text}: no file can be written to {there}. Give a folder of yours")
+    return folder
 
 
 def _checkout(text: str | None, faults: list[str]) -> Path | None:

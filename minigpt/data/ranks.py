@@ -66,8 +66,17 @@ def gpt2_ranks() -> list[bytes]:
     return _parse_gpt2(_gpt2_file().decode())
 
 
+def gpt2_is_here() -> bool:
+    """Whether tiktoken's cache has its file, so that nothing need be fetched."""
+    return _gpt2_path().is_file()
+
+
+def _gpt2_path() -> Path:
+    return _tiktoken_cache() / hashlib.sha1(VOCAB_URL.encode()).hexdigest()
+
+
 def _gpt2_file() -> bytes:
-    path = _tiktoken_cache() / hashlib.sha1(VOCAB_URL.encode()).hexdigest()
+    path = _gpt2_path()
     problem = "is missing"
     try:
         content = path.read_bytes()
