@@ -2,15 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from minigpt.benchmark.plan import Plan
-from minigpt.benchmark.points import STEP_TOKENS, TITLES, Point, Setup, arguments
+from minigpt.benchmark.points import STEP_TOKENS, TITLES, Point, Setup
 from minigpt.benchmark.table import Spread, counted, markdown, spread
-from minigpt.config.compose import compose
 from minigpt.report.growth import Panel
-from minigpt.training.hardware import flops_per_token
 
 Turn = dict[str, Any]
 
@@ -41,20 +38,18 @@ def first_step(turn: Turn) -> float:
     return turn["first_step_at"] - turn["began"]
 
 
-def find_costs(plan: Plan, grown: Growth, section: str) -> list[Cost]:
+def find_costs(grown: Growth, section: str) -> list[Cost]:
     """Of each point of a curve."""
     found = []
     for point in grown.points:
         if point.section == section:
             turns = grown.turns[point.setup]
-            config = compose("train", arguments(plan, point.setup, Path(), f"data.source={__file__}"))
-            V = 257 if point.setup.n_bytes else plan.vocab_size
             found.append(
                 Cost(
                     point,
-                    spread([1e3 * config.batch_tokens / turn["ms"] for turn in turns]),
+                    spread([1e3 * turn["batch_tokens"] / turn["ms"] for turn in turns]),
                     spread([turn["ms"] for turn in turns]).median,
-                    flops_per_token(config, V),
+                    turns[0]["flops_per_token"],
                     spread([first_step(turn) for turn in turns]).median,
                 )
             )
@@ -72,7 +67,7 @@ def describe_growth(plan: Plan, grown: Growth) -> str:
     parts = []
     for section in dict.fromkeys(point.section for point in grown.points):
         title, unit = TITLES[section]
-        costs = find_costs(plan, grown, section)
+        costs = find_costs(grown, section)
         rows = [_row(cost, ideal) for cost, ideal in zip(costs, ideals(costs), strict=True)]
         heads = [unit, "tokens/s", "min", "max", "ms/step", "GFLOP/s", "of the best", "first step, s"]
         parts.append(f"### {title}\n\n{markdown(heads, rows)}")
@@ -113,12 +108,12 @@ def _milliseconds(turns: Sequence[Turn]) -> Spread:
     return spread([turn["ms"] for turn in turns])
 
 
-def find_panels(plan: Plan, grown: Growth) -> list[Panel]:
+def find_panels(grown: Growth) -> list[Panel]:
     """What growth.png shows."""
     drawn = []
     for section in dict.fromkeys(point.section for point in grown.points):
         title, unit = TITLES[section]
-        costs = find_costs(plan, grown, section)
+        costs = find_costs(grown, section)
         labels, speeds = [cost.point.label for cost in costs], [cost.speed for cost in costs]
         drawn.append(_panel(title, unit, "tokens/s", labels, speeds, ideals(costs)))
     starts = [spread([first_step(turn) for turn in turns]) for turns in grown.resumed.values()]

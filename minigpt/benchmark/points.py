@@ -51,7 +51,8 @@ def warm_up(plan: Plan) -> int:
 
 def find_points(plan: Plan) -> list[Point]:
     """Every curve but those of runs that continue or last long."""
-    return [*_contexts(plan), *_sizes(plan), *_batches(plan), *_data_sets(plan), *_intervals(plan)]
+    every = [*_contexts(plan), *_sizes(plan), *_batches(plan), *_data_sets(plan), *_intervals(plan)]
+    return list(dict.fromkeys(every))  # half a block is one, too
 
 
 def _contexts(plan: Plan) -> list[Point]:
@@ -69,8 +70,8 @@ def _sizes(plan: Plan) -> list[Point]:
     for factor in (most / 8, most / 4, most / 2, most):
         heads, layers = max(1, round(factor * model.n_head)), max(1, round(factor * model.n_layer))
         width = heads * (model.n_embd // model.n_head)
-        wider = (f"model.n_embd={width}", f"model.n_head={heads}") if factor != 1 else ()
-        deeper = (f"model.n_layer={layers}",) if factor != 1 else ()
+        wider = (f"model.n_embd={width}", f"model.n_head={heads}") if heads != model.n_head else ()
+        deeper = (f"model.n_layer={layers}",) if layers != model.n_layer else ()
         widths.append(Point("width", f"{width}", Setup(wider, few)))
         depths.append(Point("depth", f"{layers}", Setup(deeper, few)))
     return widths + depths
@@ -82,7 +83,7 @@ def _batches(plan: Plan) -> list[Point]:
     found = []
     for factor in (0.25, 0.5, 1, 2, 4):
         sequences = max(1, round(factor * own))
-        settings = _batch(sequences, T) if factor != 1 else ()
+        settings = _batch(sequences, T) if sequences != own else ()
         found.append(Point("batch", f"{sequences}", Setup(settings, few_steps(plan))))
     return found
 

@@ -19,7 +19,7 @@ from minigpt.data.module import MicroBatches
 from minigpt.data.prepare import Prepared, prepare
 from minigpt.model.gpt import GPT
 from minigpt.training.compiling import compiled_loss
-from minigpt.training.hardware import Choices, choose
+from minigpt.training.hardware import Choices, choose, flops_per_token
 from minigpt.training.memory import keep_freed_memory
 from minigpt.training.module import LanguageModel, autocast, next_token_loss
 from minigpt.training.optimizer import build_optimizer
@@ -87,12 +87,17 @@ def whole(task: dict[str, Any]) -> dict[str, Any]:
     Args:
         task: arguments (of scripts/train.py, run.dir included), warm_up, and where wanted product_error=true and
             memory_every (steps).
+
+    Returns:
+        What `Watch.result` says, product_error, batch_tokens and flops_per_token.
     """
+    config, sizes = compose("train", task["arguments"]), set[int]()
     watch = Watch(task.get("memory_every", 0))
     before_step, validate = LanguageModel.on_before_optimizer_step, Validation.validate
 
     def ticking(self: LanguageModel, optimizer: torch.optim.Optimizer) -> None:
         watch.tick()
+        sizes.add(self.gpt.vocab_size)
         before_step(self, optimizer)
 
     def validating(self: Validation, trainer: Any, module: LanguageModel) -> None:
@@ -103,10 +108,14 @@ def whole(task: dict[str, Any]) -> dict[str, Any]:
         mock.patch.object(LanguageModel, "on_before_optimizer_step", ticking),
         mock.patch.object(Validation, "validate", validating),
     ):
-        code = train(compose("train", task["arguments"]))
+        code = train(config)
     assert code == 0, f"train() ended with {code}"
-    result = watch.result(task["warm_up"])
-    return result | {"product_error": product_error() if task.get("product_error") else None}
+    facts = {
+        "product_error": product_error() if task.get("product_error") else None,
+        "batch_tokens": config.batch_tokens,
+        "flops_per_token": flops_per_token(config, sizes.pop()),
+    }
+    return watch.result(task["warm_up"]) | facts
 
 
 def settle(config: TrainConfig) -> tuple[Prepared, Choices]:
