@@ -1,12 +1,16 @@
 """Something that looks like a checkout of nanoGPT, written from its description, and a minute plan."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from minigpt.benchmark import tokens as made
 from minigpt.benchmark.plan import Plan, read_plan
+from minigpt.benchmark.tokens import make_tokens
+from minigpt.benchmark.turn import find_job
 
 MINUTE = [
     "preset=c0",
@@ -106,6 +110,12 @@ for n in range(0, int(settings['max_iters']) + 1, int(settings['log_interval']))
 """
 
 
+@pytest.fixture(autouse=True)
+def few_tokens(monkeypatch):
+    """So that a validation of the whole split takes no time."""
+    monkeypatch.setattr(made, "SMALL_TOKENS", 60_000)
+
+
 @pytest.fixture
 def checkout(tmp_path) -> Path:
     """The folder."""
@@ -126,3 +136,22 @@ def minute() -> Plan:
 def rows():
     """The rows of a run's metrics.jsonl."""
     return lambda run: [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def tokens(tmp_path) -> Path:
+    """Where a run of the minute plan finds its tokens."""
+    make_tokens(tmp_path / "tokens", 65)
+    return tmp_path / "tokens"
+
+
+@pytest.fixture
+def at_once():
+    """In the place of run_turn: the job is done in this process, with nothing but JSON going in and out."""
+
+    def run_turn(folder, job, *, threads=0, **task):
+        began = time.time()
+        result = find_job(job)(json.loads(json.dumps(task)))
+        return json.loads(json.dumps(result)) | {"began": began}
+
+    return run_turn

@@ -57,6 +57,8 @@ def test_settings_of_train_come_after_the_presets_and_both_reach_the_turn(tmp_pa
         (["preset=c0", "nanogpt=/nowhere"], "git clone https://github.com/karpathy/nanoGPT"),
         (["preset=c0", "huggingface=yes"], "huggingface=yes: wanted true or false"),
         (["preset=c0", "size_limit_gb=lots"], "size_limit_gb=lots"),
+        (["preset=c0", "new_tokens=1"], "new_tokens=1: wanted a whole number from 2 on, like new_tokens=48"),
+        (["preset=c0", f"write_to={__file__}/folder"], "no file can be written to"),
         (["preset=c0", "rounds"], "rounds=VALUE"),
         (["preset=c0", "fast"], "fast"),
     ],

@@ -2,21 +2,15 @@
 
 import math
 import sys
+import time
 from dataclasses import replace
 
 import pytest
 
-from minigpt.benchmark import command, curves, steps
+from minigpt.benchmark import command, curves, steps, training
 from minigpt.benchmark.agreement import compare
-from minigpt.benchmark.process import TurnFailed, run_turn
-from minigpt.benchmark.tokens import make_tokens
+from minigpt.benchmark.process import TurnFailed, environment, run_turn
 from minigpt.benchmark.training import BARE, OURS, Training, ratio_line
-
-
-@pytest.fixture
-def tokens(tmp_path):
-    make_tokens(tmp_path / "tokens", 65)
-    return tmp_path / "tokens"
 
 
 def test_whole_and_bare_time_the_steps_after_the_warm_up(minute, tokens, tmp_path, rows):
@@ -44,6 +38,17 @@ def test_the_watch_divides_what_counts_by_the_steps_that_count():
     watch.left_out = [(2.0, 3.0), (8.0, 0.5), (9.5, 7.0)]
     found = watch.result(warm_up=1)
     assert (found["ms"], found["steps"], found["left_out"]) == (pytest.approx(1e3 * 3.5 / 3), 3, 1)
+
+
+def test_the_watch_looks_at_memory_now_and_then():
+    watch = steps.Watch(memory_every=2)
+    for _ in range(5):
+        watch.tick()
+    assert [step for step, _ in watch.result(warm_up=1)["memory"]] == [0, 2, 4]
+    block = bytearray(200_000_000)
+    block[:] = b"x" * len(block)  # touched, so that it is there
+    assert steps.resident_mb() > watch.memory[0][1] + 150
+    assert len(block) == 200_000_000
 
 
 def test_our_curve_is_nanogpts_and_another_activation_is_found_out(minute, tokens, tmp_path, checkout, monkeypatch):
@@ -97,11 +102,18 @@ def test_a_speed_without_a_matching_curve_is_void(minute):
     assert ratio_line(bad, minute, choices) == f"VOID: the curves differ. {line}"
 
 
-def test_side_by_side_with_another_mathematics_ends_void_with_exit_code_1(minute, checkout, capsys):
+def test_side_by_side_with_another_mathematics_ends_void_with_exit_code_1(
+    minute, checkout, capsys, monkeypatch, at_once
+):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "model", raising=False)
+    for module in (command, training):
+        monkeypatch.setattr(module, "run_turn", at_once)
     text = (checkout / "model.py").read_text()
     (checkout / "model.py").write_text(text.replace("return logits, F.cross", "return logits, 1.01 * F.cross"))
     plan = replace(minute, nanogpt=checkout, what=("training",))
     assert command.benchmark(plan) == 1
+    monkeypatch.delitem(sys.modules, "model", raising=False)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("Machine    ")
     assert any("do NOT agree" in line for line in lines)
@@ -109,6 +121,18 @@ def test_side_by_side_with_another_mathematics_ends_void_with_exit_code_1(minute
     assert any(line.startswith("| nanoGPT  ") for line in lines)
     assert lines[-1].startswith("VOID: the curves differ. ratios c0 fp32: over the bare loop ")
     assert "; nanoGPT " in lines[-1]
+
+
+def test_a_turn_is_a_process_and_gives_back_what_its_job_says(minute, tokens, tmp_path):
+    before = time.time()
+    found = run_turn(tmp_path, "look", threads=1, arguments=minute.arguments(tokens))
+    assert (found["vocab_size"], found["precision"], found["threads"]) == (65, "fp32", 1)
+    assert before <= found["began"] <= time.time()
+
+
+def test_all_entrants_have_as_many_threads(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert [environment(threads)["OMP_NUM_THREADS"] for threads in (0, 3)] == ["7", "3"]
 
 
 def test_a_turn_that_fails_says_why(minute, tmp_path):
