@@ -1,6 +1,7 @@
 """What scripts/benchmark.py does: measure each part in turn, print tables, and the ratios last."""
 
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ def benchmark(plan: Plan) -> int:
         about.append(warning)
     say("\n".join(about))
     folder = Path(tempfile.mkdtemp(prefix="minigpt-benchmark-"))
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: turns end, the folder goes
     try:
         prepared = make_tokens(folder / "tokens", plan.vocab_size)
         choices = run_turn(folder, "look", arguments=plan.arguments(folder / "tokens"))
@@ -40,6 +42,7 @@ def benchmark(plan: Plan) -> int:
         return _parts(plan, folder, prepared, choices, about="\n".join(about))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _parts(plan: Plan, folder: Path, prepared: Prepared, choices: dict[str, Any], *, about: str) -> int:

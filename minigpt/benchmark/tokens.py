@@ -62,12 +62,16 @@ def wide_tokenizer(vocab_size: int) -> Tokenizer:
 
 
 def make_large(folder: Path, n_bytes: int) -> Prepared:
-    """A data set of so many bytes of token shards, bytes as tokens: one shard that all others are links to."""
+    """A data set of so many bytes of token shards, bytes as tokens: one shard that all others are links to.
+
+    What is in it costs no time to train on, so the same tokens come again and again: making 10^8 would take a minute.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     data = DataConfig(name="text", source=str(folder / "text.txt"), dir=str(folder / "data"))
     tokenizer = Tokenizer("byte", [bytes([each]) for each in range(256)])
     whole, rest = divmod(n_bytes // 2, SHARD_TOKENS)
-    tokens = made_tokens(SHARD_TOKENS if whole else rest, 256)
+    count = SHARD_TOKENS if whole else rest
+    tokens = np.resize(made_tokens(min(count, LARGE_TOKENS), 256), count)
     return _plant(data, tokenizer, tokens, val=made_tokens(5000, 256, seed=2), copies=max(1, whole))
 
 

@@ -1,7 +1,10 @@
 """Turns of the entrants on a minute model, and the verdict on their curves."""
 
 import math
+import os
+import signal
 import sys
+import tempfile
 import time
 from dataclasses import replace
 
@@ -121,6 +124,26 @@ def test_side_by_side_with_another_mathematics_ends_void_with_exit_code_1(
     assert any(line.startswith("| nanoGPT  ") for line in lines)
     assert lines[-1].startswith("VOID: the curves differ. ratios c0 fp32: over the bare loop ")
     assert "; nanoGPT " in lines[-1]
+
+
+def test_sigterm_leaves_no_folder_behind(minute, tmp_path, monkeypatch, at_once):
+    monkeypatch.setattr(command, "run_turn", at_once)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = []
+
+    def killed(plan, folder, *_, **__):
+        made.append(folder)
+        assert folder.is_dir()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)  # never so long: the signal is there
+
+    monkeypatch.setattr(command, "_parts", killed)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        command.benchmark(minute)
+    assert made[0].parent == tmp_path
+    assert list(tmp_path.glob("minigpt-benchmark-*")) == []
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_turn_is_a_process_and_gives_back_what_its_job_says(minute, tokens, tmp_path):
