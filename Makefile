@@ -24,7 +24,7 @@ test: check ## lint, types and tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 soak: setup ## the long trials: hundreds of kills, faults at every system call, full disks (half an hour or more)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak -x -s -rs --durations=0
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak -x -s -rs --durations=0 --timeout=1800
 
 check: setup ## lint and types only
 	$(BIN)/ruff format --check .
