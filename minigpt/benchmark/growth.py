@@ -58,7 +58,7 @@ def measure_growth(plan: Plan, folder: Path, tokens: Path, *, threads: int, say:
     grown.memory = measure_memory(plan, folder, tokens, threads=threads, say=say)
     text = describe_growth(plan, grown)
     plan.write_to.mkdir(parents=True, exist_ok=True)
-    (plan.write_to / "growth.md").write_text(f"{about}\n\n{text}\n")
+    (plan.write_to / "growth.md").write_text(f"```\n{about}\n```\n\n{text}\n")
     draw_growth(find_panels(grown), plan.write_to / "growth.png")
     return text
 

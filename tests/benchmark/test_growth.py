@@ -99,7 +99,7 @@ def test_growth_is_measured_told_and_drawn(few, minute, tokens, tmp_path, monkey
     said, place = [], tmp_path / "deep" / "place"
     plan = replace(minute, write_to=place)
     text = growth.measure_growth(plan, tmp_path, tokens, threads=1, say=said.append, about="a machine")
-    assert (place / "growth.md").read_text() == f"a machine\n\n{text}\n"
+    assert (place / "growth.md").read_text() == f"```\na machine\n```\n\n{text}\n"
     assert (place / "growth.png").read_bytes().startswith(b"\x89PNG\r\n")
     assert [line for line in text.splitlines() if line.startswith("### ")] == [
         "### Width", "### Depth", "### Batch", "### Data set", "### Checkpoint interval", "### Continuing a run",
