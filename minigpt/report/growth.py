@@ -1,12 +1,12 @@
 """The picture of how cost grows: a small panel per thing that is changed, all else kept."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from minigpt.report.curves import INK, TRAIN
+from minigpt.report.replace import replace
 
 LABELS = 5  # at most, along an axis
 IDEAL = "#8a93a2"
@@ -43,12 +43,7 @@ def draw_growth(panels: Sequence[Panel], path: Path) -> None:
             draw_panel(axes, panel)
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
-        temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-        try:
-            figure.savefig(temporary, format="png")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        replace(path, lambda temporary: figure.savefig(temporary, format="png"))
 
 
 def draw_panel(axes: Any, panel: Panel) -> None:

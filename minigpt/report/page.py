@@ -2,7 +2,6 @@
 
 import html
 import json
-import os
 import shlex
 import statistics
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from minigpt.faults import StorageFailure
 from minigpt.report.curves import curve, draw_loss, loss_limits, smooth, thin_out
 from minigpt.report.frame import PAGE, STYLE
 from minigpt.report.record import Record, best_row, column, nats_per_bit, number, read_record, training_seconds
+from minigpt.report.replace import replace
 from minigpt.report.svg import Line, line_chart
 from minigpt.report.words import duration, short_number
 
@@ -43,12 +43,7 @@ def write_report(run_dir: str | Path) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that a reader sees the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8", errors="replace")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace(path, lambda temporary: temporary.write_text(text, encoding="utf-8", errors="replace"))
 
 
 def page(record: Record) -> str:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from minigpt.faults import StorageFailure
-from minigpt.report import curves
 from minigpt.report.curves import draw_loss, loss_limits, size_and_loss, smooth, thin_out
 from minigpt.report.page import write_report
 from minigpt.report.record import read_record
@@ -100,7 +99,7 @@ def test_a_failed_drawing_leaves_the_old_picture(run, monkeypatch):
     def full(*_):
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(curves.os, "replace", full)
+    monkeypatch.setattr("minigpt.report.replace.os.replace", full)
     with pytest.raises(StorageFailure, match=r"can't be written there: No space left on device\. Make room"):
         write_report(run)
     assert (run / "loss.png").read_bytes() == b"old"
