@@ -82,7 +82,8 @@ def prepare(
     # A missing gpt2 file is a fault to name before gigabytes are read.
     ready = build_tokenizer(tokenizer.name) if given is None and tokenizer.name in ("byte", "gpt2") else given
     total = sum(document.size for document in corpus.documents)
-    say(f"data: reading {len(corpus.documents):,} files, {size_text(total)}")
+    count = len(corpus.documents)
+    say(f"data: reading {count:,} file{'' if count == 1 else 's'}, {size_text(total)}")
     found = survey(corpus, alphabet=tokenizer.name == "char", progress=progress_lines("reading", total, say))
     folder = root / _folder_name(keys, found.sha256)
     if known and folder not in known:

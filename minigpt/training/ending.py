@@ -20,7 +20,7 @@ def close(run: RunDirectory, module: LanguageModel, prepared: Prepared) -> int:
     run.event("stopped" if reason == "signal" else "finished", step=position.step, reason=reason or limit)
     report(run)
     if reason == "signal":
-        print(f"\nStopped after step {position.step:,} with a checkpoint. The same command continues the run.")
+        print(f"\nStopped after step {position.step:,}. Checkpoint in {run.path}; the same command continues the run.")
         mark_stopped(run.path)
         if module.requeue:
             requeue_slurm_job(print)

@@ -82,7 +82,7 @@ def test_documents_are_separated_by_end_of_text(tmp_path):
 
 def test_the_same_keys_find_it_again_without_reading(source, monkeypatch):
     first, said = run(keys(source))
-    assert "reading 1 files" in said
+    assert "reading 1 file, " in said
     monkeypatch.setattr(module, "survey", lambda *_, **__: pytest.fail("read again"))
     second, said = run(keys(source))
     assert second.folder == first.folder
