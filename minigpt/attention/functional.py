@@ -90,8 +90,13 @@ def explicit_causal_attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_p: flo
     return dropout(weights, dropout_p) @ v
 
 
-@functools.lru_cache(maxsize=8)
+@torch.compiler.assume_constant_result
 def _causal_bias(T: int, S: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return _kept_bias(T, S, device, dtype)
+
+
+@functools.lru_cache(maxsize=8)
+def _kept_bias(T: int, S: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """(T, S): 0 where the causal mask lets attend, minus infinity where it hides."""
     with torch.inference_mode(False):  # made while sampling, it must serve training as well
         mask = causal_mask(T, S, device=device)

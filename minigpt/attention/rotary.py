@@ -50,7 +50,12 @@ def _angles(positions: Tensor, D: int, dtype: torch.dtype) -> tuple[Tensor, Tens
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
-@functools.lru_cache(maxsize=8)
+@torch.compiler.assume_constant_result  # a compiler would compute them anew for every row, head and step
 def _angles_from_zero(T: int, D: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return _kept_angles(T, D, device, dtype)
+
+
+@functools.lru_cache(maxsize=8)
+def _kept_angles(T: int, D: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     with torch.inference_mode(False):  # made while sampling, they must serve training as well
         return _angles(torch.arange(T, device=device), D, dtype)

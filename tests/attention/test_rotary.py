@@ -78,3 +78,20 @@ def test_the_size_of_queries_and_keys_does_not_matter():
 def test_heads_of_odd_width_are_refused_by_name():
     with pytest.raises(ValueError, match=r"n_embd=15 and n_head=3, heads of odd width 5; wanted .*n_embd=18"):
         RotaryCausalSelfAttention(15, 3)
+
+
+@pytest.mark.parametrize("kernel", ["explicit", "fused"])
+def test_a_compiler_is_given_the_angles_and_the_mask_instead_of_their_formulas(kernel):
+    """It would put the formulas into its loops and compute a power, a sine and a cosine for each number of q and k."""
+    torch.manual_seed(0)
+    layer, x = RotaryCausalSelfAttention(H * D, H, kernel=kernel), draw(B, T, H * D, dtype=torch.float32)
+    graphs = []
+
+    def read(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    assert torch.equal(torch.compile(layer, backend=read, fullgraph=True)(x), layer(x))
+    called = {getattr(node.target, "__name__", str(node.target)) for graph in graphs for node in graph.graph.nodes}
+    assert "layer_norm" in called
+    assert not called & {"cos", "sin", "pow", "masked_fill", "tril"}

@@ -24,6 +24,21 @@ def test_what_is_left_to_us_follows_from_the_hardware():
     assert choose(config, slow, 65).precision == "fp32"
 
 
+def test_a_cpu_compiles_only_where_the_run_is_long_enough():
+    config = TrainConfig(batch_tokens=8192, model=ModelConfig(n_layer=6, n_embd=384, block_size=256))
+    for trainer, wanted in (
+        (TrainerConfig(max_steps=1800), True),
+        (TrainerConfig(max_steps=1800, compile="off"), False),
+        (TrainerConfig(max_steps=500), False),
+        (TrainerConfig(max_steps=500, max_tokens=10**8), True),
+        (TrainerConfig(max_steps=None, max_tokens=10**6), False),
+        (TrainerConfig(max_steps=None, max_minutes=60.0), False),
+    ):
+        assert choose(replace(config, trainer=trainer), CPU, 65).compile == wanted
+    apple = Hardware("mps", "Apple arm64", cores=8, bf16=False, memory_bytes=8 << 30)
+    assert not choose(replace(config, trainer=TrainerConfig(max_steps=10**6)), apple, 65).compile
+
+
 def test_fp32_products_go_where_they_are_fast_only_if_they_stay_exact(monkeypatch):
     config = TrainConfig(batch_tokens=2048, model=ModelConfig(block_size=64))
     assert choose(config, replace(CPU, onednn_fp32=True), 65).float32_products == "medium"
