@@ -171,6 +171,7 @@ def choose(config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:
     sequences = config.batch_tokens // model.block_size // trainer.devices
     room = _room_for_activations(config, hardware, vocab_size)
     per_sequence = activation_bytes(config, vocab_size, precision=precision, kernel=kernel)
+    at_once = 4096 if device == "cpu" else 16384  # tokens of a validation batch: on a CPU they fit the caches
     micro_batch = trainer.micro_batch or _largest_divisor(sequences, room // per_sequence)
     return Choices(
         device=device,
@@ -181,7 +182,7 @@ def choose(config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:
         micro_batch=micro_batch,
         accumulate=sequences // micro_batch,
         validation_batch=config.validate.batch
-        or max(1, min(256, 16384 // model.block_size, room // (12 * vocab_size * model.block_size))),
+        or max(1, min(256, at_once // model.block_size, room // (12 * vocab_size * model.block_size))),
         threads=trainer.threads or max(1, hardware.cores // (trainer.devices if device == "cpu" else 1)),
         float32_products="medium" if hardware.onednn_fp32 else "highest",
     )
