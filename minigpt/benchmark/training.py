@@ -111,7 +111,10 @@ def compare_curves(plan: Plan, folder: Path, prepared: Prepared, choices: dict[s
     """Our whole Trainer and nanoGPT's model from the same weights, on the same batches, at the same rates."""
     tokens, threads, weights = prepared.folder.parents[1], choices["threads"], str(folder / "begin.safetensors")
     run_dir = f"run.dir={folder / 'curve'}"
-    arguments = plan.arguments(tokens, "logger.every_steps=1", run_dir, steps=plan.curve_steps)
+    # nanoGPT's own warm-up: at a rate that is too high too early any rounding, bf16's too, grows to tenths of a nat.
+    arguments = plan.arguments(
+        tokens, "logger.every_steps=1", run_dir, "schedule.warmup_steps=100", steps=plan.curve_steps
+    )
     common = {"arguments": arguments, "weights": weights, "threads": threads}
     ours = run_turn(folder, "curve", **common)
     theirs = run_turn(folder, "nanogpt_curve", checkout=str(plan.nanogpt), lr=ours["lr"], **common)
