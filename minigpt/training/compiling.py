@@ -25,9 +25,14 @@ def compiled_loss(
     Returns:
         The compiled loss, or the plain one if it can't be compiled here.
     """
-    # On a CPU the compiler would recognise explicit attention and put the fused kernel in its place, whose backward
-    # pass is the slower one there (hardware.py chose between them).
-    options: dict[str, Any] | None = {"pattern_matcher": False} if tokens.device.type == "cpu" else None
+    options: dict[str, Any] | None = None
+    if tokens.device.type == "cpu":
+        # The compiler would recognise explicit attention and put the fused kernel in its place, whose backward
+        # pass is the slower one there (hardware.py chose between them).
+        options = {"pattern_matcher": False}
+        # Its threads would add to an embedding's gradient in the order they come, with other bits in each run.
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that comes with it, and costs
     compiled = torch.compile(next_token_loss, dynamic=False, options=options)
     try:
         with autocast(tokens.device.type, precision):
