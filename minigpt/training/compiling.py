@@ -32,7 +32,8 @@ def compiled_loss(
         options = {"pattern_matcher": False}
         # Its threads would add to an embedding's gradient in the order they come, with other bits in each run.
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that comes with it, and costs
+        # A debugging aid comes with it, and costs.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     compiled = torch.compile(next_token_loss, dynamic=False, options=options)
     try:
         with autocast(tokens.device.type, precision):
