@@ -35,6 +35,8 @@ def test_a_cpu_compiles_only_where_the_run_is_long_enough():
         (TrainerConfig(max_steps=None, max_minutes=60.0), False),
     ):
         assert choose(replace(config, trainer=trainer), CPU, 65).compile == wanted
+    dropped = replace(config, model=replace(config.model, dropout=0.2), trainer=TrainerConfig(max_steps=1800))
+    assert not choose(dropped, CPU, 65).compile
     apple = Hardware("mps", "Apple arm64", cores=8, bf16=False, memory_bytes=8 << 30)
     assert not choose(replace(config, trainer=TrainerConfig(max_steps=10**6)), apple, 65).compile
 
