@@ -22,7 +22,7 @@ from minigpt.config.compose import compose
 from minigpt.config.convert import default_run_dir
 from minigpt.config.grid import FLAGS, Job, expand, sweep_command
 from minigpt.faults import INTERRUPTED, STOPPED, UserFault
-from minigpt.training.output import lasting_output
+from minigpt.process.output import lasting_output
 
 MEANINGS = {0: "finished", 1: "failed (a bug)", 2: "failed (settings or data)", 3: "failed (no usable checkpoint)",
             4: "failed (storage)", 5: "failed (not finite)", STOPPED: "stopped", INTERRUPTED: "stopped"}  # fmt: skip

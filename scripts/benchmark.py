@@ -11,7 +11,7 @@ except ModuleNotFoundError:
 
 def main(arguments: list[str]) -> int:
     """Everything that can be wrong on the command line is named before anything is measured."""
-    from minigpt.benchmark.plan import read_plan
+    from minigpt.benchmark.settings import read_plan
 
     plan = read_plan(arguments)
 

@@ -12,7 +12,7 @@ except ModuleNotFoundError:
 
 def main(arguments: list[str]) -> int:
     """Everything that can be wrong is named before Optuna is loaded and anything is written."""
-    from minigpt.sweep.plan import read_plan
+    from minigpt.sweep.settings import read_plan
 
     plan = read_plan(arguments, [sys.executable, str(Path(__file__).with_name("train.py"))])
 

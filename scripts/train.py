@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
         return run_grid(arguments, [sys.executable, __file__])
 
     from minigpt.config.compose import compose
-    from minigpt.training.signals import Signals
+    from minigpt.process.signals import Signals
 
     with Signals():
         config = compose("train", arguments)

@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
         raise UserFault(f"kills={kills}: how often shall the run be killed? Give a whole number, like kills=5")
     config = compose("train", given)
 
-    from minigpt.training.verify import verify_resume
+    from minigpt.verify import verify_resume
 
     folder = Path(tempfile.mkdtemp(prefix="minigpt-verify-"))
     command = [sys.executable, str(Path(__file__).with_name("train.py")), *given]

@@ -1,8 +1,74 @@
-"""For every test: one torch thread, and no time limit per hypothesis example (machines are shared)."""
+"""For every test: one torch thread, no time limit per hypothesis example, and a tiny run to start at will."""
 
+import json
+from pathlib import Path
+
+import pytest
 import torch
 from hypothesis import settings
+
+from minigpt.config.compose import compose
+from minigpt.training.run import train
 
 torch.set_num_threads(1)
 settings.register_profile("minigpt", deadline=None)
 settings.load_profile("minigpt")
+
+TINY = [
+    "data=text",
+    "tokenizer=byte",
+    "model=gpt-nano",
+    "model.n_layer=1",
+    "model.n_embd=16",
+    "model.n_head=2",
+    "model.block_size=8",
+    "batch_tokens=64",
+    "trainer.max_steps=6",
+    "trainer.device=cpu",
+    "trainer.threads=1",
+    "trainer.precision=fp32",
+    "schedule.warmup_steps=1",
+    "validate.every_steps=2",
+    "checkpoint.every_steps=100",
+    "samples.every_steps=0",
+    "logger.every_steps=2",
+]
+
+
+class TinyRun:
+    """Trains in a folder; the same folder again continues the run."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.path = folder / "run"
+        (folder / "text.txt").write_text("how much wood would a woodchuck chuck if " * 30)
+
+    def __call__(self, *extra: str, code: int = 0) -> Path:
+        assert train(compose("train", self.arguments(*extra))) == code
+        return self.path
+
+    def arguments(self, *extra: str) -> list[str]:
+        """Of scripts/train.py."""
+        where = [f"data.source={self.folder / 'text.txt'}", f"data.dir={self.folder / 'data'}", f"run.dir={self.path}"]
+        return [*TINY, *where, *extra]
+
+    def rows(self) -> list[dict]:
+        return _json_lines(self.path / "metrics.jsonl")
+
+    def events(self) -> list[dict]:
+        return _json_lines(self.path / "events.jsonl")
+
+
+def _json_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def run(tmp_path) -> TinyRun:
+    return TinyRun(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def new_run() -> type[TinyRun]:
+    """For runs that several tests share: new_run(folder)."""
+    return TinyRun

@@ -273,7 +273,7 @@ def test_a_pickle_among_prepared_tokens_is_not_read(foreign, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["config.yaml", "choices.json", "data.json", "passed_over.json", "metrics.jsonl", "events.jsonl"]
+    "name", ["config.yaml", "choices.json", "data.json", "skipped_batches.json", "metrics.jsonl", "events.jsonl"]
 )
 def test_a_pickle_in_a_run_directory_is_not_read(foreign, tmp_path, name):
     marker = tmp_path / "executed"
@@ -512,9 +512,9 @@ def test_a_strangers_tokenizer_brings_no_pattern_and_no_size_of_its_own(foreign,
         ("choices.json", '{"device": "cpu", "devices": 1, "_target_": "os.system"}'),
         ("data.json", "[" * 10**5),
         ("data.json", '{"fingerprint": 5}'),
-        ("passed_over.json", "{}"),
-        ("passed_over.json", "[[5, 2]]"),
-        ("passed_over.json", '[["a", "b"]]'),
+        ("skipped_batches.json", "{}"),
+        ("skipped_batches.json", "[[5, 2]]"),
+        ("skipped_batches.json", '[["a", "b"]]'),
     ],
 )
 def test_small_files_of_a_strangers_run_are_held_to_their_form(foreign, name, content):

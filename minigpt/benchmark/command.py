@@ -9,8 +9,8 @@ from typing import Any
 import minigpt
 from minigpt.benchmark import parts
 from minigpt.benchmark.machine import busy, commit_of, describe_machine, describe_moment, load
-from minigpt.benchmark.plan import Plan
 from minigpt.benchmark.process import run_turn
+from minigpt.benchmark.settings import Plan
 from minigpt.benchmark.table import spread
 from minigpt.benchmark.tokens import make_tokens
 from minigpt.benchmark.training import OURS, describe_training, measure_training, ratio_line

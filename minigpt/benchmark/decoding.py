@@ -21,12 +21,12 @@ from minigpt.config.compose import compose
 from minigpt.config.convert import to_dict
 from minigpt.config.schema import SampleConfig, TrainConfig
 from minigpt.data.prepare import Prepared
-from minigpt.model.decode import NativeDecoder
+from minigpt.machine.hardware import flops_per_token
 from minigpt.model.gpt import GPT
 from minigpt.sampling.command import DTYPES, choose_decoder, load
+from minigpt.sampling.native.decoder import NativeDecoder
 from minigpt.sampling.write import write
-from minigpt.training.hardware import flops_per_token
-from minigpt.training.module import Position
+from minigpt.training.state import RunState
 
 BATCHES = (1, 8, 32)
 PRECISIONS = ("fp32", "bf16", "int8")
@@ -123,7 +123,7 @@ def write_new(folder: Path, gpt: GPT, config: TrainConfig, prepared: Prepared) -
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, Sequence[bytes | memoryview]] = {
         MODEL: pack_tensors(copy_tensors(gpt.state_dict(), {})),
-        STATE: [to_json(asdict(Position()))],
+        STATE: [to_json(asdict(RunState()))],
         CONFIG: [to_json(to_dict(config))],
         TOKENIZER: [to_json(prepared.tokenizer.to_json())],
     }

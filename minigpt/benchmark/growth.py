@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.benchmark.growth_text import Growth, describe_growth, find_panels, first_step
-from minigpt.benchmark.plan import Plan
 from minigpt.benchmark.points import Setup, arguments, few_steps, find_points, size_text, warm_up
 from minigpt.benchmark.process import run_turn
+from minigpt.benchmark.settings import Plan
 from minigpt.benchmark.tokens import make_large
 from minigpt.report.growth import draw_growth
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from minigpt.benchmark.plan import Plan
 from minigpt.benchmark.points import STEP_TOKENS, TITLES, Point, Setup
+from minigpt.benchmark.settings import Plan
 from minigpt.benchmark.table import Spread, counted, markdown, spread
 from minigpt.report.growth import Panel
 

@@ -7,7 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from minigpt.cores import usable_cores
+from minigpt.machine.cores import usable_cores
 
 BUSY = 0.5  # load average above which figures are doubtful
 FLAGS = ("amx_bf16", "amx_tile", "avx512_bf16", "avx512f", "avx2", "asimd", "bf16", "sve")

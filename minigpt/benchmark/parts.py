@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from minigpt.benchmark.plan import Plan
 from minigpt.benchmark.process import run_turn
+from minigpt.benchmark.settings import Plan
 from minigpt.benchmark.table import counted, markdown, ratios, short, spread
 
 Say = Callable[[str], object]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from minigpt.benchmark.plan import Plan
+from minigpt.benchmark.settings import Plan
 
 STEP_TOKENS = 4096  # of each step while the context grows
 CONTEXTS = (64, 128, 256, 512, 1024)

@@ -36,7 +36,7 @@ def run_turn(folder: Path, job: str, *, threads: int = 0, **task: Any) -> dict[s
 
     Args:
         folder: for its files.
-        job: see `minigpt.benchmark.turn.find_job`.
+        job: see `minigpt.benchmark.measurement.find_job`.
         threads: of the environment; 0 leaves it as it is.
         task: what the job is told.
 
@@ -49,7 +49,7 @@ def run_turn(folder: Path, job: str, *, threads: int = 0, **task: Any) -> dict[s
     name = f"{next(_numbers):03d}-{job}"
     task_file, result_file, log = (folder / f"{name}{end}" for end in (".json", ".result.json", ".log"))
     task_file.write_text(json.dumps({"job": job, **task}))
-    command = [sys.executable, "-m", "minigpt.benchmark.turn", str(task_file), str(result_file)]
+    command = [sys.executable, "-m", "minigpt.benchmark.measurement", str(task_file), str(result_file)]
     began = time.time()
     with open(log, "wb") as output, started(command, folder, threads, stdout=output) as process:
         code = process.wait()

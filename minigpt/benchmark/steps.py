@@ -17,15 +17,16 @@ from minigpt.config.compose import compose
 from minigpt.config.schema import TrainConfig
 from minigpt.data.module import MicroBatches
 from minigpt.data.prepare import Prepared, prepare
+from minigpt.machine.choices import find_device
+from minigpt.machine.compiling import compiled_loss
+from minigpt.machine.hardware import Choices, choose, flops_per_token
+from minigpt.machine.memory import keep_freed_memory
 from minigpt.model.gpt import GPT
-from minigpt.training.compiling import compiled_loss
-from minigpt.training.hardware import Choices, choose, flops_per_token
-from minigpt.training.memory import keep_freed_memory
-from minigpt.training.module import LanguageModel, autocast, next_token_loss
+from minigpt.model.loss import autocast, next_token_loss
+from minigpt.training.module import LanguageModel
 from minigpt.training.optimizer import build_optimizer
 from minigpt.training.run import train
 from minigpt.training.seeding import fold
-from minigpt.training.settling import find_device
 from minigpt.training.validation import Validation
 
 

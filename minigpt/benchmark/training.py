@@ -8,8 +8,8 @@ from typing import Any
 
 from minigpt.benchmark import nanogpt
 from minigpt.benchmark.agreement import Agreement, compare
-from minigpt.benchmark.plan import Plan
 from minigpt.benchmark.process import TurnFailed, run_turn
+from minigpt.benchmark.settings import Plan
 from minigpt.benchmark.table import ratios, training_table
 from minigpt.data.prepare import Prepared
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from minigpt.config.schema import DataConfig
+from minigpt.data.bpe import gpt2_is_here
 from minigpt.data.corpus import chunks, find_corpus
-from minigpt.data.ranks import gpt2_is_here
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer
 
 TEXT_BYTES = 4_000_000  # of the corpus

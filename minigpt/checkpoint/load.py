@@ -38,7 +38,7 @@ from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import NoUsableCheckpoint, UserFault
 from minigpt.model.gpt import GPT
 
-MOST_BYTES = {CONFIG: 1 << 16, STATE: 1 << 20, TOKENIZER: 1 << 24}  # many times what ours need
+MAX_BYTES = {CONFIG: 1 << 16, STATE: 1 << 20, TOKENIZER: 1 << 24}  # many times what ours need
 
 
 @dataclass
@@ -149,8 +149,8 @@ def read_json(folder: Path, name: str) -> Any:
         UserFault: as `read_file`; or it is too large, or no JSON.
     """
     content = read_file(folder, name)
-    if len(content) > MOST_BYTES[name]:
-        raise unusable(folder, f"{name} is {len(content):,} bytes; at most {MOST_BYTES[name]:,} make sense")
+    if len(content) > MAX_BYTES[name]:
+        raise unusable(folder, f"{name} is {len(content):,} bytes; at most {MAX_BYTES[name]:,} make sense")
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -25,7 +25,7 @@ from minigpt.faults import NoUsableCheckpoint, StorageFailure, UserFault
 
 FORMAT = 1
 MANIFEST = "MANIFEST.json"
-MOST_MANIFEST_BYTES = 1 << 20
+MAX_MANIFEST_BYTES = 1 << 20
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _NAME = re.compile(r"step-(\d{9,})")
 _UNFINISHED = re.compile(r"\.step-\d+\.tmp-(\d+)(-old)?")
@@ -180,7 +180,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     try:
         with open_regular(path / MANIFEST) as file:
-            content = file.read(MOST_MANIFEST_BYTES)
+            content = file.read(MAX_MANIFEST_BYTES)
         manifest = json.loads(content)
     except FileNotFoundError:
         raise DamagedCheckpoint(f"{path}: no {MANIFEST}: not a checkpoint, or one cut short") from None

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from minigpt.compare.interval import FEWEST_WINDOWS, difference
+from minigpt.compare.interval import MIN_WINDOWS, difference
 from minigpt.compare.scores import Scores, open_run, score
 from minigpt.compare.sides import Side, sides_of
 from minigpt.compare.verdict import LEVEL, plus_minus, scope, verdict
 from minigpt.faults import UserFault
-from minigpt.training.hardware import probe
+from minigpt.machine.hardware import probe
 
 USAGE = "Type: python scripts/compare.py RUN_A RUN_B [...]"
 OPTIONS = {"which": ("best", "latest"), "device": ("auto", "cuda", "mps", "cpu"), "data.dir": None}
@@ -36,9 +36,9 @@ def compare(arguments: Sequence[str], say: Callable[[str], object] = print) -> N
     if device not in ("auto", hardware.device):
         raise UserFault(f"device={device}: this machine, or this build of PyTorch, has none. Use device=auto")
     scores = score(runs, device=hardware.device, say=say)
-    if len(scores.sizes) < FEWEST_WINDOWS:
+    if len(scores.sizes) < MIN_WINDOWS:
         raise UserFault(
-            f"the validation text is {len(scores.sizes)} windows of {scores.window:,} long; at least {FEWEST_WINDOWS} "
+            f"the validation text is {len(scores.sizes)} windows of {scores.window:,} long; at least {MIN_WINDOWS} "
             "are wanted to judge a difference. Train on more text, or with a larger data.val_fraction"
         )
     say("")

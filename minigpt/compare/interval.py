@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-FEWEST_WINDOWS = 20
-FEWEST_BLOCKS = 5
+MIN_WINDOWS = 20
+MIN_BLOCKS = 5
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def block_length(x: Array) -> int:
     Patton, Politis and White 2009.
     """
     n = len(x)
-    least, most = math.ceil(n ** (1 / 3)), n // FEWEST_BLOCKS
+    least, most = math.ceil(n ** (1 / 3)), n // MIN_BLOCKS
     lags = min(n - 1, math.ceil(math.sqrt(n)) + max(5, math.ceil(math.log10(n))))
     centred = x - x.mean()
     covariance = np.array([centred[: n - lag] @ centred[lag:] / n for lag in range(lags + 1)])

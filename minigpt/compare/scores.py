@@ -20,11 +20,11 @@ from minigpt.data.prepare import open_prepared
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
-from minigpt.training.evaluate import token_losses
-from minigpt.training.run_directory import RunDirectory
+from minigpt.model.evaluate import token_losses
+from minigpt.rundir.run_directory import RunDirectory
 
-MOST_LOGITS = 1 << 26  # at one time
-MOST_WINDOWS = 64
+MAX_LOGITS = 1 << 26  # at one time
+MAX_WINDOWS = 64
 PIECE = 1 << 20  # tokens decoded at one time
 
 Array = NDArray[np.float64]
@@ -142,7 +142,7 @@ def score(runs: Sequence[Run], *, device: str, say: Callable[[str], object] = pr
 def _window_losses(run: Run, device: str, *, window: int, windows: int, in_bytes: bool) -> Array:
     loaded = load_checkpoint(run.checkpoint)
     block_size = run.config.model.block_size
-    batch = min(MOST_WINDOWS, max(1, MOST_LOGITS // (block_size * run.tokenizer.vocab_size)))
+    batch = min(MAX_WINDOWS, max(1, MAX_LOGITS // (block_size * run.tokenizer.vocab_size)))
     lengths = np.array([len(run.tokenizer.token_bytes(token)) for token in range(run.tokenizer.vocab_size)])
     sums = np.zeros(windows)
     position, offset = 1, int(lengths[run.val.tokens(0, 1)].sum())  # of the next token, of the bytes before it

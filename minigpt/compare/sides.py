@@ -28,7 +28,7 @@ FREE = (
     "trainer.deterministic",
     "validate.batch",
 )
-MOST_CHANGES = 6  # named in a line
+MAX_CHANGES = 6  # named in a line
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ def _label(runs: Sequence[Run], first: dict[str, object] | None) -> str:
         for key in sorted(first.keys() | own.keys())
         if first.get(key) != own.get(key)
     ]
-    more = [f"and {len(changes) - MOST_CHANGES} more"] if len(changes) > MOST_CHANGES else []
-    return label + (f"  ({', '.join(changes[:MOST_CHANGES] + more)})" if changes else "  (the same settings)")
+    more = [f"and {len(changes) - MAX_CHANGES} more"] if len(changes) > MAX_CHANGES else []
+    return label + (f"  ({', '.join(changes[:MAX_CHANGES] + more)})" if changes else "  (the same settings)")
 
 
 def _letters(number: int) -> str:

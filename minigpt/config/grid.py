@@ -15,7 +15,7 @@ from minigpt.config.convert import shown
 from minigpt.faults import UserFault
 
 FLAGS = ("-m", "--multirun")
-MOST_JOBS = 1000
+MAX_JOBS = 1000
 
 Job = list[str]  # a command line
 
@@ -46,9 +46,9 @@ def expand(arguments: list[str]) -> tuple[list[Job], dict[str, list[Any]]]:
     count = 1
     for part in parts:
         count *= len(part)
-    if count > MOST_JOBS:
+    if count > MAX_JOBS:
         raise UserFault(
-            f"-m: {count:,} combinations are more than the {MOST_JOBS:,} that are trained one after the other. "
+            f"-m: {count:,} combinations are more than the {MAX_JOBS:,} that are trained one after the other. "
             "Use fewer values, or python scripts/sweep.py, which searches"
         )
     return [list(job) for job in itertools.product(*parts)], axes

@@ -12,7 +12,7 @@ from torch.utils.data._utils import signal_handling
 
 from minigpt.faults import UserFault
 
-MOST_LOSSES = 5  # of workers, within so many micro-batches:
+MAX_LOSSES = 5  # of workers, within so many micro-batches:
 WITHIN = 1000
 DYING_SECONDS = 2.0  # a process that is gone has closed its connections a little before it can be waited for
 
@@ -58,7 +58,7 @@ class Loading:
                 yield batch
             how = team.dismiss()
             losses = [at for at in losses if at > index - WITHIN] + [index]
-            if len(losses) > MOST_LOSSES:
+            if len(losses) > MAX_LOSSES:
                 raise UserFault(
                     f"loader processes were lost {len(losses)} times within {WITHIN} micro-batches (the last {how}). "
                     "Free some memory, or use data.workers=0; the same command goes on from the last checkpoint"

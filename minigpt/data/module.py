@@ -28,8 +28,8 @@ class MicroBatches(Dataset):
         micro_batch: int,
         accumulate: int,
         rank: int = 0,
-        world: int = 1,
-        passed_over: Sequence[Sequence[int]] = (),
+        world_size: int = 1,
+        skipped_batches: Sequence[Sequence[int]] = (),
     ):
         self.split = split
         self.seed = seed
@@ -37,20 +37,20 @@ class MicroBatches(Dataset):
         self.micro_batch = micro_batch
         self.accumulate = accumulate
         self.rank = rank
-        self.world = world
-        self.passed_over = passed_over
+        self.world_size = world_size
+        self.skipped_batches = skipped_batches
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         """(tokens, targets), each (micro_batch, block_size) int64; targets are the tokens one place later."""
         step, part = divmod(index, self.accumulate)
         starts = window_starts(
-            batch_of_step(step, self.passed_over),
+            batch_of_step(step, self.skipped_batches),
             seed=self.seed,
             n_tokens=len(self.split),
             block_size=self.block_size,
-            sequences=self.accumulate * self.world * self.micro_batch,
+            sequences=self.accumulate * self.world_size * self.micro_batch,
         )
-        mine = starts.reshape(self.accumulate, self.world, self.micro_batch)[part, self.rank]
+        mine = starts.reshape(self.accumulate, self.world_size, self.micro_batch)[part, self.rank]
         windows = torch.from_numpy(self.split.windows(mine, self.block_size + 1))
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
@@ -68,7 +68,7 @@ class TokenData(L.LightningDataModule):
         accumulate: forward passes per optimizer step.
         start_step: optimizer steps already done.
         workers: loader processes.
-        passed_over: (first, last) batches that no step trains on (see minigpt.data.order).
+        skipped_batches: (first, last) batches that no step trains on (see minigpt.data.order).
         on_loss: told in a sentence when a loader process was killed.
     """
 
@@ -82,7 +82,7 @@ class TokenData(L.LightningDataModule):
         accumulate: int,
         start_step: int = 0,
         workers: int = 0,
-        passed_over: Sequence[Sequence[int]] = (),
+        skipped_batches: Sequence[Sequence[int]] = (),
         on_loss: Callable[[str], object] = print,
     ):
         super().__init__()
@@ -93,7 +93,7 @@ class TokenData(L.LightningDataModule):
         self.accumulate = accumulate
         self.start_step = start_step
         self.workers = workers
-        self.passed_over = passed_over
+        self.skipped_batches = skipped_batches
         self.on_loss = on_loss
 
     def train_dataloader(self) -> Loading:
@@ -105,7 +105,7 @@ class TokenData(L.LightningDataModule):
             micro_batch=self.micro_batch,
             accumulate=self.accumulate,
             rank=trainer.global_rank if trainer else 0,
-            world=trainer.world_size if trainer else 1,
-            passed_over=self.passed_over,
+            world_size=trainer.world_size if trainer else 1,
+            skipped_batches=self.skipped_batches,
         )
         return Loading(batches, start=self.start_step * self.accumulate, workers=self.workers, on_loss=self.on_loss)

@@ -108,15 +108,15 @@ def _encipher(places: NDArray[np.uint64], a: int, b: int, keys: NDArray[np.uint6
     return right * sizes[0] + left
 
 
-def batch_of_step(step: int, passed_over: Sequence[Sequence[int]]) -> int:
+def batch_of_step(step: int, skipped_batches: Sequence[Sequence[int]]) -> int:
     """Which batch a step trains on: the step-th of those not passed over.
 
     Args:
         step: optimizer steps done before.
-        passed_over: (first, last) batch numbers of each window, both included.
+        skipped_batches: (first, last) batch numbers of each window, both included.
     """
     batch = step
-    for first, last in sorted(passed_over, key=tuple):
+    for first, last in sorted(skipped_batches, key=tuple):
         if batch >= first:
             batch += last - first + 1
     return batch

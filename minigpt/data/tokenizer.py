@@ -20,8 +20,8 @@ import tiktoken
 from numpy.typing import NDArray
 
 from minigpt.config.convert import shown
-from minigpt.data.cuts import runs
-from minigpt.data.ranks import gpt2_ranks, train_ranks
+from minigpt.data.bpe import gpt2_ranks, train_ranks
+from minigpt.data.chunking import runs
 from minigpt.faults import UserFault
 
 END_OF_TEXT = "<|endoftext|>"

@@ -55,7 +55,7 @@ class KVCache:
         batch: rows B.
         n_head: heads H.
         block_size: columns per row.
-        head_width: D.
+        head_dim: D.
         dtype: of keys and values: the model's.
         device: the model's.
     """
@@ -67,11 +67,11 @@ class KVCache:
         n_head: int,
         *,
         block_size: int,
-        head_width: int,
+        head_dim: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ):
-        shape = (n_layer, batch, n_head, block_size, head_width)
+        shape = (n_layer, batch, n_head, block_size, head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.block_size = block_size
@@ -85,7 +85,7 @@ class KVCache:
             batch,
             config.n_head,
             block_size=config.block_size,
-            head_width=config.n_embd // config.n_head,
+            head_dim=config.n_embd // config.n_head,
             dtype=like.dtype,
             device=like.device,
         )

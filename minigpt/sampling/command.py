@@ -11,15 +11,15 @@ import torch
 from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint
 from minigpt.config.schema import SampleConfig
 from minigpt.faults import FINISHED, UserFault
-from minigpt.model.decode import NativeDecoder, native_decoder, round_to_int8
+from minigpt.machine.hardware import probe
 from minigpt.model.gpt import GPT
-from minigpt.model.native import NoNativeCode
 from minigpt.sampling.generate import window_start
 from minigpt.sampling.interactive import converse
+from minigpt.sampling.native.decoder import NativeDecoder, native_decoder, round_to_int8
+from minigpt.sampling.native.library import NoNativeCode
 from minigpt.sampling.prompt import encode_prompt, start_token
 from minigpt.sampling.terminal import say, show
 from minigpt.sampling.write import Text, write
-from minigpt.training.hardware import probe
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32, "fp64": torch.float64}
 

@@ -10,8 +10,8 @@ from minigpt.config.check import check
 from minigpt.config.schema import SampleConfig
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
-from minigpt.model.decode import NativeDecoder
 from minigpt.model.gpt import GPT
+from minigpt.sampling.native.decoder import NativeDecoder
 from minigpt.sampling.prompt import encode_prompt
 from minigpt.sampling.terminal import say, show
 from minigpt.sampling.write import write

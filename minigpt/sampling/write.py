@@ -9,9 +9,9 @@ from torch import Tensor
 from minigpt.config.schema import SampleConfig
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.model.cache import KVCache
-from minigpt.model.decode import MOST_ROWS, NativeDecoder
 from minigpt.model.gpt import GPT
 from minigpt.sampling.generate import Forward, Sample, generate
+from minigpt.sampling.native.decoder import MAX_ROWS, NativeDecoder
 from minigpt.sampling.prompt import encode_prompt
 from minigpt.sampling.stream import TextStream
 
@@ -116,7 +116,7 @@ def gpt_forward(model: GPT, decoder: NativeDecoder | None = None) -> Forward:
     device = model.token_embedding.weight.device
 
     def forward(tokens: Tensor, lengths: Sequence[int], cache: KVCache | None) -> Tensor:
-        if decoder is not None and cache is not None and tokens.shape[1] == 1 and len(lengths) <= MOST_ROWS:
+        if decoder is not None and cache is not None and tokens.shape[1] == 1 and len(lengths) <= MAX_ROWS:
             return decoder(tokens, cache)
         hidden = model.hidden(tokens.to(device), cache=cache)  # (B, T, C)
         last = torch.tensor(lengths, device=device) - 1

@@ -12,20 +12,20 @@ from minigpt.config.convert import shown
 from minigpt.config.plain_yaml import plain_yaml
 from minigpt.data.prepare import prepare, require_vocabulary
 from minigpt.faults import FINISHED, STOPPED, TRIALS_FAILED, UserFault
+from minigpt.process.signals import Signals
 from minigpt.redact import redact_values
 from minigpt.report.page import write_whole
-from minigpt.sweep.attempt import Attempt
-from minigpt.sweep.ledger import Ledger
 from minigpt.sweep.locks import STALE_SECONDS, Claim, alone, claim, owner
 from minigpt.sweep.page import write_page
-from minigpt.sweep.plan import Plan
 from minigpt.sweep.propose import propose
 from minigpt.sweep.results import cannot_write, write_results
+from minigpt.sweep.settings import Plan
 from minigpt.sweep.slots import note_on_slots, share_out
 from minigpt.sweep.slurm import write_slurm_script
 from minigpt.sweep.table import Table, news_of
 from minigpt.sweep.trial import FAILED, RUNNING, Trial, best_trial
-from minigpt.training.signals import Signals
+from minigpt.sweep.trial_runner import Attempt
+from minigpt.sweep.trial_store import Ledger
 
 POLL_SECONDS = 0.1
 IDENTITY = "sweep.yaml"

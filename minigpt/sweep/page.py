@@ -14,14 +14,14 @@ from minigpt.report.record import number, read_lines
 from minigpt.report.svg import Line, line_chart
 from minigpt.report.words import duration, short_number
 from minigpt.sweep.charts import SHADES, bars, history, parallel, scatter, shades
-from minigpt.sweep.plan import Plan
 from minigpt.sweep.propose import importances
 from minigpt.sweep.results import run_of
+from minigpt.sweep.settings import Plan
 from minigpt.sweep.space import text_of
 from minigpt.sweep.table import value_text
 from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, Trial, best_trial, ranked
 
-MOST_POINTS = 80  # of a learning curve
+MAX_POINTS = 80  # of a learning curve
 
 # From blue for the best to sand for the worst, the same on light and dark paper.
 COLOURS = ("#1f5fd6", "#2f86c9", "#31a3a8", "#4fae7c", "#8fae4f", "#c0a043", "#c98f58", "#b89a86")
@@ -178,7 +178,7 @@ def _curve_of(file: Path, metric: str, state: tuple[int, int]) -> tuple[list[flo
     """The page is drawn after every trial, and most runs are as they were."""
     rows = [row for row in read_lines(file) if number(row.get(metric)) is not None]
     rows = [row for row in rows if number(row.get("tokens")) is not None]
-    every = -(-len(rows) // MOST_POINTS) or 1
+    every = -(-len(rows) // MAX_POINTS) or 1
     rows = [row for place, row in enumerate(rows) if place % every == 0 or place == len(rows) - 1]
     return [row["tokens"] for row in rows], [row[metric] for row in rows]
 

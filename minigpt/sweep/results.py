@@ -14,7 +14,7 @@ from minigpt.faults import StorageFailure
 from minigpt.redact import redact, redact_values
 from minigpt.report.page import write_whole
 from minigpt.report.record import read_text
-from minigpt.sweep.plan import Plan
+from minigpt.sweep.settings import Plan
 from minigpt.sweep.space import text_of
 from minigpt.sweep.trial import COMPLETE, Trial, best_trial, ranked, standard_error
 

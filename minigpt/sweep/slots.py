@@ -6,7 +6,7 @@ import subprocess
 from dataclasses import dataclass
 
 from minigpt.config.schema import TrainConfig
-from minigpt.cores import usable_cores
+from minigpt.machine.cores import usable_cores
 
 
 @dataclass(frozen=True)

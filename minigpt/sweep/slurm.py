@@ -7,7 +7,7 @@ from pathlib import Path
 
 from minigpt.redact import redact_arguments
 from minigpt.report.page import write_whole
-from minigpt.sweep.plan import Plan
+from minigpt.sweep.settings import Plan
 
 BODY = """\
 #!/bin/bash

@@ -14,7 +14,7 @@ from minigpt.config.schema import TrainConfig
 Point = dict[str, Any]  # searched setting -> value
 
 DIGITS = 4  # a drawn number is rounded to so many, so that people can type it again
-MOST_GRID_POINTS = 100_000
+MAX_GRID_POINTS = 100_000
 HANDS_OFF = ("run.dir", "data.dir", "logger.", "samples.", "checkpoint.")  # change nothing that a sweep could measure
 WORDS = ("low", "high", "log", "step", "choices")
 
@@ -93,8 +93,8 @@ def read_space(
             faults.append(fault)
         elif axis is not None:
             axes.append(axis)
-    if sampler == "grid" and not faults and math.prod(len(axis.listed()) for axis in axes) > MOST_GRID_POINTS:
-        faults.append(f"The grid has more than {MOST_GRID_POINTS:,} points. Use fewer, or search.sampler=random.")
+    if sampler == "grid" and not faults and math.prod(len(axis.listed()) for axis in axes) > MAX_GRID_POINTS:
+        faults.append(f"The grid has more than {MAX_GRID_POINTS:,} points. Use fewer, or search.sampler=random.")
     return axes, faults
 
 

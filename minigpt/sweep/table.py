@@ -8,10 +8,10 @@ from typing import Any
 
 from minigpt.report.record import number
 from minigpt.report.words import duration, short_number
-from minigpt.sweep.attempt import Attempt
-from minigpt.sweep.plan import Plan, steps_of
+from minigpt.sweep.settings import Plan, steps_of
 from minigpt.sweep.space import text_of
 from minigpt.sweep.trial import COMPLETE, PRUNED, RUNNING, Trial, ranked, standard_error
+from minigpt.sweep.trial_runner import Attempt
 
 REDRAW_SECONDS = 0.5
 STATE_WIDTH = 24  # of a long state, so much is worth more than another setting

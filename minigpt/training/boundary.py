@@ -3,7 +3,8 @@
 import lightning as L
 
 from minigpt.config.schema import TrainConfig
-from minigpt.training.module import LanguageModel, Position
+from minigpt.training.module import LanguageModel
+from minigpt.training.state import RunState
 
 
 def at_step_end(trainer: L.Trainer, batch_idx: int) -> bool:
@@ -21,13 +22,13 @@ def is_due(module: LanguageModel, every_steps: int) -> bool:
     return every_steps > 0 and module.position.step % every_steps == 0
 
 
-def out_of_patience(position: Position, config: TrainConfig) -> bool:
+def out_of_patience(position: RunState, config: TrainConfig) -> bool:
     """Whether `trainer.patience` validations have passed since the best one."""
     allowed = config.trainer.patience * config.validate.every_steps
     return allowed > 0 and position.step - position.best_step >= allowed
 
 
-def end_of(position: Position, total_steps: int | None, config: TrainConfig) -> str | None:
+def end_of(position: RunState, total_steps: int | None, config: TrainConfig) -> str | None:
     """The limit that a run standing at `position` has reached, or None if it goes on."""
     minutes = config.trainer.max_minutes
     if total_steps is not None and position.step >= total_steps:

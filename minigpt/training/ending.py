@@ -2,12 +2,13 @@
 
 from minigpt.data.prepare import Prepared
 from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining
+from minigpt.process.group import mark_stopped
 from minigpt.report.page import write_report
+from minigpt.rundir.rows import read_rows
+from minigpt.rundir.run_directory import RunDirectory
 from minigpt.training.boundary import end_of
-from minigpt.training.metrics import read_rows
-from minigpt.training.module import LanguageModel, Position
-from minigpt.training.processes import mark_stopped
-from minigpt.training.run_directory import RunDirectory
+from minigpt.training.module import LanguageModel
+from minigpt.training.state import RunState
 from minigpt.training.stopping import requeue_slurm_job
 
 
@@ -63,7 +64,7 @@ def print_results(run: RunDirectory) -> None:
     print(f'Sample from it:  python scripts/sample.py checkpoint={run.path} prompt="..."')
 
 
-def tell_finished(run: RunDirectory, position: Position, limit: str) -> None:
+def tell_finished(run: RunDirectory, position: RunState, limit: str) -> None:
     """The run is done: show it again, and how to start another."""
     if not run.writes:
         return

@@ -5,9 +5,9 @@ from typing import Any
 import lightning as L
 
 from minigpt.data.tokenizer import Tokenizer
+from minigpt.rundir.rows import RowFile
 from minigpt.sampling.write import write_sample
 from minigpt.training.boundary import at_step_end, is_due, is_last_step
-from minigpt.training.metrics import RowFile
 from minigpt.training.module import LanguageModel
 from minigpt.training.progress import Progress
 

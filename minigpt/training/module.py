@@ -1,54 +1,22 @@
 """The LightningModule: one training step, and what belongs to an optimizer step around it."""
 
-import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import lightning as L
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from torch import Tensor
 
 from minigpt.config.schema import TrainConfig
+from minigpt.machine.hardware import Choices
 from minigpt.model.gpt import GPT
+from minigpt.model.loss import autocast, next_token_loss
 from minigpt.training.clock import Clock
 from minigpt.training.guard import RollBack, fault_of
-from minigpt.training.hardware import Choices
 from minigpt.training.optimizer import build_optimizer
 from minigpt.training.schedule import lr_factor
-
-
-def next_token_loss(gpt: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy in nats of the next token, over all positions at once (teacher forcing).
-
-    Args:
-        gpt: (B, T) tokens -> (B, T, V) logits.
-        tokens: (B, T).
-        targets: (B, T), the tokens one place later.
-
-    Returns:
-        A scalar.
-    """
-    return F.cross_entropy(gpt(tokens).flatten(0, 1), targets.flatten())
-
-
-def autocast(device: str, precision: str) -> contextlib.AbstractContextManager:
-    """bf16: matrix products in bf16, weights and sums in fp32. Otherwise nothing."""
-    return torch.autocast(device, torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
-
-
-@dataclass
-class Position:
-    """Where a run stands. Saved with each checkpoint, and equal for equal runs."""
-
-    step: int = 0  # optimizer steps done
-    best_step: int = 0  # of the lowest val/loss so far
-    best_loss: float | None = None  # nats per token
-    seconds: float = 0.0  # training time used; counted only when max_minutes limits the run
-    bad_steps: int = 0  # skipped in a row, up to now
-    recent_losses: list[float] = field(default_factory=list)  # of good steps; kept only when guard.spike_zscore is on
+from minigpt.training.state import RunState
 
 
 class LanguageModel(L.LightningModule):
@@ -62,7 +30,7 @@ class LanguageModel(L.LightningModule):
         position: where the run stands.
     """
 
-    def __init__(self, gpt: GPT, config: TrainConfig, choices: Choices, *, total_steps: int | None, position: Position):
+    def __init__(self, gpt: GPT, config: TrainConfig, choices: Choices, *, total_steps: int | None, position: RunState):
         super().__init__()
         self.gpt = gpt
         self.config = config

@@ -23,9 +23,9 @@ from minigpt.data.shards import DamagedShards
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.model.gpt import GPT
+from minigpt.rundir.run_directory import RunDirectory, differences
 from minigpt.sampling.prompt import encode_prompt
-from minigpt.training.module import Position
-from minigpt.training.run_directory import RunDirectory, differences
+from minigpt.training.state import RunState
 
 
 def refuse_changed_run(path: Path, config: TrainConfig) -> None:
@@ -87,16 +87,16 @@ def check_fingerprint(run: RunDirectory, prepared: Prepared) -> None:
     run.write_text("data.json", json.dumps(facts, indent=1) + "\n")
 
 
-def read_position(checkpoint: Path | None) -> Position:
+def read_position(checkpoint: Path | None) -> RunState:
     """Where a checkpoint stands."""
     if checkpoint is None:
-        return Position()
+        return RunState()
     state = read_state(checkpoint)
-    names = {field.name for field in fields(Position)}
-    wrong = misfit(Position, state)
+    names = {field.name for field in fields(RunState)}
+    wrong = misfit(RunState, state)
     if wrong or state.get("step") != step_of(checkpoint):
         raise unusable(checkpoint, f"{STATE} does not say where it stands ({wrong or shown(state.get('step'))})")
-    return Position(**{name: value for name, value in state.items() if name in names})
+    return RunState(**{name: value for name, value in state.items() if name in names})
 
 
 def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, tokenizer: Tokenizer) -> bytes | None:

@@ -19,22 +19,26 @@ from minigpt.data.module import TokenData
 from minigpt.data.order import batch_of_step
 from minigpt.data.prepare import Prepared
 from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
+from minigpt.machine.choices import find_device, first_batch, settle_choices, settle_memory
+from minigpt.machine.compiling import compiled_loss
+from minigpt.machine.hardware import Hardware, flops_per_token, peak_flops
+from minigpt.machine.memory import keep_freed_memory
+from minigpt.machine.plan import describe_plan
 from minigpt.model.gpt import GPT
+from minigpt.process.group import Processes, joined, was_asked_to_stop
+from minigpt.process.output import lasting_output
+from minigpt.process.signals import Signals
 from minigpt.redact import redact_values
+from minigpt.rundir.remote_logger import RemoteLogger
+from minigpt.rundir.rows import RowFile, cut_rows_after
+from minigpt.rundir.run_directory import RunDirectory
 from minigpt.training.boundary import end_of
-from minigpt.training.compiling import compiled_loss
 from minigpt.training.ending import close, tell_finished
 from minigpt.training.guard import RollBack
-from minigpt.training.hardware import Hardware, flops_per_token, peak_flops
 from minigpt.training.live_samples import LiveSamples
-from minigpt.training.memory import keep_freed_memory
-from minigpt.training.metrics import Measure, MetricsFile, RowFile, cut_rows_after
+from minigpt.training.metrics import Measure, MetricsFile
 from minigpt.training.module import LanguageModel
-from minigpt.training.output import lasting_output
-from minigpt.training.plan import describe_plan
-from minigpt.training.processes import Processes, joined, was_asked_to_stop
 from minigpt.training.progress import Progress
-from minigpt.training.remote_logger import RemoteLogger
 from minigpt.training.restoring import (
     check_fingerprint,
     prepare_tokens,
@@ -43,11 +47,8 @@ from minigpt.training.restoring import (
     refuse_unfit_data,
     restore_weights,
 )
-from minigpt.training.run_directory import RunDirectory
 from minigpt.training.saving import Saving
 from minigpt.training.seeding import SeedEachBatch, fold
-from minigpt.training.settling import find_device, first_batch, settle_choices, settle_memory
-from minigpt.training.signals import Signals
 from minigpt.training.stopping import Stopping
 from minigpt.training.trainer import build_trainer, quiet_lightning
 from minigpt.training.validation import Validation
@@ -82,11 +83,11 @@ def train(config: TrainConfig) -> int:
 
 def train_together(path: Path, config: TrainConfig, hardware: Hardware, processes: Processes) -> int:
     """What each process of a run does. Rank 0 writes and prints; where others read what it writes, they wait for it."""
-    processes.agree("a config", flatten(to_dict(config)))
-    with processes.one_first():
+    processes.require_equal_on_all_ranks("a config", flatten(to_dict(config)))
+    with processes.rank_zero_first():
         refuse_changed_run(path, config)
         prepared = prepare_tokens(config)
-    processes.agree("tokens", {"fingerprint": prepared.fingerprint})
+    processes.require_equal_on_all_ranks("tokens", {"fingerprint": prepared.fingerprint})
     refuse_unfit_data(config, prepared)
     with RunDirectory(path, writes=processes.rank == 0) as run:
         return begin_or_continue(run, config, hardware, prepared, processes)
@@ -99,10 +100,12 @@ def begin_or_continue(
     if run.writes:
         sweep_unfinished(run.checkpoints)
     while True:
-        with processes.one_first():  # rank 0 sets damaged ones aside
+        with processes.rank_zero_first():  # rank 0 sets damaged ones aside
             checkpoint = latest_usable(run.checkpoints)
         manifest = hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest() if checkpoint else None
-        processes.agree("a checkpoint", {"folder": checkpoint and checkpoint.name, "manifest": manifest})
+        processes.require_equal_on_all_ranks(
+            "a checkpoint", {"folder": checkpoint and checkpoint.name, "manifest": manifest}
+        )
         total_steps = steps_of(config)
         position = read_position(checkpoint)
         if limit := end_of(position, total_steps, config):
@@ -131,7 +134,7 @@ def train_from(
     processes.signals.raise_if_received()
     position = read_position(checkpoint)
     choices = settle_choices(run, config, hardware, prepared)
-    processes.agree("choices", asdict(choices))
+    processes.require_equal_on_all_ranks("choices", asdict(choices))
     torch.set_num_threads(choices.threads)
     torch.set_float32_matmul_precision(choices.float32_products)
     keep_freed_memory()
@@ -163,20 +166,20 @@ def roll_back(run: RunDirectory, config: TrainConfig, request: RollBack, process
     Raises:
         NonFiniteTraining: the run has gone back too often.
     """
-    passed_over = run.passed_over()
+    skipped_batches = run.skipped_batches()
     processes.wait()  # all have read it
     steps = f"steps {request.first_step:,} to {request.last_step:,}"
-    if len(passed_over) >= config.guard.max_rollbacks:
+    if len(skipped_batches) >= config.guard.max_rollbacks:
         run.event("gave_up", first_step=request.first_step, last_step=request.last_step)
         raise NonFiniteTraining(
-            f"{steps} were not fit to train on, after {len(passed_over)} returns to an earlier checkpoint "
+            f"{steps} were not fit to train on, after {len(skipped_batches)} returns to an earlier checkpoint "
             f"(guard.max_rollbacks={config.guard.max_rollbacks}). The last good checkpoint is kept. Continue it in "
             f"a new run with init.from={run.path} run.dir=NEW_DIR and a lower optimizer.lr "
             f"(now {config.optimizer.lr:g}) or trainer.precision=fp32"
         )
-    window = [batch_of_step(step - 1, passed_over) for step in (request.first_step, request.last_step)]
+    window = [batch_of_step(step - 1, skipped_batches) for step in (request.first_step, request.last_step)]
     if run.writes:
-        run.write_text("passed_over.json", json.dumps([*passed_over, window]) + "\n")
+        run.write_text("skipped_batches.json", json.dumps([*skipped_batches, window]) + "\n")
         discard_from(run.checkpoints, request.first_step)
     run.event("rolled_back", first_step=request.first_step, last_step=request.last_step, batches_passed_over=window)
     print(f"Going back: {steps} were bad. Their batches ({window[0]:,} to {window[1]:,}) are passed over from now on.")
@@ -237,7 +240,7 @@ def fit(
         accumulate=choices.accumulate,
         start_step=start_step,
         workers=config.data.workers,
-        passed_over=run.passed_over(),
+        skipped_batches=run.skipped_batches(),
         on_loss=partial(tell_lost_loader, run, progress),
     )
     if choices.compile:
@@ -250,7 +253,7 @@ def fit(
 
 def tell_skip(run: RunDirectory, progress: Progress, step: int, fault: str) -> None:
     """Say and note that a step was skipped."""
-    batch = batch_of_step(step - 1, run.passed_over())
+    batch = batch_of_step(step - 1, run.skipped_batches())
     run.event("skipped", step=step, batch=batch, reason=fault)
     if run.writes:
         progress.print(f"step {step:,} skipped: {fault}; the weights are as they were (batch {batch:,})")

@@ -31,8 +31,8 @@ from minigpt.checkpoint.pack import (
 from minigpt.checkpoint.store import list_checkpoints, prune, require_space, write_checkpoint
 from minigpt.config.schema import CheckpointConfig
 from minigpt.faults import NonFiniteTraining, StorageFailure
+from minigpt.rundir.rows import RowFile, folder_gone
 from minigpt.training.boundary import at_step_end, is_due, is_last_step
-from minigpt.training.metrics import RowFile, folder_gone
 from minigpt.training.module import LanguageModel
 
 PAUSES = (0, 1, 2, 4, 8, 16, 32, 64, 64, 64)  # seconds from a failed save to the next try; then the run ends

@@ -10,9 +10,9 @@ from typing import Any
 
 import lightning as L
 
+from minigpt.process.signals import Signals
 from minigpt.training.boundary import at_step_end
 from minigpt.training.module import LanguageModel
-from minigpt.training.signals import Signals
 
 
 class Stopping(L.Callback):

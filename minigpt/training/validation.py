@@ -7,8 +7,8 @@ import lightning as L
 import torch
 
 from minigpt.data.shards import TokenSplit
+from minigpt.model.evaluate import Score, evaluate
 from minigpt.training.boundary import at_step_end, is_due, is_last_step, out_of_patience
-from minigpt.training.evaluate import Score, evaluate
 from minigpt.training.module import LanguageModel
 
 
@@ -62,7 +62,7 @@ class Validation(L.Callback):
             precision=choices.precision,
             first_token_bytes=self.first_token_bytes,
             rank=trainer.global_rank,
-            world=trainer.world_size,
+            world_size=trainer.world_size,
         )
         if trainer.world_size == 1:
             return score

@@ -103,7 +103,7 @@ def test_recording_beside_a_cache_changes_no_logits_and_shows_the_cached_keys(at
 
     @torch.no_grad()
     def read(record):
-        cache = KVCache(L, B, H, block_size=BLOCK, head_width=C // H)
+        cache = KVCache(L, B, H, block_size=BLOCK, head_dim=C // H)
         logits, rows = [], []
         for part in ids.split([4, 1, 2], dim=1):
             if record:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from minigpt.benchmark import tokens as made
-from minigpt.benchmark.plan import Plan, read_plan
+from minigpt.benchmark.measurement import find_job
+from minigpt.benchmark.settings import Plan, read_plan
 from minigpt.benchmark.tokens import make_tokens
-from minigpt.benchmark.turn import find_job
 
 MINUTE = [
     "preset=c0",

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from minigpt.benchmark import decoding
-from minigpt.benchmark.plan import read_plan
+from minigpt.benchmark.settings import read_plan
 from minigpt.benchmark.steps import new_model, settle
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.checkpoint.store import verify

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from minigpt.benchmark import growth, points
 from minigpt.benchmark.growth_text import Growth, describe_growth, find_costs, find_panels, ideals
-from minigpt.benchmark.plan import read_plan
 from minigpt.benchmark.points import arguments, find_points, size_text, warm_up
+from minigpt.benchmark.settings import read_plan
 from minigpt.config.compose import compose
 from minigpt.config.convert import flatten, to_dict
 from minigpt.report.growth import Panel, draw_growth, draw_panel

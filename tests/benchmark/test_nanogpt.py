@@ -6,8 +6,8 @@ import pickle
 import pytest
 
 from minigpt.benchmark import nanogpt
-from minigpt.benchmark.plan import read_plan
 from minigpt.benchmark.process import TurnFailed
+from minigpt.benchmark.settings import read_plan
 
 RECORDED = """\
 Overriding: max_iters = 40

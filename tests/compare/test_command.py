@@ -106,7 +106,7 @@ def test_what_can_not_be_compared_is_named(place, case):
 
 
 def test_a_text_that_is_too_short_to_judge_is_named(place, monkeypatch):
-    monkeypatch.setattr("minigpt.compare.command.FEWEST_WINDOWS", 10_000)
+    monkeypatch.setattr("minigpt.compare.command.MIN_WINDOWS", 10_000)
     with pytest.raises(UserFault, match=r"windows of 8 long; at least 10000"):
         said(place, "a1", "b1")
 

@@ -15,7 +15,7 @@ from minigpt.config.compose import CLASSES, LITERAL, compose, config_folder, fin
 from minigpt.config.convert import fitted, from_dict, settings, to_dict
 from minigpt.config.schema import SampleConfig, TrainConfig
 from minigpt.faults import UserFault
-from minigpt.sweep.plan import split
+from minigpt.sweep.settings import split
 
 COMPOSED: dict = {}
 

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from minigpt.config.grid import MOST_JOBS, expand, sweep_command
+from minigpt.config.grid import MAX_JOBS, expand, sweep_command
 from minigpt.faults import UserFault
 
 
@@ -49,7 +49,7 @@ def test_what_is_no_plain_grid_is_named(argument):
 
 def test_too_many_jobs_are_named_and_not_made():
     with pytest.raises(UserFault, match=r"1,000,000,000 combinations"):
-        expand(["-m", *(f"{key}=range(0,{MOST_JOBS})" for key in ("seed", "model.n_layer", "model.n_head"))])
+        expand(["-m", *(f"{key}=range(0,{MAX_JOBS})" for key in ("seed", "model.n_layer", "model.n_head"))])
 
 
 def test_the_sweep_of_the_same_grid():

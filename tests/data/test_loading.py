@@ -70,7 +70,7 @@ def test_a_killed_worker_disturbs_nothing_and_no_batch_is_lost_or_doubled(victim
 
 
 def test_a_worker_that_dies_over_and_over_ends_with_a_sentence(monkeypatch):
-    monkeypatch.setattr(loading, "MOST_LOSSES", 2)
+    monkeypatch.setattr(loading, "MAX_LOSSES", 2)
     told: list[str] = []
     got: list[int] = []
     batches = iter(Loading(Squares(fatal=7), start=2, workers=2, on_loss=told.append))
@@ -83,7 +83,7 @@ def test_a_worker_that_dies_over_and_over_ends_with_a_sentence(monkeypatch):
 
 def test_losses_that_lie_far_apart_are_forgiven(monkeypatch):
     monkeypatch.setattr(loading, "WITHIN", 3)
-    monkeypatch.setattr(loading, "MOST_LOSSES", 1)
+    monkeypatch.setattr(loading, "MAX_LOSSES", 1)
     told: list[str] = []
     with contextlib.closing(iter(Loading(Squares(), start=0, workers=1, on_loss=told.append))) as batches:
         others = set(multiprocessing.active_children())

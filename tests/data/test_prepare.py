@@ -272,7 +272,7 @@ def test_a_missing_gpt2_file_is_named_before_the_text_is_read(source, monkeypatc
         raise ConnectionError("no answer within 2 s")
 
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("minigpt.data.ranks.download", unreachable)
+    monkeypatch.setattr("minigpt.data.bpe.download", unreachable)
     monkeypatch.setattr(module, "survey", lambda *_, **__: pytest.fail("read"))
     with pytest.raises(UserFault, match=r"tokenizer=gpt2 needs .*tokenizer=bpe"):
         run(keys(source), "gpt2")
@@ -283,7 +283,7 @@ def test_a_missing_gpt2_file_is_named_before_torch_is_loaded(source, monkeypatch
         raise ConnectionError("no answer within 2 s")
 
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("minigpt.data.ranks.download", unreachable)
+    monkeypatch.setattr("minigpt.data.bpe.download", unreachable)
     with pytest.raises(UserFault, match=r"tokenizer=gpt2 needs .*tokenizer=bpe"):
         module.require_vocabulary(keys(source), TokenizerConfig(name="gpt2"))
     module.require_vocabulary(keys(source), TokenizerConfig(name="bpe"))

@@ -27,7 +27,7 @@ def tiny_gpt(dtype=torch.float64, kernel="fused"):
 
 def new_cache(model, rows):
     dtype = model.token_embedding.weight.dtype
-    return KVCache(2, rows, 3, block_size=BLOCK_SIZE, head_width=11, dtype=dtype)
+    return KVCache(2, rows, 3, block_size=BLOCK_SIZE, head_dim=11, dtype=dtype)
 
 
 def some_tokens(rows, T, seed=0):

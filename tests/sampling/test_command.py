@@ -12,10 +12,10 @@ from minigpt.checkpoint.load import LoadedCheckpoint
 from minigpt.config.schema import ModelConfig, SampleConfig, TrainConfig
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.faults import UserFault
-from minigpt.model import decode
 from minigpt.model.gpt import GPT
-from minigpt.model.native import NoNativeCode, find_compiler
 from minigpt.sampling import command
+from minigpt.sampling.native import decoder
+from minigpt.sampling.native.library import NoNativeCode, find_compiler
 from minigpt.sampling.write import write
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
@@ -157,7 +157,7 @@ def test_where_there_is_no_native_step_the_text_is_the_same_and_the_reason_said(
         raise NoNativeCode("no C++ compiler found")
 
     usual = run(capsys, prompt=["bad é"])[0]
-    monkeypatch.setattr(decode, "library", nothing)
+    monkeypatch.setattr(decoder, "library", nothing)
     out, err = run(capsys, prompt=["bad é"])
     assert out == usual
     assert "a token's step is not compiled: no C++ compiler found" in err

@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from minigpt.config.schema import ModelConfig, SampleConfig
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.faults import UserFault
-from minigpt.model.decode import native_decoder, round_to_int8
 from minigpt.model.gpt import GPT
-from minigpt.model.native import find_compiler
 from minigpt.sampling.generate import CachedReader, Reader
+from minigpt.sampling.native.decoder import native_decoder, round_to_int8
+from minigpt.sampling.native.library import find_compiler
 from minigpt.sampling.write import gpt_cache, gpt_forward, write, write_sample
 
 BLOCK_SIZE = 11
@@ -76,7 +76,7 @@ def test_batch_or_single_cached_or_not_the_text_is_the_same(dtype, temperature):
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 @pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize("num_samples", [1, 40])  # with four prompts: below MOST_ROWS and above
+@pytest.mark.parametrize("num_samples", [1, 40])  # with four prompts: below MAX_ROWS and above
 def test_with_the_native_step_the_text_is_the_same_while_windows_move(int8, num_samples):
     model = tiny_gpt(torch.float32)
     if int8:

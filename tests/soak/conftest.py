@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from minigpt.config.compose import compose
+from minigpt.rundir.rows import read_rows
 from minigpt.training import ending
-from minigpt.training.metrics import read_rows
 from minigpt.training.run import train
 
 # Everything that exactness could fail by: dropout, accumulation, validation, live samples.

@@ -23,7 +23,7 @@ from minigpt.data.loading import From
 from minigpt.data.module import MicroBatches
 from minigpt.data.prepare import prepare
 from minigpt.model.gpt import GPT
-from minigpt.training.module import next_token_loss
+from minigpt.model.loss import next_token_loss
 from minigpt.training.run import train
 from minigpt.training.saving import Saving
 from minigpt.training.trainer import quiet_lightning
@@ -97,7 +97,7 @@ def lightnings(folder: Path, arguments: list[str]) -> list[float]:
     config = compose("train", arguments)
     prepared = prepare(config.data, config.tokenizer, say=lambda _: None)
     block_size = config.model.block_size
-    batches = MicroBatches(prepared.train, seed=0, block_size=block_size, micro_batch=1, accumulate=1, world=1)
+    batches = MicroBatches(prepared.train, seed=0, block_size=block_size, micro_batch=1, accumulate=1, world_size=1)
     saver = Timed(dirpath=folder, every_n_train_steps=EVERY, save_top_k=-1)
     trainer = L.Trainer(
         accelerator="cpu", max_steps=config.trainer.max_steps, logger=False, callbacks=[saver],

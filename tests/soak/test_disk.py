@@ -12,7 +12,7 @@ import pytest
 
 from minigpt.checkpoint.store import latest_usable, list_checkpoints, step_of
 from minigpt.faults import STORAGE_FAILURE
-from minigpt.training.verify import compare_runs
+from minigpt.verify import compare_runs
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 TRAIN = Path(__file__).parents[2] / "scripts" / "train.py"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minigpt.checkpoint.store import list_checkpoints, step_of, verify
-from minigpt.training.verify import compare_runs
+from minigpt.verify import compare_runs
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 KILLS = 200

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from minigpt.training.metrics import read_rows
+from minigpt.rundir.rows import read_rows
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 SCRIPT = Path(__file__).parents[2] / "scripts" / "sweep.py"

@@ -14,9 +14,9 @@ import pytest
 
 from minigpt.sweep import driver
 from minigpt.sweep.driver import run_sweep
-from minigpt.sweep.ledger import Ledger
-from minigpt.sweep.plan import Plan, read_plan
+from minigpt.sweep.settings import Plan, read_plan
 from minigpt.sweep.trial import Trial
+from minigpt.sweep.trial_store import Ledger
 
 HERE = Path(__file__).parent
 STUB = [sys.executable, "-I", "-S", str(HERE / "stub_train.py")]

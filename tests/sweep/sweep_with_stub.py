@@ -6,7 +6,7 @@ from pathlib import Path
 from minigpt.faults import run_script
 from minigpt.sweep import driver
 from minigpt.sweep.driver import run_sweep
-from minigpt.sweep.plan import read_plan
+from minigpt.sweep.settings import read_plan
 
 STUB = [sys.executable, "-I", "-S", str(Path(__file__).with_name("stub_train.py"))]
 

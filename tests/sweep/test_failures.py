@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from minigpt.faults import TRIALS_FAILED, UserFault
-from minigpt.sweep import attempt as attempt_module
-from minigpt.sweep import plan as plan_module
+from minigpt.sweep import settings as plan_module
+from minigpt.sweep import trial_runner as attempt_module
 from minigpt.sweep.outcome import cause_of
 
 from .conftest import LAYERS, LR, wait_until

@@ -11,9 +11,9 @@ import pytest
 from minigpt.checkpoint.store import list_checkpoints, verify
 from minigpt.config.compose import compose
 from minigpt.faults import STOPPED
+from minigpt.rundir.remote_logger import wandb_id
+from minigpt.rundir.rows import read_rows
 from minigpt.training import stopping
-from minigpt.training.metrics import read_rows
-from minigpt.training.remote_logger import wandb_id
 from minigpt.training.run import train
 
 from .conftest import wait_until

@@ -12,13 +12,13 @@ import pytest
 
 from minigpt.config.compose import compose
 from minigpt.config.convert import to_dict
-from minigpt.sweep.attempt import Attempt
 from minigpt.sweep.page import page
-from minigpt.sweep.plan import read_plan
 from minigpt.sweep.propose import propose
 from minigpt.sweep.results import leaderboard, write_results
+from minigpt.sweep.settings import read_plan
 from minigpt.sweep.table import Table
 from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, RUNNING, Trial
+from minigpt.sweep.trial_runner import Attempt
 
 SPACE = (
     """search.space={"optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": true}, """

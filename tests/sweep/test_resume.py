@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from minigpt.faults import UserFault
-from minigpt.sweep.ledger import mend
+from minigpt.sweep.trial_store import mend
 
 from .conftest import LR, kill, wait_until
 

@@ -17,7 +17,7 @@ from minigpt.checkpoint.load import load_checkpoint
 from minigpt.checkpoint.store import DamagedCheckpoint, list_checkpoints, verify
 from minigpt.faults import NoUsableCheckpoint, UserFault
 from minigpt.training.restoring import read_position
-from minigpt.training.verify import compare_runs
+from minigpt.verify import compare_runs
 
 SETTINGS = ["trainer.max_steps=8", "checkpoint.every_steps=2", "checkpoint.keep_last=3"]
 GOLDEN = Path(__file__).parent / "golden_run"  # made by version 0.1.0, format 1

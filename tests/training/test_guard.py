@@ -23,7 +23,7 @@ def poison(monkeypatch, bad_batches, factor=float("nan")):
 
     def training_step(self, batch, batch_idx):
         dataset = self.trainer.train_dataloader.batches
-        number = batch_of_step(self.position.step, dataset.passed_over)
+        number = batch_of_step(self.position.step, dataset.skipped_batches)
         seen.append(number)
         loss = real(self, batch, batch_idx)
         if number in bad_batches:
@@ -61,7 +61,7 @@ def test_a_skipped_step_leaves_the_weights_as_they_were(run, monkeypatch):
 def test_too_many_bad_steps_in_a_row_go_back_and_pass_over_the_batches(run, monkeypatch):
     seen = poison(monkeypatch, {4, 5, 6})
     run(*SETTINGS)
-    assert (run.path / "passed_over.json").read_text() == "[[4, 6]]\n"
+    assert (run.path / "skipped_batches.json").read_text() == "[[4, 6]]\n"
     assert [event["event"] for event in run.events()] == [
         "began", "skipped", "skipped", "skipped", "rolled_back", "continued", "saved", "finished",
     ]  # fmt: skip
@@ -131,14 +131,14 @@ def test_non_finite_values_never_enter_the_window():
     steps=st.integers(1, 60),
 )
 def test_steps_train_on_the_batches_that_are_left_in_order(windows, steps):
-    passed_over, used = [], -1
+    skipped_batches, used = [], -1
     for start, length in windows:  # each window begins after the one before, as when a run goes back again and again
         first = used + 1 + start
-        passed_over.append([first, first + length])
+        skipped_batches.append([first, first + length])
         used = first + length
-    banned = {batch for first, last in passed_over for batch in range(first, last + 1)}
+    banned = {batch for first, last in skipped_batches for batch in range(first, last + 1)}
     wanted = [batch for batch in range(steps + len(banned)) if batch not in banned][:steps]
-    assert [batch_of_step(step, passed_over) for step in range(steps)] == wanted
+    assert [batch_of_step(step, skipped_batches) for step in range(steps)] == wanted
 
 
 def test_a_run_whose_every_step_was_skipped_has_not_succeeded(run, monkeypatch):

@@ -2,7 +2,7 @@
 
 import json
 
-from minigpt.training.metrics import append_rows, cut_rows_after, read_rows
+from minigpt.rundir.rows import append_rows, cut_rows_after, read_rows
 
 
 def test_rows_after_the_checkpoint_go_and_the_rest_keeps_its_bytes(tmp_path):

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from minigpt.config.schema import ModelConfig, TrainConfig
+from minigpt.machine.hardware import Choices
 from minigpt.model.gpt import GPT
-from minigpt.training.hardware import Choices
-from minigpt.training.module import LanguageModel, Position
+from minigpt.training.module import LanguageModel
+from minigpt.training.state import RunState
 
 CHOICES = Choices("cpu", 1, "fp32", False, "explicit", micro_batch=12, accumulate=2, validation_batch=4, threads=1)
 
@@ -21,7 +22,7 @@ def gradients_after_clipping(size: float, limit: float) -> tuple[list[torch.Tens
         parameter.grad = size * torch.randn(parameter.shape, generator=generator)
     config = TrainConfig()
     config.optimizer.grad_clip = limit
-    module = LanguageModel(gpt, config, CHOICES, total_steps=9, position=Position())
+    module = LanguageModel(gpt, config, CHOICES, total_steps=9, position=RunState())
     module._trainer = SimpleNamespace(world_size=1)
     module.micro_losses = [torch.tensor(2.0), torch.tensor(4.0)]
     theirs = [torch.nn.Parameter(torch.zeros_like(parameter)) for parameter in gpt.parameters()]

@@ -11,7 +11,7 @@ from minigpt.model.gpt import GPT
 from minigpt.training import saving
 from minigpt.training.muon import Muon, orthogonal
 from minigpt.training.optimizer import build_optimizer
-from minigpt.training.verify import compare_runs
+from minigpt.verify import compare_runs
 
 NUMBERS = {"lr": 0.01, "matrix_lr": 0.02, "momentum": 0.9, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 

@@ -16,11 +16,12 @@ import torch
 
 from minigpt.config.compose import compose
 from minigpt.faults import STOPPED, UserFault
-from minigpt.training import settling, stopping
-from minigpt.training.metrics import TIMINGS
+from minigpt.machine import choices
+from minigpt.rundir.rows import TIMINGS
+from minigpt.training import stopping
 from minigpt.training.module import LanguageModel
 from minigpt.training.run import train
-from minigpt.training.verify import compare_runs
+from minigpt.verify import compare_runs
 
 SETTINGS = [
     "data=text",
@@ -268,12 +269,12 @@ def test_automatic_choices_are_those_of_the_run_and_not_of_the_machine_it_goes_o
     whole = run(*settings).rename(tmp_path / "whole")
     shutil.copytree(whole, run.path)
     shutil.rmtree(run.path / "checkpoints" / "step-000000006")
-    real = settling.choose
+    real = choices.choose
 
     def choose(*arguments):
         return replace(real(*arguments), threads=7, compile=True, micro_batch=2, accumulate=4)
 
-    monkeypatch.setattr(settling, "choose", choose)
+    monkeypatch.setattr(choices, "choose", choose)
     run(*settings)
     assert json.loads((run.path / "choices.json").read_text()) == json.loads((whole / "choices.json").read_text())
     assert compare_runs(whole, run.path)[1] == []

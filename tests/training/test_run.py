@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from minigpt.faults import UserFault
-from minigpt.training import compiling, validation
+from minigpt.machine import compiling
+from minigpt.training import validation
 
 
 def test_a_run_directory_holds_what_the_plan_of_the_house_says(run):

@@ -17,9 +17,9 @@ import pytest
 from minigpt import faults
 from minigpt.checkpoint import store
 from minigpt.checkpoint.store import list_checkpoints, verify
+from minigpt.rundir.rows import TIMINGS
 from minigpt.training import ending, saving, stopping
 from minigpt.training import run as run_module
-from minigpt.training.metrics import TIMINGS
 from minigpt.training.module import LanguageModel
 from minigpt.training.validation import Validation
 

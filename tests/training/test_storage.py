@@ -13,10 +13,11 @@ import pytest
 from minigpt.checkpoint import store
 from minigpt.checkpoint.store import latest_usable, list_checkpoints, step_of, verify
 from minigpt.faults import StorageFailure
-from minigpt.training import metrics, saving
-from minigpt.training.metrics import RowFile, append_rows, read_rows
+from minigpt.rundir import rows
+from minigpt.rundir.rows import RowFile, append_rows, read_rows
+from minigpt.training import saving
 from minigpt.training.module import LanguageModel
-from minigpt.training.verify import compare_runs
+from minigpt.verify import compare_runs
 
 SETTINGS = ["trainer.max_steps=12", "checkpoint.every_steps=2", "logger.every_steps=1"]
 
@@ -232,7 +233,7 @@ def test_d8_rows_that_can_not_be_written_wait_and_no_checkpoint_passes_them(
             return real(path, *arguments, **options)
         return full() if how == "refused" else Short(real(path, *arguments, **options))
 
-    monkeypatch.setattr(metrics, "open", limited, raising=False)
+    monkeypatch.setattr(rows, "open", limited, raising=False)
     run(*SETTINGS)
     output = capsys.readouterr().out
     assert output.count("metrics.jsonl can't be written: No space left on device") == 1
@@ -247,7 +248,7 @@ def test_d8_rows_that_can_never_be_written_end_the_run(run, clean, monkeypatch, 
     at_step(5, lambda: state.update(free=False))
     monkeypatch.setattr(saving, "PAUSES", (0,) * 2)
     with monkeypatch.context() as patch:
-        refuse_while(patch, metrics, "append_rows", lambda: not state["free"])
+        refuse_while(patch, rows, "append_rows", lambda: not state["free"])
         with pytest.raises(StorageFailure, match=r"metrics\.jsonl can't be written"):
             run(*SETTINGS)
     assert [row["step"] for row in run.rows()] == [1, 2, 3, 4]
@@ -260,7 +261,7 @@ def test_d8_rows_that_can_never_be_written_end_the_run(run, clean, monkeypatch, 
 def test_d8_a_row_file_keeps_the_order_of_its_rows(tmp_path, monkeypatch):
     file = RowFile(tmp_path / "rows.jsonl", say=lambda text: None)
     numbers = iter(range(100))
-    refuse_while(monkeypatch, metrics, "append_rows", lambda: next(numbers) % 3 == 0)
+    refuse_while(monkeypatch, rows, "append_rows", lambda: next(numbers) % 3 == 0)
     for step in range(20):
         file.add({"step": step})
     file.settle()

@@ -1,0 +1,1 @@
+"""What the hardware decides: device, kernels, micro-batch, memory, and the plan that is printed."""

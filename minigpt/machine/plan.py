@@ -1,0 +1,74 @@
+"""What a run is about to do, said before its first step."""
+
+from minigpt.config.schema import TrainConfig
+from minigpt.data.prepare import Prepared
+from minigpt.machine.hardware import Choices, Hardware, activation_bytes
+from minigpt.model.gpt import GPT
+
+
+def count_parameters(model: GPT) -> dict[str, int]:
+    """Parameters by part; the padding rows of the embedding table are not counted."""
+    parts = {
+        "token embedding (also the output layer)": model.vocab_size * model.config.n_embd,
+        "position embedding": model.position_embedding.weight.numel() if model.position_embedding else 0,
+        "attention": 0,
+        "MLP": 0,
+        "norms": sum(parameter.numel() for parameter in model.final_norm.parameters()),
+    }
+    for name, parameter in model.blocks.named_parameters():
+        part = "attention" if ".attention." in name else "MLP" if ".mlp." in name else "norms"
+        parts[part] += parameter.numel()
+    return {part: count for part, count in parts.items() if count}
+
+
+def memory_bytes(config: TrainConfig, choices: Choices, parameters: int, vocab_size: int) -> int:
+    """Estimate: weights, gradients and two averages in fp32, and one micro-batch's activations."""
+    per_sequence = activation_bytes(config, vocab_size, precision=choices.precision, kernel=choices.attention_kernel)
+    return 16 * parameters + choices.micro_batch * per_sequence
+
+
+def describe_plan(
+    config: TrainConfig,
+    choices: Choices,
+    hardware: Hardware,
+    *,
+    model: GPT,
+    prepared: Prepared,
+    total_steps: int | None,
+) -> str:
+    """The plan as text."""
+    model_config = config.model
+    parts = count_parameters(model)
+    parameters = sum(parts.values())
+    lines = [
+        f"Model      {parameters:,} parameters: {model_config.n_layer} layers, {model_config.n_head} heads, "
+        f"width {model_config.n_embd}, context {model_config.block_size}, vocabulary {model.vocab_size:,}"
+    ]
+    lines += [f"           {count:>13,}  {part}" for part, count in parts.items()]
+    lines.append(
+        f"Data       {len(prepared.train):,} training tokens, {len(prepared.val):,} validation tokens "
+        f"({config.data.name}, {prepared.tokenizer.name} tokenizer)"
+    )
+    sequences = config.batch_tokens // model_config.block_size
+    lines.append(
+        f"Step       {config.batch_tokens:,} tokens = {sequences} windows of {model_config.block_size}"
+        f" = {choices.devices} device(s) x {choices.accumulate} x micro-batch {choices.micro_batch}"
+    )
+    if total_steps:
+        tokens = total_steps * config.batch_tokens
+        lines.append(
+            f"Length     {total_steps:,} steps = {tokens:,} tokens = {tokens / len(prepared.train):.2f} passes over "
+            f"the data, {tokens / parameters:.1f} tokens per parameter"
+        )
+    else:
+        lines.append(f"Length     {config.trainer.max_minutes:g} minutes of training")
+    memory = memory_bytes(config, choices, parameters, model.vocab_size)
+    lines.append(
+        f"Memory     about {memory / 1e9:.2f} GB of {hardware.memory_bytes / 1e9:.0f} GB per device (estimate)"
+    )
+    lines.append(
+        f"Device     {hardware.name}, {choices.precision}, {choices.attention_kernel} attention, "
+        f"{'compiled' if choices.compile else 'not compiled'}"
+        + (f", {choices.threads} threads" if choices.device == "cpu" else "")
+    )
+    return "\n".join(lines)

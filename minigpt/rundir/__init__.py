@@ -1,0 +1,1 @@
+"""The run directory: its files and rows, and the loggers that get the rows too."""

@@ -1,0 +1,283 @@
+"""The run directory: who may use it, what it remembers, and whether a config continues it."""
+
+import contextlib
+import errno
+import fcntl
+import functools
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+import lightning
+import torch
+import yaml
+
+from minigpt import __version__
+from minigpt.config.convert import flatten, to_dict
+from minigpt.config.plain_yaml import plain_yaml
+from minigpt.config.schema import TrainConfig
+from minigpt.faults import StorageFailure, UserFault
+from minigpt.machine.hardware import Choices
+from minigpt.redact import redact_arguments, redact_values
+from minigpt.rundir.rows import append_rows, folder_gone
+
+STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, errno.EFBIG)
+
+MAX_CHARACTERS = 1 << 20  # of a small file of the run; a longer one is none of ours
+
+# What a run may change when it continues: it does not decide which numbers a step computes up to now.
+CHANGEABLE = (
+    "trainer.max_steps",
+    "trainer.max_tokens",
+    "trainer.max_minutes",
+    "trainer.patience",
+    "trainer.device",
+    "trainer.devices",
+    "trainer.strategy",
+    "trainer.threads",
+    "trainer.micro_batch",
+    "trainer.compile",
+    "trainer.attention_kernel",
+    "optimizer.",
+    "schedule.",
+    "validate.",
+    "samples.",
+    "checkpoint.",
+    "guard.",
+    "logger.",
+    "run.",
+    "data.dir",
+    "data.workers",
+    "data.source",  # the tokens are compared by fingerprint instead
+    "experiment",
+)
+
+
+class RunDirectory:
+    """A run's folder and the files in it.
+
+    Used as `with RunDirectory(...) as run:`; a lock keeps other processes out until the block, or the process, ends.
+
+    Args:
+        path: the folder; made if missing.
+        writes: whether this process writes (rank 0).
+
+    Raises:
+        StorageFailure: it can't be made or written.
+        UserFault: another process uses it.
+    """
+
+    def __init__(self, path: Path, *, writes: bool):
+        self.path = path
+        self.writes = writes
+        self.checkpoints = path / "checkpoints"
+        self.metrics = path / "metrics.jsonl"
+        self.events = path / "events.jsonl"
+        self.samples = path / "samples.jsonl"
+        self._locked: IO[str] | None = None
+
+    def __enter__(self) -> "RunDirectory":
+        if self.writes:
+            try:
+                self.checkpoints.mkdir(parents=True, exist_ok=True)
+                self._refuse_links()
+                self._lock()
+            except OSError as error:
+                raise StorageFailure(
+                    f"run.dir={self.path} can't be written: {error.strerror or error}. Choose another run.dir, "
+                    "or mend the folder's permissions"
+                ) from error
+        return self
+
+    def _refuse_links(self) -> None:
+        """A stranger's run may hold a link where we would write: to a file of yours."""
+        for entry in os.scandir(self.path):
+            if not entry.is_dir() and not entry.is_file(follow_symlinks=False):
+                raise UserFault(
+                    f"{entry.path!r} is a link or no plain file; a run writes plain files in run.dir. Remove it, or "
+                    "choose another run.dir"
+                )
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        gone = self.writes and not self.path.is_dir()
+        if isinstance(error, UserFault) and self._locked is not None and not (self.path / "config.yaml").exists():
+            self._leave_nothing()
+        self._unlock()
+        if isinstance(error, OSError) and gone:
+            raise StorageFailure(folder_gone(self.path)) from error
+        if isinstance(error, OSError) and error.errno in STORAGE_ERRORS:
+            raise StorageFailure(
+                f"run.dir={self.path} can't be written: {error.strerror}. Checkpoints that are there are untouched. "
+                "Free some space (or mend the folder), then run the same command again"
+            ) from error
+
+    def _leave_nothing(self) -> None:
+        """Of a run that never began; whatever else lies there stays."""
+        with contextlib.suppress(OSError):
+            for name in ("run.lock", "data.json"):
+                (self.path / name).unlink(missing_ok=True)
+            self.checkpoints.rmdir()
+            self.path.rmdir()
+
+    def _unlock(self) -> None:
+        if self._locked is not None:
+            self._locked.close()
+            self._locked = None
+
+    def _lock(self) -> None:
+        file = open(self.path / "run.lock", "a+")  # noqa: SIM115 - stays open: closing it frees the lock
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read().strip() or "another process"
+            file.close()
+            raise UserFault(
+                f"run.dir={self.path} is in use by {owner}. Wait for it, stop it, or choose another run.dir"
+            ) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}")
+        file.flush()
+        self._locked = file
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """A JSON file of the run, which holds a mapping, or None if there is none.
+
+        Raises:
+            UserFault: it holds something else.
+        """
+        content = self._read(name, json.loads)
+        if content is not None and not isinstance(content, dict):
+            raise self._not_ours(name, "no mapping")
+        return content
+
+    def _read(self, name: str, parse: Callable[[str], Any]) -> Any:
+        """What a small file of the run holds, or None if there is none. A run may be a stranger's."""
+        path = self.path / name
+        try:
+            with open(path, encoding="utf-8") as file:
+                text = file.read(MAX_CHARACTERS)
+            return parse(text)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            raise self._not_ours(name, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from None
+
+    def _not_ours(self, name: str, reason: str) -> UserFault:
+        return UserFault(
+            f"{self.path / name} is not what a run writes there ({reason}). Put the file back as it was, or start "
+            f"another run with run.dir=NEW_DIR (init.from={self.path} starts it from these weights)"
+        )
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a small file whole, or leave it as it was (rank 0 only)."""
+        if self.writes:
+            temporary = self.path / f".{name}.tmp-{os.getpid()}"
+            try:
+                with open(temporary, "w") as file:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, self.path / name)
+            except OSError:
+                temporary.unlink(missing_ok=True)
+                raise
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Note a start, restart, stop, skip or warning in events.jsonl (rank 0 only)."""
+        if self.writes:
+            row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": kind, **facts}
+            with contextlib.suppress(OSError):  # a note that can't be written ends no run
+                append_rows(self.events, [row])
+
+    def saved_config(self) -> dict[str, Any] | None:
+        """The config the run was begun with, outside spelling, flat, or None for a new run.
+
+        Raises:
+            UserFault: config.yaml holds something else.
+        """
+
+        def parse(text: str) -> dict[str, Any]:
+            content = plain_yaml(text)
+            if not isinstance(content, dict):
+                raise ValueError("it holds no mapping")
+            return flatten(content)
+
+        return self._read("config.yaml", parse)
+
+    def skipped_batches(self) -> list[list[int]]:
+        """(first, last) batches that the guard found bad; no step trains on them.
+
+        Raises:
+            UserFault: skipped_batches.json holds something else.
+        """
+        name = "skipped_batches.json"
+        if not (self.path / name).exists():
+            name = "passed_over.json"  # as versions up to 25310c3 called it
+        windows = self._read(name, json.loads)
+        whole = windows is None or (
+            isinstance(windows, list)
+            and all(isinstance(window, list) and [type(batch) for batch in window] == [int, int] for window in windows)
+            and all(0 <= first <= last for first, last in windows)
+        )
+        if not whole:
+            raise self._not_ours(name, "wanted [[first, last], ...]")
+        return windows or []
+
+    def record(self, config: TrainConfig, choices: Choices) -> None:
+        """Write config.yaml, command.txt, environment.json and choices.json, without secrets."""
+        plain = redact_values(to_dict(config))
+        self.write_text("config.yaml", yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+        self.write_text("command.txt", shlex.join(["python", *redact_arguments(sys.argv)]) + "\n")
+        self.write_text("environment.json", json.dumps(environment(), indent=1) + "\n")
+        self.write_text("choices.json", json.dumps(asdict(choices), indent=1) + "\n")
+
+
+@functools.cache
+def commit() -> str | None:
+    """The commit of minigpt's own source, if it lies in a checkout and there is a git to ask."""
+    source = Path(__file__).resolve().parents[2]
+    found = None
+    if (source / ".git").exists():
+        with contextlib.suppress(OSError):
+            found = subprocess.run(["git", "-C", str(source), "rev-parse", "HEAD"], capture_output=True, text=True)
+    return found.stdout.strip() or None if found else None
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, for whoever wants to repeat the run. Nothing of the environment's variables."""
+    return {
+        "minigpt": __version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "lightning": lightning.__version__,
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+    }
+
+
+def differences(saved: dict[str, Any], config: TrainConfig) -> tuple[list[str], list[str]]:
+    """What differs between a run's config and the one it shall continue with.
+
+    Returns:
+        Lines "key: was -> is": those that forbid to continue, and those that are allowed.
+    """
+    was, now = saved, flatten(redact_values(to_dict(config)))
+    forbidden: list[str] = []
+    allowed: list[str] = []
+    for key in sorted(was.keys() | now.keys()):
+        if was.get(key) != now.get(key):
+            line = f"{key}: {was.get(key)!r} -> {now.get(key)!r}"
+            (allowed if key.startswith(CHANGEABLE) else forbidden).append(line)
+    return forbidden, allowed

@@ -1,0 +1,1 @@
+"""One token's step as native code, for the CPU."""

@@ -1,0 +1,88 @@
+"""A micro-batch that does not fit is cut smaller; each step keeps its tokens and its loss."""
+
+import json
+
+import pytest
+import torch
+
+from minigpt.config.schema import ModelConfig
+from minigpt.faults import UserFault
+from minigpt.machine import memory
+from minigpt.machine.hardware import Choices
+from minigpt.machine.memory import fit_micro_batch
+from minigpt.model.gpt import GPT
+
+CHOICES = Choices("cpu", 1, "fp32", False, "explicit", micro_batch=12, accumulate=2, validation_batch=4, threads=1)
+
+
+@pytest.fixture
+def gpt():
+    return GPT(ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=8), 31)
+
+
+def room_for(limit, monkeypatch, error):
+    real = memory.next_token_loss
+    tried = []
+
+    def loss(gpt, tokens, targets):
+        tried.append(len(tokens))
+        if len(tokens) > limit:
+            raise error
+        return real(gpt, tokens, targets)
+
+    monkeypatch.setattr(memory, "next_token_loss", loss)
+    return tried
+
+
+def batch(size):
+    tokens = torch.arange(size * 8).view(size, 8) % 31
+    return tokens, (tokens + 1) % 31
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried"),
+        MemoryError(),
+    ],
+)
+def test_the_next_smaller_divisor_that_fits_is_taken_and_said(gpt, monkeypatch, error):
+    tried = room_for(5, monkeypatch, error)
+    said = []
+    choices = fit_micro_batch(gpt, CHOICES, batch, say=said.append)
+    assert (choices.micro_batch, choices.accumulate) == (4, 6)
+    assert tried == [12, 8, 6, 4]
+    assert len(said) == 3
+    assert "micro-batch of 12 does not fit" in said[0]
+    assert all(parameter.grad is None for parameter in gpt.parameters())
+
+
+def test_what_fits_is_kept(gpt):
+    assert fit_micro_batch(gpt, CHOICES, batch, say=pytest.fail) == CHOICES
+
+
+def test_nothing_fits_is_a_fault_with_remedies(gpt, monkeypatch):
+    room_for(0, monkeypatch, MemoryError())
+    with pytest.raises(UserFault, match="checkpoint_activations=true"):
+        fit_micro_batch(gpt, CHOICES, batch, say=lambda line: None)
+
+
+def test_other_errors_are_not_taken_for_missing_memory(gpt, monkeypatch):
+    room_for(0, monkeypatch, RuntimeError("shapes cannot be multiplied"))
+    with pytest.raises(RuntimeError, match="shapes"):
+        fit_micro_batch(gpt, CHOICES, batch, say=lambda line: None)
+
+
+def test_a_run_that_does_not_fit_goes_on_with_less_and_keeps_the_choice(run, monkeypatch, capsys):
+    run("batch_tokens=96", "schedule=constant")
+    plain = run.rows()
+    run.path = run.folder / "small"
+    with monkeypatch.context() as patch:
+        room_for(5, patch, MemoryError())
+        run("batch_tokens=96", "schedule=constant", "trainer.max_steps=3")
+    assert "does not fit" in capsys.readouterr().out
+    assert json.loads((run.path / "choices.json").read_text())["micro_batch"] == 4
+    run("batch_tokens=96", "schedule=constant")  # continued where memory would suffice: the choice stays
+    assert json.loads((run.path / "choices.json").read_text())["micro_batch"] == 4
+    assert [row["train/loss"] for row in run.rows()][-1] == pytest.approx(plain[-1]["train/loss"], abs=1e-5)

@@ -1,0 +1,77 @@
+"""Whole-split evaluation: every token but the first predicted once, weighted by tokens, in honest bytes."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from minigpt.model.evaluate import Score, evaluate, grid_batches
+
+
+class ListSplit:
+    """A split over plain integers."""
+
+    def __init__(self, tokens, text_bytes):
+        self.values = torch.tensor(tokens)
+        self.bytes = text_bytes
+
+    def __len__(self):
+        return len(self.values)
+
+    def windows(self, starts, length):
+        return torch.stack([self.values[start : start + length] for start in starts.tolist()]).numpy()
+
+
+class Bigram(nn.Module):
+    """Logits that depend on the last token only, so a grid can't change the answer."""
+
+    def __init__(self, vocab_size):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(vocab_size, vocab_size, dtype=torch.float64))
+
+    def forward(self, tokens):
+        return self.table[tokens]
+
+
+@pytest.mark.parametrize(("length", "block_size", "batch"), [(50, 7, 3), (50, 7, 100), (8, 7, 1), (5, 7, 2), (2, 1, 4)])
+def test_every_token_is_predicted_exactly_once(length, block_size, batch):
+    split = ListSplit(list(range(length)), length)
+    targets = torch.cat([windows[:, 1:].flatten() for windows in grid_batches(split, block_size, batch)])
+    inputs = torch.cat([windows[:, :-1].flatten() for windows in grid_batches(split, block_size, batch)])
+    assert targets.tolist() == list(range(1, length))
+    assert inputs.tolist() == list(range(length - 1))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_score_equals_a_plain_sum_for_any_number_of_processes(world_size):
+    torch.manual_seed(3)
+    tokens = torch.randint(11, (83,))
+    split, model = ListSplit(tokens.tolist(), 190), Bigram(11)
+    wanted = -model.table.log_softmax(-1)[tokens[:-1], tokens[1:]].sum().item()
+    model.train()
+    scores = [
+        evaluate(
+            model,
+            split,
+            block_size=9,
+            batch=2,
+            device="cpu",
+            precision="fp32",
+            first_token_bytes=4,
+            rank=rank,
+            world_size=world_size,
+        )
+        for rank in range(world_size)
+    ]
+    assert model.training
+    assert sum(score.tokens for score in scores) == 82
+    assert sum(score.nats for score in scores) == pytest.approx(wanted, rel=1e-6)
+    assert scores[0].bytes == 186
+
+
+def test_the_three_units_of_a_score():
+    score = Score(nats=100 * math.log(2), tokens=50, bytes=200)
+    assert score.loss == pytest.approx(2 * math.log(2))
+    assert score.perplexity == pytest.approx(4.0)
+    assert score.bits_per_byte == pytest.approx(0.5)

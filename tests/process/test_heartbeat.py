@@ -1,0 +1,176 @@
+"""Processes that watch each other: whoever dies, stops or fails, all end soon, and the cause is said once."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+# A rank without torch: it beats, and on a line from its parent it fails, leaves, or hangs with Python blocked.
+RANK = """
+import ctypes, sys, time
+from minigpt.process.heartbeat import Heartbeat
+rank, world_size, place = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+heartbeat = Heartbeat(rank, world_size)
+if rank == 0:
+    open(place + ".new", "w").write(heartbeat.listen())
+    import os; os.rename(place + ".new", place)
+else:
+    while True:
+        try:
+            heartbeat.join(open(place).read()); break
+        except FileNotFoundError:
+            time.sleep(0.01)
+while len(heartbeat.peers) < (world_size - 1 if rank == 0 else 1):
+    time.sleep(0.01)
+print("ready", flush=True)
+for line in sys.stdin:
+    command = line.strip()
+    if command == "fail":
+        heartbeat.fail(5, f"Error: rank {rank} is broken")
+    if command == "bug":
+        heartbeat.fail(1, f"rank {rank}: Traceback: boom")
+    if command == "leave":
+        heartbeat.leave(); sys.exit(75)
+    if command == "compute":
+        ctypes.PyDLL(None).sleep(2)  # holds the lock that Python needs to run any other thread
+        print("computed", flush=True)
+"""
+
+
+class Ranks:
+    """Three of them."""
+
+    def __init__(self, folder: Path, silence: float):
+        self.log = folder / "stderr"
+        environment = os.environ | {"MINIGPT_HEARTBEAT_SECONDS": str(silence)}
+        with open(self.log, "w") as log:
+            self.processes = [
+                subprocess.Popen(
+                    [sys.executable, "-c", RANK, str(rank), "3", str(folder / "address")],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, text=True,
+                )
+                for rank in range(3)
+            ]  # fmt: skip
+        for process in self.processes:
+            assert process.stdout.readline() == "ready\n"
+
+    def tell(self, rank: int, command: str) -> None:
+        self.processes[rank].stdin.write(command + "\n")
+        self.processes[rank].stdin.flush()
+
+    def codes(self, seconds: float = 15.0) -> list[int]:
+        deadline = time.monotonic() + seconds
+        return [process.wait(max(0.1, deadline - time.monotonic())) for process in self.processes]
+
+    def said(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    made = []
+
+    def start(silence: float = 1.5) -> Ranks:
+        made.append(Ranks(tmp_path, silence))
+        return made[0]
+
+    yield start
+    for process in made[0].processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_when_one_is_killed_all_end_at_once_and_the_cause_is_named_once(ranks, victim):
+    three = ranks(silence=60)
+    three.processes[victim].kill()
+    codes = three.codes(5)
+    assert codes.pop(victim) == -signal.SIGKILL
+    assert codes == [1, 1]
+    (line,) = three.said()
+    assert f"rank {victim} (process {three.processes[victim].pid})" in line
+    assert "killed" in line
+    assert "The same command goes on" in line
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_when_one_is_stopped_all_end_and_none_is_left_behind(ranks, victim):
+    three = ranks()
+    three.processes[victim].send_signal(signal.SIGSTOP)
+    codes = three.codes(10)
+    assert codes.pop(victim) == -signal.SIGKILL  # else it would wake up to a run that is over
+    assert codes == [1, 1]
+    (line,) = three.said()
+    assert f"rank {victim} (process {three.processes[victim].pid}) has given no sign of life" in line
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_fault_is_printed_once_and_all_exit_with_its_code(ranks, first):
+    three = ranks()
+    three.tell(first, "fail")
+    assert three.codes() == [5, 5, 5]
+    assert three.said() == [f"Error: rank {first} is broken"]
+
+
+def test_an_exception_that_follows_from_another_ones_end_is_not_printed(ranks):
+    three = ranks()
+    three.tell(1, "bug")  # as a collective that lost its partner raises a moment later
+    three.processes[2].kill()
+    assert three.codes() == [1, 1, -signal.SIGKILL]
+    (line,) = three.said()
+    assert "rank 2" in line
+
+
+def test_who_leaves_waits_for_rank_0_and_then_all_part_in_peace(ranks):
+    three = ranks()
+    three.tell(2, "leave")
+    three.tell(1, "leave")
+    time.sleep(0.5)
+    assert [process.poll() for process in three.processes] == [None, None, None]
+    three.tell(0, "leave")
+    assert three.codes() == [75, 75, 75]
+    assert three.said() == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="without /proc silence alone decides")
+def test_one_that_computes_without_a_pause_is_not_taken_for_dead(ranks):
+    three = ranks(silence=1.0)
+    three.processes[1].stdin.write("compute\n")
+    three.processes[1].stdin.flush()
+    assert three.processes[1].stdout.readline() == "computed\n"
+    for rank in (1, 2, 0):
+        three.tell(rank, "leave")
+    assert three.codes() == [75, 75, 75]
+
+
+def test_a_pause_of_all_together_is_forgiven(ranks):
+    """Ctrl-Z and fg."""
+    three = ranks(silence=1.2)
+    for process in three.processes:
+        process.send_signal(signal.SIGSTOP)
+    time.sleep(2)
+    for process in three.processes:
+        process.send_signal(signal.SIGCONT)
+    time.sleep(0.5)
+    for rank in (1, 2, 0):
+        three.tell(rank, "leave")
+    assert three.codes() == [75, 75, 75]
+    assert three.said() == []
+
+
+def test_strangers_are_turned_away(ranks, tmp_path):
+    import socket
+
+    three = ranks()
+    port = int((tmp_path / "address").read_text().split()[0])
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(b'{"key": "guess", "rank": 1, "pid": 1}\n')
+        stranger.settimeout(5)
+        assert stranger.recv(100) == b""
+    for rank in (1, 2, 0):
+        three.tell(rank, "leave")
+    assert three.codes() == [75, 75, 75]

@@ -1,0 +1,184 @@
+"""A token's step as native code against its readable twin, the model: the same logits, the same cache."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn as nn
+from torch.nn.functional import cross_entropy
+
+from minigpt.config.schema import ModelConfig
+from minigpt.model.cache import KVCache
+from minigpt.model.gpt import GPT
+from minigpt.sampling.native import decoder as native_module
+from minigpt.sampling.native.decoder import NativeDecoder, native_decoder, round_to_int8, to_int8
+from minigpt.sampling.native.library import NoNativeCode, find_compiler
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+V, BLOCK_SIZE = 71, 19
+# Widths and head widths that are whole vectors, and that are not.
+SIZES = [{"n_embd": 24, "n_head": 2}, {"n_embd": 66, "n_head": 3}, {"n_embd": 128, "n_head": 4}]
+
+
+def gpt(dtype=torch.float32, *, device="cpu", **config):
+    torch.manual_seed(5)
+    config = ModelConfig(**{"n_layer": 2, "n_embd": 24, "n_head": 2, "block_size": BLOCK_SIZE, **config})
+    model = GPT(config, V).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model.to(device, dtype)
+
+
+def empty(model, rows):
+    return KVCache.for_config(model.config, rows, like=model.token_embedding.weight)
+
+
+def apart(decoder, model, prompts, steps):
+    """The greatest difference of logits, relative to the greatest logit, and of what the caches hold."""
+    logits, held, greatest = 0.0, 0.0, 0.0
+    ours, twins = empty(model, len(prompts)), empty(model, len(prompts))
+    longest = max(map(len, prompts))
+    padded = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts])
+    for cache in (ours, twins):
+        model(padded, cache=cache)
+        cache.set_lengths([len(prompt) for prompt in prompts])
+    tokens = torch.arange(len(prompts))[:, None]
+    for _ in range(steps):
+        got, wanted = decoder(tokens, ours), model(tokens, cache=twins)[:, 0].float()
+        logits, greatest = max(logits, float((got - wanted).abs().max())), max(greatest, float(wanted.abs().max()))
+        assert ours.lengths == twins.lengths
+        for row, length in enumerate(ours.lengths):
+            for one, other in ((ours.keys, twins.keys), (ours.values, twins.values)):
+                difference = one[:, row, :, :length].float() - other[:, row, :, :length].float()
+                held = max(held, float(difference.abs().max()))
+        tokens = wanted.argmax(-1, keepdim=True)
+    return logits / greatest, held
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", native_module.ACTIVATIONS)
+@pytest.mark.parametrize("attention", sorted(native_module.ATTENTIONS))
+@torch.inference_mode()
+def test_the_native_step_is_the_models(sizes, bias, activation, attention):
+    model = gpt(bias=bias, activation=activation, attention=attention, **sizes)
+    logits, held = apart(native_decoder(model), model, [[3, 1, 4]], BLOCK_SIZE - 3)
+    assert logits < 1e-5
+    assert held < 1e-4
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 8, 15])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@torch.inference_mode()
+def test_rows_of_different_lengths_in_batches_of_every_size(rows, threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    model = gpt()
+    prompts = [[(7 * row + at) % V for at in range(1 + row % 5)] for row in range(rows)]
+    logits, held = apart(native_decoder(model), model, prompts, 6)
+    assert logits < 1e-5
+    assert held < 1e-4
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@torch.inference_mode()
+def test_in_bf16_it_is_nearer_to_the_exact_step_than_the_model_is(sizes):
+    model = gpt(torch.bfloat16, **sizes)
+    exact = gpt(**sizes)
+    exact.load_state_dict({name: tensor.float() for name, tensor in model.state_dict().items()})
+    tokens = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
+    decoder, cache = native_decoder(model), empty(model, 1)
+    got = torch.cat([decoder(tokens[:, t : t + 1], cache) for t in range(8)])
+    wanted = exact(tokens)[0]
+    assert (got - wanted).norm() < 0.01 * wanted.norm()
+    assert (got - wanted).norm() < (model(tokens)[0].float() - wanted).norm()
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@torch.inference_mode()
+def test_in_int8_it_is_the_rounded_model(sizes):
+    model = gpt(**sizes)
+    round_to_int8(model)
+    decoder = native_decoder(model, int8=True)
+    assert decoder.weights == torch.int8
+    logits, held = apart(decoder, model, [[3, 1, 4], [5]], 9)
+    assert logits < 1e-5
+    assert held < 1e-4
+
+
+def test_int8_is_the_nearest_of_255_steps_and_rounding_twice_changes_nothing():
+    weight = torch.randn(5, 33) * torch.tensor([[1e-3], [1.0], [40.0], [1e-9], [0.0]])
+    numbers, scale = to_int8(weight)
+    rounded = numbers * scale[:, None]
+    assert (rounded - weight).abs().max(dim=1).values.le(scale * 0.5001).all()
+    again, scale_again = to_int8(rounded)
+    assert torch.equal(again, numbers)
+    assert torch.allclose(scale_again, scale, rtol=1e-6)
+
+
+def test_int8_rounds_every_matrix_and_costs_little():
+    model, rounded = gpt(), gpt()
+    round_to_int8(rounded)
+    plain, changed = dict(model.named_parameters()), dict(rounded.named_parameters())
+    kept = {name for name in plain if torch.equal(plain[name], changed[name])}
+    matrices = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    assert kept == plain.keys() - {f"{name}.weight" for name in matrices} - {"token_embedding.weight"}
+    tokens = torch.randint(V, (8, BLOCK_SIZE))
+    with torch.no_grad():
+        losses = [cross_entropy(each(tokens[:, :-1]).mT, tokens[:, 1:]) for each in (model, rounded)]
+    assert abs(losses[0] - losses[1]) < 0.01 * losses[0]
+
+
+def test_a_model_that_it_does_not_know_keeps_its_own_step(monkeypatch):
+    with pytest.raises(NoNativeCode, match="attention=linear"):
+        native_decoder(gpt(attention="linear"))
+    with pytest.raises(NoNativeCode, match="float64"):
+        native_decoder(gpt(torch.float64))
+    with pytest.raises(NoNativeCode, match="got meta"):
+        native_decoder(gpt(device="meta"))
+    model = gpt()
+    model.blocks[1].mlp.gate = nn.Linear(24, 24)
+    with pytest.raises(NoNativeCode, match="parameters"):
+        native_decoder(model)
+    monkeypatch.setattr(native_module, "KNOWN", native_module.KNOWN - {"activation"})  # an option that came later
+    native_decoder(gpt())
+    with pytest.raises(NoNativeCode, match="activation=gelu"):
+        native_decoder(gpt(activation="gelu"))
+
+
+def test_a_model_that_computes_something_else_is_noticed():
+    model = gpt()
+    model.blocks[0].mlp.activation = nn.ReLU()
+    with pytest.raises(NoNativeCode, match="differ by"):
+        native_decoder(model)
+    model = gpt()
+    with torch.no_grad():
+        model.blocks[1].mlp.up.weight[3, 2] = torch.nan
+    with pytest.raises(NoNativeCode, match="differ by nan"):
+        native_decoder(model)
+
+
+def test_numbers_that_become_infinite_stay_visible():
+    model = gpt()
+    decoder = NativeDecoder(model)
+    with torch.inference_mode():
+        cache = empty(model, 1)
+        assert decoder(torch.tensor([[1]]), cache).isfinite().all()
+        for poison in (torch.nan, torch.inf):
+            cache.keys[0, 0, 0, 0, 0] = poison
+            assert decoder(torch.tensor([[1]]), cache).isnan().any()
+
+
+def test_calls_that_would_reach_outside_are_refused():
+    model = gpt()
+    decoder = NativeDecoder(model)
+    for token in (-1, V, 2**40):
+        with pytest.raises(AssertionError, match="a token outside"):
+            decoder(torch.tensor([[token]]), empty(model, 1))
+    full = empty(model, 1)
+    full.set_lengths([BLOCK_SIZE])
+    with pytest.raises(AssertionError, match="full"):
+        decoder(torch.tensor([[1]]), full)
+    for tokens, rows in itertools.product([torch.ones(2, 1, dtype=torch.int64), torch.ones(1, 2).long()], [1]):
+        with pytest.raises(AssertionError):
+            decoder(tokens, empty(model, rows))

@@ -1,0 +1,97 @@
+"""The verdict on exact resume: that it sees every difference, and that its kills are real."""
+
+import json
+import shutil
+import sys
+
+import pytest
+
+from minigpt.config.schema import TrainConfig, TrainerConfig
+from minigpt.faults import UserFault
+from minigpt.rundir.rows import read_rows
+from minigpt.verify import compare_runs, last_checkpoint, verify_resume
+
+# Stands for scripts/train.py: 40 steps, a checkpoint every 2; "inexact" lets what came before a kill show.
+TRAINING = """
+import json, sys, time
+from pathlib import Path
+from minigpt.checkpoint.store import latest_usable, step_of, write_checkpoint
+run = Path(sys.argv[-1].removeprefix("run.dir="))
+(run / "checkpoints").mkdir(parents=True, exist_ok=True)
+found = latest_usable(run / "checkpoints")
+step = step_of(found) if found else 0
+begun = time.time()
+rows = [row for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if row["step"] <= step] \
+    if (run / "metrics.jsonl").exists() else []
+(run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
+with open(run / "events.jsonl", "a") as events:
+    now = time.strftime("%Y-%m-%dT%H:%M:%S")
+    events.write(json.dumps({"event": "continued" if found else "began", "time": now}) + "\\n")
+begun_at = step
+with open(run / "metrics.jsonl", "a") as metrics:
+    for step in range(step + 1, 41):
+        time.sleep(0.01)
+        loss = begun_at if "inexact" in sys.argv else 1 / step
+        metrics.write(json.dumps({"step": step, "train/loss": loss, "seconds": time.time() - begun}) + "\\n")
+        metrics.flush()
+        if step % 2 == 0:
+            write_checkpoint(run / "checkpoints", step, {"weights": [str(loss).encode()]}, {})
+with open(run / "events.jsonl", "a") as events:
+    events.write(json.dumps({"event": "finished", "time": time.strftime("%Y-%m-%dT%H:%M:%S")}) + "\\n")
+"""
+
+
+@pytest.mark.parametrize("kind", ["exact", "inexact"])
+def test_a_run_killed_at_random_moments_is_judged_by_its_bytes(tmp_path, kind):
+    script = tmp_path / "training.py"
+    script.write_text(TRAINING)
+    said = []
+    command = [sys.executable, str(script), kind]
+    verdict = verify_resume(TrainConfig(), command, kills=4, seed=4, folder=tmp_path, say=said.append)
+    assert verdict.kills >= 1
+    assert len([line for line in said if line.startswith("Kill")]) == verdict.kills
+    assert bool(verdict.differences) == (kind == "inexact")
+
+
+def test_a_training_that_fails_is_named(tmp_path):
+    with pytest.raises(UserFault, match=r"exit code 3.*\n.*no luck"):
+        verify_resume(TrainConfig(), ["sh", "-c", "echo no luck; exit 3"], kills=1, folder=tmp_path)
+
+
+def test_a_run_limited_by_time_is_outside_the_promise(tmp_path):
+    with pytest.raises(UserFault, match="max_minutes"):
+        verify_resume(TrainConfig(trainer=TrainerConfig(max_minutes=1)), ["true"], kills=1, folder=tmp_path)
+
+
+def test_every_difference_but_of_timings_is_seen(run, tmp_path):
+    one = run("samples.every_steps=3", "samples.max_new_tokens=4")
+    same = shutil.copytree(one, tmp_path / "same")
+    rows = read_rows(same / "metrics.jsonl")
+    rows[-1]["seconds"] += 1
+    (same / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert compare_runs(one, same)[1] == []
+
+    def change_bit(copy):
+        path = last_checkpoint(copy) / "optimizer.safetensors"
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+
+    def change_row(copy):
+        rows[2]["train/loss"] += 1e-9
+        (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    changes = {
+        "optimizer.safetensors": change_bit,
+        "state.json": lambda copy: (last_checkpoint(copy) / "state.json").unlink(),
+        "metrics.jsonl, step": change_row,
+        "rows": lambda copy: (copy / "metrics.jsonl").write_text(json.dumps(rows[0]) + "\n"),
+        "samples.jsonl": lambda copy: (copy / "samples.jsonl").write_text("{}\n"),
+        "step-000000006 and step-000000005": lambda copy: last_checkpoint(copy).rename(
+            copy / "checkpoints" / "step-000000005"
+        ),
+    }
+    for number, (word, change) in enumerate(changes.items()):
+        copy = shutil.copytree(one, tmp_path / str(number))
+        change(copy)
+        assert any(word in line for line in compare_runs(one, copy)[1]), word
