@@ -15,8 +15,9 @@ from minigpt.data.prepare import Prepared, prepare
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import FINISHED
-from minigpt.report.page import write_report, write_whole
+from minigpt.report.page import write_report
 from minigpt.report.record import best_row, number, read_mapping, read_record
+from minigpt.rundir.files import write_file
 from minigpt.sampling.prompt import encode_prompt
 from minigpt.sampling.write import write
 from minigpt.training.run import train
@@ -56,7 +57,7 @@ def measure_yardstick(run: Path, prepared: Prepared) -> float:
     train_text, val_text = (text_of(split, prepared.tokenizer) for split in (prepared.train, prepared.val))
     bits = ngram_bits_per_byte(train_text, val_text)
     facts = {"name": YARDSTICK, "bits_per_byte": bits, "fingerprint": prepared.fingerprint}
-    write_whole(run / "baseline.json", json.dumps(facts, indent=1) + "\n")
+    write_file(run / "baseline.json", json.dumps(facts, indent=1) + "\n")
     try:
         write_report(run)  # once more, the yardstick in it
     except Exception as error:

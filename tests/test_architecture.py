@@ -15,7 +15,7 @@ MODULES = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix("
 
 # Third-party package -> the only places in minigpt/ that may import it (a trailing dot means the whole room).
 HOMES = {
-    "lightning": ("training.", "data.module", "rundir.run_directory"),
+    "lightning": ("training.", "data.module"),
     "hydra": ("config.compose", "config.grid"),
     "omegaconf": ("config.compose",),
     "tiktoken": ("data.tokenizer",),
@@ -47,6 +47,8 @@ MAY_IMPORT = {
         "minigpt.machine.cores",
         "minigpt.data.prepare",
         "minigpt.process.signals",
+        "minigpt.rundir.files",
+        "minigpt.rundir.rows",
         "minigpt.training.stopping",
     ),
     "model.": (

@@ -22,6 +22,7 @@ from typing import Any
 from minigpt import __version__
 from minigpt.config.convert import shown
 from minigpt.faults import NoUsableCheckpoint, StorageFailure, UserFault
+from minigpt.rundir.files import flush
 
 FORMAT = 1
 MANIFEST = "MANIFEST.json"
@@ -94,17 +95,17 @@ def write_checkpoint(
         if free < need:
             raise OSError(errno.ENOSPC, f"needs {need / 1e6:.1f} MB, {free / 1e6:.1f} MB are free")
         for path in after:
-            _flush(path)
+            flush(path)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         entries = {name: _write_flushed(temporary / name, parts) for name, parts in files.items()}
         manifest = {"format": FORMAT, "step": step, **facts, "files": entries}
         _write_flushed(temporary / MANIFEST, [_sealed(manifest)])
-        _flush(temporary)
+        flush(temporary)
         if final.exists():  # the same step from before a return to an older checkpoint
             _remove(final)
         os.rename(temporary, final)
-        _flush(folder)
+        flush(folder)
         verify(final)
     except (OSError, DamagedCheckpoint) as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -135,15 +136,6 @@ def _write_flushed(path: Path, parts: Sequence[bytes | memoryview]) -> dict[str,
             with contextlib.suppress(OSError):  # a wish, not an order
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return {"bytes": file.tell(), "sha256": digest.hexdigest()}
-
-
-def _flush(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def open_regular(path: Path) -> BufferedReader:

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from minigpt.data.chunking import runs
-from minigpt.data.download import download, save_atomically
+from minigpt.data.download import download
 from minigpt.faults import UserFault
+from minigpt.rundir.files import write_file
 
 VOCAB_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"
 VOCAB_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
@@ -94,7 +95,8 @@ def _gpt2_file() -> bytes:
             f"holds tiktoken's cache in TIKTOKEN_CACHE_DIR, or use a vocabulary trained on your own text: tokenizer=bpe"
         ) from None
     with contextlib.suppress(OSError):  # a cache that can't be written costs a download next time, no more
-        save_atomically(path, content)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, content)
     return content
 
 

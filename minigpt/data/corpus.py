@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minigpt.config.schema import DataConfig
-from minigpt.data.download import download, save_atomically
+from minigpt.data.download import download
 from minigpt.faults import StorageFailure, UserFault
+from minigpt.rundir.files import write_file
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -143,7 +144,8 @@ def _shakespeare(data: DataConfig, url: str) -> Path:
             "without any download: data=stdlib"
         ) from None
     try:
-        save_atomically(path, content)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, content)
     except OSError as error:
         raise StorageFailure(
             f"can't write {path}: {error.strerror or error}. Choose another folder: data.dir=DIR"

@@ -1,17 +1,12 @@
 """One small file from the network, with short time limits and its SHA-256 known in advance."""
 
-import contextlib
-import errno
 import hashlib
-import os
 import queue
-import secrets
 import threading
 import time
 import urllib.error
 import urllib.request
 from http.client import HTTPException, HTTPResponse
-from pathlib import Path
 
 _CONNECT_SECONDS = 2.0
 _TOTAL_SECONDS = 60.0
@@ -46,39 +41,6 @@ def download(url: str, sha256: str) -> bytes:
     if got != sha256:
         raise ConnectionError(f"the file there has SHA-256 {got}, wanted {sha256}")
     return content
-
-
-def save_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that its name never shows a part of it: temporary file beside it, fsync, rename.
-
-    Raises:
-        OSError: it can't be written; nothing is left behind.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in `folder` survive a power cut, where the file system knows how."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _read(answer: HTTPResponse) -> bytes:

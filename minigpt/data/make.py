@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from minigpt.config.schema import TokenizerConfig
 from minigpt.data.corpus import Corpus, SourceGone
-from minigpt.data.download import save_atomically
 from minigpt.data.reading import Span, Survey, describe_split, first_bytes, read, split, text_bytes
 from minigpt.data.shards import fingerprint, write_split
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer
 from minigpt.faults import UserFault
+from minigpt.rundir.files import write_file
 
 Say = Callable[[str], object]
 
@@ -149,7 +149,7 @@ def signature(corpus: Corpus) -> str:
 
 def save_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file atomically."""
-    save_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
+    write_file(path, json.dumps(content, indent=1) + "\n")
 
 
 def size_text(n_bytes: int) -> str:

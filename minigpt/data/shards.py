@@ -18,9 +18,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from minigpt.config.convert import shown
-from minigpt.data.download import save_atomically, sync_folder
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
+from minigpt.rundir.files import flush, write_file
 
 MAGIC, VERSION = 20240520, 1
 HEADER_BYTES = 1024
@@ -94,7 +94,7 @@ def write_split(
         "shards": shards,
         "fingerprint": fingerprint([tokenizer.hash, *(shard["sha256"] for shard in shards)]),
     }
-    save_atomically(folder / f"{name}.json", (json.dumps(sidecar, indent=1) + "\n").encode())
+    write_file(folder / f"{name}.json", json.dumps(sidecar, indent=1) + "\n")
     return sidecar
 
 
@@ -246,7 +246,7 @@ class _Shard:
         }
         os.replace(self.temporary, self.path)
         self.finished = True
-        sync_folder(self.path.parent)
+        flush(self.path.parent)
         return entry
 
     def discard(self) -> None:

@@ -14,7 +14,7 @@ from minigpt.attention.record import record_attention
 from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
-from minigpt.report.replace import replace
+from minigpt.rundir.files import replaced
 
 INK, HIDDEN = "#27313f", "#eceff3"  # text and lines; what can't be attended
 FONT = "DejaVu Sans Mono"  # comes with matplotlib
@@ -201,4 +201,5 @@ def _draw(path: Path, title: str, fill: Any, *, panels: int, rows: int, columns:
         for unused in grid[panels:]:
             unused.set_axis_off()
         fill(figure, grid[:panels])
-        replace(path, lambda temporary: figure.savefig(temporary, format="png", metadata={"Software": None}))
+        with replaced(path) as temporary:
+            figure.savefig(temporary, format="png", metadata={"Software": None})

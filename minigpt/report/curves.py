@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.report.record import Record, best_row, column, nats_per_bit, number
-from minigpt.report.replace import replace
 from minigpt.report.words import short_number
+from minigpt.rundir.files import replaced
 
 Curve = tuple[NDArray[np.float64], NDArray[np.float64]]  # steps, values
 
@@ -95,7 +95,8 @@ def draw_loss(record: Record, path: Path) -> None:
         name = record.name if len(record.name) <= 40 else record.name[:39] + "…"
         loss.set_title(name, loc="left", fontsize=13, fontweight="bold", pad=34)
         loss.set_title(size_and_loss(record), loc="right", fontsize=12, pad=34)
-        replace(path, lambda temporary: figure.savefig(temporary, format="png"))
+        with replaced(path) as temporary:
+            figure.savefig(temporary, format="png")
 
 
 def draw_losses(axes: Any, record: Record) -> None:

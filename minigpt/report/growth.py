@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.report.curves import INK, TRAIN
-from minigpt.report.replace import replace
+from minigpt.rundir.files import replaced
 
 LABELS = 5  # at most, along an axis
 IDEAL = "#8a93a2"
@@ -43,7 +43,8 @@ def draw_growth(panels: Sequence[Panel], path: Path) -> None:
             draw_panel(axes, panel)
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
-        replace(path, lambda temporary: figure.savefig(temporary, format="png"))
+        with replaced(path) as temporary:
+            figure.savefig(temporary, format="png")
 
 
 def draw_panel(axes: Any, panel: Panel) -> None:

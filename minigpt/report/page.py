@@ -14,9 +14,9 @@ from minigpt.faults import StorageFailure
 from minigpt.report.curves import curve, draw_loss, loss_limits, smooth, thin_out
 from minigpt.report.frame import PAGE, STYLE
 from minigpt.report.record import Record, best_row, column, nats_per_bit, number, read_record, training_seconds
-from minigpt.report.replace import replace
 from minigpt.report.svg import Line, line_chart
 from minigpt.report.words import duration, short_number
+from minigpt.rundir.files import write_file
 
 SAMPLES_SHOWN = 8  # the others fold away
 
@@ -33,17 +33,12 @@ def write_report(run_dir: str | Path) -> None:
     record = read_record(run_dir)
     try:
         draw_loss(record, record.path / "loss.png")
-        write_whole(record.path / "report.html", page(record))
+        write_file(record.path / "report.html", page(record))
     except OSError as error:
         raise StorageFailure(
             f"run.dir={record.path}: the report can't be written there: {error.strerror or error}. "
             "Make room, or mend the folder's permissions"
         ) from error
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old one or the new one."""
-    replace(path, lambda temporary: temporary.write_text(text, encoding="utf-8", errors="replace"))
 
 
 def page(record: Record) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import functools
+import importlib.metadata
 import json
 import os
 import platform
@@ -16,7 +17,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-import lightning
 import torch
 import yaml
 
@@ -27,6 +27,7 @@ from minigpt.config.schema import TrainConfig
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.machine.hardware import Choices
 from minigpt.redact import redact_arguments, redact_values
+from minigpt.rundir.files import write_file
 from minigpt.rundir.rows import append_rows, folder_gone
 
 STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, errno.EFBIG)
@@ -180,16 +181,7 @@ class RunDirectory:
     def write_text(self, name: str, text: str) -> None:
         """Write a small file whole, or leave it as it was (rank 0 only)."""
         if self.writes:
-            temporary = self.path / f".{name}.tmp-{os.getpid()}"
-            try:
-                with open(temporary, "w") as file:
-                    file.write(text)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, self.path / name)
-            except OSError:
-                temporary.unlink(missing_ok=True)
-                raise
+            write_file(self.path / name, text)
 
     def event(self, kind: str, **facts: Any) -> None:
         """Note a start, restart, stop, skip or warning in events.jsonl (rank 0 only)."""
@@ -259,7 +251,7 @@ def environment() -> dict[str, Any]:
         "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "lightning": lightning.__version__,
+        "lightning": importlib.metadata.version("lightning"),
         "platform": platform.platform(),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),

@@ -14,7 +14,7 @@ from minigpt.data.prepare import prepare, require_vocabulary
 from minigpt.faults import FINISHED, STOPPED, TRIALS_FAILED, UserFault
 from minigpt.process.signals import Signals
 from minigpt.redact import redact_values
-from minigpt.report.page import write_whole
+from minigpt.rundir.files import write_file
 from minigpt.sweep.locks import STALE_SECONDS, Claim, alone, claim, owner
 from minigpt.sweep.page import write_page
 from minigpt.sweep.propose import propose
@@ -73,7 +73,7 @@ def open_folder(plan: Plan) -> None:
         file = plan.folder / IDENTITY
         mine = redact_values(plan.identity())
         if not file.exists():
-            write_whole(file, yaml.safe_dump(mine, sort_keys=False, allow_unicode=True))
+            write_file(file, yaml.safe_dump(mine, sort_keys=False, allow_unicode=True))
             return
         try:
             theirs = plain_yaml(file.read_text(encoding="utf-8"))

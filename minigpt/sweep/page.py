@@ -9,10 +9,11 @@ from pathlib import Path
 
 from minigpt.redact import redact
 from minigpt.report.frame import PAGE, STYLE
-from minigpt.report.page import table, write_whole
+from minigpt.report.page import table
 from minigpt.report.record import number, read_lines
 from minigpt.report.svg import Line, line_chart
 from minigpt.report.words import duration, short_number
+from minigpt.rundir.files import write_file
 from minigpt.sweep.charts import SHADES, bars, history, parallel, scatter, shades
 from minigpt.sweep.propose import importances
 from minigpt.sweep.results import run_of
@@ -43,7 +44,7 @@ text.tick { dominant-baseline: central; font-size: 11px; paint-order: stroke; st
 
 def write_page(plan: Plan, trials: Sequence[Trial]) -> None:
     """Draw the page; it replaces its forerunner in one step."""
-    write_whole(plan.folder / "sweep.html", page(plan, trials))
+    write_file(plan.folder / "sweep.html", page(plan, trials))
 
 
 def page(plan: Plan, trials: Sequence[Trial]) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 from minigpt.config.compose import compose, to_yaml
 from minigpt.faults import StorageFailure
 from minigpt.redact import redact, redact_values
-from minigpt.report.page import write_whole
 from minigpt.report.record import read_text
+from minigpt.rundir.files import write_file
 from minigpt.sweep.settings import Plan
 from minigpt.sweep.space import text_of
 from minigpt.sweep.trial import COMPLETE, Trial, best_trial, ranked, standard_error
@@ -26,8 +26,8 @@ def write_results(plan: Plan, trials: Sequence[Trial]) -> None:
         StorageFailure: the sweep's directory can't be written.
     """
     try:
-        write_whole(plan.folder / "leaderboard.csv", leaderboard(plan, trials))
-        write_whole(plan.folder / "summary.json", json.dumps(summary(plan, trials), indent=1) + "\n")
+        write_file(plan.folder / "leaderboard.csv", leaderboard(plan, trials))
+        write_file(plan.folder / "summary.json", json.dumps(summary(plan, trials), indent=1) + "\n")
         write_best(plan, trials)
     except OSError as error:
         raise cannot_write(plan.folder, error) from error
@@ -117,9 +117,9 @@ def write_best(plan: Plan, trials: Sequence[Trial]) -> None:
     rerun = f"python scripts/train.py --config-dir {shlex.quote(str(folder))} experiment=best"
     values = ", ".join(f"{key}={text_of(value)}" for key, value in best.params.items())
     head = f"Trial {best.number} of {plan.name}: {plan.config.sweep.metric} {best.value:.6g} with {values}"
-    write_whole(folder / "experiment" / "best.yaml", f"# @package _global_\n# {head}\n# {rerun}\n{text}")
-    write_whole(folder / "command.txt", f"{rerun}\n{typed(plan, overrides)}\n")
-    write_whole(folder / "trial.json", facts)
+    write_file(folder / "experiment" / "best.yaml", f"# @package _global_\n# {head}\n# {rerun}\n{text}")
+    write_file(folder / "command.txt", f"{rerun}\n{typed(plan, overrides)}\n")
+    write_file(folder / "trial.json", facts)
 
 
 def typed(plan: Plan, overrides: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from minigpt.redact import redact_arguments
-from minigpt.report.page import write_whole
+from minigpt.rundir.files import write_file
 from minigpt.sweep.settings import Plan
 
 BODY = """\
@@ -52,5 +52,5 @@ def write_slurm_script(plan: Plan) -> Path:
         here=shlex.quote(os.getcwd()),
         command=shlex.join([sys.executable, script, *redact_arguments(plan.typed)]),
     )
-    write_whole(file, text)
+    write_file(file, text)
     return file

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from minigpt.data import download as module
-from minigpt.data.download import download, save_atomically
+from minigpt.data.download import download
 
 CONTENT = b"To be, or not to be\n" * 50_000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -81,13 +81,3 @@ def test_a_name_that_takes_long_to_look_up_is_given_up(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(0.6))
     with pytest.raises(ConnectionError, match=r"no answer within 0.2 s"):
         download("http://nowhere.invalid/file", SHA256)
-
-
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "deep" / "file.json"
-    save_atomically(path, b"old")
-    monkeypatch.setattr(module.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(OSError, match="No space"):
-        save_atomically(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert list(path.parent.iterdir()) == [path]

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from minigpt.config.schema import DataConfig, TokenizerConfig
-from minigpt.data import download, make
+from minigpt.data import make
 from minigpt.data import prepare as module
 from minigpt.data.corpus import SHAKESPEARE_SHA256, SourceGone
 from minigpt.data.prepare import Prepared, describe, mend, prepare
 from minigpt.data.shards import DamagedShards, write_split
 from minigpt.data.tokenizer import END_OF_TEXT
 from minigpt.faults import StorageFailure, UserFault
+from minigpt.rundir import files
 
 POEM = "".join(f"Line {n}: the naïve fox can't jump, and won't.\r\n" for n in range(120)).encode()
 
@@ -362,7 +363,7 @@ def test_a_data_dir_for_reading_only_is_enough_to_find(source, monkeypatch):
     def refuse(path, content):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(make, "save_atomically", refuse)
+    monkeypatch.setattr(make, "write_file", refuse)
     assert run(keys(source))[0].fingerprint == first.fingerprint
 
 
@@ -424,17 +425,16 @@ def test_left_over_files_of_a_killed_run_are_swept(source):
     assert not list(first.folder.glob("*.tmp"))
 
 
-def test_the_helpers_of_download_are_the_ones_that_write(source, monkeypatch):
-    """Every JSON goes through the atomic writer."""
+def test_every_json_is_written_whole(source, monkeypatch):
     written = []
-    real = download.save_atomically
+    real = files.write_file
 
     def note(path, content):
         written.append(path.name)
         real(path, content)
 
-    monkeypatch.setattr(make, "save_atomically", note)
-    monkeypatch.setattr("minigpt.data.shards.save_atomically", note)
+    monkeypatch.setattr(make, "write_file", note)
+    monkeypatch.setattr("minigpt.data.shards.write_file", note)
     run(keys(source))
     assert written == ["train.json", "val.json", "tokenizer.json", "prepared.json"]
 

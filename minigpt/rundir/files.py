@@ -1,0 +1,55 @@
+"""Files whose names never show a part of them: written beside their place, flushed to the disk, then renamed."""
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Yield the path of a temporary file beside `path`, which replaces it durably where the block ends.
+
+    Raises:
+        OSError: it can't be written; `path` is as it was and nothing is left behind.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        yield temporary
+        flush(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    flush(path.parent)
+
+
+def write_file(path: Path, content: bytes | str) -> None:
+    """Write a file whole (text as UTF-8, with ? for what it can't hold), or leave it as it was.
+
+    Its folder must be there.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    with replaced(path) as temporary, open(temporary, "xb") as file:
+        file.write(content.encode(errors="replace") if isinstance(content, str) else content)
+
+
+def flush(path: Path) -> None:
+    """Bring a file's bytes, or the names in a folder, to the disk.
+
+    Raises:
+        OSError: the disk refuses. (A file system that can't flush a folder is no fault.)
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
+            raise
+    finally:
+        os.close(descriptor)
