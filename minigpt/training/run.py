@@ -6,10 +6,12 @@ import json
 import math
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+import lightning as L
 import torch
 
 from minigpt.checkpoint.store import MANIFEST, discard_from, latest_usable, sweep_unfinished
@@ -54,11 +56,13 @@ from minigpt.training.trainer import build_trainer, quiet_lightning
 from minigpt.training.validation import Validation
 
 
-def train(config: TrainConfig) -> int:
+def train(config: TrainConfig, callbacks: Sequence[L.Callback] = ()) -> int:
     """Train until the config's end, beginning or continuing the run in `run.dir`.
 
     Args:
         config: composed and checked.
+        callbacks: Lightning callbacks of your own. Once each optimizer step `on_before_optimizer_step` is called when
+            its gradients are there; around each validation `on_validation_start` and `on_validation_end`.
 
     Returns:
         0 when the run is finished, 75 when a signal stopped it with a checkpoint.
@@ -74,14 +78,16 @@ def train(config: TrainConfig) -> int:
                 return STOPPED
             hardware = find_device(config)
             with joined(config.trainer, hardware.device, signals) as processes:
-                return train_together(path, config, hardware, processes)
+                return train_together(path, config, hardware, processes, callbacks)
     except StoppedEarly as early:
         with contextlib.suppress(OSError):  # the screen may be gone
             print(early, file=sys.stderr)
         return early.exit_code
 
 
-def train_together(path: Path, config: TrainConfig, hardware: Hardware, processes: Processes) -> int:
+def train_together(
+    path: Path, config: TrainConfig, hardware: Hardware, processes: Processes, callbacks: Sequence[L.Callback]
+) -> int:
     """What each process of a run does. Rank 0 writes and prints; where others read what it writes, they wait for it."""
     processes.require_equal_on_all_ranks("a config", flatten(to_dict(config)))
     with processes.rank_zero_first():
@@ -90,11 +96,17 @@ def train_together(path: Path, config: TrainConfig, hardware: Hardware, processe
     processes.require_equal_on_all_ranks("tokens", {"fingerprint": prepared.fingerprint})
     refuse_unfit_data(config, prepared)
     with RunDirectory(path, writes=processes.rank == 0) as run:
-        return begin_or_continue(run, config, hardware, prepared, processes)
+        return begin_or_continue(run, config, hardware, prepared, processes=processes, callbacks=callbacks)
 
 
 def begin_or_continue(
-    run: RunDirectory, config: TrainConfig, hardware: Hardware, prepared: Prepared, processes: Processes
+    run: RunDirectory,
+    config: TrainConfig,
+    hardware: Hardware,
+    prepared: Prepared,
+    *,
+    processes: Processes,
+    callbacks: Sequence[L.Callback],
 ) -> int:
     """Train in a run directory that is ours, going back to a checkpoint as often as the guard allows."""
     if run.writes:
@@ -112,7 +124,15 @@ def begin_or_continue(
             tell_finished(run, position, limit)
             return FINISHED
         try:
-            return train_from(run, config, checkpoint, hardware=hardware, prepared=prepared, processes=processes)
+            return train_from(
+                run,
+                config,
+                checkpoint,
+                hardware=hardware,
+                prepared=prepared,
+                processes=processes,
+                callbacks=callbacks,
+            )
         except RollBack as request:
             roll_back(run, config, request, processes)
 
@@ -125,6 +145,7 @@ def train_from(
     hardware: Hardware,
     prepared: Prepared,
     processes: Processes,
+    callbacks: Sequence[L.Callback],
 ) -> int:
     """Train from a checkpoint, or from the start, to the end of the run or to a stop.
 
@@ -156,7 +177,9 @@ def train_from(
     total_steps = steps_of(config)
     print(describe_plan(config, choices, hardware, model=gpt, prepared=prepared, total_steps=total_steps))
     module = LanguageModel(gpt, config, choices, total_steps=total_steps, position=position)
-    fit(run, module, prepared, hardware, optimizer_state=optimizer_state, signals=processes.signals)
+    fit(
+        run, module, prepared, hardware, optimizer_state=optimizer_state, signals=processes.signals, callbacks=callbacks
+    )
     return close(run, module, prepared)
 
 
@@ -200,6 +223,7 @@ def fit(
     *,
     optimizer_state: bytes | None,
     signals: Signals,
+    callbacks: Sequence[L.Callback],
 ) -> None:
     """Turn the crank."""
     config, choices, start_step = module.config, module.choices, module.position.step
@@ -211,7 +235,7 @@ def fit(
     if config.logger.name == "wandb" and run.writes:
         remote = RemoteLogger(config.logger, run.path, settings=to_dict(config), say=progress.print)
     rows, samples = (RowFile(path, progress.print) for path in (run.metrics, run.samples))
-    callbacks = [
+    ours = [
         SeedEachBatch(config.seed, start_step),
         Stopping(signals, run.path / "STOP" if run.writes else None),
         Measure(flops_per_token(config, prepared.tokenizer.vocab_size), peak and peak * choices.devices),
@@ -247,7 +271,7 @@ def fit(
         compile_loss(module, prepared, progress)
     # Lightning counts steps from here on; the position is ours.
     remaining = None if module.total_steps is None else module.total_steps - start_step
-    trainer = build_trainer(config, choices, total_steps=remaining, callbacks=callbacks)
+    trainer = build_trainer(config, choices, total_steps=remaining, callbacks=[*ours, *callbacks])
     trainer.fit(module, datamodule=data)
 
 

@@ -77,6 +77,12 @@ def build_trainer(
     return trainer
 
 
+def call_callbacks(trainer: L.Trainer, hook: str, *arguments: Any) -> None:
+    """Call a hook of every callback, in their order, as Lightning's own loops do."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        getattr(callback, hook)(trainer, trainer.lightning_module, *arguments)
+
+
 def leave_signals_alone(trainer: L.Trainer) -> None:
     """Signals are ours (signals.py). Lightning's handler runs collectives, and each micro-batch asks about it in one.
 

@@ -10,6 +10,7 @@ from minigpt.data.shards import TokenSplit
 from minigpt.model.evaluate import Score, evaluate
 from minigpt.training.boundary import at_step_end, is_due, is_last_step, out_of_patience
 from minigpt.training.module import LanguageModel
+from minigpt.training.trainer import call_callbacks
 
 
 class Validation(L.Callback):
@@ -30,7 +31,9 @@ class Validation(L.Callback):
         every = pl_module.config.validate.every_steps
         if at_step_end(trainer, batch_idx) and (is_due(pl_module, every) or is_last_step(pl_module)):
             with pl_module.clock.paused():
+                call_callbacks(trainer, "on_validation_start")
                 self.validate(trainer, pl_module)
+                call_callbacks(trainer, "on_validation_end")
 
     def validate(self, trainer: L.Trainer, module: LanguageModel) -> None:
         """Score the split and note the result."""
