@@ -6,7 +6,6 @@ result.
 
 import contextlib
 import io
-import json
 import os
 import signal
 import subprocess
@@ -23,6 +22,7 @@ from minigpt.config.convert import default_run_dir
 from minigpt.config.grid import FLAGS, Job, expand, sweep_command
 from minigpt.faults import INTERRUPTED, STOPPED, UserFault
 from minigpt.process.output import lasting_output
+from minigpt.rundir.rows import read_rows
 
 MEANINGS = {0: "finished", 1: "failed (a bug)", 2: "failed (settings or data)", 3: "failed (no usable checkpoint)",
             4: "failed (storage)", 5: "failed (not finite)", STOPPED: "stopped", INTERRUPTED: "stopped"}  # fmt: skip
@@ -177,9 +177,5 @@ def outcome(code: int | None) -> str:
 
 def best_loss(run: Path) -> float | None:
     """The lowest val/loss in a run's metrics.jsonl."""
-    losses = []
-    with contextlib.suppress(OSError):
-        for line in (run / "metrics.jsonl").read_text().splitlines():
-            with contextlib.suppress(ValueError):
-                losses.append(json.loads(line).get("val/loss"))
-    return min((loss for loss in losses if loss is not None), default=None)
+    losses = (row.get("val/loss") for row in read_rows(run / "metrics.jsonl"))
+    return min((loss for loss in losses if isinstance(loss, float)), default=None)

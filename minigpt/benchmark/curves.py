@@ -1,7 +1,6 @@
 """The same weights and batches through our Trainer and through nanoGPT's model: do the losses agree?"""
 
 import importlib
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 from minigpt.benchmark.steps import batches_of, new_model, settle
 from minigpt.config.compose import compose
 from minigpt.data.module import MicroBatches
+from minigpt.rundir.rows import read_rows
 from minigpt.training.run import train
 
 # Our parameters -> nanoGPT's.
@@ -47,7 +47,7 @@ def ours(task: dict[str, Any]) -> dict[str, Any]:
     prepared, choices = settle(config)
     save_file(_to_nanogpt(new_model(config, choices, prepared.tokenizer.vocab_size).state_dict()), task["weights"])
     assert train(config) == 0
-    rows = [json.loads(line) for line in (Path(str(config.run.dir)) / "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(Path(str(config.run.dir)) / "metrics.jsonl")
     return {"losses": [row["train/loss"] for row in rows], "lr": [row["lr"] for row in rows]}
 
 

@@ -11,8 +11,10 @@ import yaml
 
 from minigpt.config.plain_yaml import plain_yaml
 from minigpt.faults import UserFault
+from minigpt.rundir.rows import read_rows
 
 Row = dict[str, Any]
+MAX_HEADER_BYTES = 100_000_000  # of a safetensors file, by its format
 
 
 @dataclass
@@ -50,12 +52,12 @@ def read_record(run_dir: str | Path) -> Record:
             f"run.dir={path}: no metrics.jsonl in it, so no run has logged a step there. Give the folder of a run, "
             "like runs/default-1a2b3c, or train one: python scripts/train.py"
         )
-    rows = {row["step"]: row for row in read_lines(path / "metrics.jsonl") if number(row.get("step")) is not None}
+    rows = {row["step"]: row for row in read_rows(path / "metrics.jsonl") if number(row.get("step")) is not None}
     return Record(
         path=path,
         rows=[rows[step] for step in sorted(rows)],  # a step that was written twice counts once, as last written
-        events=read_lines(path / "events.jsonl"),
-        samples=read_lines(path / "samples.jsonl"),
+        events=read_rows(path / "events.jsonl"),
+        samples=read_rows(path / "samples.jsonl"),
         config=read_mapping(path / "config.yaml"),
         choices=read_mapping(path / "choices.json"),
         environment=read_mapping(path / "environment.json"),
@@ -71,19 +73,6 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def read_lines(path: Path) -> list[Row]:
-    """The rows of a JSON-lines file. A torn last line, and any other that is no JSON object, is left out."""
-    rows = []
-    for line in read_text(path).split("\n"):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -136,7 +125,7 @@ def count_parameters(checkpoints: Path) -> int | None:
     folders = sorted(checkpoints.glob("step-*"))
     try:
         with open(folders[-1] / "model.safetensors", "rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), MAX_HEADER_BYTES)))
         vocab_size = read_mapping(folders[-1] / "tokenizer.json")["vocab_size"]
         rows, width = header["token_embedding.weight"]["shape"]
         sizes = [math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"]

@@ -8,39 +8,60 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.faults import StorageFailure
+from minigpt.rundir.files import write_file
 
 TIMINGS = ("seconds", "tokens_per_second", "mfu")  # the keys that differ between equal runs
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The whole rows of a JSON-lines file; a torn last line is left out."""
-    rows = []
-    if path.is_file():
-        for line in path.read_bytes().split(b"\n")[:-1]:
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                break
-    return rows
+    """The rows of a JSON-lines file that can be read; lines that are no JSON object, or torn, are left out."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError:
+        return []
+    return [row for line in lines if (row := parse_row(line)) is not None]
 
 
-def cut_rows_after(path: Path, step: int) -> int:
+def parse_row(line: bytes) -> dict[str, Any] | None:
+    """A row from its line, or None if the line holds none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def cut_rows_after(path: Path, step: int, say: Callable[[str], object] = print) -> int:
     """Remove rows of steps after `step`, which a run that continues from there will write again.
 
+    Damaged lines go, too. The file as it was is kept beside it, unless only its last line is torn, as a kill leaves it.
+
+    Args:
+        path: the file; it may be missing.
+        step: of the last row to keep.
+        say: told of damaged lines.
+
     Returns:
-        How many went.
+        How many rows went.
     """
-    rows = read_rows(path)
-    kept = [row for row in rows if row.get("step", 0) <= step]
-    content = b"".join(json.dumps(row).encode() + b"\n" for row in kept)
-    if path.is_file() and path.read_bytes() != content:
-        temporary = path.with_name(path.name + ".tmp")
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    return len(rows) - len(kept)
+    content = path.read_bytes() if path.is_file() else b""
+    lines = content.split(b"\n")
+    steps = [_step_of(line) for line in lines]
+    damaged = sum(each is None and line != b"" for each, line in zip(steps[:-1], lines[:-1], strict=True))
+    if damaged:
+        aside = path.with_name(path.name + ".damaged")
+        write_file(aside, content)
+        say(f"{path}: {damaged} damaged line(s) left out; the file as it was is kept as {aside.name}")
+    kept = [line + b"\n" for each, line in zip(steps, lines, strict=True) if each is not None and each <= step]
+    if content != b"".join(kept):
+        write_file(path, b"".join(kept))
+    return sum(each is not None and each > step for each in steps)
+
+
+def _step_of(line: bytes) -> float | None:
+    """The step that a row is of, or None if the line is no row of a step."""
+    step = (parse_row(line) or {}).get("step")
+    return step if isinstance(step, int | float) and not isinstance(step, bool) and step >= 0 else None
 
 
 def append_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:

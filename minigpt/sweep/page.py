@@ -10,10 +10,11 @@ from pathlib import Path
 from minigpt.redact import redact
 from minigpt.report.frame import PAGE, STYLE
 from minigpt.report.page import table
-from minigpt.report.record import number, read_lines
+from minigpt.report.record import number
 from minigpt.report.svg import Line, line_chart
 from minigpt.report.words import duration, short_number
 from minigpt.rundir.files import write_file
+from minigpt.rundir.rows import read_rows
 from minigpt.sweep.charts import SHADES, bars, history, parallel, scatter, shades
 from minigpt.sweep.propose import importances
 from minigpt.sweep.results import run_of
@@ -177,7 +178,7 @@ def curve_of(run: Path, metric: str) -> tuple[list[float], list[float]]:
 @functools.lru_cache(maxsize=4096)
 def _curve_of(file: Path, metric: str, state: tuple[int, int]) -> tuple[list[float], list[float]]:
     """The page is drawn after every trial, and most runs are as they were."""
-    rows = [row for row in read_lines(file) if number(row.get(metric)) is not None]
+    rows = [row for row in read_rows(file) if number(row.get(metric)) is not None]
     rows = [row for row in rows if number(row.get("tokens")) is not None]
     every = -(-len(rows) // MAX_POINTS) or 1
     rows = [row for place, row in enumerate(rows) if place % every == 0 or place == len(rows) - 1]

@@ -1,7 +1,6 @@
 """A trial's training process, as the sweep sees it: through a pipe, a file of output, and metrics.jsonl."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -10,6 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from minigpt.rundir.rows import parse_row
 
 SUPERVISE = Path(__file__).with_name("supervise.py")
 KILL_SECONDS = 10.0  # for the supervisor to end what it was told to
@@ -114,10 +115,6 @@ class Rows:
         except OSError:
             return False
         self._read += len(whole) + 1 if whole else 0
-        found = []
-        for line in whole.split(b"\n"):
-            with contextlib.suppress(ValueError):
-                row = json.loads(line)
-                found += [row] if isinstance(row, dict) else []
+        found = [row for line in whole.split(b"\n") if (row := parse_row(line)) is not None]
         self.rows += found
         return bool(found)

@@ -169,8 +169,9 @@ def train_from(
     run.record(config, choices)
     dropped = 0
     if run.writes:
-        dropped = cut_rows_after(run.metrics, position.step)
-        cut_rows_after(run.samples, position.step)
+        say = partial(tell_damaged_rows, run)
+        dropped = cut_rows_after(run.metrics, position.step, say)
+        cut_rows_after(run.samples, position.step, say)
     run.event("continued" if checkpoint else "began", step=position.step, rows_written_again=dropped)
 
     print(f"Run        {run.path}" + (f", continuing after step {position.step:,}" if checkpoint else ""))
@@ -281,6 +282,12 @@ def tell_skip(run: RunDirectory, progress: Progress, step: int, fault: str) -> N
     run.event("skipped", step=step, batch=batch, reason=fault)
     if run.writes:
         progress.print(f"step {step:,} skipped: {fault}; the weights are as they were (batch {batch:,})")
+
+
+def tell_damaged_rows(run: RunDirectory, sentence: str) -> None:
+    """Say and note that a file of rows was damaged."""
+    run.event("rows_damaged", reason=sentence)
+    print(f"WARNING: {sentence}")
 
 
 def tell_lost_loader(run: RunDirectory, progress: Progress, sentence: str) -> None:

@@ -70,3 +70,11 @@ def test_training_time_adds_up_over_restarts():
 def test_best_row_is_the_first_of_equals():
     rows = [{"step": step, "val/loss": loss} for step, loss in ((1, float("nan")), (2, 3.0), (3, 2.5), (4, 2.5))]
     assert best_row(rows)["step"] == 3
+
+
+@pytest.mark.parametrize("length", [b"\xff" * 8, b"\x00" * 8, b"\x10"])
+def test_an_impossible_length_of_a_checkpoints_header_counts_no_parameters(run, length):
+    checkpoint = run / "checkpoints" / "step-000999999"
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    (checkpoint / "model.safetensors").write_bytes(length + b"{}")
+    assert read_record(run).parameters is None
