@@ -15,7 +15,7 @@ MODULES = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix("
 
 # Third-party package -> the only places in minigpt/ that may import it (a trailing dot means the whole room).
 HOMES = {
-    "lightning": ("training.", "data.module"),
+    "lightning": ("training.",),
     "hydra": ("config.compose", "config.grid"),
     "omegaconf": ("config.compose",),
     "tiktoken": ("data.tokenizer",),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from minigpt.benchmark.steps import batches_of, new_model, settle
 from minigpt.config.compose import compose
-from minigpt.data.module import MicroBatches
+from minigpt.data.batch import MicroBatches
 from minigpt.rundir.rows import read_rows
 from minigpt.training.run import train
 
@@ -103,9 +103,9 @@ def _losses(model: Any, optimizer: Any, batches: MicroBatches, rates: list[float
             group["lr"] = rate
         total = 0.0
         for part in range(choices.accumulate):
-            tokens, targets = (each.to(choices.device) for each in batches[step * choices.accumulate + part])
+            batch = batches[step * choices.accumulate + part].to(choices.device)
             with torch.autocast(choices.device, torch.bfloat16, enabled=bf16):
-                loss = model(tokens, targets)[1] / choices.accumulate
+                loss = model(batch.tokens, batch.targets)[1] / choices.accumulate
             loss.backward()
             total += loss.item()
         if config.optimizer.grad_clip:

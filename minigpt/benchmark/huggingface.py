@@ -28,7 +28,7 @@ def train(task: dict[str, Any]) -> dict[str, Any]:
     total = config.trainer.max_steps or 0
     for step in range(total):
         for part in range(choices.accumulate):
-            tokens = batches[step * choices.accumulate + part][0].to(choices.device)
+            tokens = batches[step * choices.accumulate + part].tokens.to(choices.device)
             with torch.autocast(choices.device, torch.bfloat16, enabled=bool(task["bf16"])):
                 loss = gpt(input_ids=tokens, labels=tokens).loss / choices.accumulate  # it shifts them itself
             loss.backward()

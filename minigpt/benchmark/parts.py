@@ -101,8 +101,8 @@ def loading(plan: Plan, folder: Path, tokens: Path, *, threads: int, need: float
                      f"{1e3 * found['batch_tokens'] / each.median:.3f}"])  # fmt: skip
         rows[-1] += [f"{each.median / need:,.1f}"] if need else []
     text = (
-        f"Batches of {found['batch_tokens']:,} tokens, {counted(plan.rounds, 'round')}. With data.workers=0 the "
-        "training process makes them itself, else so many processes do, which pays where a batch takes long to make."
+        f"Batches of {found['batch_tokens']:,} tokens, {counted(plan.rounds, 'round')}. The training "
+        "process makes them itself."
     )
     if need:
         heads.append("x training's need")

@@ -184,7 +184,7 @@ def split(arguments: list[str]) -> tuple[dict[str, str], list[str], list[str]]:
             own[name] = text
         elif name in OURS:
             faults.append(f"{name} is the benchmark's own to give. Leave it out: {OURS[name]}")
-        elif name.partition(".")[0] in OUR_GROUPS and name != "data.workers":
+        elif name.partition(".")[0] in OUR_GROUPS:
             faults.append(f"{name}: the benchmark makes its own tokens, the same for all entrants. Leave it out")
         elif name in OWN:
             faults.append(f"{shown(argument)} is not how a setting is written: {name}=VALUE")

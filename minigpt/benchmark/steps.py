@@ -15,7 +15,7 @@ import torch
 
 from minigpt.config.compose import compose
 from minigpt.config.schema import TrainConfig
-from minigpt.data.module import MicroBatches
+from minigpt.data.batch import MicroBatches
 from minigpt.data.prepare import Prepared, prepare
 from minigpt.machine.choices import find_device
 from minigpt.machine.compiling import compiled_loss
@@ -145,14 +145,16 @@ def bare(task: dict[str, Any]) -> dict[str, Any]:
     optimizer, parameters = build_optimizer(config.optimizer, gpt), list(gpt.parameters())
     loss_function = next_token_loss
     if choices.compile:
-        first = [part.to(choices.device) for part in batches[0]]
-        loss_function = compiled_loss(gpt, *first, precision=choices.precision, say=print)  # type: ignore[assignment]
+        first = batches[0].to(choices.device)
+        loss_function = compiled_loss(  # type: ignore[assignment]
+            gpt, first.tokens, first.targets, precision=choices.precision, say=print
+        )
     watch, warm_up, total = Watch(), task["warm_up"], config.trainer.max_steps or 0
     for step in range(total):
         for part in range(choices.accumulate):
-            tokens, targets = (each.to(choices.device) for each in batches[step * choices.accumulate + part])
+            batch = batches[step * choices.accumulate + part].to(choices.device)
             with autocast(choices.device, choices.precision):
-                loss = loss_function(gpt, tokens, targets)
+                loss = loss_function(gpt, batch.tokens, batch.targets)
             (loss / choices.accumulate if choices.accumulate > 1 else loss).backward()
         torch.nn.utils.clip_grad_norm_(parameters, config.optimizer.grad_clip)
         if choices.device == "cuda" and step in (warm_up, total - 1):
@@ -163,14 +165,15 @@ def bare(task: dict[str, Any]) -> dict[str, Any]:
     return watch.result(warm_up)
 
 
-def batches_of(config: TrainConfig, prepared: Prepared, choices: Choices) -> MicroBatches:
-    """The run's micro-batches."""
+def batches_of(config: TrainConfig, prepared: Prepared, choices: Choices, *, start_step: int = 0) -> MicroBatches:
+    """The run's micro-batches; iterating begins at a step."""
     return MicroBatches(
         prepared.train,
         seed=config.seed,
         block_size=config.model.block_size,
         micro_batch=choices.micro_batch,
         accumulate=choices.accumulate,
+        start_step=start_step,
     )
 
 

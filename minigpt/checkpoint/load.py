@@ -32,7 +32,7 @@ from minigpt.checkpoint.store import (
     verify,
 )
 from minigpt.config.check import find_faults
-from minigpt.config.convert import flatten, read, settings, shown
+from minigpt.config.convert import REMOVED, flatten, read, settings, shown
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import NoUsableCheckpoint, UserFault
@@ -177,7 +177,11 @@ def read_config(folder: Path) -> TrainConfig:
     """
     mapping = read_json(folder, CONFIG)
     try:
-        unknown = sorted(flatten(mapping).keys() - settings(TrainConfig).keys()) if isinstance(mapping, dict) else []
+        unknown = (
+            sorted(flatten(mapping).keys() - settings(TrainConfig).keys() - REMOVED.keys())
+            if isinstance(mapping, dict)
+            else []
+        )
         config, wrong = read(TrainConfig, {} if unknown else mapping)
     except RecursionError:
         raise unusable(folder, f"{CONFIG} is nested too deep") from None

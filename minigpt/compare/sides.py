@@ -17,7 +17,6 @@ FREE = (
     "checkpoint.",
     "data.dir",
     "data.source",
-    "data.workers",
     "trainer.device",
     "trainer.devices",
     "trainer.strategy",

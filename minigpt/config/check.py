@@ -27,7 +27,6 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "model.dropout": (0, 1, "[)"),
     "tokenizer.vocab_size": (1, 2**32 - 1, "[]"),
     "data.val_fraction": (0, 1, "()"),
-    "data.workers": (0, 1024, "[]"),
     "optimizer.lr": (0, INF, "()"),
     "optimizer.matrix_lr": (0, INF, "()"),
     "optimizer.momentum": (0, 1, "[)"),

@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 import minigpt
 from minigpt.config.check import find_faults, find_notes
 from minigpt.config.convert import (
+    REMOVED,
     Fault,
     fitted,
     flatten,
@@ -220,6 +221,8 @@ def _read_setting(script: str, request: Request, name: str, text: str) -> None:
     key = name.removeprefix("+").removeprefix("+")
     if key in groups:
         request.choices[key] = text
+    elif key in REMOVED:
+        request.faults.append(Fault((key,), f"{key}={shown(text)}: {REMOVED[key]} Leave it out."))
     elif key not in kinds:
         request.faults.append(Fault((key,), _unknown(script, key)))
     elif key == "prompt":

@@ -20,7 +20,12 @@ Config = TypeVar("Config")
 
 # What cannot change a bit of the trained weights, or only says where things are written, is left out of the hash: the
 # same training under another logger is the same run.
-NOT_HASHED = ("experiment", "data.dir", "data.workers", "samples.", "checkpoint.", "logger.", "run.")
+NOT_HASHED = ("experiment", "data.dir", "samples.", "checkpoint.", "logger.", "run.")
+
+# Settings of older versions, and why they are gone. In a stored config they are ignored, typed ones are refused.
+REMOVED = {
+    "data.workers": "batches are made in the training process, hundreds of times as fast as it trains on them.",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +107,8 @@ def _read_section(cls: Any, mapping: Mapping, prefix: str, known: list[str], fau
     values: dict[str, Any] = {}
     for key, value in mapping.items():
         name = f"{prefix}{key}"
+        if name in REMOVED:  # in a config that an older version stored
+            continue
         if key not in fields:
             unknown = list(flatten({name: value})) or [name]
             faults.extend(Fault((each,), no_setting(each, known)) for each in unknown)

@@ -43,7 +43,6 @@ class DataConfig:
     val_fraction: float = 0.1  # the last part of the text, held out for validation
     encoding: str = "utf-8"  # of the source files
     errors: Literal["strict", "replace"] = "strict"  # what to do with bytes that are not valid text in `encoding`
-    workers: int = 0  # loader processes; 0 reads batches in the training process
 
 
 @dataclass

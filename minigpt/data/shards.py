@@ -164,6 +164,10 @@ class TokenSplit:
             out[here] = self._shards[number][places[here]]
         return out
 
+    def weights(self, starts: NDArray[np.int64], length: int) -> NDArray[np.float32] | None:
+        """None: all tokens count the same."""
+        return None
+
     def tokens(self, start: int, stop: int) -> NDArray[np.uint16]:
         """Tokens start ... stop - 1, cut to the split's ends as a slice is."""
         start, stop, _ = slice(start, stop).indices(self._length)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from minigpt.config.convert import shown
 from minigpt.config.schema import TrainConfig
-from minigpt.data.module import MicroBatches
+from minigpt.data.batch import MicroBatches
 from minigpt.data.prepare import Prepared
 from minigpt.faults import UserFault
 from minigpt.machine.hardware import Choices, Hardware, choose, fault_in_choices, probe
@@ -84,5 +84,5 @@ def first_batch(prepared: Prepared, config: TrainConfig, device: str, size: int)
         micro_batch=size,
         accumulate=1,
     )
-    tokens, targets = windows[0]
-    return tokens.to(device), targets.to(device)
+    batch = windows[0].to(device)
+    return batch.tokens, batch.targets

@@ -56,7 +56,7 @@ CHANGEABLE = (
     "logger.",
     "run.",
     "data.dir",
-    "data.workers",
+    "data.workers",  # of runs that older versions began
     "data.source",  # the tokens are compared by fingerprint instead
     "experiment",
 )

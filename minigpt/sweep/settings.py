@@ -89,7 +89,7 @@ class Plan:
     def identity(self) -> dict[str, Any]:
         """What may not change while a sweep goes on: else its trials could not be compared."""
         base = flatten(to_dict(self.base))
-        changeable = ("trainer.threads", "logger.", "samples.", "checkpoint.", "data.dir", "data.workers", "run.")
+        changeable = ("trainer.threads", "logger.", "samples.", "checkpoint.", "data.dir", "run.")
         kept = {key: value for key, value in base.items() if not key.startswith(changeable)}
         return {**kept, "seeds": self.config.seeds, **search_identity(self.config)}
 

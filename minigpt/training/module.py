@@ -9,6 +9,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from minigpt.config.schema import TrainConfig
+from minigpt.data.batch import Batch
 from minigpt.machine.hardware import Choices
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss
@@ -52,10 +53,9 @@ class LanguageModel(L.LightningModule):
         self.wishes: Callable[[], list[bool]] = list  # what this process asks for at the end of the step
         self.agreed: list[bool] = []  # what any process asked for
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        tokens, targets = batch
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         with autocast(self.choices.device, self.choices.precision):
-            loss = self.loss_function(self.gpt, tokens, targets)
+            loss = self.loss_function(self.gpt, batch.tokens, batch.targets)
         self.micro_losses.append(loss.detach())
         return loss
 

@@ -15,7 +15,7 @@ from minigpt.checkpoint.load import (
 )
 from minigpt.checkpoint.pack import MODEL, OPTIMIZER, STATE
 from minigpt.checkpoint.store import list_checkpoints, step_of
-from minigpt.config.convert import misfit, shown
+from minigpt.config.convert import REMOVED, misfit, shown
 from minigpt.config.schema import TrainConfig
 from minigpt.data.order import check_length
 from minigpt.data.prepare import Prepared, prepare
@@ -41,6 +41,9 @@ def refuse_changed_run(path: Path, config: TrainConfig) -> None:
             + "\nTake these values back, or start another run with run.dir=NEW_DIR "
             + (f"(init.from={path} starts it from these weights)" if list_checkpoints(path / "checkpoints") else "")
         )
+    for key in saved.keys() & REMOVED.keys():
+        if saved[key]:
+            print(f"Note: the run was begun with {key}={shown(saved[key])}, which is ignored: {REMOVED[key]}")
     for line in allowed:
         if not line.startswith(("logger.", "run.", "experiment", "data.")):
             print(f"Changed setting: {line}")

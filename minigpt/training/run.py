@@ -17,7 +17,7 @@ import torch
 from minigpt.checkpoint.store import MANIFEST, discard_from, latest_usable, sweep_unfinished
 from minigpt.config.convert import default_run_dir, flatten, to_dict
 from minigpt.config.schema import RunConfig, TrainConfig
-from minigpt.data.module import TokenData
+from minigpt.data.batch import MicroBatches
 from minigpt.data.order import batch_of_step
 from minigpt.data.prepare import Prepared
 from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
@@ -178,9 +178,7 @@ def train_from(
     total_steps = steps_of(config)
     print(describe_plan(config, choices, hardware, model=gpt, prepared=prepared, total_steps=total_steps))
     module = LanguageModel(gpt, config, choices, total_steps=total_steps, position=position)
-    fit(
-        run, module, prepared, hardware, optimizer_state=optimizer_state, signals=processes.signals, callbacks=callbacks
-    )
+    fit(run, module, prepared, hardware, optimizer_state=optimizer_state, processes=processes, callbacks=callbacks)
     return close(run, module, prepared)
 
 
@@ -223,10 +221,10 @@ def fit(
     hardware: Hardware,
     *,
     optimizer_state: bytes | None,
-    signals: Signals,
+    processes: Processes,
     callbacks: Sequence[L.Callback],
 ) -> None:
-    """Turn the crank."""
+    """Train with Lightning's Trainer until the run's end or a stop."""
     config, choices, start_step = module.config, module.choices, module.position.step
     quiet_lightning()
     first_token_bytes = len(prepared.tokenizer.token_bytes(int(prepared.val.tokens(0, 1)[0])))
@@ -238,7 +236,7 @@ def fit(
     rows, samples = (RowFile(path, progress.print) for path in (run.metrics, run.samples))
     ours = [
         SeedEachBatch(config.seed, start_step),
-        Stopping(signals, run.path / "STOP" if run.writes else None),
+        Stopping(processes.signals, run.path / "STOP" if run.writes else None),
         Measure(flops_per_token(config, prepared.tokenizer.vocab_size), peak and peak * choices.devices),
         Validation(prepared.val, first_token_bytes),
         MetricsFile(rows, remote),
@@ -257,23 +255,24 @@ def fit(
         ),
     ]
     module.on_fault = partial(tell_skip, run, progress)
-    data = TokenData(
+    batches = MicroBatches(
         prepared.train,
         seed=config.seed,
         block_size=config.model.block_size,
         micro_batch=choices.micro_batch,
         accumulate=choices.accumulate,
-        start_step=start_step,
-        workers=config.data.workers,
+        rank=processes.rank,
+        world_size=processes.world_size,
         skipped_batches=run.skipped_batches(),
-        on_loss=partial(tell_lost_loader, run, progress),
+        start_step=start_step,
+        pin_memory=choices.device == "cuda",
     )
     if choices.compile:
         compile_loss(module, prepared, progress)
     # Lightning counts steps from here on; the position is ours.
     remaining = None if module.total_steps is None else module.total_steps - start_step
     trainer = build_trainer(config, choices, total_steps=remaining, callbacks=[*ours, *callbacks])
-    trainer.fit(module, datamodule=data)
+    trainer.fit(module, batches)
 
 
 def tell_skip(run: RunDirectory, progress: Progress, step: int, fault: str) -> None:
@@ -288,13 +287,6 @@ def tell_damaged_rows(run: RunDirectory, sentence: str) -> None:
     """Say and note that a file of rows was damaged."""
     run.event("rows_damaged", reason=sentence)
     print(f"WARNING: {sentence}")
-
-
-def tell_lost_loader(run: RunDirectory, progress: Progress, sentence: str) -> None:
-    """Say and note that a loader process was killed, on whichever rank."""
-    run.event("loader_lost", reason=sentence)
-    say = progress.print if run.writes else partial(print, file=sys.stderr)
-    say(f"WARNING: {sentence}")
 
 
 def compile_loss(module: LanguageModel, prepared: Prepared, progress: Progress) -> None:

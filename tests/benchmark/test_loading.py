@@ -14,25 +14,22 @@ def test_the_batches_are_a_runs_own_from_its_beginning_and_from_far(minute, toke
     streams = []
 
     def measured(stream, size):
-        streams.append((stream.start, stream.workers, next(iter(stream)), size))
+        streams.append((stream.start_step * stream.accumulate, next(iter(stream)), size))
         return 1.0
 
     monkeypatch.setattr(loading, "speed", measured)
-    monkeypatch.setattr(loading, "WORKERS", (0, 1))
     arguments = minute.arguments(tokens, "trainer.micro_batch=2")  # two of them a step
     found = loading.measure({"arguments": arguments, "rounds": 1})
     config = compose("train", arguments)
     batches = batches_of(config, *settle(config))
     far = 2 * loading.FAR
-    assert [(start, workers) for start, workers, *_ in streams] == [(0, 0), (far, 0), (0, 1), (far, 1)]
-    for start, _, batch, size in streams:
-        assert size == batch[0].numel() == 2 * 8
-        assert all(torch.equal(got, wanted) for got, wanted in zip(batch, batches[start], strict=True))
-    assert not torch.equal(streams[0][2][0], streams[1][2][0])
-    assert [name for name, _ in found["rows"]][:2] == [
-        "data.workers=0, from step 0",
-        "data.workers=0, from step 1,000,000",
-    ]
+    assert [start for start, *_ in streams] == [0, far]
+    for start, batch, size in streams:
+        assert size == batch.tokens.numel() == 2 * 8
+        assert torch.equal(batch.tokens, batches[start].tokens)
+        assert torch.equal(batch.targets, batches[start].targets)
+    assert not torch.equal(streams[0][1].tokens, streams[1][1].tokens)
+    assert [name for name, _ in found["rows"]] == ["from step 0", "from step 1,000,000"]
 
 
 def test_speed_counts_the_batches_after_the_first(monkeypatch):

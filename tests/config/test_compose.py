@@ -242,6 +242,7 @@ def test_an_unknown_choice_hides_no_other_fault_and_invents_none():
         (["learning_rate=1"], "No setting 'learning_rate'. Here it is optimizer.lr."),
         (["batch_size=12"], "No setting 'batch_size'. Here it is batch_tokens (tokens per step"),
         (["min_p=0.1"], "No setting 'min_p' in scripts/train.py: it belongs to scripts/sample.py."),
+        (["data.workers=2"], "data.workers='2': batches are made in the training process, hundreds of times as fast"),
         (["samples=3"], "'samples' is a group of settings. Set one of: samples.every_steps, "),
         (["init.source=x"], "No setting 'init.source'."),
         (["experiment=shakespear"], "No experiment 'shakespear'. Did you mean experiment=shakespeare_char?"),

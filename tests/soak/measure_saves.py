@@ -16,11 +16,9 @@ from unittest import mock
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.utils.data import DataLoader
 
 from minigpt.config.compose import compose
-from minigpt.data.loading import From
-from minigpt.data.module import MicroBatches
+from minigpt.data.batch import MicroBatches
 from minigpt.data.prepare import prepare
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import next_token_loss
@@ -55,7 +53,7 @@ class Plain(L.LightningModule):
         self.gpt = gpt
 
     def training_step(self, batch, batch_idx):
-        return next_token_loss(self.gpt, *batch)
+        return next_token_loss(self.gpt, batch.tokens, batch.targets)
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.gpt.parameters(), 1e-4, fused=True)
@@ -103,9 +101,7 @@ def lightnings(folder: Path, arguments: list[str]) -> list[float]:
         accelerator="cpu", max_steps=config.trainer.max_steps, logger=False, callbacks=[saver],
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
-    trainer.fit(
-        Plain(GPT(config.model, prepared.tokenizer.vocab_size)), DataLoader(batches, batch_size=None, sampler=From(0))
-    )
+    trainer.fit(Plain(GPT(config.model, prepared.tokenizer.vocab_size)), batches)
     return saver.seconds
 
 

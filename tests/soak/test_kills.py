@@ -29,9 +29,8 @@ def test_k15_a_run_killed_200_times_ends_with_the_bytes_of_one_that_was_not(plac
         step = step_of(found[-1]) if found else 0
         while_starting = moments.random() < 0.15
         wait = 0.3 if while_starting else 2 * (STEPS - step) / (KILLS - kills + 1) * seconds_per_step + 0.05
-        workers = moments.choice([0, 0, 2])
         if place.kill_after(
-            wait * moments.random(), "killed", f"trainer.max_steps={STEPS}", f"data.workers={workers}",
+            wait * moments.random(), "killed", f"trainer.max_steps={STEPS}",
             while_starting=while_starting,
         ):  # fmt: skip
             kills += 1

@@ -22,7 +22,7 @@ def poison(monkeypatch, bad_batches, factor=float("nan")):
     seen = []
 
     def training_step(self, batch, batch_idx):
-        dataset = self.trainer.train_dataloader.batches
+        dataset = self.trainer.train_dataloader
         number = batch_of_step(self.position.step, dataset.skipped_batches)
         seen.append(number)
         loss = real(self, batch, batch_idx)

@@ -1,7 +1,6 @@
 """A run that is cut off and continued ends with the same bytes as one that was not."""
 
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -19,7 +18,6 @@ from minigpt.faults import STOPPED, UserFault
 from minigpt.machine import choices
 from minigpt.rundir.rows import TIMINGS
 from minigpt.training import stopping
-from minigpt.training.module import LanguageModel
 from minigpt.training.run import train
 from minigpt.verify import compare_runs
 
@@ -97,36 +95,15 @@ def assert_same(one: Path, other: Path) -> None:
     assert (one / "samples.jsonl").read_bytes() == (other / "samples.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_cut_in_the_middle_of_any_step_the_run_ends_with_the_same_bytes(place, straight, monkeypatch, workers):
-    name = f"cut-{workers}"
+def test_cut_in_the_middle_of_any_step_the_run_ends_with_the_same_bytes(place, straight, monkeypatch):
+    name = "cut"
     for micro_batch in (2, 20, 11, 30):  # 3 micro-batches a step; counted from where each try begins
         with monkeypatch.context() as patch:
             cut_at(patch, micro_batch)
             with pytest.raises(Cut):
-                train(config(place, name, f"data.workers={workers}"))
-    assert train(config(place, name)) == 0  # also with another number of workers
+                train(config(place, name))
+    assert train(config(place, name)) == 0
     assert_same(straight, place / name)
-
-
-def test_a6_a_killed_loader_process_is_replaced_and_the_run_ends_with_the_same_bytes(place, monkeypatch, capsys):
-    assert train(config(place, "whole", "data.workers=2")) == 0
-    real = LanguageModel.training_step
-
-    def training_step(self, batch, batch_idx):
-        if batch_idx == 19:  # the second of three micro-batches of step 7
-            loaders = [child.pid for child in multiprocessing.active_children()]
-            assert len(loaders) == 2
-            os.kill(loaders[0], signal.SIGKILL)
-            os.waitid(os.P_PID, loaders[0], os.WEXITED | os.WNOWAIT)
-        return real(self, batch, batch_idx)
-
-    monkeypatch.setattr(LanguageModel, "training_step", training_step)
-    assert train(config(place, "lost-loader", "data.workers=2")) == 0
-    assert_same(place / "whole", place / "lost-loader")
-    events = [json.loads(line)["event"] for line in (place / "lost-loader" / "events.jsonl").read_text().splitlines()]
-    assert events.count("loader_lost") == 1
-    assert capsys.readouterr().out.count("WARNING: a loader process was lost (killed by signal 9") == 1
 
 
 def test_every_logged_step_has_one_row_in_order(straight):
@@ -249,7 +226,7 @@ def test_k3_from_every_saved_step_the_run_ends_with_the_same_bytes(run, monkeypa
         ["validate.every_steps=5"],
         ["samples.every_steps=3", "samples.max_new_tokens=5"],
         ["validate.every_steps=0", "samples.every_steps=1", "samples.max_new_tokens=3", "logger.every_steps=1"],
-        ["checkpoint.every_steps=1", "data.workers=2"],
+        ["checkpoint.every_steps=1"],
     ],
 )
 def test_k5_what_a_run_shows_and_saves_changes_no_weight(run, monkeypatch, tmp_path, other):

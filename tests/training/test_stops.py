@@ -264,15 +264,15 @@ def verified_step(run) -> int:
 
 @pytest.mark.soak
 def test_ctrl_c_twice_in_a_terminal(run):
-    """K8, with loader processes, which a terminal's Ctrl-C reaches too."""
-    process = start(run, "data.workers=2", start_new_session=True, stderr=subprocess.PIPE, text=True)
+    """K8."""
+    process = start(run, start_new_session=True, stderr=subprocess.PIPE, text=True)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(60) == faults.STOPPED
     assert process.stderr.read().count("Press Ctrl-C again") == 1
     step = verified_step(run)
     assert json.loads((run.path / "events.jsonl").read_text().splitlines()[-1])["step"] == step
 
-    process = start(run, "data.workers=2", start_new_session=True)
+    process = start(run, start_new_session=True)
     while process.poll() is None:
         process.send_signal(signal.SIGINT)
         time.sleep(0.001)

@@ -1,0 +1,80 @@
+"""Batches: the windows of the data order, dealt to ranks and micro-batches, with or without weights."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from minigpt.config.compose import compose
+from minigpt.data.batch import Batch, MicroBatches
+from minigpt.data.order import window_starts
+from minigpt.training.run import train
+
+
+class Squares:
+    """A split made on the spot: token n is n * n; its weight n, if it has weights."""
+
+    def __init__(self, *, weighted: bool = False):
+        self.weighted = weighted
+
+    def __len__(self) -> int:
+        return 101
+
+    def windows(self, starts, length):
+        return (starts[:, None] + np.arange(length)) ** 2
+
+    def weights(self, starts, length):
+        return (starts[:, None] + np.arange(length)).astype(np.float32) if self.weighted else None
+
+
+def batches(split=None, **more) -> MicroBatches:
+    keys = {"seed": 3, "block_size": 5, "micro_batch": 2, "accumulate": 3} | more
+    return MicroBatches(split or Squares(), **keys)
+
+
+def test_targets_are_the_tokens_one_place_later():
+    batch = batches()[4]
+    starts = window_starts(1, seed=3, n_tokens=101, block_size=5, sequences=6)[2:4]
+    assert batch.tokens.tolist() == [[(start + place) ** 2 for place in range(5)] for start in starts]
+    assert batch.targets.tolist() == [[(start + place + 1) ** 2 for place in range(5)] for start in starts]
+    assert batch.weights is None
+
+
+def test_weights_are_those_of_the_targets():
+    batch = batches(Squares(weighted=True))[7]
+    assert torch.equal(batch.weights**2, batch.targets.float())
+
+
+def test_iterating_begins_with_the_first_micro_batch_of_a_step():
+    plain = batches()
+    got = list(islice(batches(start_step=2), 4))
+    assert all(torch.equal(one.tokens, plain[index].tokens) for one, index in zip(got, range(6, 10), strict=True))
+
+
+def test_the_ranks_share_the_windows_of_a_step():
+    alone = batches(micro_batch=6, accumulate=1)[9].tokens
+    parts = [
+        batches(micro_batch=1, accumulate=3, world_size=2, rank=rank)[9 * 3 + part].tokens
+        for part in range(3)
+        for rank in range(2)
+    ]
+    assert torch.equal(torch.cat(parts), alone)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_batch_moves_whole(weighted):
+    batch = batches(Squares(weighted=weighted))[0].to("meta")
+    parts = [batch.tokens, batch.targets] + ([batch.weights] if weighted else [])
+    assert isinstance(batch, Batch)
+    assert all(part.device.type == "meta" for part in parts)
+    assert (batch.weights is None) != weighted
+
+
+def test_a_stored_number_of_loader_processes_is_ignored_with_a_sentence(run, capsys):
+    """Runs of older versions hold data.workers in their config."""
+    run("trainer.max_steps=2", "checkpoint.every_steps=1")
+    config = run.path / "config.yaml"
+    config.write_text(config.read_text().replace("data:\n", "data:\n  workers: 2\n"))
+    assert train(compose("train", run.arguments("trainer.max_steps=4", "checkpoint.every_steps=1"))) == 0
+    assert "begun with data.workers=2, which is ignored" in capsys.readouterr().out
