@@ -4,19 +4,19 @@ Shapes: q (..., T, Dk), k (..., S, Dk), v (..., S, Dv); out (..., T, Dv); weight
 Source: Vaswani et al. 2017, "Attention Is All You Need", equation 1.
 """
 
-import functools
 import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minigpt.attention.constants import causal_bias
 from minigpt.attention.dropout import dropout
 from minigpt.attention.masks import causal_mask, combine_masks
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
-    """How much each query attends to each key: softmax(q k^T / sqrt(Dk)).
+    """Return how much each query attends to each key: softmax(q k^T / sqrt(Dk)).
 
     Hidden scores become minus infinity BEFORE the softmax, since exp(-inf) = 0 (a score of 0 would
     not hide anything: exp(0) = 1). A query with nothing left to attend gets weights of zero.
@@ -50,7 +50,7 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tenso
 def explicit_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, dropout_p: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Attention, step by step: weights, then the weighted sum of the values.
+    """Compute attention step by step: the weights, then the weighted sum of the values.
 
     Args:
         q: (..., T, Dk).
@@ -71,10 +71,10 @@ def explicit_attention(
 
 
 def explicit_causal_attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float = 0.0) -> Tensor:
-    """`explicit_attention` under the causal mask, for training: the same numbers with fewer passes over the scores.
+    """Compute `explicit_attention` under the causal mask with fewer passes over the scores, for training.
 
-    Every row has a key to attend (itself), so hiding is one sum with a bias of 0 and minus infinity; and it is the
-    queries that are scaled, which are fewer numbers than the scores.
+    Every row has a key to attend (itself), so hiding is one sum with a bias of 0 and minus infinity. The queries are
+    scaled instead of the scores: they are fewer numbers.
 
     Args:
         q: (..., T, Dk).
@@ -86,34 +86,21 @@ def explicit_causal_attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_p: flo
         out (..., T, Dv).
     """
     scores = (q / math.sqrt(k.shape[-1])) @ k.transpose(-2, -1)
-    weights = (scores + _causal_bias(q.shape[-2], k.shape[-2], scores.device, scores.dtype)).softmax(dim=-1)
+    weights = (scores + causal_bias(q.shape[-2], k.shape[-2], scores.device, scores.dtype)).softmax(dim=-1)
     return dropout(weights, dropout_p) @ v
-
-
-@torch.compiler.assume_constant_result
-def _causal_bias(T: int, S: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return _kept_bias(T, S, device, dtype)
-
-
-@functools.lru_cache(maxsize=8)
-def _kept_bias(T: int, S: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """(T, S): 0 where the causal mask lets attend, minus infinity where it hides."""
-    with torch.inference_mode(False):  # made while sampling, it must serve training as well
-        mask = causal_mask(T, S, device=device)
-        return torch.zeros(T, S, device=device, dtype=dtype).masked_fill(~mask, -math.inf)
 
 
 def fused_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False, dropout_p: float = 0.0
 ) -> Tensor:
-    """The same attention in one kernel, without ever writing the T x S weights to memory.
+    """Compute the same attention in one kernel, which never writes the T x S weights to memory.
 
     Args:
         q: (..., T, Dk).
         k: (..., S, Dk).
         v: (..., S, Dv).
         mask: as in `explicit_attention`.
-        causal: also apply `causal_mask(T, S)`.
+        causal: apply `causal_mask(T, S)` as well.
         dropout_p: probability of dropping a weight.
 
     Returns:
@@ -141,22 +128,32 @@ def fused_attention(
 
 
 def split_heads(x: Tensor, n_head: int) -> Tensor:
-    """(B, T, H * D) -> (B, H, T, D): cut the width into heads FIRST, then bring the heads forward.
+    """Cut the width into heads FIRST, then bring the heads forward: (B, T, H * D) -> (B, H, T, D).
 
-    Viewing straight as (B, H, T, D) would have the right shape and the wrong contents: it mixes tokens.
+    A view as (B, H, T, D) would have the right shape and the wrong contents: it mixes tokens.
     """
     B, T, C = x.shape
     return x.view(B, T, n_head, C // n_head).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
-    """(B, H, T, D) -> (B, T, H * D), the inverse of `split_heads`."""
+    """Lay the heads side by side, the inverse of `split_heads`: (B, H, T, D) -> (B, T, H * D)."""
     B, H, T, D = x.shape
     return x.transpose(1, 2).reshape(B, T, H * D)
 
 
+def repeat_heads(x: Tensor, n_head: int) -> Tensor:
+    """Give each of n_head query heads its group's keys or values: (B, G, S, D) -> (B, n_head, S, D).
+
+    The first n_head / G query heads share head 0 of x, the next ones head 1, and so on.
+
+    Source: Ainslie et al. 2023, "GQA".
+    """
+    return x if x.shape[1] == n_head else x.repeat_interleave(n_head // x.shape[1], dim=1)
+
+
 def head_width(n_embd: int, n_head: int) -> int:
-    """D = n_embd / n_head.
+    """Return the width of a head, D = n_embd / n_head.
 
     Raises:
         ValueError: if n_head does not divide n_embd.

@@ -1,12 +1,14 @@
 """Attention layers: projections around the functions of functional.py and linear.py."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from minigpt.attention.constants import angles_from_zero, kept_causal_mask
 from minigpt.attention.dropout import dropout
 from minigpt.attention.functional import (
     attention_weights,
@@ -15,15 +17,16 @@ from minigpt.attention.functional import (
     fused_attention,
     head_width,
     merge_heads,
+    repeat_heads,
     split_heads,
 )
 from minigpt.attention.linear import chunked_linear_attention, explicit_linear_attention, linear_attention_weights
 from minigpt.attention.masks import causal_mask, combine_masks
-from minigpt.attention.rotary import rotate, rotate_from_zero
+from minigpt.attention.rotary import turn
 
 
 class SelfAttention(nn.Module):
-    """One head, to learn from: three projections, the scores, the weighted sum. Five products.
+    """One head of self-attention, to learn from: three projections, the scores, the weighted sum. Five products.
 
     Args:
         d_in: width of the tokens.
@@ -60,145 +63,159 @@ class KeyValueStore(Protocol):
     """What a layer asks of a KV cache: take the new keys and values, give back all of them."""
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, H, T, D) new ones in, (B, H, S, D) old and new ones out."""
-
-    def positions(self, T: int) -> Tensor:
-        """(B, T): the places of each row's next T tokens."""
+        """(B, G, T, D) new ones in, (B, G, S, D) old and new ones out."""
 
 
-def _or_causal(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """The mask, or the causal one if there is none. A single query is the last token: it sees every key."""
+Angles = tuple[Tensor, Tensor]  # cosines and sines, broadcastable to (B, T, H, D/2): see rotary.py
+
+
+def _narrowed(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    """The causal mask and the given one. The T queries are the last of S: a single one may see every key."""
     T, S = q.shape[-2], k.shape[-2]
-    return causal_mask(T, S, device=q.device) if mask is None and T > 1 else mask
+    return combine_masks(kept_causal_mask(T, S, q.device) if T > 1 else None, mask)
 
 
 def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> Tensor:
     if mask is None and q.shape[-2] > 1:
         return explicit_causal_attention(q, k, v, dropout_p=dropout_p)
-    return explicit_attention(q, k, v, mask, dropout_p=dropout_p)[0]
+    return explicit_attention(q, k, v, _narrowed(mask, q, k), dropout_p=dropout_p)[0]
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> Tensor:
-    return fused_attention(q, k, v, mask, causal=mask is None and q.shape[-2] > 1, dropout_p=dropout_p)
+    return fused_attention(q, k, v, mask, causal=q.shape[-2] > 1, dropout_p=dropout_p)
 
 
-# Two ways to the same numbers; which is faster depends on device, dtype and size.
+# Two ways to the same numbers, both causal. Which is faster depends on device, dtype and size.
 KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]] = {
     "explicit": _explicit,
     "fused": _fused,
 }
 
+# Norms of queries and keys, head by head, before they are turned: (..., D) -> (..., D).
+QK_NORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "layernorm": lambda x: F.layer_norm(x, x.shape[-1:]),
+}
+
 
 class CausalSelfAttention(nn.Module):
-    """The GPT's attention: H heads of width D = n_embd / n_head look back over the sequence at once.
+    """The GPT's attention: H heads of width D look back over the sequence at once.
+
+    It is causal whatever mask is given: a mask hides more, never less.
 
     Args:
         n_embd: width C of the input and output.
-        n_head: heads H.
-        dropout: on the attention weights and after the output projection.
+        n_head: heads H of queries.
+        n_kv_head: heads G of keys and values, each shared by H / G heads of queries; None = H.
+        head_dim: D; None = C / H.
+        rotary: turn queries and keys by their positions (see rotary.py): the layer then knows the order.
+        qk_norm: how queries and keys are normalised, head by head: None or a name in QK_NORMS.
         bias: biases in the projections.
+        dropout: on the attention weights and after the output projection.
         kernel: "explicit" or "fused".
 
     Raises:
-        ValueError: if n_head does not divide n_embd.
+        ValueError: for sizes that don't fit each other, or an unknown name.
 
-    Source: Vaswani et al. 2017, section 3.2.2; Radford et al. 2019 (GPT-2).
+    Source: Vaswani et al. 2017, section 3.2.2; Radford et al. 2019 (GPT-2); Su et al. 2021, "RoFormer"; Ainslie et
+        al. 2023, "GQA"; Henry et al. 2020, "Query-Key Normalization".
     """
 
-    def __init__(self, n_embd: int, n_head: int, *, dropout: float = 0.0, bias: bool = True, kernel: str = "fused"):
+    def __init__(
+        self,
+        n_embd: int,
+        n_head: int,
+        *,
+        n_kv_head: int | None = None,
+        head_dim: int | None = None,
+        rotary: bool = False,
+        qk_norm: str | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        kernel: str = "fused",
+    ):
         super().__init__()
-        head_width(n_embd, n_head)  # refuses a width that the heads don't divide
         self.n_head = n_head
-        self.dropout = dropout
+        self.n_kv_head = n_head if n_kv_head is None else n_kv_head
+        self.head_dim = head_width(n_embd, n_head) if head_dim is None else head_dim
+        self.rotary, self.qk_norm, self.dropout = rotary, qk_norm, dropout
+        _refuse_misfits(self, n_embd, kernel)
         self.attend = KERNELS[kernel]
-        self.qkv = nn.Linear(n_embd, 3 * n_embd, bias=bias)  # W_q, W_k, W_v stacked: one product instead of three
-        self.out = nn.Linear(n_embd, n_embd, bias=bias)
+        # W_q, W_k, W_v stacked: one product instead of three
+        self.qkv = nn.Linear(n_embd, (n_head + 2 * self.n_kv_head) * self.head_dim, bias=bias)
+        self.out = nn.Linear(n_head * self.head_dim, n_embd, bias=bias)
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, T, C) -> q, k, v, each (B, H, T, D)."""
-        q, k, v = self.qkv(x).chunk(3, dim=-1)
-        return split_heads(q, self.n_head), split_heads(k, self.n_head), split_heads(v, self.n_head)
+    def project(self, x: Tensor, angles: Angles | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q (B, H, T, D) and k, v (B, G, T, D) of x (B, T, C); q and k normalised and turned if so chosen."""
+        B, T, _ = x.shape
+        H, G, D = self.n_head, self.n_kv_head, self.head_dim
+        qkv = self.qkv(x).view(B, T, H + 2 * G, D)
+        if self.rotary or self.qk_norm:
+            qk, v = qkv.split([H + G, G], dim=2)
+            q, k = self.norm_and_turn(qk, angles).split([H, G], dim=2)
+        else:
+            q, k, v = qkv.split([H, G, G], dim=2)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None) -> Tensor:
+    def norm_and_turn(self, qk: Tensor, angles: Angles | None) -> Tensor:
+        """Normalise and turn queries and keys together, (B, T, H + G, D): one pass instead of two."""
+        if self.qk_norm:
+            qk = QK_NORMS[self.qk_norm](qk)
+        if self.rotary:
+            cos, sin = angles or angles_from_zero(qk.shape[1], self.head_dim, qk.device, qk.dtype)
+            qk = turn(qk, cos.to(qk.dtype), sin.to(qk.dtype))
+        return qk
+
+    def read(self, x: Tensor, cache: KeyValueStore | None, angles: Angles | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the queries (B, H, T, D) of x, and the keys and values (B, H, S, D) that the cache then holds."""
+        if self.rotary and cache is not None and angles is None:
+            raise ValueError("rotary attention: got a cache without angles; wanted those of the new tokens' positions")
+        q, k, v = self.project(x, angles)
+        if cache is not None:
+            k, v = cache.append(k, v)  # (B, G, S, D)
+        return q, repeat_heads(k, self.n_head), repeat_heads(v, self.n_head)
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None, angles: Angles | None = None
+    ) -> Tensor:
         """Attend.
 
         Args:
-            x: (B, T, C).
-            mask: bool, broadcastable to (B, H, T, S); None = causal.
+            x: (B, T, C), the last T of the S tokens that the cache then holds.
+            mask: bool, broadcastable to (B, H, T, S), True = may attend; combined with the causal mask.
             cache: earlier keys and values; the new ones are appended to it.
+            angles: rotary only: those of the T positions; None = positions 0 .. T - 1.
 
         Returns:
             (B, T, C).
         """
-        q, k, v = self.project(x)
-        if cache is not None:
-            k, v = cache.append(k, v)  # (B, H, S, D)
+        q, k, v = self.read(x, cache, angles)
         out = self.attend(q, k, v, mask, self.dropout if self.training else 0.0)
         return dropout(self.out(merge_heads(out)), self.dropout, training=self.training)
 
-    def weights(self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None) -> Tensor:
-        """The weights (B, H, T, S) that `forward` gives to the values, before dropout: for `record_attention`."""
-        q, k, v = self.project(x)
-        if cache is not None:
-            k, v = cache.append(k, v)
-        return attention_weights(q, k, _or_causal(mask, q, k))
+    def weights(
+        self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None, angles: Angles | None = None
+    ) -> Tensor:
+        """Return the weights (B, H, T, S) of `forward`, before dropout: for `record_attention`."""
+        q, k, _ = self.read(x, cache, angles)
+        return attention_weights(q, k, _narrowed(mask, q, k))
 
 
-class RotaryCausalSelfAttention(nn.Module):
-    """Causal multi-head attention that knows the order: a GPT that chooses it adds no position embedding.
-
-    Queries and keys are normalised, head by head, then turned by their position: see rotary.py. A turn knows distances
-    only, so a token's column serves as its position, in left-padded prompts too.
-
-    Args:
-        n_embd: width C of the input and output.
-        n_head: heads H; the width of each, C / H, must be even.
-        dropout: on the attention weights and after the output projection.
-        bias: biases in the projections.
-        kernel: "explicit" or "fused".
-
-    Raises:
-        ValueError: if n_head does not divide n_embd, or heads are of odd width.
-
-    Source: Su et al. 2021, "RoFormer"; Henry et al. 2020, "Query-Key Normalization".
-    """
-
-    def __init__(self, n_embd: int, n_head: int, *, dropout: float = 0.0, bias: bool = True, kernel: str = "fused"):
-        super().__init__()
-        if head_width(n_embd, n_head) % 2:
-            raise ValueError(
-                f"rotary attention: got n_embd={n_embd} and n_head={n_head}, heads of odd width {n_embd // n_head}; "
-                f"wanted an even width: n_embd={n_embd + n_head}"
-            )
-        self.n_head = n_head
-        self.dropout = dropout
-        self.attend = KERNELS[kernel]
-        self.qkv = nn.Linear(n_embd, 3 * n_embd, bias=bias)
-        self.out = nn.Linear(n_embd, n_embd, bias=bias)
-
-    def project(self, x: Tensor, cache: KeyValueStore | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, T, C) -> q, k, v, each (B, H, T, D); q and k normalised and turned, both at once."""
-        B, T, C = x.shape
-        qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)
-        qk = F.layer_norm(qkv[:, :, :2], qkv.shape[-1:])  # (B, T, 2, H, D)
-        qk = rotate_from_zero(qk) if cache is None else rotate(qk, cache.positions(T)[:, :, None, None])
-        q, k = qk.permute(2, 0, 3, 1, 4).unbind()  # (B, H, T, D) each
-        return q, k, qkv[:, :, 2].transpose(1, 2)
-
-    def forward(self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None) -> Tensor:
-        """Attend: as `CausalSelfAttention.forward`."""
-        q, k, v = self.project(x, cache)
-        if cache is not None:
-            k, v = cache.append(k, v)  # (B, H, S, D)
-        out = self.attend(q, k, v, mask, self.dropout if self.training else 0.0)
-        return dropout(self.out(merge_heads(out)), self.dropout, training=self.training)
-
-    def weights(self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None) -> Tensor:
-        """The weights (B, H, T, S) that `forward` gives to the values, before dropout: for `record_attention`."""
-        q, k, v = self.project(x, cache)
-        if cache is not None:
-            k, v = cache.append(k, v)
-        return attention_weights(q, k, _or_causal(mask, q, k))
+def _refuse_misfits(layer: CausalSelfAttention, n_embd: int, kernel: str) -> None:
+    """Refuse sizes and names of a CausalSelfAttention that don't fit, with what would."""
+    H, G, D = layer.n_head, layer.n_kv_head, layer.head_dim
+    if H < 1 or D < 1:
+        raise ValueError(f"attention: got n_head={H} and head_dim={D}; wanted at least 1 of each")
+    if G < 1 or H % G:
+        fitting = [number for number in range(1, H + 1) if H % number == 0]
+        raise ValueError(f"attention: got n_head={H} and n_kv_head={G}; wanted a divisor of n_head: one of {fitting}")
+    if layer.rotary and D % 2:
+        raise ValueError(
+            f"rotary attention: got n_embd={n_embd} and n_head={H}, heads of odd width {D}; "
+            f"wanted an even width: n_embd={n_embd + H} or head_dim={D + 1}"
+        )
+    for name, value, known in (("qk_norm", layer.qk_norm, (None, *QK_NORMS)), ("kernel", kernel, tuple(KERNELS))):
+        if value not in known:
+            raise ValueError(f"attention: got {name}={value!r}; wanted one of {', '.join(map(repr, known))}")
 
 
 class LinearCausalSelfAttention(nn.Module):
@@ -224,38 +241,41 @@ class LinearCausalSelfAttention(nn.Module):
 
     def __init__(self, n_embd: int, n_head: int, *, dropout: float = 0.0, bias: bool = True, kernel: str = "fused"):
         super().__init__()
-        head_width(n_embd, n_head)
-        self.n_head = n_head
+        self.n_head, self.n_kv_head, self.head_dim = n_head, n_head, head_width(n_embd, n_head)
         self.dropout = dropout
         self.qkv = nn.Linear(n_embd, 3 * n_embd, bias=bias)
         self.out = nn.Linear(n_embd, n_embd, bias=bias)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, T, C) -> q, k, v, each (B, H, T, D)."""
-        q, k, v = self.qkv(x).chunk(3, dim=-1)
-        return split_heads(q, self.n_head), split_heads(k, self.n_head), split_heads(v, self.n_head)
+        """Return q, k, v of x (B, T, C), each (B, H, T, D)."""
+        q, k, v = (split_heads(part, self.n_head) for part in self.qkv(x).chunk(3, dim=-1))
+        return q, k, v
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None) -> Tensor:
-        """Attend: as `CausalSelfAttention.forward`."""
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None, angles: Angles | None = None
+    ) -> Tensor:
+        """Attend as `CausalSelfAttention.forward` does; there are no angles here."""
         q, k, v = self.project(x)
         if mask is None and cache is None:
             out = chunked_linear_attention(q, k, v)
         else:
             if cache is not None:
                 k, v = cache.append(k, v)  # (B, H, S, D)
-            out = explicit_linear_attention(q, k, v, _or_causal(mask, q, k))
+            out = explicit_linear_attention(q, k, v, _narrowed(mask, q, k))
         return dropout(self.out(merge_heads(out)), self.dropout, training=self.training)
 
-    def weights(self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None) -> Tensor:
-        """The weights (B, H, T, S) that `forward` amounts to, written down: for `record_attention`."""
+    def weights(
+        self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None, angles: Angles | None = None
+    ) -> Tensor:
+        """Return the weights (B, H, T, S) that `forward` amounts to, written down: for `record_attention`."""
         q, k, v = self.project(x)
         if cache is not None:
             k, v = cache.append(k, v)
-        return linear_attention_weights(q, k, _or_causal(mask, q, k))
+        return linear_attention_weights(q, k, _narrowed(mask, q, k))
 
 
 class CrossAttention(nn.Module):
-    """H heads look from one sequence into another, the context, of any length and width.
+    """Multi-head attention from one sequence into another, the context, of any length and width.
 
     With the sequence itself as context it is self-attention in both directions, as in an encoder.
 
@@ -280,7 +300,7 @@ class CrossAttention(nn.Module):
         self.out = nn.Linear(n_embd, n_embd, bias=bias)
 
     def project(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, T, C) and (B, S, d_context) -> q (B, H, T, D); k, v (B, H, S, D)."""
+        """Return q (B, H, T, D) of x (B, T, C), and k, v (B, H, S, D) of the context (B, S, d_context)."""
         k, v = self.kv(context).chunk(2, dim=-1)
         return split_heads(self.q(x), self.n_head), split_heads(k, self.n_head), split_heads(v, self.n_head)
 
@@ -288,8 +308,8 @@ class CrossAttention(nn.Module):
         """Attend.
 
         Args:
-            x: (B, T, C), what asks.
-            context: (B, S, d_context), what is looked at.
+            x: (B, T, C), makes the queries.
+            context: (B, S, d_context), makes the keys and values.
             mask: bool, broadcastable to (B, H, T, S), e.g. the context's `padding_mask`; None = no constraint.
 
         Returns:
@@ -299,15 +319,15 @@ class CrossAttention(nn.Module):
         return self.out(merge_heads(fused_attention(q, k, v, mask)))
 
     def weights(self, x: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The weights (B, H, T, S) that `forward` gives to the values: for `record_attention`."""
+        """Return the weights (B, H, T, S) that `forward` gives to the values: for `record_attention`."""
         q, k, _ = self.project(x, context)
         return attention_weights(q, k, mask)
 
 
 # The GPT's choice of attention, by name (model.attention=...), and those that need no position embedding.
-ATTENTION: dict[str, type[nn.Module]] = {
+ATTENTION: dict[str, Callable[..., nn.Module]] = {
     "softmax": CausalSelfAttention,
-    "rotary": RotaryCausalSelfAttention,
+    "rotary": partial(CausalSelfAttention, rotary=True),
     "linear": LinearCausalSelfAttention,
 }
 KNOW_POSITIONS = frozenset({"rotary"})

@@ -23,11 +23,11 @@ class LayerCache:
         """Write T new keys and values behind what each row holds.
 
         Args:
-            k: (B, H, T, D).
-            v: (B, H, T, D).
+            k: (B, G, T, D).
+            v: (B, G, T, D).
 
         Returns:
-            All keys and values so far, (B, H, S, D) each, S = the longest row's length, new tokens included.
+            All keys and values so far, (B, G, S, D) each, S = the longest row's length, new tokens included.
         """
         cache, T = self.cache, k.shape[2]
         keys, values = cache.keys[self.layer], cache.values[self.layer]
@@ -42,10 +42,6 @@ class LayerCache:
         S = cache.longest + T
         return keys[:, :, :S], values[:, :, :S]
 
-    def positions(self, T: int) -> Tensor:
-        """(B, T): the positions, and so the columns, of each row's next T tokens."""
-        return self.cache.positions(T)
-
 
 class KVCache:
     """Room for `block_size` keys and values per row and layer, allocated once.
@@ -53,7 +49,7 @@ class KVCache:
     Args:
         n_layer: layers L.
         batch: rows B.
-        n_head: heads H.
+        n_kv_head: heads G of keys and values.
         block_size: columns per row.
         head_dim: D.
         dtype: of keys and values: the model's.
@@ -64,14 +60,14 @@ class KVCache:
         self,
         n_layer: int,
         batch: int,
-        n_head: int,
+        n_kv_head: int,
         *,
         block_size: int,
         head_dim: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ):
-        shape = (n_layer, batch, n_head, block_size, head_dim)
+        shape = (n_layer, batch, n_kv_head, block_size, head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.block_size = block_size
@@ -79,7 +75,7 @@ class KVCache:
 
     @classmethod
     def for_config(cls, config: ModelConfig, batch: int, *, like: Tensor) -> "KVCache":
-        """An empty cache for a GPT of this config whose weights have the dtype and device of `like`."""
+        """Return an empty cache for a GPT of this config whose weights have the dtype and device of `like`."""
         return cls(
             config.n_layer,
             batch,
@@ -92,29 +88,37 @@ class KVCache:
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
         """Trim (or, after a padded read, correct) how many columns of each row are real."""
-        self.lengths = list(lengths)
-        self.longest = max(self.lengths)
-        self.uniform_length = self.longest if min(self.lengths) == self.longest else None
+        self.on_device = torch.tensor(lengths, device=self.keys.device)  # (B,): the lengths once more
+        self._count(list(lengths))
 
     def advance(self, T: int) -> None:
-        """Every row has T more columns."""
-        self.set_lengths([length + T for length in self.lengths])
+        """Count T more columns in every row, without waiting for the device."""
+        self.on_device = self.on_device + T
+        self._count([length + T for length in self.lengths])
+
+    def _count(self, lengths: list[int]) -> None:
+        self.lengths = lengths
+        self.longest = max(lengths)
+        self.uniform_length = self.longest if min(lengths) == self.longest else None
+        self._next: Tensor | None = None
 
     def layer(self, layer: int) -> LayerCache:
-        """One layer's part."""
+        """Return one layer's part."""
         return LayerCache(self, layer)
 
     def positions(self, T: int) -> Tensor:
-        """(B, T): the positions, and so the columns, of each row's next T tokens."""
-        return torch.tensor([range(length, length + T) for length in self.lengths], device=self.keys.device)
+        """Return (B, T): the positions, and so the columns, of each row's next T tokens; made once for all layers."""
+        if self._next is None or self._next.shape[1] != T:
+            self._next = self.on_device[:, None] + torch.arange(T, device=self.keys.device)
+        return self._next
 
     def mask(self, T: int) -> Tensor:
-        """(B, 1, T, S) bool: token t of row b sees columns 0 .. lengths[b] + t."""
+        """Return (B, 1, T, S) bool: token t of row b sees columns 0 .. lengths[b] + t."""
         columns = torch.arange(self.longest + T, device=self.keys.device)
         return (columns <= self.positions(T)[:, :, None])[:, None]
 
     def select(self, rows: Sequence[int]) -> "KVCache":
-        """A copy of some rows, e.g. to re-read them when their window is full."""
+        """Return a copy of some rows, e.g. to re-read them when their window is full."""
         part = object.__new__(KVCache)
         part.keys, part.values = self.keys[:, list(rows)], self.values[:, list(rows)]
         part.block_size = self.block_size
@@ -125,7 +129,5 @@ class KVCache:
         """Write a `select`ed part back."""
         self.keys[:, list(rows)] = part.keys
         self.values[:, list(rows)] = part.values
-        lengths = list(self.lengths)
-        for row, length in zip(rows, part.lengths, strict=True):
-            lengths[row] = length
-        self.set_lengths(lengths)
+        lengths = dict(enumerate(self.lengths)) | dict(zip(rows, part.lengths, strict=True))
+        self.set_lengths(list(lengths.values()))

@@ -9,6 +9,8 @@ Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learner
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn as nn
@@ -17,23 +19,26 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from minigpt.attention.dropout import Dropout
-from minigpt.attention.layers import ATTENTION, KNOW_POSITIONS, KeyValueStore
-from minigpt.attention.masks import causal_mask, combine_masks
+from minigpt.attention.layers import ATTENTION, KNOW_POSITIONS, Angles, KeyValueStore
+from minigpt.attention.masks import combine_masks
+from minigpt.attention.rotary import angles
 from minigpt.config.schema import ModelConfig
 from minigpt.model.cache import KVCache
 
 
-class ReLUSquared(nn.Module):
-    """max(x, 0)^2. Source: So et al. 2021, "Primer"."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(x).square()
+def relu_squared(x: Tensor) -> Tensor:
+    """Return max(x, 0)^2. Source: So et al. 2021, "Primer"."""
+    return F.relu(x).square()
 
 
-ACTIVATIONS: dict[str, nn.Module] = {
-    "gelu_tanh": nn.GELU(approximate="tanh"),
-    "gelu": nn.GELU(),
-    "relu_squared": ReLUSquared(),
+# The choices of a block's parts, by the names that the config gives them.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu_squared": relu_squared,
+}
+NORMS: dict[str, Callable[..., nn.Module]] = {
+    "layernorm": nn.LayerNorm,
 }
 
 
@@ -57,13 +62,19 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, kernel: str):
         super().__init__()
         C, dropout, bias = config.n_embd, config.dropout, config.bias
-        self.norm_1 = nn.LayerNorm(C, bias=bias)
-        self.attention = ATTENTION[config.attention](C, config.n_head, dropout=dropout, bias=bias, kernel=kernel)
-        self.norm_2 = nn.LayerNorm(C, bias=bias)
+        norm = NORMS["layernorm"]
+        qk_norm = {"qk_norm": "layernorm"} if config.attention == "rotary" else {}
+        self.norm_1 = norm(C, bias=bias)
+        self.attention = ATTENTION[config.attention](
+            C, config.n_head, **qk_norm, dropout=dropout, bias=bias, kernel=kernel
+        )
+        self.norm_2 = norm(C, bias=bias)
         self.mlp = MLP(C, activation=config.activation, dropout=dropout, bias=bias)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None) -> Tensor:
-        x = x + self.attention(self.norm_1(x), mask, cache)
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None, angles: Angles | None = None
+    ) -> Tensor:
+        x = x + self.attention(self.norm_1(x), mask, cache, angles)
         return x + self.mlp(self.norm_2(x))
 
 
@@ -87,7 +98,7 @@ class GPT(nn.Module):
         self.position_embedding = nn.Embedding(config.block_size, config.n_embd) if learned else None
         self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, kernel) for _ in range(config.n_layer))
-        self.final_norm = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.final_norm = NORMS["layernorm"](config.n_embd, bias=config.bias)
         self.init_weights()
 
     @torch.no_grad()
@@ -155,24 +166,23 @@ class GPT(nn.Module):
                 f"GPT: got {past + T} tokens; wanted at most block_size={self.config.block_size}: "
                 "keep the last ones, or train with a larger model.block_size"
             )
-        if mask is not None:
-            mask = combine_masks(cache.mask(T) if cache else causal_mask(T, device=tokens.device), mask)
-        elif cache is not None and cache.uniform_length is None:
-            mask = cache.mask(T)  # rows of different lengths; otherwise None = plain causal
         if cache is not None and positions is None:
             positions = cache.positions(T)
-        if positions is None:
-            positions = torch.arange(T, device=tokens.device)
+        if cache is not None and cache.uniform_length is None:
+            mask = combine_masks(cache.mask(T), mask)  # rows of different lengths
 
         x = self.token_embedding(tokens)  # (B, T, C)
         if self.position_embedding is not None:
-            x = x + self.position_embedding(positions)
+            x = x + self.position_embedding(torch.arange(T, device=tokens.device) if positions is None else positions)
+        turns = None  # 0 .. T - 1
+        if self.position_embedding is None and positions is not None:
+            turns = angles(positions[..., None], self.config.n_embd // self.config.n_head, x.dtype)  # (B, T, 1, D/2)
         x = self.dropout(x)
         for layer, block in enumerate(self.blocks):
             if self.config.checkpoint_activations and self.training and cache is None:
-                x = checkpoint(block, x, mask, use_reentrant=False)
+                x = checkpoint(block, x, mask, None, turns, use_reentrant=False)
             else:
-                x = block(x, mask, None if cache is None else cache.layer(layer))
+                x = block(x, mask, None if cache is None else cache.layer(layer), turns)
         if cache is not None:
             cache.advance(T)
         return self.final_norm(x)

@@ -19,6 +19,7 @@ from minigpt.attention.layers import (
 )
 from minigpt.attention.linear import linear_attention_weights
 from minigpt.attention.masks import causal_mask, combine_masks, padding_mask
+from minigpt.attention.rotary import angles
 
 B, T, S, H, D = 2, 5, 7, 3, 4
 C = H * D
@@ -37,15 +38,16 @@ def make(layer, *sizes, seed=0, **options):
 class Store:
     """The smallest KV cache: what was appended, all in one tensor."""
 
-    def __init__(self):
-        self.k = self.v = torch.zeros(B, H, 0, D, dtype=torch.float64)
+    def __init__(self, heads=H):
+        self.k = self.v = torch.zeros(B, heads, 0, D, dtype=torch.float64)
 
     def append(self, k, v):
         self.k, self.v = torch.cat([self.k, k], dim=2), torch.cat([self.v, v], dim=2)
         return self.k, self.v
 
-    def positions(self, T):
-        return (self.k.shape[2] + torch.arange(T)).expand(B, T)
+    def angles(self, T):
+        """Those of the next T tokens."""
+        return angles(self.k.shape[2] + torch.arange(T)[:, None], D, self.k.dtype)
 
 
 # One head
@@ -136,18 +138,28 @@ def test_it_works_for_any_length_and_a_prefix_is_a_prefix(attention):
 def test_reading_through_a_cache_equals_reading_at_once(attention):
     layer, x = make(attention, C, H), draw(B, T, C)
     store = Store()
-    parts = [layer(part, cache=store) for part in x.split([2, 1, 1, 1], dim=1)]
+    parts = [layer(part, cache=store, angles=store.angles(part.shape[1])) for part in x.split([2, 1, 1, 1], dim=1)]
     torch.testing.assert_close(torch.cat(parts, dim=1), layer(x), rtol=0, atol=1e-12)
     assert store.k.shape == (B, H, T, D)
 
 
 @pytest.mark.parametrize("attention", ATTENTION.values(), ids=ATTENTION)
-def test_a_given_mask_replaces_the_causal_one(attention):
-    layer, x = make(attention, C, H), draw(B, T, C)
-    torch.testing.assert_close(layer(x, causal_mask(T)), layer(x))
-    everything = layer(x, torch.ones(T, T, dtype=torch.bool))
-    assert (everything[:, 0] - layer(x)[:, 0]).abs().min() > 0
-    torch.testing.assert_close(everything[:, -1], layer(x)[:, -1])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_mask_narrows_what_a_token_sees_and_never_widens_it(attention, kernel):
+    """None means no further constraint, as everywhere: a mask of True alone changes nothing, queries in a cache too."""
+    layer, x = make(attention, C, H, kernel=kernel), draw(B, T, C)
+    everything = torch.ones(T, T, dtype=torch.bool)
+    for mask in (causal_mask(T), everything, everything[None, None]):
+        torch.testing.assert_close(layer(x, mask), layer(x))
+        torch.testing.assert_close(layer.weights(x, mask), layer.weights(x))
+    before = layer(x, everything)
+    x[:, 3:] += 1
+    torch.testing.assert_close(layer(x, everything)[:, :3], before[:, :3])
+    store, parts = Store(), []
+    for t in (2, 3):  # the last 3 queries stand at the bottom right of 3 x 5
+        part, turns = x[:, store.k.shape[2] :][:, :t], store.angles(t)
+        parts.append(layer(part, torch.ones(t, store.k.shape[2] + t, dtype=torch.bool), store, turns))
+    torch.testing.assert_close(torch.cat(parts, dim=1), layer(x))
 
 
 @pytest.mark.parametrize("attention", ATTENTION.values(), ids=ATTENTION)
@@ -190,14 +202,79 @@ def test_a_width_that_the_heads_do_not_divide_is_refused_by_name(attention):
 def test_every_dtype_stays_itself_and_near_the_exact_result(attention, kernel, dtype):
     layer, x = make(attention, C, H, kernel=kernel), draw(B, T, C)
     mask = combine_masks(causal_mask(T), padding_mask(torch.tensor([2, 5]), T))
-    exact = layer(x), layer(x, mask), layer(x, cache=Store())
+    exact = layer(x), layer(x, mask), layer(x, cache=Store(), angles=Store().angles(T))
     layer, x = layer.to(dtype), x.to(dtype)
     store = Store()
     store.k = store.v = store.k.to(dtype)
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 0.02}[dtype]
-    for out, expected in zip((layer(x), layer(x, mask), layer(x, cache=store)), exact, strict=True):
+    through_cache = layer(x, cache=store, angles=store.angles(T))
+    for out, expected in zip((layer(x), layer(x, mask), through_cache), exact, strict=True):
         assert out.dtype == dtype
         torch.testing.assert_close(out.double(), expected, rtol=0, atol=tolerance)
+
+
+# Grouped keys and heads of their own width
+
+
+def repeated(layer, groups):
+    """The same layer with a head of keys and values for each head of queries."""
+    G, D = layer.n_kv_head, layer.head_dim
+    options = {"rotary": layer.rotary, "qk_norm": layer.qk_norm}
+    twin = make(CausalSelfAttention, C, groups * G, head_dim=D, **options)
+    sizes = [groups * G * D, G * D, G * D]
+    for mine, theirs in ((layer.qkv.weight, twin.qkv.weight), (layer.qkv.bias, twin.qkv.bias)):
+        q, *kv = mine.detach().split(sizes)
+        kv = [part.unflatten(0, (G, D)).repeat_interleave(groups, dim=0).flatten(0, 1) for part in kv]
+        theirs.data = torch.cat([q, *kv])
+    twin.out.load_state_dict(layer.out.state_dict())
+    return twin
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("options", [{}, {"rotary": True}, {"rotary": True, "qk_norm": "layernorm"}])
+@pytest.mark.parametrize(("n_head", "n_kv_head", "head_dim"), [(6, 3, 4), (6, 2, 2), (4, 1, 6), (3, 3, 8)])
+def test_grouped_keys_equal_repeated_heads_and_stay_grouped_in_the_cache(kernel, options, n_head, n_kv_head, head_dim):
+    sizes = {"n_kv_head": n_kv_head, "head_dim": head_dim}
+    layer, x = make(CausalSelfAttention, C, n_head, kernel=kernel, **sizes, **options), draw(B, T, C)
+    assert layer.qkv.weight.shape == ((n_head + 2 * n_kv_head) * head_dim, C)
+    assert layer.out.weight.shape == (C, n_head * head_dim)
+    twin = repeated(layer, n_head // n_kv_head)
+    mask = padding_mask(torch.tensor([2, 5]), T)
+    for arguments in ((), (mask,)):
+        torch.testing.assert_close(layer(x, *arguments), twin(x, *arguments))
+        torch.testing.assert_close(layer.weights(x, *arguments), twin.weights(x, *arguments))
+    store, parts = Store(n_kv_head), []
+    store.k = store.v = torch.zeros(B, n_kv_head, 0, head_dim, dtype=torch.float64)
+    for part in x.split([3, 1, 1], dim=1):
+        places = (store.k.shape[2] + torch.arange(part.shape[1]))[:, None]
+        parts.append(layer(part, cache=store, angles=angles(places, head_dim, x.dtype)))
+    torch.testing.assert_close(torch.cat(parts, dim=1), layer(x))
+    assert store.k.shape == store.v.shape == (B, n_kv_head, T, head_dim)
+
+
+def test_gradients_of_a_shared_head_are_the_sum_over_its_group():
+    layer, x = make(CausalSelfAttention, C, 6, n_kv_head=2, head_dim=D), draw(B, T, C)
+    twin = repeated(layer, 3)
+    for each in (layer, twin):
+        each(x).square().sum().backward()
+    q, *kv = twin.qkv.weight.grad.split(6 * D)
+    kv = [part.unflatten(0, (2, 3, D)).sum(dim=1).flatten(0, 1) for part in kv]
+    torch.testing.assert_close(layer.qkv.weight.grad, torch.cat([q, *kv]))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"n_kv_head": 2}, r"got n_head=3 and n_kv_head=2; wanted a divisor of n_head: one of \[1, 3\]"),
+        ({"n_kv_head": 0}, r"got n_head=3 and n_kv_head=0; wanted a divisor"),
+        ({"head_dim": 0}, r"got n_head=3 and head_dim=0; wanted at least 1"),
+        ({"qk_norm": "batchnorm"}, r"got qk_norm='batchnorm'; wanted one of None, 'layernorm'"),
+        ({"kernel": "magic"}, r"got kernel='magic'; wanted one of 'explicit', 'fused'"),
+    ],
+)
+def test_a_bad_combination_is_refused_by_name(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        CausalSelfAttention(C, H, **options)
 
 
 # The stated weights

@@ -154,10 +154,10 @@ def test_a_new_variant_is_one_class_and_one_dictionary_entry(monkeypatch):
             super().__init__()
             self.out = nn.Linear(n_embd, n_embd, bias=bias)
 
-        def forward(self, x, mask=None, cache=None):
+        def forward(self, x, mask=None, cache=None, angles=None):
             return self.out(self.weights(x)[:, 0] @ x)
 
-        def weights(self, x, mask=None, cache=None):
+        def weights(self, x, mask=None, cache=None, angles=None):
             past = torch.ones(x.shape[0], 1, x.shape[1], x.shape[1]).tril()
             return past / past.sum(dim=-1, keepdim=True)
 

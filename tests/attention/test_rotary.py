@@ -1,14 +1,17 @@
 """The laws of rotary positions: lengths stay, only distances count, and it is the paper's rotation."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
-from minigpt.attention.layers import RotaryCausalSelfAttention
-from minigpt.attention.rotary import rotate, rotate_from_zero
+from minigpt.attention.constants import angles_from_zero
+from minigpt.attention.layers import CausalSelfAttention
+from minigpt.attention.rotary import angles, rotate, turn
 
 B, T, H, D = 2, 7, 3, 10
+Rotary = partial(CausalSelfAttention, rotary=True, qk_norm="layernorm")
 
 
 def draw(*shape, seed=0, dtype=torch.float64):
@@ -41,11 +44,12 @@ def test_only_the_distance_reaches_a_score(shift):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_kept_angles_equal_computed_ones(dtype):
-    x = draw(B, T, 2, H, D, dtype=dtype)
+    x = draw(B, T, 2 * H, D, dtype=dtype)
     with torch.inference_mode():
-        rotate_from_zero(x)
+        turn(x, *angles_from_zero(T, D, x.device, dtype))
     x.requires_grad_()
-    kept, computed = rotate_from_zero(x), rotate(x, torch.arange(T)[:, None, None])
+    kept, computed = turn(x, *angles_from_zero(T, D, x.device, dtype)), rotate(x, torch.arange(T)[:, None])
+    assert angles_from_zero(T, D, x.device, dtype)[0] is angles_from_zero(T, D, x.device, dtype)[0]
     assert torch.equal(kept, computed)
     kept.sum().backward()
     assert x.grad.isfinite().all()
@@ -59,16 +63,34 @@ def test_far_positions_are_exact_in_bf16():
 
 
 def test_the_layer_knows_the_order_where_plain_attention_does_not():
-    torch.manual_seed(0)
-    layer, x = RotaryCausalSelfAttention(H * D, H).double(), draw(B, T, H * D)
-    everything = torch.ones(T, T, dtype=torch.bool)
+    """The last token sees all others: without positions it would not notice that two of them changed places."""
     order = torch.tensor([1, 0, 2, 3, 4, 5, 6])
-    assert (layer(x[:, order], everything) - layer(x, everything)[:, order]).abs().max() > 1e-3
+    x = draw(B, T, H * D)
+    for make, notices in ((Rotary, True), (CausalSelfAttention, False)):
+        torch.manual_seed(0)
+        layer = make(H * D, H).double()
+        assert ((layer(x[:, order])[:, -1] - layer(x)[:, -1]).abs().max() > 1e-4) == notices
+
+
+def test_given_angles_are_used_and_only_their_distances_count():
+    torch.manual_seed(0)
+    layer, x = Rotary(H * D, H).double(), draw(B, T, H * D)
+    places = torch.stack([torch.arange(T), torch.tensor([0, 3, 4, 9, 20, 21, 100])])
+    out = layer(x, angles=angles(places[..., None], D, x.dtype))
+    torch.testing.assert_close(out[0], layer(x)[0])
+    assert (out[1, 1:] - layer(x)[1, 1:]).abs().amax(dim=-1).min() > 1e-4
+    moved = layer(x, angles=angles(places[..., None] + 77, D, x.dtype))
+    torch.testing.assert_close(moved, out, rtol=0, atol=1e-11)
+
+
+def test_a_cache_without_angles_is_refused_by_name():
+    with pytest.raises(ValueError, match="got a cache without angles; wanted those of the new tokens' positions"):
+        Rotary(H * D, H)(draw(B, T, H * D, dtype=torch.float32), cache=object())
 
 
 def test_the_size_of_queries_and_keys_does_not_matter():
     torch.manual_seed(0)
-    layer, x = RotaryCausalSelfAttention(H * D, H, bias=False).double(), draw(B, T, H * D)
+    layer, x = Rotary(H * D, H, bias=False).double(), draw(B, T, H * D)
     before = layer.weights(x)
     with torch.no_grad():
         layer.qkv.weight[: 2 * H * D] *= 30
@@ -77,14 +99,16 @@ def test_the_size_of_queries_and_keys_does_not_matter():
 
 def test_heads_of_odd_width_are_refused_by_name():
     with pytest.raises(ValueError, match=r"n_embd=15 and n_head=3, heads of odd width 5; wanted .*n_embd=18"):
-        RotaryCausalSelfAttention(15, 3)
+        Rotary(15, 3)
+    with pytest.raises(ValueError, match=r"heads of odd width 7; wanted .*head_dim=8"):
+        Rotary(15, 3, head_dim=7)
 
 
 @pytest.mark.parametrize("kernel", ["explicit", "fused"])
 def test_a_compiler_is_given_the_angles_and_the_mask_instead_of_their_formulas(kernel):
     """It would put the formulas into its loops and compute a power, a sine and a cosine for each number of q and k."""
     torch.manual_seed(0)
-    layer, x = RotaryCausalSelfAttention(H * D, H, kernel=kernel), draw(B, T, H * D, dtype=torch.float32)
+    layer, x = Rotary(H * D, H, kernel=kernel), draw(B, T, H * D, dtype=torch.float32)
     graphs = []
 
     def read(graph, inputs):

@@ -1,6 +1,7 @@
 """The GPT: GPT-2's architecture, sizes and initialisation, and nanoGPT's numbers."""
 
 import math
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,15 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from minigpt.attention.layers import ATTENTION, KERNELS
 from minigpt.attention.masks import padding_mask
 from minigpt.config.compose import compose
 from minigpt.config.schema import ModelConfig
-from minigpt.model.gpt import GPT
+from minigpt.model.cache import KVCache
+from minigpt.model.gpt import ACTIVATIONS, GPT, NORMS
 
 ROOT = Path(__file__).parents[2]
 
@@ -240,6 +244,94 @@ def test_a_left_padded_batch_gives_each_prompt_its_logits_as_if_alone(attention,
     logits = model(batch, positions=positions, mask=padding_mask(torch.tensor(lengths), width, side="left"))
     for row, prompt in enumerate(prompts):
         torch.testing.assert_close(logits[row, starts[row] :], model(prompt[None])[0], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "rotary"])
+def test_given_positions_are_used(attention):
+    """Under rotary only their distances count, under learned positions each one."""
+    model, ids = make(attention=attention, dtype=torch.float64).eval(), tokens()
+    plain = model(ids)
+    torch.testing.assert_close(model(ids, positions=torch.arange(T)), plain)
+    torch.testing.assert_close(model(ids, positions=torch.arange(T).expand(B, T)), plain)
+    spread = torch.tensor([0, 1, 2, 4, 5, 6, 9])
+    out = model(ids, positions=spread)
+    assert (out[:, 3:] - plain[:, 3:]).abs().amax(dim=-1).min() > 1e-4
+    torch.testing.assert_close(out[:, :3], plain[:, :3])
+    shifted = model(ids, positions=spread + 1)
+    assert ((shifted - out).abs().max() < 1e-11) == (attention == "rotary")
+
+
+def test_positions_given_beside_a_cache_are_used():
+    model, ids = make(attention="rotary", dtype=torch.float64).eval(), tokens()
+    spread = torch.tensor([0, 1, 2, 4, 5, 6, 9])
+    cache = KVCache.for_config(model.config, B, like=model.token_embedding.weight)
+    with torch.no_grad():
+        parts = [model(ids[:, part], positions=spread[part], cache=cache) for part in (slice(0, 4), slice(4, 7))]
+    torch.testing.assert_close(torch.cat(parts, dim=1), model(ids, positions=spread))
+
+
+class Counted(TorchFunctionMode):
+    """How often each function is called, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_function__(self, function, types, arguments=(), keywords=None):
+        self.calls[getattr(function, "__name__", str(function))] += 1
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize("attention", ["softmax", "rotary"])
+@pytest.mark.parametrize("lengths", [[4, 4], [2, 4]])
+@torch.no_grad()
+def test_positions_angles_and_mask_of_a_step_with_a_cache_are_made_once_for_all_layers(attention, lengths):
+    calls = []
+    for n_layer in (1, 3):
+        model = make(attention=attention, n_layer=n_layer).eval()
+        cache = KVCache.for_config(model.config, B, like=model.token_embedding.weight)
+        model(tokens(T=4), cache=cache)
+        cache.set_lengths(lengths)
+        with Counted() as counted:
+            model(tokens(T=1), cache=cache)
+        calls.append(counted.calls)
+    made = ("arange", "tensor", "cos", "sin", "ones", "tril", "le", "__le__", "lt", "item", "tolist", "nonzero")
+    assert [calls[1][name] for name in made] == [calls[0][name] for name in made]
+    assert calls[1]["linear"] > calls[0]["linear"]
+    assert calls[1]["tensor"] == calls[1]["item"] == 0  # nothing goes from or to the device
+
+
+# The registries
+
+
+def test_a_norm_and_an_activation_are_one_dictionary_entry_each(monkeypatch):
+    class Centred(nn.Module):
+        """Subtracts the mean, and nothing else."""
+
+        def __init__(self, width, bias):
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(width))
+
+        def forward(self, x):
+            return x - x.mean(dim=-1, keepdim=True) + self.shift
+
+    monkeypatch.setitem(NORMS, "layernorm", Centred)
+    monkeypatch.setitem(ACTIVATIONS, "sine", torch.sin)
+    model = make(activation="sine", dtype=torch.float64)
+    assert {name.rpartition(".")[2] for name, _ in model.named_parameters() if "norm" in name} == {"shift"}
+    seen = []
+    model.blocks[1].mlp.up.register_forward_hook(lambda layer, arguments, out: seen.append(out))
+    model.blocks[1].mlp.down.register_forward_pre_hook(lambda layer, arguments: seen.append(*arguments))
+    _, grads = loss_and_gradients(model, tokens())
+    torch.testing.assert_close(seen[1], seen[0].sin())
+    assert all((grad != 0).any() for grad in grads.values())
+
+
+def test_layers_share_no_module():
+    model = make()
+    modules = list(model.modules())
+    assert len(modules) == len({id(module) for module in modules})
+    assert not any(isinstance(module, nn.GELU) for module in modules)
 
 
 def test_token_and_position_embeddings_are_added():

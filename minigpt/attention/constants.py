@@ -1,0 +1,53 @@
+"""Tensors that follow from sizes alone. Each is made once, and compiled code holds it as a constant.
+
+A compiler that saw the formulas would put them into its loops: it would compute a power, a sine and a cosine for each
+number of q and k, and compare two positions for each score.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from minigpt.attention.masks import causal_mask
+from minigpt.attention.rotary import angles
+
+Made = TypeVar("Made")
+
+
+def _kept(make: Callable[..., Made]) -> Callable[..., Made]:
+    """Keep what `make` returned for its latest arguments; a compiler calls it once and takes the result as it is."""
+
+    @functools.lru_cache(maxsize=8)
+    def once(*sizes: int | torch.device | torch.dtype) -> Made:
+        with torch.inference_mode(False):  # made while sampling, it must serve training as well
+            return make(*sizes)
+
+    @torch.compiler.assume_constant_result
+    @functools.wraps(make)
+    def kept(*sizes: int | torch.device | torch.dtype) -> Made:
+        return once(*sizes)
+
+    return kept
+
+
+@_kept
+def causal_bias(T: int, S: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """(T, S): 0 where the causal mask lets a query attend, minus infinity where it hides."""
+    mask = causal_mask(T, S, device=device)
+    return torch.zeros(T, S, device=device, dtype=dtype).masked_fill(~mask, -math.inf)
+
+
+@_kept
+def kept_causal_mask(T: int, S: int, device: torch.device) -> Tensor:
+    """(T, S) bool: `causal_mask`."""
+    return causal_mask(T, S, device=device)
+
+
+@_kept
+def angles_from_zero(T: int, D: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (T, 1, D/2) of the positions 0 .. T - 1, for x (B, T, H, D): see rotary.py."""
+    return angles(torch.arange(T, device=device)[:, None], D, dtype)
