@@ -17,9 +17,9 @@ from minigpt.config.compose import compose
 from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import MicroBatches
 from minigpt.data.prepare import Prepared, prepare
-from minigpt.machine.choices import find_device
+from minigpt.machine.choices import Choices, choose
 from minigpt.machine.compiling import compiled_loss
-from minigpt.machine.hardware import Choices, choose, flops_per_token
+from minigpt.machine.hardware import find_device, flops_per_token
 from minigpt.machine.memory import keep_freed_memory
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss

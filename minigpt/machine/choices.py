@@ -1,88 +1,174 @@
-"""What a run leaves to the machine, settled once: device, kernels, micro-batch; kept when the run continues."""
+"""What a run leaves to the machine: device, precision, kernels, micro-batch, threads.
 
-from dataclasses import replace
-from functools import partial
+Every choice is a pure function of config and hardware, never of a timing, so that the same command on the same
+machine gives the same bits. The choices are written to the run's choices.json and kept when it continues there.
+"""
 
-import torch
-from torch import Tensor
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from typing import Any
 
-from minigpt.config.convert import shown
+from minigpt.config.convert import misfit, shown
 from minigpt.config.schema import TrainConfig
-from minigpt.data.batch import MicroBatches
-from minigpt.data.prepare import Prepared
 from minigpt.faults import UserFault
-from minigpt.machine.hardware import Choices, Hardware, choose, fault_in_choices, probe
-from minigpt.machine.memory import fit_micro_batch
-from minigpt.model.gpt import GPT
-from minigpt.process.group import Processes
+from minigpt.machine.cores import MAX_THREADS
+from minigpt.machine.hardware import Hardware, activation_bytes
 from minigpt.rundir.run_directory import RunDirectory
 
 
-def find_device(config: TrainConfig) -> Hardware:
-    """The device that `trainer.device` asks for."""
-    hardware = probe(config.trainer.device)
-    wanted = config.trainer.device
-    if wanted not in ("auto", hardware.device):
+@dataclass(frozen=True)
+class Choices:
+    """What was chosen, by the config or for it."""
+
+    device: str
+    devices: int
+    precision: str  # fp32 | bf16 | fp64
+    compile: bool
+    attention_kernel: str
+    micro_batch: int  # sequences per forward pass and device
+    accumulate: int  # forward passes per optimizer step
+    validation_batch: int
+    threads: int
+    float32_products: str = "highest"  # torch's precision: highest, or medium where that is as exact and faster
+    hardware: str = ""  # for which the choices were made
+
+
+def choose(config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:
+    """Decide what the config leaves to us.
+
+    - precision: bf16 where the hardware multiplies it fast (recent NVIDIA; x86 with AVX512-BF16 or AMX), else fp32.
+    - compile: on CUDA; on a CPU where the run is long enough to win back the half minute that it takes to start.
+    - float32 products: by oneDNN where that is faster and as exact.
+    - attention kernel: fused on accelerators; explicit on CPUs up to a context of 512, where the fused
+      kernel's backward pass is the slower one.
+    - micro-batch: the largest part of a step whose activations fit half of the memory that weights and optimizer
+      leave (a quarter on a CPU, whose memory others use too). It is tried before step 1.
+    """
+    trainer, model = config.trainer, config.model
+    device = hardware.device
+    precision = trainer.precision
+    if precision == "auto":
+        precision = "bf16" if hardware.bf16 and device != "mps" else "fp32"
+    compile_model = trainer.compile == "on" or (trainer.compile == "auto" and _compiling_pays(config, device))
+    kernel = trainer.attention_kernel
+    if kernel == "auto":
+        kernel = "explicit" if device == "cpu" and model.block_size <= 512 else "fused"
+    sequences = config.batch_tokens // model.block_size // trainer.devices
+    room = _room_for_activations(config, hardware, vocab_size)
+    per_sequence = activation_bytes(config, vocab_size, precision=precision, kernel=kernel)
+    at_once = 4096 if device == "cpu" else 16384  # tokens of a validation batch: on a CPU they fit the caches
+    micro_batch = trainer.micro_batch or _largest_divisor(sequences, room // per_sequence)
+    return Choices(
+        device=device,
+        devices=trainer.devices,
+        precision=precision,
+        compile=compile_model,
+        attention_kernel=kernel,
+        micro_batch=micro_batch,
+        accumulate=sequences // micro_batch,
+        validation_batch=config.validate.batch
+        or max(1, min(256, at_once // model.block_size, room // (12 * vocab_size * model.block_size))),
+        threads=trainer.threads or hardware.asked_threads or max(1, hardware.cores // trainer.devices),
+        float32_products="medium" if hardware.onednn_fp32 else "highest",
+        hardware=hardware.name,
+    )
+
+
+def _compiling_pays(config: TrainConfig, device: str) -> bool:
+    """Compiled code saves passes over the activations; on two cores 3 to 14 ns for each number of the stream.
+
+    (Measured: plain and rotary attention, widths 128 and 384.) At the limit that is a minute.
+    """
+    if device != "cpu" or config.model.dropout:  # whose numbers compiled code draws one by one on a CPU
+        return device == "cuda"
+    tokens = config.trainer.max_tokens or (config.trainer.max_steps or 0) * config.batch_tokens
+    return tokens * config.model.n_layer * config.model.n_embd >= 2e10
+
+
+def keep_choices(saved: Mapping[str, Any] | None, config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:
+    """Return the choices that a run continues with: as saved, but for what the command now asks for by name.
+
+    Choices that were made for other hardware, or for another number of devices, are made anew.
+
+    Args:
+        saved: the content of choices.json; None for a new run.
+        config: of the run.
+        hardware: that it continues on.
+        vocab_size: of its tokenizer.
+
+    Raises:
+        UserFault: no run saves such choices.
+    """
+    choices = choose(config, hardware, vocab_size)
+    if saved is None:
+        return choices
+    fault = fault_in_choices(saved, config)
+    if fault:
         raise UserFault(
-            f"trainer.device={wanted}: this machine, or this build of PyTorch, has none; got {hardware.device}. "
-            "Use trainer.device=auto"
+            f"choices.json in the run directory holds what no run chooses ({fault}). Put the file back as it was, or "
+            "remove it: then the choices are made anew, and bits may differ from here on"
         )
-    count = torch.cuda.device_count()
-    if hardware.device == "cuda" and config.trainer.devices > count:
-        raise UserFault(f"trainer.devices={config.trainer.devices}: this machine has {count} GPU(s)")
-    return hardware
-
-
-def settle_choices(run: RunDirectory, config: TrainConfig, hardware: Hardware, prepared: Prepared) -> Choices:
-    """The automatic choices: as they were when the run began, else from config and hardware."""
-    choices = choose(config, hardware, prepared.tokenizer.vocab_size)
-    saved = run.read_json("choices.json")
-    if saved is not None and saved.get("devices") != choices.devices:
-        print(
-            f"Devices    {choices.devices} instead of {shown(saved.get('devices'))}: each step trains on the same "
-            "tokens as before, but sums are taken in another order, so the last bits may differ"
-        )
-        run.event("devices_changed", was=saved.get("devices"), now=choices.devices)
-    if saved is None or saved.get("device") != choices.device or saved.get("devices") != choices.devices:
+    there = Choices(**saved)
+    elsewhere = there.hardware not in ("", choices.hardware) or there.device != choices.device
+    unfit = there.precision == "bf16" and not hardware.bf16 and config.trainer.precision == "auto"
+    rounded = there.float32_products == "medium" and not hardware.onednn_fp32
+    if elsewhere or unfit or rounded or there.devices != choices.devices:
         return choices
     explicit = {
         "compile": config.trainer.compile != "auto",
         "attention_kernel": config.trainer.attention_kernel != "auto",
         "micro_batch": config.trainer.micro_batch > 0,
-        "threads": config.trainer.threads > 0,
+        "accumulate": config.trainer.micro_batch > 0,
+        "threads": config.trainer.threads > 0 or hardware.asked_threads > 0,
         "validation_batch": config.validate.batch > 0,
+        "hardware": True,
     }
-    kept = {name: value for name, value in saved.items() if not explicit.get(name)}
-    if explicit["micro_batch"]:
-        kept.pop("accumulate", None)
-    fault = fault_in_choices(vars(choices) | kept, config)
-    if fault:
-        raise UserFault(
-            f"{run.path / 'choices.json'} holds what no run chooses ({fault}). Put the file back as it was, or remove "
-            "it: then the choices are made anew, and bits may differ from here on"
+    return replace(choices, **{name: value for name, value in saved.items() if not explicit.get(name)})
+
+
+def tell_changed_choices(run: RunDirectory, saved: Mapping[str, Any] | None, choices: Choices) -> None:
+    """Print and note which choices a run continues with other than it had: they change the last bits."""
+    now = asdict(choices)
+    changed = {name: value for name, value in (saved or {}).items() if value != now[name]}
+    if "devices" in changed:
+        print(
+            f"Devices    {choices.devices} instead of {changed['devices']}: each step trains on the same "
+            "tokens as before, but sums are taken in another order, so the last bits may differ"
         )
-    return Choices(**(vars(choices) | kept))
+        run.event("devices_changed", was=changed.pop("devices"), now=choices.devices)
+    if changed:
+        told = ", ".join(f"{name} {shown(was)} -> {shown(now[name])}" for name, was in changed.items())
+        print(f"Choices    changed since the run was last started, so the last bits may differ: {told}")
+        run.event("choices_changed", was=changed, now={name: now[name] for name in changed})
 
 
-def settle_memory(
-    gpt: GPT, config: TrainConfig, choices: Choices, *, prepared: Prepared, processes: Processes
-) -> Choices:
-    """Try one micro-batch; if it does not fit the memory of some device, all go on with a smaller one."""
-    gpt.to(choices.device).train()
-    batch = partial(first_batch, prepared, config, choices.device)
-    fitting = fit_micro_batch(gpt, choices, batch, say=print)
-    micro_batch = min(int(size) for size in processes.gather(str(fitting.micro_batch)))
-    return replace(choices, micro_batch=micro_batch, accumulate=choices.micro_batch * choices.accumulate // micro_batch)
+def fault_in_choices(choices: Mapping[str, Any], config: TrainConfig) -> str:
+    """What in saved choices (of a run that may be a stranger's) can't be chosen for this config; "" if nothing."""
+    names = {field.name: field.default is MISSING for field in fields(Choices)}
+    unknown = [name for name in choices if name not in names]
+    missing = [name for name, needed in names.items() if needed and name not in choices]
+    if unknown or missing or (wrong := misfit(Choices, choices)):
+        return f"no choice is called {shown(unknown[0])}" if unknown else f"no {missing[0]}" if missing else wrong
+    chosen = Choices(**choices)
+    if chosen.precision not in ("fp32", "bf16", "fp64") or chosen.attention_kernel not in ("explicit", "fused"):
+        return f"{shown(chosen.precision)}, {shown(chosen.attention_kernel)}"
+    if chosen.float32_products not in ("highest", "medium"):
+        return f"float32_products={shown(chosen.float32_products)}"
+    if not 1 <= chosen.threads <= MAX_THREADS or not 1 <= chosen.validation_batch <= 2**24:
+        return f"threads={chosen.threads}, validation_batch={chosen.validation_batch}"
+    sequences = config.batch_tokens // config.model.block_size
+    if chosen.devices * chosen.micro_batch * chosen.accumulate != sequences:
+        return f"{chosen.devices} x {chosen.accumulate} x {chosen.micro_batch} windows, and a step has {sequences}"
+    return ""
 
 
-def first_batch(prepared: Prepared, config: TrainConfig, device: str, size: int) -> tuple[Tensor, Tensor]:
-    """The run's first windows, to try things on: (tokens, targets), each (size, block_size)."""
-    windows = MicroBatches(
-        prepared.train,
-        seed=config.seed,
-        block_size=config.model.block_size,
-        micro_batch=size,
-        accumulate=1,
-    )
-    batch = windows[0].to(device)
-    return batch.tokens, batch.targets
+def _room_for_activations(config: TrainConfig, hardware: Hardware, vocab_size: int) -> int:
+    """Bytes of one device that activations may take."""
+    model = config.model
+    parameters = 12 * model.n_layer * model.n_embd**2 + (vocab_size + model.block_size) * model.n_embd
+    left = max(0, hardware.memory_bytes - 16 * parameters)  # weights, gradients and two averages in fp32
+    return left // (4 * config.trainer.devices) if hardware.device == "cpu" else left // 2
+
+
+def _largest_divisor(number: int, limit: int) -> int:
+    return max(divisor for divisor in range(1, number + 1) if number % divisor == 0 and divisor <= max(1, limit))

@@ -1,10 +1,11 @@
-"""How many CPU cores there are for us."""
+"""How many CPU cores there are for us, and how many threads the environment asks for."""
 
 import math
 import os
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+MAX_THREADS = 4096
 
 
 def usable_cores() -> int:
@@ -14,6 +15,16 @@ def usable_cores() -> int:
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores, math.ceil(_share() or cores)))
+
+
+def asked_threads() -> int:
+    """Return the threads that OMP_NUM_THREADS asks for, or 0 if it asks for none.
+
+    torchrun sets it to 1 where nobody has: that is no wish of the user's.
+    """
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    threads = int(asked) if asked.isascii() and asked.isdigit() else 0
+    return 0 if threads == 1 and "TORCHELASTIC_RUN_ID" in os.environ else min(threads, MAX_THREADS)
 
 
 def _share() -> float | None:

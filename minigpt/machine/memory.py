@@ -10,9 +10,13 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from minigpt.config.schema import TrainConfig
+from minigpt.data.batch import MicroBatches
+from minigpt.data.prepare import Prepared
 from minigpt.faults import UserFault
-from minigpt.machine.hardware import Choices
+from minigpt.machine.choices import Choices
 from minigpt.model.loss import autocast, next_token_loss
+from minigpt.process.group import Processes
 
 
 @functools.cache  # it holds for as long as the process lives
@@ -30,6 +34,29 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         for parameter, value in ((-4, 0), (-1, 2**31 - 1), (-2, 64 << 20)):
             mallopt(parameter, value)
+
+
+def fit_to_memory(
+    gpt: nn.Module, config: TrainConfig, choices: Choices, *, prepared: Prepared, processes: Processes
+) -> Choices:
+    """Try one micro-batch; if it does not fit the memory of some device, all go on with a smaller one.
+
+    Returns:
+        The choices, with a micro-batch that fits everywhere.
+    """
+    gpt.to(choices.device).train()
+    fitting = fit_micro_batch(gpt, choices, functools.partial(first_batch, prepared, config, choices.device), say=print)
+    micro_batch = min(int(size) for size in processes.gather(str(fitting.micro_batch)))
+    return replace(choices, micro_batch=micro_batch, accumulate=choices.micro_batch * choices.accumulate // micro_batch)
+
+
+def first_batch(prepared: Prepared, config: TrainConfig, device: str, size: int) -> tuple[Tensor, Tensor]:
+    """Return the run's first windows, to try things on: (tokens, targets), each (size, block_size)."""
+    windows = MicroBatches(
+        prepared.train, seed=config.seed, block_size=config.model.block_size, micro_batch=size, accumulate=1
+    )
+    batch = windows[0].to(device)
+    return batch.tokens, batch.targets
 
 
 def fit_micro_batch(

@@ -2,7 +2,8 @@
 
 from minigpt.config.schema import TrainConfig
 from minigpt.data.prepare import Prepared
-from minigpt.machine.hardware import Choices, Hardware, activation_bytes
+from minigpt.machine.choices import Choices
+from minigpt.machine.hardware import Hardware, activation_bytes
 from minigpt.model.gpt import GPT
 
 

@@ -12,8 +12,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,7 +24,6 @@ from minigpt.config.convert import flatten, to_dict
 from minigpt.config.plain_yaml import plain_yaml
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import StorageFailure, UserFault
-from minigpt.machine.hardware import Choices
 from minigpt.redact import redact_arguments, redact_values
 from minigpt.rundir.files import write_file
 from minigpt.rundir.rows import append_rows, folder_gone
@@ -150,15 +148,12 @@ class RunDirectory:
         self._locked = file
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """A JSON file of the run, which holds a mapping, or None if there is none.
+        """Return what a JSON file of the run maps, or None if there is no such file.
 
         Raises:
-            UserFault: it holds something else.
+            UserFault: it holds no mapping.
         """
-        content = self._read(name, json.loads)
-        if content is not None and not isinstance(content, dict):
-            raise self._not_ours(name, "no mapping")
-        return content
+        return self._read(name, lambda text: _mapping(json.loads(text)))
 
     def _read(self, name: str, parse: Callable[[str], Any]) -> Any:
         """What a small file of the run holds, or None if there is none. A run may be a stranger's."""
@@ -196,14 +191,7 @@ class RunDirectory:
         Raises:
             UserFault: config.yaml holds something else.
         """
-
-        def parse(text: str) -> dict[str, Any]:
-            content = plain_yaml(text)
-            if not isinstance(content, dict):
-                raise ValueError("it holds no mapping")
-            return flatten(content)
-
-        return self._read("config.yaml", parse)
+        return self._read("config.yaml", lambda text: flatten(_mapping(plain_yaml(text))))
 
     def skipped_batches(self) -> list[list[int]]:
         """(first, last) batches that the guard found bad; no step trains on them.
@@ -224,13 +212,19 @@ class RunDirectory:
             raise self._not_ours(name, "wanted [[first, last], ...]")
         return windows or []
 
-    def record(self, config: TrainConfig, choices: Choices) -> None:
+    def record(self, config: TrainConfig, choices: Mapping[str, Any]) -> None:
         """Write config.yaml, command.txt, environment.json and choices.json, without secrets."""
         plain = redact_values(to_dict(config))
         self.write_text("config.yaml", yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
         self.write_text("command.txt", shlex.join(["python", *redact_arguments(sys.argv)]) + "\n")
         self.write_text("environment.json", json.dumps(environment(), indent=1) + "\n")
-        self.write_text("choices.json", json.dumps(asdict(choices), indent=1) + "\n")
+        self.write_text("choices.json", json.dumps(choices, indent=1) + "\n")
+
+
+def _mapping(content: Any) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise ValueError("it holds no mapping")
+    return content
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import Batch
-from minigpt.machine.hardware import Choices
+from minigpt.machine.choices import Choices
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss
 from minigpt.training.clock import Clock

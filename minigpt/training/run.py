@@ -21,10 +21,10 @@ from minigpt.data.batch import MicroBatches
 from minigpt.data.order import batch_of_step
 from minigpt.data.prepare import Prepared
 from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
-from minigpt.machine.choices import find_device, first_batch, settle_choices, settle_memory
+from minigpt.machine.choices import keep_choices, tell_changed_choices
 from minigpt.machine.compiling import compiled_loss
-from minigpt.machine.hardware import Hardware, flops_per_token, peak_flops
-from minigpt.machine.memory import keep_freed_memory
+from minigpt.machine.hardware import Hardware, find_device, flops_per_token, peak_flops
+from minigpt.machine.memory import first_batch, fit_to_memory, keep_freed_memory
 from minigpt.machine.plan import describe_plan
 from minigpt.model.gpt import GPT
 from minigpt.process.group import Processes, joined, was_asked_to_stop
@@ -154,7 +154,8 @@ def train_from(
     """
     processes.signals.raise_if_received()
     position = read_position(checkpoint)
-    choices = settle_choices(run, config, hardware, prepared)
+    saved_choices = run.read_json("choices.json")
+    choices = keep_choices(saved_choices, config, hardware, prepared.tokenizer.vocab_size)
     processes.require_equal_on_all_ranks("choices", asdict(choices))
     torch.set_num_threads(choices.threads)
     torch.set_float32_matmul_precision(choices.float32_products)
@@ -165,8 +166,8 @@ def train_from(
         gpt.double()
     optimizer_state = restore_weights(gpt, config, checkpoint, prepared.tokenizer)
     check_fingerprint(run, prepared)
-    choices = settle_memory(gpt, config, choices, prepared=prepared, processes=processes)
-    run.record(config, choices)
+    choices = fit_to_memory(gpt, config, choices, prepared=prepared, processes=processes)
+    run.record(config, asdict(choices))
     dropped = 0
     if run.writes:
         say = partial(tell_damaged_rows, run)
@@ -174,6 +175,7 @@ def train_from(
         cut_rows_after(run.samples, position.step, say)
     run.event("continued" if checkpoint else "began", step=position.step, rows_written_again=dropped)
 
+    tell_changed_choices(run, saved_choices, choices)
     print(f"Run        {run.path}" + (f", continuing after step {position.step:,}" if checkpoint else ""))
     total_steps = steps_of(config)
     print(describe_plan(config, choices, hardware, model=gpt, prepared=prepared, total_steps=total_steps))

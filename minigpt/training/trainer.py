@@ -10,7 +10,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from minigpt.config.schema import TrainConfig
-from minigpt.machine.hardware import Choices
+from minigpt.machine.choices import Choices
 
 
 def quiet_lightning() -> None:

@@ -8,7 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from minigpt.config.schema import ModelConfig, TrainConfig, TrainerConfig
 from minigpt.machine import hardware
-from minigpt.machine.hardware import Hardware, choose, flops_per_token, peak_flops
+from minigpt.machine.choices import choose
+from minigpt.machine.hardware import Hardware, flops_per_token, peak_flops
 from minigpt.model.gpt import GPT
 
 CPU = Hardware("cpu", "x86_64 CPU", cores=2, bf16=True, memory_bytes=8 << 30)
@@ -46,7 +47,7 @@ def test_fp32_products_go_where_they_are_fast_only_if_they_stay_exact(monkeypatc
     assert choose(config, replace(CPU, onednn_fp32=True), 65).float32_products == "medium"
     assert choose(config, CPU, 65).float32_products == "highest"
     for vendor, exact, wanted in (("AuthenticAMD", True, True), ("AuthenticAMD", False, False), ("Intel", True, False)):
-        monkeypatch.setattr(hardware, "_vendor", lambda vendor=vendor: vendor)
+        monkeypatch.setattr(hardware, "_cpu_fact", lambda key, vendor=vendor: vendor)
         monkeypatch.setattr(hardware, "medium_is_exact", lambda exact=exact: exact)
         assert hardware.probe("cpu").onednn_fp32 == wanted
 

@@ -8,7 +8,7 @@ import torch
 from minigpt.config.schema import ModelConfig
 from minigpt.faults import UserFault
 from minigpt.machine import memory
-from minigpt.machine.hardware import Choices
+from minigpt.machine.choices import Choices
 from minigpt.machine.memory import fit_micro_batch
 from minigpt.model.gpt import GPT
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minigpt.config.schema import ModelConfig, TrainConfig
-from minigpt.machine.hardware import Choices
+from minigpt.machine.choices import Choices
 from minigpt.model.gpt import GPT
 from minigpt.training.module import LanguageModel
 from minigpt.training.state import RunState

@@ -241,6 +241,7 @@ def test_k5_what_a_run_shows_and_saves_changes_no_weight(run, monkeypatch, tmp_p
 def test_automatic_choices_are_those_of_the_run_and_not_of_the_machine_it_goes_on_on(run, monkeypatch, tmp_path):
     """Half of the memory, other kernels, a compiler: a run that has begun does not care."""
     monkeypatch.setattr("minigpt.training.ending.write_report", lambda *_: None)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     settings = ["trainer.max_steps=6", "checkpoint.every_steps=3", "trainer.threads=0", "trainer.precision=auto"]
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # more than one here would slow down all tests
     whole = run(*settings).rename(tmp_path / "whole")
