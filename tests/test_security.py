@@ -28,7 +28,7 @@ from minigpt.checkpoint.store import MANIFEST, _sealed
 from minigpt.config.compose import compose
 from minigpt.config.schema import SampleConfig
 from minigpt.data import prepare
-from minigpt.data.tokenizer import PATTERN
+from minigpt.data.tokenizers.bpe import PATTERN
 from minigpt.faults import NoUsableCheckpoint, StorageFailure, UserFault
 from minigpt.sampling.command import sample
 from minigpt.training.run import train

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from minigpt.config.schema import DataConfig
-from minigpt.data.bpe import gpt2_is_here
 from minigpt.data.corpus import chunks, find_corpus
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer
+from minigpt.data.tokenizers.gpt2 import gpt2_is_here
 
 TEXT_BYTES = 4_000_000  # of the corpus
 VOCAB_SIZE = 2048  # of bpe: the default of scripts/train.py

@@ -29,7 +29,7 @@ class ModelConfig:
 class TokenizerConfig:
     """Text to tokens."""
 
-    name: Literal["byte", "char", "bpe", "gpt2"] = "bpe"  # bpe is trained on the corpus; gpt2 is GPT-2's own
+    name: str = "bpe"  # byte | char | bpe (trained on the corpus) | gpt2 (GPT-2's own)
     vocab_size: int = 2048  # bpe only: tokens in all, the end-of-text token included
 
 

@@ -15,7 +15,7 @@ from minigpt.config.schema import TokenizerConfig
 from minigpt.data.corpus import Corpus, SourceGone
 from minigpt.data.reading import Span, Survey, describe_split, first_bytes, read, split, text_bytes
 from minigpt.data.shards import fingerprint, write_split
-from minigpt.data.tokenizer import Tokenizer, build_tokenizer
+from minigpt.data.tokenizer import Tokenizer, build_tokenizer, encoder_of
 from minigpt.faults import UserFault
 from minigpt.rundir.files import write_file
 
@@ -73,7 +73,7 @@ def _build(config: TokenizerConfig, source: Source, train: list[Span], say: Say)
         return source.tokenizer
     learn = first_bytes(train, LEARN_BYTES)
     total = text_bytes(learn)
-    if config.name == "bpe":
+    if encoder_of(config.name).min_vocab_size:
         say(f"data: learning {config.vocab_size:,} tokens from {size_text(total)} of the training text")
     progress = progress_lines("learning", total, say)
     return build_tokenizer(
@@ -86,11 +86,11 @@ def _build(config: TokenizerConfig, source: Source, train: list[Span], say: Say)
 
 def _encode(
     corpus: Corpus, spans: list[Span], tokenizer: Tokenizer, progress: Callable[[int], None]
-) -> Iterator[NDArray[np.uint16]]:
+) -> Iterator[NDArray[Any]]:
     """The tokens of a split, end-of-text between its documents."""
     for number, span in enumerate(spans):
         if number and tokenizer.eot is not None:
-            yield np.array([tokenizer.eot], dtype=np.uint16)
+            yield np.array([tokenizer.eot], dtype=tokenizer.dtype)
         yield from tokenizer.encode_chunks(_counted(read(corpus, span), progress))
 
 
@@ -111,7 +111,7 @@ def _summary(
         notes.append(f"{found.marks:,} documents begin with a byte-order mark; data.encoding=utf-8-sig drops it")
     if found.nul:
         notes.append(f"{found.nul:,} NUL bytes; they are kept as they are")
-    if tokenizer.name == "bpe" and source.tokenizer is None and tokenizer.vocab_size < wanted:
+    if encoder_of(tokenizer.name).min_vocab_size and source.tokenizer is None and tokenizer.vocab_size < wanted:
         notes.append(f"the text yields {tokenizer.vocab_size:,} BPE tokens, fewer than tokenizer.vocab_size={wanted:,}")
     train, val = sidecars
     total = sum(found.bytes)

@@ -25,7 +25,7 @@ from minigpt.data.corpus import Corpus, SourceGone, find_corpus, typed_path
 from minigpt.data.make import FORMAT, Say, Source, make, progress_lines, save_json, signature, size_text
 from minigpt.data.reading import survey
 from minigpt.data.shards import DamagedShards, TokenSplit, fingerprint
-from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
+from minigpt.data.tokenizer import Tokenizer, build_tokenizer, check_size, encoder_of, load_tokenizer
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.redact import redact
 
@@ -61,7 +61,7 @@ def prepare(
         DamagedShards: they were prepared, but a file was changed or lost since.
         StorageFailure: data.dir can't be written.
     """
-    keys = _keys(data, tokenizer)
+    keys, encoder = _keys(data, tokenizer), encoder_of(tokenizer.name)
     if given is not None:
         keys |= {"vocab_size": given.vocab_size, "given": given.hash}
     root = typed_path(data.dir)
@@ -69,7 +69,7 @@ def prepare(
     if known and data.name == "shakespeare_char" and not data.source:  # its one content is known by its checksum
         return _open(known[0], say)
     try:
-        corpus = find_corpus(data, raw=tokenizer.name == "byte")
+        corpus = find_corpus(data, raw=encoder.takes_any_bytes)
     except SourceGone as fault:
         if not known:
             raise
@@ -79,12 +79,12 @@ def prepare(
     for folder in known:
         if _read_json(folder / "prepared.json").get("signature") == listing:
             return _open(folder, say)
-    # A missing gpt2 file is a fault to name before gigabytes are read.
-    ready = build_tokenizer(tokenizer.name) if given is None and tokenizer.name in ("byte", "gpt2") else given
+    # A vocabulary that can't be had is a fault to name before gigabytes are read.
+    ready = given if given is not None or encoder.learned else build_tokenizer(tokenizer.name)
     total = sum(document.size for document in corpus.documents)
     count = len(corpus.documents)
     say(f"data: reading {count:,} file{'' if count == 1 else 's'}, {size_text(total)}")
-    found = survey(corpus, alphabet=tokenizer.name == "char", progress=progress_lines("reading", total, say))
+    found = survey(corpus, alphabet=encoder.needs_alphabet, progress=progress_lines("reading", total, say))
     folder = root / _folder_name(keys, found.sha256)
     if known and folder not in known:
         say(f"data: the source changed since {known[0]} was prepared; preparing it anew")
@@ -93,13 +93,13 @@ def prepare(
 
 
 def require_vocabulary(data: DataConfig, tokenizer: TokenizerConfig) -> None:
-    """Name a missing GPT-2 vocabulary at once, before anything slow (torch, gigabytes of text) is loaded.
+    """Name a vocabulary that is not learned and can't be had (GPT-2's) before anything slow is loaded: torch, text.
 
     Raises:
         UserFault: it is needed, and neither cached nor reachable.
     """
-    if tokenizer.name == "gpt2" and not _known(Path(os.path.expanduser(data.dir)), _keys(data, tokenizer)):
-        build_tokenizer("gpt2")
+    if not encoder_of(tokenizer.name).learned and not _known(typed_path(data.dir), _keys(data, tokenizer)):
+        build_tokenizer(tokenizer.name)
 
 
 def mend(data: DataConfig, tokenizer: TokenizerConfig, *, say: Say = print) -> Prepared:
@@ -154,6 +154,7 @@ def _keys(data: DataConfig, tokenizer: TokenizerConfig) -> dict[str, Any]:
     """What decides the tokens besides the text itself."""
     if not 0 < data.val_fraction < 1:
         raise UserFault(f"data.val_fraction={data.val_fraction} must lie between 0 and 1, both excluded; try 0.1")
+    check_size(tokenizer.name, tokenizer.vocab_size)
     text = data.name == "text"
     return {
         "version": 1,
@@ -164,7 +165,7 @@ def _keys(data: DataConfig, tokenizer: TokenizerConfig) -> dict[str, Any]:
         "errors": data.errors if text else "strict",
         "val_fraction": data.val_fraction,
         "tokenizer": tokenizer.name,
-        "vocab_size": tokenizer.vocab_size if tokenizer.name == "bpe" else None,
+        "vocab_size": tokenizer.vocab_size if encoder_of(tokenizer.name).min_vocab_size else None,
     }
 
 

@@ -1,8 +1,10 @@
 """Tokens on disk: llm.c's shards and a JSON sidecar, written so that a name never shows half a file.
 
-A shard is 256 int32 (magic 20240520, version 1, count, zeros) and then `count` uint16 tokens, all little-endian.
-A split is `NAME-000.bin`, `NAME-001.bin`, ... with `NAME.json` beside them, written last: it holds the counts,
-the bytes of text behind the tokens, the tokenizer's hash, each file's SHA-256, and their fingerprint.
+A shard is 256 int32 (magic, version, count, zeros) and then `count` tokens, all little-endian. Magic and version say
+how wide a token is: 20240520 and 1 uint16, 20240801 and 7 uint32 (llm.c's shards for Llama 3).
+
+A split is `NAME-000.bin`, `NAME-001.bin`, ... with `NAME.json` beside them, written last: it holds the counts, the
+bytes of text behind the tokens, the tokenizer's hash, each file's SHA-256, and their fingerprint.
 """
 
 import contextlib
@@ -22,7 +24,7 @@ from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.rundir.files import flush, write_file
 
-MAGIC, VERSION = 20240520, 1
+HEADS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # dtype -> magic and version
 HEADER_BYTES = 1024
 SHARD_TOKENS = 100_000_000
 VERIFY_BYTES = 1 << 28  # splits up to this size are checked against their SHA-256 whenever they are opened
@@ -41,7 +43,7 @@ class DamagedShards(UserFault):
 def write_split(
     folder: Path,
     name: str,
-    parts: Iterable[NDArray[np.uint16]],
+    parts: Iterable[NDArray[Any]],
     *,
     text_bytes: int,
     tokenizer: Tokenizer,
@@ -64,7 +66,7 @@ def write_split(
         OSError: a file can't be written.
     """
     total, max_token, shards = 0, 0, []
-    shard = _Shard(folder, name, 0)
+    shard = _Shard(folder, name, 0, tokenizer.dtype)
     try:
         for tokens in parts:
             total += len(tokens)
@@ -72,7 +74,7 @@ def write_split(
             while len(tokens):
                 if shard.count == shard_tokens:
                     shards.append(shard.finish())
-                    shard = _Shard(folder, name, len(shards))
+                    shard = _Shard(folder, name, len(shards), tokenizer.dtype)
                 room = shard_tokens - shard.count
                 shard.write(tokens[:room])
                 tokens = tokens[room:]
@@ -83,7 +85,7 @@ def write_split(
         "format": _FORMAT,
         "version": 1,
         "split": name,
-        "dtype": "uint16",
+        "dtype": np.dtype(tokenizer.dtype).name,
         "tokens": total,
         "bytes": text_bytes,
         "max_token": max_token,
@@ -125,13 +127,14 @@ class TokenSplit:
         self.fingerprint: str = sidecar["fingerprint"]
         self._length: int = sidecar["tokens"]
         self._shard_tokens: int = sidecar["shard_tokens"]
-        self._shards = [_open_shard(self.folder / entry["file"], entry) for entry in sidecar["shards"]]
+        self._dtype = np.dtype(sidecar["dtype"])
+        self._shards = [_open_shard(self.folder / entry["file"], entry, self._dtype) for entry in sidecar["shards"]]
         sizes = [len(shard) for shard in self._shards]
         if sum(sizes) != self._length or any(size != self._shard_tokens for size in sizes[:-1]):
             raise DamagedShards(
                 f"the shards of {self.folder / name}.json hold {sizes} tokens, not {self._length:,} in all"
             )
-        if 2 * self._length <= VERIFY_BYTES:
+        if self._dtype.itemsize * self._length <= VERIFY_BYTES:
             self.verify(sidecar["shards"])
         if sidecar["max_token"] >= tokenizer.vocab_size:
             self._name_strange_token()
@@ -168,7 +171,7 @@ class TokenSplit:
         """None: all tokens count the same."""
         return None
 
-    def tokens(self, start: int, stop: int) -> NDArray[np.uint16]:
+    def tokens(self, start: int, stop: int) -> NDArray[Any]:
         """Tokens start ... stop - 1, cut to the split's ends as a slice is."""
         start, stop, _ = slice(start, stop).indices(self._length)
         size = self._shard_tokens
@@ -176,7 +179,7 @@ class TokenSplit:
             self._shards[number][max(0, start - number * size) : stop - number * size]
             for number in range(start // size, -(-stop // size))
         ]
-        return np.concatenate(pieces) if stop > start else np.zeros(0, dtype=np.uint16)
+        return np.concatenate(pieces) if stop > start else np.zeros(0, dtype=self._dtype)
 
     def verify(self, shards: list[dict[str, Any]]) -> None:
         """Compare every shard with the SHA-256 that its sidecar names.
@@ -221,7 +224,8 @@ def _shard_path(folder: Path, name: str, number: int) -> Path:
 class _Shard:
     """A shard being written under a temporary name."""
 
-    def __init__(self, folder: Path, name: str, number: int):
+    def __init__(self, folder: Path, name: str, number: int, dtype: type):
+        self.dtype = np.dtype(dtype)
         self.path = _shard_path(folder, name, number)
         self.temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
         self.count = 0
@@ -229,14 +233,14 @@ class _Shard:
         self.file = open(self.temporary, "wb")  # noqa: SIM115  it stays open until finish or discard
         self.file.write(bytes(HEADER_BYTES))
 
-    def write(self, tokens: NDArray[np.uint16]) -> None:
-        self.file.write(tokens.astype("<u2").tobytes())
+    def write(self, tokens: NDArray[Any]) -> None:
+        self.file.write(tokens.astype(self.dtype.newbyteorder("<")).tobytes())
         self.count += len(tokens)
 
     def finish(self) -> dict[str, Any]:
         """Put the header in front and the file in its place; its entry for the sidecar."""
         header = np.zeros(HEADER_BYTES // 4, dtype="<i4")
-        header[:3] = MAGIC, VERSION, self.count
+        header[:3] = *HEADS[self.dtype.name], self.count
         self.file.seek(0)
         self.file.write(header.tobytes())
         self.file.flush()
@@ -245,7 +249,7 @@ class _Shard:
         entry = {
             "file": self.path.name,
             "tokens": self.count,
-            "size": HEADER_BYTES + 2 * self.count,
+            "size": HEADER_BYTES + self.dtype.itemsize * self.count,
             "sha256": _sha256(self.temporary),
         }
         os.replace(self.temporary, self.path)
@@ -284,8 +288,13 @@ def _read_sidecar(path: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     numbers = [sidecar.get(key) for key in ("tokens", "bytes", "max_token", "shard_tokens")]
     counted = all(_is_count(number) for number in numbers) and sidecar["shard_tokens"] > 0
     name = path.name.removesuffix(".json")
-    if not (counted and isinstance(sidecar.get("fingerprint"), str) and _is_shard_list(sidecar.get("shards"), name)):
-        raise DamagedShards(f"{path} lacks the counts of its shards: it is damaged")
+    if not (
+        counted
+        and sidecar.get("dtype") in HEADS
+        and isinstance(sidecar.get("fingerprint"), str)
+        and _is_shard_list(sidecar.get("shards"), name)
+    ):
+        raise DamagedShards(f"{path} lacks the counts or the dtype of its shards: it is damaged")
     return sidecar
 
 
@@ -307,24 +316,28 @@ def _is_shard_list(shards: Any, name: str) -> bool:
     )
 
 
-def _open_shard(path: Path, entry: dict[str, Any]) -> NDArray[np.uint16]:
+def _open_shard(path: Path, entry: dict[str, Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     try:
         size = path.stat().st_size
         if size == 0:
             raise DamagedShards(f"{path} is empty (0 bytes)")
-        if size % 2:
-            raise DamagedShards(f"{path} is {size:,} bytes, not a multiple of 2 (uint16)")
+        if size % dtype.itemsize:
+            raise DamagedShards(f"{path} is {size:,} bytes, not a multiple of {dtype.itemsize} ({dtype})")
         if size < HEADER_BYTES:
             raise DamagedShards(f"{path} is {size:,} bytes, shorter than the {HEADER_BYTES} of its header")
         magic, version, count = np.fromfile(path, dtype="<i4", count=3).tolist()
+        on_disk = dtype.newbyteorder("<")
         tokens = (
-            np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES) if size > HEADER_BYTES else np.zeros(0, "<u2")
+            np.memmap(path, dtype=on_disk, mode="r", offset=HEADER_BYTES)
+            if size > HEADER_BYTES
+            else np.zeros(0, on_disk)
         )
     except OSError as error:
         raise DamagedShards(f"{path} can't be read: {error.strerror or error}") from None
-    if magic != MAGIC or version != VERSION:
+    if (magic, version) != HEADS[dtype.name]:
+        wanted = "{} and {}".format(*HEADS[dtype.name])
         raise DamagedShards(
-            f"{path} begins with the numbers {magic} and {version}; a token shard begins with {MAGIC} and {VERSION}"
+            f"{path} begins with the numbers {magic} and {version}; a shard of {dtype} tokens begins with {wanted}"
         )
     if count != len(tokens) or count != entry["tokens"]:
         raise DamagedShards(

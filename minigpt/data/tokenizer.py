@@ -1,7 +1,7 @@
-"""Text to tokens and back: byte, char, bpe (trained on the corpus) and gpt2.
+"""Text to tokens and back.
 
-Every tokenizer is a list of byte strings. The place of a string is its token, decoding looks it up and
-joins; one more token, end-of-text, separates documents (char has none: its tokens are the characters).
+Every tokenizer is a list of byte strings and an encoder (minigpt/data/tokenizers). The place of a string is its
+token, decoding looks it up and joins; one more token, end-of-text, separates documents, unless the encoder has none.
 byte, bpe and gpt2 round-trip any bytes, char any text over its alphabet. Text is only ever text:
 `<|endoftext|>` becomes the end-of-text token when asked for, and never otherwise.
 """
@@ -16,54 +16,37 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tiktoken
 from numpy.typing import NDArray
 
 from minigpt.config.convert import shown
-from minigpt.data.bpe import gpt2_ranks, train_ranks
-from minigpt.data.chunking import runs
+from minigpt.data.tokenizers import ENCODERS
+from minigpt.data.tokenizers.encoder import END_OF_TEXT, SINGLE_BYTES, Encoder, Material
 from minigpt.faults import UserFault
-
-END_OF_TEXT = "<|endoftext|>"
-MAX_VOCAB = 65536  # shards hold uint16
-NAMES = ("byte", "char", "bpe", "gpt2")
-
-# GPT-2's split pattern in the equivalent form that tiktoken runs without backtracking.
-PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 
 _FORMAT, _VERSION = "minigpt-tokenizer", 1
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_INVALID = re.compile("([\udc80-\udcff]+)")  # bytes that are no UTF-8, as Python's surrogateescape shows them
 
 
 class Tokenizer:
     """A vocabulary and the ways through it.
 
     Attributes:
-        name: byte | char | bpe | gpt2.
+        name: of its encoder: byte | char | bpe | gpt2.
         vocab_size: V, tokens in all, end-of-text included.
         eot: the end-of-text token, or None (char). Its bytes are empty: a border between documents is not text.
+        dtype: of token arrays, in memory and on disk.
     """
 
     def __init__(self, name: str, tokens: Sequence[bytes]):
-        """Take a vocabulary: `tokens[i]` are the bytes of token i, end-of-text not among them.
-
-        Raises:
-            UserFault: it has more than 65,536 tokens.
-        """
+        """Take a vocabulary: `tokens[i]` are the bytes of token i, end-of-text not among them."""
         self.name = name
-        self.eot = None if name == "char" else len(tokens)
-        self.vocab_size = len(tokens) + (self.eot is not None)
-        if self.vocab_size > MAX_VOCAB:
-            raise UserFault(_too_many(name, self.vocab_size))
+        self._encoder = ENCODERS[name](tokens)
+        self.eot = len(tokens) if self._encoder.has_eot else None
+        self.vocab_size = len(tokens) + self._encoder.has_eot
+        self.dtype = token_dtype(self.vocab_size)
         self._tokens = list(tokens)
-        self._table = self._tokens + [b""] * (self.eot is not None)
-        if name == "char":
-            self._codes = _code_table(self._tokens)
-        elif name != "byte":
-            ranks = {token: rank for rank, token in enumerate(self._tokens)}
-            self._single = [ranks[bytes([b])] for b in range(256)]
-            self._encoding = tiktoken.Encoding(name, pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
+        self._table = self._tokens + [b""] * self._encoder.has_eot
+        self._bytes_alone = self._tokens == SINGLE_BYTES
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         """Tokens of a text.
@@ -89,32 +72,22 @@ class Tokenizer:
             tokens += self.encode_bytes(part.encode()).tolist()
         return tokens
 
-    def encode_bytes(self, data: bytes) -> NDArray[np.uint16]:
+    def encode_bytes(self, data: bytes) -> NDArray[Any]:
         """Tokens (n,) of bytes. UTF-8 gives what `encode` gives for its text; other bytes go in one by one.
 
         Raises:
             UserFault: a character outside the alphabet or bytes that are no UTF-8 (char), with their position.
         """
         parts = list(self.encode_chunks([data]))
-        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint16)
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=self.dtype)
 
-    def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[np.uint16]]:
+    def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[Any]]:
         """Tokens of one long text that comes in chunks, cut anywhere: the same tokens as in one piece.
 
         Raises:
             UserFault: as `encode_bytes`.
         """
-        if self.name == "byte":
-            for chunk in chunks:
-                yield np.frombuffer(chunk, dtype=np.uint8).astype(np.uint16)
-        elif self.name == "char":
-            characters = 0
-            for run in runs(chunks):
-                tokens = self._encode_characters(run, characters)
-                characters += len(tokens)
-                yield tokens
-        else:
-            yield from map(self._encode_run, runs(chunks))
+        return (tokens.astype(self.dtype) for tokens in self._encoder.encode_chunks(chunks))
 
     def decode_bytes(self, tokens: Sequence[int] | NDArray[np.integer]) -> bytes:
         """The bytes of tokens; end-of-text gives none.
@@ -129,7 +102,7 @@ class Tokenizer:
                 f"token {int(tokens[at])} at position {at} is outside the {self.name} tokenizer's vocabulary of "
                 f"{self.vocab_size:,}; wanted 0 to {self.vocab_size - 1:,}"
             )
-        if self.name == "byte":  # three times as many tokens as bpe has for a text, so worth a path of its own
+        if self._bytes_alone:  # three times as many tokens as bpe has for a text, so worth a path of its own
             return tokens[tokens != self.eot].astype(np.uint8).tobytes()
         return b"".join(map(self._table.__getitem__, tokens.tolist()))
 
@@ -149,7 +122,7 @@ class Tokenizer:
             "name": self.name,
             "vocab_size": self.vocab_size,
             "eot": self.eot,
-            "pattern": PATTERN if self.name in ("bpe", "gpt2") else None,
+            "pattern": self._encoder.pattern,
             "tokens": [base64.b64encode(token).decode() for token in self._tokens],
         }
 
@@ -159,40 +132,38 @@ class Tokenizer:
         text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def _encode_characters(self, run: bytes, before: int) -> NDArray[np.uint16]:
-        try:
-            codes = np.frombuffer(run.decode().encode("utf-32-le"), dtype="<u4")
-        except UnicodeDecodeError as error:
-            raise UserFault(
-                f"tokenizer=char needs UTF-8 text, got byte 0x{run[error.start]:02X} {error.start:,} bytes after "
-                f"character {before:,}; use tokenizer=bpe or tokenizer=byte for any bytes"
-            ) from None
-        tokens = self._codes[np.minimum(codes, len(self._codes) - 1)]
-        if tokens.size and tokens.min() < 0:
-            at = int(np.argmax(tokens < 0))
-            raise UserFault(
-                f"character {chr(codes[at])!r} (U+{codes[at]:04X}) at position {before + at:,} is not in the alphabet "
-                f"of {self.vocab_size} characters that tokenizer=char was made from. Leave it out, or train with "
-                "tokenizer=bpe or tokenizer=byte, which take any text"
-            )
-        return tokens.astype(np.uint16)
-
-    def _encode_run(self, run: bytes) -> NDArray[np.uint16]:
-        try:
-            return self._encoding.encode_to_numpy(run.decode(), disallowed_special=()).astype(np.uint16)
-        except UnicodeDecodeError:
-            pass
-        # tiktoken's text route loses bytes that are no UTF-8, so these go in as byte tokens between the valid parts.
-        tokens: list[int] = []
-        for number, part in enumerate(_INVALID.split(run.decode("utf-8", "surrogateescape"))):
-            if number % 2:
-                tokens += map(self._single.__getitem__, part.encode("utf-8", "surrogateescape"))
-            else:
-                tokens += self._encoding.encode_ordinary(part)
-        return np.array(tokens, dtype=np.uint16)
-
     def __reduce__(self) -> tuple[Any, ...]:
         return Tokenizer, (self.name, self._tokens)
+
+
+def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
+    """The smallest type that token files know and that holds all tokens."""
+    return np.uint16 if vocab_size <= 65536 else np.uint32
+
+
+def encoder_of(name: str) -> type[Encoder]:
+    """The encoder of this name.
+
+    Raises:
+        UserFault: there is none.
+    """
+    if name not in ENCODERS:
+        raise UserFault(f"tokenizer.name={name!r} is not known; wanted one of {', '.join(ENCODERS)}")
+    return ENCODERS[name]
+
+
+def check_size(name: str, vocab_size: int) -> None:
+    """Refuse a vocabulary that could not hold what each of its kind must.
+
+    Raises:
+        UserFault: it is too small, or the name is not known.
+    """
+    wanted = encoder_of(name).min_vocab_size
+    if wanted and vocab_size < wanted:
+        raise UserFault(
+            f"tokenizer.vocab_size={vocab_size} is too small for tokenizer={name}; wanted at least {wanted}: the 256 "
+            "bytes and end-of-text. For a smaller vocabulary use tokenizer=char"
+        )
 
 
 def build_tokenizer(name: str, *, vocab_size: int = 0, alphabet: Iterable[str] = (), train: Any = ()) -> Tokenizer:
@@ -205,24 +176,10 @@ def build_tokenizer(name: str, *, vocab_size: int = 0, alphabet: Iterable[str] =
         train: bpe only: the documents to learn from, each an iterable of chunks of bytes.
 
     Raises:
-        UserFault: unknown name, a vocabulary outside 257 ... 65,536, GPT-2's file missing.
+        UserFault: unknown name, a vocabulary below 257, GPT-2's file missing.
     """
-    if name == "byte":
-        return Tokenizer(name, [bytes([b]) for b in range(256)])
-    if name == "char":
-        return Tokenizer(name, [character.encode() for character in sorted(set(alphabet))])
-    if name == "gpt2":
-        return Tokenizer(name, gpt2_ranks())
-    if name == "bpe":
-        if vocab_size > MAX_VOCAB:
-            raise UserFault(_too_many(name, vocab_size))
-        if vocab_size < 257:
-            raise UserFault(
-                f"tokenizer.vocab_size={vocab_size} is too small; wanted at least 257: the 256 bytes and end-of-text. "
-                "For a smaller vocabulary use tokenizer=char"
-            )
-        return Tokenizer(name, train_ranks(vocab_size - 1, train))
-    raise UserFault(f"tokenizer.name={name!r} is not known; wanted one of {', '.join(NAMES)}")
+    check_size(name, vocab_size)
+    return Tokenizer(name, encoder_of(name).vocabulary(Material(vocab_size, alphabet, train)))
 
 
 def load_tokenizer(source: str | Path | dict[str, Any]) -> Tokenizer:
@@ -253,56 +210,24 @@ def _fault_in(content: Any) -> str | None:
     if content.get("version") != _VERSION:
         return f"it has format version {shown(content.get('version'))}; this program reads version {_VERSION}"
     name, encoded = content.get("name"), content.get("tokens")
-    if name not in NAMES:
-        return f"its name is {shown(name)}, wanted one of {', '.join(NAMES)}"
+    if not isinstance(name, str) or name not in ENCODERS:
+        return f"its name is {shown(name)}, wanted one of {', '.join(ENCODERS)}"
+    encoder = ENCODERS[name]
     if not isinstance(encoded, list) or not all(isinstance(token, str) for token in encoded):
         return '"tokens" must be a list of base64 strings'
     try:
         tokens = [base64.b64decode(token, validate=True) for token in encoded]
     except ValueError:
         return '"tokens" holds a string that is no base64'
-    eot = None if name == "char" else len(tokens)
-    vocab_size = len(tokens) + (eot is not None)
+    eot = len(tokens) if encoder.has_eot else None
+    vocab_size = len(tokens) + encoder.has_eot
     if content.get("vocab_size") != vocab_size or content.get("eot") != eot:
         return (
             f"vocab_size={shown(content.get('vocab_size'))} and eot={shown(content.get('eot'))} don't fit its "
             f"{len(tokens):,} tokens; wanted {vocab_size:,} and {eot}"
         )
-    if vocab_size > MAX_VOCAB:
-        return f"it has {vocab_size:,} tokens, more than {MAX_VOCAB:,}"
     if len(set(tokens)) != len(tokens) or b"" in tokens:
         return "a token is empty or appears twice"
-    if name == "char":
-        return None if tokens and all(map(_is_character, tokens)) else "a token is not one UTF-8 character"
-    missing = [b for b in range(256) if bytes([b]) not in set(tokens)] if name != "byte" else []
-    if missing or (name == "byte" and tokens != [bytes([b]) for b in range(256)]):
-        return f"byte 0x{(missing or [0])[0]:02X} has no token; all 256 bytes must be there"
-    if name != "byte" and content.get("pattern") != PATTERN:
-        return "its split pattern is not GPT-2's"
-    return None
-
-
-def _is_character(token: bytes) -> bool:
-    try:
-        return len(token.decode()) == 1
-    except UnicodeDecodeError:
-        return False
-
-
-def _code_table(characters: Sequence[bytes]) -> NDArray[np.int32]:
-    """Token by code point; -1 where the alphabet has a gap, and at the end."""
-    codes = np.array([ord(character.decode()) for character in characters], dtype=np.int64)
-    table = np.full(int(codes.max(initial=-1)) + 2, -1, dtype=np.int32)
-    table[codes] = np.arange(len(codes))
-    return table
-
-
-def _too_many(name: str, vocab_size: int) -> str:
-    remedy = {
-        "char": "The text has too many different characters for tokenizer=char: use tokenizer=bpe",
-        "bpe": f"Use tokenizer.vocab_size={MAX_VOCAB} or less",
-    }.get(name, "Use tokenizer=bpe")
-    return (
-        f"tokenizer={name} would have a vocabulary of {vocab_size:,} tokens; wanted at most {MAX_VOCAB:,}, since "
-        f"token files hold 16-bit numbers. {remedy}"
-    )
+    if content.get("pattern") != encoder.pattern and encoder.pattern is not None:
+        return f"its split pattern is not that of tokenizer={name}"
+    return encoder.fault_in(tokens)

@@ -3,8 +3,8 @@
 import pytest
 
 from minigpt.benchmark import words
-from minigpt.data import bpe
 from minigpt.data.tokenizer import build_tokenizer
+from minigpt.data.tokenizers import gpt2
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +15,7 @@ def little_text(monkeypatch):
 
 def test_each_tokenizer_is_measured_and_gpt2_only_where_its_file_is(tmp_path, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(bpe, "download", lambda *_: pytest.fail("a benchmark fetches nothing"))
+    monkeypatch.setattr(gpt2, "download", lambda *_: pytest.fail("a benchmark fetches nothing"))
     found = words.measure({"rounds": 2})
     assert [row[0] for row in found["rows"]] == ["byte", "char", "bpe"]
     assert [row[1] for row in found["rows"][:2]] == [1.0, 1.0]

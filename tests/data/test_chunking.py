@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minigpt.data.chunking import runs
-from minigpt.data.tokenizer import PATTERN
+from minigpt.data.tokenizers.bpe import PATTERN
 
 TEXT = st.text(st.sampled_from("ab'st  \n\n\r\t.!12éж中\u00a0\u2003\u3000\u0085\x1f🙂"), max_size=120)
 

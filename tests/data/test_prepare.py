@@ -217,6 +217,14 @@ def test_a_given_alphabet_that_lacks_a_character_is_named(source, tmp_path):
         prepare(keys(other), TokenizerConfig("char"), given=theirs)
 
 
+def test_an_impossible_tokenizer_is_named_before_the_text_is_looked_for(tmp_path):
+    data = DataConfig(name="text", source=str(tmp_path / "nowhere"))
+    with pytest.raises(UserFault, match=r"vocab_size=256 is too small for tokenizer=bpe; wanted at least 257"):
+        run(data, "bpe", vocab_size=256)
+    with pytest.raises(UserFault, match="'bep' is not known; wanted one of byte, char, bpe, gpt2"):
+        module.require_vocabulary(data, TokenizerConfig("bep"))
+
+
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
 def test_a_fraction_outside_0_to_1_is_refused(source, fraction):
     with pytest.raises(UserFault, match="must lie between 0 and 1"):
@@ -273,7 +281,7 @@ def test_a_missing_gpt2_file_is_named_before_the_text_is_read(source, monkeypatc
         raise ConnectionError("no answer within 2 s")
 
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("minigpt.data.bpe.download", unreachable)
+    monkeypatch.setattr("minigpt.data.tokenizers.gpt2.download", unreachable)
     monkeypatch.setattr(module, "survey", lambda *_, **__: pytest.fail("read"))
     with pytest.raises(UserFault, match=r"tokenizer=gpt2 needs .*tokenizer=bpe"):
         run(keys(source), "gpt2")
@@ -284,7 +292,7 @@ def test_a_missing_gpt2_file_is_named_before_torch_is_loaded(source, monkeypatch
         raise ConnectionError("no answer within 2 s")
 
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("minigpt.data.bpe.download", unreachable)
+    monkeypatch.setattr("minigpt.data.tokenizers.gpt2.download", unreachable)
     with pytest.raises(UserFault, match=r"tokenizer=gpt2 needs .*tokenizer=bpe"):
         module.require_vocabulary(keys(source), TokenizerConfig(name="gpt2"))
     module.require_vocabulary(keys(source), TokenizerConfig(name="bpe"))

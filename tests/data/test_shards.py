@@ -133,6 +133,11 @@ def test_damage_to_a_shard_is_named(tmp_path, harm, sentence):
         ({"shards": []}, "lacks the counts"),
         ({"shards": [{"file": "val-000.bin", "tokens": 10, "sha256": "0"}]}, "lacks the counts"),
         ({"shard_tokens": 0}, "lacks the counts"),
+        ({"dtype": "int64"}, "lacks the counts or the dtype"),
+        (
+            {"dtype": "uint32"},
+            "20240520 and 1; a shard of uint32 tokens begins with 20240801 and 7",
+        ),
         ({"bytes": -1}, "lacks the counts"),
         ({"tokens": True}, "lacks the counts"),
         ({"max_token": 10**400}, "lacks the counts"),

@@ -4,9 +4,9 @@ import hashlib
 
 import pytest
 
-from minigpt.data import bpe
-from minigpt.data.bpe import gpt2_ranks
 from minigpt.data.tokenizer import build_tokenizer
+from minigpt.data.tokenizers import gpt2
+from minigpt.data.tokenizers.gpt2 import gpt2_ranks
 from minigpt.faults import UserFault
 
 VOCAB_BPE = "#version: 0.2\nĠ t\nh e\nĠt he\nÃ ©\n".encode()
@@ -18,8 +18,8 @@ def cache(tmp_path, monkeypatch):
     """An empty cache, a vocabulary of four merges, and no network."""
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("DATA_GYM_CACHE_DIR", raising=False)
-    monkeypatch.setattr(bpe, "VOCAB_SHA256", hashlib.sha256(VOCAB_BPE).hexdigest())
-    monkeypatch.setattr(bpe, "download", unreachable)
+    monkeypatch.setattr(gpt2, "VOCAB_SHA256", hashlib.sha256(VOCAB_BPE).hexdigest())
+    monkeypatch.setattr(gpt2, "download", unreachable)
     return tmp_path / "cache"
 
 
@@ -57,7 +57,7 @@ def test_the_other_places_of_tiktokens_cache(cache, tmp_path, monkeypatch, varia
     if variable:
         monkeypatch.setenv(variable, str(folder))
     else:
-        monkeypatch.setattr(bpe.tempfile, "gettempdir", lambda: str(tmp_path))
+        monkeypatch.setattr(gpt2.tempfile, "gettempdir", lambda: str(tmp_path))
     put(folder)
     assert len(gpt2_ranks()) == 260
 
@@ -66,7 +66,7 @@ def test_a_missing_file_is_named_with_its_place_and_the_ways_out(cache):
     with pytest.raises(UserFault) as fault:
         gpt2_ranks()
     place = f"{cache / FILE_NAME} is missing"
-    for part in (place, bpe.VOCAB_URL, "no answer within 2 s", "TIKTOKEN_CACHE_DIR", "tokenizer=bpe"):
+    for part in (place, gpt2.VOCAB_URL, "no answer within 2 s", "TIKTOKEN_CACHE_DIR", "tokenizer=bpe"):
         assert part in str(fault.value)
 
 
@@ -80,12 +80,12 @@ def test_a_damaged_file_is_named(cache):
 def test_a_fetched_file_is_kept_in_the_cache(cache, monkeypatch, before):
     if before:
         put(cache, before)
-    monkeypatch.setattr(bpe, "download", lambda url, sha256: VOCAB_BPE)
+    monkeypatch.setattr(gpt2, "download", lambda url, sha256: VOCAB_BPE)
     assert len(gpt2_ranks()) == 260
     assert (cache / FILE_NAME).read_bytes() == VOCAB_BPE
 
 
 def test_a_cache_that_cannot_be_written_does_not_matter(cache, monkeypatch):
     cache.write_text("a file where a folder should be")
-    monkeypatch.setattr(bpe, "download", lambda url, sha256: VOCAB_BPE)
+    monkeypatch.setattr(gpt2, "download", lambda url, sha256: VOCAB_BPE)
     assert len(gpt2_ranks()) == 260

@@ -1,0 +1,72 @@
+"""tokenizer=char: each character of the text is a token. There is no end-of-text token."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minigpt.data.chunking import runs
+from minigpt.data.tokenizers.encoder import Material
+from minigpt.faults import UserFault
+
+
+class CharEncoder:
+    """Characters by their place in the sorted alphabet."""
+
+    learned = True
+    min_vocab_size = 0
+    needs_alphabet = True
+    takes_any_bytes = False
+    has_eot = False
+    pattern: str | None = None
+
+    def __init__(self, tokens: Sequence[bytes]):
+        codes = np.array([ord(character.decode()) for character in tokens], dtype=np.int64)
+        # Token by code point; -1 where the alphabet has a gap, and at the end.
+        self._table = np.full(int(codes.max(initial=-1)) + 2, -1, dtype=np.int64)
+        self._table[codes] = np.arange(len(codes))
+
+    @staticmethod
+    def vocabulary(material: Material) -> list[bytes]:
+        return [character.encode() for character in sorted(set(material.alphabet))]
+
+    @staticmethod
+    def fault_in(tokens: Sequence[bytes]) -> str | None:
+        return None if tokens and all(map(_is_character, tokens)) else "a token is not one UTF-8 character"
+
+    def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[np.int64]]:
+        """Tokens of a text.
+
+        Raises:
+            UserFault: a character outside the alphabet or bytes that are no UTF-8, with their position.
+        """
+        position = 0
+        for run in runs(chunks):
+            tokens = self._encode(run, position)
+            position += len(tokens)
+            yield tokens
+
+    def _encode(self, run: bytes, position: int) -> NDArray[np.int64]:
+        try:
+            codes = np.frombuffer(run.decode().encode("utf-32-le"), dtype="<u4")
+        except UnicodeDecodeError as error:
+            raise UserFault(
+                f"tokenizer=char needs UTF-8 text, got byte 0x{run[error.start]:02X} {error.start:,} bytes after "
+                f"character {position:,}; use tokenizer=bpe or tokenizer=byte for any bytes"
+            ) from None
+        tokens = self._table[np.minimum(codes, len(self._table) - 1)]
+        if tokens.size and tokens.min() < 0:
+            at = int(np.argmax(tokens < 0))
+            raise UserFault(
+                f"character {chr(codes[at])!r} (U+{codes[at]:04X}) at position {position + at:,} is not in the "
+                f"alphabet of {(self._table >= 0).sum():,} characters that tokenizer=char was made from. Leave it "
+                "out, or train with tokenizer=bpe or tokenizer=byte, which take any text"
+            )
+        return tokens
+
+
+def _is_character(token: bytes) -> bool:
+    try:
+        return len(token.decode()) == 1
+    except UnicodeDecodeError:
+        return False

@@ -1,0 +1,100 @@
+"""tokenizer=gpt2: GPT-2's own vocabulary, from the file that tiktoken caches."""
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minigpt.data.download import download
+from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, GPT2_BYTES, PATTERN, BPEEncoder
+from minigpt.data.tokenizers.encoder import Material
+from minigpt.faults import UserFault
+from minigpt.rundir.files import write_file
+
+VOCAB_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"
+VOCAB_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
+
+
+class GPT2Encoder:
+    """Byte-pair encoding with merges that are the same for every text."""
+
+    learned = False
+    min_vocab_size = 0
+    needs_alphabet = False
+    takes_any_bytes = False
+    has_eot = True
+    pattern: str | None = PATTERN
+
+    def __init__(self, tokens: Sequence[bytes]):
+        self._merges = BPEEncoder(tokens)
+
+    @staticmethod
+    def vocabulary(material: Material) -> list[bytes]:
+        return gpt2_ranks()
+
+    @staticmethod
+    def fault_in(tokens: Sequence[bytes]) -> str | None:
+        return BPEEncoder.fault_in(tokens)
+
+    def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[np.integer]]:
+        return self._merges.encode_chunks(chunks)
+
+
+def gpt2_ranks() -> list[bytes]:
+    """Return GPT-2's 50,256 tokens, from the file tiktoken caches, which is fetched when it is missing.
+
+    Raises:
+        UserFault: the file is not there and can't be had within 2 s.
+    """
+    return _parse_gpt2(_gpt2_file().decode())
+
+
+def gpt2_is_here() -> bool:
+    """Whether tiktoken's cache has the file, so that nothing need be fetched."""
+    return _gpt2_path().is_file()
+
+
+def _gpt2_path() -> Path:
+    return _tiktoken_cache() / hashlib.sha1(VOCAB_URL.encode()).hexdigest()
+
+
+def _gpt2_file() -> bytes:
+    path = _gpt2_path()
+    problem = "is missing"
+    try:
+        content = path.read_bytes()
+        if hashlib.sha256(content).hexdigest() == VOCAB_SHA256:
+            return content
+        problem = f"is damaged (its SHA-256 is not {VOCAB_SHA256})"
+    except OSError:
+        pass
+    try:
+        content = download(VOCAB_URL, VOCAB_SHA256)
+    except ConnectionError as error:
+        raise UserFault(
+            f"tokenizer=gpt2 needs GPT-2's merges: {path} {problem}, and {VOCAB_URL} can't be fetched ({error}). "
+            f"Fetch that file (vocab.bpe) on a machine with network and put it at {path}, or name the folder that "
+            f"holds tiktoken's cache in TIKTOKEN_CACHE_DIR, or use a vocabulary trained on your own text: tokenizer=bpe"
+        ) from None
+    with contextlib.suppress(OSError):  # a cache that can't be written costs a download next time, no more
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, content)
+    return content
+
+
+def _tiktoken_cache() -> Path:
+    folder = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
+    return Path(folder) if folder else Path(tempfile.gettempdir()) / "data-gym-cache"
+
+
+def _parse_gpt2(vocab_bpe: str) -> list[bytes]:
+    tokens = [bytes([b]) for b in GPT2_BYTES]
+    for line in vocab_bpe.split("\n")[1:-1]:  # the first line is a version, the last one empty
+        first, second = line.split()
+        tokens.append(bytes(CHARACTER_TO_BYTE[c] for c in first + second))
+    return tokens
