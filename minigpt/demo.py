@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.checkpoint.load import load_checkpoint
-from minigpt.config.convert import default_run_dir
+from minigpt.config.roles import default_run_dir
 from minigpt.config.schema import SampleConfig, TrainConfig
 from minigpt.data.ngram import ngram_bits_per_byte
 from minigpt.data.prepare import Prepared, prepare

@@ -21,7 +21,19 @@ STORAGE_FAILURE = 4
 NON_FINITE = 5
 TRIALS_FAILED = 6  # a sweep that is over, some of whose trials failed
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: "run me again"
-INTERRUPTED = 130  # 128 + SIGINT: stopped at once
+INTERRUPTED = 130  # 128 + SIGINT
+
+MEANINGS = {
+    FINISHED: "finished",
+    BUG: "a bug",
+    USER_FAULT: "wrong settings or data",
+    NO_CHECKPOINT: "no usable checkpoint",
+    STORAGE_FAILURE: "storage failure",
+    NON_FINITE: "training became non-finite",
+    TRIALS_FAILED: "some trials of a sweep failed",
+    STOPPED: "stopped by a signal with a checkpoint, run again",
+    INTERRUPTED: "stopped at once",
+}
 
 PYTHONS = ((3, 11), (3, 13))  # first and last version that pyproject.toml admits
 
@@ -101,6 +113,15 @@ def explain(error: BaseException) -> tuple[int, str]:
         if package != "minigpt" and package not in sys.stdlib_module_names:
             return USER_FAULT, f"Error: {missing_package(package)}"
     return BUG, "".join(traceback.format_exception(error)).rstrip()
+
+
+def meaning_of(code: int) -> str:
+    """What the exit code of a process says, in words; a negative one is the signal that ended it."""
+    if code >= 0:
+        return MEANINGS.get(code, f"exit code {code}")
+    with contextlib.suppress(ValueError):
+        return f"killed by {signal.Signals(-code).name}"
+    return f"killed by signal {-code}"
 
 
 def unfit_python(version: tuple[int, ...] = sys.version_info[:3], platform: str = sys.platform) -> str:

@@ -18,8 +18,8 @@ from types import FrameType
 from typing import Any
 
 from minigpt.config.compose import compose
-from minigpt.config.convert import default_run_dir
 from minigpt.config.grid import FLAGS, Job, expand, sweep_command
+from minigpt.config.roles import default_run_dir
 from minigpt.faults import INTERRUPTED, STOPPED, UserFault
 from minigpt.process.output import lasting_output
 from minigpt.rundir.rows import read_rows

@@ -33,6 +33,8 @@ MAY_IMPORT = {
     "faults": (),
     "config.schema": (),
     "config.convert": ("minigpt.faults", "minigpt.config."),
+    "redact": (),
+    "config.roles": ("minigpt.redact", "minigpt.config."),
     "config.check": ("minigpt.faults", "minigpt.config."),
     "config.help": ("minigpt.faults", "minigpt.config."),
     "attention.": ("torch", "numpy", "minigpt.attention."),  # numpy: the random numbers of dropout

@@ -320,6 +320,13 @@ def test_no_target_and_no_resolver_of_a_checkpoint_is_evaluated(foreign, changes
     assert os.environ["HOME"] not in sentence.replace(str(foreign), "")
 
 
+def test_settings_of_another_version_do_not_matter_for_reading_a_model(foreign):
+    config_with({"data/gone": 4, "later": {"setting": 1}})(newest(foreign))
+    assert load_checkpoint(newest(foreign)).config.data.name == "text"
+    config_with({"model/gone": 4})(newest(foreign))
+    assert "'model.gone', which is no setting" in refused(lambda: load_checkpoint(newest(foreign)))
+
+
 def test_text_with_a_resolver_in_it_stays_text(foreign):
     config_with({"samples/prompt": "${oc.env:HOME}", "data/source": "${oc.env:HOME}"})(newest(foreign))
     config = load_checkpoint(newest(foreign)).config

@@ -7,6 +7,7 @@ folder are opened, and no size that a file claims is believed before the bytes f
 import hashlib
 import json
 import os
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,14 @@ from minigpt.checkpoint.store import (
     verify,
 )
 from minigpt.config.check import find_faults
-from minigpt.config.convert import REMOVED, flatten, read, settings, shown
+from minigpt.config.convert import flatten, read, settings, shown, unflatten
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import NoUsableCheckpoint, UserFault
 from minigpt.model.gpt import GPT
 
 MAX_BYTES = {CONFIG: 1 << 16, STATE: 1 << 20, TOKENIZER: 1 << 24}  # many times what ours need
+OTHER_SETTING = re.compile(r"(?!model\b)(?=.{1,100}$)[a-z]\w*(\.[a-z]\w*)*")  # that another version may have
 
 
 @dataclass
@@ -173,20 +175,19 @@ def read_config(folder: Path) -> TrainConfig:
     """The config of a checkpoint. Its values are taken as they stand: nothing in them is resolved or called.
 
     Raises:
-        UserFault: as `read_json`; or it holds what is no setting, or a model that can't be.
+        UserFault: as `read_json`; or it holds a wrong value, or a model that can't be.
     """
     mapping = read_json(folder, CONFIG)
     try:
-        unknown = (
-            sorted(flatten(mapping).keys() - settings(TrainConfig).keys() - REMOVED.keys())
-            if isinstance(mapping, dict)
-            else []
-        )
-        config, wrong = read(TrainConfig, {} if unknown else mapping)
+        flat = flatten(mapping) if isinstance(mapping, dict) else {}
+        # Another version has other settings; of those that this one lacks, only the model's matter here.
+        known = {key: value for key, value in flat.items() if key in settings(TrainConfig)}
+        strange = sorted(key for key in flat.keys() - known.keys() if not OTHER_SETTING.fullmatch(key))
+        config, wrong = read(TrainConfig, unflatten(known) if flat else mapping)
     except RecursionError:
         raise unusable(folder, f"{CONFIG} is nested too deep") from None
-    if unknown:
-        raise unusable(folder, f"{CONFIG} holds {shown(unknown[0])}, which is no setting of this minigpt")
+    if strange:
+        raise unusable(folder, f"{CONFIG} holds {shown(strange[0])}, which is no setting of this minigpt")
     if wrong:
         raise unusable(folder, f"{CONFIG}: {wrong[0].sentence}")
     # Of a foreign config only the model counts; its paths are nothing to us.

@@ -12,70 +12,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from minigpt.config.convert import Fault, flatten, shown, to_dict
+from minigpt.config.convert import Fault, settings, shown, values
+from minigpt.config.schema import Setting
 
-INF = math.inf
-
-# Allowed interval of every number: (low, high, brackets). Upper limits only catch slips of the keyboard.
-RANGES: dict[str, tuple[float, float, str]] = {
-    "seed": (0, 2**32 - 1, "[]"),
-    "batch_tokens": (1, 2**40, "[]"),
-    "model.n_layer": (1, 10_000, "[]"),
-    "model.n_head": (1, 10_000, "[]"),
-    "model.n_embd": (1, 1_000_000, "[]"),
-    "model.block_size": (1, 2**24, "[]"),
-    "model.dropout": (0, 1, "[)"),
-    "tokenizer.vocab_size": (1, 2**31 - 1, "[]"),
-    "data.val_fraction": (0, 1, "()"),
-    "optimizer.lr": (0, INF, "()"),
-    "optimizer.matrix_lr": (0, INF, "()"),
-    "optimizer.momentum": (0, 1, "[)"),
-    "optimizer.beta1": (0, 1, "[)"),
-    "optimizer.beta2": (0, 1, "[)"),
-    "optimizer.eps": (0, INF, "()"),
-    "optimizer.weight_decay": (0, INF, "[)"),
-    "optimizer.grad_clip": (0, INF, "[)"),
-    "schedule.warmup_steps": (0, 10**12, "[]"),
-    "schedule.final_lr_fraction": (0, 1, "[]"),
-    "schedule.decay_fraction": (0, 1, "[]"),
-    "trainer.max_steps": (1, 10**12, "[]"),
-    "trainer.max_tokens": (1, 10**18, "[]"),
-    "trainer.max_minutes": (0, INF, "()"),
-    "trainer.patience": (0, 10**12, "[]"),
-    "trainer.devices": (1, 65_536, "[]"),
-    "trainer.threads": (0, 4096, "[]"),
-    "trainer.micro_batch": (0, 2**24, "[]"),
-    "validate.every_steps": (0, 10**12, "[]"),
-    "validate.batch": (0, 2**24, "[]"),
-    "samples.every_steps": (0, 10**12, "[]"),
-    "samples.max_new_tokens": (1, 10**9, "[]"),
-    "samples.temperature": (0, INF, "[)"),
-    "samples.top_k": (0, 10**9, "[]"),
-    "checkpoint.every_steps": (1, 10**12, "[]"),
-    "checkpoint.keep_last": (2, 10**6, "[]"),
-    "checkpoint.keep_every_steps": (0, 10**12, "[]"),
-    "guard.max_skips": (0, 10**6, "[]"),
-    "guard.max_rollbacks": (0, 10**6, "[]"),
-    "guard.spike_zscore": (0, INF, "[)"),
-    "guard.spike_window": (16, 10**6, "[]"),
-    "logger.every_steps": (1, 10**12, "[]"),
-    "max_new_tokens": (1, 10**9, "[]"),
-    "temperature": (0, INF, "[)"),
-    "top_k": (0, 10**9, "[]"),
-    "top_p": (0, 1, "(]"),
-    "min_p": (0, 1, "[]"),
-    "repetition_penalty": (0, INF, "()"),
-    "num_samples": (1, 10**6, "[]"),
-    "trials": (1, 10**6, "[]"),
-    "workers": (1, 4096, "[]"),
-    "seeds": (1, 1000, "[]"),
-    "search.startup_trials": (1, 10**6, "[]"),
-    "search.prune_every_tokens": (0, 10**18, "[]"),
-    "search.reduction_factor": (2, 100, "[]"),
-    "sweep.seed": (0, 2**32 - 1, "[]"),
-    "sweep.hang_minutes": (0, INF, "[)"),
-    "sweep.max_failures": (0, 10**6, "[]"),
-}
+MAX_WHOLE = 10**12  # of a whole number that states no upper limit: it catches slips of the keyboard
 
 
 def check(config: Any) -> list[str]:
@@ -94,8 +34,8 @@ def find_notes(config: Any) -> list[str]:
 
 
 def _broken(config: Any, rules: list["Rule"], *, with_ranges: bool) -> list[Fault]:
-    flat = flatten(to_dict(config))
-    faults = [_range_fault(key, flat[key]) for key in RANGES if flat.get(key) is not None] if with_ranges else []
+    flat = values(config)
+    faults = [_range_fault(each, flat[key]) for key, each in settings(config.__class__).items()] if with_ranges else []
     found = [fault for fault in faults if fault]
     out_of_range = {key for fault in found for key in fault.keys}
     for keys, rule in rules:
@@ -105,18 +45,22 @@ def _broken(config: Any, rules: list["Rule"], *, with_ranges: bool) -> list[Faul
     return found
 
 
-def _range_fault(key: str, value: float) -> Fault | None:
-    low, high, brackets = RANGES[key]
-    above = value >= low if brackets[0] == "[" else value > low
-    below = value <= high if brackets[1] == "]" else value < high
-    if above and below and math.isfinite(value):
+def _range_fault(setting: Setting, value: Any) -> Fault | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    wanted = [f"at least {low}" if brackets[0] == "[" else f"more than {low}"]
-    if high < INF:
-        wanted.append(f"at most {high}" if brackets[1] == "]" else f"less than {high}")
-    elif above:
-        wanted.append("finite")
-    return Fault((key,), f"{key} must be {' and '.join(wanted)}, got {shown(value)}.")
+    high = MAX_WHOLE if setting.is_whole and setting.high is None else setting.high
+    inside = (
+        (setting.low is None or value >= setting.low)
+        and (setting.above is None or value > setting.above)
+        and (high is None or value <= high)
+        and (setting.below is None or value < setting.below)
+    )
+    if inside and math.isfinite(value):
+        return None
+    limits = {"at least": setting.low, "more than": setting.above, "at most": high, "less than": setting.below}
+    wanted = [f"{words} {limit}" for words, limit in limits.items() if limit is not None]
+    wanted += ["finite"] if inside else []
+    return Fault((setting.key,), f"{setting.key} must be {' and '.join(wanted)}, got {shown(value)}.")
 
 
 # --- rules: the values of some settings -> a sentence, or "" when all is well ---

@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 import minigpt
 from minigpt.config.check import find_faults, find_notes
 from minigpt.config.convert import (
-    REMOVED,
+    Config,
     Fault,
     fitted,
     flatten,
@@ -54,18 +54,7 @@ FILES = {
 }
 
 # What follows these is the user's own text and reaches us unchanged: null, 123 and ${x} are text here.
-LITERAL = (
-    "prompt",
-    "prompt_file",
-    "checkpoint",
-    "data.source",
-    "data.dir",
-    "run.dir",
-    "init.from",
-    "samples.prompt",
-    "sweep.dir",
-    "sweep.storage",
-)
+LITERAL = {key for cls in CLASSES.values() for key, setting in settings(cls).items() if setting.literal}
 
 # Names that other frameworks use.
 OTHER_NAMES = {
@@ -99,6 +88,8 @@ ONE_VALUE = "Several are trained one after the other with -m: python scripts/tra
 class Request:
     """What a command line asks for."""
 
+    script: str
+    cls: type  # of the config
     choices: dict[str, str] = field(default_factory=dict)  # group -> choice
     values: dict[str, Any] = field(default_factory=dict)  # setting -> value
     faults: list[Fault] = field(default_factory=list)
@@ -109,6 +100,8 @@ class Request:
 
 
 @overload
+def compose(script: str, arguments: list[str], cls: type[Config]) -> Config: ...
+@overload
 def compose(script: Literal["train"], arguments: list[str]) -> TrainConfig: ...
 @overload
 def compose(script: Literal["prepare"], arguments: list[str]) -> PrepareConfig: ...
@@ -116,32 +109,33 @@ def compose(script: Literal["prepare"], arguments: list[str]) -> PrepareConfig: 
 def compose(script: Literal["sample"], arguments: list[str]) -> SampleConfig: ...
 @overload
 def compose(script: Literal["sweep"], arguments: list[str]) -> SweepConfig: ...
-def compose(script: str, arguments: list[str]) -> Any:
+def compose(script: str, arguments: list[str], cls: Any = None) -> Any:
     """The config that a command line describes.
 
     Args:
         script: "train", "prepare", "sample" or "sweep".
         arguments: the command line behind the script's name.
+        cls: another config class than the script's own, such as one with more settings.
 
     Returns:
-        A TrainConfig, PrepareConfig, SampleConfig or SweepConfig.
+        A TrainConfig, PrepareConfig, SampleConfig or SweepConfig, or whatever `cls` is.
 
     Raises:
         UserFault: with every fault of the command line, the files and the rules of check.py.
         SystemExit: code 0, after --help or --cfg job has printed.
     """
-    cls = CLASSES[script]
-    request = _read_arguments(script, arguments)
+    cls = cls or CLASSES[script]
+    request = _read_arguments(Request(script, cls), arguments)
     groups = find_groups(cls, request.config_dir, request.faults)
     if request.help:
-        print(help_page(script, cls, groups, [key for key in LITERAL if key in settings(cls)]))
+        print(help_page(script, cls, groups))
         raise SystemExit(0)
     _refuse_unknown_choices(request, groups)
     strange = [_strangeness(file) for file in _own_files(groups, request.config_dir)]
     request.faults += [Fault((), sentence) for sentence in strange if sentence]
     if any(strange):
         request.unread.add("experiment")
-    mapping = {} if any(strange) else _compose_files(script, request)
+    mapping = {} if any(strange) else _compose_files(request)
     config: Any
     for key, value in request.values.items():
         _set(mapping, key, value)
@@ -166,8 +160,7 @@ def to_yaml(config: Any) -> str:
 # --- the command line ---
 
 
-def _read_arguments(script: str, arguments: list[str]) -> Request:
-    request = Request()
+def _read_arguments(request: Request, arguments: list[str]) -> Request:
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
@@ -181,9 +174,9 @@ def _read_arguments(script: str, arguments: list[str]) -> Request:
             request.faults.append(Fault((), f"{argument} is for trainings alone, not with --cfg. {ONE_VALUE}"))
         elif not equals or name.startswith("-"):
             follows = rest.pop(0) if rest and name.startswith("-") and not equals and "=" not in rest[0] else text
-            request.faults.append(Fault((), _not_a_setting(script, name, follows)))
+            request.faults.append(Fault((), _not_a_setting(request, name, follows)))
         else:
-            _read_setting(script, request, name, text)
+            _read_setting(request, name, text)
     return request
 
 
@@ -198,53 +191,52 @@ def _read_option(request: Request, name: str, text: str) -> None:
         request.config_dir = str(Path(os.path.expanduser(text)).resolve())
 
 
-def _not_a_setting(script: str, name: str, value: str) -> str:
+def _not_a_setting(request: Request, name: str, value: str) -> str:
     """The sentence for an argument that isn't key=value: `--max_steps 100`, a stray word."""
     if name.startswith("~"):
         return f"{shown(name)}: settings can't be removed, only given another value: key=VALUE."
     bare = name.lstrip("-").replace("-", "_")
-    known = [*settings(CLASSES[script]), *find_groups(CLASSES[script])]
+    groups = find_groups(request.cls)
+    known = [*settings(request.cls), *groups]
     if not name.startswith("-"):
-        for group, choices in find_groups(CLASSES[script]).items():
+        for group, choices in groups.items():
             if name in choices:
                 return f"{shown(name)} alone says nothing. Did you mean {group}={name}?"
     meant = nearest(bare, known) if bare else []
     wanted = " or ".join(f"{each}={value if value.isprintable() and value else 'VALUE'}" for each in meant)
-    hint = f"Did you mean {wanted}?" if wanted else f"See python {FILES[script]} --help."
+    hint = f"Did you mean {wanted}?" if wanted else f"See python {FILES[request.script]} --help."
     typed = f"{name} {value}".rstrip()
     return f"{shown(typed)} is not how a setting is written: key=value, no dashes. {hint}"
 
 
-def _read_setting(script: str, request: Request, name: str, text: str) -> None:
-    cls = CLASSES[script]
-    kinds, groups = settings(cls), find_groups(cls)
+def _read_setting(request: Request, name: str, text: str) -> None:
+    known, groups = settings(request.cls), find_groups(request.cls)
     key = name.removeprefix("+").removeprefix("+")
     if key in groups:
         request.choices[key] = text
-    elif key in REMOVED:
-        request.faults.append(Fault((key,), f"{key}={shown(text)}: {REMOVED[key]} Leave it out."))
-    elif key not in kinds:
-        request.faults.append(Fault((key,), _unknown(script, key)))
+    elif key not in known:
+        request.faults.append(Fault((key,), _unknown(request, key)))
     elif key == "prompt":
         request.values[key] = [*request.values.get(key, []), text]
-    elif key in LITERAL:
+    elif known[key].literal:
         request.values[key] = text
-    elif "${" in text and kinds[key] != list[str]:
+    elif "${" in text and known[key].kind != list[str]:
         request.faults.append(Fault((key,), f"{key}={shown(text)}: ${{...}} is not evaluated. Write the value itself."))
     else:
-        value = value_from_text(kinds[key], text)
-        wanted = fitted(kinds[key], value)[1]
-        if wanted and "," in text and not fitted(kinds[key], value_from_text(kinds[key], text.split(",")[0]))[1]:
+        kind = known[key].kind
+        value = value_from_text(kind, text)
+        wanted = fitted(kind, value)[1]
+        if wanted and "," in text and not fitted(kind, value_from_text(kind, text.split(",")[0]))[1]:
             request.faults.append(Fault((key,), f"{key} takes one value, got {shown(text)}. {ONE_VALUE}"))
         else:
             request.values[key] = value
 
 
-def _unknown(script: str, key: str) -> str:
-    cls = CLASSES[script]
+def _unknown(request: Request, key: str) -> str:
+    cls = request.cls
     kinds = settings(cls)
     if key.startswith("~"):
-        return _not_a_setting(script, key, "")
+        return _not_a_setting(request, key, "")
     if key == "hydra" or key.startswith("hydra."):
         return f"{shown(key)}: Hydra's own settings are not used. run.dir=DIR says where a run goes; see --help."
     if key in sections(cls):
@@ -257,7 +249,7 @@ def _unknown(script: str, key: str) -> str:
     if not any(each.rpartition(".")[2] == key.rpartition(".")[2] for each in meant):
         for other, other_class in CLASSES.items():
             if key in settings(other_class):
-                return f"No setting '{key}' in {FILES[script]}: it belongs to {FILES[other]}."
+                return f"No setting '{key}' in {FILES[request.script]}: it belongs to {FILES[other]}."
     return no_setting(key, known)
 
 
@@ -319,14 +311,14 @@ def _strangeness(file: Path) -> str:
     return ""
 
 
-def _compose_files(script: str, request: Request) -> dict[str, Any]:
+def _compose_files(request: Request) -> dict[str, Any]:
     """What the chosen files hold together, unresolved."""
     overrides = [f"{group}={_quoted(choice)}" for group, choice in request.choices.items()]
     if request.config_dir:
         overrides.append(f"hydra.searchpath=[{_quoted('file://' + request.config_dir)}]")
     try:
         with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
-            composed = OmegaConf.to_container(hydra.compose(script, overrides=overrides), resolve=False)
+            composed = OmegaConf.to_container(hydra.compose(request.script, overrides=overrides), resolve=False)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError, OSError) as error:
         text = " ".join(str(error).split())
         request.unread.add("experiment")

@@ -4,9 +4,10 @@ Reading is strict and collects every fault. The outside spelling of a setting (`
 dictionaries, files and sentences; its Python name (`init.source`) only in code.
 """
 
+import copy
 import dataclasses
 import difflib
-import hashlib
+import functools
 import json
 import math
 import types
@@ -14,18 +15,10 @@ import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar, Union
 
+from minigpt.config.schema import REMOVED, Setting
 from minigpt.faults import UserFault
 
 Config = TypeVar("Config")
-
-# What cannot change a bit of the trained weights, or only says where things are written, is left out of the hash: the
-# same training under another logger is the same run.
-NOT_HASHED = ("experiment", "data.dir", "samples.", "checkpoint.", "logger.", "run.")
-
-# Settings of older versions, and why they are gone. In a stored config they are ignored, typed ones are refused.
-REMOVED = {
-    "data.workers": "batches are made in the training process, hundreds of times as fast as it trains on them.",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,22 +29,26 @@ class Fault:
     sentence: str
 
 
-def outside_name(field: dataclasses.Field) -> str:
-    """The name users write for this field: `from` for InitConfig.source, else the field's own."""
-    return field.metadata.get("key", field.name)
-
-
-def settings(cls: type, prefix: str = "") -> dict[str, Any]:
-    """Every setting of a config class, in order: outside dotted name -> type."""
-    found: dict[str, Any] = {}
-    kinds = typing.get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-        name, kind = prefix + outside_name(field), kinds[field.name]
+@functools.cache
+def settings(cls: type, prefix: str = "") -> dict[str, Setting]:
+    """Every setting of a config class, in order: dotted name as users type it -> all that is known about it."""
+    found: dict[str, Setting] = {}
+    for name, (field, kind) in _fields(cls).items():
         if dataclasses.is_dataclass(kind):
-            found |= settings(typing.cast(type, kind), name + ".")
+            found |= settings(typing.cast(type, kind), f"{prefix}{name}.")
         else:
-            found[name] = kind
+            about = field.metadata.get("setting", Setting())
+            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            found[prefix + name] = dataclasses.replace(about, key=prefix + name, kind=kind, default=default)
     return found
+
+
+@functools.cache
+def _fields(cls: type) -> dict[str, tuple[dataclasses.Field, Any]]:
+    """The fields of a config class and their types, by the names that users type."""
+    kinds = typing.get_type_hints(cls)
+    fields = dataclasses.fields(cls)
+    return {each.metadata.get("setting", Setting()).key or each.name: (each, kinds[each.name]) for each in fields}
 
 
 def sections(cls: type) -> list[str]:
@@ -60,14 +57,21 @@ def sections(cls: type) -> list[str]:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """The config as nested plain dictionaries in the outside spelling, ready for JSON."""
+    """The config as nested plain dictionaries in the users' spelling, ready for JSON."""
     plain: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
+    for name, (field, _) in _fields(config.__class__).items():
         value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            value = to_dict(value)
-        plain[outside_name(field)] = list(value) if isinstance(value, list) else value
+        plain[name] = to_dict(value) if dataclasses.is_dataclass(value) else copy.copy(value)
     return plain
+
+
+def values(config: Any, prefix: str = "") -> dict[str, Any]:
+    """The value of every setting of a config, by its dotted name."""
+    flat: dict[str, Any] = {}
+    for name, (field, _) in _fields(config.__class__).items():
+        value = getattr(config, field.name)
+        flat |= values(value, f"{prefix}{name}.") if dataclasses.is_dataclass(value) else {prefix + name: value}
+    return flat
 
 
 def flatten(mapping: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
@@ -77,6 +81,18 @@ def flatten(mapping: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
         name = f"{prefix}{key}"
         flat |= flatten(value, name + ".") if isinstance(value, Mapping) and value else {name: value}
     return flat
+
+
+def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted names as nested dictionaries: {"model.bias": True} -> {"model": {"bias": True}}."""
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        *sections, last = key.split(".")
+        place = nested
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return nested
 
 
 def from_dict(cls: type[Config], mapping: Mapping[str, Any]) -> Config:
@@ -97,35 +113,32 @@ def read(cls: type[Config], mapping: Any) -> tuple[Config, list[Fault]]:
     if not isinstance(mapping, Mapping):
         faults.append(Fault((), f"A config must be a mapping of names to values, got {shown(mapping)}."))
         mapping = {}
-    config = _read_section(cls, mapping, "", list(settings(cls)), faults)
+    config = _read_section(cls, mapping, "", list(settings(typing.cast(type, cls))), faults)
     return config, faults
 
 
 def _read_section(cls: Any, mapping: Mapping, prefix: str, known: list[str], faults: list[Fault]) -> Any:
-    kinds = typing.get_type_hints(cls)
-    fields = {outside_name(field): field for field in dataclasses.fields(cls)}
-    values: dict[str, Any] = {}
+    fields = _fields(cls)
+    found: dict[str, Any] = {}
     for key, value in mapping.items():
         name = f"{prefix}{key}"
-        if name in REMOVED:  # in a config that an older version stored
-            continue
         if key not in fields:
             unknown = list(flatten({name: value})) or [name]
             faults.extend(Fault((each,), no_setting(each, known)) for each in unknown)
             continue
-        field, kind = fields[key], kinds[fields[key].name]
+        field, kind = fields[key]
         if not dataclasses.is_dataclass(kind):
             value, wanted = fitted(kind, value)
             if wanted:
                 faults.append(Fault((name,), f"{name} must be {wanted}, got {shown(mapping[key])}."))
             else:
-                values[field.name] = value
+                found[field.name] = value
         elif isinstance(value, Mapping):
-            values[field.name] = _read_section(kind, value, name + ".", known, faults)
+            found[field.name] = _read_section(kind, value, name + ".", known, faults)
         else:
             inside = ", ".join(each for each in known if each.startswith(name + "."))
             faults.append(Fault((name,), f"{name} is a group of settings ({inside}), got {shown(value)}."))
-    return cls(**values)
+    return cls(**found)
 
 
 def fitted(kind: Any, value: Any) -> tuple[Any, str]:
@@ -236,7 +249,9 @@ def shown(value: Any) -> str:
 
 
 def no_setting(key: str, known: Iterable[str]) -> str:
-    """The sentence for an unknown setting, with the nearest right ones."""
+    """The sentence for an unknown setting, with the nearest right ones or why it was removed."""
+    if key in REMOVED:
+        return f"{key} is no setting any more: {REMOVED[key]}. Leave it out."
     meant = nearest(key, known)
     hint = f" Did you mean {' or '.join(repr(each) for each in meant)}?" if meant else ""
     return f"No setting {shown(key)}.{hint}"
@@ -264,14 +279,3 @@ def nearest(key: str, known: Iterable[str]) -> list[str]:
 
 def _ratio(one: str, other: str) -> float:
     return difflib.SequenceMatcher(None, one.lower(), other.lower(), autojunk=False).ratio()
-
-
-def config_hash(config: Any) -> str:
-    """Eight hex digits naming the training this config describes (see NOT_HASHED)."""
-    flat = {key: value for key, value in flatten(to_dict(config)).items() if not key.startswith(NOT_HASHED)}
-    return hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def default_run_dir(config: Any) -> str:
-    """runs/<experiment>-<hash>: the same command finds the run it began."""
-    return f"runs/{config.experiment.replace('/', '-')}-{config_hash(config)}"

@@ -1,15 +1,12 @@
-"""The page that --help prints: made from the comments of schema.py and the files under configs/."""
+"""The page that --help prints: made from schema.py and the files under configs/."""
 
-import ast
-import inspect
-import io
-import tokenize
+import textwrap
 import typing
 from pathlib import Path
 from typing import Any
 
-from minigpt.config import schema
-from minigpt.config.convert import flatten, settings, to_dict
+from minigpt.config.convert import settings
+from minigpt.faults import MEANINGS
 
 EXAMPLES = {
     "train": [
@@ -40,35 +37,33 @@ Write group=choice to take a file of configs/, key=value for a single setting. T
   their text is taken as it is, only the shell needs quotes; a leading ~ of a path means your home folder
 --config-dir DIR     also look for group files in DIR, e.g. DIR/experiment/mine.yaml
 -m                   of scripts/train.py: train each combination of lists like optimizer.lr=1e-3,3e-3 seed=1,2
---cfg job            print the composed configuration as YAML and stop
-Exit codes: 0 finished, 1 bug, 2 wrong setting or data, 3 no usable checkpoint, 4 storage failure,
-            5 training became non-finite, 6 some trials of a sweep failed,
-            75 stopped by a signal with a checkpoint (run again), 130 stopped at once"""
+--cfg job            print the composed configuration as YAML and stop"""
 
 
-def help_page(script: str, cls: type, groups: dict[str, dict[str, Path]], literal: list[str]) -> str:
+def help_page(script: str, cls: type, groups: dict[str, dict[str, Path]]) -> str:
     """The whole page for one script.
 
     Args:
         script: "train", "prepare", "sample" or "sweep".
         cls: its config class.
         groups: group -> choice -> YAML file.
-        literal: the settings whose text is taken as it is.
     """
-    kinds, defaults, comments = settings(cls), flatten(to_dict(cls())), field_comments()
+    literal = [key for key, setting in settings(cls).items() if setting.literal]
     lines = ["Examples:", *(f"  {each}" for each in EXAMPLES[script]), ""]
-    lines += [RULES_OF_WRITING.format(literal=", ".join(f"{key}=" for key in literal)), ""]
+    lines += [RULES_OF_WRITING.format(literal=", ".join(f"{key}=" for key in literal))]
+    codes = ", ".join(f"{code} {meaning}" for code, meaning in MEANINGS.items())
+    lines += [*textwrap.wrap(f"Exit codes: {codes}", 118, subsequent_indent=" " * 12), ""]
     if "experiment" in groups:
         lines.append("Experiments, experiment=NAME:")
         lines += [f"  {choice:<24}{_summary(file)}" for choice, file in groups["experiment"].items()]
         lines.append("")
     section = None
-    for key, kind in kinds.items():
+    for key, setting in settings(cls).items():
         if section != key.rpartition(".")[0]:
             section = key.rpartition(".")[0]
             lines += [*([""] if section else []), _heading(cls, section, list(groups.get(section, {})))]
-        left = f"  {key}={_default(defaults[key])}"
-        lines.append(f"{left:<38} ({kind_in_words(kind)}) {comments.get((cls, key), '')}".rstrip())
+        left = f"  {key}={_default(setting.default)}"
+        lines.append(f"{left:<38} ({kind_in_words(setting.kind)}) {setting.meaning}".rstrip())
     return "\n".join(lines)
 
 
@@ -105,24 +100,3 @@ def kind_in_words(kind: Any) -> str:
     if typing.get_origin(kind) is dict:
         return "JSON object"
     return " or ".join(kind_in_words(part) for part in typing.get_args(kind))
-
-
-def field_comments() -> dict[tuple[type, str], str]:
-    """The comment behind every field, under (script's config class, outside dotted name)."""
-    source = inspect.getsource(schema)
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    at_line = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
-    by_class: dict[str, dict[str, str]] = {}
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.ClassDef):
-            fields = [each for each in node.body if isinstance(each, ast.AnnAssign)]
-            by_class[node.name] = {ast.unparse(each.target): at_line.get(each.end_lineno or 0, "") for each in fields}
-    found: dict[tuple[type, str], str] = {}
-    for cls in (schema.TrainConfig, schema.PrepareConfig, schema.SampleConfig, schema.SweepConfig):
-        hints = typing.get_type_hints(cls)
-        for key in settings(cls):
-            section, _, last = key.rpartition(".")
-            owner = hints[section].__name__ if section else cls.__name__
-            name = "source" if key == "init.from" else last
-            found[cls, key] = by_class[owner].get(name, "")
-    return found

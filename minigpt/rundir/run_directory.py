@@ -32,33 +32,6 @@ STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACC
 
 MAX_CHARACTERS = 1 << 20  # of a small file of the run; a longer one is none of ours
 
-# What a run may change when it continues: it does not decide which numbers a step computes up to now.
-CHANGEABLE = (
-    "trainer.max_steps",
-    "trainer.max_tokens",
-    "trainer.max_minutes",
-    "trainer.patience",
-    "trainer.device",
-    "trainer.devices",
-    "trainer.strategy",
-    "trainer.threads",
-    "trainer.micro_batch",
-    "trainer.compile",
-    "trainer.attention_kernel",
-    "optimizer.",
-    "schedule.",
-    "validate.",
-    "samples.",
-    "checkpoint.",
-    "guard.",
-    "logger.",
-    "run.",
-    "data.dir",
-    "data.workers",  # of runs that older versions began
-    "data.source",  # the tokens are compared by fingerprint instead
-    "experiment",
-)
-
 
 class RunDirectory:
     """A run's folder and the files in it.
@@ -251,19 +224,3 @@ def environment() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
     }
-
-
-def differences(saved: dict[str, Any], config: TrainConfig) -> tuple[list[str], list[str]]:
-    """What differs between a run's config and the one it shall continue with.
-
-    Returns:
-        Lines "key: was -> is": those that forbid to continue, and those that are allowed.
-    """
-    was, now = saved, flatten(redact_values(to_dict(config)))
-    forbidden: list[str] = []
-    allowed: list[str] = []
-    for key in sorted(was.keys() | now.keys()):
-        if was.get(key) != now.get(key):
-            line = f"{key}: {was.get(key)!r} -> {now.get(key)!r}"
-            (allowed if key.startswith(CHANGEABLE) else forbidden).append(line)
-    return forbidden, allowed

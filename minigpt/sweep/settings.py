@@ -14,7 +14,8 @@ from typing import Any
 
 from minigpt.config.check import find_faults
 from minigpt.config.compose import compose, find_groups
-from minigpt.config.convert import config_hash, flatten, nearest, read, settings, to_dict
+from minigpt.config.convert import flatten, nearest, read, settings, to_dict
+from minigpt.config.roles import config_hash
 from minigpt.config.schema import SweepConfig, TrainConfig
 from minigpt.faults import UserFault
 from minigpt.redact import redact_arguments

@@ -100,7 +100,7 @@ def read_space(
 
 def read_axis(key: str, words: Any, groups: Mapping[str, Iterable[str]]) -> tuple[Axis | None, str]:
     """One axis, or the sentence that says what is wrong with it."""
-    kinds = settings(TrainConfig)
+    kinds = {name: setting.kind for name, setting in settings(TrainConfig).items()}
     place = f"search.space {key}"
     if key not in kinds and key not in groups:
         return None, f"search.space: {no_setting(key, [*kinds, *groups])}"

@@ -15,7 +15,8 @@ from minigpt.checkpoint.load import (
 )
 from minigpt.checkpoint.pack import MODEL, OPTIMIZER, STATE
 from minigpt.checkpoint.store import list_checkpoints, step_of
-from minigpt.config.convert import REMOVED, misfit, shown
+from minigpt.config.convert import misfit, shown
+from minigpt.config.roles import differences, removed_settings
 from minigpt.config.schema import TrainConfig
 from minigpt.data.order import check_length
 from minigpt.data.prepare import Prepared, prepare
@@ -23,30 +24,30 @@ from minigpt.data.shards import DamagedShards
 from minigpt.data.tokenizer import Tokenizer, encoder_of
 from minigpt.faults import UserFault
 from minigpt.model.gpt import GPT
-from minigpt.rundir.run_directory import RunDirectory, differences
+from minigpt.rundir.run_directory import RunDirectory
 from minigpt.sampling.prompt import encode_prompt
 from minigpt.training.state import RunState
 
 
 def refuse_changed_run(path: Path, config: TrainConfig) -> None:
-    """A run continues with the config it was begun with; what may change is in run_directory.CHANGEABLE."""
+    """A run continues with the config it was begun with; what may change is said by the roles of the settings."""
     saved = RunDirectory(path, writes=False).saved_config()
     if saved is None:
         return
-    forbidden, allowed = differences(saved, config)
+    changes = differences(saved, config)
+    forbidden = [change for change in changes if not change.allowed]
     if forbidden:
         raise UserFault(
             f"run.dir={path} was begun with another config; continuing would mix two runs:\n"
-            + "\n".join(f"  {line}" for line in forbidden)
+            + "\n".join(f"  {change}" for change in forbidden)
             + "\nTake these values back, or start another run with run.dir=NEW_DIR "
             + (f"(init.from={path} starts it from these weights)" if list_checkpoints(path / "checkpoints") else "")
         )
-    for key in saved.keys() & REMOVED.keys():
-        if saved[key]:
-            print(f"Note: the run was begun with {key}={shown(saved[key])}, which is ignored: {REMOVED[key]}")
-    for line in allowed:
-        if not line.startswith(("logger.", "run.", "experiment", "data.")):
-            print(f"Changed setting: {line}")
+    for removed in removed_settings(saved, TrainConfig):
+        print(f"Note: the run was begun with {removed}")
+    for change in changes:
+        if not change.key.startswith(("logger.", "run.", "experiment", "data.")):
+            print(f"Changed setting: {change}")
 
 
 def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:

@@ -15,7 +15,8 @@ import lightning as L
 import torch
 
 from minigpt.checkpoint.store import MANIFEST, discard_from, latest_usable, sweep_unfinished
-from minigpt.config.convert import default_run_dir, flatten, to_dict
+from minigpt.config.convert import flatten, to_dict
+from minigpt.config.roles import default_run_dir
 from minigpt.config.schema import RunConfig, TrainConfig
 from minigpt.data.batch import MicroBatches
 from minigpt.data.order import batch_of_step

@@ -1,13 +1,12 @@
 """The rules beyond types: each broken one is named with its remedy, and a legal config has none."""
 
 import json
-import math
 import os
 from pathlib import Path
 
 import pytest
 
-from minigpt.config.check import RANGES, check, find_notes
+from minigpt.config.check import MAX_WHOLE, check, find_notes
 from minigpt.config.convert import fitted, flatten, from_dict, settings, to_dict
 from minigpt.config.schema import DataConfig, PrepareConfig, SampleConfig, SweepConfig, TrainConfig
 
@@ -38,23 +37,27 @@ def test_defaults_obey_every_rule():
 
 
 def numbers(cls: type) -> list[str]:
-    return [key for key, kind in settings(cls).items() if not fitted(kind, 1)[1] and fitted(kind, True)[1]]
+    kinds = {key: setting.kind for key, setting in settings(cls).items()}
+    return [key for key, kind in kinds.items() if not fitted(kind, 1)[1] and fitted(kind, True)[1]]
 
 
 def test_every_number_has_a_range():
-    assert {key for cls in CLASSES for key in numbers(cls)} == set(RANGES)
+    for cls in CLASSES:
+        for key in numbers(cls):
+            setting = settings(cls)[key]
+            assert (setting.low is None) != (setting.above is None), key
 
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_every_number_is_held_to_its_range(cls):
     """One number at a time: below, on and above its limits, and huge."""
-    kinds = settings(cls)
     for key in numbers(cls):
-        low, high, brackets = RANGES[key]
-        whole = fitted(kinds[key], 0.5)[1] != ""
-        outside = [-1, low if brackets[0] == "(" else low - 1]
-        outside += [high + 1, 10**30] if high < math.inf and whole else []
-        outside += [high if brackets[1] == ")" else high + 0.5] if high < math.inf and not whole else []
+        setting = settings(cls)[key]
+        whole = fitted(setting.kind, 0.5)[1] != ""
+        high = setting.high or (MAX_WHOLE if whole else None)
+        outside = [-1, setting.low - 1 if setting.low is not None else setting.above]
+        outside += [high + 1, 10**30] if whole else [high + 0.5] if high is not None else []
+        outside += [setting.below] if setting.below is not None else []
         for value in outside:
             config = changed(cls, **{key.replace(".", "__"): value})
             about = [fault for fault in check(config) if fault.startswith(f"{key} must be ")]
@@ -62,9 +65,9 @@ def test_every_number_is_held_to_its_range(cls):
             assert "got" in about[0]
             assert "\n" not in about[0]
         if key != "tokenizer.vocab_size":  # a rule of its own narrows it
-            inside = low if brackets[0] == "[" else (low + min(high, 1)) / 2
-            config = changed(cls, **{key.replace(".", "__"): int(inside) if whole else inside})
-            assert not [fault for fault in check(config) if fault.startswith(f"{key} must be ")], (key, inside)
+            for inside in [setting.low, high] if setting.above is None else [0.5, high]:
+                config = changed(cls, **{key.replace(".", "__"): setting.default if inside is None else inside})
+                assert not [fault for fault in check(config) if fault.startswith(f"{key} must be ")], (key, inside)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +172,7 @@ def test_a_number_out_of_range_is_named_once():
     zero = {key.replace(".", "__"): 0 for key in numbers(TrainConfig)}
     faults = check(changed(TrainConfig, **zero))
     assert all(" must be " in fault for fault in faults)
-    allowed = {key for key in numbers(TrainConfig) if RANGES[key][0] == 0 and RANGES[key][2][0] == "["}
+    allowed = {key for key in numbers(TrainConfig) if settings(TrainConfig)[key].low == 0}
     assert len(faults) == len(set(numbers(TrainConfig)) - allowed)
 
 

@@ -25,12 +25,12 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Each test in an empty folder; what one choice of files composes to is computed once for the whole module."""
     real = compose_module._compose_files
 
-    def remembered(script, request):
+    def remembered(request):
         if request.config_dir:
-            return real(script, request)
-        key = (script, *sorted(request.choices.items()))
+            return real(request)
+        key = (request.script, *sorted(request.choices.items()))
         if key not in COMPOSED:
-            COMPOSED[key] = real(script, request)
+            COMPOSED[key] = real(request)
         return copy.deepcopy(COMPOSED[key])
 
     monkeypatch.setattr(compose_module, "_compose_files", remembered)
@@ -242,7 +242,7 @@ def test_an_unknown_choice_hides_no_other_fault_and_invents_none():
         (["learning_rate=1"], "No setting 'learning_rate'. Here it is optimizer.lr."),
         (["batch_size=12"], "No setting 'batch_size'. Here it is batch_tokens (tokens per step"),
         (["min_p=0.1"], "No setting 'min_p' in scripts/train.py: it belongs to scripts/sample.py."),
-        (["data.workers=2"], "data.workers='2': batches are made in the training process, hundreds of times as fast"),
+        (["data.workers=2"], "data.workers is no setting any more: batches are made in the training process"),
         (["samples=3"], "'samples' is a group of settings. Set one of: samples.every_steps, "),
         (["init.source=x"], "No setting 'init.source'."),
         (["experiment=shakespear"], "No experiment 'shakespear'. Did you mean experiment=shakespeare_char?"),
@@ -304,7 +304,7 @@ BAD_TEXTS = {"word": "abc", "negative": "-1", "huge": "1" + "0" * 400, "nan": "N
 @pytest.mark.parametrize("kind", BAD_TEXTS)
 def test_bad_values_of_every_number_switch_and_word(script, kind):
     """All settings at once: each refused by name, in one list, whatever the value."""
-    kinds = settings(CLASSES[script])
+    kinds = {key: setting.kind for key, setting in settings(CLASSES[script]).items()}
     free = [key for key in kinds if key in LITERAL or kinds[key] in (str, str | None) or kinds[key] == list[str]]
     keys = [key for key in kinds if key not in free]
     faults = faults_of(script, *(f"{key}={BAD_TEXTS[kind]}" for key in keys))
@@ -315,7 +315,7 @@ def test_bad_values_of_every_number_switch_and_word(script, kind):
 
 @pytest.mark.parametrize("script", CLASSES)
 def test_null_is_refused_where_the_type_has_no_null(script):
-    kinds = settings(CLASSES[script])
+    kinds = {key: setting.kind for key, setting in settings(CLASSES[script]).items()}
     keys = [key for key in kinds if key not in LITERAL and key != "experiment" and kinds[key] is not str]
     refused = [key for key in keys if fitted(kinds[key], None)[1]]
     faults = faults_of(script, *(f"{key}=null" for key in keys))
@@ -325,8 +325,8 @@ def test_null_is_refused_where_the_type_has_no_null(script):
 @pytest.mark.parametrize("script", CLASSES)
 def test_empty_text_is_refused_or_means_nothing(script):
     """Every text setting alone: no traceback, and an empty path is never taken for the working folder."""
-    for key, kind in settings(CLASSES[script]).items():
-        if kind in (str, str | None):
+    for key, setting in settings(CLASSES[script]).items():
+        if setting.kind in (str, str | None):
             try:
                 compose(script, [f"{key}=", *(["checkpoint=."] if script == "sample" and key != "checkpoint" else [])])
                 accepted = True
@@ -347,7 +347,7 @@ def test_help_names_everything(script, capsys):
     page = capsys.readouterr().out
     for key in settings(CLASSES[script]):
         (line, *_) = (line for line in page.splitlines() if line.startswith(f"  {key}="))
-        assert len(line.rpartition(") ")[2]) > 3, f"{key} has no comment in schema.py"
+        assert len(line.rpartition(") ")[2]) > 3, f"{key} has no meaning in schema.py"
     for group, choices in find_groups(CLASSES[script]).items():
         assert all(choice in page for choice in choices), group
     assert "75 stopped by a signal" in page

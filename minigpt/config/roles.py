@@ -1,0 +1,104 @@
+"""What the roles of the settings mean for a run: its name, and what may change when it continues."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from minigpt.config.convert import settings, shown, values
+from minigpt.config.schema import REMOVED, Role
+from minigpt.redact import redact_values
+
+NAMED: tuple[Role, ...] = ("weights", "content", "schedule")  # what a run's name covers
+FIXED: tuple[Role, ...] = ("weights",)  # what a run keeps for good
+
+# The names that runs had up to 0.1.0 covered every setting but these, defaults too.
+OLD_NOT_NAMED = ("experiment", "data.dir", "samples.", "checkpoint.", "logger.", "run.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A setting whose value is not the one that a run has stored."""
+
+    key: str
+    was: Any
+    now: Any
+    role: Role
+
+    @property
+    def allowed(self) -> bool:
+        """Whether the run may continue with it."""
+        return self.role not in FIXED
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.was!r} -> {self.now!r}"
+
+
+def with_role(cls: type, *roles: Role) -> set[str]:
+    """The settings of a config class that have one of these roles."""
+    return {key for key, setting in settings(cls).items() if setting.role in roles}
+
+
+def differences(saved: Mapping[str, Any], config: Any) -> list[Change]:
+    """The settings in which a config differs from a stored one.
+
+    Args:
+        saved: flat, as it was written: without secrets, perhaps by another version. A setting that it lacks had
+            its default, and one that was removed since is left out.
+        config: to compare it with.
+    """
+    known = settings(config.__class__)
+    was = {key: setting.default for key, setting in known.items()} | dict(saved)
+    now = redact_values(values(config))
+    return [
+        Change(key, was[key], now.get(key), known[key].role if key in known else "weights")
+        for key in sorted(was)
+        if was[key] != now.get(key) and (key in known or key not in REMOVED)
+    ]
+
+
+def removed_settings(saved: Mapping[str, Any], cls: type) -> list[str]:
+    """A sentence for each stored setting that did something and is ignored now, because it was removed."""
+    gone = [key for key in saved if key in REMOVED and key not in settings(cls) and saved[key]]
+    return [f"{key}={shown(saved[key])}, which is ignored: {REMOVED[key]}." for key in gone]
+
+
+def config_hash(config: Any) -> str:
+    """Eight hex digits that name what a config trains: all that changes the weights and differs from its default."""
+    known = settings(config.__class__)
+    return _digest(
+        {
+            key: value
+            for key, value in values(config).items()
+            if known[key].role in NAMED and value != known[key].default
+        }
+    )
+
+
+def default_run_dir(config: Any) -> str:
+    """Return runs/<experiment or text>-<hash>: the same command finds the run it began, under an old name too."""
+    old = _old_run_dir(config)
+    if old is not None and os.path.isdir(old):
+        return old
+    name = config.experiment
+    if name == "default" and config.data.name == "text" and config.data.source:
+        text = os.path.abspath(os.path.expanduser(config.data.source))
+        name = re.sub(r"[^\w.+-]+", "-", Path(text).stem)[:50].strip("-.") or "text"
+    return f"runs/{name.replace('/', '-')}-{config_hash(config)}"
+
+
+def _old_run_dir(config: Any) -> str | None:
+    """The directory's name up to 0.1.0; None for a config that needs a later setting."""
+    known, now = settings(config.__class__), values(config)
+    if any(now[key] != setting.default for key, setting in known.items() if setting.since):
+        return None
+    covered = [key for key in now if not known[key].since and not key.startswith(OLD_NOT_NAMED)]
+    return f"runs/{config.experiment.replace('/', '-')}-{_digest({key: now[key] for key in covered})}"
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
