@@ -59,7 +59,6 @@ MAY_IMPORT = {
         "minigpt.attention.",
         "minigpt.model.",
         "minigpt.config.schema",
-        "minigpt.data.shards",
     ),
 }
 
