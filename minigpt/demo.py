@@ -1,9 +1,8 @@
-"""What `make demo` shows: a GPT trained on text that every machine has, beside the yardstick it must beat."""
+"""`minigpt demo`: train a GPT on text that every machine has, beside an n-gram model that it must beat."""
 
 import json
 import os
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ from minigpt.config.roles import default_run_dir
 from minigpt.config.schema import SampleConfig, TrainConfig
 from minigpt.data.ngram import ngram_bits_per_byte
 from minigpt.data.prepare import Prepared, prepare
-from minigpt.data.shards import TokenSplit
-from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import FINISHED
+from minigpt.invocation import typed
 from minigpt.report.page import write_report
 from minigpt.report.record import best_row, number, read_mapping, read_record
 from minigpt.rundir.files import write_file
@@ -22,9 +20,8 @@ from minigpt.sampling.prompt import encode_prompt
 from minigpt.sampling.write import write
 from minigpt.training.run import train
 
-YARDSTICK = "order-3 byte n-gram"
-# By corpus; any other is asked for whatever comes first. No blank at the end: to BPE it belongs to the next word.
-PROMPTS = {"stdlib": "def"}
+BASELINE = "order-3 byte n-gram"
+RULE = "-" * 65
 
 
 def demo(config: TrainConfig) -> int:
@@ -41,62 +38,55 @@ def demo(config: TrainConfig) -> int:
         return code
     run = Path(os.path.expanduser(config.run.dir or default_run_dir(config)))
     prepared = prepare(config.data, config.tokenizer, say=lambda _: None)
-    print(f"\n{comparison(run, measure_yardstick(run, prepared))}\n")
-    show_sample(run, PROMPTS.get(config.data.name, ""))
+    print(f"\n{comparison(run, measure_baseline(run, prepared))}\n")
+    # Another text than the default may hold anything: its sample starts from nothing.
+    # No blank at the end of the prompt: to BPE it belongs to the next word.
+    prompt, next_prompt = ("def", "class") if config.data.name == "stdlib" else ("", "...")
+    show_sample(run, prompt)
     print(f"\nLoss picture  {run / 'loss.png'}\nThe whole run {run / 'report.html'}")
-    print(f"Now you       {next_command(run, config)}")
+    print(f'Now you       {typed("sample")} checkpoint={shlex.quote(str(run))} prompt="{next_prompt}"')
     return code
 
 
-def measure_yardstick(run: Path, prepared: Prepared) -> float:
-    """Bits per byte of the n-gram model on the run's own split; measured once, then kept in baseline.json."""
+def measure_baseline(run: Path, prepared: Prepared) -> float:
+    """Return the n-gram model's bits per byte on the run's validation split, measured once and kept in baseline.json.
+
+    When it was measured, the run's report is drawn again with it.
+    """
     kept = read_mapping(run / "baseline.json")
     bits = number(kept.get("bits_per_byte"))
     if bits is not None and kept.get("fingerprint") == prepared.fingerprint:
         return bits
-    train_text, val_text = (text_of(split, prepared.tokenizer) for split in (prepared.train, prepared.val))
+    splits = (prepared.train, prepared.val)
+    train_text, val_text = (prepared.tokenizer.decode_bytes(split.tokens(0, len(split))) for split in splits)
     bits = ngram_bits_per_byte(train_text, val_text)
-    facts = {"name": YARDSTICK, "bits_per_byte": bits, "fingerprint": prepared.fingerprint}
+    facts = {"name": BASELINE, "bits_per_byte": bits, "fingerprint": prepared.fingerprint}
     write_file(run / "baseline.json", json.dumps(facts, indent=1) + "\n")
     try:
-        write_report(run)  # once more, the yardstick in it
+        write_report(run)
     except Exception as error:
         print(f"The report could not be drawn: {type(error).__name__}: {error}")
     return bits
 
 
-def text_of(split: TokenSplit, tokenizer: Tokenizer) -> bytes:
-    """The text of a split."""
-    return tokenizer.decode_bytes(split.tokens(0, len(split)))
-
-
-def comparison(run: Path, yardstick: float) -> str:
-    """The best validation beside the yardstick, whoever wins."""
+def comparison(run: Path, baseline: float) -> str:
+    """Return the sentence that compares the run's best validation with the n-gram model, whichever is better."""
     best: dict[str, Any] = best_row(read_record(run).rows) or {}
     bits = number(best.get("val/bits_per_byte"))
     if bits is None:
-        return f"{YARDSTICK} {yardstick:.3f} bits per byte; the GPT has not been validated yet."
-    figures = f"validation {bits:.3f} bits per byte; {YARDSTICK} {yardstick:.3f}: lower is better, "
-    if bits < yardstick:
-        return f"{figures}the GPT wins by {1 - bits / yardstick:.0%}."
+        return f"{BASELINE} {baseline:.3f} bits per byte; the GPT has not been validated yet."
+    figures = f"validation {bits:.3f} bits per byte; {BASELINE} {baseline:.3f}: lower is better, "
+    if bits < baseline:
+        return f"{figures}the GPT wins by {1 - bits / baseline:.0%}."
     return f"{figures}so the n-gram model is still ahead. The GPT needs more steps: trainer.max_steps=N"
 
 
 def show_sample(run: Path, prompt: str) -> None:
-    """Let the best checkpoint write, shown as it writes."""
+    """Print a sample of the best checkpoint while it is written."""
     loaded = load_checkpoint(run)
-    options = SampleConfig(max_new_tokens=160, temperature=0.7, top_k=50)
-    print(f"--- it writes on from {prompt!r} " if prompt else "--- it writes ", end="")
-    print("-" * 40 + f"\n{prompt}", end="", flush=True)
+    headline = f"--- a sample that starts with {prompt!r} " if prompt else "--- a sample "
+    print(f"{headline:-<65}\n{prompt}", end="", flush=True)
     tokens = encode_prompt(loaded.tokenizer, prompt)
+    options = SampleConfig(max_new_tokens=160, temperature=0.7, top_k=50)
     write(loaded.model, loaded.tokenizer, [tokens], options, on_text=lambda text: print(text, end="", flush=True))
-    print("\n" + "-" * 65)
-
-
-def next_command(run: Path, config: TrainConfig) -> str:
-    """The command that samples, as it can be typed here."""
-    python = Path(sys.executable)
-    if python.is_relative_to(Path.cwd()):
-        python = python.relative_to(Path.cwd())
-    prompt = "class" if config.data.name == "stdlib" else "..."
-    return f'{shlex.quote(str(python))} scripts/sample.py checkpoint={shlex.quote(str(run))} prompt="{prompt}"'
+    print(f"\n{RULE}")

@@ -1,29 +1,59 @@
-"""Proof on the user's own machine: a run killed at random moments ends with the bytes of one that was not."""
+"""`minigpt verify-resume`: a run killed at random moments must end with the bytes of one that was not."""
 
 import contextlib
 import hashlib
 import os
 import random
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from minigpt.checkpoint.store import list_checkpoints, step_of
+from minigpt.config.compose import compose
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
+from minigpt.invocation import command_line
 from minigpt.rundir.rows import TIMINGS, read_rows
+
+
+def verify_command(arguments: list[str]) -> int:
+    """Run `minigpt verify-resume`: exit code 0 for the same bytes, 1 for other bytes.
+
+    Raises:
+        UserFault: a fault of the command line, or of `verify_resume`.
+    """
+    given = [argument for argument in arguments if not argument.startswith(("kills=", "run.dir=", "logger="))]
+    kills = next((argument.removeprefix("kills=") for argument in arguments if argument.startswith("kills=")), "5")
+    if not (kills.isascii() and kills.isdigit() and 1 <= int(kills) <= 10_000):
+        raise UserFault(f"kills={kills}: wanted a whole number of kills from 1 to 10,000, like kills=5")
+    config = compose("train", given)
+    folder = Path(tempfile.mkdtemp(prefix="minigpt-verify-"))
+    verdict = verify_resume(config, [*command_line("train"), *given], kills=int(kills), folder=folder)
+    print(f"Compared       {verdict.compared}")
+    for difference in verdict.differences:
+        print(f"Different      {difference}")
+    if verdict.differences:
+        print(f"NOT EXACT: killed {verdict.kills} times, the run ended with other bytes. Both runs are in {folder}")
+        if config.trainer.device != "cpu" and not config.trainer.deterministic:
+            print("On a GPU, equal bits need trainer.deterministic=true")
+        return 1
+    shutil.rmtree(folder, ignore_errors=True)
+    print(f"EXACT: killed {verdict.kills} times, the run ended with the same bytes as the one that was not.")
+    return 0
 
 
 @dataclass
 class Verdict:
-    """What came out of the comparison."""
+    """The result of a comparison."""
 
-    compared: str  # what was looked at
-    differences: list[str]  # empty: the same bytes
-    kills: int  # that struck while the run was going on
+    compared: str  # in words
+    differences: list[str]  # none: the same bytes
+    kills: int  # those that came while the run was going on
 
 
 def verify_resume(
@@ -38,17 +68,21 @@ def verify_resume(
     """Run a training twice, once in one go, once killed with SIGKILL at random moments, and compare.
 
     Args:
-        config: of the training; says what can't be promised.
+        config: the settings of the training.
         command: starts the training when `run.dir=...` is added.
         kills: how many.
-        seed: of the moments.
-        folder: for the two runs.
-        say: told how it goes.
+        seed: decides the moments of the kills.
+        folder: where the two runs go.
+        say: takes a line for each run and each kill.
 
     Raises:
-        UserFault: the config is outside the promise, or the training itself fails.
+        UserFault: the settings promise no equal bytes, or the training itself fails.
     """
-    refuse_what_is_not_promised(config)
+    if config.trainer.max_minutes is not None:
+        raise UserFault(
+            "trainer.max_minutes ends a run by the clock, so two runs end at different steps. "
+            "Verify with trainer.max_steps=60 trainer.max_minutes=null"
+        )
     straight, killed = folder / "straight", folder / "killed"
     begun = time.perf_counter()
     _finish(command, straight)
@@ -63,9 +97,8 @@ def verify_resume(
         left = 1 - (step_of(saved[-1]) / step_of(last) if saved else 0)
         while_starting = number > 1 and moments.random() < 0.15
         longest = seconds - training if while_starting else 2 * training * left / (kills - number + 2)
-        wait = moments.random() * longest
-        if not _kill_after(command, killed, wait, while_starting=while_starting):
-            break  # it had ended before
+        if not _kill_after(command, killed, moments.random() * longest, while_starting=while_starting):
+            break  # the run had ended before
         struck += 1
         rows = read_rows(killed / "metrics.jsonl")
         saved = list_checkpoints(killed / "checkpoints")
@@ -76,19 +109,6 @@ def verify_resume(
         )
     _finish(command, killed)
     return Verdict(*compare_runs(straight, killed), struck)
-
-
-def refuse_what_is_not_promised(config: TrainConfig) -> None:
-    """Name settings under which bits may differ.
-
-    Raises:
-        UserFault: there are some.
-    """
-    if config.trainer.max_minutes is not None:
-        raise UserFault(
-            "trainer.max_minutes ends a run by the clock, so two runs end at different steps. "
-            "Verify with trainer.max_steps=60 trainer.max_minutes=null"
-        )
 
 
 def last_checkpoint(run: Path) -> Path:
@@ -144,7 +164,7 @@ def _start(command: Sequence[str], run: Path, output: int) -> subprocess.Popen[s
 
 
 def _finish(command: Sequence[str], run: Path) -> None:
-    """Let the training go to its end."""
+    """Run the training to its end."""
     process = _start(command, run, subprocess.PIPE)
     try:
         output, _ = process.communicate()
@@ -152,14 +172,14 @@ def _finish(command: Sequence[str], run: Path) -> None:
         _kill(process)
         raise
     if process.returncode != 0:
-        raise UserFault(f"the training ended with exit code {process.returncode}. Its last words:\n{output[-3000:]}")
+        raise UserFault(f"the training ended with exit code {process.returncode}. Its last lines:\n{output[-3000:]}")
 
 
 def _kill_after(command: Sequence[str], run: Path, seconds: float, *, while_starting: bool) -> bool:
-    """Start the training and kill it after a while, counted from its start, or from where it begins to train.
+    """Start the training and kill it so many seconds later, counted from its start or from its first step.
 
     Returns:
-        Whether it was still going on.
+        Whether it was still running when it was killed.
     """
     starts = _starts(run)
     process = _start(command, run, subprocess.DEVNULL)
@@ -174,7 +194,7 @@ def _kill_after(command: Sequence[str], run: Path, seconds: float, *, while_star
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """With all of its own processes, workers too."""
+    """Kill a training with all processes that it has started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

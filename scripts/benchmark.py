@@ -1,24 +1,10 @@
-"""Measure speed, beside others: `python scripts/benchmark.py preset=c0|c1|124m [key=value ...]`; --help lists all."""
+"""Measure the speed of this machine: the same as `minigpt benchmark`."""
 
 import sys
-
-try:
-    from minigpt.faults import run_script
-except ModuleNotFoundError:
-    print("minigpt is not installed here. Run `make setup`, then use .venv/bin/python for python.", file=sys.stderr)
-    sys.exit(2)
-
-
-def main(arguments: list[str]) -> int:
-    """Everything that can be wrong on the command line is named before anything is measured."""
-    from minigpt.benchmark.settings import read_plan
-
-    plan = read_plan(arguments)
-
-    from minigpt.benchmark.command import benchmark
-
-    return benchmark(plan)
-
+from pathlib import Path
 
 if __name__ == "__main__":
-    run_script(main)
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout's minigpt, installed or not
+    from minigpt.cli import run
+
+    run("benchmark")

@@ -1,24 +1,10 @@
-"""What `make demo` runs: trains a small GPT and lets it write. Takes the same settings as scripts/train.py."""
+"""Train a small GPT and let it write: the same as `minigpt demo`."""
 
 import sys
-
-try:
-    from minigpt.faults import run_script
-except ModuleNotFoundError:
-    print("minigpt is not installed here. Run `make setup`, then use .venv/bin/python for python.", file=sys.stderr)
-    sys.exit(2)
-
-
-def main(arguments: list[str]) -> int:
-    """Compose first: a wrong setting is named before torch is imported."""
-    from minigpt.config.compose import compose
-
-    config = compose("train", ["experiment=demo", *arguments])
-
-    from minigpt.demo import demo
-
-    return demo(config)
-
+from pathlib import Path
 
 if __name__ == "__main__":
-    run_script(main)
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout's minigpt, installed or not
+    from minigpt.cli import run
+
+    run("demo")

@@ -1,27 +1,10 @@
-"""Text to token shards: python scripts/prepare_data.py data=text data.source=FILE_OR_DIR tokenizer=bpe"""
+"""Turn text into token files: the same as `minigpt prepare`."""
 
-import shlex
 import sys
-
-try:
-    from minigpt.faults import run_script
-except ModuleNotFoundError:
-    print("minigpt is not installed here. Run `make setup`, then use .venv/bin/python for python.", file=sys.stderr)
-    sys.exit(2)
-
-
-def main(arguments: list[str]) -> None:
-    """Compose first: a wrong setting is named before the text is looked for."""
-    from minigpt.config.compose import compose
-
-    config = compose("prepare", arguments)
-
-    from minigpt.data.prepare import describe, mend
-
-    prepared = mend(config.data, config.tokenizer)
-    print("\n".join(describe(prepared)))
-    print(f"\nTrain on it:\n  python scripts/train.py {shlex.join(arguments)}".rstrip())
-
+from pathlib import Path
 
 if __name__ == "__main__":
-    run_script(main)
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout's minigpt, installed or not
+    from minigpt.cli import run
+
+    run("prepare")

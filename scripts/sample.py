@@ -1,24 +1,10 @@
-"""Write text with a trained GPT: `python scripts/sample.py checkpoint=RUN prompt="..."`; --help lists everything."""
+"""Write text with a trained GPT: the same as `minigpt sample`."""
 
 import sys
-
-try:
-    from minigpt.faults import run_script
-except ModuleNotFoundError:
-    print("minigpt is not installed here. Run `make setup`, then use .venv/bin/python for python.", file=sys.stderr)
-    sys.exit(2)
-
-
-def main(arguments: list[str]) -> int:
-    """Compose first: a wrong setting is named before torch is imported."""
-    from minigpt.config.compose import compose
-
-    config = compose("sample", arguments)
-
-    from minigpt.sampling.command import sample
-
-    return sample(config)
-
+from pathlib import Path
 
 if __name__ == "__main__":
-    run_script(main)
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout's minigpt, installed or not
+    from minigpt.cli import run
+
+    run("sample")

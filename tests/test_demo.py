@@ -1,19 +1,18 @@
 """`make demo` behind its training: the comparison, its memory, and the last command."""
 
 import json
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from minigpt import demo as demo_module
-from minigpt.config.schema import DataConfig, RunConfig, TrainConfig
+from minigpt.config.schema import RunConfig, TrainConfig
 from minigpt.data.prepare import Prepared
 from minigpt.data.tokenizer import build_tokenizer
-from minigpt.demo import YARDSTICK, comparison, demo, measure_yardstick, next_command
+from minigpt.demo import BASELINE, comparison, demo, measure_baseline
 from minigpt.faults import FINISHED, STOPPED
+from minigpt.invocation import typed
 
 
 class Split:
@@ -54,7 +53,7 @@ def test_whoever_wins_is_named(run):
     assert "not been validated" in comparison(run, 2.0)
 
 
-def test_the_yardstick_is_measured_once_on_the_text_of_the_split(run, prepared, monkeypatch):
+def test_the_baseline_is_measured_once_on_the_text_of_the_split(run, prepared, monkeypatch):
     asked = []
 
     def measure(train, val):
@@ -62,12 +61,12 @@ def test_the_yardstick_is_measured_once_on_the_text_of_the_split(run, prepared, 
         return 2.125
 
     monkeypatch.setattr(demo_module, "ngram_bits_per_byte", measure)
-    assert measure_yardstick(run, prepared) == 2.125
+    assert measure_baseline(run, prepared) == 2.125
     assert asked == [(b"the cat sat on the mat. " * 20, (b"the cat sat on the mat. " * 20)[:71])]
-    assert f"{YARDSTICK}: 2.125" in (run / "report.html").read_text()
-    assert measure_yardstick(run, prepared) == 2.125
+    assert f"{BASELINE}: 2.125" in (run / "report.html").read_text()
+    assert measure_baseline(run, prepared) == 2.125
     assert len(asked) == 1
-    measure_yardstick(run, replace(prepared, fingerprint="f2"))  # other tokens: measured anew
+    measure_baseline(run, replace(prepared, fingerprint="f2"))  # other tokens: measured anew
     assert len(asked) == 2
 
 
@@ -76,7 +75,7 @@ def test_a_report_that_fails_does_not_spoil_the_demo(run, prepared, monkeypatch,
         raise RuntimeError("no fonts")
 
     monkeypatch.setattr(demo_module, "write_report", broken)
-    assert 0 < measure_yardstick(run, prepared) < 8
+    assert 0 < measure_baseline(run, prepared) < 8
     assert "could not be drawn: RuntimeError: no fonts" in capsys.readouterr().out
 
 
@@ -92,16 +91,7 @@ def test_a_finished_run_is_shown(monkeypatch, run, prepared, capsys):
     monkeypatch.setattr(demo_module, "show_sample", lambda run, prompt: print(f"[sample {run.name} {prompt!r}]"))
     assert demo(TrainConfig(run=RunConfig(dir=str(run)))) == FINISHED
     shown = capsys.readouterr().out
-    places = [shown.index(part) for part in (YARDSTICK, "[sample run 'def']", "loss.png", "report.html", "sample.py")]
+    places = [
+        shown.index(part) for part in (BASELINE, "[sample run 'def']", "loss.png", "report.html", typed("sample"))
+    ]
     assert places == sorted(places)
-
-
-def test_the_next_command_can_be_typed(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv/bin/python"))
-    config = TrainConfig(data=DataConfig(name="text"))
-    assert next_command(Path("runs/a b"), config) == (
-        ".venv/bin/python scripts/sample.py checkpoint='runs/a b' prompt=\"...\""
-    )
-    monkeypatch.setattr(sys, "executable", "/opt/my python/bin/python")
-    assert next_command(Path("r"), config).startswith("'/opt/my python/bin/python' scripts/sample.py checkpoint=r ")

@@ -11,7 +11,6 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from minigpt.attention.masks import causal_mask
 from minigpt.attention.rotary import angles
@@ -24,8 +23,7 @@ def _kept(make: Callable[..., Made]) -> Callable[..., Made]:
 
     @functools.lru_cache(maxsize=8)
     def once(*sizes: int | torch.device | torch.dtype) -> Made:
-        # Made while sampling it must serve training as well, and made while a model is counted it must be real.
-        with torch.inference_mode(False), _disable_current_modes():
+        with torch.inference_mode(False):  # made while sampling, it must serve training as well
             return make(*sizes)
 
     @torch.compiler.assume_constant_result

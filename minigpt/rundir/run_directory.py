@@ -10,7 +10,6 @@ import os
 import platform
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from minigpt.config.convert import flatten, to_dict
 from minigpt.config.plain_yaml import plain_yaml
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import StorageFailure, UserFault
+from minigpt.invocation import typed_words
 from minigpt.redact import redact_arguments, redact_values
 from minigpt.rundir.files import write_file
 from minigpt.rundir.rows import append_rows, folder_gone
@@ -189,7 +189,7 @@ class RunDirectory:
         """Write config.yaml, command.txt, environment.json and choices.json, without secrets."""
         plain = redact_values(to_dict(config))
         self.write_text("config.yaml", yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
-        self.write_text("command.txt", shlex.join(["python", *redact_arguments(sys.argv)]) + "\n")
+        self.write_text("command.txt", shlex.join(redact_arguments(typed_words())) + "\n")
         self.write_text("environment.json", json.dumps(environment(), indent=1) + "\n")
         self.write_text("choices.json", json.dumps(choices, indent=1) + "\n")
 

@@ -2,9 +2,9 @@
 
 import os
 import shlex
-import sys
 from pathlib import Path
 
+from minigpt.invocation import command_line
 from minigpt.redact import redact_arguments
 from minigpt.rundir.files import write_file
 from minigpt.sweep.settings import Plan
@@ -40,7 +40,6 @@ def write_slurm_script(plan: Plan) -> Path:
     file = plan.folder / "sweep.sbatch"
     devices = plan.config.workers * plan.base.trainer.devices
     on_cpu = plan.base.trainer.device in ("cpu", "mps")
-    script = str(Path(plan.train[-1]).with_name("sweep.py"))
     text = BODY.format(
         workers=plan.config.workers,
         file=shlex.quote(str(file)),
@@ -50,7 +49,7 @@ def write_slurm_script(plan: Plan) -> Path:
         gpus="" if on_cpu else f"#SBATCH --gpus={devices}\n",
         folder=plan.folder,
         here=shlex.quote(os.getcwd()),
-        command=shlex.join([sys.executable, script, *redact_arguments(plan.typed)]),
+        command=shlex.join([*command_line("sweep"), *redact_arguments(plan.typed)]),
     )
     write_file(file, text)
     return file

@@ -1,7 +1,10 @@
 """How a run ends: what is said, drawn and typed next, and its exit code."""
 
+import shlex
+
 from minigpt.data.prepare import Prepared
 from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining
+from minigpt.invocation import typed
 from minigpt.process.group import mark_stopped
 from minigpt.report.page import write_report
 from minigpt.rundir.rows import read_rows
@@ -61,7 +64,7 @@ def print_results(run: RunDirectory) -> None:
         )
     print(f"Run directory  {run.path}")
     print(f"Picture        {run.path / 'loss.png'}   report  {run.path / 'report.html'}")
-    print(f'Sample from it:  python scripts/sample.py checkpoint={run.path} prompt="..."')
+    print(f'Sample from it:  {typed("sample")} checkpoint={shlex.quote(str(run.path))} prompt="..."')
 
 
 def tell_finished(run: RunDirectory, position: RunState, limit: str) -> None:

@@ -24,10 +24,9 @@ from minigpt.data.prepare import Prepared
 from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
 from minigpt.machine.choices import keep_choices, tell_changed_choices
 from minigpt.machine.compiling import compiled_loss
-from minigpt.machine.hardware import Hardware, find_device, peak_flops
+from minigpt.machine.hardware import Hardware, find_device, flops_per_token, peak_flops
 from minigpt.machine.memory import first_batch, fit_to_memory, keep_freed_memory
 from minigpt.machine.plan import describe_plan
-from minigpt.model.counting import flops_per_token
 from minigpt.model.gpt import GPT
 from minigpt.process.group import Processes, joined, was_asked_to_stop
 from minigpt.process.output import lasting_output
@@ -241,10 +240,7 @@ def fit(
     ours = [
         SeedEachBatch(config.seed, start_step),
         Stopping(processes.signals, run.path / "STOP" if run.writes else None),
-        Measure(
-            flops_per_token(config.model, prepared.tokenizer.vocab_size) if peak else 0.0,
-            peak and peak * choices.devices,
-        ),
+        Measure(flops_per_token(config, prepared.tokenizer.vocab_size), peak and peak * choices.devices),
         Validation(prepared.val, first_token_bytes),
         MetricsFile(rows, remote),
         progress,

@@ -1,4 +1,4 @@
-"""An installed wheel carries every module and every YAML file, and composes from them."""
+"""An installed wheel carries every module and every YAML file, and trains and samples from any folder."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ def test_pyproject_lists_every_folder():
     assert set(listed) == wanted, "pyproject.toml, [tool.setuptools] packages: add or remove what differs"
 
 
-def test_a_wheel_composes_without_the_checkout(tmp_path):
+def test_a_wheel_trains_and_samples_without_the_checkout(tmp_path):
     pytest.importorskip("setuptools")
     source = tmp_path / "source"
     source.mkdir()
@@ -50,10 +50,35 @@ def test_a_wheel_composes_without_the_checkout(tmp_path):
             file.relative_to(installed / "minigpt" / there) for file in (installed / "minigpt" / there).rglob(kind)
         } == wanted
 
-    check = (
-        "import minigpt; from minigpt.config.compose import compose; print(minigpt.__file__);"
-        "print(compose('train', ['experiment=shakespeare_char']).model.n_embd)"
-    )
+    facts = next(installed.glob("*.dist-info"))
+    assert (facts / "entry_points.txt").read_text().split() == ["[console_scripts]", "minigpt", "=", "minigpt.cli:main"]
+
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "book.txt").write_text("how much wood would a woodchuck chuck\n" * 40)
+    run_command(installed, elsewhere, "train", "data=text", "data.source=book.txt", *TINY, "run.dir=run")
+    done = run_command(installed, elsewhere, "sample", "checkpoint=run", "prompt=wood", "max_new_tokens=5")
+    assert done.stdout.startswith("wood")
+    assert (elsewhere / "run" / "command.txt").read_text().startswith("python -m minigpt train data=text")
+    # A command that starts trainings of its own finds them in the wheel.
+    grid = ["data=text", "data.source=book.txt", *TINY, "seed=1,2", "data.dir=tokens"]
+    assert "=== Job 2 of 2: seed=2" in run_command(installed, elsewhere, "train", "-m", *grid).stdout
+
+
+TINY = [
+    "tokenizer=byte", "model=gpt-nano", "model.n_layer=1", "model.n_embd=16", "model.n_head=2", "model.block_size=8",
+    "batch_tokens=64", "trainer.max_steps=2", "trainer.device=cpu", "trainer.threads=1", "trainer.precision=fp32",
+    "samples.every_steps=0", "schedule.warmup_steps=1",
+]  # fmt: skip
+
+
+def run_command(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProcess:
+    """Run a command of an unpacked wheel in a folder that is no checkout."""
     environment = {**os.environ, "PYTHONPATH": str(installed)}
-    done = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.stdout.split() == [str(installed / "minigpt" / "__init__.py"), "384"], done.stderr
+    where = "import minigpt; print(minigpt.__file__)"
+    found = subprocess.run([sys.executable, "-c", where], cwd=folder, env=environment, capture_output=True, text=True)
+    assert found.stdout.strip() == str(installed / "minigpt" / "__init__.py"), found.stderr
+    command = [sys.executable, "-m", "minigpt", *words]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done

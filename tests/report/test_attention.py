@@ -105,23 +105,6 @@ def test_masks_of_any_shape_are_drawn(tmp_path):
     assert (tmp_path / "masks.png").read_bytes().startswith(PNG)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ([], "wants a checkpoint and a text"),
-        (["checkpoint=x", "txt=y"], "knows no 'txt'"),
-        (["checkpoint=x", "text=y", "which=last"], r"which=best|latest"),
-        (["checkpoint=/nowhere", "text=a=b, ${x}"], "no such folder"),
-    ],
-)
-def test_the_script_says_what_is_wrong(arguments, sentence, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import draw_attention as script
-
-    with pytest.raises(UserFault, match=sentence.replace("|", r"\|")):
-        script.main(arguments)
-
-
 def test_the_script_ends_with_code_2_before_torch_is_imported():
     command = [sys.executable, str(ROOT / "scripts" / "draw_attention.py"), "text=x"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -25,10 +25,10 @@ def test_the_folder_is_taken_literally(run):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "wants one run directory"),
-        (["run.dir="], "wants one run directory"),
-        (["run.dir=a", "run.dir=b"], "wants one run directory"),
-        (["runs/x"], "takes run.dir=RUN and nothing else, got 'runs/x'"),
+        ([], "needs run.dir=. Type: minigpt report run.dir=RUN"),
+        (["run.dir="], "takes run.dir= once, with a value"),
+        (["run.dir=a", "run.dir=b"], "takes run.dir= once"),
+        (["runs/x"], "takes run.dir and nothing else, got 'runs/x'"),
         (["run.dir=nowhere"], "run.dir=nowhere: no such folder"),
     ],
 )

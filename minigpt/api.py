@@ -1,0 +1,136 @@
+"""What `import minigpt` offers: compose a config, train with it, load a run to sample from it and to score text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minigpt.config.compose import compose as compose_command
+from minigpt.config.schema import SampleConfig, TrainConfig
+from minigpt.faults import UserFault
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback
+
+    from minigpt.data.tokenizer import Tokenizer
+    from minigpt.model.gpt import GPT
+
+OPTIONS = ("top_k", "top_p", "min_p", "repetition_penalty", "stop")  # of generate(), beside those it names
+
+
+@dataclass(frozen=True)
+class TrainedGPT:
+    """A trained model with its tokenizer.
+
+    Attributes:
+        model: `model(tokens)` maps (B, T) token ids to (B, T, V) logits; in eval mode, in fp32. Move it with
+            `model.to(device)`; `generate` and `loss` follow it.
+        tokenizer: `tokenizer.encode(text)` gives token ids, `tokenizer.decode(tokens)` text.
+        config: the settings that it was trained with.
+        path: its checkpoint folder.
+    """
+
+    model: GPT
+    tokenizer: Tokenizer
+    config: TrainConfig
+    path: Path
+
+    def generate(
+        self, prompt: str = "", *, max_new_tokens: int = 200, temperature: float = 0.8, seed: int = 1337, **options: Any
+    ) -> str:
+        """Continue a prompt.
+
+        Args:
+            prompt: text; an empty one starts from the end-of-text token, or a newline where there is none.
+            max_new_tokens: tokens to write, unless the model ends its text before.
+            temperature: 0 takes the likeliest token each time.
+            seed: the same seed and options give the same text.
+            **options: as of `minigpt sample`: top_k, top_p, min_p, repetition_penalty, and stop, a list of texts
+                before which the output ends.
+
+        Returns:
+            What was written, without the prompt.
+
+        Raises:
+            UserFault: an option out of its range, or a character that the tokenizer does not know.
+        """
+        if unknown := options.keys() - set(OPTIONS):
+            raise TypeError(f"generate() has no option {min(unknown)!r}; it takes {', '.join(OPTIONS)}")
+        from minigpt.config.check import find_faults
+        from minigpt.sampling.prompt import encode_prompt
+        from minigpt.sampling.write import write
+
+        options |= {"checkpoint": str(self.path), "max_new_tokens": max_new_tokens, "seed": seed}
+        config = SampleConfig(temperature=temperature, **options)
+        if faults := find_faults(config):
+            raise UserFault(*(fault.sentence for fault in faults))
+        return write(self.model, self.tokenizer, [encode_prompt(self.tokenizer, prompt)], config)[0].text
+
+    def loss(self, text: str) -> float:
+        """Return the mean loss on a text, in nats per token.
+
+        Each token but the first is predicted once, in windows of the model's context length side by side, as
+        `val/loss` is measured while training.
+
+        Raises:
+            UserFault: fewer than two tokens, or a character that the tokenizer does not know.
+        """
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        tokens = torch.tensor(self.tokenizer.encode(text), device=self.model.token_embedding.weight.device)
+        if len(tokens) < 2:
+            raise UserFault(f"loss: the text has {len(tokens)} tokens; at least 2 are needed to predict one")
+        nats, T = 0.0, self.model.config.block_size
+        with torch.inference_mode():
+            for start in range(0, len(tokens) - 1, T):
+                window = tokens[start : start + T + 1]
+                logits = self.model(window[None, :-1])[0]  # (T, V)
+                nats += float(cross_entropy(logits.double(), window[1:], reduction="sum"))
+        return nats / (len(tokens) - 1)
+
+
+def load(run: str | Path, which: str = "best") -> TrainedGPT:
+    """Load a trained model. Lightning is not imported, and nothing in the folder is run or changed.
+
+    Args:
+        run: a run directory (`runs/NAME`) or a checkpoint folder in it.
+        which: of a run, "best" (lowest validation loss) or "latest".
+
+    Raises:
+        UserFault: nothing there, or damaged.
+        NoUsableCheckpoint: the run has checkpoints, but each is damaged.
+    """
+    from minigpt.checkpoint.load import load_checkpoint
+
+    found = load_checkpoint(run, which)
+    return TrainedGPT(found.model, found.tokenizer, found.config, found.path)
+
+
+def compose(arguments: Sequence[str] = ()) -> TrainConfig:
+    """Return the config that these arguments of `minigpt train` describe, like `["experiment=demo", "seed=2"]`.
+
+    Raises:
+        UserFault: with every fault at once.
+    """
+    return compose_command("train", list(arguments))
+
+
+def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> int:
+    """Train, beginning or continuing the run in `config.run.dir`.
+
+    Args:
+        config: see `compose`.
+        callbacks: Lightning callbacks of your own, called after ours; docs/ARCHITECTURE.md says which hooks they get.
+
+    Returns:
+        0 when the run is finished, 75 when a signal stopped it with a checkpoint.
+
+    Raises:
+        UserFault, NoUsableCheckpoint, StorageFailure, NonFiniteTraining: see minigpt.faults.
+    """
+    from minigpt.training.run import train as train_run
+
+    return train_run(config, callbacks=callbacks)

@@ -1,0 +1,98 @@
+"""`import minigpt`: what it offers, that it offers what the commands do, and what each use imports."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+import minigpt
+from minigpt.config.compose import compose
+from minigpt.data.prepare import prepare
+from minigpt.faults import UserFault
+from minigpt.model.evaluate import evaluate
+from minigpt.sampling.command import sample
+from minigpt.sampling.terminal import show
+
+
+def modules_after(code: str, folder) -> set[str]:
+    """Those of torch, lightning and hydra that a fresh Python has loaded after some code, and what the code printed."""
+    code += "\nimport sys; print(*{'torch', 'lightning', 'hydra'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split()) if done.stdout.strip() else set()
+
+
+def test_import_loads_nothing_heavy(tmp_path):
+    assert modules_after("import minigpt", tmp_path) == set()
+    assert modules_after("import minigpt; minigpt.compose(['experiment=demo'])", tmp_path) == {"hydra"}
+    spin = "import os, minigpt; assert os.environ['GOMP_SPINCOUNT']"
+    assert modules_after(spin, tmp_path) == set()
+
+
+def test_a_sample_never_loads_lightning(run, tmp_path):
+    path = run("trainer.max_steps=2")
+    code = f"import minigpt; gpt = minigpt.load({str(path)!r}); gpt.generate('a', max_new_tokens=2); gpt.loss('abc')"
+    assert modules_after(code, tmp_path) == {"torch", "hydra"}
+    command = f"import sys; sys.argv = ['minigpt', 'sample', 'checkpoint={path}', 'prompt=a', 'max_new_tokens=2']\n"
+    command += "from minigpt.cli import main\ntry: main()\nexcept SystemExit as end: assert end.code == 0"
+    assert modules_after(command, tmp_path) == {"torch", "hydra"}
+
+
+def test_an_unknown_name_says_what_there_is():
+    with pytest.raises(AttributeError, match="no attribute 'laod'; it offers TrainedGPT, compose, load, train"):
+        minigpt.laod  # noqa: B018
+    assert sorted(minigpt.__all__) == minigpt.__all__
+
+
+def test_a_run_is_loaded_and_writes_what_the_command_writes(run, capfd):
+    path = run("trainer.max_steps=4")
+    gpt = minigpt.load(path)
+    logits = gpt.model(torch.tensor([gpt.tokenizer.encode("abc")]))
+    assert logits.shape == (1, 3, gpt.tokenizer.vocab_size)
+    checkpoint = minigpt.load(gpt.path).model.state_dict()
+    assert all(torch.equal(tensor, checkpoint[name]) for name, tensor in gpt.model.state_dict().items())
+    keys = ["prompt=the", "max_new_tokens=20", "temperature=0.9", "seed=5", "top_k=7"]
+    capfd.readouterr()
+    sample(compose("sample", [f"checkpoint={path}", "device=cpu", *keys]))
+    shown = capfd.readouterr().out
+    written = gpt.generate("the", max_new_tokens=20, temperature=0.9, seed=5, top_k=7)
+    show(f"the{written}\n")  # as the command shows it: without control characters
+    assert capfd.readouterr().out == shown
+    assert gpt.generate("the", max_new_tokens=20, seed=6) != written
+
+
+def test_wrong_options_are_named(run):
+    gpt = minigpt.load(run("trainer.max_steps=2"))
+    with pytest.raises(UserFault, match="temperature must be at least 0"):
+        gpt.generate("a", temperature=-1)
+    with pytest.raises(TypeError, match="no option 'num_samples'"):
+        gpt.generate("a", num_samples=3)
+    with pytest.raises(UserFault, match="1 tokens; at least 2"):
+        gpt.loss("a")
+
+
+def test_the_loss_of_the_validation_text_is_the_one_that_training_measured(run):
+    path = run("trainer.max_steps=4", "validate.every_steps=4", "trainer.precision=fp64")
+    gpt = minigpt.load(path)
+    prepared = prepare(gpt.config.data, gpt.config.tokenizer, say=lambda _: None)
+    text = prepared.tokenizer.decode(prepared.val.tokens(0, len(prepared.val)))
+    score = evaluate(
+        gpt.model, prepared.val, block_size=gpt.model.config.block_size, batch=3, device="cpu", precision="fp32",
+        first_token_bytes=1,
+    )  # fmt: skip
+    assert gpt.loss(text) == pytest.approx(score.loss, rel=1e-6)
+    row = json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert gpt.loss(text) == pytest.approx(row["val/loss"], rel=1e-5)
+
+
+def test_train_begins_and_continues_a_run_from_python(run, capfd):
+    path = run("trainer.max_steps=2")
+    arguments = minigpt.load(path).config
+    longer = replace(
+        arguments, run=replace(arguments.run, dir=str(path)), trainer=replace(arguments.trainer, max_steps=3)
+    )
+    assert minigpt.train(longer) == 0
+    assert "step-000000003" in {folder.name for folder in (path / "checkpoints").iterdir()}

@@ -1,0 +1,69 @@
+"""The command `minigpt` as it is typed, from a checkout and from an installed wheel."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minigpt.cli import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+
+
+def minigpt(*words, folder, **environment):
+    command = [sys.executable, "-m", "minigpt", *words]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=200, env={**os.environ, **environment}
+    )
+
+
+def test_alone_or_asked_for_help_it_lists_the_commands(tmp_path):
+    alone, helped = minigpt(folder=tmp_path), minigpt("--help", folder=tmp_path)
+    assert (alone.returncode, alone.stderr, alone.stdout) == (0, "", helped.stdout)
+    lines = helped.stdout.splitlines()
+    for name in COMMANDS:
+        (line,) = [each for each in lines if each.startswith(f"  {name} ")]
+        assert len(line.split()) > 3, line
+        assert len(line) <= 100, line
+
+
+def test_an_unknown_command_names_the_nearest(tmp_path):
+    refused = minigpt("trian", folder=tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == "Error: minigpt has no command 'trian'. Did you mean minigpt train?\n"
+    assert "Did you mean minigpt verify-resume?" in minigpt("verify_resume", folder=tmp_path).stderr
+    assert "`minigpt --help` lists them" in minigpt("qqq", folder=tmp_path).stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_answers_help_and_has_its_script(name, tmp_path):
+    script = ROOT / "scripts" / f"{ {'prepare': 'prepare_data'}.get(name, name).replace('-', '_') }.py"
+    for command in ([sys.executable, str(ROOT / "minigpt"), name], [sys.executable, str(script)]):
+        done = subprocess.run([*command, "--help"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, ""), command
+        assert len(done.stdout.splitlines()) > 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["draw-attention"],
+            "minigpt draw-attention needs checkpoint=. Type: minigpt draw-attention checkpoint=RUN text=",
+        ),
+        (["draw-attention", "checkpoint=x", "text=y", "which=last"], "wanted which=best or which=latest"),
+        (["draw-attention", "checkpoint=x", "txt=y"], "nothing else, got 'txt=y'. Type: "),
+        (["draw-attention", "checkpoint=/nowhere", "text=a=b, ${x}"], "no such folder"),
+        (["verify-resume", "kills=0"], "kills=0: wanted a whole number of kills"),
+        (["sample", "--prompt", "x"], "not how a setting is written"),
+    ],
+)
+def test_a_mistake_is_told_in_a_sentence(tmp_path, arguments, sentence):
+    refused = minigpt(*arguments, folder=tmp_path)
+    assert refused.returncode == 2
+    assert sentence in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert list(tmp_path.iterdir()) == []
