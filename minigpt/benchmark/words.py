@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minigpt.config.schema import DataConfig
-from minigpt.data.corpus import chunks, find_corpus
+from minigpt.data.corpus import find_corpus
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer
 from minigpt.data.tokenizers.gpt2 import gpt2_is_here
 
@@ -56,8 +56,8 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 def read_text() -> bytes:
     """The first part of the embedded corpus, cut at a line's end."""
     parts: list[bytes] = []
-    for document in find_corpus(DataConfig()).documents:
-        parts += chunks(document.path)
+    for document in find_corpus(DataConfig()).documents():
+        parts += document.chunks
         if sum(map(len, parts)) >= TEXT_BYTES:
             break
     text = b"".join(parts)[:TEXT_BYTES]

@@ -1,31 +1,32 @@
-"""Text in: which files a corpus has, and in which order.
+"""Text in: which files a corpus has, and in which order. What follows sees documents only.
 
 Three corpora: `stdlib` (the source of Python's own standard library, on every machine that runs this),
-`shakespeare_char` (Tiny Shakespeare, fetched once) and `text` (a file, or all files of a folder). A document is
-a file. Files come in bytewise order of their paths.
+`shakespeare_char` (Tiny Shakespeare, fetched once) and `text` (a file, or all files of a folder). Files come in
+bytewise order of their paths; how many documents are in one is its reader's to say (minigpt/data/readers).
 """
 
 import codecs
 import difflib
 import hashlib
+import itertools
 import os
 import platform
 import stat
 import sysconfig
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from minigpt.config.schema import DataConfig
 from minigpt.data.download import download
+from minigpt.data.readers import read
+from minigpt.data.readers.document import Document, File, ReadOptions
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.rundir.files import write_file
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 NAMES = ("stdlib", "shakespeare_char", "text")
-
-CHUNK_BYTES = 1 << 22
 
 # Modules that 3.11, 3.12 and 3.13 all have, without those that Linux distributions put into packages of their own
 # (idlelib, tkinter, turtle, venv, ...), and without tables that a program wrote (encodings, pydoc_data, token, ...).
@@ -52,25 +53,34 @@ class SourceGone(UserFault):
 
 
 @dataclass(frozen=True)
-class Document:
-    """A file of a corpus. Its label is its path inside the corpus, with forward slashes."""
-
-    path: Path
-    label: str
-    size: int  # bytes
-    mtime_ns: int
-
-
-@dataclass(frozen=True)
 class Corpus:
-    """Documents in order, and how their bytes become text."""
+    """Files in order, and how their bytes become text."""
 
     name: str
-    documents: tuple[Document, ...]
-    encoding: str = "utf-8"
-    errors: str = "strict"
-    raw: bool = False  # bytes are taken as they are, text or not (tokenizer=byte)
+    files: tuple[File, ...]
+    options: ReadOptions = field(default_factory=ReadOptions)
     notes: tuple[str, ...] = ()
+
+    def read(self, file: File) -> Iterator[Document]:
+        """The documents of one file.
+
+        Raises:
+            UserFault: it can't be read.
+        """
+        return read(file, self.options)
+
+    def documents(self) -> Iterator[Document]:
+        """All documents, in order. They can be asked for again, and are the same.
+
+        Raises:
+            UserFault: a file can't be read.
+        """
+        return itertools.chain.from_iterable(map(self.read, self.files))
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
 
 
 def find_corpus(data: DataConfig, *, raw: bool = False, url: str = SHAKESPEARE_URL) -> Corpus:
@@ -85,7 +95,7 @@ def find_corpus(data: DataConfig, *, raw: bool = False, url: str = SHAKESPEARE_U
     encoding = _check_encoding(data)
     if data.name == "shakespeare_char":
         path = _shakespeare(data, url)
-        return Corpus(data.name, (_document(path, path.name),), raw=raw)
+        return Corpus(data.name, (_file(path, path.name),), ReadOptions(raw=raw))
     if data.name != "text":
         raise UserFault(f"data.name={data.name!r} is not known; wanted one of {', '.join(NAMES)}")
     if not data.source:
@@ -96,13 +106,13 @@ def find_corpus(data: DataConfig, *, raw: bool = False, url: str = SHAKESPEARE_U
             f"data.source={data.source} is data.dir itself, where prepared tokens land; move the text to a folder of "
             "its own, or name another place for the tokens: data.dir=DIR"
         )
-    documents, notes = _files(source, leave_out=prepared)
-    return Corpus(data.name, documents, encoding, data.errors, raw=raw, notes=notes)
+    files, notes = _files(source, leave_out=prepared)
+    return Corpus(data.name, files, ReadOptions(encoding, data.errors, raw), notes)
 
 
 def _stdlib() -> Corpus:
     root = Path(sysconfig.get_path("stdlib"))
-    documents, missing = [], []
+    found, missing = [], []
     for module in _STDLIB:
         file, package = root / f"{module}.py", root / module
         files = [file] if file.is_file() else sorted(package.rglob("*.py"))
@@ -111,30 +121,30 @@ def _stdlib() -> Corpus:
         for path in files:
             label = path.relative_to(root).as_posix()
             if not {"test", "tests"} & set(label.split("/")) and label not in _GENERATED and path.stat().st_size:
-                documents.append(_document(path, label))
-    if not documents:
+                found.append(_file(path, label))
+    if not found:
         raise SourceGone(
             f"data=stdlib needs the source of Python's standard library, and {root} has none of it (Python "
             f"{platform.python_version()}). Use a Python that has its .py files, or your own text: data=text "
             "data.source=FILE"
         )
     notes = (f"{len(missing)} modules are not installed here: {', '.join(missing)}",) if missing else ()
-    return Corpus("stdlib", _in_order(documents), notes=notes)
+    return Corpus("stdlib", _in_order(found), notes=notes)
 
 
 def _shakespeare(data: DataConfig, url: str) -> Path:
     if data.source:
         path = typed_path(data.source)
-        documents, _ = _files(path)
-        got = _file_sha256(path) if path.is_file() else "none: it is a folder"
-        if got != SHAKESPEARE_SHA256 or len(documents) != 1:
+        _files(path)
+        got = _sha256(path) if path.is_file() else "none: it is a folder"
+        if got != SHAKESPEARE_SHA256:
             raise UserFault(
                 f"{path} is not Tiny Shakespeare: its SHA-256 is {got}, wanted {SHAKESPEARE_SHA256}. For a text of "
                 f"your own use data=text data.source={data.source}"
             )
         return path
     path = typed_path(data.dir) / "tinyshakespeare.txt"
-    if path.is_file() and _file_sha256(path) == SHAKESPEARE_SHA256:
+    if path.is_file() and _sha256(path) == SHAKESPEARE_SHA256:
         return path
     try:
         content = download(url, SHAKESPEARE_SHA256)
@@ -159,8 +169,8 @@ def typed_path(text: str) -> Path:
     return Path(os.path.expanduser(text)) if text.startswith("~") and not path.exists() else path
 
 
-def _files(source: Path, leave_out: Path | None = None) -> tuple[tuple[Document, ...], tuple[str, ...]]:
-    """The documents of a file or folder, and notes on what was left out."""
+def _files(source: Path, leave_out: Path | None = None) -> tuple[tuple[File, ...], tuple[str, ...]]:
+    """The files of a file or folder, and notes on what was left out."""
     try:
         mode = source.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -170,13 +180,13 @@ def _files(source: Path, leave_out: Path | None = None) -> tuple[tuple[Document,
     except OSError as error:
         raise UserFault(f"data.source={source} can't be read: {error.strerror or error}") from None
     if stat.S_ISREG(mode):
-        found = [_document(source, source.name)]
+        found = [_file(source, source.name)]
     elif stat.S_ISDIR(mode):
-        found = [_document(path, path.relative_to(source).as_posix()) for path in _walk(source, leave_out)]
+        found = [_file(path, path.relative_to(source).as_posix()) for path in _walk(source, leave_out)]
     else:
         raise UserFault(f"data.source={source} is neither a file nor a folder; write the text to a file first")
-    documents = [document for document in found if document.size]
-    if not documents:
+    files = [file for file in found if file.size]
+    if not files:
         got = (
             "is empty (0 bytes)"
             if stat.S_ISREG(mode)
@@ -187,8 +197,8 @@ def _files(source: Path, leave_out: Path | None = None) -> tuple[tuple[Document,
             )
         )
         raise UserFault(f"data.source={source} {got}; wanted text")
-    empty = len(found) - len(documents)
-    return _in_order(documents), (f"{empty} empty files left out",) if empty else ()
+    empty = len(found) - len(files)
+    return _in_order(files), (f"{empty} empty files left out",) if empty else ()
 
 
 def _walk(folder: Path, leave_out: Path | None) -> Iterator[Path]:
@@ -206,16 +216,16 @@ def _walk(folder: Path, leave_out: Path | None) -> Iterator[Path]:
                 yield path
 
 
-def _in_order(documents: Iterable[Document]) -> tuple[Document, ...]:
-    return tuple(sorted(documents, key=lambda document: os.fsencode(document.label)))
+def _in_order(files: Iterable[File]) -> tuple[File, ...]:
+    return tuple(sorted(files, key=lambda file: os.fsencode(file.label)))
 
 
-def _document(path: Path, label: str) -> Document:
+def _file(path: Path, label: str) -> File:
     try:
         status = path.stat()
     except OSError as error:
         raise UserFault(f"{path} can't be read: {error.strerror or error}") from None
-    return Document(path, label, status.st_size, status.st_mtime_ns)
+    return File(path, label, status.st_size, status.st_mtime_ns)
 
 
 def _nearest(source: Path) -> str:
@@ -241,19 +251,6 @@ def _check_encoding(data: DataConfig) -> str:
     return codec.name
 
 
-def chunks(path: Path) -> Iterator[bytes]:
-    try:
-        with open(path, "rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                yield chunk
-    except FileNotFoundError:
-        raise SourceGone(f"{path} is gone") from None
-    except OSError as error:
-        raise UserFault(f"{path} can't be read: {error.strerror or error}") from None
-
-
-def _file_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    for chunk in chunks(path):
-        digest.update(chunk)
-    return digest.hexdigest()
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,20 +1,22 @@
 """Make prepared tokens: tokenizer, shards, sidecars and summary of one corpus, into one folder."""
 
 import hashlib
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from minigpt.config.schema import TokenizerConfig
 from minigpt.data.corpus import Corpus, SourceGone
-from minigpt.data.reading import Span, Survey, describe_split, first_bytes, read, split, text_bytes
-from minigpt.data.shards import fingerprint, write_split
+from minigpt.data.shards import SplitWriter, fingerprint
+from minigpt.data.split import Piece, describe_split, empty_split, pieces
+from minigpt.data.survey import Survey
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, encoder_of
 from minigpt.faults import UserFault
 from minigpt.rundir.files import write_file
@@ -46,16 +48,9 @@ def make(folder: Path, keys: dict[str, Any], source: Source, *, config: Tokenize
     for left_over in folder.glob("*.tmp"):  # of a process that was killed: the lock is ours
         left_over.unlink(missing_ok=True)
     corpus, found = source.corpus, source.found
-    train, val = split(corpus, found, keys["val_fraction"])
-    tokenizer = _build(config, source, train, say)
-    progress = progress_lines(f"encoding with tokenizer={config.name}", sum(found.bytes), say)
-    sidecars = [
-        write_split(
-            folder, name, _encode(corpus, spans, tokenizer, progress), text_bytes=text_bytes(spans), tokenizer=tokenizer
-        )
-        for name, spans in (("train", train), ("val", val))
-    ]
-    if signature(corpus) != source.signature:
+    tokenizer = _build(config, source, keys["val_fraction"], say)
+    sidecars = _encode(folder, source, keys["val_fraction"], tokenizer, say)
+    if signature(corpus) != source.signature or sum(sidecar["bytes"] for sidecar in sidecars) != found.bytes:
         raise UserFault("the source was changed while it was read; wait until it is complete and run this again")
     save_json(folder / "tokenizer.json", tokenizer.to_json())
     content = {
@@ -68,40 +63,76 @@ def make(folder: Path, keys: dict[str, Any], source: Source, *, config: Tokenize
     save_json(folder / "prepared.json", content)
 
 
-def _build(config: TokenizerConfig, source: Source, train: list[Span], say: Say) -> Tokenizer:
+def _build(config: TokenizerConfig, source: Source, val_fraction: float, say: Say) -> Tokenizer:
+    """The tokenizer of these tokens, learned from the training text unless it is there already."""
     if source.tokenizer:
         return source.tokenizer
-    learn = first_bytes(train, LEARN_BYTES)
-    total = text_bytes(learn)
+    total = min(LEARN_BYTES, source.found.bytes)
     if encoder_of(config.name).min_vocab_size:
-        say(f"data: learning {config.vocab_size:,} tokens from {size_text(total)} of the training text")
+        say(f"data: learning {config.vocab_size:,} tokens from up to {size_text(total)} of the training text")
     progress = progress_lines("learning", total, say)
     return build_tokenizer(
         config.name,
         vocab_size=config.vocab_size,
         alphabet=source.found.alphabet,
-        train=(_counted(read(source.corpus, span), progress) for span in learn),
+        train=_training_text(pieces(source.corpus, source.found, val_fraction), progress),
     )
 
 
-def _encode(
-    corpus: Corpus, spans: list[Span], tokenizer: Tokenizer, progress: Callable[[int], None]
-) -> Iterator[NDArray[Any]]:
-    """The tokens of a split, end-of-text between its documents."""
-    for number, span in enumerate(spans):
-        if number and tokenizer.eot is not None:
-            yield np.array([tokenizer.eot], dtype=tokenizer.dtype)
-        yield from tokenizer.encode_chunks(_counted(read(corpus, span), progress))
+def _training_text(text: Iterator[Piece], progress: Callable[[int], None]) -> Iterator[Iterator[bytes]]:
+    """The first LEARN_BYTES of the training text, each document as chunks."""
+    left = LEARN_BYTES
+
+    def cut(document: Iterator[Piece]) -> Iterator[bytes]:
+        nonlocal left
+        for _, _, chunk in document:
+            if left > 0:
+                yield chunk[:left]
+                progress(min(left, len(chunk)))
+            left -= len(chunk)
+
+    for (_, name), document in itertools.groupby(text, itemgetter(0, 1)):
+        if name == "train":
+            yield cut(document)
+        if left <= 0:
+            return
 
 
-def _counted(chunks: Iterator[bytes], progress: Callable[[int], None]) -> Iterator[bytes]:
-    for chunk in chunks:
-        yield chunk
-        progress(len(chunk))
+def _encode(folder: Path, source: Source, val_fraction: float, tokenizer: Tokenizer, say: Say) -> list[dict[str, Any]]:
+    """Write the tokens of both splits, end-of-text between documents, and return their sidecars."""
+    progress = progress_lines(f"encoding with tokenizer={tokenizer.name}", source.found.bytes, say)
+    with (
+        SplitWriter(folder, "train", tokenizer=tokenizer) as train,
+        SplitWriter(folder, "val", tokenizer=tokenizer) as val,
+    ):
+        writers = {"train": train, "val": val}
+
+        def counted(document: Iterator[Piece]) -> Iterator[bytes]:
+            for _, name, chunk in document:
+                yield chunk
+                writers[name].bytes += len(chunk)
+                progress(len(chunk))
+
+        text = pieces(source.corpus, source.found, val_fraction)
+        for (_, name), document in itertools.groupby(text, itemgetter(0, 1)):
+            writer = writers[name]
+            if writer.tokens and tokenizer.eot is not None:
+                writer.write(np.array([tokenizer.eot]))
+            for tokens in tokenizer.encode_chunks(counted(document)):
+                writer.write(tokens)
+        for name, writer in writers.items():
+            if not writer.tokens:
+                raise empty_split(name, source.found, val_fraction)
+        return [writer.finish() for writer in writers.values()]
 
 
 def _summary(
-    keys: dict[str, Any], source: Source, sidecars: list[dict[str, Any]], *, tokenizer: Tokenizer, wanted: int
+    keys: dict[str, Any],
+    source: Source,
+    sidecars: list[dict[str, Any]],
+    *,
+    tokenizer: Tokenizer,
+    wanted: int,
 ) -> dict[str, Any]:
     found = source.found
     notes = list(source.corpus.notes)
@@ -114,21 +145,20 @@ def _summary(
     if encoder_of(tokenizer.name).min_vocab_size and source.tokenizer is None and tokenizer.vocab_size < wanted:
         notes.append(f"the text yields {tokenizer.vocab_size:,} BPE tokens, fewer than tokenizer.vocab_size={wanted:,}")
     train, val = sidecars
-    total = sum(found.bytes)
     return {
         "corpus": keys["corpus"],
         "source": keys["source"],
         "python": keys["python"],
-        "documents": len(source.corpus.documents),
-        "bytes": total,
-        "characters": sum(found.characters),
+        "documents": found.documents,
+        "bytes": found.bytes,
+        "characters": found.characters,
         "sha256": found.sha256,
         "split": describe_split(keys["corpus"], keys["val_fraction"]),
         "tokenizer": tokenizer.name,
         "vocab_size": tokenizer.vocab_size,
         "train": {"tokens": train["tokens"], "bytes": train["bytes"]},
         "val": {"tokens": val["tokens"], "bytes": val["bytes"]},
-        "bytes_per_token": total / (train["tokens"] + val["tokens"]),
+        "bytes_per_token": found.bytes / (train["tokens"] + val["tokens"]),
         "notes": notes,
     }
 
@@ -140,7 +170,7 @@ def signature(corpus: Corpus) -> str:
         SourceGone: one of them is gone.
     """
     try:
-        status = [(document.label, document.path.stat()) for document in corpus.documents]
+        status = [(file.label, file.path.stat()) for file in corpus.files]
     except OSError as error:
         raise SourceGone(f"{error.filename} is gone") from None
     listing = [(label, entry.st_size, entry.st_mtime_ns) for label, entry in status]

@@ -23,8 +23,8 @@ from typing import Any
 from minigpt.config.schema import DataConfig, TokenizerConfig
 from minigpt.data.corpus import Corpus, SourceGone, find_corpus, typed_path
 from minigpt.data.make import FORMAT, Say, Source, make, progress_lines, save_json, signature, size_text
-from minigpt.data.reading import survey
 from minigpt.data.shards import DamagedShards, TokenSplit, fingerprint
+from minigpt.data.survey import survey
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, check_size, encoder_of, load_tokenizer
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.redact import redact
@@ -81,10 +81,9 @@ def prepare(
             return _open(folder, say)
     # A vocabulary that can't be had is a fault to name before gigabytes are read.
     ready = given if given is not None or encoder.learned else build_tokenizer(tokenizer.name)
-    total = sum(document.size for document in corpus.documents)
-    count = len(corpus.documents)
-    say(f"data: reading {count:,} file{'' if count == 1 else 's'}, {size_text(total)}")
-    found = survey(corpus, alphabet=encoder.needs_alphabet, progress=progress_lines("reading", total, say))
+    count = len(corpus.files)
+    say(f"data: reading {count:,} file{'' if count == 1 else 's'}, {size_text(corpus.size)}")
+    found = survey(corpus, alphabet=encoder.needs_alphabet, progress=progress_lines("reading", corpus.size, say))
     folder = root / _folder_name(keys, found.sha256)
     if known and folder not in known:
         say(f"data: the source changed since {known[0]} was prepared; preparing it anew")
@@ -251,7 +250,7 @@ def _lock(folder: Path, say: Say) -> Iterator[None]:
 def _storage_failure(error: OSError, folder: Path, corpus: Corpus) -> StorageFailure:
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        needed = 2 * sum(document.size for document in corpus.documents)
+        needed = 2 * corpus.size
         with contextlib.suppress(OSError):
             reason += f" ({shutil.disk_usage(folder).free / 1e6:,.0f} MB free; up to {needed / 1e6:,.0f} MB are needed)"
     where = error.filename or folder

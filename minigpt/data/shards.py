@@ -10,7 +10,6 @@ bytes of text behind the tokens, the tokenizer's hash, each file's SHA-256, and 
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from minigpt.config.convert import shown
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
-from minigpt.rundir.files import flush, write_file
+from minigpt.rundir.files import replaced, write_file
 
 HEADS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # dtype -> magic and version
 HEADER_BYTES = 1024
@@ -40,6 +39,95 @@ class DamagedShards(UserFault):
         super().__init__(f"{what}. scripts/prepare_data.py with the same keys makes it again")
 
 
+class SplitWriter:
+    """Writes a split: its shards as tokens come, its sidecar at the end.
+
+    Used in a `with` block: an error in it leaves no half of a file.
+
+    Args:
+        folder: an existing folder.
+        name: of the split: train | val.
+        tokenizer: whose tokens they are.
+        shard_tokens: tokens per shard at most.
+
+    Raises:
+        OSError: a file can't be written.
+    """
+
+    def __init__(self, folder: Path, name: str, *, tokenizer: Tokenizer, shard_tokens: int = SHARD_TOKENS):
+        self.folder, self.name, self.tokenizer, self.shard_tokens = folder, name, tokenizer, shard_tokens
+        self.tokens = 0  # written so far
+        self.bytes = 0  # of text that they stand for
+        self._dtype = np.dtype(tokenizer.dtype).newbyteorder("<")
+        self._max_token = 0
+        self._shards: list[dict[str, Any]] = []
+        self._open = contextlib.ExitStack()  # the shard being written
+        self._begin_shard()
+
+    def __enter__(self) -> "SplitWriter":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._open.__exit__(*(error if error[0] else (RuntimeError, RuntimeError("not finished"), None)))
+
+    def write(self, tokens: NDArray[Any], n_bytes: int = 0) -> None:
+        """Append tokens, and the number of bytes of text behind them."""
+        self.tokens += len(tokens)
+        self.bytes += n_bytes
+        self._max_token = max(self._max_token, int(tokens.max(initial=0)))
+        while len(tokens):
+            if self._count == self.shard_tokens:
+                self._finish_shard()
+                self._begin_shard()
+            part = tokens[: self.shard_tokens - self._count]
+            self._file.write(part.astype(self._dtype).tobytes())
+            self._count += len(part)
+            tokens = tokens[len(part) :]
+
+    def finish(self) -> dict[str, Any]:
+        """Write the last shard and the sidecar, and return the sidecar."""
+        self._finish_shard()
+        sidecar = {
+            "format": _FORMAT,
+            "version": 1,
+            "split": self.name,
+            "dtype": self._dtype.name,
+            "tokens": self.tokens,
+            "bytes": self.bytes,
+            "max_token": self._max_token,
+            "vocab_size": self.tokenizer.vocab_size,
+            "tokenizer": self.tokenizer.name,
+            "tokenizer_hash": self.tokenizer.hash,
+            "shard_tokens": self.shard_tokens,
+            "shards": self._shards,
+            "fingerprint": fingerprint([self.tokenizer.hash, *(shard["sha256"] for shard in self._shards)]),
+        }
+        write_file(self.folder / f"{self.name}.json", json.dumps(sidecar, indent=1) + "\n")
+        return sidecar
+
+    def _begin_shard(self) -> None:
+        self._temporary = self._open.enter_context(replaced(_shard_path(self.folder, self.name, len(self._shards))))
+        self._file = self._open.enter_context(open(self._temporary, "xb"))  # noqa: SIM115  the stack closes it
+        self._file.write(bytes(HEADER_BYTES))
+        self._count = 0
+
+    def _finish_shard(self) -> None:
+        """Put the header in front and the file in its place."""
+        header = np.zeros(HEADER_BYTES // 4, dtype="<i4")
+        header[:3] = *HEADS[self._dtype.name], self._count
+        self._file.seek(0)
+        self._file.write(header.tobytes())
+        self._file.close()
+        entry = {
+            "file": _shard_path(self.folder, self.name, len(self._shards)).name,
+            "tokens": self._count,
+            "size": HEADER_BYTES + self._dtype.itemsize * self._count,
+            "sha256": _sha256(self._temporary),
+        }
+        self._open.close()
+        self._shards.append(entry)
+
+
 def write_split(
     folder: Path,
     name: str,
@@ -49,55 +137,12 @@ def write_split(
     tokenizer: Tokenizer,
     shard_tokens: int = SHARD_TOKENS,
 ) -> dict[str, Any]:
-    """Write the shards of a split and its sidecar.
-
-    Args:
-        folder: an existing folder.
-        name: of the split: train | val.
-        parts: arrays of tokens in order.
-        text_bytes: bytes of text that they stand for.
-        tokenizer: whose tokens they are.
-        shard_tokens: tokens per shard at most.
-
-    Returns:
-        The sidecar.
-
-    Raises:
-        OSError: a file can't be written.
-    """
-    total, max_token, shards = 0, 0, []
-    shard = _Shard(folder, name, 0, tokenizer.dtype)
-    try:
+    """Write arrays of tokens as a split, and return its sidecar. See `SplitWriter`."""
+    with SplitWriter(folder, name, tokenizer=tokenizer, shard_tokens=shard_tokens) as writer:
         for tokens in parts:
-            total += len(tokens)
-            max_token = max(max_token, int(tokens.max(initial=0)))
-            while len(tokens):
-                if shard.count == shard_tokens:
-                    shards.append(shard.finish())
-                    shard = _Shard(folder, name, len(shards), tokenizer.dtype)
-                room = shard_tokens - shard.count
-                shard.write(tokens[:room])
-                tokens = tokens[room:]
-        shards.append(shard.finish())
-    finally:
-        shard.discard()
-    sidecar = {
-        "format": _FORMAT,
-        "version": 1,
-        "split": name,
-        "dtype": np.dtype(tokenizer.dtype).name,
-        "tokens": total,
-        "bytes": text_bytes,
-        "max_token": max_token,
-        "vocab_size": tokenizer.vocab_size,
-        "tokenizer": tokenizer.name,
-        "tokenizer_hash": tokenizer.hash,
-        "shard_tokens": shard_tokens,
-        "shards": shards,
-        "fingerprint": fingerprint([tokenizer.hash, *(shard["sha256"] for shard in shards)]),
-    }
-    write_file(folder / f"{name}.json", json.dumps(sidecar, indent=1) + "\n")
-    return sidecar
+            writer.write(tokens)
+        writer.bytes = text_bytes
+        return writer.finish()
 
 
 def fingerprint(parts: list[str]) -> str:
@@ -208,61 +253,9 @@ class TokenSplit:
                         f"{at:,}; the vocab_size of its {self._tokenizer.name} tokenizer is {vocab_size:,}"
                     )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Loader processes that are spawned map the files themselves; pickling the arrays would copy the tokens.
-        return _reopen, (self.folder, self.name, self._tokenizer)
-
-
-def _reopen(folder: Path, name: str, tokenizer: Tokenizer) -> TokenSplit:
-    return TokenSplit(folder, name, tokenizer=tokenizer)
-
 
 def _shard_path(folder: Path, name: str, number: int) -> Path:
     return folder / f"{name}-{number:03d}.bin"
-
-
-class _Shard:
-    """A shard being written under a temporary name."""
-
-    def __init__(self, folder: Path, name: str, number: int, dtype: type):
-        self.dtype = np.dtype(dtype)
-        self.path = _shard_path(folder, name, number)
-        self.temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
-        self.count = 0
-        self.finished = False
-        self.file = open(self.temporary, "wb")  # noqa: SIM115  it stays open until finish or discard
-        self.file.write(bytes(HEADER_BYTES))
-
-    def write(self, tokens: NDArray[Any]) -> None:
-        self.file.write(tokens.astype(self.dtype.newbyteorder("<")).tobytes())
-        self.count += len(tokens)
-
-    def finish(self) -> dict[str, Any]:
-        """Put the header in front and the file in its place; its entry for the sidecar."""
-        header = np.zeros(HEADER_BYTES // 4, dtype="<i4")
-        header[:3] = *HEADS[self.dtype.name], self.count
-        self.file.seek(0)
-        self.file.write(header.tobytes())
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.file.close()
-        entry = {
-            "file": self.path.name,
-            "tokens": self.count,
-            "size": HEADER_BYTES + self.dtype.itemsize * self.count,
-            "sha256": _sha256(self.temporary),
-        }
-        os.replace(self.temporary, self.path)
-        self.finished = True
-        flush(self.path.parent)
-        return entry
-
-    def discard(self) -> None:
-        """Leave nothing behind of a shard that was not finished."""
-        if not self.finished:
-            with contextlib.suppress(OSError):  # closing writes what is buffered, and the disk may be full
-                self.file.close()
-            self.temporary.unlink(missing_ok=True)
 
 
 def _sha256(path: Path) -> str:

@@ -17,13 +17,13 @@ def text(source, **keys) -> DataConfig:
 
 
 def labels(found) -> list[str]:
-    return [document.label for document in found.documents]
+    return [file.label for file in found.files]
 
 
 def test_stdlib_is_megabytes_of_source_without_tests_and_tables():
     found = find_corpus(DataConfig())
     names = labels(found)
-    assert 5e6 < sum(document.size for document in found.documents) < 12e6
+    assert 5e6 < found.size < 12e6
     assert {"argparse.py", "json/decoder.py", "email/message.py", "typing.py"} <= set(names)
     assert not any("test" in name.split("/") or "tests" in name.split("/") for name in names)
     assert not any(name.startswith(("encodings/", "pydoc_data/", "idlelib/", "site-packages/")) for name in names)
@@ -67,8 +67,8 @@ def test_prepared_tokens_inside_the_folder_are_no_text(tmp_path):
 def test_a_file_is_one_document(tmp_path):
     path = tmp_path / "my notes, a=b.txt"
     path.write_text("hello")
-    (document,) = find_corpus(text(path)).documents
-    assert (document.path, document.label, document.size) == (path, "my notes, a=b.txt", 5)
+    (file,) = find_corpus(text(path)).files
+    assert (file.path, file.label, file.size) == (path, "my notes, a=b.txt", 5)
 
 
 def test_a_tilde_is_the_home_folder_unless_it_is_a_name(tmp_path, monkeypatch):
@@ -78,7 +78,7 @@ def test_a_tilde_is_the_home_folder_unless_it_is_a_name(tmp_path, monkeypatch):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / f"{folder}.txt").write_text("x")
     assert labels(find_corpus(text("~/home.txt"))) == ["home.txt"]
-    assert find_corpus(text("~/~.txt")).documents[0].path == (tmp_path / "~" / "~.txt").relative_to(tmp_path)
+    assert find_corpus(text("~/~.txt")).files[0].path == (tmp_path / "~" / "~.txt").relative_to(tmp_path)
 
 
 def test_sources_that_cannot_be_used_are_named(tmp_path):
@@ -155,8 +155,8 @@ def test_shakespeare_is_fetched_once(yardstick, monkeypatch):
 
     monkeypatch.setattr(module, "download", serve)
     for _ in range(2):
-        (document,) = find_corpus(yardstick, url="http://127.0.0.1:9/input.txt").documents
-        assert document.path.read_bytes() == SONNET
+        (file,) = find_corpus(yardstick, url="http://127.0.0.1:9/input.txt").files
+        assert file.path.read_bytes() == SONNET
     assert fetched == [("http://127.0.0.1:9/input.txt", module.SHAKESPEARE_SHA256)]
 
 

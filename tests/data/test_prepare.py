@@ -15,7 +15,8 @@ from minigpt.data import make
 from minigpt.data import prepare as module
 from minigpt.data.corpus import SHAKESPEARE_SHA256, SourceGone
 from minigpt.data.prepare import Prepared, describe, mend, prepare
-from minigpt.data.shards import DamagedShards, write_split
+from minigpt.data.shards import DamagedShards
+from minigpt.data.split import pieces
 from minigpt.data.tokenizer import END_OF_TEXT
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.rundir import files
@@ -241,7 +242,7 @@ def test_a_fault_of_the_text_leaves_nothing(source):
 def test_shakespeare_is_found_without_file_and_network(tmp_path, monkeypatch):
     data = DataConfig(name="shakespeare_char", source=str(tmp_path / "copy.txt"), dir=str(tmp_path / "data"))
     Path(data.source).write_bytes(POEM)
-    monkeypatch.setattr("minigpt.data.corpus._file_sha256", lambda path: SHAKESPEARE_SHA256)
+    monkeypatch.setattr("minigpt.data.corpus._sha256", lambda path: SHAKESPEARE_SHA256)
     first, _ = run(data)
     data.source = None
     monkeypatch.setattr("minigpt.data.corpus.download", lambda *_: pytest.fail("went to the network"))
@@ -249,16 +250,16 @@ def test_shakespeare_is_found_without_file_and_network(tmp_path, monkeypatch):
 
 
 def test_a_source_that_changes_while_it_is_read_is_refused(source, monkeypatch):
-    def grow(*arguments, **more):
+    def grow(*arguments):
         with open(source, "ab") as file:
-            file.write(b"more")
-        return write_split(*arguments, **more)
+            file.write(b"fox")
+        return pieces(*arguments)
 
-    monkeypatch.setattr(make, "write_split", grow)
+    monkeypatch.setattr(make, "pieces", grow)
     with pytest.raises(UserFault, match="changed while it was read"):
         run(keys(source))
     monkeypatch.undo()
-    assert text_of(run(keys(source))[0].val, run(keys(source))[0].tokenizer).endswith(b"more")
+    assert text_of(run(keys(source))[0].val, run(keys(source))[0].tokenizer).endswith(b"fox")
 
 
 @pytest.mark.parametrize("name", ["train-000.bin", "val.json", "tokenizer.json"])

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 
 import numpy as np
 import pytest
@@ -82,13 +81,6 @@ def test_a_window_outside_the_split_is_refused(tmp_path, start):
     split = write(tmp_path, range(23))
     with pytest.raises(IndexError, match="outside the train split of 23 tokens"):
         split.windows(np.array([3, start]), 5)
-
-
-def test_a_split_is_sent_to_other_processes_by_name(tmp_path):
-    split = write(tmp_path, np.arange(40_000) % 257, shard_tokens=50_000, tokenizer=BYTE)
-    sent = pickle.dumps(split)
-    assert len(sent) < 20_000  # not the 80,000 bytes of its tokens
-    np.testing.assert_array_equal(pickle.loads(sent).tokens(0, 500), split.tokens(0, 500))
 
 
 def overwrite(path, offset, content):

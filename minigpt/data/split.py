@@ -1,0 +1,84 @@
+"""The split: which parts of a corpus are for training and which for validation.
+
+The rule is fixed, so a text is always split the same way.
+
+stdlib: whole documents; one is for validation if the hash of its label falls into the fraction.
+Others: the first int(n * (1 - val_fraction)) of the n characters are for training, the rest for validation
+(bytes instead of characters where the bytes are no UTF-8).
+"""
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from minigpt.data.corpus import Corpus
+from minigpt.data.readers.document import Document
+from minigpt.data.survey import CONTINUATION, Survey
+from minigpt.faults import UserFault
+
+Piece = tuple[int, str, bytes]  # number of the document, train | val, bytes of its text
+
+
+def pieces(corpus: Corpus, found: Survey, val_fraction: float) -> Iterator[Piece]:
+    """The text of a corpus in order, each piece with its document's number and its split.
+
+    Raises:
+        UserFault: one of the splits would be empty; or as reading does.
+    """
+    if corpus.name == "stdlib":
+        return _by_label(corpus.documents(), val_fraction)
+    # UTF-8 has at least one character per four bytes; what has fewer is no UTF-8, and its bytes are counted.
+    text = 4 * found.characters >= found.bytes
+    total = found.characters if text else found.bytes
+    border = int(total * (1 - val_fraction))
+    if not 0 < border < total:
+        raise empty_split("val" if border else "train", found, val_fraction)
+    return _at(border, corpus.documents(), text)
+
+
+def describe_split(name: str, val_fraction: float) -> str:
+    """The rule in one sentence."""
+    if name == "stdlib":
+        return f"whole files by the hash of their path, about {val_fraction:g} of them for validation"
+    return f"the last {val_fraction:g} of the characters for validation"
+
+
+def empty_split(name: str, found: Survey, val_fraction: float) -> UserFault:
+    """The fault of a split without tokens."""
+    return UserFault(
+        f"the {name} split is empty: {found.characters:,} characters with data.val_fraction={val_fraction:g} leave "
+        "nothing for it. Wanted at least one character on each side: use more text or a "
+        f"{'smaller' if name == 'train' else 'larger'} data.val_fraction"
+    )
+
+
+def _by_label(documents: Iterator[Document], val_fraction: float) -> Iterator[Piece]:
+    for number, document in enumerate(documents):
+        word = int.from_bytes(hashlib.sha256(f"minigpt validation:{document.label}".encode()).digest()[:8])
+        name = "val" if word < val_fraction * 2**64 else "train"
+        yield from ((number, name, chunk) for chunk in document.chunks)
+
+
+def _at(border: int, documents: Iterator[Document], text: bool) -> Iterator[Piece]:
+    """Split where character (or byte) number `border` begins."""
+    for number, document in enumerate(documents):
+        if border == 0:
+            border = -1  # reached
+        for chunk in document.chunks:
+            cut = _offset(chunk, border, text) if border >= 0 else 0
+            if cut:
+                yield number, "train", chunk[:cut]
+            if cut < len(chunk):
+                border = -1
+                yield number, "val", chunk[cut:]
+            else:
+                border -= len(chunk.translate(None, CONTINUATION)) if text else len(chunk)
+
+
+def _offset(chunk: bytes, place: int, text: bool) -> int:
+    """Where character (or byte) number `place` begins; the chunk's length if it lies behind the chunk."""
+    if not text or place >= len(chunk):
+        return min(place, len(chunk))
+    starts = np.flatnonzero((np.frombuffer(chunk, dtype=np.uint8) & 0xC0) != 0x80)
+    return int(starts[place]) if place < len(starts) else len(chunk)

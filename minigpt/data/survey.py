@@ -1,0 +1,84 @@
+"""What one reading of a whole corpus finds: that it is text, how much, and its SHA-256."""
+
+import codecs
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from minigpt.data.corpus import Corpus
+from minigpt.data.readers.document import BadFile, File
+from minigpt.faults import UserFault
+
+CONTINUATION = bytes(range(0x80, 0xC0))  # the bytes inside a UTF-8 character, after its first
+
+
+@dataclass
+class Survey:
+    """Counts over all documents, of their UTF-8."""
+
+    documents: int = 0
+    bytes: int = 0
+    characters: int = 0  # bytes that begin a UTF-8 character
+    sha256: str = ""  # of the file; of several: of lines "SHA-256  label", as sha256sum writes them
+    alphabet: set[str] = field(default_factory=set)
+    crlf: int = 0
+    nul: int = 0
+    marks: int = 0  # documents that begin with a byte-order mark
+    blank: bool = True  # nothing but white space
+
+
+def survey(corpus: Corpus, *, alphabet: bool = False, progress: Callable[[int], None] = lambda n_bytes: None) -> Survey:
+    """Read a whole corpus once.
+
+    Args:
+        corpus: of any size.
+        alphabet: also collect the characters.
+        progress: called with the number of bytes read since the last call.
+
+    Raises:
+        UserFault: naming all bad files; or there is nothing but white space in it.
+    """
+    found, lines = Survey(), []
+    bad: list[BadFile] = []
+    for file in corpus.files:
+        try:
+            for document in corpus.read(file):
+                _count(document.chunks, found, alphabet, progress)
+        except BadFile as fault:
+            bad.append(fault)
+        lines.append(f"{file_sha256(file)}  {file.label}\n")
+    if bad:
+        raise UserFault(*(sentence for fault in bad for sentence in fault.faults))
+    if len(lines) == 1:
+        found.sha256 = lines[0][:64]
+    else:
+        found.sha256 = hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+    if found.blank:
+        where = ", ".join(str(file.path) for file in corpus.files[:3])
+        raise UserFault(f"the text is nothing but white space ({found.bytes:,} bytes in {where}); wanted some text")
+    return found
+
+
+def file_sha256(file: File) -> str:
+    """SHA-256 (hex) of a file's bytes as they are."""
+    digest = hashlib.sha256()
+    for chunk in file.chunks():
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _count(chunks: Iterator[bytes], found: Survey, alphabet: bool, progress: Callable[[int], None]) -> None:
+    """Add a document."""
+    decoder, last = codecs.getincrementaldecoder("utf-8")(), b""
+    found.documents += 1
+    for number, chunk in enumerate(chunks):
+        found.marks += not number and chunk.startswith(codecs.BOM_UTF8)
+        found.bytes += len(chunk)
+        found.characters += len(chunk.translate(None, CONTINUATION))
+        found.crlf += (last + chunk).count(b"\r\n")
+        found.nul += chunk.count(0)
+        found.blank = found.blank and not chunk.strip()
+        last = chunk[-1:]
+        if alphabet:
+            found.alphabet.update(decoder.decode(chunk))
+        progress(len(chunk))
