@@ -26,11 +26,12 @@ def _kept(make: Callable[..., Made]) -> Callable[..., Made]:
         with torch.inference_mode(False):  # made while sampling, it must serve training as well
             return make(*sizes)
 
-    @torch.compiler.assume_constant_result
     @functools.wraps(make)
     def kept(*sizes: int | torch.device | torch.dtype) -> Made:
         return once(*sizes)
 
+    # What torch.compiler.assume_constant_result does, without its import of the compiler: a second before each sample.
+    kept._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return kept
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from minigpt.checkpoint.pack import (
@@ -37,6 +36,7 @@ from minigpt.config.convert import flatten, read, settings, shown, unflatten
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import NoUsableCheckpoint, UserFault
+from minigpt.model.empty import empty_gpt
 from minigpt.model.gpt import GPT
 
 MAX_BYTES = {CONFIG: 1 << 16, STATE: 1 << 20, TOKENIZER: 1 << 24}  # many times what ours need
@@ -112,7 +112,9 @@ def load_checkpoint(path: str | Path, which: str = "best", *, kernel: str = "fus
     state = read_state(folder)
     weights = read_tensors(folder, MODEL)
     _refuse_other_shapes(expected_shapes(config.model, tokenizer.vocab_size, len(weights)), weights, str(folder))
-    model = GPT(config.model, tokenizer.vocab_size, kernel=kernel)  # as large as the bytes just read, and no larger
+    model = empty_gpt(
+        config.model, tokenizer.vocab_size, kernel=kernel
+    )  # as large as the bytes just read, and no larger
     load_weights(model, weights, str(folder))
     return LoadedCheckpoint(model.eval(), tokenizer, config, state, folder)
 
@@ -227,8 +229,7 @@ def expected_shapes(config: ModelConfig, vocab_size: int, most_tensors: int) -> 
         vocab_size: of its tokenizer.
         most_tensors: stop there: more layers than a file has tensors need not be listed.
     """
-    with torch.device("meta"):
-        one = GPT(replace(config, n_layer=1), vocab_size)
+    one = empty_gpt(replace(config, n_layer=1), vocab_size, device="meta")
     shapes: dict[str, tuple[int, ...]] = {}
     for name, tensor in one.state_dict().items():
         layers = range(min(config.n_layer, most_tensors + 1)) if name.startswith("blocks.0.") else range(1)

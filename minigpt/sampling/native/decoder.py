@@ -15,6 +15,7 @@ from torch import Tensor
 from minigpt.attention.rotary import rotate
 from minigpt.config.schema import ModelConfig
 from minigpt.model.cache import KVCache
+from minigpt.model.empty import empty_gpt
 from minigpt.model.gpt import GPT
 from minigpt.sampling.native.library import NoNativeCode, library
 
@@ -213,8 +214,7 @@ def why_not(model: GPT) -> str:
             return f"decode.cpp does not know model.{field.name}={getattr(config, field.name)}"
     if config.activation not in ACTIVATIONS or config.attention not in ATTENTIONS:
         return f"decode.cpp does not know model.activation={config.activation} model.attention={config.attention}"
-    with torch.device("meta"):
-        plain = GPT(ModelConfig(**{name: getattr(config, name) for name in KNOWN}), model.vocab_size)
+    plain = empty_gpt(ModelConfig(**{name: getattr(config, name) for name in KNOWN}), model.vocab_size, device="meta")
     if shapes(model) != shapes(plain):
         return "decode.cpp does not know this model's parameters"
     return ""

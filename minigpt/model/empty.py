@@ -1,0 +1,35 @@
+"""A GPT whose weights are still to be read, or only to be named."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from minigpt.config.schema import ModelConfig
+from minigpt.model.gpt import GPT
+
+
+def empty_gpt(config: ModelConfig, vocab_size: int, *, kernel: str = "fused", device: str = "cpu") -> GPT:
+    """Return a GPT without drawing its weights, which takes seconds for a large one.
+
+    Args:
+        config: as for `GPT`.
+        vocab_size: as for `GPT`.
+        kernel: as for `GPT`.
+        device: "meta" = names and shapes only, at no cost in memory.
+    """
+    with torch.device(device), _Unfilled():
+        return GPT(config, vocab_size, kernel=kernel)
+
+
+class _Unfilled(TorchFunctionMode):
+    """Returns each tensor as it is where a function of torch.nn.init would fill it."""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"]
+        return function(*args, **kwargs)
