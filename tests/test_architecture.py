@@ -15,7 +15,7 @@ MODULES = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix("
 
 # Third-party package -> the only places in minigpt/ that may import it (a trailing dot means the whole room).
 HOMES = {
-    "lightning": ("training.",),
+    "lightning": ("training.", "benchmark.steps"),
     "hydra": ("config.compose", "config.grid"),
     "omegaconf": ("config.compose",),
     "yaml": ("config.", "report.record", "rundir.run_directory", "sweep."),
@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "__main__": "cli",
     "api": "checkpoint config faults sampling training data model lightning torch",
     "attention": "torch numpy",  # numpy: the random numbers of dropout
-    "benchmark": "checkpoint config data faults machine model report rundir sampling training __init__ "
+    "benchmark": "checkpoint config data faults machine model report rundir sampling training __init__ lightning "
     "numpy safetensors torch transformers",
     "checkpoint": "config data faults model rundir __init__ safetensors torch",
     "cli": "benchmark compare config data demo faults invocation multirun process report sampling sweep training "

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
+import lightning as L
 import torch
 
 from minigpt.config.compose import compose
@@ -23,11 +23,9 @@ from minigpt.machine.hardware import find_device, flops_per_token
 from minigpt.machine.memory import keep_freed_memory
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss
-from minigpt.training.module import LanguageModel
 from minigpt.training.optimizer import build_optimizer
 from minigpt.training.run import train
 from minigpt.training.seeding import fold
-from minigpt.training.validation import Validation
 
 
 class Watch:
@@ -82,6 +80,26 @@ def resident_mb() -> float:
         return highest / 1e6 if sys.platform == "darwin" else highest / 1e3
 
 
+class Watching(L.Callback):
+    """Tells a watch of each optimizer step, and of validations, which it leaves out."""
+
+    def __init__(self, watch: Watch, sizes: set[int]):
+        self.watch = watch
+        self.sizes = sizes
+        self.leaving_out = watch.leaving_out()
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: Any, optimizer: Any) -> None:
+        self.watch.tick()
+        self.sizes.add(pl_module.gpt.vocab_size)
+
+    def on_validation_start(self, *_: Any) -> None:
+        self.leaving_out = self.watch.leaving_out()
+        self.leaving_out.__enter__()
+
+    def on_validation_end(self, *_: Any) -> None:
+        self.leaving_out.__exit__(None, None, None)
+
+
 def whole(task: dict[str, Any]) -> dict[str, Any]:
     """train() with all its callbacks; validations are left out, saves and rows are not.
 
@@ -94,22 +112,7 @@ def whole(task: dict[str, Any]) -> dict[str, Any]:
     """
     config, sizes = compose("train", task["arguments"]), set[int]()
     watch = Watch(task.get("memory_every", 0))
-    before_step, validate = LanguageModel.on_before_optimizer_step, Validation.validate
-
-    def ticking(self: LanguageModel, optimizer: torch.optim.Optimizer) -> None:
-        watch.tick()
-        sizes.add(self.gpt.vocab_size)
-        before_step(self, optimizer)
-
-    def validating(self: Validation, trainer: Any, module: LanguageModel) -> None:
-        with watch.leaving_out():
-            validate(self, trainer, module)
-
-    with (
-        mock.patch.object(LanguageModel, "on_before_optimizer_step", ticking),
-        mock.patch.object(Validation, "validate", validating),
-    ):
-        code = train(config)
+    code = train(config, callbacks=[Watching(watch, sizes)])
     assert code == 0, f"train() ended with {code}"
     facts = {
         "product_error": product_error() if task.get("product_error") else None,

@@ -1,4 +1,4 @@
-"""The loss of next-token prediction, and the precision that it is computed in."""
+"""The loss of next-token prediction, and the precision in which it is computed."""
 
 import contextlib
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def next_token_loss(gpt: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy in nats of the next token, over all positions at once (teacher forcing).
+    """Return the mean cross-entropy in nats of the next token, over all positions at once (teacher forcing).
 
     Args:
         gpt: (B, T) tokens -> (B, T, V) logits.
@@ -22,6 +22,24 @@ def next_token_loss(gpt: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(gpt(tokens).flatten(0, 1), targets.flatten())
 
 
+def weighted_loss_sum(gpt: nn.Module, tokens: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """Return the sum over all targets of weight times cross-entropy in nats.
+
+    Divided by the sum of all weights of an optimizer step, over micro-batches and ranks, it is the step's loss.
+
+    Args:
+        gpt: (B, T) tokens -> (B, T, V) logits.
+        tokens: (B, T).
+        targets: (B, T), the tokens one place later.
+        weights: (B, T), how much each target counts; 0 = not at all.
+
+    Returns:
+        A scalar.
+    """
+    losses = F.cross_entropy(gpt(tokens).flatten(0, 1), targets.flatten(), reduction="none")  # (B * T,)
+    return (losses * weights.flatten().to(losses.dtype)).sum()  # not @, which autocast computes in bf16
+
+
 def autocast(device: str, precision: str) -> contextlib.AbstractContextManager:
-    """bf16: matrix products in bf16, weights and sums in fp32. Otherwise nothing."""
+    """Return a context that computes matrix products in bf16, weights and sums in fp32; for "bf16" only."""
     return torch.autocast(device, torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()

@@ -2,41 +2,42 @@
 
 import shlex
 
-from minigpt.data.prepare import Prepared
 from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining
 from minigpt.invocation import typed
 from minigpt.process.group import mark_stopped
 from minigpt.report.page import write_report
 from minigpt.rundir.rows import read_rows
 from minigpt.rundir.run_directory import RunDirectory
-from minigpt.training.boundary import end_of
-from minigpt.training.module import LanguageModel
-from minigpt.training.state import RunState
+from minigpt.training.state import RunState, reached_limit
+from minigpt.training.step import LanguageModel
 from minigpt.training.stopping import requeue_slurm_job
 
 
-def close(run: RunDirectory, module: LanguageModel, prepared: Prepared) -> int:
+def close(run: RunDirectory, module: LanguageModel) -> int:
     """Say how the run ended and what to type next."""
-    position, reason = module.position, module.stop_reason
-    limit = end_of(position, module.total_steps, module.config)
+    state, reason = module.state, module.step_end.stop_reason
+    limit = reached_limit(state, module.total_steps, module.config)
     if not run.writes:
         return STOPPED if reason == "signal" else FINISHED
-    run.event("stopped" if reason == "signal" else "finished", step=position.step, reason=reason or limit)
+    run.event("stopped" if reason == "signal" else "finished", step=state.step, reason=reason or limit)
     report(run)
     if reason == "signal":
-        print(f"\nStopped after step {position.step:,}. Checkpoint in {run.path}; the same command continues the run.")
+        print(f"\nStopped after step {state.step:,}. Checkpoint in {run.path}; the same command continues the run.")
         mark_stopped(run.path)
-        if module.requeue:
+        if module.step_end.requeue:
             requeue_slurm_job(print)
         return STOPPED
-    if position.bad_steps == position.step:
+    if state.bad_steps == state.step:
         raise NonFiniteTraining(
-            f"every one of the {position.step:,} steps was skipped: nothing was learned. Look at the data, or use a "
+            f"every one of the {state.step:,} steps was skipped: nothing was learned. Look at the data, or use a "
             f"lower optimizer.lr (now {module.config.optimizer.lr:g}) or trainer.precision=fp32"
         )
     if reason:
-        why = "no better validation for trainer.patience validations" if reason == "patience" else "the time is up"
-        print(f"\nEnded after step {position.step:,}: {why}.")
+        why = {
+            "patience": f"no validation improved for {module.config.trainer.patience} validations",
+            "callback": "a callback ended the training; the same command goes on from here",
+        }.get(reason, "the time is up")
+        print(f"\nEnded after step {state.step:,}: {why}.")
     print_results(run)
     return FINISHED
 
@@ -67,11 +68,11 @@ def print_results(run: RunDirectory) -> None:
     print(f'Sample from it:  {typed("sample")} checkpoint={shlex.quote(str(run.path))} prompt="..."')
 
 
-def tell_finished(run: RunDirectory, position: RunState, limit: str) -> None:
+def tell_finished(run: RunDirectory, state: RunState, limit: str) -> None:
     """The run is done: show it again, and how to start another."""
     if not run.writes:
         return
-    print(f"This run is finished: {position.step:,} steps, its trainer.{limit}.")
+    print(f"This run is finished: {state.step:,} steps, its trainer.{limit}.")
     print_results(run)
     print("Another run    the same command with run.dir=NEW_DIR or another seed")
     print(f"A longer run   the same command with run.dir={run.path} and a larger trainer.{limit}")

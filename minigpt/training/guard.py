@@ -1,18 +1,22 @@
 """The guard before the update: what is not finite, or a wild outlier, never reaches the weights.
 
 A bad step is skipped: its gradients are dropped (not multiplied by zero, which keeps a NaN a NaN), the weights stay.
-Too many in a row, and the run goes back to the last good checkpoint and passes over the batches that were bad. Too
-often, and it stops. What was passed over is kept by the run, so a run that continues passes over it too.
+After too many in a row the run goes back to the last good checkpoint and leaves the bad batches out. After too many
+returns it stops. The batches that are left out are kept by the run, so a run that continues leaves them out too.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.nn as nn
+from torch import Tensor
 
 from minigpt.config.schema import GuardConfig
 
 
 class RollBack(Exception):
-    """Go back to before `first_step` and pass over the batches of the steps from there to `last_step`."""
+    """Go back to before `first_step` and leave out the batches of the steps from there to `last_step`."""
 
     def __init__(self, first_step: int, last_step: int):
         super().__init__(f"steps {first_step} to {last_step} were bad")
@@ -45,3 +49,43 @@ def fault_of(loss: float, grad_norm: float, window: Sequence[float], config: Gua
     if config.spike_zscore and (score := z_score(loss, window)) > config.spike_zscore:
         return f"the loss {loss:.4f} is a spike ({score:.1f} standard deviations above the recent mean)"
     return None
+
+
+def gradients_of(model: nn.Module) -> list[Tensor]:
+    """The gradients that a model's parameters have."""
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def norm_of(gradients: list[Tensor]) -> Tensor:
+    """The norm of all gradients together."""
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+
+
+def drop(parameters: Iterable[nn.Parameter]) -> None:
+    """Leave the gradients out: an optimizer passes over parameters without one."""
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def scale(gradients: list[Tensor], grad_norm: float, limit: float, weight: float) -> None:
+    """Divide gradients by the step's mean weight and shorten them to `limit`; a factor of 1 touches none of them."""
+    factor = (limit / grad_norm if limit and grad_norm > limit else 1.0) / weight
+    if factor != 1.0:
+        torch._foreach_mul_(gradients, factor)
+
+
+def scale_on_device(gradients: list[Tensor], numbers: Tensor, limit: float) -> Tensor:
+    """Do what `scale` does, and decide whether the step is bad, without the host.
+
+    Args:
+        gradients: of the step.
+        numbers: (loss, gradient norm, mean weight, ...) on the device.
+        limit: of the norm; 0 = none.
+
+    Returns:
+        1.0 for a step that must not be made, else 0.0: an optimizer's `found_inf`.
+    """
+    loss, grad_norm, weight = numbers[:3].double()
+    factor = torch.where(grad_norm > limit, limit / grad_norm, 1.0) if limit else torch.ones_like(grad_norm)
+    torch._foreach_mul_(gradients, (factor / weight).to(gradients[0].dtype))
+    return (~(loss.isfinite() & grad_norm.isfinite())).float()

@@ -5,10 +5,7 @@ import sys
 import time
 from typing import Any
 
-import lightning as L
-
-from minigpt.training.boundary import at_step_end
-from minigpt.training.module import LanguageModel
+from minigpt.config.schema import TrainConfig
 
 PLAIN_LINE_SECONDS = 5.0  # without a terminal, at most one line in this time, validations apart
 
@@ -20,13 +17,20 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
-class Progress(L.Callback):
+class Screen:
     """Prints step, loss, learning rate, tokens/s, MFU and the time left (rank 0 only).
 
     A dead terminal must not stop a run: what can't be printed is dropped.
+
+    Args:
+        config: of the run.
+        total_steps: optimizer steps of the run, or None.
+        stream: to print to; stdout if None.
     """
 
-    def __init__(self, stream: Any = None):
+    def __init__(self, config: TrainConfig, total_steps: int | None, stream: Any = None):
+        self.config = config
+        self.total_steps = total_steps
         self.stream = stream or sys.stdout
         self.in_place = self.stream.isatty()
         self.shown_at = 0.0
@@ -50,13 +54,9 @@ class Progress(L.Callback):
         except (OSError, ValueError):
             self.in_place = False
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: LanguageModel, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        row = pl_module.row
-        if not (trainer.is_global_zero and row and at_step_end(trainer, batch_idx)):
-            return
-        text = describe(row, pl_module)
+    def show(self, row: dict[str, Any]) -> None:
+        """Show a step's row."""
+        text = describe(row, self.config, self.total_steps)
         now = time.monotonic()
         if "val/loss" in row:
             self.print(text)
@@ -69,14 +69,15 @@ class Progress(L.Callback):
             self.print(text)
             self.shown_at = now
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: LanguageModel) -> None:
+    def close(self) -> None:
+        """Leave the moving line as it is."""
         if self.line_open:
             self.print()
 
 
-def describe(row: dict[str, Any], module: LanguageModel) -> str:
+def describe(row: dict[str, Any], config: TrainConfig, total: int | None) -> str:
     """A row as a line of text."""
-    total, speed = module.total_steps, row["tokens_per_second"]
+    speed = row["tokens_per_second"]
     parts = [f"step {row['step']:>{len(f'{total:,}') if total else 1},}" + (f"/{total:,}" if total else "")]
     parts.append("loss not finite" if row["train/loss"] is None else f"loss {row['train/loss']:.4f}")
     if row.get("val/loss") is not None:
@@ -87,8 +88,8 @@ def describe(row: dict[str, Any], module: LanguageModel) -> str:
         parts.append(f"MFU {row['mfu']:.1%}" if row["mfu"] is not None else "MFU n/a")
         left = []
         if total:
-            left.append((total - row["step"]) * module.config.batch_tokens / speed)
-        if module.config.trainer.max_minutes:
-            left.append(60 * module.config.trainer.max_minutes - row["seconds"])
+            left.append((total - row["step"]) * config.batch_tokens / speed)
+        if config.trainer.max_minutes:
+            left.append(60 * config.trainer.max_minutes - row["seconds"])
         parts.append(f"ETA {duration(max(0.0, min(left)))}")
     return "  ".join(parts)

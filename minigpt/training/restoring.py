@@ -91,7 +91,7 @@ def check_fingerprint(run: RunDirectory, prepared: Prepared) -> None:
     run.write_text("data.json", json.dumps(facts, indent=1) + "\n")
 
 
-def read_position(checkpoint: Path | None) -> RunState:
+def read_run_state(checkpoint: Path | None) -> RunState:
     """Where a checkpoint stands."""
     if checkpoint is None:
         return RunState()

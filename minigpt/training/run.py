@@ -14,6 +14,7 @@ from pathlib import Path
 import lightning as L
 import torch
 
+from minigpt.checkpoint.pack import CONFIG, TOKENIZER, to_json
 from minigpt.checkpoint.store import MANIFEST, discard_from, latest_usable, sweep_unfinished
 from minigpt.config.convert import flatten, to_dict
 from minigpt.config.roles import default_run_dir
@@ -35,26 +36,24 @@ from minigpt.redact import redact_values
 from minigpt.rundir.remote_logger import RemoteLogger
 from minigpt.rundir.rows import RowFile, cut_rows_after
 from minigpt.rundir.run_directory import RunDirectory
-from minigpt.training.boundary import end_of
 from minigpt.training.ending import close, tell_finished
 from minigpt.training.guard import RollBack
-from minigpt.training.live_samples import LiveSamples
-from minigpt.training.metrics import Measure, MetricsFile
-from minigpt.training.module import LanguageModel
-from minigpt.training.progress import Progress
+from minigpt.training.lightning_engine import build_trainer, quiet_lightning
+from minigpt.training.measure import Meter, Validation
+from minigpt.training.progress import Screen
 from minigpt.training.restoring import (
     check_fingerprint,
     prepare_tokens,
-    read_position,
+    read_run_state,
     refuse_changed_run,
     refuse_unfit_data,
     restore_weights,
 )
 from minigpt.training.saving import Saving
-from minigpt.training.seeding import SeedEachBatch, fold
-from minigpt.training.stopping import Stopping
-from minigpt.training.trainer import build_trainer, quiet_lightning
-from minigpt.training.validation import Validation
+from minigpt.training.seeding import fold
+from minigpt.training.state import reached_limit
+from minigpt.training.step import LanguageModel, StepEnd
+from minigpt.training.stopping import StopRequests
 
 
 def train(config: TrainConfig, callbacks: Sequence[L.Callback] = ()) -> int:
@@ -120,9 +119,9 @@ def begin_or_continue(
             "a checkpoint", {"folder": checkpoint and checkpoint.name, "manifest": manifest}
         )
         total_steps = steps_of(config)
-        position = read_position(checkpoint)
-        if limit := end_of(position, total_steps, config):
-            tell_finished(run, position, limit)
+        state = read_run_state(checkpoint)
+        if limit := reached_limit(state, total_steps, config):
+            tell_finished(run, state, limit)
             return FINISHED
         try:
             return train_from(
@@ -154,7 +153,7 @@ def train_from(
         RollBack: the guard asks for it.
     """
     processes.signals.raise_if_received()
-    position = read_position(checkpoint)
+    state = read_run_state(checkpoint)
     saved_choices = run.read_json("choices.json")
     choices = keep_choices(saved_choices, config, hardware, prepared.tokenizer.vocab_size)
     processes.require_equal_on_all_ranks("choices", asdict(choices))
@@ -172,17 +171,17 @@ def train_from(
     dropped = 0
     if run.writes:
         say = partial(tell_damaged_rows, run)
-        dropped = cut_rows_after(run.metrics, position.step, say)
-        cut_rows_after(run.samples, position.step, say)
-    run.event("continued" if checkpoint else "began", step=position.step, rows_written_again=dropped)
+        dropped = cut_rows_after(run.metrics, state.step, say)
+        cut_rows_after(run.samples, state.step, say)
+    run.event("continued" if checkpoint else "began", step=state.step, rows_written_again=dropped)
 
     tell_changed_choices(run, saved_choices, choices)
-    print(f"Run        {run.path}" + (f", continuing after step {position.step:,}" if checkpoint else ""))
+    print(f"Run        {run.path}" + (f", continuing after step {state.step:,}" if checkpoint else ""))
     total_steps = steps_of(config)
     print(describe_plan(config, choices, hardware, model=gpt, prepared=prepared, total_steps=total_steps))
-    module = LanguageModel(gpt, config, choices, total_steps=total_steps, position=position)
-    fit(run, module, prepared, hardware, optimizer_state=optimizer_state, processes=processes, callbacks=callbacks)
-    return close(run, module, prepared)
+    module = LanguageModel(gpt, config, choices, total_steps=total_steps, state=state, optimizer_state=optimizer_state)
+    fit(run, module, prepared, hardware, processes=processes, callbacks=callbacks)
+    return close(run, module)
 
 
 def roll_back(run: RunDirectory, config: TrainConfig, request: RollBack, processes: Processes) -> None:
@@ -223,41 +222,13 @@ def fit(
     prepared: Prepared,
     hardware: Hardware,
     *,
-    optimizer_state: bytes | None,
     processes: Processes,
     callbacks: Sequence[L.Callback],
 ) -> None:
     """Train with Lightning's Trainer until the run's end or a stop."""
-    config, choices, start_step = module.config, module.choices, module.position.step
+    config, choices, start_step = module.config, module.choices, module.state.step
     quiet_lightning()
-    first_token_bytes = len(prepared.tokenizer.token_bytes(int(prepared.val.tokens(0, 1)[0])))
-    peak = peak_flops(hardware, choices.precision)
-    progress = Progress()
-    remote = None
-    if config.logger.name == "wandb" and run.writes:
-        remote = RemoteLogger(config.logger, run.path, settings=to_dict(config), say=progress.print)
-    rows, samples = (RowFile(path, progress.print) for path in (run.metrics, run.samples))
-    ours = [
-        SeedEachBatch(config.seed, start_step),
-        Stopping(processes.signals, run.path / "STOP" if run.writes else None),
-        Measure(flops_per_token(config, prepared.tokenizer.vocab_size), peak and peak * choices.devices),
-        Validation(prepared.val, first_token_bytes),
-        MetricsFile(rows, remote),
-        progress,
-        LiveSamples(prepared.tokenizer, samples, progress),
-        Saving(
-            run.checkpoints,
-            {
-                "config": redact_values(to_dict(replace(config, run=RunConfig()))),
-                "tokenizer": prepared.tokenizer.to_json(),
-            },
-            optimizer_state,
-            row_files=(rows, samples),
-            say=progress.print,
-            note=run.event,
-        ),
-    ]
-    module.on_fault = partial(tell_skip, run, progress)
+    module.step_end = step_end(run, module, prepared, hardware, signals=processes.signals)
     batches = MicroBatches(
         prepared.train,
         seed=config.seed,
@@ -271,19 +242,51 @@ def fit(
         pin_memory=choices.device == "cuda",
     )
     if choices.compile:
-        compile_loss(module, prepared, progress)
-    # Lightning counts steps from here on; the position is ours.
+        compile_loss(module, prepared)
+    # Lightning counts steps from here on; the run's state has those before.
     remaining = None if module.total_steps is None else module.total_steps - start_step
-    trainer = build_trainer(config, choices, total_steps=remaining, callbacks=[*ours, *callbacks])
-    trainer.fit(module, batches)
+    trainer = build_trainer(config, choices, total_steps=remaining, callbacks=list(callbacks))
+    try:
+        trainer.fit(module, batches)
+    except BaseException as error:
+        module.step_end.close(error)
+        raise
+    module.step_end.close(None)
 
 
-def tell_skip(run: RunDirectory, progress: Progress, step: int, fault: str) -> None:
-    """Say and note that a step was skipped."""
-    batch = batch_of_step(step - 1, run.skipped_batches())
-    run.event("skipped", step=step, batch=batch, reason=fault)
-    if run.writes:
-        progress.print(f"step {step:,} skipped: {fault}; the weights are as they were (batch {batch:,})")
+def step_end(
+    run: RunDirectory, module: LanguageModel, prepared: Prepared, hardware: Hardware, *, signals: Signals
+) -> StepEnd:
+    """Put together what happens at the end of each step."""
+    config, tokenizer = module.config, prepared.tokenizer
+    screen = Screen(config, module.total_steps)
+    rows, samples = (RowFile(path, screen.print) for path in (run.metrics, run.samples))
+    plain = redact_values(to_dict(replace(config, run=RunConfig())))
+    peak = peak_flops(hardware, module.choices.precision)
+    flops = flops_per_token(config, tokenizer.vocab_size)
+    first_token_bytes = len(tokenizer.token_bytes(int(prepared.val.tokens(0, 1)[0])))
+    remote = None
+    if config.logger.name == "wandb" and run.writes:
+        remote = RemoteLogger(config.logger, run.path, settings=to_dict(config), say=screen.print)
+    return StepEnd(
+        run=run,
+        requests=StopRequests(signals, run.path / "STOP" if run.writes else None, config.trainer.max_minutes),
+        meter=Meter(config.batch_tokens, flops, peak and peak * module.choices.devices),
+        validation=Validation(prepared.val, first_token_bytes, config, module.choices),
+        rows=rows,
+        samples=samples,
+        tokenizer=tokenizer,
+        screen=screen,
+        saving=Saving(
+            run.checkpoints,
+            {CONFIG: [to_json(plain)], TOKENIZER: [to_json(tokenizer.to_json())]},
+            config.checkpoint,
+            row_files=(rows, samples),
+            say=screen.print,
+            note=run.event,
+        ),
+        remote=remote,
+    )
 
 
 def tell_damaged_rows(run: RunDirectory, sentence: str) -> None:
@@ -292,10 +295,10 @@ def tell_damaged_rows(run: RunDirectory, sentence: str) -> None:
     print(f"WARNING: {sentence}")
 
 
-def compile_loss(module: LanguageModel, prepared: Prepared, progress: Progress) -> None:
+def compile_loss(module: LanguageModel, prepared: Prepared) -> None:
     """Compile the training step; the try runs on the run's first windows."""
-    choices = module.choices
+    choices, say = module.choices, module.step_end.screen.print
     tokens, targets = first_batch(prepared, module.config, choices.device, choices.micro_batch)
-    progress.print("Compiling the training step (once; up to a minute or two) ...")
+    say("Compiling the training step (once; up to a minute or two) ...")
     module.gpt.to(choices.device).train()
-    module.loss_function = compiled_loss(module.gpt, tokens, targets, precision=choices.precision, say=progress.print)
+    module.loss_function = compiled_loss(module.gpt, tokens, targets, precision=choices.precision, say=say)

@@ -7,47 +7,46 @@ thread and one copy, so a save waits for the one before it, and the end of a run
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import lightning as L
+import torch.nn as nn
 from torch import Tensor
 
 from minigpt import __version__
-from minigpt.checkpoint.pack import (
-    CONFIG,
-    MODEL,
-    OPTIMIZER,
-    STATE,
-    TOKENIZER,
-    copy_tensors,
-    first_non_finite,
-    optimizer_tensors,
-    pack_tensors,
-    to_json,
-    unpack_optimizer,
-)
+from minigpt.checkpoint.pack import MODEL, OPTIMIZER, STATE, copy_tensors, first_non_finite, pack_tensors, to_json
 from minigpt.checkpoint.store import list_checkpoints, prune, require_space, write_checkpoint
 from minigpt.config.schema import CheckpointConfig
 from minigpt.faults import NonFiniteTraining, StorageFailure
 from minigpt.rundir.rows import RowFile, folder_gone
-from minigpt.training.boundary import at_step_end, is_due, is_last_step
-from minigpt.training.module import LanguageModel
 
 PAUSES = (0, 1, 2, 4, 8, 16, 32, 64, 64, 64)  # seconds from a failed save to the next try; then the run ends
 
+Files = dict[str, Sequence[bytes | memoryview]]  # contents by file name, in parts
 
-class Saving(L.Callback):
-    """Saves every `checkpoint.every_steps`, at a new best validation, when stopped, and at the end (rank 0 only).
 
-    The last of the callbacks: what a step brings (validation, rows) is on the disk before its checkpoint. A save that
-    fails while the run goes on is tried again at a later step; the last one of a run must succeed.
+@dataclass
+class Snapshot:
+    """What a checkpoint holds of a run, as it is now."""
+
+    step: int
+    weights: Mapping[str, Tensor]
+    averages: Mapping[str, Tensor]  # the optimizer's
+    state: Mapping[str, Any]  # state.json
+    facts: Mapping[str, Any]  # further entries of the manifest
+    files: Files = field(default_factory=dict)  # further files
+
+
+class Saving:
+    """Writes checkpoints (rank 0 only).
+
+    A save that fails while the run goes on is tried again at a later step; the last one of a run must succeed.
 
     Args:
         folder: the run's checkpoints/.
-        fixed: config.json and tokenizer.json as plain data, the same in each checkpoint.
-        optimizer_state: bytes of optimizer.safetensors to continue from, or None.
+        fixed: files that are the same in each checkpoint.
+        keep: which checkpoints stay.
         row_files: must be on the disk before a checkpoint is.
         say: for the eyes of the user.
         note: for events.jsonl: (kind, **facts).
@@ -56,16 +55,16 @@ class Saving(L.Callback):
     def __init__(
         self,
         folder: Path,
-        fixed: dict[str, Any],
-        optimizer_state: bytes | None,
+        fixed: Files,
+        keep: CheckpointConfig,
         *,
         row_files: Sequence[RowFile] = (),
         say: Callable[[str], object] = print,
         note: Callable[..., object] = lambda kind, **facts: None,
     ):
         self.folder = folder
-        self.fixed = {CONFIG: [to_json(fixed["config"])], TOKENIZER: [to_json(fixed["tokenizer"])]}
-        self.optimizer_state = optimizer_state
+        self.fixed = fixed
+        self.keep = keep
         self.row_files = row_files
         self.say = say
         self.note = note
@@ -77,53 +76,36 @@ class Saving(L.Callback):
         self.stood_still: list[float] = []  # seconds, each save
         self.until_durable: list[float] = []  # seconds, each save that succeeded
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: LanguageModel) -> None:
-        if self.optimizer_state is not None:
-            unpack_optimizer(self.optimizer_state, trainer.optimizers[0])
-            self.optimizer_state = None
-        if trainer.is_global_zero:
-            self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saving")
-            self.require_space(pl_module)
-
-    def require_space(self, module: LanguageModel) -> None:
-        """Refuse to begin when the checkpoints that this run keeps at one time don't fit on the disk.
+    def start(self, model: nn.Module, step: int, total_steps: int | None) -> None:
+        """Start the thread, and refuse to begin when the checkpoints that are kept at one time don't fit on the disk.
 
         Raises:
             StorageFailure: they don't.
         """
-        keep, position = module.config.checkpoint, module.position
-        weights = sum(tensor.nbytes for tensor in module.gpt.state_dict().values())
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saving")
+        weights = sum(tensor.nbytes for tensor in model.state_dict().values())
         size = 3 * weights + sum(len(part) for parts in self.fixed.values() for part in parts)
-        there = len(list_checkpoints(self.folder))
-        saves = 1
-        if module.total_steps is not None and keep.every_steps:
-            saves = max(1, (module.total_steps - position.step) // keep.every_steps)
-        at_once = min(there + saves, max(keep.keep_last, 2) + 1)  # a new one is whole before an old one goes
+        there, saves = len(list_checkpoints(self.folder)), 1
+        if total_steps is not None and self.keep.every_steps:
+            saves = max(1, (total_steps - step) // self.keep.every_steps)
+        at_once = min(there + saves, max(self.keep.keep_last, 2) + 1)  # a new one is whole before an old one goes
         more = max(at_once - there, 1)
         require_space(
             self.folder, more * size, f"what this run keeps (checkpoints to come: {more} of {size / 1e6:.1f} MB)"
         )
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: LanguageModel, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if not (trainer.is_global_zero and at_step_end(trainer, batch_idx)):
-            return
+    def retry_is_due(self) -> bool:
+        """Whether a failed save is to be tried again now."""
+        return self.retry_at is not None and time.monotonic() >= self.retry_at
+
+    def has_to(self, *, due: bool, last: bool) -> bool:
+        """Whether to save at this step; a failed save waits for its next try, however often saves are due."""
         if self.writing is not None and self.writing.done():
             self.collect()
-        position = pl_module.position
-        improved = "val/loss" in pl_module.row and position.best_step == position.step
-        due = improved or is_due(pl_module, pl_module.config.checkpoint.every_steps)
-        again = self.retry_at is not None and time.monotonic() >= self.retry_at
-        last = bool(pl_module.stop_reason) or is_last_step(pl_module)
-        if (due and self.retry_at is None) or again or last:  # a failed save waits for its next try
-            with pl_module.clock.paused():
-                began = time.perf_counter()
-                self.save(trainer, pl_module, last=last)
-                self.stood_still.append(time.perf_counter() - began)
+        return last or self.retry_is_due() or (due and self.retry_at is None)
 
-    def save(self, trainer: L.Trainer, module: LanguageModel, *, last: bool) -> None:
-        """Copy this step's state and have it written; of a run's last step, wait until it is durable.
+    def save(self, snapshot: Snapshot, *, last: bool) -> None:
+        """Copy a run's state and have it written; of its last step, wait until it is durable.
 
         Raises:
             StorageFailure: it is the last, or failed too often, or the run directory is gone.
@@ -133,51 +115,38 @@ class Saving(L.Callback):
         try:
             for file in self.row_files:
                 file.settle()
-            self.begin_write(trainer, module, began)
+            self.begin_write(snapshot, began)
             if last:
                 self.collect(forgive=False)
         except StorageFailure as fault:
             if last:
                 raise
             self.forgive(fault)
+        self.stood_still.append(time.perf_counter() - began)
 
-    def begin_write(self, trainer: L.Trainer, module: LanguageModel, began: float) -> None:
+    def begin_write(self, snapshot: Snapshot, began: float) -> None:
         """Copy what a checkpoint holds and hand it to the thread."""
-        weights, averages = module.gpt.state_dict(), optimizer_tensors(trainer.optimizers[0])
-        broken = first_non_finite(weights)
+        broken = first_non_finite(snapshot.weights)
         if broken is not None:
             raise NonFiniteTraining(f"weight {broken} is not finite; no checkpoint of it is written")
-        state = asdict(module.position) | {
-            "seconds": module.clock.seconds if module.config.trainer.max_minutes else 0.0,
-            "tokens": module.position.step * module.config.batch_tokens,
-        }
-        files: dict[str, Sequence[bytes | memoryview]] = {
-            MODEL: pack_tensors(copy_tensors(weights, self.memory[0])),
-            OPTIMIZER: pack_tensors(copy_tensors(averages, self.memory[1])),
-            STATE: [to_json(state)],
+        files: Files = {
+            MODEL: pack_tensors(copy_tensors(snapshot.weights, self.memory[0])),
+            OPTIMIZER: pack_tensors(copy_tensors(snapshot.averages, self.memory[1])),
+            STATE: [to_json(snapshot.state)],
             **self.fixed,
+            **snapshot.files,
         }
-        facts = {"minigpt": __version__, "val_loss": module.row.get("val/loss")}
+        facts = {"minigpt": __version__, **snapshot.facts}
         assert self.thread is not None
         self.retry_at = None
-        self.writing = self.thread.submit(
-            self.write, module.position.step, files, facts, keep=module.config.checkpoint, began=began
-        )
+        self.writing = self.thread.submit(self.write, snapshot.step, files, facts, began)
 
-    def write(
-        self,
-        step: int,
-        files: Mapping[str, Sequence[bytes | memoryview]],
-        facts: Mapping[str, Any],
-        *,
-        keep: CheckpointConfig,
-        began: float,
-    ) -> float:
+    def write(self, step: int, files: Files, facts: Mapping[str, Any], began: float) -> float:
         """Bring a checkpoint to the disk, then remove what is no longer needed (in the thread)."""
         rows = [file.path for file in self.row_files if file.path.exists()]
         write_checkpoint(self.folder, step, files, facts, after=[*rows, self.folder.parent])
         seconds = time.perf_counter() - began
-        prune(self.folder, keep_last=keep.keep_last, keep_every_steps=keep.keep_every_steps)
+        prune(self.folder, keep_last=self.keep.keep_last, keep_every_steps=self.keep.keep_every_steps)
         return seconds
 
     def collect(self, *, forgive: bool = True) -> None:
@@ -215,17 +184,18 @@ class Saving(L.Callback):
             f"WARNING: {fault}\nTraining goes on; the next try is at the next step {pause} s from now ({tries} left)."
         )
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: LanguageModel) -> None:
+    def close(self, *, note: bool) -> None:
+        """Finish what is being written, which becomes whole.
+
+        Args:
+            note: whether to write down how long saves took.
+        """
         if self.thread is not None:
             self.thread.shutdown()
-        if self.until_durable:
+        if note and self.until_durable:
             self.note(
                 "saved",
                 checkpoints=len(self.until_durable),
                 seconds_training_stood_still=round(sum(self.stood_still), 3),
                 seconds_until_durable_at_most=round(max(self.until_durable), 3),
             )
-
-    def on_exception(self, trainer: L.Trainer, pl_module: LanguageModel, exception: BaseException) -> None:
-        if self.thread is not None:
-            self.thread.shutdown()  # what was being written becomes whole: it is good

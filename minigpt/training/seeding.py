@@ -1,8 +1,5 @@
 """Random numbers (dropout) as a function of (seed, micro-batch, rank): nothing to save, nothing to restore."""
 
-from typing import Any
-
-import lightning as L
 import torch
 
 _MASK = (1 << 64) - 1
@@ -17,23 +14,6 @@ def fold(*numbers: int) -> int:
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
         state ^= state >> 31
     return state >> 1
-
-
-class SeedEachBatch(L.Callback):
-    """Seeds torch before every micro-batch, so that nothing that happened in between can matter.
-
-    Args:
-        seed: the run's.
-        start_step: optimizer steps already done.
-    """
-
-    def __init__(self, seed: int, start_step: int):
-        self.seed = seed
-        self.start_step = start_step
-
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        index = self.start_step * trainer.accumulate_grad_batches + batch_idx
-        seed_device(fold(self.seed, index, trainer.global_rank), pl_module.device)
 
 
 def seed_device(seed: int, device: torch.device) -> None:

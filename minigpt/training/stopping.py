@@ -1,65 +1,53 @@
-"""Clean stops: a signal is obeyed, and the time limit kept, where an optimizer step ends."""
+"""Requests to stop: a signal, a file named STOP, the time limit. They are obeyed where an optimizer step ends."""
 
 import os
 import shutil
 import signal
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import lightning as L
 
 from minigpt.process.signals import Signals
-from minigpt.training.boundary import at_step_end
-from minigpt.training.module import LanguageModel
 
 
-class Stopping(L.Callback):
-    """Counts the steps, and decides whether the run ends after this one.
+@dataclass(frozen=True)
+class StopRequest:
+    """What a process asks for, or all of them together."""
 
-    A signal ends it with a checkpoint (see signals.py), `max_minutes` ends it for good. With several processes
-    each says what it wants, all obey together: the wishes travel with the step's loss (module.share).
+    stop: bool = False  # after this step, with a checkpoint; the same command continues the run
+    requeue: bool = False  # and SLURM is asked to run the job again
+    out_of_time: bool = False  # max_minutes is over: the run is finished
+
+
+class StopRequests:
+    """Looks for requests to stop.
 
     Args:
-        signals: what came.
-        stop_file: whoever makes this file asks as a signal would; it goes when it is obeyed. None: nobody can.
+        signals: that this process has received.
+        stop_file: a file that asks as a signal does; removed when it is obeyed. None: there is no such file.
+        max_minutes: of training, or None.
     """
 
-    def __init__(self, signals: Signals, stop_file: Path | None = None):
+    def __init__(self, signals: Signals, stop_file: Path | None, max_minutes: float | None):
         self.signals = signals
         self.stop_file = stop_file
+        self.max_minutes = max_minutes
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: LanguageModel) -> None:
-        self.signals.noted_only = True
-        pl_module.wishes = lambda: self.wishes(pl_module)
-        pl_module.clock.start()
-
-    def wishes(self, module: LanguageModel) -> list[bool]:
-        """What this process wants: to stop, to be queued again, to end for good."""
-        received, minutes = self.signals.received, module.config.trainer.max_minutes
+    def now(self, seconds: float) -> StopRequest:
+        """Return what this process asks for after so many seconds of training."""
+        received = self.signals.received
         asked = self.stop_file is not None and os.path.exists(self.stop_file)
-        out_of_time = minutes is not None and module.clock.seconds >= 60 * minutes
-        return [asked or received is not None, received == getattr(signal, "SIGUSR1", None) is not None, out_of_time]
+        return StopRequest(
+            stop=asked or received is not None,
+            requeue=received is not None and received == getattr(signal, "SIGUSR1", None),
+            out_of_time=self.max_minutes is not None and seconds >= 60 * self.max_minutes,
+        )
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: LanguageModel, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if not at_step_end(trainer, batch_idx):
-            return
-        pl_module.position.step += 1
-        signalled, requeue, out_of_time = self.wishes(pl_module) if trainer.world_size == 1 else pl_module.agreed
-        if out_of_time:
-            pl_module.stop_reason = "max_minutes"
-        elif signalled and pl_module.position.step != pl_module.total_steps:
-            pl_module.stop_reason = "signal"
-            pl_module.requeue = requeue
-            if self.stop_file is not None:
-                self.stop_file.unlink(missing_ok=True)
-        trainer.should_stop = pl_module.stop_reason is not None
-
-    def teardown(self, trainer: L.Trainer, pl_module: LanguageModel, stage: str) -> None:
-        pl_module.clock.stop()
+    def obeyed(self) -> None:
+        """Remove the file that asked."""
+        if self.stop_file is not None:
+            self.stop_file.unlink(missing_ok=True)
 
 
 def requeue_slurm_job(say: Callable[[str], None]) -> None:

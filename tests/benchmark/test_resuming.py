@@ -3,7 +3,7 @@
 from minigpt.benchmark import resuming, steps
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.checkpoint.store import latest_usable, list_checkpoints, verify
-from minigpt.training.restoring import read_position
+from minigpt.training.restoring import read_run_state
 
 
 def test_a_checkpoint_far_on_verifies_and_is_continued_there(minute, tokens, tmp_path, rows):
@@ -13,7 +13,7 @@ def test_a_checkpoint_far_on_verifies_and_is_continued_there(minute, tokens, tmp
     begun, far = list_checkpoints(run / "checkpoints")
     verify(far)
     assert latest_usable(run / "checkpoints") == far
-    assert (read_position(begun).step, read_position(far).step) == (3, 1000)
+    assert (read_run_state(begun).step, read_run_state(far).step) == (3, 1000)
     assert far.joinpath("model.safetensors").read_bytes() == begun.joinpath("model.safetensors").read_bytes()
     assert load_checkpoint(far).state["tokens"] == 1000 * 32
     found = steps.whole({"arguments": minute.arguments(tokens, *common, steps=1003), "warm_up": 1})

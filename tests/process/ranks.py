@@ -7,8 +7,8 @@ from pathlib import Path
 def main(arguments: list[str]) -> int:
     """scripts/train.py, and FAULT (Python) run before each micro-batch with `rank`, `step` and `once` at hand."""
     from minigpt.config.compose import compose
-    from minigpt.training.module import LanguageModel
     from minigpt.training.run import train
+    from minigpt.training.step import LanguageModel
 
     rank = int(os.environ.get("RANK", "0"))
     folder = Path(os.environ["TRIAL_FOLDER"])
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
         return True
 
     def training_step(self, batch, batch_idx):
-        names = {"rank": rank, "step": self.position.step + 1, "once": once, "module": self}
+        names = {"rank": rank, "step": self.state.step + 1, "once": once, "module": self}
         names["loss"] = real(self, batch, batch_idx)
         exec(fault, names)
         return names["loss"]

@@ -22,9 +22,9 @@ from minigpt.data.batch import MicroBatches
 from minigpt.data.prepare import prepare
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import next_token_loss
+from minigpt.training.lightning_engine import quiet_lightning
 from minigpt.training.run import train
 from minigpt.training.saving import Saving
-from minigpt.training.trainer import quiet_lightning
 
 SETTINGS = [
     "data=text",
@@ -77,9 +77,9 @@ def ours(folder: Path, arguments: list[str]) -> tuple[list[float], float]:
     seconds = []
     real = Saving.save
 
-    def save(self, trainer, module, *, last):
+    def save(self, snapshot, *, last):
         began = time.perf_counter()
-        real(self, trainer, module, last=last)
+        real(self, snapshot, last=last)
         if not last:
             seconds.append(time.perf_counter() - began)
 

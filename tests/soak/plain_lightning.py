@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from minigpt.config.schema import ModelConfig
 from minigpt.model.gpt import GPT
-from minigpt.training.trainer import quiet_lightning
+from minigpt.training.lightning_engine import quiet_lightning
 
 STEPS, EVERY = 40, 5
 SETTINGS = ModelConfig(n_layer=2, n_head=3, n_embd=24, block_size=16, dropout=0.1)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lightning as L
 import pytest
 
 from minigpt.checkpoint.store import list_checkpoints, verify
@@ -13,7 +14,6 @@ from minigpt.config.compose import compose
 from minigpt.faults import STOPPED
 from minigpt.rundir.remote_logger import wandb_id
 from minigpt.rundir.rows import read_rows
-from minigpt.training import stopping
 from minigpt.training.run import train
 
 from .conftest import wait_until
@@ -34,21 +34,18 @@ def where(tmp_path) -> list[str]:
     return [f"data.source={tmp_path / 'text.txt'}", f"data.dir={tmp_path / 'data'}"]
 
 
-def test_a_file_named_stop_ends_a_run_after_its_step_with_a_checkpoint(tmp_path, where, monkeypatch):
+def test_a_file_named_stop_ends_a_run_after_its_step_with_a_checkpoint(tmp_path, where):
     run = tmp_path / "run"
-    real = stopping.Stopping.on_train_batch_end
 
-    def ask(self, trainer, module, *rest):
-        if module.position.step == 2:
-            (run / "STOP").touch()
-        return real(self, trainer, module, *rest)
+    class Ask(L.Callback):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            if pl_module.state.step == 2:
+                (run / "STOP").touch()
 
-    monkeypatch.setattr(stopping.Stopping, "on_train_batch_end", ask)
     arguments = [*TINY, *where, f"run.dir={run}", "trainer.max_steps=6"]
-    assert train(compose("train", arguments)) == STOPPED
+    assert train(compose("train", arguments), callbacks=[Ask()]) == STOPPED
     assert [verify(path)["step"] for path in list_checkpoints(run / "checkpoints")][-1] == 3
     assert not (run / "STOP").exists()
-    monkeypatch.undo()
     assert train(compose("train", arguments)) == 0
     assert read_rows(run / "metrics.jsonl")[-1]["step"] == 6
 

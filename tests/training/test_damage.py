@@ -16,7 +16,7 @@ from minigpt.checkpoint import store
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.checkpoint.store import DamagedCheckpoint, list_checkpoints, verify
 from minigpt.faults import NoUsableCheckpoint, UserFault
-from minigpt.training.restoring import read_position
+from minigpt.training.restoring import read_run_state
 from minigpt.verify import compare_runs
 
 SETTINGS = ["trainer.max_steps=8", "checkpoint.every_steps=2", "checkpoint.keep_last=3"]
@@ -216,5 +216,5 @@ def test_c7_a_state_that_makes_no_sense_is_refused_by_name(run, straight):
         (folder / "state.json").write_text(json.dumps({**state, key: value}))
         reseal(folder)
         with contextlib.suppress(UserFault):
-            position = read_position(folder)
+            position = read_run_state(folder)
             assert isinstance(position.step, int)

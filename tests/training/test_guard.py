@@ -11,7 +11,7 @@ from minigpt.config.schema import GuardConfig
 from minigpt.data.order import batch_of_step
 from minigpt.faults import NonFiniteTraining
 from minigpt.training.guard import fault_of
-from minigpt.training.module import LanguageModel
+from minigpt.training.step import LanguageModel
 
 SETTINGS = ["trainer.max_steps=12", "checkpoint.every_steps=3", "guard.max_skips=2"]
 
@@ -23,7 +23,7 @@ def poison(monkeypatch, bad_batches, factor=float("nan")):
 
     def training_step(self, batch, batch_idx):
         dataset = self.trainer.train_dataloader
-        number = batch_of_step(self.position.step, dataset.skipped_batches)
+        number = batch_of_step(self.state.step, dataset.skipped_batches)
         seen.append(number)
         loss = real(self, batch, batch_idx)
         if number in bad_batches:
@@ -79,7 +79,7 @@ def test_a_run_that_went_back_still_continues_to_the_same_bytes(run, monkeypatch
         real = LanguageModel.on_before_optimizer_step
 
         def cut(self, optimizer):
-            if self.position.step == 10:
+            if self.state.step == 10:
                 raise KeyboardInterrupt
             return real(self, optimizer)
 

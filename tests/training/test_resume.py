@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 
@@ -17,8 +18,8 @@ from minigpt.config.compose import compose
 from minigpt.faults import STOPPED, UserFault
 from minigpt.machine import choices
 from minigpt.rundir.rows import TIMINGS
-from minigpt.training import stopping
 from minigpt.training.run import train
+from minigpt.training.step import LanguageModel, StepEnd
 from minigpt.verify import compare_runs
 
 SETTINGS = [
@@ -68,15 +69,23 @@ class Cut(BaseException):
 
 
 def cut_at(monkeypatch, micro_batch: int) -> None:
-    """Raise in the middle of a step, after a micro-batch of this process."""
-    real = stopping.Stopping.on_train_batch_end
+    """Raise in the middle of a step, after a micro-batch of this process; after a step's last one, before its end."""
+    real_step, real_end, seen = LanguageModel.training_step, StepEnd.__call__, []
 
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if batch_idx == micro_batch:
+    def training_step(self, batch, batch_idx):
+        seen.append(batch_idx)
+        loss = real_step(self, batch, batch_idx)
+        if batch_idx == micro_batch and (batch_idx + 1) % 3:
             raise Cut
-        return real(self, trainer, module, outputs, batch, batch_idx)
+        return loss
 
-    monkeypatch.setattr(stopping.Stopping, "on_train_batch_end", on_train_batch_end)
+    def end(self, *arguments, **options):
+        if seen[-1] == micro_batch:
+            raise Cut
+        real_end(self, *arguments, **options)
+
+    monkeypatch.setattr(LanguageModel, "training_step", training_step)
+    monkeypatch.setattr(StepEnd, "__call__", end)
 
 
 def last_checkpoint(run: Path) -> dict[str, bytes]:
@@ -113,20 +122,15 @@ def test_every_logged_step_has_one_row_in_order(straight):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
-def test_a_signal_in_the_middle_of_a_step_stops_at_its_end_and_the_run_goes_on_exactly(
-    place, straight, monkeypatch, number
-):
+def test_a_signal_in_the_middle_of_a_step_stops_at_its_end_and_the_run_goes_on_exactly(place, straight, number):
     name = f"signal-{number}"
-    real = stopping.Stopping.on_train_batch_end
 
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if batch_idx == 19:  # the second of three micro-batches of step 7
-            os.kill(os.getpid(), number)
-        return real(self, trainer, module, outputs, batch, batch_idx)
+    class Signal(L.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if batch_idx == 19:  # the second of three micro-batches of step 7
+                os.kill(os.getpid(), number)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(stopping.Stopping, "on_train_batch_end", on_train_batch_end)
-        assert train(config(place, name)) == STOPPED
+    assert train(config(place, name), callbacks=[Signal()]) == STOPPED
     assert last_checkpoint(place / name)["name"] == b"step-000000007"
     assert train(config(place, name)) == 0
     assert_same(straight, place / name)

@@ -18,10 +18,10 @@ from minigpt import faults
 from minigpt.checkpoint import store
 from minigpt.checkpoint.store import list_checkpoints, verify
 from minigpt.rundir.rows import TIMINGS
-from minigpt.training import ending, saving, stopping
+from minigpt.training import ending, saving
 from minigpt.training import run as run_module
-from minigpt.training.module import LanguageModel
-from minigpt.training.validation import Validation
+from minigpt.training.measure import Validation
+from minigpt.training.step import LanguageModel
 
 SETTINGS = ["checkpoint.every_steps=3", "validate.every_steps=2", "trainer.micro_batch=4", "logger.every_steps=1"]
 
@@ -206,20 +206,6 @@ def test_a_screen_that_is_gone_ends_no_run(twin, straight, monkeypatch):
     monkeypatch.setattr(sys, "stderr", Gone())
     twin(*SETTINGS)
     assert ends(twin) == ends(straight)
-
-
-def test_lightning_leaves_the_signals_alone(run, monkeypatch):
-    handlers = []
-
-    def note(self, trainer, module, outputs, batch, batch_idx):
-        handlers.append(signal.getsignal(signal.SIGTERM))
-        assert trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor.__module__ == "minigpt.training.trainer"
-        return real(self, trainer, module, outputs, batch, batch_idx)
-
-    real = stopping.Stopping.on_train_batch_end
-    monkeypatch.setattr(stopping.Stopping, "on_train_batch_end", note)
-    run("trainer.max_steps=1")
-    assert {handler.__func__ for handler in handlers} == {stopping.Signals._note}
 
 
 def test_a_run_that_torchrun_begins_again_after_a_stop_stops_at_once(run, monkeypatch, capsys):

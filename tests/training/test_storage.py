@@ -16,7 +16,7 @@ from minigpt.faults import StorageFailure
 from minigpt.rundir import rows
 from minigpt.rundir.rows import RowFile, append_rows, read_rows
 from minigpt.training import saving
-from minigpt.training.module import LanguageModel
+from minigpt.training.step import LanguageModel
 from minigpt.verify import compare_runs
 
 SETTINGS = ["trainer.max_steps=12", "checkpoint.every_steps=2", "logger.every_steps=1"]
@@ -56,7 +56,7 @@ def at_step(monkeypatch):
         real = LanguageModel.on_before_optimizer_step
 
         def on_before_optimizer_step(self, optimizer):
-            if self.position.step == step - 1:
+            if self.state.step == step - 1:
                 action()
             return real(self, optimizer)
 
@@ -121,7 +121,11 @@ def test_d1_a_disk_full_for_good_ends_the_run_with_the_old_checkpoint(run, clean
 def test_d1_the_last_save_must_succeed(run, clean, monkeypatch):
     with monkeypatch.context() as patch:
         real = store._write_flushed
-        patch.setattr(store, "_write_flushed", lambda path, parts: full() if "12" in str(path) else real(path, parts))
+        patch.setattr(
+            store,
+            "_write_flushed",
+            lambda path, parts: full() if "000000012" in path.parent.name else real(path, parts),
+        )
         with pytest.raises(StorageFailure, match="step 12 could not be written"):
             run(*SETTINGS)
     assert step_of(latest_usable(run.path / "checkpoints")) == 10

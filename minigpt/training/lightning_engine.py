@@ -1,4 +1,7 @@
-"""The Lightning Trainer and its callbacks, in the one order that makes a run exact."""
+"""Lightning's Trainer as the engine: what is switched off or replaced in it stands here, each with its reason.
+
+`tests/training/test_lightning_engine.py` fails when a new version of Lightning changes one of these.
+"""
 
 import logging
 import os
@@ -6,6 +9,7 @@ import warnings
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
@@ -30,7 +34,7 @@ def quiet_lightning() -> None:
 
 
 class FormedAlready(LightningEnvironment):
-    """The processes are there and their group is formed (processes.py), whoever started them.
+    """The processes are there and their group is formed (process/group.py), whoever started them.
 
     Given explicitly, so that Lightning looks for no torchrun or SLURM of its own, and takes no signal for it.
     """
@@ -43,10 +47,13 @@ class FormedAlready(LightningEnvironment):
 def build_trainer(
     config: TrainConfig, choices: Choices, *, total_steps: int | None, callbacks: list[L.Callback]
 ) -> L.Trainer:
-    """A Trainer that only turns the crank: no epochs, validation loop, checkpoints, logger or bar of its own.
+    """Return a Trainer that makes optimizer steps and nothing else.
 
-    Precision is 32-true because the model's autocast is ours (module.py); clipping and learning rate are hooks
-    of the module.
+    Args:
+        config: of the run.
+        choices: device, number of devices, precision and accumulation.
+        total_steps: optimizer steps that are left; None for no limit.
+        callbacks: a user's own.
     """
     strategy: Any = "auto"
     if choices.devices > 1:
@@ -58,18 +65,21 @@ def build_trainer(
         accelerator="gpu" if choices.device == "cuda" else choices.device,
         devices=choices.devices,
         strategy=strategy,
+        # Autocast is ours (step.py): Lightning refuses fused AdamW with clipping in mixed precision.
         precision="64-true" if choices.precision == "fp64" else "32-true",
         max_steps=total_steps if total_steps is not None else -1,
-        max_epochs=-1,
+        max_epochs=-1,  # the stream of batches has no end
         accumulate_grad_batches=choices.accumulate,
+        # Validation belongs to a step's end (step.py): a kill between a save and a later validation would lose it.
         limit_val_batches=0,
         num_sanity_val_steps=0,
+        # Rows, checkpoints and the progress line are ours: checkpoints without pickle, exact where a run continues.
         logger=False,
-        callbacks=callbacks,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        use_distributed_sampler=False,
+        callbacks=callbacks,
+        use_distributed_sampler=False,  # batches know their rank
         deterministic=True if config.trainer.deterministic else None,
         plugins=[FormedAlready()],
     )
@@ -77,16 +87,22 @@ def build_trainer(
     return trainer
 
 
+def leave_signals_alone(trainer: L.Trainer) -> None:
+    """Keep Lightning's hands off signals, which are ours (process/signals.py); it has no switch for that.
+
+    Its handler runs collectives, and before each micro-batch it asks about SIGTERM in another one.
+    """
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+
 def call_callbacks(trainer: L.Trainer, hook: str, *arguments: Any) -> None:
-    """Call a hook of every callback, in their order, as Lightning's own loops do."""
+    """Call a hook of every callback, in their order, as the loops that are switched off would."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         getattr(callback, hook)(trainer, trainer.lightning_module, *arguments)
 
 
-def leave_signals_alone(trainer: L.Trainer) -> None:
-    """Signals are ours (signals.py). Lightning's handler runs collectives, and each micro-batch asks about it in one.
-
-    There is no switch for either; tests/training/test_stops.py fails when a new version calls them otherwise.
-    """
-    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
-    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+def publish(trainer: L.Trainer, row: dict[str, Any]) -> None:
+    """Put a row's numbers into `trainer.callback_metrics`, where callbacks look for them."""
+    numbers = {name: torch.tensor(value) for name, value in row.items() if isinstance(value, int | float)}
+    trainer._logger_connector._callback_metrics.update(numbers)

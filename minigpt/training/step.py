@@ -1,0 +1,402 @@
+"""One optimizer step, from its first micro-batch to the save after it, in the order in which it happens.
+
+Lightning's Trainer calls the methods of LanguageModel in the order in which they stand here. In between it moves each
+micro-batch to the device, divides its loss by their number and calls backward(); under DDP the gradients are averaged
+in the backward pass of a step's last micro-batch (no_sync in those before). The update done, StepEnd has its turn.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, astuple, dataclass
+from typing import Any
+
+import lightning as L
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch import Tensor
+
+from minigpt.checkpoint.pack import optimizer_tensors, unpack_optimizer
+from minigpt.config.schema import GuardConfig, TrainConfig
+from minigpt.data.batch import Batch
+from minigpt.data.order import batch_of_step
+from minigpt.data.tokenizer import Tokenizer
+from minigpt.machine.choices import Choices
+from minigpt.model.gpt import GPT
+from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
+from minigpt.rundir.remote_logger import RemoteLogger
+from minigpt.rundir.rows import RowFile
+from minigpt.rundir.run_directory import RunDirectory
+from minigpt.sampling.write import write_sample
+from minigpt.training.guard import RollBack, drop, fault_of, gradients_of, norm_of, scale, scale_on_device
+from minigpt.training.lightning_engine import call_callbacks, publish
+from minigpt.training.measure import Measurement, Meter, StepResult, Validation, validation_columns
+from minigpt.training.optimizer import build_optimizer
+from minigpt.training.progress import Screen
+from minigpt.training.saving import Saving, Snapshot
+from minigpt.training.schedule import lr_factor
+from minigpt.training.seeding import fold, seed_device
+from minigpt.training.state import Clock, RunState, out_of_patience
+from minigpt.training.stopping import StopRequest, StopRequests
+
+
+class LanguageModel(L.LightningModule):
+    """Trains a GPT.
+
+    Args:
+        gpt: the model.
+        config: the run's config.
+        choices: device, precision and layout.
+        total_steps: optimizer steps of the run; None when only max_minutes limits it.
+        state: where the run stands; it moves on with each step.
+        optimizer_state: bytes of optimizer.safetensors to continue from, or None.
+    """
+
+    step_end: "StepEnd"  # set before the training begins
+
+    def __init__(
+        self,
+        gpt: GPT,
+        config: TrainConfig,
+        choices: Choices,
+        *,
+        total_steps: int | None,
+        state: RunState,
+        optimizer_state: bytes | None = None,
+    ):
+        super().__init__()
+        self.gpt = gpt
+        self.config = config
+        self.choices = choices
+        self.total_steps = total_steps
+        self.state = state
+        self.clock = Clock(state.seconds)
+        self.loss_function: Callable[[nn.Module, Tensor, Tensor], Tensor] = next_token_loss  # or its compiled form
+        self.first_micro_batch = state.step * choices.accumulate
+        self.micro_losses: list[Tensor] = []  # of the current step
+        self.micro_weights: list[Tensor] = []
+        # Whether the host reads a step's numbers only when the next step's work is queued. It must judge spikes before.
+        self.late = choices.device == "cuda" and not config.guard.spike_zscore
+        self.unread: list[Measurement] = []  # of steps made, oldest first
+        self._optimizer_state = optimizer_state
+        self._seconds = state.seconds
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        optimizer = build_optimizer(self.config.optimizer, self.gpt, precision=self.choices.precision)
+        if self._optimizer_state is not None:
+            unpack_optimizer(self._optimizer_state, optimizer)
+            self._optimizer_state = None
+        return optimizer
+
+    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+        return batch.to(device, non_blocking=True)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return the loss of a micro-batch. Its random numbers follow from seed, micro-batch and rank alone."""
+        seed = fold(self.config.seed, self.first_micro_batch + batch_idx, self.trainer.global_rank)
+        seed_device(seed, self.device)
+        loss, weight = self.loss_of(batch)
+        self.micro_losses.append(loss.detach())
+        if weight is not None:
+            self.micro_weights.append(weight)
+        return loss
+
+    def loss_of(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return loss and weight of a micro-batch, both divided by the number of tokens that a full one has.
+
+        Sums of weighted losses and of weights give the exact mean of a step, however its weight is spread. A full
+        micro-batch without weights has the weight 1, here None, and its loss is the mean.
+        """
+        full = self.choices.micro_batch * self.config.model.block_size
+        with autocast(self.choices.device, self.choices.precision):
+            if batch.weights is None and batch.tokens.numel() == full:
+                return self.loss_function(self.gpt, batch.tokens, batch.targets), None
+            weights = torch.ones_like(batch.tokens, dtype=torch.float32) if batch.weights is None else batch.weights
+            total = weighted_loss_sum(self.gpt, batch.tokens, batch.targets, weights)
+        return total / full, weights.sum(dtype=total.dtype) / full
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Set the learning rate."""
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * self.lr_factor()
+
+    def lr_factor(self) -> float:
+        """The schedule's factor for the step that is being made."""
+        step = self.state.step + len(self.unread)
+        minutes = self.config.trainer.max_minutes
+        by_steps = step / self.total_steps if self.total_steps else 0.0
+        progress = max(by_steps, self._seconds / (60 * minutes) if minutes else 0.0)
+        return lr_factor(step, progress, self.total_steps, self.config.schedule)
+
+    def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
+        """Measure the step over all ranks; then clip its gradients, or drop them if the guard finds them bad.
+
+        Lightning's own clipping refuses fused AdamW with autocast. On a GPU all this is decided there; anywhere else
+        the host knows the norm, and a gradient that is short enough is not touched at all.
+        """
+        gradients, limit = gradients_of(self.gpt), self.config.optimizer.grad_clip
+        numbers = self.measure(norm_of(gradients))
+        self.unread.append(Measurement(numbers, self.config.optimizer.lr * self.lr_factor()))
+        if self.late:
+            optimizer.found_inf = scale_on_device(gradients, numbers, limit)  # type: ignore[attr-defined]
+            return
+        result = self.result_of(self.unread[-1])
+        if result.fault is None:
+            scale(gradients, result.grad_norm, limit, result.weight)
+        else:
+            drop(self.gpt.parameters())
+
+    def measure(self, grad_norm: Tensor) -> Tensor:
+        """Return the step's loss, gradient norm and mean weight, over micro-batches and ranks.
+
+        With several ranks the time used and the requests to stop travel in the same all-reduce.
+        """
+        loss = torch.stack(self.micro_losses).mean()
+        weights = self.micro_weights + [torch.ones_like(loss)] * (len(self.micro_losses) - len(self.micro_weights))
+        numbers = torch.stack([loss, grad_norm.to(loss), torch.stack(weights).mean()])
+        weighted = bool(self.micro_weights)
+        self.micro_losses.clear()
+        self.micro_weights.clear()
+        world_size = self.trainer.world_size
+        if world_size > 1:
+            told = torch.tensor([self.clock.seconds, *map(float, astuple(self.request))]).to(loss, non_blocking=True)
+            numbers = torch.cat([numbers, told])
+            dist.all_reduce(numbers)
+            numbers /= world_size
+        if weighted or world_size > 1:
+            numbers[:2] /= numbers[2].clone()
+        return numbers
+
+    def result_of(self, measurement: Measurement) -> StepResult:
+        """Return what a step came to, as the host sees it."""
+        loss, grad_norm, weight, *told = measurement.read()
+        if told:
+            self._seconds, *asked = told
+            request = StopRequest(*(each > 0 for each in asked))
+        else:
+            self._seconds, request = self.clock.seconds, self.request
+        fault = fault_of(loss, grad_norm, self.state.recent_losses, self.config.guard)
+        return StepResult(loss, grad_norm, weight, measurement.lr, fault, request)
+
+    @property
+    def request(self) -> StopRequest:
+        """What this process asks for now."""
+        return self.step_end.requests.now(self.clock.seconds)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        """Make the update, then all that comes at the end of a step.
+
+        The call to Lightning makes the last micro-batch's training_step and backward(), the two methods above, and
+        the update.
+        """
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        self.end_steps(at_once=not self.late)
+
+    def end_steps(self, *, at_once: bool) -> None:
+        """End the steps that were made; a `late` one, which has no more to do than its row, after the next one."""
+        while self.unread:
+            newest = len(self.unread) == 1
+            if newest and not at_once and not self.step_end.has_more_to_do(self, self.state.step + 1):
+                return
+            result = self.result_of(self.unread.pop(0))
+            self.step_end(self, result, is_newest=newest)
+
+    def on_train_start(self) -> None:
+        self.step_end.begin(self)
+
+    def on_train_end(self) -> None:
+        self.end_steps(at_once=True)  # those that are left when a callback ends the training
+        self.step_end.end(self)
+
+
+@dataclass
+class StepEnd:
+    """What happens between one optimizer step and the next: `__call__`, from top to bottom."""
+
+    run: RunDirectory
+    requests: StopRequests
+    meter: Meter
+    validation: Validation
+    rows: RowFile  # metrics.jsonl
+    samples: RowFile  # samples.jsonl
+    tokenizer: Tokenizer
+    screen: Screen
+    saving: Saving
+    remote: RemoteLogger | None = None
+
+    stop_reason: str | None = None  # signal | max_minutes | patience | callback
+    requeue: bool = False  # whether the stop asks the queue to run this job again
+    asked_to_stop: bool = False  # by any rank
+
+    def begin(self, module: LanguageModel) -> None:
+        """Get ready for the first step: from here on a signal waits for the end of a step."""
+        self.requests.signals.noted_only = True
+        if self.run.writes:
+            self.saving.start(module.gpt, module.state.step, module.total_steps)
+        module.clock.start()
+
+    def has_more_to_do(self, module: LanguageModel, step: int) -> bool:
+        """Whether a step needs the weights as it leaves them: for a validation, a sample, a save or a stop.
+
+        All ranks say the same; a stop that another rank has asked for is known here one step later than there.
+        """
+        config = module.config
+        wanted = self.asked_to_stop
+        if module.trainer.world_size == 1:
+            wanted |= any(astuple(module.request)) or self.saving.retry_is_due()
+        every = (config.validate.every_steps, config.samples.every_steps, config.checkpoint.every_steps)
+        return wanted or step == module.total_steps or is_due(step, *every)
+
+    def __call__(self, module: LanguageModel, result: StepResult, *, is_newest: bool) -> None:
+        """End a step.
+
+        Args:
+            module: the model, its config and state.
+            result: of the step.
+            is_newest: whether the weights are still those of this step, so that it may have more than a row.
+
+        Raises:
+            RollBack: too many bad steps in a row.
+        """
+        config, state = module.config, module.state
+        self.judge(state, result, config.guard)
+        state.step += 1
+        self.asked_to_stop = any(astuple(result.request))
+        if is_newest:
+            self.obey(result.request, is_last=state.step == module.total_steps)
+
+        row: dict[str, Any] = {}
+        logged = state.step == 1 or is_due(state.step, config.logger.every_steps, config.validate.every_steps)
+        if logged or self.is_last(module):
+            row = self.meter.row(state.step, result, module.clock.seconds)
+        if is_due(state.step, config.validate.every_steps) or self.is_last(module):
+            row |= self.validate(module)
+        if row and self.run.writes:
+            self.write(module.trainer, row)
+        if config.samples.every_steps and (is_due(state.step, config.samples.every_steps) or self.is_last(module)):
+            self.sample(module)
+        if module.trainer.should_stop and self.stop_reason is None:
+            self.stop_reason = "callback"
+        if is_newest:
+            improved = state.best_step == state.step and row.get("val/loss") is not None
+            self.save(module, row, due=improved or is_due(state.step, config.checkpoint.every_steps))
+        module.trainer.should_stop = self.stop_reason is not None
+
+    def judge(self, state: RunState, result: StepResult, rules: GuardConfig) -> None:
+        """Count bad steps in a row, and say that one was skipped.
+
+        Raises:
+            RollBack: there are too many.
+        """
+        if result.fault is None:
+            state.bad_steps = 0
+            if rules.spike_zscore:
+                state.recent_losses = [*state.recent_losses, result.loss][-rules.spike_window :]
+            return
+        state.bad_steps += 1
+        step = state.step + 1
+        batch = batch_of_step(step - 1, self.run.skipped_batches())
+        self.run.event("skipped", step=step, batch=batch, reason=result.fault)
+        if self.run.writes:
+            self.screen.print(f"step {step:,} skipped: {result.fault}; the weights are as they were (batch {batch:,})")
+        if state.bad_steps > rules.max_skips:
+            raise RollBack(step + 1 - state.bad_steps, step)
+
+    def obey(self, request: StopRequest, *, is_last: bool) -> None:
+        """Decide whether the run ends after this step."""
+        if request.out_of_time:
+            self.stop_reason = "max_minutes"
+        elif request.stop and not is_last:
+            self.stop_reason = "signal"
+            self.requeue = request.requeue
+            self.requests.obeyed()
+
+    def is_last(self, module: LanguageModel) -> bool:
+        """Whether the run is complete: all steps made, or ended for good by a limit or patience."""
+        return module.state.step == module.total_steps or self.stop_reason in ("max_minutes", "patience")
+
+    def validate(self, module: LanguageModel) -> dict[str, float | None]:
+        """Score the validation split and note the best loss.
+
+        Returns:
+            The columns for the step's row.
+        """
+        state, trainer = module.state, module.trainer
+        with module.clock.paused():
+            call_callbacks(trainer, "on_validation_start")
+            score = self.validation.score(
+                module.gpt, module.device, rank=trainer.global_rank, world_size=trainer.world_size
+            )
+            columns = validation_columns(score)
+            publish(trainer, columns)
+            if columns["val/loss"] is not None and (state.best_loss is None or score.loss < state.best_loss):
+                state.best_loss, state.best_step = score.loss, state.step
+            if columns["val/loss"] is not None and out_of_patience(state, module.config):
+                self.stop_reason = "patience"
+            call_callbacks(trainer, "on_validation_epoch_end")
+            call_callbacks(trainer, "on_validation_end")
+        return columns
+
+    def write(self, trainer: L.Trainer, row: dict[str, Any]) -> None:
+        """Hand a row to metrics.jsonl, the logger on top and the screen."""
+        publish(trainer, row)
+        self.rows.add(row)
+        if self.remote is not None:
+            self.remote.log(row["step"], row)
+        self.screen.show(row)
+
+    def sample(self, module: LanguageModel) -> None:
+        """Let the model write some text (rank 0 only)."""
+        if not self.run.writes:
+            return
+        options, step = module.config.samples, module.state.step
+        with module.clock.paused():
+            text = write_sample(
+                module.gpt,
+                self.tokenizer,
+                options.prompt,
+                max_new_tokens=options.max_new_tokens,
+                temperature=options.temperature,
+                top_k=options.top_k,
+                seed=module.config.seed + step,
+            )
+            self.samples.add({"step": step, "text": text})
+            self.screen.block(f"sample at step {step:,}", text)
+
+    def save(self, module: LanguageModel, row: dict[str, Any], *, due: bool) -> None:
+        """Save a checkpoint if one is due, and always when training ends here (rank 0 only)."""
+        last = self.stop_reason is not None or self.is_last(module)
+        if not self.run.writes or not self.saving.has_to(due=due, last=last):
+            return
+        call_callbacks(module.trainer, "on_save_checkpoint", {"global_step": module.state.step})
+        with module.clock.paused():
+            snapshot = Snapshot(
+                step=module.state.step,
+                weights=module.gpt.state_dict(),
+                averages=optimizer_tensors(module.trainer.optimizers[0]),
+                state=asdict(module.state)
+                | {
+                    "seconds": module.clock.seconds if module.config.trainer.max_minutes else 0.0,
+                    "tokens": module.state.step * module.config.batch_tokens,
+                },
+                facts={"val_loss": row.get("val/loss")},
+            )
+            self.saving.save(snapshot, last=last)
+
+    def end(self, module: LanguageModel) -> None:
+        """Training is over: save what a callback's stop has left unsaved."""
+        if self.stop_reason is None and not self.is_last(module):
+            self.stop_reason = "callback"
+            self.save(module, {}, due=True)
+
+    def close(self, error: BaseException | None) -> None:
+        """Finish what is being written, whatever the training ended with."""
+        if self.run.writes:
+            self.saving.close(note=error is None)
+            self.screen.close()
+        if self.remote is not None and not isinstance(error, KeyboardInterrupt):  # who wants out is not kept waiting
+            self.remote.close()
+
+
+def is_due(step: int, *every_steps: int) -> bool:
+    """Whether something that comes every so many steps comes now; 0 = never."""
+    return any(every > 0 and step % every == 0 for every in every_steps)

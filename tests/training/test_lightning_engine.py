@@ -1,0 +1,89 @@
+"""What is switched off or replaced in Lightning: these fail when a new version of it does something else there."""
+
+import signal
+from pathlib import Path
+
+import lightning as L
+from torch.optim import adam as optim_adam
+
+from minigpt.config.compose import compose
+from minigpt.process.signals import Signals
+from minigpt.training.run import train
+
+
+class Look(L.Callback):
+    """Looks at the Trainer in the middle of a training."""
+
+    def __init__(self):
+        self.handlers = set()
+        self.facts = {}
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.handlers.add(signal.getsignal(signal.SIGTERM))
+        self.facts = {
+            "loggers": trainer.loggers,
+            "callbacks": trainer.callbacks,
+            "validates": trainer.enable_validation,
+            "precision": trainer.precision,
+            "plugin": type(trainer._accelerator_connector.cluster_environment).__name__,
+            "current epoch": trainer.current_epoch,
+        }
+
+
+def watch(run, *settings):
+    look = Look()
+    assert train(compose("train", run.arguments(*settings)), callbacks=[look]) == 0
+    return look
+
+
+def test_signals_are_handled_by_us_while_it_trains(run):
+    assert {handler.__func__ for handler in watch(run, "trainer.max_steps=2").handlers} == {Signals._note}
+
+
+def test_its_own_rows_validation_checkpoints_and_bar_are_off(run):
+    look = watch(run)
+    assert look.facts == {
+        "loggers": [],
+        "callbacks": [look],
+        "validates": False,
+        "precision": "32-true",
+        "plugin": "FormedAlready",
+        "current epoch": 0,
+    }
+    assert not list(run.path.rglob("*.ckpt"))
+
+
+def test_it_asks_about_sigterm_where_it_is_told_not_to():
+    """The two private methods that are replaced are there, and Lightning calls them by these names."""
+    from lightning.pytorch.loops import training_epoch_loop
+    from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+
+    assert callable(_SignalConnector.register_signal_handlers)
+    assert "self._broadcast_sigterm_tensor()" in Path(training_epoch_loop.__file__).read_text()
+    assert callable(training_epoch_loop._TrainingEpochLoop._broadcast_sigterm_tensor)
+
+
+def test_the_hooks_of_a_step_come_in_the_order_of_step_py(run, monkeypatch):
+    from minigpt.training.step import LanguageModel, StepEnd
+
+    calls = []
+
+    def note(place, name):
+        real = getattr(place, name)
+
+        def noted(*arguments, **options):
+            calls.append(name)
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(place, name, noted)
+
+    for name in ("transfer_batch_to_device", "training_step", "on_before_optimizer_step"):
+        note(LanguageModel, name)
+    note(LanguageModel, "configure_gradient_clipping")
+    note(optim_adam, "adam")  # the update
+    note(StepEnd, "__call__")
+    run("trainer.max_steps=1", "trainer.micro_batch=4")
+    assert calls == [
+        "transfer_batch_to_device", "training_step", "transfer_batch_to_device", "training_step",
+        "on_before_optimizer_step", "configure_gradient_clipping", "adam", "adam", "__call__",  # two groups
+    ]  # fmt: skip
