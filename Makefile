@@ -32,5 +32,5 @@ check: setup ## lint and types only
 	$(BIN)/mypy
 
 clean: ## remove the environment and caches; runs and prepared data stay
-	rm -rf .venv .boot build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,6 +3,11 @@
 # POSIX sh, because nothing newer may be taken for granted before there is an environment.
 here=$(dirname "$0")
 
+if [ $# -gt 0 ]; then
+    echo "setup.sh takes no arguments. Type: make setup [PYTHON=/path/to/python3.12] [TORCH_INDEX=URL]" >&2
+    case $1 in --help | -h) exit 0 ;; *) exit 2 ;; esac
+fi
+
 case $(uname -s) in
     MINGW* | MSYS* | CYGWIN* | Windows*)
         echo "minigpt runs on Windows through WSL: install it with 'wsl --install', clone the project inside WSL and run make there." >&2

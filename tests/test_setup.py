@@ -1,6 +1,9 @@
 """The way to the environment: which Python is taken, what is said when it can't be made. Nothing is installed here."""
 
 import importlib.util
+import json
+import re
+import shutil
 import stat
 import subprocess
 from pathlib import Path
@@ -85,6 +88,39 @@ def test_windows_is_sent_to_wsl(tmp_path):
     assert "WSL" in refused.stderr
 
 
+def test_help_and_unknown_arguments_are_answered_and_nothing_is_made(clone, capsys):
+    assert setup_env.main(["--help"]) == 0
+    assert "TORCH_INDEX" in capsys.readouterr().out
+    assert setup_env.main(["--clean"]) == 2
+    assert "takes no arguments, got '--clean'. Type: make setup" in capsys.readouterr().out
+    assert sorted(path.name for path in clone.iterdir()) == [".venv", "constraints.txt", "pyproject.toml"]
+    for argument, code in (("--help", 0), ("--clean", 2)):
+        done = subprocess.run(["sh", "scripts/setup.sh", argument], cwd=ROOT, capture_output=True, text=True)
+        assert (done.returncode, "Type: make setup" in done.stderr) == (code, True)
+
+
+@pytest.mark.parametrize("kind", ["a link", "a link that leads nowhere", "another environment", "a file"])
+def test_an_environment_that_is_not_ours_is_refused_and_kept(clone, tmp_path, capsys, kind):
+    shutil.rmtree(clone / ".venv")
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    if "link" in kind:
+        (clone / ".venv").symlink_to(precious if kind == "a link" else tmp_path / "nowhere")
+    elif kind == "a file":
+        (clone / ".venv").write_text("mine")
+    else:
+        precious.rename(clone / ".venv")
+        precious = clone / ".venv"
+    assert setup_env.main([]) == 2
+    said = capsys.readouterr().err
+    assert "is left alone: move it away" in said
+    assert ("is a link to" in said) == ("link" in kind)
+    if kind != "a file":
+        assert (precious / "pyvenv.cfg").is_file()
+    assert len(list(precious.iterdir())) == 1
+
+
 RETRYING = (
     "WARNING: Retrying (Retry(total=4, connect=None, redirect=None, status=None)) after connection broken by "
     "'NewConnectionError(\"HTTPSConnection(host='pypi.org', port=443): Failed to establish a new connection: "
@@ -103,9 +139,9 @@ RETRYING = (
         ("ERROR: No matching distribution found for torch<2.14,>=2.11\n", "no torch 2.13 for Python"),
         (
             "ERROR: first\nhint: x\nERROR: No matching distribution found for torchmetrics\n",
-            "found for torchmetrics (all",
+            "found for torchmetrics; all of it in",
         ),
-        ("Killed\n", "pip failed: Killed"),
+        ("Killed\n", "pip failed (it said no reason"),
         ("", "pip failed"),
     ],
 )
@@ -115,105 +151,108 @@ def test_a_failed_pip_becomes_one_sentence(output, sentence):
     assert "\n" not in told
 
 
-def test_progress_shows_the_big_downloads_only():
-    def news(line):
-        return list(setup_env.progress(line))
-
-    torch = "  Downloading https://x.org/packages/ab/torch-2.13.0-cp312-cp312-manylinux_2_28_x86_64.whl (527.4 MB)\n"
-    assert news(torch) == ["downloading torch-2.13.0 (527.4 MB)"]
-    assert news("Downloading numpy-2.4.6-cp312-cp312-linux_x86_64.whl.metadata (62 kB)\n") == []
-    assert news("Downloading tqdm-4.70.1-py3-none-any.whl (0.1 MB)\n") == []
-    assert news("Installing collected packages: " + ", ".join("abcdefgh")) == [
-        "installing 8 packages: half a minute or more"
-    ]
-    assert news(RETRYING) == ["no answer from the package index: trying again for a while"]
-
-
 def test_announcement_warns_of_cuda_on_linux_only(monkeypatch):
     monkeypatch.setattr(setup_env.sys, "platform", "linux")
-    assert "about 3 GB" in setup_env.announcement("", "")
-    assert f"TORCH_INDEX={setup_env.CPU_INDEX}" in setup_env.announcement("", "")
-    assert "find-links '/wheels'" in setup_env.announcement("", "find-links '/wheels'")
-    assert "3 GB" not in setup_env.announcement(setup_env.CPU_INDEX, "")
+    assert "about 3 GB" in setup_env.announcement("")
+    assert f"TORCH_INDEX={setup_env.CPU_INDEX}" in setup_env.announcement("")
+    assert "3 GB" not in setup_env.announcement(setup_env.CPU_INDEX)
     monkeypatch.setattr(setup_env.sys, "platform", "darwin")
-    assert "About 0.4 GB" in setup_env.announcement("", "")
-    assert "3 GB" not in setup_env.announcement("", "")
-
-
-def test_machines_without_a_torch_are_refused_before_the_download(monkeypatch):
-    monkeypatch.setattr(setup_env.sys, "platform", "darwin")
-    monkeypatch.setattr(setup_env.platform, "machine", lambda: "x86_64")
-    with pytest.raises(setup_env.SetupError, match="Intel Macs"):
-        setup_env.refuse_hopeless_machines("")
-    monkeypatch.setattr(setup_env.platform, "machine", lambda: "arm64")
-    monkeypatch.setattr(setup_env, "venv_runs", lambda: False)
-    monkeypatch.setattr(setup_env.shutil, "disk_usage", lambda _: SimpleNamespace(free=1.1e9))
-    with pytest.raises(setup_env.SetupError, match=r"1\.1 GB free .* about 2 GB needed"):
-        setup_env.refuse_hopeless_machines("")
+    assert "About 0.4 GB" in setup_env.announcement("")
+    assert "3 GB" not in setup_env.announcement("")
 
 
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
-    """A clone with a finished environment, as far as the stamp knows."""
+    """A clone with a complete environment, as far as the stamp knows."""
+    tmp_path = tmp_path / "clone"
+    tmp_path.mkdir()
     for name in ("pyproject.toml", "constraints.txt"):
         (tmp_path / name).write_text(name)
     (tmp_path / ".venv").mkdir()
     monkeypatch.setattr(setup_env, "ROOT", tmp_path)
     monkeypatch.setattr(setup_env, "VENV", tmp_path / ".venv")
     monkeypatch.setattr(setup_env, "STAMP", tmp_path / ".venv/stamp.json")
+    monkeypatch.setattr(setup_env, "LOG", tmp_path / ".venv/log")
     monkeypatch.setattr(setup_env, "venv_runs", lambda: True)
     stamp = {"base": "/usr/bin/python3.12", "root": str(tmp_path), "torch_index": ""}
-    setup_env.write_stamp(stamp | {"inputs": setup_env.wanted_inputs("")})
+    setup_env.STAMP.write_text(json.dumps(stamp | {"inputs": setup_env.wanted_inputs("")}))
     return tmp_path
 
 
-def test_a_finished_environment_is_left_alone(clone):
-    stamp = setup_env.read_stamp()
-    assert setup_env.is_current(stamp, None, "")
-    assert setup_env.is_current(stamp, "/usr/bin/python3.12", "")
-    assert not setup_env.is_current(stamp, "/usr/bin/python3.13", "")
-    assert not setup_env.is_current(stamp, None, setup_env.CPU_INDEX)
+def setup(clone, monkeypatch, *, python=None, torch_index=None, fails=None):
+    """Run a setup whose processes do nothing: its exit code, and which programs were started with which words."""
+    started = []
+
+    def run(command, **options):
+        started.append([Path(command[0]).name, *map(str, command[1:])])
+        assert not {"PYTHONPATH", "PIP_USER"} & options.get("env", {}).keys()
+        if "-c" in command and fails is not None:
+            (clone / ".venv/log").write_text(fails)
+            if fails == "Ctrl-C":
+                raise KeyboardInterrupt
+        return subprocess.CompletedProcess(command, 1 if "-c" in command and fails is not None else 0)
+
+    monkeypatch.setattr(setup_env.subprocess, "run", run)
+    monkeypatch.setattr(setup_env.sys, "_base_executable", python or "/usr/bin/python3.12", raising=False)
+    for name, value in (("PYTHON", python), ("TORCH_INDEX", torch_index), ("PIP_USER", "1"), ("PYTHONPATH", "/x")):
+        monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name, raising=False)
+    return setup_env.main([]), [words[1:] for words in started]
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
-def test_a_changed_requirement_is_noticed_and_built_upon(clone, name):
-    (clone / name).write_text("new")
-    stamp = setup_env.read_stamp()
-    assert not setup_env.is_current(stamp, None, "")
-    assert not setup_env.must_start_over(stamp, None)
+def test_a_complete_environment_is_left_alone(clone, monkeypatch, capsys):
+    assert setup(clone, monkeypatch) == (0, [])
+    assert capsys.readouterr().out == ""
 
 
-def test_a_torn_moved_interrupted_or_broken_environment_is_made_anew(clone, monkeypatch):
-    stamp = setup_env.read_stamp()
-    assert setup_env.must_start_over(stamp | {"inputs": ""}, None)
-    assert setup_env.must_start_over(stamp | {"root": "/elsewhere"}, None)
-    assert setup_env.must_start_over(stamp, "/usr/bin/python3.13")
-    setup_env.STAMP.write_text('{"inputs": "ab')
-    assert setup_env.read_stamp() == {}
-    monkeypatch.setattr(setup_env, "venv_runs", lambda: False)
-    assert setup_env.must_start_over(stamp, None)
-
-
-def test_an_interrupted_install_leaves_its_mark(clone, monkeypatch):
+def test_another_torch_or_requirement_is_installed_into_what_is_there(clone, monkeypatch):
+    (clone / ".venv/kept").touch()
+    code, (torch, project) = setup(clone, monkeypatch, torch_index=setup_env.CPU_INDEX)
+    assert (code, torch[-4:]) == (0, ["--index-url", setup_env.CPU_INDEX, "--no-deps", "torch"])
+    assert project[-2:] == ["-e", ".[dev,sweep]"]
+    assert project[:3] == ["-m", "pip", "install"]
+    assert "constraints.txt" in project
+    assert setup(clone, monkeypatch) == (0, [])  # and the choice of torch is remembered
     (clone / "constraints.txt").write_text("new")
-
-    def stopped(*arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(setup_env, "pip", stopped)
-    monkeypatch.delenv("PYTHON", raising=False)
-    assert setup_env.main() == 130
-    assert setup_env.must_start_over(setup_env.read_stamp(), None)
+    assert len(setup(clone, monkeypatch)[1]) == 2
+    assert (clone / ".venv/kept").exists()
 
 
-def test_pip_is_kept_from_installing_elsewhere(monkeypatch):
-    monkeypatch.setenv("PIP_USER", "1")
-    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
-    monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.example")
-    kept = setup_env.clean_env()
-    assert "PIP_USER" not in kept
-    assert "PYTHONPATH" not in kept
-    assert kept["PIP_INDEX_URL"] == "https://mirror.example"
+@pytest.mark.parametrize("reason", ["interrupted", "moved", "torn", "broken", "another Python"])
+def test_an_environment_that_can_not_be_built_upon_is_made_anew(clone, monkeypatch, reason):
+    (clone / ".venv/old").touch()
+    stamp = setup_env.read_stamp()
+    if reason == "torn":
+        setup_env.STAMP.write_text('{"inputs": "ab')
+    else:
+        changed = {"interrupted": {"inputs": ""}, "moved": {"root": "/elsewhere"}}.get(reason, {})
+        setup_env.STAMP.write_text(json.dumps(stamp | changed))
+    if reason == "broken":
+        monkeypatch.setattr(setup_env, "venv_runs", lambda: False)
+    python = "/usr/bin/python3.13" if reason == "another Python" else None
+    code, started = setup(clone, monkeypatch, python=python)
+    assert (code, started[0]) == (0, ["-m", "venv", str(clone / ".venv")])
+    assert not (clone / ".venv/old").exists()
+
+
+def test_a_stop_half_way_leaves_its_mark_and_the_next_setup_begins_anew(clone, monkeypatch, capsys):
+    (clone / "constraints.txt").write_text("new")
+    assert setup(clone, monkeypatch, fails="Ctrl-C")[0] == 130
+    assert "`make setup` again completes it" in capsys.readouterr().err
+    assert setup(clone, monkeypatch)[1][0][:2] == ["-m", "venv"]
+
+
+def test_what_can_not_be_made_is_said_in_a_sentence(clone, monkeypatch, capsys):
+    (clone / "constraints.txt").write_text("new")
+    assert setup(clone, monkeypatch, fails=RETRYING)[0] == 2
+    assert "make setup: the package index can't be reached" in capsys.readouterr().err
+    monkeypatch.setattr(setup_env.shutil, "disk_usage", lambda _: SimpleNamespace(free=1.1e9))
+    assert setup(clone, monkeypatch)[0] == 2
+    assert re.search(r"1\.1 GB free .* about 2 GB needed", capsys.readouterr().err)
+    monkeypatch.setattr(setup_env.shutil, "disk_usage", lambda _: SimpleNamespace(free=1.1e11))
+    failed = subprocess.CompletedProcess([], 1)
+    monkeypatch.setattr(setup_env.subprocess, "run", lambda *_, **__: failed)
+    assert setup_env.main([]) == 2
+    assert re.search(r"sudo apt install python3\.\d+-venv", capsys.readouterr().err)
 
 
 def test_constraints_are_exact_and_hold_nothing_poisoned():
