@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "verify",
     "compare": "checkpoint config data faults machine model rundir numpy torch",
     "config": "faults redact __init__ hydra omegaconf yaml",
-    "data": "config faults redact rundir lightning numpy tiktoken tokenizers torch",
+    "data": "config faults redact rundir splitmix numpy tiktoken tokenizers torch",
     "demo": "checkpoint config data faults invocation report rundir sampling training",
     "faults": "",
     "invocation": "",
@@ -55,10 +55,11 @@ MAY_IMPORT = {
     "redact": "",
     "report": "attention checkpoint config data faults rundir matplotlib numpy torch yaml",
     "rundir": "config faults invocation machine redact __init__ lightning torch wandb yaml",
-    "sampling": "attention checkpoint config data faults machine model torch",
+    "sampling": "attention checkpoint config data faults machine model splitmix torch",
     "sweep": "config data faults invocation machine process redact report rundir training optuna yaml",
+    "splitmix": "numpy",
     "training": "checkpoint config data faults invocation machine model process redact report rundir sampling "
-    "__init__ lightning torch",
+    "splitmix __init__ lightning torch",
     "verify": "checkpoint config faults invocation rundir",
 }
 

@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.faults import UserFault
+from minigpt.splitmix import GOLDEN, MASK_64, scramble
 
 _ROUNDS = 6
 _OFFSET, _CIPHER = 1, 2  # what a draw is for
-_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: splitmix64's step
-_WORD = 2**64 - 1
 
 
 def check_length(split: str, n_tokens: int, block_size: int) -> None:
@@ -66,17 +65,10 @@ def window_starts(step: int, *, seed: int, n_tokens: int, block_size: int, seque
     return (offsets + windows * np.uint64(block_size)).astype(np.int64)
 
 
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A fixed random-looking bijection of 64-bit words. Source: splitmix64 (Steele, Lea, Flood 2014)."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
 def _draw(seed: int, epochs: NDArray[np.uint64], purpose: int) -> NDArray[np.uint64]:
     """One random word per epoch and purpose."""
-    start = np.array([(seed * 4 + purpose) * _GOLDEN & _WORD], dtype=np.uint64)
-    return _mix(_mix(start) + epochs * np.uint64(_GOLDEN))
+    start = np.array([(seed * 4 + purpose) * GOLDEN & MASK_64], dtype=np.uint64)
+    return scramble(scramble(start) + epochs * np.uint64(GOLDEN))
 
 
 def _permute(places: NDArray[np.uint64], W: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -100,11 +92,11 @@ def _encipher(places: NDArray[np.uint64], a: int, b: int, keys: NDArray[np.uint6
     sizes = np.uint64(a), np.uint64(b)
     right, left = np.divmod(places, sizes[0])  # left < a, right < b
     for number in range(_ROUNDS):
-        key = keys + np.uint64((number + 1) * _GOLDEN & _WORD)
+        key = keys + np.uint64((number + 1) * GOLDEN & MASK_64)
         if number % 2 == 0:
-            left = (left + _mix(key ^ right) % sizes[0]) % sizes[0]
+            left = (left + scramble(key ^ right) % sizes[0]) % sizes[0]
         else:
-            right = (right + _mix(key ^ left) % sizes[1]) % sizes[1]
+            right = (right + scramble(key ^ left) % sizes[1]) % sizes[1]
     return right * sizes[0] + left
 
 

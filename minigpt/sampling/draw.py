@@ -8,18 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-MASK_64 = (1 << 64) - 1
-
-
-def mix(number: int) -> int:
-    """Scramble 64 bits, one to one.
-
-    Source: Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number Generators" (splitmix64).
-    """
-    number = (number + 0x9E3779B97F4A7C15) & MASK_64
-    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64
-    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & MASK_64
-    return number ^ (number >> 31)
+from minigpt.splitmix import GOLDEN, MASK_64, scramble
 
 
 def uniform(seed: int, sample: int, position: int) -> float:
@@ -33,7 +22,7 @@ def uniform(seed: int, sample: int, position: int) -> float:
     """
     state = 0
     for number in (seed, sample, position):
-        state = mix(state ^ (number & MASK_64))
+        state = scramble(((state ^ (number & MASK_64)) + GOLDEN) & MASK_64)
     return (state >> 11) * 2.0**-53  # the 53 bits a double holds
 
 

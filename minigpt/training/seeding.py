@@ -2,17 +2,14 @@
 
 import torch
 
-_MASK = (1 << 64) - 1
+from minigpt.splitmix import GOLDEN, MASK_64, scramble
 
 
 def fold(*numbers: int) -> int:
-    """Mix integers into one 63-bit seed. Source: Steele et al. 2014, SplitMix64's finaliser."""
+    """Mix integers into one 63-bit seed."""
     state = 0
     for number in numbers:
-        state = (state + number + 0x9E3779B97F4A7C15) & _MASK
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-        state ^= state >> 31
+        state = scramble((state + number + GOLDEN) & MASK_64)
     return state >> 1
 
 
