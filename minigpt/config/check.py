@@ -9,7 +9,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from minigpt.config.convert import Fault, settings, shown, values
@@ -19,33 +19,34 @@ MAX_WHOLE = 10**12  # of a whole number that states no upper limit: it catches s
 
 
 def check(config: Any) -> list[str]:
-    """Every broken rule of a TrainConfig, PrepareConfig or SampleConfig, as sentences. Reads paths, writes nothing."""
+    """Every broken rule of a config, as sentences. Reads paths, writes nothing."""
     return [fault.sentence for fault in find_faults(config)]
 
 
 def find_faults(config: Any) -> list[Fault]:
     """What `check` reports, with the settings each fault touches."""
-    return _broken(config, RULES, with_ranges=True)
+    now = values(config)
+    faults = [_fault_of(setting, now[key]) for key, setting in settings(config.__class__).items()]
+    found = [fault for fault in faults if fault]
+    return found + _broken(now, RULES, {key for fault in found for key in fault.keys})
 
 
 def find_notes(config: Any) -> list[str]:
     """Choices that are allowed but seldom meant; worth a line before the work begins."""
-    return [note.sentence for note in _broken(config, NOTES, with_ranges=False)]
+    return [note.sentence for note in _broken(values(config), NOTES, set())]
 
 
-def _broken(config: Any, rules: list["Rule"], *, with_ranges: bool) -> list[Fault]:
-    flat = values(config)
-    faults = [_range_fault(each, flat[key]) for key, each in settings(config.__class__).items()] if with_ranges else []
-    found = [fault for fault in faults if fault]
-    out_of_range = {key for fault in found for key in fault.keys}
-    for keys, rule in rules:
-        if all(key in flat and key not in out_of_range for key in keys):
-            sentence = rule(*(flat[key] for key in keys))
-            found += [Fault(keys, sentence)] if sentence else []
-    return found
+def _broken(now: Mapping[str, Any], rules: list["Rule"], known_faults: set[str]) -> list[Fault]:
+    """The broken rules among those that read no setting with a fault of its own."""
+    fit = now.keys() - known_faults
+    sentences = [(keys, rule(*(now[key] for key in keys))) for keys, rule in rules if fit.issuperset(keys)]
+    return [Fault(keys, sentence) for keys, sentence in sentences if sentence]
 
 
-def _range_fault(setting: Setting, value: Any) -> Fault | None:
+def _fault_of(setting: Setting, value: Any) -> Fault | None:
+    """What is wrong with one setting, whatever the others are."""
+    if setting.required and not value:
+        return Fault((setting.key,), f"{setting.key} is missing: {setting.meaning}. Give {setting.key}=...")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     high = MAX_WHOLE if setting.is_whole and setting.high is None else setting.high

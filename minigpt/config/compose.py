@@ -1,9 +1,8 @@
-"""From the command line to a checked, typed config. The only place in the package that imports Hydra.
+"""From a command line to a checked, typed config.
 
-Hydra composes the YAML files that the group choices name. Single settings never pass through its grammar: their
-text is read by the type schema.py gives them, so commas, quotes and braces mean nothing special. No resolver is
-ever evaluated. Every fault of the files and the command line is reported at once, before torch is imported
-and before anything is written.
+The chosen YAML files are composed by Hydra (groups.py). Single settings never pass through its grammar: their text is
+read by the type schema.py gives them, so commas, quotes and braces mean nothing special. Every fault of the files
+and the command line is reported at once, before torch is imported and before anything is written.
 """
 
 import os
@@ -11,18 +10,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any
 
-import hydra
 import yaml
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-import minigpt
 from minigpt.config.check import find_faults, find_notes
 from minigpt.config.convert import (
-    Config,
     Fault,
     fitted,
     flatten,
@@ -35,22 +28,30 @@ from minigpt.config.convert import (
     to_dict,
     value_from_text,
 )
+from minigpt.config.groups import compose_files, config_folder, find_groups, unfit_files
 from minigpt.config.help import help_page
-from minigpt.config.plain_yaml import plain_yaml
-from minigpt.config.schema import PrepareConfig, SampleConfig, SweepConfig, TrainConfig
+from minigpt.config.schema import (
+    CompareConfig,
+    DrawAttentionConfig,
+    PrepareConfig,
+    ReportConfig,
+    SampleConfig,
+    SweepConfig,
+    TrainConfig,
+    VerifyResumeConfig,
+)
 from minigpt.faults import UserFault
+from minigpt.invocation import typed
 
-CLASSES: dict[str, type] = {
+CLASSES: dict[str, type] = {  # of each command
     "train": TrainConfig,
     "prepare": PrepareConfig,
     "sample": SampleConfig,
     "sweep": SweepConfig,
-}
-FILES = {
-    "train": "scripts/train.py",
-    "prepare": "scripts/prepare_data.py",
-    "sample": "scripts/sample.py",
-    "sweep": "scripts/sweep.py",
+    "compare": CompareConfig,
+    "report": ReportConfig,
+    "verify-resume": VerifyResumeConfig,
+    "draw-attention": DrawAttentionConfig,
 }
 
 # What follows these is the user's own text and reaches us unchanged: null, 123 and ${x} are text here.
@@ -72,7 +73,6 @@ OTHER_NAMES = {
     "save_interval": "checkpoint.every_steps",
     "out_dir": "run.dir",
     "output_dir": "run.dir",
-    "init_from": "init.from",
     "dataset": "data or data.source",
     "dtype": "trainer.precision",
     "wandb_log": "logger (logger=wandb)",
@@ -81,14 +81,14 @@ OTHER_NAMES = {
     "ckpt_path": "checkpoint",
 }
 
-ONE_VALUE = "Several are trained one after the other with -m: python scripts/train.py -m key=a,b"
+OPTIONS = ("--config-dir", "-cd", "--cfg", "-c")  # which have a value
 
 
 @dataclass
 class Request:
     """What a command line asks for."""
 
-    script: str
+    command: str
     cls: type  # of the config
     choices: dict[str, str] = field(default_factory=dict)  # group -> choice
     values: dict[str, Any] = field(default_factory=dict)  # setting -> value
@@ -98,48 +98,36 @@ class Request:
     show: bool = False  # --cfg job
     help: bool = False
 
+    def refuse(self, sentence: str, *keys: str) -> None:
+        """Note a fault."""
+        self.faults.append(Fault(keys, sentence))
 
-@overload
-def compose(script: str, arguments: list[str], cls: type[Config]) -> Config: ...
-@overload
-def compose(script: Literal["train"], arguments: list[str]) -> TrainConfig: ...
-@overload
-def compose(script: Literal["prepare"], arguments: list[str]) -> PrepareConfig: ...
-@overload
-def compose(script: Literal["sample"], arguments: list[str]) -> SampleConfig: ...
-@overload
-def compose(script: Literal["sweep"], arguments: list[str]) -> SweepConfig: ...
-def compose(script: str, arguments: list[str], cls: Any = None) -> Any:
-    """The config that a command line describes.
+    def groups(self) -> dict[str, dict[str, Path]]:
+        """The command's groups of files; none if configs/ has no file of the command's name."""
+        has_file = (config_folder() / f"{self.command}.yaml").is_file()
+        return find_groups(self.cls, self.config_dir) if has_file else {}
+
+
+def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
+    """Return the config that a command line describes.
 
     Args:
-        script: "train", "prepare", "sample" or "sweep".
-        arguments: the command line behind the script's name.
-        cls: another config class than the script's own, such as one with more settings.
-
-    Returns:
-        A TrainConfig, PrepareConfig, SampleConfig or SweepConfig, or whatever `cls` is.
+        command: one of CLASSES.
+        arguments: the command line behind the command's name.
+        cls: another config class than the command's own, such as one with more settings.
 
     Raises:
         UserFault: with every fault of the command line, the files and the rules of check.py.
         SystemExit: code 0, after --help or --cfg job has printed.
     """
-    cls = cls or CLASSES[script]
-    request = _read_arguments(Request(script, cls), arguments)
-    groups = find_groups(cls, request.config_dir, request.faults)
+    request = _read_arguments(Request(command, cls or CLASSES[command]), arguments)
     if request.help:
-        print(help_page(script, cls, groups))
+        print(help_page(command, request.cls, request.groups()))
         raise SystemExit(0)
-    _refuse_unknown_choices(request, groups)
-    strange = [_strangeness(file) for file in _own_files(groups, request.config_dir)]
-    request.faults += [Fault((), sentence) for sentence in strange if sentence]
-    if any(strange):
-        request.unread.add("experiment")
-    mapping = {} if any(strange) else _compose_files(request)
-    config: Any
+    mapping = _read_files(request)
     for key, value in request.values.items():
         _set(mapping, key, value)
-    config, faults = read(cls, mapping)
+    config, faults = read(request.cls, mapping)
     faults = request.faults + [fault for fault in faults if not _touches(fault, request.faults)]
     faults += [fault for fault in find_faults(config) if not _touches(fault, faults) and _certain(fault, request)]
     if faults:
@@ -152,8 +140,33 @@ def compose(script: str, arguments: list[str], cls: Any = None) -> Any:
     return config
 
 
+def split_arguments(command: str, arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The arguments of a command that starts trainings: its own, and those of `train`. --config-dir is for both."""
+    cls = CLASSES[command]
+    own = [*settings(cls), *find_groups(cls)]
+    known = [*settings(TrainConfig), *find_groups(TrainConfig)]
+    ours: list[str] = []
+    theirs: list[str] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        name, equals, _ = argument.partition("=")
+        key = name.lstrip("+-")
+        if name in OPTIONS:
+            words = [argument, *([rest.pop(0)] if rest and not equals else [])]
+            ours += words
+            theirs += words if name in ("--config-dir", "-cd") else []
+        elif name in ("--help", "-h") or key in own or key.partition(".")[0] in sections(cls):
+            ours.append(argument)
+        elif key not in known and set(nearest(key, [*known, *own])[:1]) & set(own):
+            ours.append(argument)  # whoever has the nearest name says so
+        else:
+            theirs.append(argument)
+    return ours, theirs
+
+
 def to_yaml(config: Any) -> str:
-    """The config as YAML in the outside spelling."""
+    """The config as YAML in the users' spelling."""
     return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
 
 
@@ -161,34 +174,61 @@ def to_yaml(config: Any) -> str:
 
 
 def _read_arguments(request: Request, arguments: list[str]) -> Request:
+    known, groups = settings(request.cls), request.groups()
+    words = next((key for key, setting in known.items() if setting.words), None)
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
         name, equals, text = argument.partition("=")
+        key = name.removeprefix("+").removeprefix("+")
         if argument in ("--help", "-h"):
             request.help = True
-        elif name in ("--config-dir", "-cd", "--cfg", "-c"):
-            text = text if equals else rest.pop(0) if rest else ""
-            _read_option(request, name, text)
+        elif name in OPTIONS:
+            _read_option(request, name, text if equals else rest.pop(0) if rest else "")
         elif argument in ("-m", "--multirun"):
-            request.faults.append(Fault((), f"{argument} is for trainings alone, not with --cfg. {ONE_VALUE}"))
+            request.refuse(f"{argument} is for trainings alone, not with --cfg. {_one_value()}")
+        elif equals and key in groups:
+            request.choices[key] = text
+        elif equals and key in known:
+            _read_setting(request, key, text)
+        elif words and not name.startswith("-") and (not equals or os.sep in name or os.path.exists(argument)):
+            request.values.setdefault(words, []).append(argument)
         elif not equals or name.startswith("-"):
             follows = rest.pop(0) if rest and name.startswith("-") and not equals and "=" not in rest[0] else text
-            request.faults.append(Fault((), _not_a_setting(request, name, follows)))
+            request.refuse(_not_a_setting(request, name, follows))
         else:
-            _read_setting(request, name, text)
+            request.refuse(_unknown(request, key), key)
     return request
 
 
 def _read_option(request: Request, name: str, text: str) -> None:
+    folder = Path(os.path.expanduser(text))
     if name in ("--cfg", "-c"):
         request.show = True
         if text != "job":
-            request.faults.append(Fault((), f"--cfg prints the composed configuration. Type --cfg job, got {text!r}."))
-    elif not Path(os.path.expanduser(text)).is_dir() or not text or "${" in text:
-        request.faults.append(Fault((), f"--config-dir wants a folder with group folders in it, got {text!r}."))
+            request.refuse(f"--cfg prints the composed configuration. Type --cfg job, got {text!r}.")
+    elif not folder.is_dir() or not text or "${" in text:
+        request.refuse(f"--config-dir wants a folder with group folders in it, got {text!r}.")
     else:
-        request.config_dir = str(Path(os.path.expanduser(text)).resolve())
+        request.config_dir = str(folder.resolve())
+
+
+def _read_setting(request: Request, key: str, text: str) -> None:
+    setting = settings(request.cls)[key]
+    kind = setting.kind
+    if setting.literal:
+        request.values[key] = [*request.values.get(key, []), text] if kind == list[str] else text
+    elif "${" in text and kind != list[str]:
+        request.refuse(f"{key}={shown(text)}: ${{...}} is not evaluated. Write the value itself.", key)
+    else:
+        request.values[key] = value_from_text(kind, text)
+        first = value_from_text(kind, text.partition(",")[0])
+        if "," in text and fitted(kind, request.values[key])[1] and not fitted(kind, first)[1]:
+            request.refuse(f"{key} takes one value, got {shown(text)}. {_one_value()}", key)
+
+
+def _one_value() -> str:
+    return f"Several are trained one after the other with -m: {typed('train')} -m key=a,b"
 
 
 def _not_a_setting(request: Request, name: str, value: str) -> str:
@@ -196,148 +236,71 @@ def _not_a_setting(request: Request, name: str, value: str) -> str:
     if name.startswith("~"):
         return f"{shown(name)}: settings can't be removed, only given another value: key=VALUE."
     bare = name.lstrip("-").replace("-", "_")
-    groups = find_groups(request.cls)
-    known = [*settings(request.cls), *groups]
-    if not name.startswith("-"):
-        for group, choices in groups.items():
-            if name in choices:
-                return f"{shown(name)} alone says nothing. Did you mean {group}={name}?"
-    meant = nearest(bare, known) if bare else []
+    groups = request.groups()
+    for group in groups if bare == name else ():
+        if name in groups[group]:
+            return f"{shown(name)} alone says nothing. Did you mean {group}={name}?"
+    meant = nearest(bare, [*settings(request.cls), *groups]) if bare else []
     wanted = " or ".join(f"{each}={value if value.isprintable() and value else 'VALUE'}" for each in meant)
-    hint = f"Did you mean {wanted}?" if wanted else f"See python {FILES[request.script]} --help."
-    typed = f"{name} {value}".rstrip()
-    return f"{shown(typed)} is not how a setting is written: key=value, no dashes. {hint}"
-
-
-def _read_setting(request: Request, name: str, text: str) -> None:
-    known, groups = settings(request.cls), find_groups(request.cls)
-    key = name.removeprefix("+").removeprefix("+")
-    if key in groups:
-        request.choices[key] = text
-    elif key not in known:
-        request.faults.append(Fault((key,), _unknown(request, key)))
-    elif key == "prompt":
-        request.values[key] = [*request.values.get(key, []), text]
-    elif known[key].literal:
-        request.values[key] = text
-    elif "${" in text and known[key].kind != list[str]:
-        request.faults.append(Fault((key,), f"{key}={shown(text)}: ${{...}} is not evaluated. Write the value itself."))
-    else:
-        kind = known[key].kind
-        value = value_from_text(kind, text)
-        wanted = fitted(kind, value)[1]
-        if wanted and "," in text and not fitted(kind, value_from_text(kind, text.split(",")[0]))[1]:
-            request.faults.append(Fault((key,), f"{key} takes one value, got {shown(text)}. {ONE_VALUE}"))
-        else:
-            request.values[key] = value
+    hint = f"Did you mean {wanted}?" if wanted else f"See {typed(request.command)} --help."
+    return f"{shown(f'{name} {value}'.rstrip())} is not how a setting is written: key=value, no dashes. {hint}"
 
 
 def _unknown(request: Request, key: str) -> str:
-    cls = request.cls
-    kinds = settings(cls)
+    """The sentence for a setting that the command does not have."""
     if key.startswith("~"):
         return _not_a_setting(request, key, "")
     if key == "hydra" or key.startswith("hydra."):
         return f"{shown(key)}: Hydra's own settings are not used. run.dir=DIR says where a run goes; see --help."
-    if key in sections(cls):
-        inside = ", ".join(each for each in kinds if each.startswith(key + "."))
+    known = [*settings(request.cls), *request.groups()]
+    inside = ", ".join(each for each in known if each.startswith(key + "."))
+    if inside and key:
         return f"'{key}' is a group of settings. Set one of: {inside}."
-    known = [*kinds, *find_groups(cls)]
     if key in OTHER_NAMES and OTHER_NAMES[key].partition(" ")[0] in known:
         return f"No setting '{key}'. Here it is {OTHER_NAMES[key]}."
-    meant = nearest(key, known)
-    if not any(each.rpartition(".")[2] == key.rpartition(".")[2] for each in meant):
+    if not any(each.rpartition(".")[2] == key.rpartition(".")[2] for each in nearest(key, known)):
         for other, other_class in CLASSES.items():
             if key in settings(other_class):
-                return f"No setting '{key}' in {FILES[request.script]}: it belongs to {FILES[other]}."
+                return f"No setting '{key}' of the command {request.command}: it belongs to {other}."
     return no_setting(key, known)
 
 
 # --- files ---
 
 
-def config_folder() -> Path:
-    """configs/: inside the installed package, or beside it in a checkout."""
-    package = Path(minigpt.__file__).resolve().parent
-    return package / "configs" if (package / "configs").is_dir() else package.parent / "configs"
-
-
-def find_groups(
-    cls: type, config_dir: str | None = None, faults: list[Fault] | None = None
-) -> dict[str, dict[str, Path]]:
-    """Group -> choice -> file, of our configs and the user's folder."""
-    names = [*sections(cls), *(["experiment"] if "experiment" in settings(cls) else [])]
-    found: dict[str, dict[str, Path]] = {}
-    for folder in [config_folder(), *([Path(config_dir)] if config_dir else [])]:
-        for group in names:
-            for file in sorted((folder / group).rglob("*.yaml"), key=lambda file: file.with_suffix("")):
-                choice = file.relative_to(folder / group).with_suffix("").as_posix()
-                taken = found.setdefault(group, {}).setdefault(choice, file)
-                if taken != file and faults is not None:
-                    sentence = f"{file} has the name of minigpt's own {group}={choice}. Rename it."
-                    faults.append(Fault((group,), sentence))
-    return found
-
-
-def _refuse_unknown_choices(request: Request, groups: Mapping[str, Mapping[str, Path]]) -> None:
-    for group, choice in list(request.choices.items()):
-        if choice in groups[group]:
-            continue
-        del request.choices[group]
-        request.unread.add(group)
-        meant = [each for each in nearest(choice, groups[group]) if each]
-        hint = f" Did you mean {group}={meant[0]}?" if meant else ""
-        hint = f" {ONE_VALUE}" if "," in choice else hint
-        known = ", ".join(groups[group])
-        request.faults.append(Fault((), f"No {group} {shown(choice)}.{hint} There are: {known}."))
-
-
-def _own_files(groups: Mapping[str, Mapping[str, Path]], config_dir: str | None) -> list[Path]:
-    """The files of the user's own folder, which may be a stranger's."""
-    files = [file for choices in groups.values() for file in choices.values()]
-    return [file for file in files if config_dir and file.is_relative_to(config_dir)]
-
-
-def _strangeness(file: Path) -> str:
-    """Why a file is not given to Hydra, whose reading of it would take for ever or evaluate something; "" if it is."""
-    try:
-        content = plain_yaml(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return ""  # Hydra says what is wrong with it, if it is chosen at all
-    except ValueError as error:
-        return f"{file} can't be used: {error}."
-    if isinstance(content, dict) and "${" in str(content.get("defaults")):
-        return f"{file} has ${{...}} in its defaults, but ${{...}} is not evaluated. Write the value itself."
-    return ""
-
-
-def _compose_files(request: Request) -> dict[str, Any]:
-    """What the chosen files hold together, unresolved."""
-    overrides = [f"{group}={_quoted(choice)}" for group, choice in request.choices.items()]
-    if request.config_dir:
-        overrides.append(f"hydra.searchpath=[{_quoted('file://' + request.config_dir)}]")
-    try:
-        with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
-            composed = OmegaConf.to_container(hydra.compose(request.script, overrides=overrides), resolve=False)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError, OSError) as error:
-        text = " ".join(str(error).split())
-        request.unread.add("experiment")
-        request.faults.append(Fault((), f"The config files don't compose: {text[:600]}"))
+def _read_files(request: Request) -> dict[str, Any]:
+    """What the chosen files hold together."""
+    groups = request.groups()
+    if not groups:
         return {}
-    assert isinstance(composed, dict)
-    mapping: dict[str, Any] = {str(key): value for key, value in composed.items()}
+    _refuse_unknown_choices(request, groups)
+    unfit = unfit_files(request.cls, request.config_dir) if request.config_dir else []
+    try:
+        mapping = {} if unfit else compose_files(request.command, request.choices, request.config_dir)
+    except ValueError as error:
+        unfit, mapping = [f"The config files don't compose: {' '.join(str(error).split())[:600]}"], {}
+    for sentence in unfit:
+        request.refuse(sentence)
+        request.unread.add("experiment")
     if "experiment" in request.choices:
         mapping.setdefault("experiment", request.choices["experiment"])
     for key, value in flatten(mapping).items():
         if isinstance(value, str) and "${" in value:
-            sentence = f"A config file says {key}: {value}, but ${{...}} is not evaluated. Write the value itself."
-            request.faults.append(Fault((key,), sentence))
+            request.refuse(
+                f"A config file says {key}: {value}, but ${{...}} is not evaluated. Write the value itself.", key
+            )
     return mapping
 
 
-def _quoted(text: str) -> str:
-    """A text as Hydra's grammar reads it back unchanged."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+def _refuse_unknown_choices(request: Request, groups: Mapping[str, Mapping[str, Path]]) -> None:
+    for group, choice in list(request.choices.items()):
+        if choice not in groups[group]:
+            del request.choices[group]
+            request.unread.add(group)
+            meant = [each for each in nearest(choice, groups[group]) if each]
+            hint = f" Did you mean {group}={meant[0]}?" if meant else ""
+            hint = f" {_one_value()}" if "," in choice else hint
+            request.refuse(f"No {group} {shown(choice)}.{hint} There are: {', '.join(groups[group])}.")
 
 
 def _set(mapping: dict[str, Any], key: str, value: Any) -> None:

@@ -1,57 +1,63 @@
 """The page that --help prints: made from schema.py and the files under configs/."""
 
+import inspect
 import textwrap
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from minigpt.config.convert import settings
 from minigpt.faults import MEANINGS
+from minigpt.invocation import typed
 
 EXAMPLES = {
     "train": [
-        "python scripts/train.py",
-        "python scripts/train.py experiment=shakespeare_char_cpu",
-        "python scripts/train.py model=gpt-mini trainer.max_steps=500 optimizer.lr=6e-4 run.dir=runs/mine",
-        "python scripts/train.py data=text data.source=my_texts/ tokenizer=bpe",
+        "",
+        "experiment=shakespeare_char_cpu",
+        "model=gpt-mini trainer.max_steps=500 optimizer.lr=6e-4 run.dir=runs/mine",
+        "data=text data.source=my_texts/ tokenizer=bpe",
     ],
-    "prepare": [
-        "python scripts/prepare_data.py",
-        "python scripts/prepare_data.py data=text data.source=my_texts/ tokenizer=bpe tokenizer.vocab_size=4096",
-    ],
+    "prepare": ["", "data=text data.source=my_texts/ tokenizer=bpe tokenizer.vocab_size=4096"],
     "sample": [
-        'python scripts/sample.py checkpoint=runs/NAME prompt="def f(x):"',
-        "python scripts/sample.py checkpoint=runs/NAME prompt=Once prompt=Twice temperature=0 max_new_tokens=50",
-        """python scripts/sample.py checkpoint=runs/NAME prompt_file=start.txt stop='["\\n\\n"]'""",
+        'checkpoint=runs/NAME prompt="def f(x):"',
+        "checkpoint=runs/NAME prompt=Once prompt=Twice temperature=0 max_new_tokens=50",
+        """checkpoint=runs/NAME prompt_file=start.txt stop='["\\n\\n"]'""",
     ],
     "sweep": [
-        "python scripts/sweep.py search=lr experiment=demo trials=12 workers=2",
-        "python scripts/sweep.py search=shakespeare_char_cpu experiment=shakespeare_char_cpu seeds=3",
-        """python scripts/sweep.py search.space='{"model.n_layer": {"choices": [2, 4, 6]}}' search.sampler=grid""",
+        "search=lr experiment=demo trials=12 workers=2",
+        "search=shakespeare_char_cpu experiment=shakespeare_char_cpu seeds=3",
+        """search.space='{"model.n_layer": {"choices": [2, 4, 6]}}' search.sampler=grid""",
     ],
+    "compare": ["runs/A runs/B", "runs/A1 runs/A2 vs runs/B1 runs/B2 which=latest"],
+    "report": ["run.dir=runs/NAME"],
+    "verify-resume": ["experiment=demo trainer.max_steps=60 kills=5"],
+    "draw-attention": ["checkpoint=runs/NAME text='To be, or not to be'"],
 }
 
-RULES_OF_WRITING = """\
+OF_GROUPS = """\
 Write group=choice to take a file of configs/, key=value for a single setting. The last one wins.
-{literal}:
-  their text is taken as it is, only the shell needs quotes; a leading ~ of a path means your home folder
 --config-dir DIR     also look for group files in DIR, e.g. DIR/experiment/mine.yaml
--m                   of scripts/train.py: train each combination of lists like optimizer.lr=1e-3,3e-3 seed=1,2
---cfg job            print the composed configuration as YAML and stop"""
+-m                   of train: train each combination of lists like optimizer.lr=1e-3,3e-3 seed=1,2"""
+OF_ALL = """\
+--cfg job            print the composed configuration as YAML and stop
+{literal}:
+  their text is taken as it is, only the shell needs quotes; a leading ~ of a path means your home folder"""
 
 
-def help_page(script: str, cls: type, groups: dict[str, dict[str, Path]]) -> str:
-    """The whole page for one script.
+def help_page(command: str, cls: type, groups: Mapping[str, Mapping[str, Path]]) -> str:
+    """The whole page for one command.
 
     Args:
-        script: "train", "prepare", "sample" or "sweep".
+        command: its name.
         cls: its config class.
         groups: group -> choice -> YAML file.
     """
-    literal = [key for key, setting in settings(cls).items() if setting.literal]
-    lines = ["Examples:", *(f"  {each}" for each in EXAMPLES[script]), ""]
-    lines += [RULES_OF_WRITING.format(literal=", ".join(f"{key}=" for key in literal))]
+    literal = ", ".join(f"{key}=" for key, setting in settings(cls).items() if setting.literal)
     codes = ", ".join(f"{code} {meaning}" for code, meaning in MEANINGS.items())
+    lines = [inspect.getdoc(cls) or "", "", "Examples:"]
+    lines += [f"  {typed(command)} {each}".rstrip() for each in EXAMPLES.get(command, [])]
+    lines += ["", *([OF_GROUPS] if groups else []), *([OF_ALL.format(literal=literal)] if literal else [])]
     lines += [*textwrap.wrap(f"Exit codes: {codes}", 118, subsequent_indent=" " * 12), ""]
     if "experiment" in groups:
         lines.append("Experiments, experiment=NAME:")

@@ -28,6 +28,8 @@ class Setting:
     high: float | None = None  # ... at most this
     below: float | None = None  # ... less than this
     literal: bool = False  # text is taken as it is typed: null, 123 and ${x} are text here
+    required: bool = False  # it must be given, and not be empty
+    words: bool = False  # a list of all arguments that are not key=value
     key: str = ""  # the name that users type, where it is no Python name
     since: str = ""  # the first version that has it, if that is later than 0.1.0
     kind: Any = None  # its type
@@ -220,7 +222,7 @@ class InitConfig:
 
 @dataclass
 class TrainConfig:
-    """scripts/train.py."""
+    """Train a GPT, or continue a run."""
 
     seed: int = setting(1337, "weights, data order and dropout follow from it", "weights", low=0, high=2**32 - 1)
     batch_tokens: int = setting(
@@ -244,7 +246,7 @@ class TrainConfig:
 
 @dataclass
 class PrepareConfig:
-    """scripts/prepare_data.py."""
+    """Turn text into tokens, without training."""
 
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -252,7 +254,7 @@ class PrepareConfig:
 
 @dataclass
 class SampleConfig:
-    """scripts/sample.py."""
+    """Write text with a trained GPT."""
 
     checkpoint: str | None = setting(None, "a run directory or a checkpoint in it", "watch", literal=True)
     which: Literal["best", "latest"] = setting("best", "of a run's checkpoints", "watch")
@@ -322,10 +324,66 @@ class SweepSettings:
 
 @dataclass
 class SweepConfig:
-    """scripts/sweep.py; every other setting is one of scripts/train.py and the same for all trials."""
+    """Search for better settings by many trainings. Every setting of `train` can be given, too: all trials share it."""
 
     trials: int | None = setting(None, "how many, finished ones included; default 20, or the grid", "schedule", low=1)
     workers: int = setting(1, "trials at a time on this machine", "machine", low=1, high=4096)
     seeds: int = setting(1, "runs per trial: seed, seed + 1, ...; its value is their mean", "weights", low=1, high=1000)
     search: SearchConfig = field(default_factory=SearchConfig)
     sweep: SweepSettings = field(default_factory=SweepSettings)
+
+
+@dataclass
+class TokensConfig:
+    """Where prepared tokens are."""
+
+    dir: str | None = setting(None, "folder of prepared tokens, if not where the runs say", "watch", literal=True)
+
+
+@dataclass
+class CompareConfig:
+    """Say which run predicts better, and how sure that is: RUN_A RUN_B ... [key=value ...]
+
+    Each run's best checkpoint is scored on the whole validation split, window by window, and the paired differences are
+    judged. Runs that differ in nothing but the seed are one side. `RUN ... vs RUN ...` divides the sides by hand.
+    """
+
+    runs: list[str] = setting([], "runs or checkpoints, and `vs`", "watch", literal=True, words=True, required=True)
+    which: Literal["best", "latest"] = setting("best", "of a run's checkpoints", "watch")
+    device: Literal["auto", "cuda", "mps", "cpu"] = setting("auto", "what computes", "machine")
+    data: TokensConfig = field(default_factory=TokensConfig)
+
+
+@dataclass
+class OneRunConfig:
+    """The run directory."""
+
+    dir: str | None = setting(None, "the folder of a run, like runs/demo-1a2b3c4d", "watch", literal=True, required=True)
+
+
+@dataclass
+class ReportConfig:
+    """Draw a run's loss.png and report.html again."""
+
+    run: OneRunConfig = field(default_factory=OneRunConfig)
+
+
+@dataclass
+class VerifyResumeConfig:
+    """Prove on this machine that a killed run ends with the same bytes. Takes the settings of `train`, too.
+
+    It trains twice, once in one go and once killed with SIGKILL at random moments, and compares every byte.
+    Exit code 0: the same bytes, 1: other bytes.
+    """
+
+    kills: int = setting(5, "how often the run is killed", "watch", low=1, high=10_000)
+
+
+@dataclass
+class DrawAttentionConfig:
+    """Draw what each head attends to."""
+
+    checkpoint: str | None = setting(None, "a run directory or a checkpoint in it", "watch", literal=True)
+    text: str = setting("", "what the model reads", "watch", literal=True, required=True)
+    out: str | None = setting(None, "folder for the pictures; default RUN/attention", "watch", literal=True)
+    which: Literal["best", "latest"] = setting("best", "of a run's checkpoints", "watch")
