@@ -46,7 +46,7 @@ TEXT: dict[str, tuple[bytes | None, list[str], list[str]]] = {
         ["tokenizer=char", "samples.prompt=woöd"],
         ["'ö' (U+00F6) at position 2"],
     ),
-    "a vocabulary of nothing": (WORDS, ["tokenizer=bpe", "tokenizer.vocab_size=5"], ["at least 257", "got 5"]),
+    "a vocabulary of nothing": (WORDS, ["tokenizer=bpe", "tokenizer.vocab_size=5"], ["at least 257", "vocab_size=5"]),
     "no encoding": (WORDS, ["data.encoding=klingon"], ["klingon", "utf-8"]),
 }
 

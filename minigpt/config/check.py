@@ -14,6 +14,7 @@ from typing import Any
 
 from minigpt.config.convert import Fault, settings, shown, values
 from minigpt.config.schema import Setting
+from minigpt.invocation import typed
 
 MAX_WHOLE = 10**12  # of a whole number that states no upper limit: it catches slips of the keyboard
 
@@ -216,9 +217,9 @@ def checkpoint_is_there(checkpoint: str | None) -> str:
     if checkpoint and _there(checkpoint):
         return ""
     newest = _newest_run()
-    remedy = f"Try checkpoint={newest}" if newest else "Train one first: python scripts/train.py"
+    remedy = f"Try checkpoint={newest}" if newest else f"Train one first: {typed('train')}"
     if not checkpoint:
-        return f"Which model shall write? Give checkpoint=RUN_OR_CHECKPOINT_DIR. {remedy}"
+        return f"checkpoint is missing. Give checkpoint=RUN_OR_CHECKPOINT_DIR. {remedy}"
     return f"checkpoint={shown(checkpoint)} does not exist{_from_here(checkpoint)}. {remedy}"
 
 
@@ -283,6 +284,7 @@ RULES: list[Rule] = [
     (("samples.prompt",), prompts_are_text),
     (("logger.project",), project_has_a_name),
     (("run.dir",), folder_can_be("run.dir", "Give another folder, or leave run.dir out for a name of its own.")),
+    (("out",), folder_can_be("out", "Give another folder, or leave it out.")),
     (("sweep.dir",), folder_can_be("sweep.dir", "Give another folder, or leave sweep.dir out for a name of its own.")),
     (("sweep.storage",), storage_is_a_url),
     (("init.from",), starting_weights_are_there),

@@ -127,6 +127,7 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
     mapping = _read_files(request)
     for key, value in request.values.items():
         _set(mapping, key, value)
+    config: Any
     config, faults = read(request.cls, mapping)
     faults = request.faults + [fault for fault in faults if not _touches(fault, request.faults)]
     faults += [fault for fault in find_faults(config) if not _touches(fault, faults) and _certain(fault, request)]

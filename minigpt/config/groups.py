@@ -36,7 +36,7 @@ def _files(cls: type, folder: Path) -> Iterator[tuple[str, str, Path]]:
 
 
 def unfit_files(cls: type, config_dir: str) -> list[str]:
-    """A sentence for each file of the user's folder, perhaps a stranger's, that Hydra would read for ever or evaluate."""
+    """A sentence for each file of a folder, perhaps a stranger's, that Hydra would read for ever or evaluate."""
     ours = find_groups(cls)
     found = []
     for group, choice, file in _files(cls, Path(config_dir)):

@@ -358,7 +358,9 @@ class CompareConfig:
 class OneRunConfig:
     """The run directory."""
 
-    dir: str | None = setting(None, "the folder of a run, like runs/demo-1a2b3c4d", "watch", literal=True, required=True)
+    dir: str | None = setting(
+        None, "the folder of a run, like runs/demo-1a2b3c4d", "watch", literal=True, required=True
+    )
 
 
 @dataclass

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
+from minigpt.config.compose import CLASSES as COMMANDS
 from minigpt.config.convert import (
     flatten,
     from_dict,
@@ -18,10 +19,10 @@ from minigpt.config.convert import (
     unflatten,
     value_from_text,
 )
-from minigpt.config.schema import PrepareConfig, SampleConfig, SweepConfig, TrainConfig
+from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
 
-CLASSES = (TrainConfig, PrepareConfig, SampleConfig, SweepConfig)
+CLASSES = tuple(COMMANDS.values())
 
 
 def faults_of(cls: type, mapping: object) -> tuple[str, ...]:
