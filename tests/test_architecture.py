@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "faults": "",
     "invocation": "",
     "machine": "config data faults model process rundir torch",
-    "model": "attention config data numpy torch",
+    "model": "attention config numpy torch",
     "multirun": "config faults process rundir",
     "process": "config faults torch",
     "redact": "",

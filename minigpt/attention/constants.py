@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from minigpt.attention.masks import causal_mask
 from minigpt.attention.rotary import angles
@@ -23,7 +24,8 @@ def _kept(make: Callable[..., Made]) -> Callable[..., Made]:
 
     @functools.lru_cache(maxsize=8)
     def once(*sizes: int | torch.device | torch.dtype) -> Made:
-        with torch.inference_mode(False):  # made while sampling, it must serve training as well
+        # Made while sampling it must serve training as well, and made while a model is counted it must be real.
+        with torch.inference_mode(False), _disable_current_modes():
             return make(*sizes)
 
     @functools.wraps(make)

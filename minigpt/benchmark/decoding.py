@@ -21,7 +21,7 @@ from minigpt.config.compose import compose
 from minigpt.config.convert import to_dict
 from minigpt.config.schema import SampleConfig, TrainConfig
 from minigpt.data.prepare import Prepared
-from minigpt.machine.hardware import flops_per_token
+from minigpt.model.counting import flops_per_token
 from minigpt.model.gpt import GPT
 from minigpt.sampling.command import DTYPES, choose_decoder, load
 from minigpt.sampling.native.decoder import NativeDecoder
@@ -90,7 +90,7 @@ def lengths(block_size: int, new: int) -> tuple[int, int]:
 def too_long(config: TrainConfig, device: str, batch: int, sizes: tuple[int, int]) -> bool:
     """Whether nanoGPT, which computes the whole text again for each token, would take minutes."""
     length, new = sizes
-    forward = flops_per_token(config, 0) / 3  # only the last place goes through its output layer
+    forward = flops_per_token(config.model, 1) / 3  # only the last place goes through its output layer
     return batch * new * (length + new / 2) * forward > PATIENCE.get(device, PATIENCE_ELSEWHERE)
 
 

@@ -19,8 +19,9 @@ from minigpt.data.batch import MicroBatches
 from minigpt.data.prepare import Prepared, prepare
 from minigpt.machine.choices import Choices, choose
 from minigpt.machine.compiling import compiled_loss
-from minigpt.machine.hardware import find_device, flops_per_token
+from minigpt.machine.hardware import find_device
 from minigpt.machine.memory import keep_freed_memory
+from minigpt.model.counting import flops_per_token
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss
 from minigpt.training.optimizer import build_optimizer
@@ -117,7 +118,7 @@ def whole(task: dict[str, Any]) -> dict[str, Any]:
     facts = {
         "product_error": product_error() if task.get("product_error") else None,
         "batch_tokens": config.batch_tokens,
-        "flops_per_token": flops_per_token(config, sizes.pop()),
+        "flops_per_token": flops_per_token(config.model, sizes.pop()),
     }
     return watch.result(task["warm_up"]) | facts
 

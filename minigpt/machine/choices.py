@@ -12,7 +12,8 @@ from minigpt.config.convert import misfit, shown
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
 from minigpt.machine.cores import MAX_THREADS
-from minigpt.machine.hardware import Hardware, activation_bytes
+from minigpt.machine.hardware import Hardware
+from minigpt.model.counting import activation_bytes
 from minigpt.rundir.run_directory import RunDirectory
 
 
@@ -55,7 +56,7 @@ def choose(config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:
         kernel = "explicit" if device == "cpu" and model.block_size <= 512 else "fused"
     sequences = config.batch_tokens // model.block_size // trainer.devices
     room = _room_for_activations(config, hardware, vocab_size)
-    per_sequence = activation_bytes(config, vocab_size, precision=precision, kernel=kernel)
+    per_sequence = activation_bytes(model, vocab_size, precision=precision, kernel=kernel)
     at_once = 4096 if device == "cpu" else 16384  # tokens of a validation batch: on a CPU they fit the caches
     micro_batch = trainer.micro_batch or _largest_divisor(sequences, room // per_sequence)
     return Choices(

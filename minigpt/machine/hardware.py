@@ -1,6 +1,5 @@
 """What the machine has: its device, what that can do, and how fast it is by its data sheet."""
 
-import math
 import os
 import platform
 import re
@@ -134,28 +133,3 @@ def peak_flops(hardware: Hardware, precision: str) -> float | None:
         if re.search(pattern, hardware.name):
             return 1e12 * (half if precision == "bf16" else single)
     return None
-
-
-def flops_per_token(config: TrainConfig, vocab_size: int) -> float:
-    """Forward and backward FLOPs of one training token: 6 per matrix weight, 12 L C T for attention.
-
-    Look-ups of embeddings cost nothing; the tied head counts once.
-
-    Source: Chowdhery et al. 2022 (PaLM), appendix B.
-    """
-    model = config.model
-    matrices = 12 * model.n_layer * model.n_embd**2 + math.ceil(vocab_size / 64) * 64 * model.n_embd
-    return 6.0 * matrices + 12.0 * model.n_layer * model.n_embd * model.block_size
-
-
-def activation_bytes(config: TrainConfig, vocab_size: int, *, precision: str, kernel: str) -> int:
-    """Rough memory for the activations of one training sequence, logits included."""
-    model = config.model
-    width = 2 if precision == "bf16" else 4
-    per_block = 34 * model.n_embd * width // 2
-    if kernel == "explicit":  # writes the T x T weights down
-        per_block += 3 * model.n_head * model.block_size * width
-    blocks = per_block * model.n_layer
-    if model.checkpoint_activations:
-        blocks = model.n_embd * width * model.n_layer + per_block
-    return model.block_size * (blocks + 12 * vocab_size)

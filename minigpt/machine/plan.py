@@ -3,7 +3,8 @@
 from minigpt.config.schema import TrainConfig
 from minigpt.data.prepare import Prepared
 from minigpt.machine.choices import Choices
-from minigpt.machine.hardware import Hardware, activation_bytes
+from minigpt.machine.hardware import Hardware
+from minigpt.model.counting import activation_bytes
 from minigpt.model.gpt import GPT
 
 
@@ -24,7 +25,8 @@ def count_parameters(model: GPT) -> dict[str, int]:
 
 def memory_bytes(config: TrainConfig, choices: Choices, parameters: int, vocab_size: int) -> int:
     """Estimate: weights, gradients and two averages in fp32, and one micro-batch's activations."""
-    per_sequence = activation_bytes(config, vocab_size, precision=choices.precision, kernel=choices.attention_kernel)
+    options = {"precision": choices.precision, "kernel": choices.attention_kernel}
+    per_sequence = activation_bytes(config.model, vocab_size, **options)
     return 16 * parameters + choices.micro_batch * per_sequence
 
 

@@ -3,15 +3,30 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
-from minigpt.data.shards import TokenSplit
 from minigpt.model.loss import autocast
+
+
+class TokenSplit(Protocol):
+    """What is scored: minigpt.data.shards.TokenSplit, or anything else of this form."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of text behind the tokens."""
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+
+    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        """Tokens (n, length) of the windows that begin at `starts`."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +54,7 @@ class Score:
 
 
 def grid_batches(split: TokenSplit, block_size: int, batch: int) -> Iterator[Tensor]:
-    """The split's windows side by side: (n, block_size + 1) tokens each time, then the shorter tail alone.
+    """Yield the split's windows side by side: (n, block_size + 1) tokens each time, then the shorter tail alone.
 
     Window w predicts tokens w * block_size + 1 .. (w + 1) * block_size.
     """
@@ -64,7 +79,7 @@ def token_losses(
     rank: int = 0,
     world_size: int = 1,
 ) -> Iterator[Tensor]:
-    """The loss of each token in nats, in the order of the split; arguments as those of `evaluate`.
+    """Yield the loss of each token in nats, in the order of the split; arguments as those of `evaluate`.
 
     Yields:
         (n,) on the CPU, for each forward pass. The model is in eval mode until the last one was taken.
@@ -104,7 +119,7 @@ def evaluate(
         device: the model's.
         precision: "fp32", "bf16" or "fp64".
         first_token_bytes: text bytes of the split's first token, the only one not predicted.
-        rank: with `world_size`, the share of batches this process does; the scores of all ranks add up.
+        rank: of this process, which scores every world_size-th batch: the scores of all ranks add up.
         world_size: processes.
 
     Returns:

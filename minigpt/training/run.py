@@ -25,9 +25,10 @@ from minigpt.data.prepare import Prepared
 from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
 from minigpt.machine.choices import keep_choices, tell_changed_choices
 from minigpt.machine.compiling import compiled_loss
-from minigpt.machine.hardware import Hardware, find_device, flops_per_token, peak_flops
+from minigpt.machine.hardware import Hardware, find_device, peak_flops
 from minigpt.machine.memory import first_batch, fit_to_memory, keep_freed_memory
 from minigpt.machine.plan import describe_plan
+from minigpt.model.counting import flops_per_token
 from minigpt.model.gpt import GPT
 from minigpt.process.group import Processes, joined, was_asked_to_stop
 from minigpt.process.output import lasting_output
@@ -263,7 +264,7 @@ def step_end(
     rows, samples = (RowFile(path, screen.print) for path in (run.metrics, run.samples))
     plain = redact_values(to_dict(replace(config, run=RunConfig())))
     peak = peak_flops(hardware, module.choices.precision)
-    flops = flops_per_token(config, tokenizer.vocab_size)
+    flops = flops_per_token(config.model, tokenizer.vocab_size) if peak else 0.0
     first_token_bytes = len(tokenizer.token_bytes(int(prepared.val.tokens(0, 1)[0])))
     remote = None
     if config.logger.name == "wandb" and run.writes:

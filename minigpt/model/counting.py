@@ -1,0 +1,73 @@
+"""What a training step of a GPT costs, counted from the model itself: floating-point operations and bytes.
+
+The model runs on tensors without storage, so counting takes a tenth of a second for any size. All blocks are alike: one
+or two are counted and the others follow.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from minigpt.config.schema import ModelConfig
+from minigpt.model.gpt import GPT
+from minigpt.model.loss import autocast, next_token_loss
+
+
+def flops_per_token(config: ModelConfig, vocab_size: int) -> float:
+    """Return the floating-point operations per token of a training step: matrix products, forward and backward.
+
+    They are those of the plain step: what `checkpoint_activations` computes twice counts once, as is usual for MFU, and
+    hidden scores count like others. Look-ups of embeddings cost nothing.
+
+    Source: Chowdhery et al. 2022 (PaLM), appendix B.
+    """
+
+    def count(n_layer: int) -> int:
+        gpt, tokens = _plain_model(config, vocab_size, n_layer, kernel="explicit")
+        with FlopCounterMode(display=False) as counter:
+            next_token_loss(gpt, tokens, tokens).backward()
+        return counter.get_total_flops()
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        one, two = count(1), count(2)
+    return (one + (config.n_layer - 1) * (two - one)) / config.block_size
+
+
+def activation_bytes(config: ModelConfig, vocab_size: int, *, precision: str, kernel: str) -> int:
+    """Return the memory that one sequence adds to a training step.
+
+    It is what the forward pass saves for the backward pass and, on the way back, the gradients of one block's tensors
+    and of the logits, these in two precisions. With `checkpoint_activations` each block saves its input only. Masks of
+    dropout are not counted.
+    """
+
+    def count(batch: int) -> tuple[int, int]:
+        gpt, tokens = _plain_model(config, vocab_size, 1, kernel, batch)
+        saved: dict[int, int] = {}  # storage -> bytes: views of one tensor count once
+        around_block: list[int] = []
+
+        def save(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            saved[storage._cdata] = storage.nbytes()
+            return tensor
+
+        for add_hook in (gpt.blocks[0].register_forward_pre_hook, gpt.blocks[0].register_forward_hook):
+            add_hook(lambda *_: around_block.append(sum(saved.values())))
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor), autocast("cpu", precision):
+            loss = next_token_loss(gpt, tokens, tokens)  # kept until all is counted: no storage may be used twice
+        del loss
+        return sum(saved.values()), around_block[1] - around_block[0]
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        (all_1, block_1), (all_2, block_2) = count(1), count(2)
+    block, everything = block_2 - block_1, all_2 - all_1  # what grows with the batch: no weights, no constants
+    kept = 4 * config.block_size * config.n_embd if config.checkpoint_activations else block
+    return everything + config.n_layer * kept + 8 * config.block_size * vocab_size
+
+
+def _plain_model(config: ModelConfig, vocab_size: int, n_layer: int, kernel: str, batch: int = 1) -> tuple[GPT, Tensor]:
+    plain = replace(config, n_layer=n_layer, checkpoint_activations=False, dropout=0.0)
+    return GPT(plain, vocab_size, kernel=kernel).train(), torch.zeros(batch, config.block_size, dtype=torch.int64)

@@ -1,0 +1,50 @@
+"""The loss as a mean, and as a weighted sum that micro-batches and ranks can add up."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
+
+B, T, V = 3, 5, 11
+
+
+def some(seed=0):
+    torch.manual_seed(seed)
+    return nn.Embedding(V, V, dtype=torch.float64), torch.randint(V, (B, T)), torch.randint(V, (B, T))
+
+
+def test_weights_of_one_give_the_sum_and_zeros_hide_a_target():
+    gpt, tokens, targets = some()
+    whole = weighted_loss_sum(gpt, tokens, targets, torch.ones(B, T))
+    torch.testing.assert_close(whole / (B * T), next_token_loss(gpt, tokens, targets))
+    weights = torch.zeros(B, T)
+    weights[1, 2], weights[2, 4] = 1.0, 0.5
+    nats = -F.log_softmax(gpt(tokens), dim=-1).gather(-1, targets[..., None])[..., 0]
+    torch.testing.assert_close(weighted_loss_sum(gpt, tokens, targets, weights), nats[1, 2] + 0.5 * nats[2, 4])
+    weighted_loss_sum(gpt, tokens, targets, weights).backward()
+    assert (gpt.weight.grad.abs().sum(dim=-1) > 0).nonzero().flatten().tolist() == sorted(
+        {int(tokens[1, 2]), int(tokens[2, 4])}
+    )
+
+
+@pytest.mark.parametrize("sizes", [(1, 2), (2, 1), (1, 1, 1)])
+def test_micro_batches_of_unequal_weight_add_up_to_the_large_batch_in_value_and_gradient(sizes):
+    gpt, tokens, targets = some()
+    weights = torch.rand(B, T, dtype=torch.float64) * torch.tensor([[1.0], [0.0], [30.0]])
+    whole = weighted_loss_sum(gpt, tokens, targets, weights) / weights.sum()
+    (gradient,) = torch.autograd.grad(whole, gpt.weight)
+    parts = zip(tokens.split(sizes), targets.split(sizes), weights.split(sizes), strict=True)
+    loss = sum(weighted_loss_sum(gpt, *part) for part in parts)
+    (added,) = torch.autograd.grad(loss, gpt.weight)
+    torch.testing.assert_close(loss / weights.sum(), whole, rtol=0, atol=1e-12)
+    torch.testing.assert_close(added / weights.sum(), gradient, rtol=0, atol=1e-12)
+
+
+def test_the_sum_is_taken_in_fp32_where_products_are_in_bf16():
+    gpt, tokens, targets = some()
+    gpt = nn.Sequential(nn.Embedding(V, 8), nn.Linear(8, V))
+    with autocast("cpu", "bf16"):
+        loss = weighted_loss_sum(gpt, tokens, targets, torch.ones(B, T))
+    assert loss.dtype == torch.float32
