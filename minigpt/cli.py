@@ -155,7 +155,16 @@ def draw_attention(arguments: list[str]) -> None:
 
 
 def demo(arguments: list[str]) -> int:
-    """Train a small GPT on text that this machine already has, and let it write."""
+    """Train a small GPT on text that this machine already has, and let it write.
+
+    Usage: minigpt demo [settings, as minigpt train takes them]
+
+    The same as `minigpt train experiment=demo`, a minute or two on two CPU cores, and afterwards the comparison with an
+    n-gram model that has counted every three-byte context of the same text, a sample, and where the report is.
+    minigpt train --help lists the settings.
+
+    Example: minigpt demo data=text data.source=my_texts/ trainer.max_steps=500
+    """
     from minigpt.config.compose import compose
 
     config = compose("train", ["experiment=demo", *arguments])
@@ -169,7 +178,13 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     function.__name__.replace("_", "-"): function
     for function in (train, sample, sweep, prepare, compare, report, benchmark, verify_resume, draw_attention, demo)
 }
-OWN_HELP = ("compare", "report", "verify-resume", "draw-attention")  # of the others config/help.py makes the page
+OWN_HELP = (
+    "compare",
+    "report",
+    "verify-resume",
+    "draw-attention",
+    "demo",
+)  # of the others config/help.py makes the page
 
 
 def main() -> None:

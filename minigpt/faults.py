@@ -142,7 +142,9 @@ def unfit_python(version: tuple[int, ...] = sys.version_info[:3], platform: str 
 
 def missing_package(package: str) -> str:
     """The sentence for a package that this environment lacks."""
-    return (
-        f"the Python package '{package}' is missing in {sys.executable}. Run `make setup`, then use "
-        "`.venv/bin/python` instead of `python` (or `source .venv/bin/activate` first)."
-    )
+    missing = f"the Python package '{package}' is missing in {sys.executable}. "
+    if os.path.isfile(os.path.join(os.path.dirname(__file__), "..", "Makefile")):
+        return missing + (
+            "Run `make setup`, then use `.venv/bin/python` instead of `python` (or `source .venv/bin/activate` first)."
+        )
+    return missing + f"Type: {sys.executable} -m pip check   and install what it says minigpt-framework requires."

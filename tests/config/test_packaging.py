@@ -1,6 +1,7 @@
 """An installed wheel carries every module and every YAML file, and trains and samples from any folder."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,15 @@ def test_pyproject_lists_every_folder():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     wanted = folders(ROOT / "minigpt", "minigpt", "*.py") | folders(ROOT / "configs", "minigpt.configs", "*.yaml")
     assert set(listed) == wanted, "pyproject.toml, [tool.setuptools] packages: add or remove what differs"
+
+
+def test_no_document_installs_a_strangers_package():
+    """`minigpt` on the package index is somebody else's; ours is installed from a checkout or a wheel."""
+    name = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"]
+    assert name == "minigpt-framework"
+    for file in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("minigpt/**/*.py"), *ROOT.glob("scripts/*")]:
+        for line in file.read_text().splitlines():
+            assert not re.search(r"pip install[^`]*[\s\"'](minigpt)([\[\s\"'`=<>]|$)", line), f"{file}: {line}"
 
 
 def test_a_wheel_trains_and_samples_without_the_checkout(tmp_path):
@@ -60,6 +70,11 @@ def test_a_wheel_trains_and_samples_without_the_checkout(tmp_path):
     done = run_command(installed, elsewhere, "sample", "checkpoint=run", "prompt=wood", "max_new_tokens=5")
     assert done.stdout.startswith("wood")
     assert (elsewhere / "run" / "command.txt").read_text().startswith("python -m minigpt train data=text")
+    ask = "from minigpt.faults import missing_package; print(missing_package('hydra'))"
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    done = subprocess.run([sys.executable, "-c", ask], cwd=elsewhere, env=environment, capture_output=True, text=True)
+    assert "pip check" in done.stdout
+    assert "make setup" not in done.stdout
     # A command that starts trainings of its own finds them in the wheel.
     grid = ["data=text", "data.source=book.txt", *TINY, "seed=1,2", "data.dir=tokens"]
     assert "=== Job 2 of 2: seed=2" in run_command(installed, elsewhere, "train", "-m", *grid).stdout
