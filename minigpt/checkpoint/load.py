@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from minigpt.checkpoint.pack import (
+    CALLBACKS,
     CONFIG,
     MODEL,
     STATE,
@@ -39,7 +40,7 @@ from minigpt.faults import NoUsableCheckpoint, UserFault
 from minigpt.model.empty import empty_gpt
 from minigpt.model.gpt import GPT
 
-MAX_BYTES = {CONFIG: 1 << 16, STATE: 1 << 20, TOKENIZER: 1 << 24}  # many times what ours need
+MAX_BYTES = {CONFIG: 1 << 16, STATE: 1 << 20, TOKENIZER: 1 << 24, CALLBACKS: 1 << 24}  # many times what ours need
 OTHER_SETTING = re.compile(r"(?!model\b)(?=.{1,100}$)[a-z]\w*(\.[a-z]\w*)*")  # that another version may have
 
 

@@ -18,6 +18,7 @@ MODEL, OPTIMIZER, STATE, CONFIG, TOKENIZER = (
     "config.json",
     "tokenizer.json",
 )
+CALLBACKS, CALLBACK_TENSORS = "callbacks.json", "callbacks.safetensors"  # only where a user's own callbacks have state
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _DTYPES = {
     torch.float64: "F64",
@@ -82,11 +83,11 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     }
 
 
-def unpack_tensors(content: bytes, origin: str) -> dict[str, Tensor]:
+def unpack_tensors(content: bytes, origin: str, *, floats_only: bool = True) -> dict[str, Tensor]:
     """The tensors in the bytes of a safetensors file: numbers only, whatever the file says.
 
     Raises:
-        UserFault: it is none, or holds something else than floating-point numbers.
+        UserFault: it is none, or holds something else than floating-point numbers where only these are wanted.
     """
     try:
         tensors = load_tensors(content)
@@ -96,7 +97,7 @@ def unpack_tensors(content: bytes, origin: str) -> dict[str, Tensor]:
             f"{origin} is no usable safetensors file ({reason}){looks_like(content)}. Use another checkpoint"
         ) from None
     for name, tensor in tensors.items():
-        if tensor.dtype not in _FLOATS:
+        if floats_only and tensor.dtype not in _FLOATS:
             raise UserFault(f"{origin} holds {shown(name)} as {tensor.dtype}; wanted floating-point numbers")
     return tensors
 

@@ -37,6 +37,7 @@ from minigpt.redact import redact_values
 from minigpt.rundir.remote_logger import RemoteLogger
 from minigpt.rundir.rows import RowFile, cut_rows_after
 from minigpt.rundir.run_directory import RunDirectory
+from minigpt.training.callbacks import pack_states, restore_states
 from minigpt.training.ending import close, tell_finished
 from minigpt.training.guard import RollBack
 from minigpt.training.lightning_engine import build_trainer, quiet_lightning
@@ -62,8 +63,13 @@ def train(config: TrainConfig, callbacks: Sequence[L.Callback] = ()) -> int:
 
     Args:
         config: composed and checked.
-        callbacks: Lightning callbacks of your own. Once each optimizer step `on_before_optimizer_step` is called when
-            its gradients are there; around each validation `on_validation_start` and `on_validation_end`.
+        callbacks: Lightning callbacks of your own, called after what belongs to a step is done. All hooks of training
+            reach them (`on_before_optimizer_step` once a step, `on_train_batch_end` for each micro-batch), and around
+            our validations and saves, on_validation_start, _epoch_start, _epoch_end and _end, and on rank 0
+            on_save_checkpoint. Not called: hooks of sanity checks, of validation's batches, of test and predict, and
+            on_load_checkpoint. `trainer.callback_metrics` holds the last row; `trainer.should_stop = True` ends the
+            training with a checkpoint. What `state_dict()` gives is saved if it is JSON or tensors, and handed to
+            `load_state_dict()` when the run continues; else a warning says so before the first step.
 
     Returns:
         0 when the run is finished, 75 when a signal stopped it with a checkpoint.
@@ -181,6 +187,10 @@ def train_from(
     total_steps = steps_of(config)
     print(describe_plan(config, choices, hardware, model=gpt, prepared=prepared, total_steps=total_steps))
     module = LanguageModel(gpt, config, choices, total_steps=total_steps, state=state, optimizer_state=optimizer_state)
+    if checkpoint is not None:
+        restore_states(callbacks, checkpoint)
+    for problem in pack_states(callbacks)[1]:
+        print(f"WARNING: {problem}: it begins anew when the run continues")
     fit(run, module, prepared, hardware, processes=processes, callbacks=callbacks)
     return close(run, module)
 

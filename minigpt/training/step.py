@@ -27,6 +27,7 @@ from minigpt.rundir.remote_logger import RemoteLogger
 from minigpt.rundir.rows import RowFile
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.sampling.write import write_sample
+from minigpt.training.callbacks import pack_states
 from minigpt.training.guard import RollBack, drop, fault_of, gradients_of, norm_of, scale, scale_on_device
 from minigpt.training.lightning_engine import call_callbacks, publish
 from minigpt.training.measure import Measurement, Meter, StepResult, Validation, validation_columns
@@ -323,6 +324,7 @@ class StepEnd:
         state, trainer = module.state, module.trainer
         with module.clock.paused():
             call_callbacks(trainer, "on_validation_start")
+            call_callbacks(trainer, "on_validation_epoch_start")
             score = self.validation.score(
                 module.gpt, module.device, rank=trainer.global_rank, world_size=trainer.world_size
             )
@@ -367,8 +369,8 @@ class StepEnd:
         last = self.stop_reason is not None or self.is_last(module)
         if not self.run.writes or not self.saving.has_to(due=due, last=last):
             return
-        call_callbacks(module.trainer, "on_save_checkpoint", {"global_step": module.state.step})
         with module.clock.paused():
+            call_callbacks(module.trainer, "on_save_checkpoint", {"global_step": module.state.step})
             snapshot = Snapshot(
                 step=module.state.step,
                 weights=module.gpt.state_dict(),
@@ -379,6 +381,7 @@ class StepEnd:
                     "tokens": module.state.step * module.config.batch_tokens,
                 },
                 facts={"val_loss": row.get("val/loss")},
+                files=pack_states(module.trainer.callbacks)[0],  # type: ignore[attr-defined]
             )
             self.saving.save(snapshot, last=last)
 

@@ -1,29 +1,167 @@
-"""Lightning callbacks of a user's own: which hooks reach them."""
+"""Lightning callbacks of a user's own: which hooks reach them, when, and what of them survives a restart."""
+
+import json
 
 import lightning as L
+import pytest
+import torch
 
 from minigpt.config.compose import compose
+from minigpt.faults import STOPPED
 from minigpt.training.run import train
+from minigpt.verify import compare_runs
+
+NEVER = {
+    "on_sanity_check_start", "on_sanity_check_end", "on_validation_batch_start", "on_validation_batch_end",
+    "on_load_checkpoint", "on_exception",
+    *(f"on_{what}_{when}" for what in ("test", "predict") for when in
+      ("start", "end", "epoch_start", "epoch_end", "batch_start", "batch_end")),
+}  # fmt: skip
+HOOKS = {name for name in vars(L.Callback) if name.startswith("on_")} | {"setup", "teardown"}
 
 
 class Notes(L.Callback):
-    """Writes down each call of some hooks."""
+    """Writes down the name of each hook that is called, and how many steps were done."""
 
     def __init__(self):
         self.calls = []
 
-    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-        self.calls.append("step")
 
-    def on_validation_start(self, trainer, pl_module):
-        self.calls.append("validation")
+def _note(name):
+    def hook(self, trainer, pl_module, *arguments, **options):
+        self.calls.append((name, pl_module.state.step))
 
-    def on_validation_end(self, trainer, pl_module):
-        self.calls.append("validated")
+    return hook
 
 
-def test_a_callback_sees_each_optimizer_step_and_each_validation(run):
+for _name in HOOKS:
+    setattr(Notes, _name, _note(_name))
+
+
+@pytest.fixture(autouse=True)
+def _no_report(monkeypatch):
+    monkeypatch.setattr("minigpt.training.ending.write_report", lambda *_: None)
+
+
+def start(run, *settings, callbacks, code=0):
+    assert train(compose("train", run.arguments(*settings)), callbacks=callbacks) == code
+
+
+def test_every_hook_of_lightning_reaches_a_callback_or_is_named_as_one_that_does_not(run):
     notes = Notes()
-    train(compose("train", run.arguments("trainer.micro_batch=4", "trainer.max_steps=4")), callbacks=[notes])
-    step, validation = ["step"], ["validation", "validated"]
-    assert notes.calls == step * 2 + validation + step * 2 + validation
+    start(run, callbacks=[notes])
+    assert {name for name, _ in notes.calls} == HOOKS - NEVER
+
+
+def test_the_hooks_of_a_step_come_in_this_order(run):
+    notes = Notes()
+    start(run, "trainer.micro_batch=4", "trainer.max_steps=2", callbacks=[notes])
+    micro_batch = ["on_train_batch_start", "on_before_backward", "on_after_backward", "on_train_batch_end"]
+    names = [name for name, _ in notes.calls if name != "on_before_zero_grad"]
+    first = names.index("on_train_batch_start")
+    before_update = ["on_train_batch_start", "on_before_backward", "on_after_backward", "on_before_optimizer_step"]
+    assert names[first : first + 9] == [*micro_batch, *before_update, "on_train_batch_end"]
+    last = names[first + 9 : first + 9 + 14]
+    assert last == [
+        *micro_batch, *before_update, "on_validation_start", "on_validation_epoch_start", "on_validation_epoch_end",
+        "on_validation_end", "on_save_checkpoint", "on_train_batch_end",
+    ]  # fmt: skip
+    done = [step for name, step in notes.calls if name == "on_train_batch_end"]
+    assert done == [0, 1, 1, 2]  # the step is counted when its last micro-batch ends
+
+
+def test_a_callback_sees_the_numbers_of_the_last_row(run):
+    seen = []
+
+    class Read(L.Callback):
+        def on_validation_end(self, trainer, pl_module):
+            seen.append(float(trainer.callback_metrics["val/loss"]))
+
+    start(run, callbacks=[Read()])
+    assert seen == pytest.approx([row["val/loss"] for row in run.rows() if "val/loss" in row])
+
+
+@pytest.mark.parametrize("hook", ["on_validation_end", "on_train_batch_end"])
+def test_a_callback_may_end_the_training_with_a_checkpoint_and_the_run_goes_on(run, tmp_path, hook, capsys):
+    start(run, callbacks=[])
+    whole = run.path.rename(tmp_path / "whole")
+    stop = L.Callback()
+
+    def end(trainer, pl_module, *_):
+        trainer.should_stop = trainer.should_stop or pl_module.state.step == 4
+
+    setattr(stop, hook, end)
+    start(run, callbacks=[stop])
+    assert "a callback ended the training" in capsys.readouterr().out
+    assert sorted(path.name for path in run.path.glob("checkpoints/step-*"))[-1] == "step-000000004"
+    start(run, callbacks=[])
+    assert compare_runs(whole, run.path)[1] == []
+
+
+class Average(L.Callback):
+    """A moving average of a weight, and the steps it has seen."""
+
+    def __init__(self, stop_at=None):
+        self.average = torch.zeros(16)
+        self.seen = torch.zeros((), dtype=torch.int64)
+        self.history = []
+        self.stop_at = stop_at
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.average.lerp_(pl_module.gpt.final_norm.weight.detach(), 0.1)
+        self.seen += 1
+        self.history.append(pl_module.state.step)
+        trainer.should_stop = self.stop_at == pl_module.state.step
+
+    def state_dict(self):
+        return {"average": self.average, "counts": [self.seen], "history": self.history, "note": None}
+
+    def load_state_dict(self, state):
+        self.average, (self.seen,), self.history = state["average"], state["counts"], state["history"]
+
+
+def test_the_state_of_a_callback_goes_on_where_the_run_does(run, tmp_path):
+    straight = Average()
+    start(run, callbacks=[straight])
+    whole = run.path.rename(tmp_path / "whole")
+    start(run, callbacks=[Average(stop_at=2)])
+    resumed = Average()
+    start(run, callbacks=[resumed])
+    assert resumed.history == [0, 1, 2, 3, 4, 5]
+    assert int(resumed.seen) == 6
+    assert torch.equal(resumed.average, straight.average)
+    assert compare_runs(whole, run.path)[1] == []  # callbacks.json and callbacks.safetensors among the files
+    (checkpoint,) = whole.glob("checkpoints/step-000000006")
+    assert (checkpoint / "callbacks.safetensors").is_file()
+
+
+def test_a_state_that_is_neither_json_nor_a_tensor_is_named_before_the_first_step(run, capsys):
+    class Odd(L.Callback):
+        def state_dict(self):
+            return {"open": {1, 2}}
+
+    start(run, callbacks=[Odd()])
+    said = capsys.readouterr().out
+    assert "WARNING: the state of the callback Odd can't be saved (" in said
+    assert "Odd.open is a set; wanted JSON or tensors)" in said
+    assert said.index("WARNING") < said.index("step 1/6")
+    assert not list(run.path.rglob("callbacks.*"))
+
+
+def test_a_damaged_state_is_noticed(run, capsys):
+    start(run, "checkpoint.every_steps=3", callbacks=[Average(stop_at=4)])
+    newest = sorted(run.path.glob("checkpoints/step-*"))[-1]
+    (newest / "callbacks.json").write_text(json.dumps({"Average": {"history": []}}))
+    resumed = Average()
+    start(run, "checkpoint.every_steps=3", callbacks=[resumed])
+    assert "callbacks.json" in capsys.readouterr().out  # set aside, and the one before used
+    assert resumed.history == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_signal_still_stops_a_run_with_callbacks(run):
+    class Stop(L.Callback):
+        def on_train_batch_end(self, trainer, pl_module, *_):
+            if pl_module.state.step == 2:
+                (run.path / "STOP").touch()
+
+    start(run, callbacks=[Stop()], code=STOPPED)
