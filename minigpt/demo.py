@@ -6,7 +6,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from minigpt.checkpoint.load import load_checkpoint
 from minigpt.config.roles import default_run_dir
 from minigpt.config.schema import SampleConfig, TrainConfig
 from minigpt.data.ngram import ngram_bits_per_byte
@@ -16,12 +15,10 @@ from minigpt.invocation import typed
 from minigpt.report.page import write_report
 from minigpt.report.record import best_row, number, read_mapping, read_record
 from minigpt.rundir.files import write_file
-from minigpt.sampling.prompt import encode_prompt
-from minigpt.sampling.write import write
+from minigpt.sampling.command import sample
 from minigpt.training.run import train
 
 BASELINE = "order-3 byte n-gram"
-RULE = "-" * 65
 
 
 def demo(config: TrainConfig) -> int:
@@ -42,7 +39,9 @@ def demo(config: TrainConfig) -> int:
     # Another text than the default may hold anything: its sample starts from nothing.
     # No blank at the end of the prompt: to BPE it belongs to the next word.
     prompt, next_prompt = ("def", "class") if config.data.name == "stdlib" else ("", "...")
-    show_sample(run, prompt)
+    print(f"{f'--- a sample that starts with {prompt!r} ' if prompt else '--- a sample ':-<65}")
+    sample(SampleConfig(checkpoint=str(run), prompt=[prompt], max_new_tokens=160, temperature=0.7, top_k=50))
+    print("-" * 65)
     print(f"\nLoss picture  {run / 'loss.png'}\nThe whole run {run / 'report.html'}")
     print(f'Now you       {typed("sample")} checkpoint={shlex.quote(str(run))} prompt="{next_prompt}"')
     return code
@@ -79,14 +78,3 @@ def comparison(run: Path, baseline: float) -> str:
     if bits < baseline:
         return f"{figures}the GPT wins by {1 - bits / baseline:.0%}."
     return f"{figures}so the n-gram model is still ahead. The GPT needs more steps: trainer.max_steps=N"
-
-
-def show_sample(run: Path, prompt: str) -> None:
-    """Print a sample of the best checkpoint while it is written."""
-    loaded = load_checkpoint(run)
-    headline = f"--- a sample that starts with {prompt!r} " if prompt else "--- a sample "
-    print(f"{headline:-<65}\n{prompt}", end="", flush=True)
-    tokens = encode_prompt(loaded.tokenizer, prompt)
-    options = SampleConfig(max_new_tokens=160, temperature=0.7, top_k=50)
-    write(loaded.model, loaded.tokenizer, [tokens], options, on_text=lambda text: print(text, end="", flush=True))
-    print(f"\n{RULE}")

@@ -88,10 +88,10 @@ def test_an_unfinished_run_is_left_to_its_training(monkeypatch, tmp_path, capsys
 def test_a_finished_run_is_shown(monkeypatch, run, prepared, capsys):
     monkeypatch.setattr(demo_module, "train", lambda _: FINISHED)
     monkeypatch.setattr(demo_module, "prepare", lambda *_, **__: prepared)
-    monkeypatch.setattr(demo_module, "show_sample", lambda run, prompt: print(f"[sample {run.name} {prompt!r}]"))
+    monkeypatch.setattr(demo_module, "sample", lambda config: print(f"[sample {config.checkpoint} {config.prompt}]"))
     assert demo(TrainConfig(run=RunConfig(dir=str(run)))) == FINISHED
     shown = capsys.readouterr().out
     places = [
-        shown.index(part) for part in (BASELINE, "[sample run 'def']", "loss.png", "report.html", typed("sample"))
+        shown.index(part) for part in (BASELINE, f"[sample {run} ['def']]", "loss.png", "report.html", typed("sample"))
     ]
     assert places == sorted(places)
