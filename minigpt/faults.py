@@ -38,6 +38,10 @@ MEANINGS = {
 PYTHONS = ((3, 11), (3, 13))  # first and last version that pyproject.toml admits
 
 
+# What torchrun, or any launcher like it, tells each process. Fewer of them are left over from another job.
+LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
 class UserFault(ValueError):
     """A config, data or command-line fault. Several faults are reported in one go."""
 
@@ -93,10 +97,17 @@ def run_script(main: Callable[[list[str]], int | None]) -> None:
         code = INTERRUPTED
     except (Exception, StoppedEarly) as error:
         code, text = explain(error)
-        if code != USER_FAULT or os.environ.get("RANK", "0") == "0":  # all ranks have the same command: one says so
+        if code != USER_FAULT or not launched_rank():  # all ranks have the same command: one says so
             with contextlib.suppress(OSError):  # the screen may be gone
                 print(text, file=sys.stderr)
     sys.exit(code)
+
+
+def launched_rank() -> int | None:
+    """Return the rank that a launcher gave this process, or None if none started it."""
+    given = [os.environ.get(name, "") for name in LAUNCHED]
+    numbers = [int(each) for each in given[:3] if each.isascii() and each.isdigit()]
+    return numbers[0] if all(given) and len(numbers) == 3 and numbers[0] < numbers[1] else None
 
 
 def explain(error: BaseException) -> tuple[int, str]:

@@ -1,15 +1,21 @@
-"""The processes of one run: start them, or join those that torchrun started, and let them agree.
+"""The processes of one run: start them, or join those that torchrun started, and let them work together.
 
 Several devices mean one process each. The plain command is rank 0 and starts the others as Lightning's launcher
-does, by running the same command again with LOCAL_RANK set; we start them ourselves, because Lightning's own watch
-over them knows only one end, SIGKILL. Under torchrun all are there already. Either way one process group is formed
-before anything is read or written, and Lightning finds it formed.
+does, by running the same command again with RANK set; we start them ourselves, because Lightning's own watch over
+them knows only one end, SIGKILL. Under torchrun all are there already. Either way one process group is formed before
+anything is read or written, and Lightning finds it formed.
+
+The processes meet in a folder that only this user may enter: what they tell each other goes through a Unix socket
+there, and the addresses that the backend needs through a file there. So no port is opened that a stranger could use.
 """
 
 import contextlib
+import hashlib
 import os
+import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,13 +27,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from minigpt.config.schema import TrainerConfig
-from minigpt.faults import BUG, UserFault, explain
-from minigpt.process.heartbeat import START_SECONDS, Heartbeat
+from minigpt.faults import BUG, LAUNCHED, UserFault, explain, launched_rank
+from minigpt.process.heartbeat import Heartbeat
 from minigpt.process.output import no_output
 from minigpt.process.signals import Signals
 
-START = timedelta(seconds=START_SECONDS)
 NEVER = timedelta(days=365)  # a collective waits as long as it must; the heartbeat knows who is alive
+FOLDER = "MINIGPT_GROUP_FOLDER"  # tells the processes that rank 0 started where they meet
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 @dataclass(frozen=True)
@@ -39,11 +46,11 @@ class Processes:
     signals: Signals = field(default_factory=Signals)
 
     def wait(self) -> None:
-        """Until all ranks are here."""
+        """Return when all ranks are here."""
         self.gather("")
 
     def gather(self, text: str) -> list[str]:
-        """What each rank passes, in the order of ranks. Waits for all."""
+        """Return what each rank passes, in the order of ranks. Waits for all."""
         if self.world_size == 1:
             return [text]
         mine = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
@@ -70,7 +77,7 @@ class Processes:
 
     @contextlib.contextmanager
     def rank_zero_first(self) -> Iterator[None]:
-        """A block that rank 0 does alone, then all others."""
+        """Let rank 0 do a block alone, then all others."""
         if self.rank:
             self.wait()
         yield
@@ -86,31 +93,35 @@ def _all_gather(tensor: Tensor) -> list[Tensor]:
 
 @contextlib.contextmanager
 def joined(trainer: TrainerConfig, device: str, signals: Signals) -> Iterator[Processes]:
-    """A `with` block with all processes of the run. An exception in one of them ends all, and is printed once.
+    """Form the group of the run's processes for a `with` block. An exception in one ends all, and is printed once.
 
     Args:
         trainer: devices and strategy.
         device: "cuda" or "cpu" (mps is never more than one device).
         signals: a second Ctrl-C in any process ends all.
     """
-    started_by_others = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
-    if started_by_others not in (1, trainer.devices):
+    rank = launched_rank()
+    started = 1 if rank is None else int(os.environ["WORLD_SIZE"])
+    if started not in (1, trainer.devices):
         raise UserFault(
-            f"{started_by_others} processes were started, but trainer.devices={trainer.devices}. "
-            f"Add trainer=ddp trainer.devices={started_by_others} (one machine), or start one process only"
+            f"{started} processes were started, but trainer.devices={trainer.devices}. Add trainer=ddp "
+            f"trainer.devices={started} (one machine), or start one process only. If no launcher started this "
+            f"command, its variables are left over from another job: unset {' '.join(LAUNCHED)}"
         )
     if trainer.devices == 1:
         yield Processes(signals=signals)
         return
-    rank = int(os.environ["RANK"]) if started_by_others > 1 else 0
-    store, heartbeat = _meet(rank, trainer.devices, started_by_others > 1)
-    processes = Processes(rank, trainer.devices, signals)
+    rank = rank if rank is not None and started > 1 else 0
+    children: dict[int, subprocess.Popen] = {}
+    heartbeat = Heartbeat(rank, trainer.devices, _meeting_folder(started > 1), children)
     signals.quiet = rank > 0
     signals.before_exit = heartbeat.fail
     try:
+        if started == 1:
+            _start_others(trainer.devices, heartbeat.folder, children)
         with no_output() if rank else contextlib.nullcontext():
-            _form_group(processes, store, device)
-            yield processes
+            _form_group(rank, trainer.devices, heartbeat.meet(), device)
+            yield Processes(rank, trainer.devices, signals)
     except BaseException as error:
         signals.noted_only = True  # nothing may disturb the way out
         code, text = explain(error)
@@ -119,49 +130,56 @@ def joined(trainer: TrainerConfig, device: str, signals: Signals) -> Iterator[Pr
     dist.destroy_process_group()
 
 
-def _meet(rank: int, world_size: int, all_are_started: bool) -> tuple[dist.Store, Heartbeat]:
-    """Start what must be started, and connect the heartbeat through a store that rank 0, or torchrun, keeps."""
-    children: dict[int, subprocess.Popen] = {}
-    heartbeat = Heartbeat(rank, world_size, children)
-    place = {}
-    if all_are_started:
-        kept, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=START))
-    else:
-        kept = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=START)
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(kept.port), "WORLD_SIZE": str(world_size)}
-    # torchrun's store still holds what the processes before a restart have said.
-    store = dist.PrefixStore(f"minigpt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", kept)
-    if rank:
-        heartbeat.join(store.get("heartbeat").decode())
-    else:
-        store.set("heartbeat", heartbeat.listen())
-    for other in range(1, world_size if place else 1):
-        names = {"RANK": str(other), "LOCAL_RANK": str(other)}
-        children[other] = subprocess.Popen([sys.executable, *sys.orig_argv[1:]], env=os.environ | place | names)
-    return store, heartbeat
+def _meeting_folder(launched: bool) -> Path:
+    """Return a folder that all processes of the run find, and that only this user may enter.
+
+    Raises:
+        UserFault: somebody else has made the folder.
+    """
+    place = tempfile.gettempdir() if len(tempfile.gettempdir()) < 60 else "/tmp"  # a socket's path has 104 bytes
+    if not launched:
+        return Path(tempfile.mkdtemp(prefix="minigpt-", dir=place))
+    if FOLDER in os.environ:
+        return Path(os.environ[FOLDER])
+    # Processes of one launcher have the same parent, and so have those that it starts again after a failure.
+    facts = (os.getuid(), os.getppid(), os.environ.get("TORCHELASTIC_RESTART_COUNT"))
+    name = f"minigpt-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
+    folder = Path(place) / name
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise UserFault(f"{folder} is not a folder of yours alone. Set TMPDIR to a folder that only you may write to")
+    return folder
 
 
-def _form_group(processes: Processes, store: dist.Store, device: str) -> None:
+def _start_others(world_size: int, folder: Path, children: dict[int, subprocess.Popen]) -> None:
+    """Start this command again as ranks 1, 2 ..."""
+    place = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", FOLDER: str(folder)}
+    for rank in range(1, world_size):
+        names = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        children[rank] = subprocess.Popen([sys.executable, *sys.orig_argv[1:]], env=os.environ | place | names)
+
+
+def _form_group(rank: int, world_size: int, store: Path, device: str) -> None:
+    """Form torch's process group, whose own connections stay on this machine."""
     if device == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(rank)
+    for backend in ("GLOO", "NCCL"):
+        os.environ.setdefault(f"{backend}_SOCKET_IFNAME", LOOPBACK)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
-        store=store,
-        rank=processes.rank,
-        world_size=processes.world_size,
+        store=dist.FileStore(str(store), world_size),
+        rank=rank,
+        world_size=world_size,
         timeout=NEVER,
     )
 
 
 def torchrun_id() -> str | None:
-    """Which torchrun this process belongs to; the same for the processes that it starts again."""
+    """Return which torchrun this process belongs to; the same for the processes that it starts again."""
     run = os.environ.get("TORCHELASTIC_RUN_ID")
     return None if run is None else f"{run} {os.getppid()}"
-
-
-def is_restart() -> bool:
-    """Whether torchrun has started this process again after a failure."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 STOP_MARK = ".stopped"
@@ -177,11 +195,12 @@ def mark_stopped(run_dir: Path) -> None:
 
 
 def was_asked_to_stop(run_dir: Path) -> bool:
-    """Whether the torchrun that started this process again was asked to stop before (says so); else forget it."""
+    """Return whether the torchrun that started this process again was asked to stop (says so); else forget it."""
     mark = run_dir / STOP_MARK
     identity = torchrun_id()
-    if identity is not None and is_restart() and mark.is_file() and mark.read_text().startswith(identity + " "):
-        if os.environ.get("RANK", "0") == "0":
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    if identity is not None and restarted and mark.is_file() and mark.read_text().startswith(identity + " "):
+        if not launched_rank():
             print("This run was asked to stop. torchrun began it again all the same; a new torchrun continues it.")
         return True
     with contextlib.suppress(OSError):

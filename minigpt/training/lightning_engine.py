@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning as L
 import torch
+import torch.distributed as dist
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
@@ -36,12 +37,19 @@ def quiet_lightning() -> None:
 class FormedAlready(LightningEnvironment):
     """The processes are there and their group is formed (process/group.py), whoever started them.
 
-    Given explicitly, so that Lightning looks for no torchrun or SLURM of its own, and takes no signal for it.
+    Given explicitly, so that Lightning looks for no torchrun or SLURM of its own, takes no signal for it, and reads no
+    rank from variables that another job may have left behind.
     """
 
     @property
     def creates_processes_externally(self) -> bool:
         return True
+
+    def local_rank(self) -> int:
+        return dist.get_rank() if dist.is_initialized() else 0
+
+    def node_rank(self) -> int:
+        return 0
 
 
 def build_trainer(

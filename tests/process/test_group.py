@@ -1,17 +1,22 @@
 """Two processes on CPU: the same numbers as one, one end for all, and the same bytes after whatever happened."""
 
+import contextlib
 import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
 from minigpt.checkpoint.store import list_checkpoints, step_of, verify
+from minigpt.faults import UserFault
+from minigpt.process import group
 from minigpt.process.group import Processes
 from minigpt.rundir.rows import TIMINGS
 
@@ -165,6 +170,51 @@ def test_torchrun_carries_a_run_through_a_killed_process(run):
     assert trial.said().count("ended without a word") == 1
     assert story(run) == ["began", "continued", "finished"]
     assert_close(rows(whole), rows(run))
+
+
+def listening(pid: int) -> list[str]:
+    """Addresses of a process's listening TCP sockets, as /proc writes them."""
+    inodes = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(os.readlink(file).removeprefix("socket:[").removesuffix("]"))
+    text = Path(f"/proc/{pid}/net/tcp").read_text() + Path(f"/proc/{pid}/net/tcp6").read_text()
+    lines = [line.split() for line in text.splitlines()]
+    return [fields[1].rpartition(":")[0] for fields in lines if fields[3] == "0A" and fields[9] in inodes]
+
+
+LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp6").exists(), reason="asks /proc")
+@pytest.mark.parametrize("launcher", [PLAIN, pytest.param(TORCHRUN, marks=pytest.mark.soak)], ids=["plain", "torchrun"])
+def test_no_process_of_a_run_listens_beyond_this_machine(run, launcher):
+    trial = Trial(run, launcher, fault="import time\nif step > 3: time.sleep(0.2)")
+    pids = [trial.pid(0), trial.pid(1)]
+    while not (run.path / "metrics.jsonl").exists():
+        assert trial.process.poll() is None, trial.said()
+        time.sleep(0.02)
+    addresses = [address for pid in pids for address in listening(pid)]
+    assert set(addresses) <= LOOPBACK, addresses
+    assert addresses, "gloo listens for its own connections"
+    os.kill(pids[1], signal.SIGTERM)
+    assert trial.wait() == (75 if launcher is PLAIN else 1), trial.said()
+
+
+def test_a_meeting_place_that_somebody_else_made_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = group._meeting_folder(launched=True)
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    assert group._meeting_folder(launched=True) == made
+    made.chmod(0o755)
+    with pytest.raises(UserFault, match="not a folder of yours alone"):
+        group._meeting_folder(launched=True)
+    made.rmdir()
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    made.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserFault, match="not a folder of yours alone"):
+        group._meeting_folder(launched=True)
+    assert stat.S_IMODE(group._meeting_folder(launched=False).stat().st_mode) == 0o700
 
 
 CAUSES = {

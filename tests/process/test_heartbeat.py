@@ -1,7 +1,10 @@
 """Processes that watch each other: whoever dies, stops or fails, all end soon, and the cause is said once."""
 
+import contextlib
 import os
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import time
@@ -12,18 +15,11 @@ import pytest
 # A rank without torch: it beats, and on a line from its parent it fails, leaves, or hangs with Python blocked.
 RANK = """
 import ctypes, sys, time
+from pathlib import Path
 from minigpt.process.heartbeat import Heartbeat
 rank, world_size, place = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-heartbeat = Heartbeat(rank, world_size)
-if rank == 0:
-    open(place + ".new", "w").write(heartbeat.listen())
-    import os; os.rename(place + ".new", place)
-else:
-    while True:
-        try:
-            heartbeat.join(open(place).read()); break
-        except FileNotFoundError:
-            time.sleep(0.01)
+heartbeat = Heartbeat(rank, world_size, Path(place))
+heartbeat.meet()
 while len(heartbeat.peers) < (world_size - 1 if rank == 0 else 1):
     time.sleep(0.01)
 print("ready", flush=True)
@@ -46,11 +42,13 @@ class Ranks:
 
     def __init__(self, folder: Path, silence: float):
         self.log = folder / "stderr"
+        self.hub = folder / "meet" / "hub"
+        self.hub.parent.mkdir(mode=0o700)
         environment = os.environ | {"MINIGPT_HEARTBEAT_SECONDS": str(silence)}
         with open(self.log, "w") as log:
             self.processes = [
                 subprocess.Popen(
-                    [sys.executable, "-c", RANK, str(rank), "3", str(folder / "address")],
+                    [sys.executable, "-c", RANK, str(rank), "3", str(folder / "meet")],
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, text=True,
                 )
                 for rank in range(3)
@@ -162,15 +160,75 @@ def test_a_pause_of_all_together_is_forgiven(ranks):
     assert three.said() == []
 
 
-def test_strangers_are_turned_away(ranks, tmp_path):
-    import socket
+def connect(path):
+    stranger = socket.socket(socket.AF_UNIX)
+    stranger.settimeout(5)
+    stranger.connect(str(path))
+    return stranger
 
-    three = ranks()
-    port = int((tmp_path / "address").read_text().split()[0])
-    with socket.create_connection(("127.0.0.1", port)) as stranger:
-        stranger.sendall(b'{"key": "guess", "rank": 1, "pid": 1}\n')
-        stranger.settimeout(5)
-        assert stranger.recv(100) == b""
+
+WRONG = [
+    b"GET / HTTP/1.1\r\n\r\n",
+    b'{"failed": 0}\n',
+    b'{"rank": 1, "pid": 1}\n',  # there is a rank 1
+    b'{"rank": 0, "pid": 4711}\n',
+    b'{"rank": 3, "pid": 4711}\n',
+    b'{"rank": "1", "pid": [2]}\n{"end": 0}\n',
+    b"5\n" * 1000,
+    b"[" * 100_000 + b"\n",
+    b"x" * (2 << 20),
+]
+
+
+def test_wrong_bytes_of_a_stranger_change_nothing(ranks):
+    three = ranks(silence=1.0)
+    for bytes_ in WRONG:
+        with connect(three.hub) as stranger, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            stranger.sendall(bytes_)
+            assert stranger.recv(100) == b""
     for rank in (1, 2, 0):
         three.tell(rank, "leave")
     assert three.codes() == [75, 75, 75]
+    assert three.said() == []
+
+
+def test_slow_strangers_keep_nobody_from_beating(ranks):
+    """Silent ones, and one that sends a byte now and then, for longer than a rank may be silent."""
+    three = ranks(silence=1.0)
+    strangers = [connect(three.hub) for _ in range(20)]
+    for byte in b'{"rank':
+        strangers[0].sendall(bytes([byte]))
+        time.sleep(0.5)
+    three.tell(1, "fail")
+    assert three.codes() == [5, 5, 5]
+    for stranger in strangers:
+        stranger.close()
+
+
+@pytest.mark.parametrize("message", [b'{"failed": 0}\n', b'{"end": 0, "text": "all is well"}\n', b'{"failed": "0"}\n'])
+def test_no_message_ends_a_run_as_finished(tmp_path, message):
+    """A rank that speaks as ours do, and says that the run is over with exit code 0."""
+    place = tmp_path / "meet"
+    place.mkdir()
+    code = RANK.replace("while len", "import threading; threading.Thread(target=sys.stdin.read).start()\nwhile len")
+    hub = subprocess.Popen([sys.executable, "-c", code, "0", "2", str(place)], stdin=subprocess.PIPE)
+    while not (place / "hub").exists():
+        time.sleep(0.01)
+    time.sleep(0.1)
+    sleeper = subprocess.Popen(["sleep", "60"])
+    with connect(place / "hub") as rank:
+        rank.sendall(b'{"rank": 1, "pid": %d}\n' % sleeper.pid)
+        assert b"store" in rank.recv(1000)
+        rank.sendall(message)
+        assert hub.wait(15) == 1
+    sleeper.kill()
+    sleeper.wait()
+
+
+def test_the_meeting_place_goes_with_the_run(ranks):
+    three = ranks()
+    assert stat.S_IMODE(three.hub.parent.stat().st_mode) == 0o700
+    for rank in (1, 2, 0):
+        three.tell(rank, "leave")
+    assert three.codes() == [75, 75, 75]
+    assert not three.hub.parent.exists()
