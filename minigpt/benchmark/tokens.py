@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from minigpt.config.schema import DataConfig, TokenizerConfig
 from minigpt.data.make import save_json
 from minigpt.data.prepare import Prepared, prepare
-from minigpt.data.shards import SHARD_TOKENS, TokenSplit, fingerprint, write_split
+from minigpt.data.shards import SHARD_TOKENS, SplitWriter, TokenSplit, fingerprint
 from minigpt.data.tokenizer import Tokenizer
 
 ALPHABET = (string.ascii_letters + string.digits + " .\n").encode()  # 65 characters, as many as Tiny Shakespeare has
@@ -85,9 +85,7 @@ def _plant(
     folder = kept.folder
     save_json(folder / "tokenizer.json", tokenizer.to_json())
     sidecars = {
-        name: write_split(
-            folder, name, iter([tokens]), text_bytes=len(tokens), tokenizer=tokenizer, shard_tokens=SHARD_TOKENS
-        )
+        name: _write(SplitWriter(folder, name, tokenizer=tokenizer, shard_tokens=SHARD_TOKENS), tokens)
         for name, tokens in (("train", train), ("val", val))
     }
     if copies > 1:
@@ -99,6 +97,13 @@ def _plant(
     save_json(folder / "prepared.json", content | {"fingerprint": whole, "summary": summary})
     train_split, val_split = (TokenSplit(folder, name, tokenizer=tokenizer) for name in ("train", "val"))
     return Prepared(folder, tokenizer, train_split, val_split, whole, summary)
+
+
+def _write(split: SplitWriter, tokens: NDArray[np.uint16]) -> dict[str, Any]:
+    """Write a split whole, a byte of text behind each token."""
+    with split as writer:
+        writer.write(tokens, len(tokens))
+        return writer.finish()
 
 
 def _multiply(folder: Path, sidecar: dict[str, Any], copies: int, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -6,15 +6,13 @@ millisecond, hundreds of times as fast as a model trains on it (docs/PERFORMANCE
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import KW_ONLY, dataclass, replace
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from minigpt.data.order import batch_of_step, window_starts
+from minigpt.data.shards import TokenSplit
 
 
 @dataclass
@@ -44,19 +42,7 @@ class Batch:
         return {name: part for name, part in vars(self).items() if part is not None}
 
 
-class Split(Protocol):
-    """What batches are cut from: minigpt.data.shards.TokenSplit, or anything else of this form."""
-
-    def __len__(self) -> int:
-        """Number of tokens."""
-
-    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-        """Tokens (n, length) of the windows that begin at `starts`."""
-
-    def weights(self, starts: NDArray[np.int64], length: int) -> NDArray[np.float32] | None:
-        """The weights (n, length) of these windows' tokens as targets, or None if all count the same."""
-
-
+@dataclass
 class MicroBatches:
     """Micro-batch i of one rank: part i % accumulate of optimizer step i // accumulate.
 
@@ -65,7 +51,7 @@ class MicroBatches:
     without end.
 
     Args:
-        split: the training tokens.
+        split: the training tokens; anything with `len`, `windows` and `weights` will do.
         seed: of the data order.
         block_size: T.
         micro_batch: sequences per forward pass and device.
@@ -77,30 +63,17 @@ class MicroBatches:
         pin_memory: whether batches that are iterated over are made for copying to a GPU.
     """
 
-    def __init__(
-        self,
-        split: Split,
-        *,
-        seed: int,
-        block_size: int,
-        micro_batch: int,
-        accumulate: int,
-        rank: int = 0,
-        world_size: int = 1,
-        skipped_batches: Sequence[Sequence[int]] = (),
-        start_step: int = 0,
-        pin_memory: bool = False,
-    ):
-        self.split = split
-        self.seed = seed
-        self.block_size = block_size
-        self.micro_batch = micro_batch
-        self.accumulate = accumulate
-        self.rank = rank
-        self.world_size = world_size
-        self.skipped_batches = skipped_batches
-        self.start_step = start_step
-        self.pin_memory = pin_memory
+    split: TokenSplit
+    _: KW_ONLY
+    seed: int
+    block_size: int
+    micro_batch: int
+    accumulate: int
+    rank: int = 0
+    world_size: int = 1
+    skipped_batches: Sequence[Sequence[int]] = ()
+    start_step: int = 0
+    pin_memory: bool = False
 
     def __iter__(self) -> Iterator[Batch]:
         for index in itertools.count(self.start_step * self.accumulate):

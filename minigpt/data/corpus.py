@@ -6,12 +6,9 @@ bytewise order of their paths; how many documents are in one is its reader's to 
 """
 
 import codecs
-import difflib
-import hashlib
 import itertools
 import os
 import platform
-import stat
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -22,11 +19,10 @@ from minigpt.data.download import download
 from minigpt.data.readers import read
 from minigpt.data.readers.document import Document, File, ReadOptions
 from minigpt.faults import StorageFailure, UserFault
-from minigpt.rundir.files import write_file
+from minigpt.rundir.files import sha256_of, write_file
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-NAMES = ("stdlib", "shakespeare_char", "text")
 
 # Modules that 3.11, 3.12 and 3.13 all have, without those that Linux distributions put into packages of their own
 # (idlelib, tkinter, turtle, venv, ...), and without tables that a program wrote (encodings, pydoc_data, token, ...).
@@ -92,22 +88,17 @@ def find_corpus(data: DataConfig, *, raw: bool = False, url: str = SHAKESPEARE_U
     """
     if data.name == "stdlib":
         return _stdlib()
-    encoding = _check_encoding(data)
     if data.name == "shakespeare_char":
         path = _shakespeare(data, url)
         return Corpus(data.name, (_file(path, path.name),), ReadOptions(raw=raw))
-    if data.name != "text":
-        raise UserFault(f"data.name={data.name!r} is not known; wanted one of {', '.join(NAMES)}")
-    if not data.source:
-        raise UserFault("data=text needs a file or folder of text: data.source=FILE_OR_DIR")
-    source, prepared = typed_path(data.source), typed_path(data.dir)
+    source, prepared = typed_path(data.source or ""), typed_path(data.dir)
     if source.is_dir() and source.resolve() == prepared.resolve():
         raise UserFault(
             f"data.source={data.source} is data.dir itself, where prepared tokens land; move the text to a folder of "
             "its own, or name another place for the tokens: data.dir=DIR"
         )
     files, notes = _files(source, leave_out=prepared)
-    return Corpus(data.name, files, ReadOptions(encoding, data.errors, raw), notes)
+    return Corpus(data.name, files, ReadOptions(codecs.lookup(data.encoding).name, data.errors, raw), notes)
 
 
 def _stdlib() -> Corpus:
@@ -136,7 +127,7 @@ def _shakespeare(data: DataConfig, url: str) -> Path:
     if data.source:
         path = typed_path(data.source)
         _files(path)
-        got = _sha256(path) if path.is_file() else "none: it is a folder"
+        got = sha256_of(path) if path.is_file() else "none: it is a folder"
         if got != SHAKESPEARE_SHA256:
             raise UserFault(
                 f"{path} is not Tiny Shakespeare: its SHA-256 is {got}, wanted {SHAKESPEARE_SHA256}. For a text of "
@@ -144,7 +135,7 @@ def _shakespeare(data: DataConfig, url: str) -> Path:
             )
         return path
     path = typed_path(data.dir) / "tinyshakespeare.txt"
-    if path.is_file() and _sha256(path) == SHAKESPEARE_SHA256:
+    if path.is_file() and sha256_of(path) == SHAKESPEARE_SHA256:
         return path
     try:
         content = download(url, SHAKESPEARE_SHA256)
@@ -157,9 +148,7 @@ def _shakespeare(data: DataConfig, url: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, content)
     except OSError as error:
-        raise StorageFailure(
-            f"can't write {path}: {error.strerror or error}. Choose another folder: data.dir=DIR"
-        ) from None
+        raise StorageFailure(f"can't write {path}: {error.strerror}. Choose another folder: data.dir=DIR") from None
     return path
 
 
@@ -171,31 +160,17 @@ def typed_path(text: str) -> Path:
 
 def _files(source: Path, leave_out: Path | None = None) -> tuple[tuple[File, ...], tuple[str, ...]]:
     """The files of a file or folder, and notes on what was left out."""
-    try:
-        mode = source.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        raise SourceGone(
-            f"data.source={source} does not exist (looked for {source.absolute()}){_nearest(source)}"
-        ) from None
-    except OSError as error:
-        raise UserFault(f"data.source={source} can't be read: {error.strerror or error}") from None
-    if stat.S_ISREG(mode):
-        found = [_file(source, source.name)]
-    elif stat.S_ISDIR(mode):
+    if not source.exists():
+        raise SourceGone(f"data.source={source} does not exist (looked for {source.absolute()})")
+    if source.is_dir():
         found = [_file(path, path.relative_to(source).as_posix()) for path in _walk(source, leave_out)]
+    elif source.is_file():
+        found = [_file(source, source.name)]
     else:
         raise UserFault(f"data.source={source} is neither a file nor a folder; write the text to a file first")
     files = [file for file in found if file.size]
     if not files:
-        got = (
-            "is empty (0 bytes)"
-            if stat.S_ISREG(mode)
-            else (
-                f"holds {len(found)} files, all empty"
-                if found
-                else f"holds no files (looked for {source}/**, hidden ones left out)"
-            )
-        )
+        got = f"holds {len(found)} files, all empty" if found else "holds no files (hidden ones are left out)"
         raise UserFault(f"data.source={source} {got}; wanted text")
     empty = len(found) - len(files)
     return _in_order(files), (f"{empty} empty files left out",) if empty else ()
@@ -203,9 +178,7 @@ def _files(source: Path, leave_out: Path | None = None) -> tuple[tuple[File, ...
 
 def _walk(folder: Path, leave_out: Path | None) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
-        raise UserFault(
-            f"{error.filename} can't be read: {error.strerror}. Give yourself permission or leave it out of the folder"
-        )
+        raise UserFault(f"{error.filename} can't be read: {error.strerror}. Give yourself permission or leave it out")
 
     skipped = leave_out.resolve() if leave_out else None
     for parent, folders, files in os.walk(folder, onerror=refuse):
@@ -226,31 +199,3 @@ def _file(path: Path, label: str) -> File:
     except OSError as error:
         raise UserFault(f"{path} can't be read: {error.strerror or error}") from None
     return File(path, label, status.st_size, status.st_mtime_ns)
-
-
-def _nearest(source: Path) -> str:
-    try:
-        near = difflib.get_close_matches(source.name, os.listdir(source.parent), n=1)
-    except OSError:
-        return ""
-    return f". Did you mean {source.parent / near[0]}?" if near else ""
-
-
-def _check_encoding(data: DataConfig) -> str:
-    """The codec's own name."""
-    try:
-        codec = codecs.lookup(data.encoding)
-        "".encode(data.encoding)  # codecs that are not text (hex, zip, rot13) refuse this
-    except (LookupError, ValueError):
-        raise UserFault(
-            f"data.encoding={data.encoding!r} is no text encoding that Python knows; try utf-8, latin-1, cp1252 or "
-            "utf-16"
-        ) from None
-    if data.errors not in ("strict", "replace"):
-        raise UserFault(f"data.errors={data.errors!r} is not known; wanted strict or replace")
-    return codec.name
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -81,21 +81,18 @@ def _build(config: TokenizerConfig, source: Source, val_fraction: float, say: Sa
 
 def _training_text(text: Iterator[Piece], progress: Callable[[int], None]) -> Iterator[Iterator[bytes]]:
     """The first LEARN_BYTES of the training text, each document as chunks."""
-    left = LEARN_BYTES
 
-    def cut(document: Iterator[Piece]) -> Iterator[bytes]:
-        nonlocal left
-        for _, _, chunk in document:
-            if left > 0:
-                yield chunk[:left]
+    def first() -> Iterator[tuple[int, bytes]]:
+        left = LEARN_BYTES
+        for number, name, chunk in text:
+            if left <= 0:
+                return
+            if name == "train":
+                yield number, chunk[:left]
                 progress(min(left, len(chunk)))
-            left -= len(chunk)
+                left -= len(chunk)
 
-    for (_, name), document in itertools.groupby(text, itemgetter(0, 1)):
-        if name == "train":
-            yield cut(document)
-        if left <= 0:
-            return
+    return (map(itemgetter(1), document) for _, document in itertools.groupby(first(), itemgetter(0)))
 
 
 def _encode(folder: Path, source: Source, val_fraction: float, tokenizer: Tokenizer, say: Say) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from minigpt.data.corpus import Corpus, SourceGone, find_corpus, typed_path
 from minigpt.data.make import FORMAT, Say, Source, make, progress_lines, save_json, signature, size_text
 from minigpt.data.shards import DamagedShards, TokenSplit, fingerprint
 from minigpt.data.survey import survey
-from minigpt.data.tokenizer import Tokenizer, build_tokenizer, check_size, encoder_of, load_tokenizer
+from minigpt.data.tokenizer import Tokenizer, build_tokenizer, check_size, encoder_of, is_learned, load_tokenizer
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.redact import redact
 
@@ -80,7 +80,7 @@ def prepare(
         if _read_json(folder / "prepared.json").get("signature") == listing:
             return _open(folder, say)
     # A vocabulary that can't be had is a fault to name before gigabytes are read.
-    ready = given if given is not None or encoder.learned else build_tokenizer(tokenizer.name)
+    ready = given if given is not None or is_learned(tokenizer.name) else build_tokenizer(tokenizer.name)
     count = len(corpus.files)
     say(f"data: reading {count:,} file{'' if count == 1 else 's'}, {size_text(corpus.size)}")
     found = survey(corpus, alphabet=encoder.needs_alphabet, progress=progress_lines("reading", corpus.size, say))
@@ -97,7 +97,7 @@ def require_vocabulary(data: DataConfig, tokenizer: TokenizerConfig) -> None:
     Raises:
         UserFault: it is needed, and neither cached nor reachable.
     """
-    if not encoder_of(tokenizer.name).learned and not _known(typed_path(data.dir), _keys(data, tokenizer)):
+    if not is_learned(tokenizer.name) and not _known(typed_path(data.dir), _keys(data, tokenizer)):
         build_tokenizer(tokenizer.name)
 
 
@@ -133,19 +133,21 @@ def open_prepared(data_dir: str, whole: str) -> Prepared | None:
 
 def describe(prepared: Prepared) -> list[str]:
     """The summary as lines for the terminal."""
-    summary = prepared.summary
+    return [*_lines(prepared.summary, prepared.tokenizer.hash), f"kept in    {prepared.folder}"]
+
+
+def _lines(summary: dict[str, Any], tokenizer_hash: str) -> list[str]:
     python = f", Python {summary['python']}" if summary.get("python") else ""
     train, val = summary["train"], summary["val"]
     return [
         f"corpus     {summary['corpus']}{python}: {summary['documents']:,} documents, {summary['bytes']:,} bytes, "
         f"{summary['characters']:,} characters",
         f"SHA-256    {summary['sha256']}",
-        f"tokenizer  {summary['tokenizer']}, {summary['vocab_size']:,} tokens, SHA-256 {prepared.tokenizer.hash[:12]}",
+        f"tokenizer  {summary['tokenizer']}, {summary['vocab_size']:,} tokens, SHA-256 {tokenizer_hash[:12]}",
         f"train      {train['tokens']:,} tokens of {train['bytes']:,} bytes "
         f"({train['bytes'] / train['tokens']:.2f} bytes per token)",
         f"validation {val['tokens']:,} tokens of {val['bytes']:,} bytes: {summary['split']}",
         *(f"note       {note}" for note in summary["notes"]),
-        f"kept in    {prepared.folder}",
     ]
 
 
@@ -175,23 +177,13 @@ def _known(root: Path, keys: dict[str, Any]) -> list[Path]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    """What a prepared.json holds; nothing if it is unfinished work or damaged."""
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        content: dict[str, Any] = json.loads(path.read_bytes())
+        _lines(content["summary"], "")  # can be shown
+        return content if content["format"] == FORMAT else {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return {}
-    whole = isinstance(content, dict) and content.get("format") == FORMAT and _is_summary(content.get("summary"))
-    return content if whole else {}
-
-
-def _is_summary(summary: Any) -> bool:
-    """Whether `describe` can show it."""
-    if not isinstance(summary, dict) or not isinstance(summary.get("notes"), list):
-        return False
-    splits = [summary.get("train"), summary.get("val")]
-    counts = [summary.get(key) for key in ("documents", "bytes", "characters", "vocab_size")]
-    counts += [split.get(key) if isinstance(split, dict) else None for split in splits for key in ("tokens", "bytes")]
-    words = [summary.get(key) for key in ("corpus", "sha256", "tokenizer", "split")]
-    return all(type(count) is int and count > 0 for count in counts) and all(isinstance(word, str) for word in words)
 
 
 def _open(folder: Path, say: Say = lambda line: None) -> Prepared:

@@ -10,7 +10,6 @@ bytes of text behind the tokens, the tokenizer's hash, each file's SHA-256, and 
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from minigpt.config.convert import shown
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
-from minigpt.rundir.files import replaced, write_file
+from minigpt.rundir.files import replaced, sha256_of, write_file
 
 HEADS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # dtype -> magic and version
 HEADER_BYTES = 1024
@@ -122,27 +121,10 @@ class SplitWriter:
             "file": _shard_path(self.folder, self.name, len(self._shards)).name,
             "tokens": self._count,
             "size": HEADER_BYTES + self._dtype.itemsize * self._count,
-            "sha256": _sha256(self._temporary),
+            "sha256": sha256_of(self._temporary),
         }
         self._open.close()
         self._shards.append(entry)
-
-
-def write_split(
-    folder: Path,
-    name: str,
-    parts: Iterable[NDArray[Any]],
-    *,
-    text_bytes: int,
-    tokenizer: Tokenizer,
-    shard_tokens: int = SHARD_TOKENS,
-) -> dict[str, Any]:
-    """Write arrays of tokens as a split, and return its sidecar. See `SplitWriter`."""
-    with SplitWriter(folder, name, tokenizer=tokenizer, shard_tokens=shard_tokens) as writer:
-        for tokens in parts:
-            writer.write(tokens)
-        writer.bytes = text_bytes
-        return writer.finish()
 
 
 def fingerprint(parts: list[str]) -> str:
@@ -176,9 +158,7 @@ class TokenSplit:
         self._shards = [_open_shard(self.folder / entry["file"], entry, self._dtype) for entry in sidecar["shards"]]
         sizes = [len(shard) for shard in self._shards]
         if sum(sizes) != self._length or any(size != self._shard_tokens for size in sizes[:-1]):
-            raise DamagedShards(
-                f"the shards of {self.folder / name}.json hold {sizes} tokens, not {self._length:,} in all"
-            )
+            raise DamagedShards(f"the shards of {self.folder / name}.json hold {sizes} tokens, not {self._length:,}")
         if self._dtype.itemsize * self._length <= VERIFY_BYTES:
             self.verify(sidecar["shards"])
         if sidecar["max_token"] >= tokenizer.vocab_size:
@@ -234,7 +214,7 @@ class TokenSplit:
         """
         for entry in shards:
             path = self.folder / entry["file"]
-            if _sha256(path) != entry["sha256"]:
+            if sha256_of(path) != entry["sha256"]:
                 self._name_strange_token()
                 raise DamagedShards(
                     f"{path} was changed since it was made: its SHA-256 is not that of {self.name}.json"
@@ -258,11 +238,6 @@ def _shard_path(folder: Path, name: str, number: int) -> Path:
     return folder / f"{name}-{number:03d}.bin"
 
 
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _read_sidecar(path: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     try:
         sidecar = json.loads(path.read_bytes())
@@ -278,53 +253,30 @@ def _read_sidecar(path: Path, tokenizer: Tokenizer) -> dict[str, Any]:
             f"the tokens of {path.parent} were made by a {theirs[0]} tokenizer with SHA-256 {theirs[1][:12]}..., the "
             f"tokenizer here is {tokenizer.name} with {tokenizer.hash[:12]}..."
         )
-    numbers = [sidecar.get(key) for key in ("tokens", "bytes", "max_token", "shard_tokens")]
-    counted = all(_is_count(number) for number in numbers) and sidecar["shard_tokens"] > 0
-    name = path.name.removesuffix(".json")
-    if not (
-        counted
-        and sidecar.get("dtype") in HEADS
-        and isinstance(sidecar.get("fingerprint"), str)
-        and _is_shard_list(sidecar.get("shards"), name)
-    ):
+    counts = [sidecar.get(key) for key in ("tokens", "bytes", "max_token", "shard_tokens")]
+    words, shards = [sidecar.get("fingerprint")], sidecar.get("shards")
+    whole = isinstance(shards, list) and all(isinstance(entry, dict) for entry in shards)
+    for number, entry in enumerate(shards or () if whole else ()):
+        counts.append(entry.get("tokens"))
+        words.append(entry.get("sha256"))
+        whole = whole and entry.get("file") == _shard_path(path.parent, path.stem, number).name  # each once
+    whole = whole and bool(shards) and sidecar["shard_tokens"] != 0 and sidecar.get("dtype") in HEADS
+    whole = whole and all(type(count) is int and 0 <= count < 2**62 for count in counts)
+    if not whole or not all(isinstance(word, str) for word in words):
         raise DamagedShards(f"{path} lacks the counts or the dtype of its shards: it is damaged")
     return sidecar
-
-
-def _is_count(number: Any) -> bool:
-    return type(number) is int and 0 <= number < 2**62
-
-
-def _is_shard_list(shards: Any, name: str) -> bool:
-    return (
-        isinstance(shards, list)
-        and len(shards) > 0
-        and all(
-            isinstance(entry, dict)
-            and _is_count(entry.get("tokens"))
-            and isinstance(entry.get("sha256"), str)
-            and entry.get("file") == f"{name}-{number:03d}.bin"  # beside the sidecar, each once
-            for number, entry in enumerate(shards)
-        )
-    )
 
 
 def _open_shard(path: Path, entry: dict[str, Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     try:
         size = path.stat().st_size
-        if size == 0:
-            raise DamagedShards(f"{path} is empty (0 bytes)")
-        if size % dtype.itemsize:
-            raise DamagedShards(f"{path} is {size:,} bytes, not a multiple of {dtype.itemsize} ({dtype})")
-        if size < HEADER_BYTES:
-            raise DamagedShards(f"{path} is {size:,} bytes, shorter than the {HEADER_BYTES} of its header")
+        if size < HEADER_BYTES or size % dtype.itemsize:
+            raise DamagedShards(
+                f"{path} is {size:,} bytes; wanted a header of {HEADER_BYTES} and {dtype.itemsize} per token ({dtype})"
+            )
         magic, version, count = np.fromfile(path, dtype="<i4", count=3).tolist()
         on_disk = dtype.newbyteorder("<")
-        tokens = (
-            np.memmap(path, dtype=on_disk, mode="r", offset=HEADER_BYTES)
-            if size > HEADER_BYTES
-            else np.zeros(0, on_disk)
-        )
+        tokens = np.memmap(path, on_disk, "r", HEADER_BYTES) if size > HEADER_BYTES else np.zeros(0, on_disk)
     except OSError as error:
         raise DamagedShards(f"{path} can't be read: {error.strerror or error}") from None
     if (magic, version) != HEADS[dtype.name]:

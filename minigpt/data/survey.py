@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from minigpt.data.corpus import Corpus
-from minigpt.data.readers.document import BadFile, File
+from minigpt.data.readers.document import BadFile
 from minigpt.faults import UserFault
+from minigpt.rundir.files import sha256_of
 
 CONTINUATION = bytes(range(0x80, 0xC0))  # the bytes inside a UTF-8 character, after its first
 
@@ -46,7 +47,7 @@ def survey(corpus: Corpus, *, alphabet: bool = False, progress: Callable[[int], 
                 _count(document.chunks, found, alphabet, progress)
         except BadFile as fault:
             bad.append(fault)
-        lines.append(f"{file_sha256(file)}  {file.label}\n")
+        lines.append(f"{sha256_of(file.path)}  {file.label}\n")
     if bad:
         raise UserFault(*(sentence for fault in bad for sentence in fault.faults))
     if len(lines) == 1:
@@ -57,14 +58,6 @@ def survey(corpus: Corpus, *, alphabet: bool = False, progress: Callable[[int], 
         where = ", ".join(str(file.path) for file in corpus.files[:3])
         raise UserFault(f"the text is nothing but white space ({found.bytes:,} bytes in {where}); wanted some text")
     return found
-
-
-def file_sha256(file: File) -> str:
-    """SHA-256 (hex) of a file's bytes as they are."""
-    digest = hashlib.sha256()
-    for chunk in file.chunks():
-        digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _count(chunks: Iterator[bytes], found: Survey, alphabet: bool, progress: Callable[[int], None]) -> None:

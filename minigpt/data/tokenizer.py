@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from minigpt.config.convert import shown
 from minigpt.data.tokenizers import ENCODERS
-from minigpt.data.tokenizers.encoder import END_OF_TEXT, SINGLE_BYTES, Encoder, Material
+from minigpt.data.tokenizers.encoder import END_OF_TEXT, SINGLE_BYTES, Encoder
 from minigpt.faults import UserFault
 
 _FORMAT, _VERSION = "minigpt-tokenizer", 1
@@ -152,6 +152,12 @@ def encoder_of(name: str) -> type[Encoder]:
     return ENCODERS[name]
 
 
+def is_learned(name: str) -> bool:
+    """Whether the vocabulary depends on the text."""
+    encoder = encoder_of(name)
+    return encoder.needs_alphabet or encoder.min_vocab_size > 0
+
+
 def check_size(name: str, vocab_size: int) -> None:
     """Refuse a vocabulary that could not hold what each of its kind must.
 
@@ -179,7 +185,7 @@ def build_tokenizer(name: str, *, vocab_size: int = 0, alphabet: Iterable[str] =
         UserFault: unknown name, a vocabulary below 257, GPT-2's file missing.
     """
     check_size(name, vocab_size)
-    return Tokenizer(name, encoder_of(name).vocabulary(Material(vocab_size, alphabet, train)))
+    return Tokenizer(name, encoder_of(name).vocabulary(vocab_size, alphabet, train))
 
 
 def load_tokenizer(source: str | Path | dict[str, Any]) -> Tokenizer:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -37,6 +38,16 @@ def write_file(path: Path, content: bytes | str) -> None:
     """
     with replaced(path) as temporary, open(temporary, "xb") as file:
         file.write(content.encode(errors="replace") if isinstance(content, str) else content)
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 (hex) of a file.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def flush(path: Path) -> None:

@@ -242,7 +242,7 @@ def test_a_fault_of_the_text_leaves_nothing(source):
 def test_shakespeare_is_found_without_file_and_network(tmp_path, monkeypatch):
     data = DataConfig(name="shakespeare_char", source=str(tmp_path / "copy.txt"), dir=str(tmp_path / "data"))
     Path(data.source).write_bytes(POEM)
-    monkeypatch.setattr("minigpt.data.corpus._sha256", lambda path: SHAKESPEARE_SHA256)
+    monkeypatch.setattr("minigpt.data.corpus.sha256_of", lambda path: SHAKESPEARE_SHA256)
     first, _ = run(data)
     data.source = None
     monkeypatch.setattr("minigpt.data.corpus.download", lambda *_: pytest.fail("went to the network"))

@@ -18,7 +18,6 @@ TEXT = "".join(f"{number % 97:05d}{99_998 - number % 83:05d}" for number in rang
 class NumberEncoder:
     """Five digits are a token, and end-of-text is the last of 100,000."""
 
-    learned = False
     min_vocab_size = 0
     needs_alphabet = False
     takes_any_bytes = True
@@ -29,7 +28,7 @@ class NumberEncoder:
         pass
 
     @staticmethod
-    def vocabulary(material):
+    def vocabulary(vocab_size, alphabet, train):
         return [b"%05d" % number for number in range(99_999)]
 
     @staticmethod

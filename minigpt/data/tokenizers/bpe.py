@@ -14,7 +14,7 @@ import tiktoken
 from numpy.typing import NDArray
 
 from minigpt.data.chunking import runs
-from minigpt.data.tokenizers.encoder import END_OF_TEXT, SINGLE_BYTES, Material
+from minigpt.data.tokenizers.encoder import END_OF_TEXT, SINGLE_BYTES
 
 # GPT-2's split pattern in the equivalent form that tiktoken runs without backtracking.
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
@@ -31,7 +31,6 @@ _INVALID = re.compile("([\udc80-\udcff]+)")  # bytes that are no UTF-8, as Pytho
 class BPEEncoder:
     """Merges by rank, as tiktoken does them."""
 
-    learned = True
     min_vocab_size = 257
     needs_alphabet = False
     takes_any_bytes = False
@@ -48,8 +47,8 @@ class BPEEncoder:
         )
 
     @staticmethod
-    def vocabulary(material: Material) -> list[bytes]:
-        return train_ranks(material.vocab_size - 1, material.train)
+    def vocabulary(vocab_size: int, alphabet: Iterable[str], train: Iterable[Iterable[bytes]]) -> list[bytes]:
+        return train_ranks(vocab_size - 1, train)
 
     @staticmethod
     def fault_in(tokens: Sequence[bytes]) -> str | None:

@@ -5,13 +5,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from minigpt.data.tokenizers.encoder import SINGLE_BYTES, Material
+from minigpt.data.tokenizers.encoder import SINGLE_BYTES
 
 
 class ByteEncoder:
     """Bytes are their own tokens."""
 
-    learned = False
     min_vocab_size = 0
     needs_alphabet = False
     takes_any_bytes = True
@@ -22,7 +21,7 @@ class ByteEncoder:
         pass
 
     @staticmethod
-    def vocabulary(material: Material) -> list[bytes]:
+    def vocabulary(vocab_size: int, alphabet: Iterable[str], train: Iterable[Iterable[bytes]]) -> list[bytes]:
         return SINGLE_BYTES
 
     @staticmethod

@@ -6,14 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.data.chunking import runs
-from minigpt.data.tokenizers.encoder import Material
 from minigpt.faults import UserFault
 
 
 class CharEncoder:
     """Characters by their place in the sorted alphabet."""
 
-    learned = True
     min_vocab_size = 0
     needs_alphabet = True
     takes_any_bytes = False
@@ -27,8 +25,8 @@ class CharEncoder:
         self._table[codes] = np.arange(len(codes))
 
     @staticmethod
-    def vocabulary(material: Material) -> list[bytes]:
-        return [character.encode() for character in sorted(set(material.alphabet))]
+    def vocabulary(vocab_size: int, alphabet: Iterable[str], train: Iterable[Iterable[bytes]]) -> list[bytes]:
+        return [character.encode() for character in sorted(set(alphabet))]
 
     @staticmethod
     def fault_in(tokens: Sequence[bytes]) -> str | None:

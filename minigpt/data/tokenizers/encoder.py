@@ -1,7 +1,6 @@
 """The form of an encoder: how one kind of tokenizer makes its vocabulary and cuts text into tokens."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,26 +10,10 @@ END_OF_TEXT = "<|endoftext|>"
 SINGLE_BYTES = [bytes([b]) for b in range(256)]
 
 
-@dataclass(frozen=True)
-class Material:
-    """What a vocabulary can be made from.
-
-    Attributes:
-        vocab_size: tokens wanted in all, end-of-text included.
-        alphabet: the characters of the whole text; empty unless the encoder needs them.
-        train: the documents of the training text, each as chunks of bytes.
-    """
-
-    vocab_size: int = 0
-    alphabet: Iterable[str] = ()
-    train: Iterable[Iterable[bytes]] = ()
-
-
 class Encoder(Protocol):
     """A kind of tokenizer.
 
     Attributes:
-        learned: the vocabulary depends on the text.
         min_vocab_size: the least that `tokenizer.vocab_size` may ask for; 0 if it decides nothing.
         needs_alphabet: the vocabulary is made from the set of the text's characters.
         takes_any_bytes: text need not be valid in its encoding.
@@ -38,7 +21,6 @@ class Encoder(Protocol):
         pattern: the regular expression that splits text into words first, stored with the vocabulary.
     """
 
-    learned: bool
     min_vocab_size: int
     needs_alphabet: bool
     takes_any_bytes: bool
@@ -48,8 +30,17 @@ class Encoder(Protocol):
     def __init__(self, tokens: Sequence[bytes]): ...
 
     @staticmethod
-    def vocabulary(material: Material) -> list[bytes]:
-        """The bytes of each token, end-of-text not among them."""
+    def vocabulary(vocab_size: int, alphabet: Iterable[str], train: Iterable[Iterable[bytes]]) -> list[bytes]:
+        """Make a vocabulary.
+
+        Args:
+            vocab_size: tokens wanted in all, end-of-text included.
+            alphabet: the characters of the whole text; none unless the encoder needs them.
+            train: the documents of the training text, each as chunks of bytes.
+
+        Returns:
+            The bytes of each token, end-of-text not among them.
+        """
 
     @staticmethod
     def fault_in(tokens: Sequence[bytes]) -> str | None:

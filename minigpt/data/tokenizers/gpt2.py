@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from minigpt.data.download import download
 from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, GPT2_BYTES, PATTERN, BPEEncoder
-from minigpt.data.tokenizers.encoder import Material
 from minigpt.faults import UserFault
 from minigpt.rundir.files import write_file
 
@@ -23,7 +22,6 @@ VOCAB_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
 class GPT2Encoder:
     """Byte-pair encoding with merges that are the same for every text."""
 
-    learned = False
     min_vocab_size = 0
     needs_alphabet = False
     takes_any_bytes = False
@@ -34,7 +32,7 @@ class GPT2Encoder:
         self._merges = BPEEncoder(tokens)
 
     @staticmethod
-    def vocabulary(material: Material) -> list[bytes]:
+    def vocabulary(vocab_size: int, alphabet: Iterable[str], train: Iterable[Iterable[bytes]]) -> list[bytes]:
         return gpt2_ranks()
 
     @staticmethod
@@ -51,7 +49,11 @@ def gpt2_ranks() -> list[bytes]:
     Raises:
         UserFault: the file is not there and can't be had within 2 s.
     """
-    return _parse_gpt2(_gpt2_file().decode())
+    tokens = [bytes([b]) for b in GPT2_BYTES]
+    for line in _gpt2_file().decode().split("\n")[1:-1]:  # the first line is a version, the last one empty
+        first, second = line.split()
+        tokens.append(bytes(CHARACTER_TO_BYTE[c] for c in first + second))
+    return tokens
 
 
 def gpt2_is_here() -> bool:
@@ -60,7 +62,9 @@ def gpt2_is_here() -> bool:
 
 
 def _gpt2_path() -> Path:
-    return _tiktoken_cache() / hashlib.sha1(VOCAB_URL.encode()).hexdigest()
+    named = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
+    folder = Path(named) if named else Path(tempfile.gettempdir()) / "data-gym-cache"
+    return folder / hashlib.sha1(VOCAB_URL.encode()).hexdigest()
 
 
 def _gpt2_file() -> bytes:
@@ -85,16 +89,3 @@ def _gpt2_file() -> bytes:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, content)
     return content
-
-
-def _tiktoken_cache() -> Path:
-    folder = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
-    return Path(folder) if folder else Path(tempfile.gettempdir()) / "data-gym-cache"
-
-
-def _parse_gpt2(vocab_bpe: str) -> list[bytes]:
-    tokens = [bytes([b]) for b in GPT2_BYTES]
-    for line in vocab_bpe.split("\n")[1:-1]:  # the first line is a version, the last one empty
-        first, second = line.split()
-        tokens.append(bytes(CHARACTER_TO_BYTE[c] for c in first + second))
-    return tokens
