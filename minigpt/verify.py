@@ -13,28 +13,29 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from minigpt.checkpoint.store import list_checkpoints, step_of
-from minigpt.config.compose import compose
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
 from minigpt.invocation import command_line
 from minigpt.rundir.rows import TIMINGS, read_rows
 
 
-def verify_command(arguments: list[str]) -> int:
-    """Run `minigpt verify-resume`: exit code 0 for the same bytes, 1 for other bytes.
+def verify(config: TrainConfig, arguments: Sequence[str], *, kills: int) -> int:
+    """Run `minigpt verify-resume` and print the verdict.
+
+    Args:
+        config: of the training.
+        arguments: of `minigpt train`, which describe it.
+        kills: how often the run is killed.
+
+    Returns:
+        The exit code: 0 for the same bytes, 1 for other bytes.
 
     Raises:
-        UserFault: a fault of the command line, or of `verify_resume`.
+        UserFault: see `verify_resume`.
     """
-    given = [argument for argument in arguments if not argument.startswith(("kills=", "run.dir=", "logger="))]
-    kills = next((argument.removeprefix("kills=") for argument in arguments if argument.startswith("kills=")), "5")
-    if not (kills.isascii() and kills.isdigit() and 1 <= int(kills) <= 10_000):
-        raise UserFault(f"kills={kills}: wanted a whole number of kills from 1 to 10,000, like kills=5")
-    config = compose("train", given)
+    given = [argument for argument in arguments if not argument.startswith(("run.dir=", "logger="))]
     folder = Path(tempfile.mkdtemp(prefix="minigpt-verify-"))
-    done, (compared, differences) = verify_resume(
-        config, [*command_line("train"), *given], kills=int(kills), folder=folder
-    )
+    done, (compared, differences) = verify_resume(config, [*command_line("train"), *given], kills=kills, folder=folder)
     print(f"Compared       {compared}")
     for difference in differences:
         print(f"Different      {difference}")

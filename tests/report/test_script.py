@@ -25,10 +25,9 @@ def test_the_folder_is_taken_literally(run):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "needs run.dir=. Type: minigpt report run.dir=RUN"),
-        (["run.dir="], "takes run.dir= once, with a value"),
-        (["run.dir=a", "run.dir=b"], "takes run.dir= once"),
-        (["runs/x"], "takes run.dir and nothing else, got 'runs/x'"),
+        ([], "run.dir is missing: the folder of a run"),
+        (["run.dir="], "run.dir is missing"),
+        (["runs/x"], "'runs/x' is not how a setting is written"),
         (["run.dir=nowhere"], "run.dir=nowhere: no such folder"),
     ],
 )
