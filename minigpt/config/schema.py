@@ -78,6 +78,9 @@ class ModelConfig:
     attention: Literal["softmax", "rotary", "linear"] = setting(
         "softmax", "rotary: positions are in it, none embedded", "weights"
     )
+    qk_norm: Literal["auto", "none", "layernorm"] = setting(
+        "auto", "norm of queries and keys, head by head; auto: layernorm if rotary", "weights", since="0.2.0"
+    )
     checkpoint_activations: bool = setting(False, "recompute in the backward pass: less memory, ~1/3 slower", "machine")
 
 

@@ -63,10 +63,10 @@ class Block(nn.Module):
         super().__init__()
         C, dropout, bias = config.n_embd, config.dropout, config.bias
         norm = NORMS["layernorm"]
-        qk_norm = {"qk_norm": "layernorm"} if config.attention == "rotary" else {}
+        qk_norm = qk_norm_of(config)
         self.norm_1 = norm(C, bias=bias)
         self.attention = ATTENTION[config.attention](
-            C, config.n_head, **qk_norm, dropout=dropout, bias=bias, kernel=kernel
+            C, config.n_head, dropout=dropout, bias=bias, kernel=kernel, **({"qk_norm": qk_norm} if qk_norm else {})
         )
         self.norm_2 = norm(C, bias=bias)
         self.mlp = MLP(C, activation=config.activation, dropout=dropout, bias=bias)
@@ -76,6 +76,13 @@ class Block(nn.Module):
     ) -> Tensor:
         x = x + self.attention(self.norm_1(x), mask, cache, angles)
         return x + self.mlp(self.norm_2(x))
+
+
+def qk_norm_of(config: ModelConfig) -> str | None:
+    """Return the norm of queries and keys that a config means; models of before it was a setting had it with rotary."""
+    auto = "layernorm" if config.attention == "rotary" else "none"
+    chosen = auto if config.qk_norm == "auto" else config.qk_norm
+    return None if chosen == "none" else chosen
 
 
 class GPT(nn.Module):

@@ -261,6 +261,27 @@ def test_given_positions_are_used(attention):
     assert ((shifted - out).abs().max() < 1e-11) == (attention == "rotary")
 
 
+@pytest.mark.parametrize(
+    ("attention", "qk_norm", "meant"),
+    [
+        ("softmax", "auto", None),
+        ("rotary", "auto", "layernorm"),  # what rotary meant before the norm had a setting of its own
+        ("rotary", "none", None),
+        ("softmax", "layernorm", "layernorm"),
+        ("linear", "auto", None),
+    ],
+)
+def test_queries_and_keys_are_normalised_if_so_chosen(attention, qk_norm, meant):
+    model = make(attention=attention, qk_norm=qk_norm, bias=False, dtype=torch.float64)
+    assert getattr(model.blocks[0].attention, "qk_norm", None) == meant
+    before = model(tokens())
+    assert model.state_dict().keys() == make(attention=attention, bias=False).state_dict().keys()
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attention.qkv.weight[: 2 * C] *= 30  # a norm takes this back
+    assert ((model(tokens()) - before).abs().max() < 1e-2) == (meant is not None)
+
+
 def test_positions_given_beside_a_cache_are_used():
     model, ids = make(attention="rotary", dtype=torch.float64).eval(), tokens()
     spread = torch.tensor([0, 1, 2, 4, 5, 6, 9])

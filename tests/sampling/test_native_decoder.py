@@ -60,9 +60,10 @@ def apart(decoder, model, prompts, steps):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("activation", native_module.ACTIVATIONS)
 @pytest.mark.parametrize("attention", sorted(native_module.ATTENTIONS))
+@pytest.mark.parametrize("qk_norm", ["none", "layernorm"])
 @torch.inference_mode()
-def test_the_native_step_is_the_models(sizes, bias, activation, attention):
-    model = gpt(bias=bias, activation=activation, attention=attention, **sizes)
+def test_the_native_step_is_the_models(sizes, bias, activation, attention, qk_norm):
+    model = gpt(bias=bias, activation=activation, attention=attention, qk_norm=qk_norm, **sizes)
     logits, held = apart(native_decoder(model), model, [[3, 1, 4]], BLOCK_SIZE - 3)
     assert logits < 1e-5
     assert held < 1e-4

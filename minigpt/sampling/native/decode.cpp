@@ -1,6 +1,6 @@
 // The GPT of gpt.py for one new token per row, in one call: what 60 to 250 small torch operations would do.
 //
-// decode.py builds and calls it; minigpt/model/gpt.py is its readable twin, and the tests hold the two equal.
+// decoder.py calls it; minigpt/model/gpt.py is its readable twin, and the tests hold the two equal.
 // Weights are fp32, bf16 or int8 (one scale per output); every sum and every activation is fp32.
 //
 // Writing a token is reading all weights once, so the loops are laid out for memory: weights are walked in the order
@@ -138,9 +138,9 @@ struct Linear { const void* weight; const float *scale, *bias; };  // weight (N,
 struct Norm { const float *weight, *bias; };
 
 struct Layer { Norm norm_1; Linear qkv, out; Norm norm_2; Linear up, down; };
-static_assert(sizeof(Layer) == 16 * sizeof(void*), "decode.py packs a layer as 16 pointers");
+static_assert(sizeof(Layer) == 16 * sizeof(void*), "decoder.py packs a layer as 16 pointers");
 
-struct Sizes { int64_t layers, heads, width, vocabulary, block, weights, cache, activation, threads; double eps; };
+struct Sizes { int64_t layers, heads, width, vocabulary, block, weights, cache, activation, threads, qk_norm; double eps; };
 
 struct Share {  // of the work: this thread's, and how to wait for the others
     int index, of;
@@ -203,15 +203,20 @@ void normalise(const Norm& norm, const float* x, float* y, int C, int B, double 
     }
 }
 
-// A query or key of rotary attention, in place: normalised, then turned. `angles` are cosines, then sines.
-void turn(float* x, const float* angles, int D) {
+// A query or key, in place: its layernorm without weights.
+void normalise_head(float* x, int D) {
     float total = 0, square = 0;
     for (int d = 0; d < D; d++) total += x[d];
     const float mean = total / D;
     for (int d = 0; d < D; d++) square += (x[d] - mean) * (x[d] - mean);
     const float factor = 1.0f / std::sqrt(square / D + 1e-5f);
+    for (int d = 0; d < D; d++) x[d] = (x[d] - mean) * factor;
+}
+
+// A query or key of rotary attention, in place. `angles` are cosines, then sines.
+void turn(float* x, const float* angles, int D) {
     for (int d = 0; d < D / 2; d++) {
-        const float first = (x[d] - mean) * factor, second = (x[d + D / 2] - mean) * factor;
+        const float first = x[d], second = x[d + D / 2];
         x[d] = first * angles[d] - second * angles[d + D / 2];
         x[d + D / 2] = first * angles[d + D / 2] + second * angles[d];
     }
@@ -274,6 +279,7 @@ void step(const Sizes& z, const Model& model, const int64_t* tokens, const int64
         for (int i = share.from(B * H); i < share.to(B * H); i++) {
             const int b = i / H, head = i % H;
             float* q = qkv + size_t(b) * 3 * C + head * D;
+            if (z.qk_norm) { normalise_head(q, D); normalise_head(q + C, D); }
             if (model.angles) { turn(q, model.angles + lengths[b] * D, D); turn(q + C, model.angles + lengths[b] * D, D); }
             const size_t at = ((size_t(l) * B + b) * H + head) * z.block * D;
             attend(q, q + C, q + 2 * C, keys + at, values + at, int(lengths[b]), D, scores.data(), mixed + size_t(b) * Cp + head * D);

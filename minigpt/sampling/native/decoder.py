@@ -16,7 +16,7 @@ from minigpt.attention.rotary import rotate
 from minigpt.config.schema import ModelConfig
 from minigpt.model.cache import KVCache
 from minigpt.model.empty import empty_gpt
-from minigpt.model.gpt import GPT
+from minigpt.model.gpt import GPT, qk_norm_of
 from minigpt.sampling.native.library import NoNativeCode, library
 
 MAX_ROWS = 32  # a larger batch is matrix products, which torch's own kernels do as well
@@ -24,9 +24,10 @@ MAX_THREADS = 16  # they wait for each other seven times per layer
 STEP = 64  # inputs are padded to so many values (decode.cpp)
 # Fields of ModelConfig that decode.cpp follows; any other must have its default, which is GPT-2's.
 KNOWN = {"n_layer", "n_head", "n_embd", "block_size", "dropout", "bias", "checkpoint_activations"}
-KNOWN |= {"activation", "attention"}
+KNOWN |= {"activation", "attention", "qk_norm"}
 ATTENTIONS = {"softmax", "rotary"}
 ACTIVATIONS = {"gelu_tanh": 0, "gelu": 1, "relu_squared": 2}
+QK_NORMS = {None: 0, "layernorm": 1}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}  # of the trial, relative; bf16's is the plain model's own error
 
@@ -38,6 +39,7 @@ class Sizes(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("layers", "heads", "width", "vocabulary", "block", "weights", "cache")),
         ("activation", ctypes.c_int64),
         ("threads", ctypes.c_int64),
+        ("qk_norm", ctypes.c_int64),
         ("eps", ctypes.c_double),
     ]
 
@@ -148,6 +150,7 @@ class NativeDecoder:
             cache=DTYPES[cache.keys.dtype],
             activation=ACTIVATIONS[config.activation],
             threads=min(torch.get_num_threads(), MAX_THREADS),
+            qk_norm=QK_NORMS[qk_norm_of(config)],
             eps=self.eps,
         )
 
@@ -212,8 +215,13 @@ def why_not(model: GPT) -> str:
     for field in dataclasses.fields(ModelConfig):
         if field.name not in KNOWN and getattr(config, field.name) != field.default:
             return f"decode.cpp does not know model.{field.name}={getattr(config, field.name)}"
-    if config.activation not in ACTIVATIONS or config.attention not in ATTENTIONS:
-        return f"decode.cpp does not know model.activation={config.activation} model.attention={config.attention}"
+    for name, known in (
+        ("activation", ACTIVATIONS),
+        ("attention", ATTENTIONS),
+        ("qk_norm", {"auto", "none", "layernorm"}),
+    ):
+        if getattr(config, name) not in known:
+            return f"decode.cpp does not know model.{name}={getattr(config, name)}"
     plain = empty_gpt(ModelConfig(**{name: getattr(config, name) for name in KNOWN}), model.vocab_size, device="meta")
     if shapes(model) != shapes(plain):
         return "decode.cpp does not know this model's parameters"
