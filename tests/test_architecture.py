@@ -27,7 +27,7 @@ HOMES = {
     "transformers": ("benchmark.huggingface",),
     "torchvision": (),
     "pytorch_lightning": (),
-    "unittest": ("benchmark.steps",),  # nothing shipped patches the product
+    "unittest": (),  # nothing shipped patches the product
 }
 
 # Room (a package of minigpt/, or a file beside the packages) -> the rooms and third-party packages that it may import.

@@ -1,1 +1,1 @@
-"""How fast it is, beside others on the same machine: what scripts/benchmark.py measures."""
+"""How fast this machine trains, samples, tokenizes and reads data, beside other programs."""

@@ -1,22 +1,33 @@
 """What scripts/benchmark.py does: measure each part in turn, print tables, and the ratios last."""
 
+import contextlib
 import shutil
 import signal
 import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import minigpt
-from minigpt.benchmark import parts
-from minigpt.benchmark.machine import busy, commit_of, describe_machine, describe_moment, load
-from minigpt.benchmark.process import run_turn
+from minigpt.benchmark.bench import Bench, Section, commit_of, describe_machine, describe_moment
+from minigpt.benchmark.growth import growth
+from minigpt.benchmark.loading import loading
+from minigpt.benchmark.measurement import measure
+from minigpt.benchmark.sampling import sampling
 from minigpt.benchmark.settings import Plan
-from minigpt.benchmark.table import spread
+from minigpt.benchmark.tokenizing import tokenization
 from minigpt.benchmark.tokens import make_tokens
-from minigpt.benchmark.training import OURS, describe_training, measure_training, ratio_line
-from minigpt.data.prepare import Prepared
+from minigpt.benchmark.training import training
 
 VOID = 1  # exit code: the speeds don't count
+MEASURE: dict[str, Callable[[Bench], Section]] = {
+    "training": training,
+    "sampling": sampling,
+    "tokenization": tokenization,
+    "loading": loading,
+    "growth": growth,
+}
+say = partial(print, flush=True)  # at once: a benchmark is long
 
 
 def benchmark(plan: Plan) -> int:
@@ -26,68 +37,33 @@ def benchmark(plan: Plan) -> int:
         0, or 1 where the loss curves differ from nanoGPT's.
 
     Raises:
-        TurnFailed: an entrant of ours ended with an error.
+        MeasurementFailed: a contender of ours ended with an error.
     """
-    about = [describe_machine(), describe_moment(), describe_code(plan)]
-    if warning := busy(load()[0]):
-        about.append(warning)
-    say("\n".join(about))
+    say(about := "\n".join([describe_machine(), describe_moment(), describe_code(plan)]))
+    with temporary_folder() as folder:
+        prepared = make_tokens(folder / "tokens", plan.preset.vocab_size)
+        choices = measure(folder, "steps.probe", config=plan.training(folder / "tokens", {}))
+        say(settings := describe_settings(plan, choices, len(prepared.train)))
+        bench = Bench(plan, folder, prepared, choices, f"{about}\n{settings}", say)
+        sections = []
+        for part in dict.fromkeys(plan.config.what.split(",")):
+            sections.append(section := MEASURE[part](bench))
+            say(f"\n## {section.title}, {plan.config.preset}\n\n{section.text}")
+    if summaries := [section.summary for section in sections if section.summary]:
+        say("\n" + " | ".join(summaries))
+    return VOID if any(section.void for section in sections) else 0
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder that is gone when the block ends; SIGTERM ends the block as Ctrl-C does, and the measurement in it."""
     folder = Path(tempfile.mkdtemp(prefix="minigpt-benchmark-"))
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: turns end, the folder goes
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        prepared = make_tokens(folder / "tokens", plan.vocab_size)
-        choices = run_turn(folder, "look", arguments=plan.arguments(folder / "tokens"))
-        about.append(describe_settings(plan, prepared, choices))
-        say(about[-1])
-        return _parts(plan, folder, prepared, choices, about="\n".join(about))
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         signal.signal(signal.SIGTERM, before)
-
-
-def _parts(plan: Plan, folder: Path, prepared: Prepared, choices: dict[str, Any], *, about: str) -> int:
-    code, last, need = 0, [], None
-    if "training" in plan.what:
-        found = measure_training(plan, folder, prepared, choices, say)
-        headline(f"Training step, {plan.preset}")
-        say("\n".join(describe_training(found, plan, choices)))
-        code = VOID if found.void else 0
-        last.append(ratio_line(found, plan, choices))
-        need = 1e3 * plan.config.batch_tokens / spread(found.milliseconds(OURS)).median
-    tokens, threads = folder / "tokens", choices["threads"]
-    if "sampling" in plan.what:
-        text, summary = parts.sampling(plan, folder, tokens, threads=threads, say=say)
-        headline(f"Sampling, {plan.preset}")
-        say(text)
-        last.append(summary)
-    if "tokenization" in plan.what:
-        text = parts.tokenization(plan, folder)
-        headline("Tokenization")
-        say(text)
-    if "loading" in plan.what:
-        text = parts.loading(plan, folder, tokens, threads=threads, need=need)
-        headline(f"Data loading, {plan.preset}")
-        say(text)
-    if "growth" in plan.what:
-        from minigpt.benchmark.growth import measure_growth
-
-        text = measure_growth(plan, folder, tokens, threads=threads, say=say, about=about)
-        headline(f"Growth, {plan.preset}")
-        say(text)
-        say(f"\nWritten to {plan.write_to / 'growth.md'} and drawn in {plan.write_to / 'growth.png'}")
-    if last:
-        say("\n" + " | ".join(last))
-    return code
-
-
-def say(line: str) -> None:
-    """To the screen at once: a benchmark is long."""
-    print(line, flush=True)
-
-
-def headline(text: str) -> None:
-    """Over a table."""
-    say(f"\n## {text}\n")
 
 
 def describe_code(plan: Plan) -> str:
@@ -96,12 +72,12 @@ def describe_code(plan: Plan) -> str:
     return ours + (f", nanoGPT at {commit_of(plan.nanogpt)}" if plan.nanogpt else "")
 
 
-def describe_settings(plan: Plan, prepared: Prepared, choices: dict[str, Any]) -> str:
-    """What a turn is, and what was left to the machine."""
+def describe_settings(plan: Plan, choices: dict, tokens: int) -> str:
+    """What is measured, and what was left to the machine."""
     compiled = "compiled" if choices["compile"] else "not compiled"
     return (
-        f"Settings   preset={plan.preset} {' '.join(plan.settings)}\n"
+        f"Settings   preset={plan.config.preset} {' '.join([*plan.preset.settings, *plan.typed])}\n"
         f"Choices    {choices['device']} ({choices['name']}), {choices['threads']} threads, {choices['precision']}, "
         f"{compiled}, {choices['attention_kernel']} attention, {choices['accumulate']} x {choices['micro_batch']} "
-        f"sequences a step, V={choices['vocab_size']}, {len(prepared.train):,} tokens made on the spot"
+        f"sequences a step, V={choices['vocab_size']}, {tokens:,} tokens made on the spot"
     )

@@ -1,62 +1,62 @@
-"""Hugging Face's GPT-2 of the same size in a plain loop, as a comparison; transformers is no dependency of minigpt."""
+"""Hugging Face's GPT-2 of the same size, as a comparison; transformers is no dependency of minigpt."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from minigpt.benchmark.steps import Watch, batches_of, settle
-from minigpt.config.compose import compose
+from minigpt.benchmark.steps import Stopwatch, settle, shortest_loop
 from minigpt.config.schema import ModelConfig
 
 
 def train(task: dict[str, Any]) -> dict[str, Any]:
-    """A loop around GPT2LMHeadModel: fused AdamW, clipping, sdpa attention.
+    """Time GPT2LMHeadModel with fused AdamW, clipping and sdpa attention in the shortest loop.
 
-    Its layers always have biases. The logits are given to the loss it computes itself.
+    Its layers always have biases. The logits are given to the loss that it computes itself.
 
     Args:
-        task: arguments (of scripts/train.py), warm_up, bf16 (autocast or not).
+        task: config, warm_up, bf16 (autocast or not).
     """
-    config = compose("train", task["arguments"])
-    prepared, choices = settle(config)
+    config, prepared, choices = settle(task)
     gpt = new_model(config.model, prepared.tokenizer.vocab_size).to(choices.device).train()
-    rates = config.optimizer
+    own = config.optimizer
     optimizer = torch.optim.AdamW(
-        gpt.parameters(), lr=rates.lr, betas=(rates.beta1, rates.beta2), weight_decay=rates.weight_decay, fused=True
+        gpt.parameters(), lr=own.lr, betas=(own.beta1, own.beta2), weight_decay=own.weight_decay, fused=True
     )
-    batches, watch = batches_of(config, prepared, choices), Watch()
-    total = config.trainer.max_steps or 0
-    for step in range(total):
-        for part in range(choices.accumulate):
-            tokens = batches[step * choices.accumulate + part].tokens.to(choices.device)
-            with torch.autocast(choices.device, torch.bfloat16, enabled=bool(task["bf16"])):
-                loss = gpt(input_ids=tokens, labels=tokens).loss / choices.accumulate  # it shifts them itself
-            loss.backward()
-        torch.nn.utils.clip_grad_norm_(gpt.parameters(), rates.grad_clip)
-        if choices.device == "cuda" and step in (task["warm_up"], total - 1):
-            torch.cuda.synchronize()
-        watch.tick()
-        optimizer.step()
-        optimizer.zero_grad()
-    return watch.result(task["warm_up"])
+
+    def loss_of(tokens: Tensor, _: Tensor) -> Tensor:
+        with torch.autocast(choices.device, torch.bfloat16, enabled=bool(task["bf16"])):
+            return gpt(input_ids=tokens, labels=tokens).loss  # it shifts them itself
+
+    stopwatch = Stopwatch(task["warm_up"])
+    shortest_loop(config, prepared, choices, loss_of, optimizer, stopwatch=stopwatch)
+    return stopwatch.result()
 
 
 def new_model(sizes: ModelConfig, vocab_size: int) -> Any:
     """A GPT2LMHeadModel of these sizes; no token of it is special."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+    import transformers  # typed as it is or Any: whoever checks the types may lack it
 
-    config = GPT2Config(
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), sizes.dropout)
+    config = transformers.GPT2Config(
         vocab_size=vocab_size,
         n_positions=sizes.block_size,
         n_embd=sizes.n_embd,
         n_layer=sizes.n_layer,
         n_head=sizes.n_head,
         activation_function="gelu" if sizes.activation == "gelu" else "gelu_new",
-        resid_pdrop=sizes.dropout,
-        embd_pdrop=sizes.dropout,
-        attn_pdrop=sizes.dropout,
         attn_implementation="sdpa",
         bos_token_id=None,
         eos_token_id=None,
+        **dropout,
     )
-    return GPT2LMHeadModel(config)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def generating(model: Any) -> Callable[[Tensor, int], Tensor]:
+    """Its generate with the KV cache: (prompts (B, T), new tokens) -> texts (B, T + new)."""
+    options = {"do_sample": True, "temperature": 0.8, "top_k": 0, "pad_token_id": 0}
+    return lambda ids, new: model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new, **options
+    )

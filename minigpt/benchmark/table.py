@@ -1,13 +1,13 @@
-"""Medians, spreads, ratios and tables: arithmetic and text, nothing else."""
+"""Medians, spreads, ratios and Markdown tables."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Of one entrant's turns, or of the ratios of all rounds."""
+    """The spread of one contender's measurements, or of the ratios of all rounds."""
 
     median: float
     low: float
@@ -18,17 +18,19 @@ class Spread:
         """2.31 (2.28 to 2.40)."""
         return f"{self.median:,.{digits}f} ({self.low:,.{digits}f} to {self.high:,.{digits}f})"
 
+    def cells(self, digits: int = 0) -> list[str]:
+        """Median, lowest and highest as cells of a table."""
+        return [f"{value:,.{digits}f}" for value in (self.median, self.low, self.high)]
+
 
 def spread(values: Sequence[float]) -> Spread:
     """Median, ends and interquartile range (0 of a single value)."""
-    if len(values) < 2:
-        return Spread(values[0], values[0], values[0], 0.0)
-    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else (0.0, 0.0, 0.0)
     return Spread(statistics.median(values), min(values), max(values), third - first)
 
 
 def ratios(others: Sequence[float], ours: Sequence[float]) -> Spread:
-    """How many times as long the others took, round by round: turns of one round saw the same machine."""
+    """How many times as long the others took, round by round: the measurements of one round saw the same machine."""
     return spread([other / own for other, own in zip(others, ours, strict=True)])
 
 
@@ -42,46 +44,12 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def training_table(turns: Mapping[str, Sequence[Mapping[str, float | None]]], batch_tokens: int, ours: str) -> str:
-    """A row per entrant.
-
-    Args:
-        turns: entrant -> its turns, with ms (per step) and first_step (seconds from the command to the first step).
-        batch_tokens: tokens per step.
-        ours: the entrant that the others are compared with.
-    """
-    own = [float(turn["ms"] or 0) for turn in turns[ours]]
-    rows = []
-    for name, found in turns.items():
-        times = [float(turn["ms"] or 0) for turn in found]
-        first = [seconds for turn in found if (seconds := turn.get("first_step")) is not None]
-        each = spread(times)
-        rows.append(
-            [
-                name,
-                f"{each.median:,.2f}",
-                f"{each.low:,.2f}",
-                f"{each.high:,.2f}",
-                f"{each.iqr:,.2f}",
-                f"{1e3 * batch_tokens / each.median:,.0f}",
-                f"{statistics.median(first):.1f}" if first else "",
-                "1" if name == ours else ratios(times, own).text(),
-            ]
-        )
-    heads = ["entrant", "ms/step", "min", "max", "IQR", "tokens/s", "first step, s", f"x {ours}"]
-    return markdown(heads, rows)
-
-
 def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, its columns as wide as they must be; all but the first are right-aligned."""
-    widths = [max(len(head), *(len(row[column]) for row in rows), 3) for column, head in enumerate(heads)]
-
-    def line(cells: Sequence[str]) -> str:
-        aligned = [
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
-        return f"| {' | '.join(aligned)} |"
-
-    rule = [("-" * (width - 1) + ":") if column else "-" * width for column, width in enumerate(widths)]
-    return "\n".join([line(heads), line(rule), *map(line, rows)])
+    """A Markdown table whose columns are as wide as their cells; all but the first are right-aligned."""
+    widths = [max(3, *(len(row[column]) for row in [heads, *rows])) for column in range(len(heads))]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    lines = [
+        [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        for row in [heads, rule, *rows]
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

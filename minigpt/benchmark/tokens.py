@@ -1,11 +1,9 @@
-"""Tokens made on the spot: seeded, with something to learn in them, the same for every entrant."""
+"""Tokens made on the spot: seeded, with something to learn in them, the same for every contender."""
 
 import json
-import os
 import string
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +11,7 @@ from numpy.typing import NDArray
 from minigpt.config.schema import DataConfig, TokenizerConfig
 from minigpt.data.make import save_json
 from minigpt.data.prepare import Prepared, prepare
-from minigpt.data.shards import SHARD_TOKENS, SplitWriter, TokenSplit, fingerprint
+from minigpt.data.shards import SplitWriter, TokenSplit, fingerprint
 from minigpt.data.tokenizer import Tokenizer
 
 ALPHABET = (string.ascii_letters + string.digits + " .\n").encode()  # 65 characters, as many as Tiny Shakespeare has
@@ -39,84 +37,56 @@ def made_tokens(count: int, vocab_size: int, *, seed: int = 1) -> NDArray[np.uin
 
 
 def make_tokens(folder: Path, vocab_size: int) -> Prepared:
-    """Tokens for runs whose data.source is `folder`/text.txt and data.dir `folder`/data.
+    """Make tokens for runs whose data.source is `folder`/text.txt and data.dir `folder`/data.
 
     65 tokens are characters of a text that is prepared as any text is. A larger vocabulary is put in the place of
     a small text's: learning one of 50,257 would take minutes, and which bytes a token stands for costs no time.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    text = folder / "text.txt"
-    data = DataConfig(name="text", source=str(text), dir=str(folder / "data"))
     if vocab_size == len(ALPHABET):
-        text.write_bytes(np.frombuffer(ALPHABET, dtype=np.uint8)[made_tokens(SMALL_TOKENS, vocab_size)].tobytes())
-        return prepare(data, TokenizerConfig(name="char"), say=lambda _: None)
+        folder.mkdir(parents=True, exist_ok=True)
+        characters = np.frombuffer(ALPHABET, dtype=np.uint8)[made_tokens(SMALL_TOKENS, vocab_size)]
+        (folder / "text.txt").write_bytes(characters.tobytes())
+        return prepare(_data(folder), TokenizerConfig(name="char"), say=lambda _: None)
+    pairs = [number.to_bytes(2, "big") for number in range(vocab_size - 257)]
+    tokenizer = Tokenizer("bpe", [*(bytes([each]) for each in range(256)), *pairs])
     tokens = made_tokens(LARGE_TOKENS, vocab_size)
     border = len(tokens) * 9 // 10
-    return _plant(data, wide_tokenizer(vocab_size), tokens[:border], val=tokens[border:])
-
-
-def wide_tokenizer(vocab_size: int) -> Tokenizer:
-    """A vocabulary of all bytes and of pairs of bytes, with so many tokens in all."""
-    pairs = [number.to_bytes(2, "big") for number in range(vocab_size - 257)]
-    return Tokenizer("bpe", [*(bytes([each]) for each in range(256)), *pairs])
+    return _plant(folder, tokenizer, iter([tokens[:border]]), val=tokens[border:])
 
 
 def make_large(folder: Path, n_bytes: int) -> Prepared:
-    """A data set of so many bytes of token shards, bytes as tokens: one shard that all others are links to.
-
-    What is in it costs no time to train on, so the same tokens come again and again: making 10^8 would take a minute.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    data = DataConfig(name="text", source=str(folder / "text.txt"), dir=str(folder / "data"))
+    """Make so many bytes of token shards, bytes as tokens; the same tokens come again and again."""
     tokenizer = Tokenizer("byte", [bytes([each]) for each in range(256)])
-    whole, rest = divmod(n_bytes // 2, SHARD_TOKENS)
-    count = SHARD_TOKENS if whole else rest
-    tokens = np.resize(made_tokens(min(count, LARGE_TOKENS), 256), count)
-    return _plant(data, tokenizer, tokens, val=made_tokens(5000, 256, seed=2), copies=max(1, whole))
+    count = n_bytes // 2
+    block = made_tokens(min(count, LARGE_TOKENS), 256)
+    blocks = (block[: count - done] for done in range(0, count, len(block)))
+    return _plant(folder, tokenizer, blocks, val=made_tokens(5000, 256, seed=2))
+
+
+def _data(folder: Path) -> DataConfig:
+    return DataConfig(name="text", source=str(folder / "text.txt"), dir=str(folder / "data"))
 
 
 def _plant(
-    data: DataConfig, tokenizer: Tokenizer, train: NDArray[np.uint16], *, val: NDArray[np.uint16], copies: int = 1
+    folder: Path, tokenizer: Tokenizer, train: Iterator[NDArray[np.uint16]], *, val: NDArray[np.uint16]
 ) -> Prepared:
     """Put these tokens where those of a small text are kept; whoever prepares that text finds them."""
-    assert data.source is not None
-    Path(data.source).write_text("these tokens were made, not read\n" * 20)
-    kept = prepare(data, TokenizerConfig(name="byte"), say=lambda _: None)
-    folder = kept.folder
-    save_json(folder / "tokenizer.json", tokenizer.to_json())
-    sidecars = {
-        name: _write(SplitWriter(folder, name, tokenizer=tokenizer, shard_tokens=SHARD_TOKENS), tokens)
-        for name, tokens in (("train", train), ("val", val))
-    }
-    if copies > 1:
-        sidecars["train"] = _multiply(folder, sidecars["train"], copies, tokenizer)
-    whole = fingerprint([sidecars["train"]["fingerprint"], sidecars["val"]["fingerprint"]])
-    counts = {name: {"tokens": sidecar["tokens"], "bytes": sidecar["bytes"]} for name, sidecar in sidecars.items()}
-    content = json.loads((folder / "prepared.json").read_bytes())
-    summary = content["summary"] | counts | {"vocab_size": tokenizer.vocab_size}
-    save_json(folder / "prepared.json", content | {"fingerprint": whole, "summary": summary})
-    train_split, val_split = (TokenSplit(folder, name, tokenizer=tokenizer) for name in ("train", "val"))
-    return Prepared(folder, tokenizer, train_split, val_split, whole, summary)
-
-
-def _write(split: SplitWriter, tokens: NDArray[np.uint16]) -> dict[str, Any]:
-    """Write a split whole, a byte of text behind each token."""
-    with split as writer:
-        writer.write(tokens, len(tokens))
-        return writer.finish()
-
-
-def _multiply(folder: Path, sidecar: dict[str, Any], copies: int, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The sidecar of a split whose one full shard comes so many times, under names of its own."""
-    (entry,) = sidecar["shards"]
-    shards = [entry | {"file": f"train-{number:03d}.bin"} for number in range(copies)]
-    for shard in shards[1:]:
-        os.link(folder / entry["file"], folder / shard["file"])
-    marks = fingerprint([tokenizer.hash, *(shard["sha256"] for shard in shards)])
-    changed = {"tokens": copies * entry["tokens"], "bytes": copies * entry["tokens"], "shards": shards}
-    sidecar = sidecar | changed | {"fingerprint": marks}
-    save_json(folder / "train.json", sidecar)
-    return sidecar
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "text.txt").write_text("these tokens were made, not read\n" * 20)
+    kept = prepare(_data(folder), TokenizerConfig(name="byte"), say=lambda _: None).folder
+    save_json(kept / "tokenizer.json", tokenizer.to_json())
+    content = json.loads((kept / "prepared.json").read_bytes())
+    sidecars = {}
+    for name, parts in (("train", train), ("val", iter([val]))):
+        with SplitWriter(kept, name, tokenizer=tokenizer) as writer:
+            for tokens in parts:
+                writer.write(tokens, len(tokens))  # a byte of text behind each
+            sidecars[name] = writer.finish()
+        content["summary"][name] = {key: sidecars[name][key] for key in ("tokens", "bytes")}
+    content["summary"]["vocab_size"] = tokenizer.vocab_size
+    content["fingerprint"] = fingerprint([sidecars["train"]["fingerprint"], sidecars["val"]["fingerprint"]])
+    save_json(kept / "prepared.json", content)
+    return prepare(_data(folder), TokenizerConfig(name="byte"), say=lambda _: None)
 
 
 def chunks(split: TokenSplit, size: int = 1 << 22) -> Iterator[NDArray[np.uint16]]:

@@ -272,6 +272,25 @@ def warmup_ends(warmup_steps: int, max_steps: int | None, max_tokens: int | None
     )
 
 
+def parts_can_be_measured(what: str) -> str:
+    parts = ("training", "sampling", "tokenization", "loading", "growth")
+    strange = [part for part in what.split(",") if part not in parts]
+    return f"what={what}: {shown(strange[0])} can't be measured. Give some of {','.join(parts)}." if strange else ""
+
+
+def checkout_is_there(nanogpt: str | None) -> str:
+    files = (
+        [os.path.join(_at(nanogpt), name) for name in ("train.py", "model.py", "configurator.py")] if nanogpt else []
+    )
+    missing = [file for file in files if not os.path.isfile(file)] if files else [shown(nanogpt)]
+    if nanogpt is None or not missing:
+        return ""
+    return (
+        f"nanogpt={nanogpt}: there is no {missing[0]}{_from_here(nanogpt)}. Give a checkout: "
+        "git clone https://github.com/karpathy/nanoGPT"
+    )
+
+
 Rule = tuple[tuple[str, ...], Callable[..., str]]
 
 RULES: list[Rule] = [
@@ -300,6 +319,9 @@ RULES: list[Rule] = [
     (("prompt",), prompts_are_text),
     (("prompt_file",), prompt_file_is_there),
     (("stop",), stops_are_not_empty),
+    (("what",), parts_can_be_measured),
+    (("nanogpt",), checkout_is_there),
+    (("write_to",), folder_can_be("write_to", "Give a folder of yours.")),
 ]
 
 NOTES: list[Rule] = [

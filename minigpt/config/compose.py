@@ -31,6 +31,7 @@ from minigpt.config.convert import (
 from minigpt.config.groups import compose_files, config_folder, find_groups, unfit_files
 from minigpt.config.help import help_page
 from minigpt.config.schema import (
+    BenchmarkConfig,
     CompareConfig,
     DrawAttentionConfig,
     PrepareConfig,
@@ -50,6 +51,7 @@ CLASSES: dict[str, type] = {  # of each command
     "sweep": SweepConfig,
     "compare": CompareConfig,
     "report": ReportConfig,
+    "benchmark": BenchmarkConfig,
     "verify-resume": VerifyResumeConfig,
     "draw-attention": DrawAttentionConfig,
 }

@@ -392,3 +392,24 @@ class DrawAttentionConfig:
     text: str = setting("", "what the model reads", "watch", literal=True, required=True)
     out: str | None = setting(None, "folder for the pictures; default RUN/attention", "watch", literal=True)
     which: Literal["best", "latest"] = setting("best", "of a run's checkpoints", "watch")
+
+
+@dataclass
+class BenchmarkConfig:
+    """Measure the speed of this machine, beside other programs. Takes the settings of `train`, too: all share them.
+
+    Tokens are made on the spot, the same for all contenders; nothing is downloaded. The last line holds the ratios.
+    """
+
+    preset: Literal["c0", "c1", "124m"] = setting(
+        "c0", "size: c0 nanoGPT's CPU preset, c1 10.6M parameters, 124m GPT-2", "weights"
+    )
+    what: str = setting("training,sampling,tokenization,loading", "parts to measure; growth is another", "watch")
+    rounds: int = setting(5, "measurements of each contender, in turn, each in a process", "watch", low=1, high=10**6)
+    steps: int | None = setting(None, "timed in a measurement; c0 300, c1 40, 124m 60", "watch", low=1, high=10**6)
+    nanogpt: str | None = setting(None, "a checkout, which runs beside; losses must agree", "watch", literal=True)
+    curve_steps: int = setting(50, "optimizer steps of the comparison of the losses", "watch", low=2, high=10**6)
+    new_tokens: int | None = setting(None, "sampling; c0 48, c1 240, 124m 64", "watch", low=2, high=10**6)
+    huggingface: bool = setting(False, "whether GPT2LMHeadModel runs beside, in fp32 and bf16", "watch")
+    size_limit_gb: float = setting(1.0, "growth: the largest data set, made in TMPDIR", "watch", low=0.001, high=100)
+    write_to: str = setting(".", "growth: the folder for growth.md and growth.png", "watch", literal=True)

@@ -1,6 +1,8 @@
 """The curves of a run, and loss.png."""
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,25 +71,43 @@ def size_and_loss(record: Record) -> str:
     return ", ".join(parts)
 
 
-def draw_loss(record: Record, path: Path) -> None:
-    """Draw loss.png: training and validation loss above, the learning rate below. Written in one step."""
+@contextlib.contextmanager
+def drawing(path: Path, *, size: tuple[float, float], font_size: float, dpi: int = 120, **file: Any) -> Iterator[Any]:
+    """Yield a matplotlib figure to draw into; it replaces the PNG at `path` where the block ends.
+
+    Args:
+        path: of the PNG.
+        size: inches.
+        font_size: points.
+        dpi: pixels per inch.
+        file: more for matplotlib's savefig.
+    """
     import matplotlib  # here, not above: reading curves must not cost a second
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    style: Any = {
-        "axes.edgecolor": "#c5ccd6",
-        "axes.labelcolor": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
-        "text.color": INK,
-        "font.size": 11,
-        "text.parse_math": False,  # a run's name is text, dollar signs and all
-    }
+    colours = dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color", "text.color"), INK)
+    # A run's name is text, dollar signs and all.
+    style: Any = {"axes.edgecolor": "#c5ccd6", "font.size": font_size, "text.parse_math": False, **colours}
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(10, 5.6), dpi=150, facecolor="white")
-        figure.set_layout_engine("constrained", w_pad=0.14, h_pad=0.1, hspace=0.02)
+        figure = Figure(figsize=size, dpi=dpi, facecolor="white")
+        figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.1)
         FigureCanvasAgg(figure)
+        yield figure
+        with replaced(path) as temporary:
+            figure.savefig(temporary, format="png", **file)
+
+
+def open_axes(axes: Any) -> None:
+    """Leave out the frame's upper and right edge, and draw faint horizontal lines."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e8ebf0", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def draw_loss(record: Record, path: Path) -> None:
+    """Draw loss.png: training and validation loss above, the learning rate below. Written in one step."""
+    with drawing(path, size=(10, 5.6), font_size=11, dpi=150) as figure:
         loss, rate = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [6, 1]})
         draw_losses(loss, record)
         draw_rate(rate, record)
@@ -95,8 +115,6 @@ def draw_loss(record: Record, path: Path) -> None:
         name = record.name if len(record.name) <= 40 else record.name[:39] + "…"
         loss.set_title(name, loc="left", fontsize=13, fontweight="bold", pad=34)
         loss.set_title(size_and_loss(record), loc="right", fontsize=12, pad=34)
-        with replaced(path) as temporary:
-            figure.savefig(temporary, format="png")
 
 
 def draw_losses(axes: Any, record: Record) -> None:
@@ -109,10 +127,7 @@ def draw_losses(axes: Any, record: Record) -> None:
     axes.set_ylim(*loss_limits(record))
     draw_bits(axes, record)
     axes.set_ylabel("loss, nats per token")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.grid(axis="y", color="#e8ebf0", linewidth=0.8)
-    axes.set_axisbelow(True)
+    open_axes(axes)
     if axes.has_data():
         axes.legend(loc="lower left", bbox_to_anchor=(-0.012, 0.99), ncols=3, fontsize=10.5, frameon=False)
     else:
@@ -163,5 +178,4 @@ def draw_rate(axes: Any, record: Record) -> None:
     axes.set_xlim(0, 1.006 * max((row["step"] for row in record.rows), default=1) or 1)  # room for half a point
     axes.set_xlabel("optimizer steps")
     axes.xaxis.set_major_formatter(lambda step, _: f"{step:,.0f}")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)

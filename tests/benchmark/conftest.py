@@ -1,18 +1,22 @@
-"""Something that looks like a checkout of nanoGPT, written from its description, and a minute plan."""
+"""Something that looks like a checkout of nanoGPT, written from its description, and a tiny plan."""
 
 import json
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from minigpt.benchmark import bench as bench_module
+from minigpt.benchmark import command, settings
 from minigpt.benchmark import tokens as made
+from minigpt.benchmark.bench import Bench
 from minigpt.benchmark.measurement import find_job
 from minigpt.benchmark.settings import Plan, read_plan
 from minigpt.benchmark.tokens import make_tokens
 
-MINUTE = [
+TINY = [
     "preset=c0",
     "model.n_layer=1",
     "model.n_head=2",
@@ -127,9 +131,18 @@ def checkout(tmp_path) -> Path:
 
 
 @pytest.fixture
-def minute() -> Plan:
-    """A plan whose turns take no time."""
-    return replace(read_plan([*MINUTE, "rounds=1", "steps=2", "curve_steps=4"]), warm_up=1)
+def plan_of(monkeypatch, tmp_path):
+    """Arguments -> a plan whose measurements take no time."""
+    presets = {name: replace(preset, warm_up=1) for name, preset in settings.PRESETS.items()}
+    monkeypatch.setattr(settings, "PRESETS", presets)
+    common = ["rounds=1", "steps=2", "curve_steps=4", "new_tokens=4", f"write_to={tmp_path}"]
+    return lambda *arguments: read_plan([*TINY, *common, *arguments])
+
+
+@pytest.fixture
+def tiny(plan_of) -> Plan:
+    """A plan whose measurements take no time."""
+    return plan_of()
 
 
 @pytest.fixture
@@ -140,18 +153,44 @@ def rows():
 
 @pytest.fixture
 def tokens(tmp_path) -> Path:
-    """Where a run of the minute plan finds its tokens."""
+    """Where a run of the tiny plan finds its tokens."""
     make_tokens(tmp_path / "tokens", 65)
     return tmp_path / "tokens"
 
 
 @pytest.fixture
-def at_once():
-    """In the place of run_turn: the job is done in this process, with nothing but JSON going in and out."""
+def config(tiny, tokens):
+    """Changed settings -> the config of a training of the tiny plan."""
+    return lambda changes={}, steps=0: tiny.training(tokens, changes, steps)
 
-    def run_turn(folder, job, *, threads=0, **task):
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Every measurement is made in this process, with nothing but JSON going in and out."""
+
+    def measure(folder, job, *, threads=0, **task):
         began = time.time()
         result = find_job(job)(json.loads(json.dumps(task)))
-        return json.loads(json.dumps(result)) | {"began": began}
+        return {"began": began} | json.loads(json.dumps(result))
 
-    return run_turn
+    monkeypatch.setattr(bench_module, "measure", measure)
+    monkeypatch.setattr(command, "measure", measure)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # of nanoGPT's model.py
+    monkeypatch.delitem(sys.modules, "model", raising=False)
+    yield measure
+    sys.modules.pop("model", None)
+
+
+@pytest.fixture
+def bench_of(tmp_path, at_once):
+    """A plan -> a benchmark of it, its tokens made, in this process; what it says is in `said`."""
+
+    def make(plan, **facts):
+        prepared = make_tokens(tmp_path / "tokens", plan.preset.vocab_size)
+        choices = at_once(tmp_path, "steps.probe", config=plan.training(tmp_path / "tokens", {})) | facts
+        said = []
+        bench = Bench(plan, tmp_path, prepared, choices, "a machine", said.append)
+        bench.said = said
+        return bench
+
+    return make

@@ -2,11 +2,13 @@
 
 import ast
 import pickle
+from dataclasses import replace
 
 import pytest
 
 from minigpt.benchmark import nanogpt
-from minigpt.benchmark.process import TurnFailed
+from minigpt.benchmark.bench import Bench
+from minigpt.benchmark.measurement import MeasurementFailed
 from minigpt.benchmark.settings import read_plan
 
 RECORDED = """\
@@ -28,45 +30,65 @@ iter 40: loss nan, time 30.30ms, mfu 0.05%
 
 
 def test_times_come_from_the_arrival_of_its_lines_and_the_first_are_dropped():
-    arrivals = iter(range(100))
-    lines, texts = nanogpt.read_lines(RECORDED.splitlines(), now=lambda: next(arrivals) ** 2)
-    assert [line.iteration for line in lines] == [0, 10, 20, 30, 40]
-    assert len(texts) == 14
-    found = nanogpt.timing(lines, warm_up=15)  # from iteration 20 (line 11) to 40 (line 13)
+    moments = iter(range(100))
+    arrivals = nanogpt.read_lines(RECORDED.splitlines(), now=lambda: next(moments) ** 2)
+    assert len(arrivals) == 14
+    found = nanogpt.timing(arrivals, warm_up=15)  # from iteration 20 (line 11) to 40 (line 13)
     assert found["steps"] == 20
     assert found["ms"] == pytest.approx(1e3 * (13**2 - 11**2) / 20)
     assert found["first_step_at"] == 81
 
 
 def test_a_run_without_lines_is_no_time():
-    with pytest.raises(TurnFailed, match="printed 1 lines"):
-        nanogpt.timing([nanogpt.Line(40, 2.0, 1.0)], warm_up=20)
+    with pytest.raises(MeasurementFailed, match="printed 1 lines"):
+        nanogpt.timing([("iter 40: loss 2.0, time 3.0ms, mfu 0.05%", 1.0)], warm_up=20)
+
+
+def settings_of(choices, *arguments, compiled=False):
+    plan = read_plan(["preset=c0", *arguments])
+    bench = Bench(plan, None, None, {"device": "cpu", "micro_batch": 12, "accumulate": 1} | choices, "")
+    program, *words = nanogpt.train_command(bench, compiled=compiled)
+    assert program == "train.py"
+    return dict(word.removeprefix("--").split("=") for word in words)
 
 
 def test_its_settings_are_those_of_our_run_and_have_the_types_it_insists_on():
-    plan = read_plan(["preset=c0", "optimizer.lr=3e-3", "model.n_embd=64"])
-    choices = {"device": "cpu", "precision": "bf16", "micro_batch": 12, "accumulate": 1}
-    command = nanogpt.train_command("python", plan.config, choices, compiled=False, warm_up=20, steps=300)
-    assert command[:3] == ["python", "-u", "nanogpt/train.py"]
-    values = dict(word[2:].split("=") for word in command[3:])
+    values = settings_of({"precision": "bf16"}, "optimizer.lr=3e-3", "model.n_embd=64")
     assert (values["device"], values["dtype"]) == ("cpu", "float32")
-    numbers = {key: ast.literal_eval(text) for key, text in values.items() if key not in ("device", "dtype")
-               and key not in ("dataset", "out_dir")}  # fmt: skip
+    texts = {"device", "dtype", "dataset", "out_dir"}
+    numbers = {key: ast.literal_eval(text) for key, text in values.items() if key not in texts}
     floats = {"learning_rate", "min_lr", "beta1", "beta2", "weight_decay", "grad_clip", "dropout"}
     assert {key for key, value in numbers.items() if type(value) is float} == floats
-    assert {key for key, value in numbers.items() if type(value) is bool} == {
-        "compile",
-        "bias",
-        "always_save_checkpoint",
-    }
+    flags = {"compile", "bias", "always_save_checkpoint"}
+    assert {key for key, value in numbers.items() if type(value) is bool} == flags
     assert (numbers["learning_rate"], numbers["n_embd"], numbers["max_iters"]) == (3e-3, 64, 320)
     assert (numbers["batch_size"], numbers["gradient_accumulation_steps"], numbers["bias"]) == (12, 1, False)
 
 
-def test_the_vocabulary_file_is_what_its_pickle_reads():
-    assert pickle.loads(nanogpt.vocabulary_file(65)) == {"vocab_size": 65}
+def test_on_a_gpu_it_computes_in_bf16_as_we_do():
+    assert settings_of({"device": "cuda", "precision": "bf16"}, compiled=True)["dtype"] == "bfloat16"
+    assert settings_of({"device": "cuda", "precision": "fp32"})["dtype"] == "float32"
 
 
 def test_lines_are_as_many_as_the_steps_need():
-    assert (nanogpt.log_interval(300), nanogpt.log_interval(4)) == (10, 1)
-    assert (nanogpt.up_to(15, 10), nanogpt.up_to(20, 10)) == (20, 20)
+    many, few = (settings_of({"precision": "fp32"}, f"steps={steps}") for steps in (295, 4))
+    assert (many["log_interval"], many["max_iters"]) == ("10", "320")
+    assert (few["log_interval"], few["max_iters"]) == ("1", "24")
+
+
+@pytest.mark.parametrize(("device", "names"), [
+    ("cpu", ["nanoGPT", "nanoGPT compiled"]), ("cuda", ["nanoGPT compiled", "nanoGPT bench.py"]),
+])  # fmt: skip
+def test_it_finds_its_data_and_runs_as_it_is_shipped(device, names, bench_of, tiny, checkout):
+    (checkout / "bench.py").write_text("print('time per iteration: 3.25ms, MFU: 40%')")
+    plan = replace(tiny, config=replace(tiny.config, preset="124m")) if device == "cuda" else tiny
+    bench = bench_of(tiny, device=device)
+    bench.plan = plan
+    found = nanogpt.contenders(bench, checkout)
+    assert list(found) == names
+    made = bench.folder / "nanogpt" / "data" / "made"
+    assert pickle.loads((made / "meta.pkl").read_bytes()) == {"vocab_size": 65}
+    assert (made / "train.bin").stat().st_size == 2 * len(bench.prepared.train)
+    if device == "cuda":
+        measured = found["nanoGPT bench.py"](0)
+        assert (measured["ms"], measured["first_step_at"]) == (3.25, None)

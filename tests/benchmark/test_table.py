@@ -2,7 +2,8 @@
 
 import pytest
 
-from minigpt.benchmark.table import Spread, markdown, ratios, spread, training_table
+from minigpt.benchmark.table import Spread, markdown, ratios, spread
+from minigpt.benchmark.training import BARE, OURS, table
 
 
 def test_spread_is_median_ends_and_quartiles():
@@ -24,15 +25,14 @@ def test_ratios_of_different_numbers_of_rounds_are_refused():
 
 
 def test_the_table_holds_times_speed_and_ratios():
-    turns = {
-        "ours": [{"ms": 10.0, "first_step": 3.0}, {"ms": 12.0, "first_step": 4.0}],
-        "theirs": [{"ms": 30.0, "first_step": None}, {"ms": 24.0, "first_step": None}],
+    found = {
+        OURS: [{"ms": 10.0, "began": 1.0, "first_step_at": 4.0}, {"ms": 12.0, "began": 1.0, "first_step_at": 5.0}],
+        BARE: [{"ms": 30.0, "began": 1.0, "first_step_at": None}, {"ms": 24.0, "began": 1.0, "first_step_at": None}],
     }
-    table = training_table(turns, batch_tokens=768, ours="ours")
-    heads, rule, ours, theirs = table.splitlines()
+    heads, rule, ours, theirs = table(found, batch_tokens=768).splitlines()
     assert len({len(line) for line in (heads, rule, ours, theirs)}) == 1
     cells = [cell.strip() for cell in theirs.strip("|").split("|")]
-    assert cells == ["theirs", "27.00", "24.00", "30.00", "3.00", "28,444", "", "2.50 (2.00 to 3.00)"]
+    assert cells == [BARE, "27.00", "24.00", "30.00", "3.00", "28,444", "", "2.50 (2.00 to 3.00)"]
     assert [cell.strip() for cell in ours.strip("|").split("|")][5:] == ["69,818", "3.5", "1"]
 
 

@@ -36,8 +36,8 @@ def test_a_run_finds_the_planted_tokens_of_a_large_vocabulary(tmp_path, monkeypa
     assert (found.fingerprint, len(found.train), len(found.val)) == (prepared.fingerprint, 54_000, 6_000)
 
 
-def test_a_large_data_set_is_one_shard_many_times(tmp_path, monkeypatch):
-    monkeypatch.setattr(made, "SHARD_TOKENS", 10_000)
+def test_a_large_data_set_is_the_same_tokens_again_and_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(made, "LARGE_TOKENS", 10_000)
     prepared = make_large(tmp_path, 60_000)
     assert len(prepared.train) == 30_000
     assert np.array_equal(prepared.train.tokens(9_990, 10_010)[10:], prepared.train.tokens(0, 10))

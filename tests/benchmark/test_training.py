@@ -1,75 +1,108 @@
-"""Turns of the entrants on a minute model, and the verdict on their curves."""
+"""Measurements of the contenders on a tiny model, and the verdict on their curves."""
 
 import math
-import os
-import signal
+import shutil
 import sys
-import tempfile
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from minigpt.benchmark import command, curves, steps, training
+from minigpt.benchmark import agreement, steps, training
 from minigpt.benchmark.agreement import compare
-from minigpt.benchmark.process import TurnFailed, environment, run_turn
-from minigpt.benchmark.training import BARE, OURS, Training, ratio_line
+from minigpt.benchmark.measurement import MeasurementFailed, environment, measure
+from minigpt.benchmark.training import BARE, OURS, ratio_line
+from minigpt.checkpoint.load import load_checkpoint
+from minigpt.checkpoint.store import list_checkpoints, verify
+from minigpt.config.convert import from_dict
+from minigpt.config.schema import TrainConfig
 
 
-def test_whole_and_bare_time_the_steps_after_the_warm_up(minute, tokens, tmp_path, rows):
+def test_train_py_and_the_bare_loop_time_the_steps_after_the_warm_up(config, tmp_path, rows):
     run = tmp_path / "run"
-    whole = steps.whole({"arguments": minute.arguments(tokens, f"run.dir={run}"), "warm_up": 1, "product_error": True})
-    bare = steps.bare({"arguments": minute.arguments(tokens), "warm_up": 1})
-    assert whole["steps"] == bare["steps"] == 2
-    assert whole["ms"] > 0
+    ours = steps.train_py({"config": config({"run.dir": str(run)}), "warm_up": 1})
+    bare = steps.bare({"config": config(), "warm_up": 1})
+    assert ours["steps"] == bare["steps"] == 2
+    assert ours["ms"] > 0
     assert bare["ms"] > 0
-    assert whole["first_step_at"] > 0
-    assert 0 < whole["product_error"] < 1e-5
+    assert ours["first_step_at"] > 0
+    assert (ours["batch_tokens"], ours["flops_per_token"] > 6 * 65 * 16) == (32, True)
     assert rows(run)[-1]["step"] == 4
 
 
-def test_validations_are_left_out_and_counted(minute, tokens, tmp_path):
-    arguments = minute.arguments(tokens, f"run.dir={tmp_path / 'run'}", "validate.every_steps=1", steps=6)
-    found = steps.whole({"arguments": arguments, "warm_up": 1})
-    assert found["left_out"] == 4  # between the gradients of steps 2 and 6
-    assert found["left_out_seconds"] > 0
+def test_the_bare_loop_makes_the_losses_of_train_py(config, tmp_path):
+    task = {"config": config({"run.dir": str(tmp_path / "run"), "logger.every_steps": 1, "trainer.micro_batch": 2}, 5)}
+    curve = agreement.our_curve(task | {"weights": str(tmp_path / "w.safetensors")})
+    settled = steps.settle(task)
+    gpt = steps.new_model(settled[0], settled[2], 65)
+    optimizer = steps.build_optimizer(settled[0].optimizer, gpt)
+    losses = steps.shortest_loop(
+        *settled,
+        lambda tokens, targets: steps.next_token_loss(gpt, tokens, targets),
+        optimizer,
+        stopwatch=steps.Stopwatch(0),
+        rates=curve["lr"],
+    )
+    assert losses == pytest.approx(curve["losses"], abs=1e-5)
 
 
-def test_the_watch_divides_what_counts_by_the_steps_that_count():
-    watch = steps.Watch()
-    watch.moments = [0.0, 5.0, 6.0, 7.0, 9.0]
-    watch.left_out = [(2.0, 3.0), (8.0, 0.5), (9.5, 7.0)]
-    found = watch.result(warm_up=1)
-    assert (found["ms"], found["steps"], found["left_out"]) == (pytest.approx(1e3 * 3.5 / 3), 3, 1)
+def test_validations_are_left_out_and_counted(config, tmp_path):
+    changed = config({"run.dir": str(tmp_path / "run"), "validate.every_steps": 1}, 6)
+    found = steps.train_py({"config": changed, "warm_up": 1})
+    assert len(found["left_out"]) == 4  # between the gradients of steps 2 and 6
+    assert min(found["left_out"]) > 0
 
 
-def test_the_watch_looks_at_memory_now_and_then():
-    watch = steps.Watch(memory_every=2)
+def test_the_stopwatch_divides_what_counts_by_the_steps_that_count():
+    stopwatch = steps.Stopwatch(warm_up=1)
+    stopwatch.moments = [0.0, 5.0, 6.0, 7.0, 9.0]
+    stopwatch.left_out = [(2.0, 3.0), (8.0, 0.5), (9.5, 7.0)]
+    found = stopwatch.result()
+    assert (found["ms"], found["steps"], found["left_out"]) == (pytest.approx(1e3 * 3.5 / 3), 3, [0.5])
+
+
+def test_the_stopwatch_reads_memory_now_and_then():
+    stopwatch = steps.Stopwatch(1, memory_every=2)
     for _ in range(5):
-        watch.tick()
-    assert [step for step, _ in watch.result(warm_up=1)["memory"]] == [0, 2, 4]
-    block = bytearray(200_000_000)
+        stopwatch.tick()
+    assert [step for step, _ in stopwatch.result()["memory"]] == [0, 2, 4]
+    block = bytearray(400_000_000)
     block[:] = b"x" * len(block)  # touched, so that it is there
-    assert steps.resident_mb() > watch.memory[0][1] + 150
-    assert len(block) == 200_000_000
+    assert steps.peak_mb() >= 400
+    assert stopwatch.memory[0][1] > 10
+    assert len(block) == 400_000_000
 
 
-def test_our_curve_is_nanogpts_and_another_activation_is_found_out(minute, tokens, tmp_path, checkout, monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    common = {"weights": str(tmp_path / "w.safetensors")}
-    arguments = minute.arguments(tokens, "logger.every_steps=1", f"run.dir={tmp_path / 'run'}", steps=5)
-    ours = curves.ours({"arguments": arguments, **common})
+def test_a_checkpoint_far_on_verifies_and_is_continued_there(config, tmp_path, rows):
+    run = tmp_path / "run"
+    changes = {"schedule.warmup_steps": 1, "run.dir": str(run), "logger.every_steps": 1}
+    steps.begin_at(from_dict(TrainConfig, config(changes, 1003)), 1000)
+    begun, far = list_checkpoints(run / "checkpoints")
+    verify(far)
+    assert (begun.name, far.name) == ("step-000000003", "step-000001000")
+    assert far.joinpath("model.safetensors").read_bytes() == begun.joinpath("model.safetensors").read_bytes()
+    assert load_checkpoint(far).state["tokens"] == 1000 * 32
+    shutil.rmtree(run)
+    before = time.time()
+    found = steps.train_py({"config": config(changes, 1003), "warm_up": 1, "start_at": 1000})
+    assert found["steps"] == 1
+    assert before < found["began"] < found["first_step_at"]
+    wanted = [(step, step * 32) for step in (1, 2, 3, 1001, 1002, 1003)]
+    assert [(row["step"], row["tokens"]) for row in rows(run)] == wanted
+
+
+def test_our_curve_is_nanogpts_and_another_activation_is_found_out(config, tmp_path, checkout, at_once, monkeypatch):
+    task = {"weights": str(tmp_path / "w.safetensors")}
+    task["config"] = config({"logger.every_steps": 1, "run.dir": str(tmp_path / "run")}, 5)
+    ours = agreement.our_curve(task)
     theirs = {}
-    for activation in ("F.gelu(self.c_fc(x))", "F.relu(self.c_fc(x))"):
-        text = (checkout / "model.py").read_text().replace("F.gelu(self.c_fc(x))", activation)
-        (checkout / "model.py").write_text(text)
-        (tmp_path / activation[2:6]).mkdir()
-        (tmp_path / activation[2:6] / "model.py").write_text(text)
+    for activation in ("gelu", "relu"):
+        (tmp_path / activation).mkdir()
+        text = (checkout / "model.py").read_text().replace("F.gelu(", f"F.{activation}(")
+        (tmp_path / activation / "model.py").write_text(text)
         monkeypatch.delitem(sys.modules, "model", raising=False)
-        task = {"arguments": arguments, "checkout": str(tmp_path / activation[2:6]), "lr": ours["lr"], **common}
-        theirs[activation[2:6]] = curves.nanogpt(task)["losses"]
-    monkeypatch.delitem(sys.modules, "model", raising=False)
+        more = {"checkout": str(tmp_path / activation), "lr": ours["lr"]}
+        theirs[activation] = agreement.nanogpt_curve(task | more)["losses"]
     assert len(ours["losses"]) == 5
     same, other = (compare(ours["losses"], theirs[name], "fp32") for name in ("gelu", "relu"))
     assert same.holds
@@ -96,85 +129,41 @@ def test_curves_agree_within_the_limit_of_the_precision(theirs, precision, holds
     assert ("do NOT agree" in found.sentence) == (not holds)
 
 
-def test_curves_are_compared_at_nanogpts_own_warm_up(minute, checkout, tmp_path, monkeypatch):
+def test_curves_are_compared_at_nanogpts_own_warm_up(plan_of, bench_of, checkout, monkeypatch):
     """At the full rate from step 10 on, bf16 and fp32 parted by 0.14 nats on c1; so by 0.0015."""
     asked = []
 
-    def turn(folder, job, **task):
-        asked.append([setting for setting in task["arguments"] if setting.startswith("schedule.warmup_steps=")][-1])
+    def measured(job, *, config, **task):
+        asked.append(config["schedule"]["warmup_steps"])
         return {"losses": [4.0], "lr": [1e-5]}
 
-    monkeypatch.setattr(training, "run_turn", turn)
-    prepared = SimpleNamespace(folder=tmp_path / "data" / "tokens")
-    plan = replace(minute, nanogpt=checkout)
-    assert training.compare_curves(plan, tmp_path, prepared, {"threads": 1, "precision": "bf16"}).holds
-    assert asked == ["schedule.warmup_steps=100"] * 2
+    bench = bench_of(plan_of(f"nanogpt={checkout}"))
+    monkeypatch.setattr(bench, "measure", measured)
+    assert training.compare_curves(bench).holds
+    assert asked == [100, 100]
 
 
-def test_a_speed_without_a_matching_curve_is_void(minute):
-    turns = {OURS: [{"ms": 10.0}], BARE: [{"ms": 8.0}], "nanoGPT": [{"ms": 30.0}]}
-    choices = {"precision": "fp32", "compile": True}
-    good = Training(turns, agreement=compare([1.0], [1.0], "fp32"))
-    bad = Training(turns, agreement=compare([1.0], [2.0], "fp32"))
+def test_a_speed_without_a_matching_curve_is_void(tiny):
+    found = {OURS: [{"ms": 10.0}], BARE: [{"ms": 8.0}], "nanoGPT": [{"ms": 30.0}]}
+    bench = SimpleNamespace(plan=tiny, choices={"precision": "fp32", "compile": True})
     line = "ratios c0 fp32 compiled: over the bare loop 1.250 (1.250 to 1.250); nanoGPT 3.00 (3.00 to 3.00)"
-    assert ratio_line(good, minute, choices) == line
-    assert ratio_line(bad, minute, choices) == f"VOID: the curves differ. {line}"
+    assert ratio_line(bench, found, void=False) == line
+    assert ratio_line(bench, found, void=True) == f"VOID: the curves differ. {line}"
 
 
-def test_side_by_side_with_another_mathematics_ends_void_with_exit_code_1(
-    minute, checkout, capsys, monkeypatch, at_once
-):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "model", raising=False)
-    for module in (command, training):
-        monkeypatch.setattr(module, "run_turn", at_once)
-    text = (checkout / "model.py").read_text()
-    (checkout / "model.py").write_text(text.replace("return logits, F.cross", "return logits, 1.01 * F.cross"))
-    plan = replace(minute, nanogpt=checkout, what=("training",))
-    assert command.benchmark(plan) == 1
-    monkeypatch.delitem(sys.modules, "model", raising=False)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("Machine    ")
-    assert any("do NOT agree" in line for line in lines)
-    assert any(line.startswith("nanoGPT compiled is left out: ") and "no compiler here" in line for line in lines)
-    assert any(line.startswith("| nanoGPT  ") for line in lines)
-    assert lines[-1].startswith("VOID: the curves differ. ratios c0 fp32: over the bare loop ")
-    assert "; nanoGPT " in lines[-1]
-
-
-def test_sigterm_leaves_no_folder_behind(minute, tmp_path, monkeypatch, at_once):
-    monkeypatch.setattr(command, "run_turn", at_once)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    made = []
-
-    def killed(plan, folder, *_, **__):
-        made.append(folder)
-        assert folder.is_dir()
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(60)  # never so long: the signal is there
-
-    monkeypatch.setattr(command, "_parts", killed)
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt):
-        command.benchmark(minute)
-    assert made[0].parent == tmp_path
-    assert list(tmp_path.glob("minigpt-benchmark-*")) == []
-    assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_a_turn_is_a_process_and_gives_back_what_its_job_says(minute, tokens, tmp_path):
+def test_a_measurement_is_a_process_and_gives_back_what_its_job_says(config, tmp_path):
     before = time.time()
-    found = run_turn(tmp_path, "look", threads=1, arguments=minute.arguments(tokens))
+    found = measure(tmp_path, "steps.probe", threads=1, config=config())
     assert (found["vocab_size"], found["precision"], found["threads"]) == (65, "fp32", 1)
     assert before <= found["began"] <= time.time()
 
 
-def test_all_entrants_have_as_many_threads(monkeypatch):
+def test_all_contenders_have_as_many_threads(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert [environment(threads)["OMP_NUM_THREADS"] for threads in (0, 3)] == ["7", "3"]
 
 
-def test_a_turn_that_fails_says_why(minute, tmp_path):
-    arguments = minute.arguments(tmp_path)  # no tokens there
-    with pytest.raises(TurnFailed, match=r"bare: its process ended with exit code 2: Error: data.source="):
-        run_turn(tmp_path, "bare", arguments=arguments, warm_up=1)
+def test_a_measurement_that_fails_says_why(tiny, tmp_path):
+    config = tiny.training(tmp_path, {})  # no tokens there
+    with pytest.raises(MeasurementFailed, match=r"bare: its process ended with exit code 2: Error: data.source="):
+        measure(tmp_path, "steps.bare", config=config, warm_up=1)

@@ -371,7 +371,7 @@ def test_examples_of_the_help_page_compose(monkeypatch):
     for command, lines in EXAMPLES.items():
         for line in lines:
             ours, theirs = shlex.split(line), []
-            if command in ("sweep", "verify-resume"):
+            if command in ("sweep", "benchmark", "verify-resume"):
                 ours, theirs = split_arguments(command, ours)
             compose(command, ours)
             compose("train", theirs)
