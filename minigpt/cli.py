@@ -18,7 +18,7 @@ from minigpt.faults import UserFault, run_script
 def train(arguments: list[str]) -> int:
     """Train a GPT, or continue a run; with -m, train each combination of some values."""
     from minigpt.invocation import command_line
-    from minigpt.multirun import run_grid, wants_grid
+    from minigpt.sweep.grid import run_grid, wants_grid
 
     if wants_grid(arguments):
         return run_grid(arguments, command_line("train"))
@@ -62,13 +62,13 @@ def prepare(arguments: list[str]) -> None:
 def sweep(arguments: list[str]) -> int:
     """Search for better settings: many trainings, on all devices."""
     from minigpt.invocation import command_line
-    from minigpt.sweep.settings import read_plan
+    from minigpt.sweep.settings import read_sweep
 
-    plan = read_plan(arguments, command_line("train"))
+    found = read_sweep(arguments, command_line("train"))
 
     from minigpt.sweep.driver import run_sweep
 
-    return run_sweep(plan)
+    return run_sweep(found)
 
 
 def compare(arguments: list[str]) -> None:

@@ -21,7 +21,7 @@ HOMES = {
     "yaml": ("config.", "report.record", "rundir.run_directory", "sweep."),
     "tiktoken": ("data.tokenizers.",),
     "tokenizers": ("data.tokenizers.",),
-    "matplotlib": ("report.",),
+    "matplotlib": ("report.", "sweep.page"),
     "optuna": ("sweep.",),
     "wandb": ("rundir.wandb_process",),
     "transformers": ("benchmark.huggingface",),
@@ -40,8 +40,7 @@ MAY_IMPORT = {
     "benchmark": "checkpoint config data faults machine model report rundir sampling training __init__ lightning "
     "numpy safetensors torch transformers",
     "checkpoint": "config data faults model rundir __init__ safetensors torch",
-    "cli": "benchmark compare config data demo faults invocation multirun process report sampling sweep training "
-    "verify",
+    "cli": "benchmark compare config data demo faults invocation process report sampling sweep training verify",
     "compare": "checkpoint config data faults machine model rundir numpy torch",
     "config": "faults invocation redact __init__ hydra omegaconf yaml",
     "data": "config faults redact rundir splitmix numpy tiktoken tokenizers torch",
@@ -50,13 +49,12 @@ MAY_IMPORT = {
     "invocation": "",
     "machine": "config data faults model process rundir torch",
     "model": "attention config numpy torch",
-    "multirun": "config faults process rundir",
     "process": "config faults rundir torch",
     "redact": "",
     "report": "attention checkpoint config data faults rundir matplotlib numpy torch yaml",
     "rundir": "config faults invocation redact __init__ torch wandb yaml",
     "sampling": "attention checkpoint config data faults machine model splitmix torch",
-    "sweep": "config data faults invocation machine process redact report rundir training optuna yaml",
+    "sweep": "config data faults invocation machine process redact report rundir training matplotlib optuna yaml",
     "splitmix": "numpy",
     "training": "checkpoint config data faults invocation machine model process redact report rundir sampling "
     "splitmix __init__ lightning torch",

@@ -145,9 +145,9 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
 
 def split_arguments(command: str, arguments: list[str]) -> tuple[list[str], list[str]]:
     """The arguments of a command that starts trainings: its own, and those of `train`. --config-dir is for both."""
-    cls = CLASSES[command]
-    own = [*settings(cls), *find_groups(cls)]
     known = [*settings(TrainConfig), *find_groups(TrainConfig)]
+    own = [key for key in [*settings(CLASSES[command]), *find_groups(CLASSES[command])] if key not in known]
+    own_sections = {*sections(CLASSES[command])} - {*sections(TrainConfig)}
     ours: list[str] = []
     theirs: list[str] = []
     rest = list(arguments)
@@ -159,7 +159,7 @@ def split_arguments(command: str, arguments: list[str]) -> tuple[list[str], list
             words = [argument, *([rest.pop(0)] if rest and not equals else [])]
             ours += words
             theirs += words if name in ("--config-dir", "-cd") else []
-        elif name in ("--help", "-h") or key in own or key.partition(".")[0] in sections(cls):
+        elif name in ("--help", "-h") or key in own or key.partition(".")[0] in own_sections:
             ours.append(argument)
         elif key not in known and set(nearest(key, [*known, *own])[:1]) & set(own):
             ours.append(argument)  # whoever has the nearest name says so

@@ -81,8 +81,8 @@ def config_hash(config: Any) -> str:
 
 def default_run_dir(config: Any) -> str:
     """Return runs/<experiment or text>-<hash>: the same command finds the run it began, under an old name too."""
-    old = _old_run_dir(config)
-    if old is not None and os.path.isdir(old):
+    old = f"runs/{config.experiment.replace('/', '-')}-{old_config_hash(config)}"
+    if os.path.isdir(old):
         return old
     name = config.experiment
     if name == "default" and config.data.name == "text" and config.data.source:
@@ -91,13 +91,12 @@ def default_run_dir(config: Any) -> str:
     return f"runs/{name.replace('/', '-')}-{config_hash(config)}"
 
 
-def _old_run_dir(config: Any) -> str | None:
-    """The directory's name up to 0.1.0; None for a config that needs a later setting."""
+def old_config_hash(config: Any) -> str | None:
+    """Return the hash that named a config's run up to 0.1.0; None for a config that needs a later setting."""
     known, now = settings(config.__class__), values(config)
     if any(now[key] != setting.default for key, setting in known.items() if setting.since):
         return None
-    covered = [key for key in now if not known[key].since and not key.startswith(OLD_NOT_NAMED)]
-    return f"runs/{config.experiment.replace('/', '-')}-{_digest({key: now[key] for key in covered})}"
+    return _digest({key: now[key] for key in now if not known[key].since and not key.startswith(OLD_NOT_NAMED)})
 
 
 def _digest(facts: Mapping[str, Any]) -> str:

@@ -326,10 +326,10 @@ class SweepSettings:
 
 
 @dataclass
-class SweepConfig:
+class SweepConfig(TrainConfig):
     """Search for better settings by many trainings. Every setting of `train` can be given, too: all trials share it."""
 
-    trials: int | None = setting(None, "how many, finished ones included; default 20, or the grid", "schedule", low=1)
+    trials: int | None = setting(None, "how many, finished ones included; default 20, or the grid", "watch", low=1)
     workers: int = setting(1, "trials at a time on this machine", "machine", low=1, high=4096)
     seeds: int = setting(1, "runs per trial: seed, seed + 1, ...; its value is their mean", "weights", low=1, high=1000)
     search: SearchConfig = field(default_factory=SearchConfig)

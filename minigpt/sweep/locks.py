@@ -1,6 +1,7 @@
-"""Locks that end with the process that holds them, and the claim of a sweep on a trial."""
+"""Locks that end with the process that holds them, and the claim of a sweep's worker on a trial."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import platform
@@ -11,14 +12,29 @@ from typing import IO
 
 BEAT_SECONDS = 20.0  # a claim is renewed so often
 STALE_SECONDS = 120.0  # a claim of another machine that was not renewed for so long is dropped
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)  # Lustre, some FUSE
+
+
+def lock(file: IO, flags: int = fcntl.LOCK_EX) -> bool:
+    """Lock a file; return False where the file system has no locks, and the caller goes on without.
+
+    Raises:
+        BlockingIOError: another process has it (with LOCK_NB).
+    """
+    try:
+        fcntl.flock(file, flags)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return False
+    return True
 
 
 @contextlib.contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """A block that one process at a time is in, on all machines that share the file."""
+def exclusive(path: Path) -> Iterator[bool]:
+    """Admit one process at a time to a `with` block, on all machines that share the file; yield False without locks."""
     with open(path, "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        yield lock(file)
 
 
 class Claim:
@@ -29,7 +45,7 @@ class Claim:
         self.beaten = time.monotonic()
 
     def beat(self) -> None:
-        """Tell other machines that this one is alive."""
+        """Show other machines that this one is alive."""
         if time.monotonic() - self.beaten > BEAT_SECONDS:
             self.beaten = time.monotonic()
             with contextlib.suppress(OSError):
@@ -43,31 +59,33 @@ class Claim:
 
 
 def claim(path: Path) -> Claim | None:
-    """Take a trial, or None if somebody has it: here, or on another machine that has been heard of lately."""
+    """Take a trial; return None if somebody has it: here, or on another machine that has been heard of lately."""
     path.parent.mkdir(exist_ok=True)
     file = open(path, "a+")  # noqa: SIM115 - stays open: closing it frees the lock
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        file.seek(0)
-        owner = file.read().partition(" ")[0]
+        locked = lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        machine, process = owner(path)
         # Not every shared file system passes locks on to other machines; times are those of the file's own server.
-        if owner and owner != platform.node() and _age(path) < STALE_SECONDS:
-            file.close()
-            return None
-        file.truncate(0)
-        file.write(f"{platform.node()} {os.getpid()}")
-        file.flush()
+        if machine == platform.node():
+            taken = not locked and process != os.getpid() and is_alive(process)
+        else:
+            taken = machine != "" and _age(path) < STALE_SECONDS
+        if not taken:
+            file.truncate(0)
+            file.write(f"{platform.node()} {os.getpid()}")
+            file.flush()
+            return Claim(file)
     except BlockingIOError:
-        file.close()
-        return None
+        pass
     except OSError:
         file.close()
         raise
-    return Claim(file)
+    file.close()
+    return None
 
 
 def _age(path: Path) -> float:
-    """Seconds since a file was touched, by the clock of its file system."""
+    """Return the seconds since a file was touched, by the clock of its file system."""
     probe = path.with_name(f".clock-{platform.node()}-{os.getpid()}")
     probe.touch()
     try:
@@ -77,8 +95,19 @@ def _age(path: Path) -> float:
 
 
 def owner(path: Path) -> tuple[str, int]:
-    """Machine and process that hold or held a claim; ("", 0) if nobody."""
+    """Return machine and process that hold or held a claim; ("", 0) if nobody."""
     with contextlib.suppress(OSError, ValueError):
         machine, _, process = path.read_text().partition(" ")
         return machine, int(process)
     return "", 0
+
+
+def is_alive(process: int) -> bool:
+    """Return whether this machine has a process of that number."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,4 +1,4 @@
-"""A trial's training process, as the sweep sees it: through a pipe, a file of output, and metrics.jsonl."""
+"""One training process, as a sweep and `train.py -m` see it: through a pipe, its output, and metrics.jsonl."""
 
 import contextlib
 import os
@@ -10,111 +10,145 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from minigpt.faults import STOPPED
 from minigpt.rundir.rows import parse_row
 
 SUPERVISE = Path(__file__).with_name("supervise.py")
-KILL_SECONDS = 10.0  # for the supervisor to end what it was told to
+KILL_SECONDS = 10.0  # for the supervisor to end what it was told to end
+CHECKPOINT_SECONDS = 60.0  # for a training without its supervisor to stop with a checkpoint
 NOT_OURS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of a torchrun around the sweep
 
 
-class TrialProcess:
-    """A training in a session of its own.
+class TrainingProcess:
+    """Starts a training in a session of its own, under a small supervisor that ends it when we are gone.
 
     Args:
-        command: of the training.
-        output: file that its output is added to.
+        command: starts the training.
+        output: file that its output is appended to; None for our own stdout and stderr.
         environment: variables on top of ours.
-        claim: descriptor of the trial's lock, which the supervisor keeps until the training is gone.
+        lock: descriptor of a lock that is held until both the supervisor and the training are gone.
     """
 
-    def __init__(self, command: Sequence[str], output: Path, *, environment: Mapping[str, str], claim: int):
-        output.parent.mkdir(exist_ok=True)
+    def __init__(
+        self,
+        command: Sequence[str],
+        output: Path | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+        lock: int | None = None,
+    ):
         variables = {name: value for name, value in os.environ.items() if name not in NOT_OURS}
+        self.output = output
         self.killed_at: float | None = None
-        with open(output, "ab") as file:
-            self.began_at = file.tell()  # where this process's output begins
+        self.orphaned_at: float | None = None
+        self.began_at = 0  # where in the file this process's output begins
+        self._alive, held = os.pipe()  # the reading end says when the last holder of the other one is gone
+        os.set_blocking(self._alive, False)
+        descriptors = [held, *([] if lock is None else [lock])]
+        with contextlib.ExitStack() as files:
+            files.callback(os.close, held)
+            stream = None
+            if output is not None:
+                output.parent.mkdir(exist_ok=True)
+                stream = files.enter_context(open(output, "ab"))
+                self.began_at = stream.tell()
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(SUPERVISE), *command],
+                [sys.executable, "-I", "-S", str(SUPERVISE), ",".join(map(str, descriptors)), *command],
                 stdin=subprocess.PIPE,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env={**variables, **environment},
+                stdout=stream,
+                stderr=None if stream is None else subprocess.STDOUT,
+                env={**variables, **(environment or {})},
                 start_new_session=True,
-                pass_fds=(claim,),
+                pass_fds=descriptors,
                 bufsize=0,
             )
-        self.output = output
+        self._code: int | None = None
+        self._group: int | None = None  # the training's process group; 0 once the supervisor has seen its end
 
-    def stop(self) -> None:
-        """Ask it to end after its step, with a checkpoint."""
-        self._tell(b"stop\n")
+    def send(self, number: int) -> None:
+        """Pass a signal to the training; SIGKILL ends all that it started."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            self.process.stdin.write(bytes([number]))
 
     def kill(self) -> None:
-        """End it and all it started."""
+        """End the training and all it started."""
         if self.killed_at is None:
             self.killed_at = time.monotonic()
-            self._tell(b"kill\n")
-
-    def _tell(self, word: bytes) -> None:
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.write(word)
+            self.send(signal.SIGKILL)
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
-        code = self.process.poll()
-        if code is None and self.killed_at is not None and time.monotonic() > self.killed_at + KILL_SECONDS:
+        """Return the exit code, negative for a signal; None while anything of the training runs.
+
+        A training whose supervisor was killed is asked to stop with a checkpoint, and counts as stopped.
+        """
+        if self._code is not None:
+            return self._code
+        code, now = self.process.poll(), time.monotonic()
+        if code is None:
+            if self.killed_at is not None and now > self.killed_at + KILL_SECONDS:
+                with contextlib.suppress(OSError):
+                    os.killpg(self.process.pid, signal.SIGKILL)
+            return None
+        if code < 0 and not self._is_gone() and self._group != 0:  # only the supervisor was killed
+            if self.orphaned_at is None:
+                self.orphaned_at = now
+                self._send_to_group(signal.SIGTERM)
+            elif self.killed_at is not None or now > self.orphaned_at + CHECKPOINT_SECONDS:
+                self._send_to_group(signal.SIGKILL)
+            return None
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        os.close(self._alive)
+        self._code = code if self.orphaned_at is None or self.killed_at is not None else STOPPED
+        return self._code
+
+    def _is_gone(self) -> bool:
+        """Return whether neither the supervisor nor the training runs any more."""
+        with contextlib.suppress(BlockingIOError):
+            while said := os.read(self._alive, 100):
+                self._group = int(said.split()[-1])
+            return True
+        return False
+
+    def _send_to_group(self, number: int) -> None:
+        if self._group:
             with contextlib.suppress(OSError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-        if code is not None and self.process.stdin is not None:
-            self.process.stdin.close()
-        return code
+                os.killpg(self._group, number)
 
-    def said(self, lines: int = 20) -> list[str]:
-        """The last lines of its output."""
-        return last_lines(self.output, lines, since=self.began_at)
-
-
-def last_lines(path: Path, lines: int, since: int = 0) -> list[str]:
-    """The last lines of a file that say something."""
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(since, size - 64 * 1024))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return []
-    return [line.rstrip()[:500] for line in text.splitlines() if line.strip()][-lines:]
+    def last_lines(self, lines: int = 20) -> list[str]:
+        """Return the last lines of its output that are not empty."""
+        assert self.output is not None
+        try:
+            with open(self.output, "rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(self.began_at, size - 64 * 1024))
+                text = file.read().decode(errors="replace")
+        except OSError:
+            return []
+        return [line.rstrip()[:500] for line in text.splitlines() if line.strip()][-lines:]
 
 
-class Rows:
-    """The rows of a metrics.jsonl that grows; where it was cut and written anew, they are read anew."""
+class GrowingRows:
+    """Follows a metrics.jsonl that grows; where the file was replaced, it is read from its beginning again."""
 
     def __init__(self, path: Path):
         self.path = path
         self.rows: list[dict[str, Any]] = []
-        self._inode = 0
-        self._read = 0
+        self._inode = self._read = 0
 
     def refresh(self) -> bool:
-        """Read what is new.
-
-        Returns:
-            Whether there is something new.
-        """
+        """Read what is new; return whether there was a new row."""
         try:
             with open(self.path, "rb") as file:
                 state = os.fstat(file.fileno())
-                anew = state.st_ino != self._inode or state.st_size < self._read
-                if anew:
+                if state.st_ino != self._inode or state.st_size < self._read:
                     self._inode, self._read, self.rows = state.st_ino, 0, []
-                elif state.st_size == self._read:
-                    return False
                 file.seek(self._read)
-                whole, _, _ = file.read().rpartition(b"\n")
+                *lines, _ = file.read().split(b"\n")
         except OSError:
             return False
-        self._read += len(whole) + 1 if whole else 0
-        found = [row for line in whole.split(b"\n") if (row := parse_row(line)) is not None]
+        self._read += sum(len(line) + 1 for line in lines)
+        found = [row for line in lines if (row := parse_row(line)) is not None]
         self.rows += found
         return bool(found)

@@ -1,19 +1,22 @@
-"""When a trial is stopped early: pure functions of the values that trials had after equally many tokens."""
+"""Early stopping: the marks where trials are compared, and Optuna's pruners behind one question.
+
+The verdict is a function of what the trials have reported, so a sweep that was killed repeats it when it goes on.
+"""
 
 import math
-import statistics
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import optuna
+
 from minigpt.config.schema import SearchConfig
-from minigpt.sweep.trial import COMPLETE, Trial
+from minigpt.sweep.trial import COMPLETE, Trial, is_finished
 
 
 def marks(rows: Sequence[Mapping[str, Any]], every_tokens: int, metric: str) -> Iterator[tuple[int, float]]:
-    """(tokens, best value so far) where trials are compared: the multiples of `every_tokens` that a run has passed.
+    """Yield (tokens, best value so far) at each multiple of `every_tokens` that a run has passed.
 
-    The last row decides nothing: it may be the run's end, and a run at its end is complete.
+    The last row is left out: it may be the run's end, and a run at its end is complete.
     """
     best, passed = math.inf, 0
     for row in rows[:-1]:
@@ -26,79 +29,44 @@ def marks(rows: Sequence[Mapping[str, Any]], every_tokens: int, metric: str) -> 
         passed = max(passed, tokens // every_tokens)
 
 
-def is_behind(
-    trial: Trial, tokens: int, value: float, *, others: Iterable[Trial], search: SearchConfig, first: int, last: int
-) -> bool:
-    """Whether a trial that has `value` after `tokens` is to be stopped.
+class Pruning:
+    """Asks one of Optuna's pruners about trials, on a study in memory that repeats what they have reported.
+
+    Optuna's Hyperband notes in its storage which rungs a trial has completed, so asking it twice changes the answer.
+    The study in memory begins anew with each process, and with it the notes.
 
     Args:
-        trial: the one to judge.
-        tokens: a mark.
-        value: its best so far.
-        others: all other trials.
-        search: the pruner and its settings.
-        first: the first mark.
+        search: names the pruner and holds its settings.
+        first: tokens at the first mark.
         last: tokens of a whole run.
     """
-    if search.pruner == "median":
-        return is_below_median(tokens, value, others, search.startup_trials)
-    if search.pruner == "hyperband":
-        return is_not_promoted(trial, tokens, value, others=others, eta=search.reduction_factor, first=first, last=last)
-    return False
 
+    def __init__(self, search: SearchConfig, *, first: int, last: int):
+        pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
+        if search.pruner == "median":
+            pruner = optuna.pruners.MedianPruner(n_startup_trials=search.startup_trials)
+        elif search.pruner == "hyperband":
+            pruner = optuna.pruners.HyperbandPruner(first, max(first, last), search.reduction_factor)
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        # Hyperband's brackets follow from the study's name, which is therefore the same everywhere.
+        self.study = optuna.create_study(study_name="sweep", sampler=optuna.samplers.RandomSampler(), pruner=pruner)
+        self.copies: list[optuna.Trial] = []
+        self.reported: set[tuple[int, int]] = set()  # number and mark
+        self.told: set[int] = set()
+        self.verdicts: dict[int, bool] = {}  # at each trial's last mark
 
-def is_below_median(tokens: int, value: float, others: Iterable[Trial], startup: int) -> bool:
-    """Whether the value is worse than the median of the complete trials at this mark. Source: Golovin 2017, 3.2.1."""
-    complete = [other for other in others if other.state == COMPLETE]
-    theirs = [other.curve[tokens] for other in complete if tokens in other.curve]
-    return len(complete) >= startup and bool(theirs) and value > statistics.median(theirs)
-
-
-def is_not_promoted(
-    trial: Trial, tokens: int, value: float, *, others: Iterable[Trial], eta: int, first: int, last: int
-) -> bool:
-    """Whether the trial is not among the best 1/eta of its bracket that have come to this rung.
-
-    Brackets differ in how many tokens a trial gets before it is judged for the first time.
-
-    Source: Li et al. 2018 (Hyperband), section 3; asynchronous as in Li et al. 2020 (ASHA), algorithm 2.
-    """
-    brackets = bracket_count(eta, first, last)
-    mine = bracket(trial.number, brackets, eta)
-    if tokens not in rungs(mine, eta, first, last):
-        return False
-    theirs = [
-        other.curve[tokens]
-        for other in others
-        if tokens in other.curve and bracket(other.number, brackets, eta) == mine
-    ]
-    reached = sorted([*theirs, value])
-    return value > reached[max(len(reached) // eta, 1) - 1]
-
-
-def bracket_count(eta: int, first: int, last: int) -> int:
-    """How many brackets there are between the first mark and a whole run."""
-    count = 1
-    while first * eta**count < last:
-        count += 1
-    return count
-
-
-def rungs(number: int, eta: int, first: int, last: int) -> list[int]:
-    """The tokens at which a bracket is judged; multiples of the first mark."""
-    found, rung = [], first * eta**number
-    while rung < last:
-        found.append(rung)
-        rung *= eta
-    return found
-
-
-def bracket(number: int, count: int, eta: int) -> int:
-    """The bracket of a trial; earlier judged ones get more trials, in Hyperband's proportions."""
-    shares = [math.ceil(count * eta ** (count - 1 - place) / (count - place)) for place in range(count)]
-    place = zlib.crc32(str(number).encode()) % sum(shares)
-    for found, share in enumerate(shares):
-        place -= share
-        if place < 0:
-            return found
-    raise AssertionError
+    def is_behind(self, number: int, trials: Sequence[Trial]) -> bool:
+        """Return whether trial `number` is to be stopped at the last mark that it has reported."""
+        for trial in sorted(trials, key=lambda each: (each.number == number, each.number)):
+            while len(self.copies) <= trial.number:
+                self.copies.append(self.study.ask())
+            copy = self.copies[trial.number]
+            for tokens, value in sorted(trial.intermediate_values.items()):
+                if (trial.number, tokens) not in self.reported:
+                    self.reported.add((trial.number, tokens))
+                    copy.report(value, tokens)
+                    self.verdicts[trial.number] = copy.should_prune()
+            if is_finished(trial) and trial.number not in self.told:
+                self.told.add(trial.number)
+                self.study.tell(copy, trial.value if trial.state == COMPLETE else None, trial.state)
+        return self.verdicts.get(number, False)

@@ -14,114 +14,104 @@ from minigpt.faults import StorageFailure
 from minigpt.redact import redact, redact_values
 from minigpt.report.record import read_text
 from minigpt.rundir.files import write_file
-from minigpt.sweep.settings import Plan
-from minigpt.sweep.space import text_of
-from minigpt.sweep.trial import COMPLETE, Trial, best_trial, ranked, standard_error
+from minigpt.sweep.settings import Sweep, as_typed, overrides
+from minigpt.sweep.trial import COMPLETE, Trial, best_trial, ranked, standard_error, state_of
 
 
-def write_results(plan: Plan, trials: Sequence[Trial]) -> None:
+def write_results(sweep: Sweep, trials: Sequence[Trial]) -> None:
     """Write everything but the page.
 
     Raises:
         StorageFailure: the sweep's directory can't be written.
     """
     try:
-        write_file(plan.folder / "leaderboard.csv", leaderboard(plan, trials))
-        write_file(plan.folder / "summary.json", json.dumps(summary(plan, trials), indent=1) + "\n")
-        write_best(plan, trials)
+        write_file(sweep.folder / "leaderboard.csv", leaderboard(sweep, trials))
+        write_file(sweep.folder / "summary.json", json.dumps(summary(sweep, trials), indent=1) + "\n")
+        write_best(sweep, trials)
     except OSError as error:
-        raise cannot_write(plan.folder, error) from error
+        raise cannot_write(sweep.folder, error) from error
 
 
 def cannot_write(folder: Path, error: OSError) -> StorageFailure:
-    """The sentence for a sweep's directory that takes nothing."""
+    """Return the fault of a sweep's directory that can't be written."""
     return StorageFailure(
-        f"sweep.dir={folder} can't be written: {error.strerror or error}. Free some space (or mend the folder), then "
-        "run the same command again: it goes on where it stands"
+        f"sweep.dir={folder} can't be written: {error.strerror or error}. Free some space, or correct the folder's "
+        "permissions, then run the same command again: it goes on where it stopped"
     )
 
 
-def run_of(plan: Plan, trial: Trial) -> Path:
-    """The run directory that shows a trial: of its best seed; where it was not run itself, of its twin."""
-    values = trial.facts.get("values", [])
+def run_of(sweep: Sweep, trial: Trial) -> Path:
+    """Return the run directory that shows a trial: of its best seed; of its twin, where it was not run itself."""
+    values = trial.user_attrs.get("values", [])
     place = values.index(min(values)) if values else 0
-    return plan.run_dir(trial.facts.get("same_as", trial.number), place)
+    return sweep.run_dir(trial.user_attrs.get("same_as", trial.number), place)
 
 
-def leaderboard(plan: Plan, trials: Sequence[Trial]) -> str:
-    """One line a trial, the best first."""
-    keys = [axis.key for axis in plan.axes]
-    several = ["standard_error"] if plan.config.seeds > 1 else []
+def leaderboard(sweep: Sweep, trials: Sequence[Trial]) -> str:
+    """Return the trials as CSV, the best first."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["rank", "value", *several, "state", *keys, "run.dir"])
-    for rank, trial in enumerate(ranked(list(trials)), start=1):
-        error = standard_error(trial.facts.get("values", []))
+    several = sweep.config.seeds > 1
+    writer.writerow(["rank", "value", *["standard_error"] * several, "state", *sweep.space, "run.dir"])
+    for rank, trial in enumerate(ranked(trials), start=1):
+        numbers = [trial.value, *[standard_error(trial)] * several]
         writer.writerow(
             [
                 rank if trial.state == COMPLETE else "",
-                "" if trial.value is None else repr(trial.value),
-                *(["" if error is None else repr(error)] if several else []),
-                trial.state,
-                *(text_of(trial.params[key]) for key in keys),
-                run_of(plan, trial),
+                *("" if number is None else repr(number) for number in numbers),
+                state_of(trial),
+                *(as_typed(trial.params[key]) for key in sweep.space),
+                run_of(sweep, trial),
             ]
         )
     return text.getvalue()
 
 
-def summary(plan: Plan, trials: Sequence[Trial]) -> dict[str, Any]:
-    """The sweep as JSON."""
-    best = best_trial(list(trials))
+def summary(sweep: Sweep, trials: Sequence[Trial]) -> dict[str, Any]:
+    """Return the sweep as JSON."""
+    best = best_trial(trials)
     return {
-        "name": plan.name,
-        "metric": plan.config.sweep.metric,
-        "seeds": plan.config.seeds,
-        "trials_wanted": plan.trials,
-        "states": dict(Counter(trial.state for trial in trials)),
-        "tokens": sum(trial.facts.get("tokens", 0) for trial in trials),
-        "seconds": round(sum(trial.facts.get("seconds", 0.0) for trial in trials), 3),
-        "best": None if best is None else entry(plan, best),
-        "trials": [entry(plan, trial) for trial in trials],
+        "name": sweep.name,
+        "metric": sweep.config.sweep.metric,
+        "seeds": sweep.config.seeds,
+        "trials_wanted": sweep.trials,
+        "states": dict(Counter(state_of(trial) for trial in trials)),
+        "tokens": sum(trial.user_attrs.get("tokens", 0) for trial in trials),
+        "seconds": round(sum(trial.user_attrs.get("seconds", 0.0) for trial in trials), 3),
+        "best": None if best is None else entry(sweep, best),
+        "trials": [entry(sweep, trial) for trial in trials],
     }
 
 
-def entry(plan: Plan, trial: Trial) -> dict[str, Any]:
-    """A trial as JSON."""
+def entry(sweep: Sweep, trial: Trial) -> dict[str, Any]:
+    """Return a trial as JSON."""
     return {
         "number": trial.number,
-        "state": trial.state,
+        "state": state_of(trial),
         "value": trial.value,
-        "standard_error": standard_error(trial.facts.get("values", [])),
+        "standard_error": standard_error(trial),
         "params": trial.params,
-        "run.dir": str(run_of(plan, trial)),
-        **dict(sorted(trial.facts.items())),
+        "run.dir": str(run_of(sweep, trial)),
+        **dict(sorted(trial.user_attrs.items())),
     }
 
 
-def write_best(plan: Plan, trials: Sequence[Trial]) -> None:
-    """The best trial's whole config, as an experiment that reruns as is."""
-    best = best_trial(list(trials))
+def write_best(sweep: Sweep, trials: Sequence[Trial]) -> None:
+    """Write the best trial's whole config as an experiment, and the commands that train it again."""
+    best = best_trial(trials)
     if best is None:
         return
-    folder = plan.folder / "best"
-    facts = json.dumps(redact_values(entry(plan, best)), indent=1) + "\n"
+    folder = sweep.folder / "best"
+    facts = json.dumps(redact_values(entry(sweep, best)), indent=1) + "\n"
     if read_text(folder / "trial.json") == facts:
         return  # written last, so the rest is there
-    overrides = [argument for argument in plan.overrides(best, 0) if not argument.startswith("seed=")]
-    if "seed" in best.params:
-        overrides.append(f"seed={best.params['seed']}")
-    config = compose("train", [*plan.arguments, *overrides])
+    arguments = [*sweep.shared, *overrides(best.params)]
     (folder / "experiment").mkdir(parents=True, exist_ok=True)
-    text = redact(to_yaml(config))
+    text = redact(to_yaml(compose("train", arguments)))
     rerun = f"python scripts/train.py --config-dir {shlex.quote(str(folder))} experiment=best"
-    values = ", ".join(f"{key}={text_of(value)}" for key, value in best.params.items())
-    head = f"Trial {best.number} of {plan.name}: {plan.config.sweep.metric} {best.value:.6g} with {values}"
+    typed = redact(shlex.join(["python", "scripts/train.py", *arguments]))
+    values = ", ".join(overrides(best.params))
+    head = f"Trial {best.number} of {sweep.name}: {sweep.config.sweep.metric} {best.value:.6g} with {values}"
     write_file(folder / "experiment" / "best.yaml", f"# @package _global_\n# {head}\n# {rerun}\n{text}")
-    write_file(folder / "command.txt", f"{rerun}\n{typed(plan, overrides)}\n")
+    write_file(folder / "command.txt", f"{rerun}\n{typed}\n")
     write_file(folder / "trial.json", facts)
-
-
-def typed(plan: Plan, overrides: Sequence[str]) -> str:
-    """The same training as one command of single settings."""
-    return redact(shlex.join(["python", "scripts/train.py", *plan.arguments, *overrides]))

@@ -1,110 +1,109 @@
-"""What a sweep is going to do: from its command line to a checked plan. Nothing is written before all is right."""
+"""A sweep as its command line describes it, checked. Nothing is written before all of it is right."""
 
+import contextlib
 import hashlib
 import importlib.util
+import io
 import json
 import math
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minigpt.config.check import find_faults
-from minigpt.config.compose import compose, find_groups
-from minigpt.config.convert import flatten, nearest, read, settings, to_dict
-from minigpt.config.roles import config_hash
+from minigpt.config.compose import compose, find_groups, split_arguments
+from minigpt.config.convert import from_dict, read, settings, to_dict
+from minigpt.config.roles import NAMED, Change, config_hash, differences, old_config_hash
 from minigpt.config.schema import SweepConfig, TrainConfig
 from minigpt.faults import UserFault
+from minigpt.invocation import typed
 from minigpt.redact import redact_arguments
 from minigpt.sweep.slots import Slot
-from minigpt.sweep.space import Axis, Point, corners, grid_point, grid_size, override, read_space
-from minigpt.sweep.trial import Trial, run_directory
+
+if TYPE_CHECKING:
+    from minigpt.sweep.space import Point, Space
+    from minigpt.sweep.trial import Trial
 
 TRIALS = 20  # unless said otherwise
-SHOWN = 5  # impossible points are named, at most
-OURS = ("run.dir", "logger.group")
+MAX_SHOWN = 5  # impossible points are named
 
 
 @dataclass(frozen=True)
-class Plan:
+class Sweep:
     """A sweep, checked."""
 
-    config: SweepConfig
-    base: TrainConfig  # what all trials share
-    arguments: list[str]  # of scripts/train.py, as they were typed
-    typed: list[str]  # all of them
-    axes: list[Axis]
-    name: str
+    config: SweepConfig  # with the settings that all trials share
+    arguments: list[str]  # as they were typed
+    shared: list[str]  # those of them that all trials get
+    space: "Space"
+    trials: int
     folder: Path
     train: list[str]  # the command that trains
 
     @property
-    def trials(self) -> int:
-        """How many there will be."""
-        wanted = self.config.trials
-        if self.config.search.sampler == "grid":
-            return min(wanted or grid_size(self.axes), grid_size(self.axes))
-        return wanted or TRIALS
+    def name(self) -> str:
+        """The sweep's name, in the storage too."""
+        return self.folder.resolve().name
 
     @property
     def command_line(self) -> str:
-        """What continues the sweep, or joins it, without secrets."""
-        return shlex.join(["python", "scripts/sweep.py", *redact_arguments(self.typed)])
+        """The command that continues the sweep, or joins it, without secrets."""
+        return f"{typed('sweep')} {shlex.join(redact_arguments(self.arguments))}"
 
     @property
-    def prune_every(self) -> int:
-        """Tokens between the marks where trials are compared."""
-        return self.config.search.prune_every_tokens or self.base.validate.every_steps * self.base.batch_tokens
+    def mark_tokens(self) -> int:
+        """Tokens between the marks where trials are compared; 0 if there are none."""
+        return self.config.search.prune_every_tokens or self.config.validate.every_steps * self.config.batch_tokens
 
     @property
-    def whole_run(self) -> int:
-        """Tokens of a complete trial, as far as the shared settings say."""
-        trainer = self.base.trainer
-        if trainer.max_tokens is not None:
-            return trainer.max_tokens
-        return (trainer.max_steps or 0) * self.base.batch_tokens
+    def total_steps(self) -> int | None:
+        """Optimizer steps of a whole run; None when only time limits it."""
+        trainer = self.config.trainer
+        if trainer.max_tokens is None:
+            return trainer.max_steps
+        return math.ceil(trainer.max_tokens / self.config.batch_tokens)
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of a whole run; 0 when only time limits it."""
+        return self.config.trainer.max_tokens or (self.total_steps or 0) * self.config.batch_tokens
 
     def run_dir(self, number: int, place: int) -> Path:
-        """Of a trial's seed at this place."""
-        return run_directory(self.folder, number, place, self.config.seeds)
+        """Return the run directory of a trial's seed at this place (0, 1, ...)."""
+        return self.folder / "trials" / (f"{number:04d}" if self.config.seeds == 1 else f"{number:04d}-{place}")
 
-    def overrides(self, trial: Trial, place: int) -> list[str]:
-        """What a trial changes in the shared settings."""
-        changes = [override(key, value) for key, value in trial.params.items()]
-        if self.config.seeds > 1:
-            changes.append(f"seed={self.base.seed + place}")
-        return changes
+    def lock_of(self, number: int) -> Path:
+        """Return the file whose lock is the claim on a trial."""
+        return self.folder / "locks" / f"{number:04d}"
 
-    def command(self, trial: Trial, place: int, slot: Slot) -> list[str]:
-        """What trains a trial's seed at this place."""
-        ours = [f"run.dir={self.run_dir(trial.number, place)}"]
-        if self.base.logger.name == "wandb" and self.base.logger.group is None:
+    def command(self, trial: "Trial", place: int, slot: Slot) -> list[str]:
+        """Return the command that trains a trial's seed at this place."""
+        config, ours = self.config, [f"run.dir={self.run_dir(trial.number, place)}"]
+        if config.seeds > 1:
+            ours.insert(0, f"seed={config.seed + place}")
+        if config.logger.name == "wandb" and config.logger.group is None:
             ours.append(f"logger.group={self.name}")
-        if self.base.trainer.threads == 0 and "trainer.threads" not in trial.params:
+        if config.trainer.threads == 0 and "trainer.threads" not in trial.params:
             ours.append(f"trainer.threads={slot.threads}")
-        return [*self.train, *self.arguments, *self.overrides(trial, place), *ours]
-
-    def identity(self) -> dict[str, Any]:
-        """What may not change while a sweep goes on: else its trials could not be compared."""
-        base = flatten(to_dict(self.base))
-        changeable = ("trainer.threads", "logger.", "samples.", "checkpoint.", "data.dir", "run.")
-        kept = {key: value for key, value in base.items() if not key.startswith(changeable)}
-        return {**kept, "seeds": self.config.seeds, **search_identity(self.config)}
+        return [*self.train, *self.shared, *overrides(trial.params), *ours]
 
 
-def search_identity(config: SweepConfig) -> dict[str, Any]:
-    """The search, flat; a space is compared as it is written, key by key."""
-    search = to_dict(config)["search"]
-    space = {f"search.space {key}": words for key, words in search.pop("space").items()}
-    flat = {f"search.{key}": value for key, value in search.items()}
-    return {**space, **flat, "sweep.metric": config.sweep.metric, "sweep.seed": config.sweep.seed}
+def overrides(point: "Point") -> list[str]:
+    """Return the settings of a point as scripts/train.py takes them."""
+    return [f"{key}={as_typed(value)}" for key, value in point.items()]
 
 
-def read_plan(arguments: list[str], train: list[str]) -> Plan:
-    """The sweep that a command line describes.
+def as_typed(value: Any) -> str:
+    """Return a value as it is typed on a command line."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def read_sweep(arguments: list[str], train: list[str]) -> Sweep:
+    """Return the sweep that a command line describes.
 
     Args:
         arguments: behind the script's name.
@@ -114,157 +113,120 @@ def read_plan(arguments: list[str], train: list[str]) -> Plan:
         UserFault: with every fault at once.
         SystemExit: code 0, after --help or --cfg job has printed.
     """
-    ours, theirs = split(arguments)
-    faults = list(missing_optuna())
-    config, base = SweepConfig(), TrainConfig()
-    try:
-        config = compose("sweep", ours)
-    except UserFault as fault:
-        faults += fault.faults
-    config_dir = option(arguments, "--config-dir", "-cd")
-    understood = False
-    try:
-        base, understood = compose("train", theirs), True
-    except UserFault as fault:
-        faults += [sentence for sentence in fault.faults if sentence not in faults]
-    groups = find_groups(TrainConfig, config_dir)
-    axes, wrong = read_space(config.search.space, groups, config.search.sampler)
-    if not faults or config.search.space:
-        faults += wrong
-    if understood and not wrong:
-        faults += unfit_search(config, base, axes)
-        faults += impossible_points(axes, theirs, base, grid=config.search.sampler == "grid")
+    config = compose("sweep", arguments)
+    if importlib.util.find_spec("optuna") is None:
+        raise UserFault(
+            f"Sweeps need the Python package 'optuna', which {sys.executable} lacks. Type: "
+            f"{sys.executable} -m pip install 'optuna>=4.9,<6'   (`make setup` brings it, too)"
+        )
+    from minigpt.sweep.space import grid_size, read_space
+
+    theirs = split_arguments("sweep", arguments)[1]
+    groups = find_groups(TrainConfig, _config_dir(arguments))
+    space, faults = read_space(config.search.space, groups, config.search.sampler)
+    if not faults:
+        faults += _unfit_search(config, space) + _impossible_points(space, theirs, config)
     if faults:
         raise UserFault(*dict.fromkeys(faults))
-    name = f"{base.experiment.replace('/', '-')}-{choice(ours)}-{fingerprint(config, base)}"
-    folder = Path(os.path.expanduser(config.sweep.dir)) if config.sweep.dir else Path("sweeps") / name
-    if config.sweep.dir:
-        name = folder.resolve().name
-    return Plan(config, base, theirs, arguments, axes, name=name, folder=folder, train=train)
+    searches = ["own", *(each.partition("=")[2] for each in arguments if each.startswith("search="))]
+    folder = Path(os.path.expanduser(config.sweep.dir or _default_folder(config, searches[-1].replace("/", "-"))))
+    trials = config.trials or TRIALS
+    if config.search.sampler == "grid":
+        trials = min(config.trials or grid_size(space), grid_size(space))
+    return Sweep(config, arguments, theirs, space, trials=trials, folder=folder, train=train)
 
 
-def split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The arguments that are the sweep's own, and those of scripts/train.py."""
-    own = [*settings(SweepConfig), "search"]
-    known = [*settings(TrainConfig), *find_groups(TrainConfig)]
-    ours: list[str] = []
-    theirs: list[str] = []
-    rest = list(arguments)
-    while rest:
-        argument = rest.pop(0)
-        name = argument.partition("=")[0].lstrip("+")
-        if argument in ("--help", "-h"):
-            ours.append(argument)
-        elif argument.partition("=")[0] in ("--cfg", "-c", "--config-dir", "-cd"):
-            both = [argument, *([rest.pop(0)] if "=" not in argument and rest else [])]
-            ours += both
-            theirs += both if "config" in argument or "cd" in argument else []
-        elif name in own or name.startswith(("search.", "sweep.")):
-            ours.append(argument)
-        elif name not in known and nearest(name, [*known, *own])[:1] and nearest(name, [*known, *own])[0] in own:
-            ours.append(argument)  # whoever has the nearest name says so
-        else:
-            theirs.append(argument)
-    return ours, theirs
+def changed_settings(saved: Mapping[str, Any], config: SweepConfig) -> list[Change]:
+    """Return the settings that make a sweep another one than the stored one: its trials could not be compared.
+
+    Args:
+        saved: flat, as an older version wrote it, too: that had a line `search.space KEY` for each searched setting.
+        config: to compare it with.
+    """
+    parts = {key: words for key, words in saved.items() if key.startswith("search.space ")}
+    flat = {key: value for key, value in saved.items() if key not in parts}
+    if parts:
+        flat["search.space"] = {key.partition(" ")[2]: words for key, words in parts.items()}
+    return [change for change in differences(flat, config) if change.role in NAMED]
 
 
-def option(arguments: list[str], *names: str) -> str | None:
-    """The value of `--name VALUE` or `--name=VALUE`."""
+def _config_dir(arguments: list[str]) -> str | None:
+    """Return the folder that --config-dir names, if there is one."""
     for place, argument in enumerate(arguments):
         name, equals, text = argument.partition("=")
-        if name in names:
-            value = text if equals else arguments[place + 1] if place + 1 < len(arguments) else ""
-            return str(Path(os.path.expanduser(value)).resolve()) if value else None
+        if name in ("--config-dir", "-cd"):
+            return str(Path(os.path.expanduser(text if equals else arguments[place + 1])).resolve())
     return None
 
 
-def choice(arguments: list[str]) -> str:
-    """The chosen search, as directories carry it."""
-    names = [argument.partition("=")[2] for argument in arguments if argument.startswith("search=")]
-    return names[-1].replace("/", "-") if names else "own"
+def _default_folder(config: SweepConfig, search: str) -> str:
+    """Return sweeps/<experiment>-<search>-<hash>: the same command finds the sweep it began, under an old name too."""
+    start = f"sweeps/{config.experiment.replace('/', '-')}-{search}-"
+    plain = to_dict(config)
+    base = old_config_hash(from_dict(TrainConfig, {key: plain[key] for key in to_dict(TrainConfig())}))
+    words = {f"search.{key}": value for key, value in plain["search"].items() if key != "space"}
+    words |= {f"search.space {key}": value for key, value in config.search.space.items()}
+    words |= {"sweep.metric": config.sweep.metric, "sweep.seed": config.sweep.seed}
+    old = hashlib.sha256(json.dumps([base, config.seeds, words], sort_keys=True).encode()).hexdigest()[:8]
+    return start + (old if os.path.isdir(start + old) else config_hash(config))
 
 
-def fingerprint(config: SweepConfig, base: TrainConfig) -> str:
-    """Eight hex digits naming what is searched and on what; not how many trials, or by how many workers."""
-    facts = [config_hash(base), config.seeds, search_identity(config)]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def missing_optuna() -> list[str]:
-    """The sentence for an environment without Optuna."""
-    if importlib.util.find_spec("optuna") is not None:
-        return []
-    return [
-        f"Sweeps need the Python package 'optuna', which {sys.executable} lacks. Type: "
-        f"{sys.executable} -m pip install 'optuna>=4.9,<6'   (`make setup` brings it, too)"
-    ]
-
-
-def unfit_search(config: SweepConfig, base: TrainConfig, axes: Sequence[Axis]) -> list[str]:
-    """What of a search does not fit the settings that it is made on."""
+def _unfit_search(config: SweepConfig, space: "Space") -> list[str]:
+    """Return what of a search does not fit the settings that it is made on."""
     faults = []
-    keys = [axis.key for axis in axes]
-    for key in OURS:
-        if flatten(to_dict(base)).get(key) is not None and key == "run.dir":
-            faults.append(
-                "run.dir is the sweep's own to give, one to each trial. Leave it out; sweep.dir=DIR names the sweep's."
-            )
-    if config.seeds > 1 and "seed" in keys:
+    if config.run.dir is not None:
+        faults.append(
+            "run.dir is given by the sweep, one to each trial. Leave it out; sweep.dir=DIR names the sweep's."
+        )
+    if config.seeds > 1 and "seed" in space:
         faults.append(f"seeds={config.seeds} and search.space seed: the seed can't be both. Leave out one of them.")
-    tokenizers = [key for key in keys if key.partition(".")[0] == "tokenizer"]
+    tokenizers = [key for key in space if key.partition(".")[0] == "tokenizer"]
     if tokenizers and config.sweep.metric == "val/loss":
         faults.append(
             f"search.space {tokenizers[0]}: nats per token can't be compared between tokenizers. "
             "Add sweep.metric=val/bits_per_byte."
         )
-    if config.search.pruner != "none":
-        if not config.search.prune_every_tokens and not base.validate.every_steps:
-            faults.append(
-                f"search.pruner={config.search.pruner} compares validations, and validate.every_steps=0 makes none "
-                "before the end. Set validate.every_steps, or search.pruner=none."
-            )
-        if base.trainer.max_steps is None and base.trainer.max_tokens is None and config.search.pruner == "hyperband":
-            faults.append(
-                "search.pruner=hyperband wants to know how long a run is. Set trainer.max_steps or max_tokens."
-            )
+    pruner = config.search.pruner
+    if pruner != "none" and not config.search.prune_every_tokens and not config.validate.every_steps:
+        faults.append(
+            f"search.pruner={pruner} compares validations, and validate.every_steps=0 makes none before the end. "
+            "Set validate.every_steps, or search.pruner=none."
+        )
+    if pruner == "hyperband" and config.trainer.max_steps is None and config.trainer.max_tokens is None:
+        faults.append("search.pruner=hyperband wants to know how long a run is. Set trainer.max_steps or max_tokens.")
     return faults
 
 
-def impossible_points(axes: Sequence[Axis], arguments: list[str], base: TrainConfig, *, grid: bool) -> list[str]:
-    """Points of the space that scripts/train.py would refuse, a sentence each."""
+def _impossible_points(space: "Space", arguments: list[str], config: SweepConfig) -> list[str]:
+    """Return the points of the space that scripts/train.py would refuse, a sentence each."""
+    from minigpt.sweep.space import corners, grid_points
+
+    known = settings(TrainConfig).keys() - {"experiment"}  # a group's choice changes many settings: compose it
+    bases: dict[tuple[str, ...], TrainConfig | None] = {(): config}
     faults: dict[str, Point] = {}
-    bases: dict[tuple, TrainConfig | None] = {(): base}
-    points = (grid_point(axes, place) for place in range(min(grid_size(axes), 512))) if grid else corners(axes)
-    kinds = settings(TrainConfig)
-    for point in points:
-        chosen = tuple(override(key, value) for key, value in point.items() if key not in kinds or key == "experiment")
-        try:
-            if chosen not in bases:
-                bases[chosen] = None
-                bases[chosen] = compose("train", [*arguments, *chosen])
-        except UserFault as fault:
-            faults |= {sentence: point for sentence in fault.faults if sentence not in faults}
-        start = bases[chosen]
-        if start is None:
+    for point in grid_points(space) if config.search.sampler == "grid" else corners(space):
+        chosen = tuple(overrides({key: value for key, value in point.items() if key not in known}))
+        if chosen not in bases:
+            bases[chosen] = None
+            try:
+                with contextlib.redirect_stderr(io.StringIO()):  # notes on settings
+                    bases[chosen] = compose("train", [*arguments, *chosen])
+            except UserFault as fault:
+                faults |= {sentence: point for sentence in fault.faults if sentence not in faults}
+        base = bases[chosen]
+        if base is None:
             continue
-        plain = to_dict(start)
+        plain = to_dict(base)
         for key, value in point.items():
-            if key in kinds and key != "experiment":
+            if key in known:
                 *way, last = key.split(".")
                 inner = plain
                 for name in way:
                     inner = inner[name]
                 inner[last] = value
-        config, wrong = read(TrainConfig, plain)
-        for broken in [*wrong, *find_faults(config)]:
+        tried, wrong = read(type(base), plain)
+        for broken in [*wrong, *find_faults(tried)]:
             faults.setdefault(broken.sentence, point)
-    listed = [f"At {', '.join(override(*pair) for pair in point.items())}: {text}" for text, point in faults.items()]
-    more = [f"... and {len(listed) - SHOWN} more points of the search are impossible."] if len(listed) > SHOWN else []
-    return [*listed[:SHOWN], *more]
-
-
-def steps_of(base: TrainConfig) -> int | None:
-    """Optimizer steps of a whole run; None when only time limits it."""
-    if base.trainer.max_tokens is not None:
-        return math.ceil(base.trainer.max_tokens / base.batch_tokens)
-    return base.trainer.max_steps
+    found = [f"At {', '.join(overrides(point))}: {sentence}" for sentence, point in faults.items()]
+    more = [f"... and {len(found) - MAX_SHOWN} more points of the search are impossible."]
+    return [*found[:MAX_SHOWN], *(more if len(found) > MAX_SHOWN else [])]

@@ -1,11 +1,11 @@
-"""The places where trials run on this machine: which GPUs and how many CPU threads each has."""
+"""The slots that trials run on: which GPUs and how many CPU threads of this machine each has."""
 
 import os
 import shutil
 import subprocess
 from dataclasses import dataclass
 
-from minigpt.config.schema import TrainConfig
+from minigpt.config.schema import TrainerConfig
 from minigpt.machine.cores import usable_cores
 
 
@@ -19,30 +19,23 @@ class Slot:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables for the trial's processes."""
+        """The variables that show a trial its GPUs."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
 
 
-def share_out(workers: int, config: TrainConfig) -> list[Slot]:
-    """The machine's devices and cores, in equal parts."""
-    gpus = [] if config.trainer.device in ("cpu", "mps") else find_gpus()
-    devices = config.trainer.devices
-    cores = usable_cores()
-    processes = workers * (1 if gpus else devices)
-    return [
-        Slot(
-            number,
-            tuple(
-                dict.fromkeys(gpus[(number * devices + place) % len(gpus)] for place in range(devices if gpus else 0))
-            ),
-            max(1, cores // processes),
-        )
-        for number in range(workers)
-    ]
+def make_slots(workers: int, trainer: TrainerConfig) -> list[Slot]:
+    """Divide the machine's devices and cores into equal shares."""
+    gpus = [] if trainer.device in ("cpu", "mps") else find_gpus()
+    devices, slots = trainer.devices, []
+    threads = max(1, usable_cores() // (workers * (1 if gpus else devices)))
+    for number in range(workers):
+        places = range(number * devices, (number + 1) * devices) if gpus else ()
+        slots.append(Slot(number, tuple(dict.fromkeys(gpus[place % len(gpus)] for place in places)), threads))
+    return slots
 
 
 def find_gpus() -> list[str]:
-    """Names of the NVIDIA GPUs that this process may use, without loading torch."""
+    """Return the names of the NVIDIA GPUs that this process may use, without loading torch."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
@@ -56,7 +49,7 @@ def find_gpus() -> list[str]:
 
 
 def note_on_slots(slots: list[Slot], devices: int) -> str:
-    """What is worth a line before the work begins; "" if nothing is."""
+    """Return a sentence about slots that share devices; "" if none do."""
     used = [gpu for slot in slots for gpu in slot.gpus]
     if len(used) > len(set(used)):
         return (

@@ -1,4 +1,4 @@
-"""The body of a SLURM array job whose every element is one more worker of a sweep."""
+"""sweep.sbatch: the body of a SLURM array job whose every element is one more worker of a sweep."""
 
 import os
 import shlex
@@ -7,7 +7,7 @@ from pathlib import Path
 from minigpt.invocation import command_line
 from minigpt.redact import redact_arguments
 from minigpt.rundir.files import write_file
-from minigpt.sweep.settings import Plan
+from minigpt.sweep.settings import Sweep
 
 BODY = """\
 #!/bin/bash
@@ -35,21 +35,21 @@ exit "$outcome"
 """
 
 
-def write_slurm_script(plan: Plan) -> Path:
+def write_slurm_script(sweep: Sweep) -> Path:
     """Write sweep.sbatch into the sweep's directory, to be looked through (partition, time) and submitted."""
-    file = plan.folder / "sweep.sbatch"
-    devices = plan.config.workers * plan.base.trainer.devices
-    on_cpu = plan.base.trainer.device in ("cpu", "mps")
+    file = sweep.folder / "sweep.sbatch"
+    devices = sweep.config.workers * sweep.config.trainer.devices
+    on_cpu = sweep.config.trainer.device in ("cpu", "mps")
     text = BODY.format(
-        workers=plan.config.workers,
+        workers=sweep.config.workers,
         file=shlex.quote(str(file)),
-        name=plan.name.replace(" ", "-"),
-        last=max(0, min(plan.trials, 4) - 1),
+        name=sweep.name.replace(" ", "-"),
+        last=max(0, min(sweep.trials, 4) - 1),
         cpus=max(4 * devices, 1),
         gpus="" if on_cpu else f"#SBATCH --gpus={devices}\n",
-        folder=plan.folder,
+        folder=sweep.folder,
         here=shlex.quote(os.getcwd()),
-        command=shlex.join([*command_line("sweep"), *redact_arguments(plan.typed)]),
+        command=shlex.join([*command_line("sweep"), *redact_arguments(sweep.arguments)]),
     )
     write_file(file, text)
     return file

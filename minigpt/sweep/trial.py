@@ -1,62 +1,47 @@
-"""A trial: one point of the search, what became of it, and where its runs lie."""
+"""Optuna's trials in this sweep's words: their labels, the names of their states, and their ranks.
 
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+A trial's `user_attrs` hold what is known of it besides: cause, tail, values (one a seed), tokens, seconds,
+tokens_per_second, same_as. Its `intermediate_values` are tokens -> best value so far, where trials are compared.
+"""
 
-RUNNING, COMPLETE, PRUNED, FAILED = "running", "complete", "pruned", "failed"
+import math
+import statistics
+from collections.abc import Sequence
 
+from optuna.trial import FrozenTrial as Trial
+from optuna.trial import TrialState
 
-@dataclass
-class Trial:
-    """What the ledger knows of a trial."""
-
-    number: int
-    params: dict[str, Any]
-    state: str = RUNNING
-    value: float | None = None
-    curve: dict[int, float] = field(default_factory=dict)  # tokens -> best value so far, where trials are compared
-    facts: dict[str, Any] = field(default_factory=dict)  # cause, tail, values (one a seed), seconds ...
-
-    @property
-    def finished(self) -> bool:
-        """Whether its result stands."""
-        return self.state != RUNNING
-
-    @property
-    def label(self) -> str:
-        """As folders and tables name it."""
-        return f"{self.number:04d}"
+COMPLETE, PRUNED, FAILED = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL
+ORDER = (COMPLETE, PRUNED, TrialState.RUNNING, TrialState.WAITING, FAILED)
 
 
-def run_directory(folder: Path, number: int, place: int, seeds: int) -> Path:
-    """The run of a trial's seed at this place (0, 1, ...)."""
-    return folder / "trials" / (f"{number:04d}" if seeds == 1 else f"{number:04d}-{place}")
+def label(number: int) -> str:
+    """Return a trial's name in folders."""
+    return f"{number:04d}"
 
 
-def standard_error(values: list[float]) -> float | None:
-    """Of the mean; None for fewer than two values."""
-    count = len(values)
-    if count < 2:
-        return None
-    mean = sum(values) / count
-    return (sum((value - mean) ** 2 for value in values) / (count - 1) / count) ** 0.5
+def state_of(trial: Trial) -> str:
+    """Return the state in a word: complete, pruned, running or failed."""
+    return "failed" if trial.state == FAILED else trial.state.name.lower()
 
 
-def ranked(trials: list[Trial]) -> list[Trial]:
-    """Complete trials by value, then pruned ones, running ones and failed ones."""
-    order = {COMPLETE: 0, PRUNED: 1, RUNNING: 2, FAILED: 3}
-    return sorted(
-        trials,
-        key=lambda trial: (
-            order[trial.state],
-            trial.value if trial.value is not None and trial.finished else float("inf"),
-            trial.number,
-        ),
-    )
+def is_finished(trial: Trial) -> bool:
+    """Return whether a trial has its final result."""
+    return trial.state.is_finished()
 
 
-def best_trial(trials: list[Trial]) -> Trial | None:
-    """The complete trial of the lowest value, the first of equals."""
+def standard_error(trial: Trial) -> float | None:
+    """Return the standard error of the mean over the trial's seeds; None for fewer than two."""
+    values = trial.user_attrs.get("values", [])
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+
+
+def ranked(trials: Sequence[Trial]) -> list[Trial]:
+    """Sort trials: complete ones by value, then pruned ones, running ones and failed ones."""
+    return sorted(trials, key=lambda trial: (ORDER.index(trial.state), trial.value or 0.0, trial.number))
+
+
+def best_trial(trials: Sequence[Trial]) -> Trial | None:
+    """Return the complete trial with the lowest value (of equal ones the first), or None if no trial is complete."""
     first = next(iter(ranked(trials)), None)
     return first if first is not None and first.state == COMPLETE else None

@@ -1,76 +1,84 @@
-"""One trial in one slot: its trainings one after the other, watched until its result is known."""
+"""One trial on one slot: its trainings one after the other, watched until its result is known."""
 
 import contextlib
+import re
+import signal
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from minigpt.faults import FINISHED, INTERRUPTED, STOPPED
+from minigpt.faults import BUG, FINISHED, INTERRUPTED, MEANINGS, STOPPED
 from minigpt.redact import redact
 from minigpt.report.record import number, training_seconds
 from minigpt.sweep.locks import Claim
-from minigpt.sweep.outcome import cause_of
-from minigpt.sweep.process import Rows, TrialProcess
-from minigpt.sweep.pruning import is_behind, marks
-from minigpt.sweep.settings import Plan
+from minigpt.sweep.process import GrowingRows, TrainingProcess
+from minigpt.sweep.pruning import Pruning, marks
+from minigpt.sweep.settings import Sweep
 from minigpt.sweep.slots import Slot
-from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, Trial
-from minigpt.sweep.trial_store import Ledger
+from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, Trial, TrialState, is_finished, label
+from minigpt.sweep.trial_store import TrialStore
 
 STOP_FILE = "STOP"  # training looks for it at the end of each step
 MAX_RESTARTS = 3  # of a training that a signal stopped without our asking
 TAIL_LINES = 20  # of a failed trial's output are kept
+OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|\bMemoryError\b", re.IGNORECASE)
+
+Trials = Callable[[], Sequence[Trial]]  # reads all trials of the sweep
 
 
-class Attempt:
+class TrialRunner:
     """Carries a trial from where it stands to its result.
 
     Args:
-        plan: of the sweep.
-        ledger: where results go.
+        sweep: the trial's.
+        store: keeps results.
         trial: to run.
         claim: on the trial; given back at the end.
-        slot: where.
+        slot: the devices and threads to run it on.
+        pruning: decides whether the trial is stopped early.
     """
 
-    def __init__(self, plan: Plan, ledger: Ledger, trial: Trial, *, claim: Claim, slot: Slot):
-        self.plan = plan
-        self.ledger = ledger
+    def __init__(self, sweep: Sweep, store: TrialStore, trial: Trial, *, claim: Claim, slot: Slot, pruning: Pruning):
+        self.sweep = sweep
+        self.store = store
         self.trial = trial
         self.claim = claim
         self.slot = slot
-        self.values: list[float] = list(trial.facts.get("values", []))  # of the seeds that are done
-        self.process: TrialProcess | None = None
-        self.rows = Rows(self.run_dir / "metrics.jsonl")
+        self.pruning = pruning
+        self.values: list[float] = list(trial.user_attrs.get("values", []))  # of the seeds that are done
+        self.process: TrainingProcess | None = None
+        self.rows = GrowingRows(self.run_dir / "metrics.jsonl")
         self.last_row = time.monotonic()
         self.restarts = 0
-        self.pruned: tuple[int, float] | None = None  # mark and value that it was stopped with
+        self.judged = 0  # tokens at the last mark that the pruner was asked about
+        self.pruned: tuple[int, float] | None = None  # mark and value where the pruner stopped it
         self.hung = False
         self.stopping = False
-        self.over = False  # its result is known, or it was stopped for another time
+        self.over = False  # its result is known, or the whole sweep is being stopped
 
     @property
     def run_dir(self) -> Path:
-        """Of the seed that runs, or would run next."""
-        return self.plan.run_dir(self.trial.number, min(len(self.values), self.plan.config.seeds - 1))
+        """The run directory of the seed that runs, or would run next."""
+        return self.sweep.run_dir(self.trial.number, min(len(self.values), self.sweep.config.seeds - 1))
 
     @property
     def output(self) -> Path:
-        """What its trainings print."""
-        return self.plan.folder / "logs" / f"{self.trial.label}.txt"
+        """The file that its trainings print to."""
+        return self.sweep.folder / "logs" / f"{label(self.trial.number)}.txt"
 
-    def begin(self, trials: Sequence[Trial]) -> None:
-        """Take over the result of a trial with the same values, or start the training."""
-        twin = next((other for other in trials if other.finished and other.params == self.trial.params), None)
-        if twin is not None and twin.number < self.trial.number:
-            kept = {name: twin.facts[name] for name in ("cause", "values") if name in twin.facts}
-            self.ledger.note(self.trial, **kept, same_as=twin.facts.get("same_as", twin.number))
+    def begin(self, trials: Trials) -> None:
+        """Take over the result of an earlier trial with the same values, or start the training."""
+        before = trials()[: self.trial.number]
+        twin = next((each for each in before if is_finished(each) and each.params == self.trial.params), None)
+        if twin is not None:
+            kept = {name: twin.user_attrs[name] for name in ("cause", "values") if name in twin.user_attrs}
+            self.trial = self.store.note(self.trial, **kept, same_as=twin.user_attrs.get("same_as", twin.number))
             self.end(twin.state, twin.value)
             return
         self.rows.refresh()
-        self.judge(lambda: trials)
+        self.judge(trials)
         if self.pruned:
             self.end(PRUNED, self.pruned[1])
         else:
@@ -78,109 +86,91 @@ class Attempt:
 
     def start(self) -> None:
         """Begin or continue the training of the next seed."""
-        with contextlib.suppress(OSError):
-            (self.run_dir / STOP_FILE).unlink()  # of a sweep that was killed after asking
-        self.rows = Rows(self.run_dir / "metrics.jsonl")
+        self.remove_stop_file()  # of a sweep that was killed after asking
+        self.rows = GrowingRows(self.run_dir / "metrics.jsonl")
         self.last_row = time.monotonic()
-        self.process = TrialProcess(
-            self.plan.command(self.trial, len(self.values), self.slot),
-            self.output,
-            environment=self.slot.environment,
-            claim=self.claim.file.fileno(),
-        )
+        command = self.sweep.command(self.trial, len(self.values), self.slot)
+        environment, lock = self.slot.environment, self.claim.file.fileno()
+        self.process = TrainingProcess(command, self.output, environment=environment, lock=lock)
 
-    def advance(self, trials: Callable[[], Sequence[Trial]]) -> None:
-        """Look at the training: note its values, stop it when it is behind, end it when it hangs, and take its result.
-
-        Args:
-            trials: all trials of the sweep.
-        """
+    def advance(self, trials: Trials) -> None:
+        """Note new values, stop the training when it is behind, kill it when it hangs, and take its result."""
         assert self.process is not None
         self.claim.beat()
         if self.rows.refresh():
             self.last_row = time.monotonic()
             if not self.stopping:
                 self.judge(trials)
+        limit = 60 * self.sweep.config.sweep.hang_minutes
         code = self.process.poll()
         if code is not None:
             self.conclude(code, trials)
-        elif self.is_hanging():
+        elif limit > 0 and time.monotonic() > self.last_row + limit:
             self.hung = True
             self.process.kill()
 
-    def is_hanging(self) -> bool:
-        """Whether there has been no new row for too long."""
-        limit = 60 * self.plan.config.sweep.hang_minutes
-        return limit > 0 and time.monotonic() > self.last_row + limit
-
-    def judge(self, trials: Callable[[], Sequence[Trial]]) -> None:
-        """Compare the trial with the others at each mark it has newly passed (its first seed only)."""
-        plan = self.plan
-        if self.pruned or self.values or plan.config.search.pruner == "none":
+    def judge(self, trials: Trials) -> None:
+        """Report the first seed's value at each new mark, and ask the training to stop if it is behind there."""
+        sweep = self.sweep
+        if self.pruned or self.values or not sweep.mark_tokens:
             return
-        for tokens, value in marks(self.rows.rows, plan.prune_every, plan.config.sweep.metric):
-            if tokens in self.trial.curve:
-                continue
-            others = [other for other in trials() if other.number != self.trial.number]
-            if is_behind(
-                self.trial,
-                tokens,
-                value,
-                others=others,
-                search=plan.config.search,
-                first=plan.prune_every,
-                last=plan.whole_run,
-            ):
+        for tokens, value in marks(self.rows.rows, sweep.mark_tokens, sweep.config.sweep.metric):
+            curve = self.trial.intermediate_values
+            if tokens not in curve:
+                self.trial = self.store.report(self.trial, tokens, value)
+            elif tokens <= self.judged or tokens < max(curve):
+                continue  # decided; but whoever reported the last mark may have been killed before the verdict
+            self.judged = tokens
+            if self.pruning.is_behind(self.trial.number, trials()):
                 self.pruned = tokens, value
-                self.ask_to_stop()
+                if self.process is not None:
+                    with contextlib.suppress(OSError):
+                        (self.run_dir / STOP_FILE).touch()  # all processes of the run obey it after the same step
                 return
-            self.ledger.report(self.trial, tokens, value)
 
-    def ask_to_stop(self) -> None:
-        """Leave the request in the run directory, which all its processes obey at the same step."""
-        if self.process is not None:
-            with contextlib.suppress(OSError):
-                (self.run_dir / STOP_FILE).touch()
-
-    def stop(self) -> None:
-        """The sweep ends for now: the training too, with a checkpoint."""
-        self.stopping = True
-        if self.process is not None:
-            self.process.stop()
-
-    def conclude(self, code: int, trials: Callable[[], Sequence[Trial]]) -> None:
-        """The training has ended: take its result, or start what comes next."""
-        self.rows.refresh()
-        self.judge(trials)
+    def remove_stop_file(self) -> None:
+        """Take back a request to stop."""
         with contextlib.suppress(OSError):
             (self.run_dir / STOP_FILE).unlink()
+
+    def stop(self) -> None:
+        """Ask the training to stop with a checkpoint, because the sweep stops."""
+        self.stopping = True
+        if self.process is not None:
+            self.process.send(signal.SIGTERM)
+
+    def conclude(self, code: int, trials: Trials) -> None:
+        """Take the result of a training that has ended, or start the next one."""
+        assert self.process is not None
+        self.rows.refresh()
+        self.judge(trials)
+        self.remove_stop_file()
         if self.pruned:
             self.note_speed()
             self.end(PRUNED, self.pruned[1])
         elif self.hung:
-            self.fail(f"hung: no new row for {self.plan.config.sweep.hang_minutes:g} min")
+            self.fail(f"hung: no new row for {self.sweep.config.sweep.hang_minutes:g} min")
         elif code == FINISHED:
             self.take_value()
-        elif self.stopping and code in (STOPPED, INTERRUPTED, -15, -9):
+        elif self.stopping and code in (STOPPED, INTERRUPTED, -signal.SIGTERM, -signal.SIGKILL):
             self.end(None)
         elif code == STOPPED and self.restarts < MAX_RESTARTS:
             self.restarts += 1
             self.start()
         else:
-            assert self.process is not None
-            self.fail(cause_of(code, self.process.said()))
+            self.fail(cause_of(code, self.process.last_lines()))
 
     def take_value(self) -> None:
-        """Of a training that is complete."""
-        metric = self.plan.config.sweep.metric
+        """Note the best validation of a complete training; the last seed's completes the trial."""
+        metric = self.sweep.config.sweep.metric
         values = [row[metric] for row in self.rows.rows if number(row.get(metric)) is not None]
         if not values:
             self.fail(f"complete, but its metrics.jsonl has no {metric}")
             return
         self.values.append(min(values))
         self.note_speed()
-        self.ledger.note(self.trial, values=self.values)
-        if len(self.values) == self.plan.config.seeds:
+        self.trial = self.store.note(self.trial, values=self.values)
+        if len(self.values) == self.sweep.config.seeds:
             self.end(COMPLETE, statistics.fmean(self.values))
         elif self.stopping:
             self.end(None)
@@ -188,26 +178,47 @@ class Attempt:
             self.start()
 
     def note_speed(self) -> None:
-        """How long it took, and how fast it was."""
-        speeds = [row["tokens_per_second"] for row in self.rows.rows if number(row.get("tokens_per_second"))]
-        facts: dict[str, Any] = {"tokens_per_second": statistics.median(speeds)} if speeds else {}
-        if self.rows.rows:
-            facts["seconds"] = self.trial.facts.get("seconds", 0.0) + training_seconds(self.rows.rows)
-            facts["tokens"] = self.trial.facts.get("tokens", 0) + int(number(self.rows.rows[-1].get("tokens")) or 0)
-        self.ledger.note(self.trial, **facts)
+        """Note how long the training took, and how fast it was."""
+        rows, facts = self.rows.rows, self.trial.user_attrs
+        speeds = [row["tokens_per_second"] for row in rows if number(row.get("tokens_per_second"))]
+        noted: dict[str, Any] = {"tokens_per_second": statistics.median(speeds)} if speeds else {}
+        if rows:
+            noted["seconds"] = facts.get("seconds", 0.0) + training_seconds(rows)
+            noted["tokens"] = facts.get("tokens", 0) + int(number(rows[-1].get("tokens")) or 0)
+        self.trial = self.store.note(self.trial, **noted)
 
     def fail(self, cause: str) -> None:
-        """The trial's result is that it failed, and why."""
+        """Note that the trial failed, and why."""
         assert self.process is not None
-        place = f" (run {len(self.values) + 1} of {self.plan.config.seeds})" if self.plan.config.seeds > 1 else ""
+        seeds = self.sweep.config.seeds
+        place = f" (run {len(self.values) + 1} of {seeds})" if seeds > 1 else ""
         self.note_speed()
-        tail = [redact(line) for line in self.process.said(TAIL_LINES)]
-        self.ledger.note(self.trial, cause=redact(cause) + place, tail=tail)
+        tail = [redact(line) for line in self.process.last_lines(TAIL_LINES)]
+        self.trial = self.store.note(self.trial, cause=redact(cause) + place, tail=tail)
         self.end(FAILED)
 
-    def end(self, state: str | None, value: float | None = None) -> None:
-        """Write the result down (none: another time), and give the trial back."""
+    def end(self, state: TrialState | None, value: float | None = None) -> None:
+        """Store the result (None: the trial goes on another time), and release the claim."""
         if state is not None:
-            self.ledger.finish(self.trial, state, value)
+            self.trial = self.store.finish(self.trial, state, value)
         self.claim.release()
         self.over = True
+
+
+def cause_of(code: int, lines: Sequence[str]) -> str:
+    """Say why a training failed, without a full stop.
+
+    Args:
+        code: of the process; negative: the signal that ended it.
+        lines: the last ones of its output.
+    """
+    if code == -signal.SIGKILL:
+        return "killed by SIGKILL, most likely by the system because memory ran out (exit -9)"
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name} (exit {code})"
+    if code in MEANINGS and code != BUG:
+        return f"{MEANINGS[code].partition(',')[0]} (exit {code})"
+    if any(OUT_OF_MEMORY.search(line) for line in lines):
+        return f"out of memory (exit {code})"
+    last = lines[-1].strip() if lines else "it printed nothing"
+    return f"crashed (exit {code}): {last[:200]}"

@@ -134,7 +134,7 @@ def test_an_upgrade_that_adds_a_setting_changes_no_name_and_continues_every_run(
     before, after = TrainConfig(seed=3), ToyTrainConfig(seed=3)
     assert default_run_dir(after) == default_run_dir(before)
     assert differences(values(before), after) == []
-    old = roles._old_run_dir(before)
+    old = f"runs/default-{roles.old_config_hash(before)}"
     os.makedirs(old)
     assert default_run_dir(after) == default_run_dir(before) == old
     after.toy.size = 4  # which no old run can have had

@@ -11,12 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import TrialState, create_trial
 
 from minigpt.sweep import driver
 from minigpt.sweep.driver import run_sweep
-from minigpt.sweep.settings import Plan, read_plan
-from minigpt.sweep.trial import Trial
-from minigpt.sweep.trial_store import Ledger
+from minigpt.sweep.settings import Sweep, read_sweep
+from minigpt.sweep.trial import Trial, state_of
+from minigpt.sweep.trial_store import TrialStore
 
 HERE = Path(__file__).parent
 STUB = [sys.executable, "-I", "-S", str(HERE / "stub_train.py")]
@@ -42,8 +44,8 @@ class StubSweep:
         where = [f"data.source={text}", f"data.dir={folder.parent / 'data'}", f"sweep.dir={self.path}"]
         self.arguments = [*SHARED, *where, *settings]
 
-    def plan(self, *extra: str) -> Plan:
-        return read_plan([*self.arguments, *extra], STUB)
+    def plan(self, *extra: str) -> Sweep:
+        return read_sweep([*self.arguments, *extra], STUB)
 
     def __call__(self, *extra: str, code: int = 0) -> "StubSweep":
         assert run_sweep(self.plan(*extra)) == code
@@ -57,10 +59,10 @@ class StubSweep:
 
     def trials(self) -> list[Trial]:
         plan = self.plan()
-        return Ledger(plan.folder, plan.name, plan.axes, plan.config.sweep.storage).trials()
+        return TrialStore(plan.folder, plan.name, plan.space, plan.config.sweep.storage).trials()
 
     def states(self) -> list[str]:
-        return [trial.state for trial in self.trials()]
+        return [state_of(trial) for trial in self.trials()]
 
     def log(self) -> list[str]:
         """What the stubs have noted: start, stop and end of each training."""
@@ -74,6 +76,30 @@ class StubSweep:
 
     def summary(self) -> dict:
         return json.loads((self.path / "summary.json").read_text())
+
+
+def made_trial(
+    number: int,
+    params: dict | None = None,
+    state: TrialState = TrialState.RUNNING,
+    value: float | None = None,
+    curve: dict[int, float] | None = None,
+    *,
+    space: dict | None = None,
+    facts: dict | None = None,
+) -> Trial:
+    """A trial as the store returns it."""
+    space = space or {key: CategoricalDistribution([each]) for key, each in (params or {}).items()}
+    trial = create_trial(
+        state=TrialState.RUNNING,
+        params=params or {},
+        distributions=space,
+        user_attrs=facts or {},
+        intermediate_values=curve or {},
+    )
+    trial.number, trial.state, trial.value = number, state, value
+    trial.datetime_complete = trial.datetime_start if state.is_finished() else None
+    return trial
 
 
 def wait_until(true: Callable[[], object], process: subprocess.Popen | None = None) -> None:
@@ -95,6 +121,12 @@ def kill(process: subprocess.Popen) -> None:
 def quick_looks(monkeypatch):
     """The stub's trials are over in a moment."""
     monkeypatch.setattr(driver, "POLL_SECONDS", 0.01)
+
+
+@pytest.fixture(autouse=True)
+def no_charts(monkeypatch):
+    """Optuna's charts take a second; test_results.py and test_real_trainings.py draw them."""
+    monkeypatch.setattr(driver, "write_page", lambda sweep, study: None)
 
 
 @pytest.fixture

@@ -1,17 +1,23 @@
 """Which point comes next, and which trial is stopped early: both follow from what is known, and from nothing else."""
 
 import math
+import random
 
 import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from minigpt.config.schema import SearchConfig
-from minigpt.sweep.propose import importances, propose
-from minigpt.sweep.pruning import bracket, bracket_count, is_behind, marks, rungs
-from minigpt.sweep.space import Axis
-from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, RUNNING, Trial, best_trial, ranked, standard_error
+from minigpt.sweep.propose import propose
+from minigpt.sweep.pruning import Pruning, marks
+from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, Trial, best_trial, ranked, standard_error
 
-LR = Axis("optimizer.lr", low=1e-5, high=1.0, log=True)
-AXES = [LR, Axis("model.n_layer", low=1, high=8, step=1, whole=True), Axis("schedule.name", choices=("cosine", "wsd"))]
+from .conftest import made_trial
+
+SPACE = {
+    "optimizer.lr": FloatDistribution(1e-5, 1.0, log=True),
+    "model.n_layer": IntDistribution(1, 8),
+    "schedule.name": CategoricalDistribution(["cosine", "wsd"]),
+}
 
 
 def loss(point: dict) -> float:
@@ -21,8 +27,8 @@ def loss(point: dict) -> float:
 def searched(sampler: str, count: int, seed: int = 1) -> list[Trial]:
     search, trials = SearchConfig(sampler=sampler), []
     for number in range(count):
-        point = propose(AXES, search, seed=seed, number=number, trials=trials)
-        trials.append(Trial(number, point, COMPLETE, loss(point)))
+        point = propose(SPACE, search, seed=seed, number=number, trials=trials)
+        trials.append(made_trial(number, point, COMPLETE, loss(point), space=SPACE))
     return trials
 
 
@@ -31,7 +37,7 @@ def test_a_point_follows_from_number_and_history(sampler):
     once, again = searched(sampler, 12), searched(sampler, 12)
     assert [trial.params for trial in once] == [trial.params for trial in again]
     assert [trial.params for trial in once] != [trial.params for trial in searched(sampler, 12, seed=2)]
-    anew = propose(AXES, SearchConfig(sampler=sampler), seed=1, number=9, trials=list(reversed(once[:9])))
+    anew = propose(SPACE, SearchConfig(sampler=sampler), seed=1, number=9, trials=list(reversed(once[:9])))
     assert anew == once[9].params
     assert all(1e-5 <= trial.params["optimizer.lr"] <= 1 for trial in once)
 
@@ -45,16 +51,9 @@ def test_tpe_learns():
 
 def test_running_and_failed_trials_do_not_stop_tpe():
     trials = searched("tpe", 8)
-    trials += [Trial(8, trials[0].params, RUNNING), Trial(9, trials[1].params, FAILED)]
-    trials.append(Trial(10, trials[2].params, PRUNED, 3.0, curve={100: 3.0}))
-    assert set(propose(AXES, SearchConfig(), seed=1, number=11, trials=trials)) == {axis.key for axis in AXES}
-
-
-def test_importance_names_what_matters():
-    shares = importances(AXES, searched("random", 40))
-    assert max(shares, key=lambda key: shares[key]) == "optimizer.lr"
-    assert sum(shares.values()) == pytest.approx(1)
-    assert importances(AXES, searched("random", 3)) == {}
+    trials += [made_trial(8, trials[0].params, space=SPACE), made_trial(9, trials[1].params, FAILED, space=SPACE)]
+    trials.append(made_trial(10, trials[2].params, PRUNED, 3.0, {100: 3.0}, space=SPACE))
+    assert set(propose(SPACE, SearchConfig(), seed=1, number=11, trials=trials)) == set(SPACE)
 
 
 def test_marks_are_passed_once_and_the_last_row_decides_nothing():
@@ -65,13 +64,12 @@ def test_marks_are_passed_once_and_the_last_row_decides_nothing():
 
 
 def judge(value: float, others: list[Trial], tokens: int = 100, number: int = 99, **search) -> bool:
-    trial = Trial(number, {})
-    config = SearchConfig(**search)
-    return is_behind(trial, tokens, value, others=others, search=config, first=100, last=2700)
+    pruning = Pruning(SearchConfig(**search), first=100, last=2700)
+    return pruning.is_behind(number, [*others, made_trial(number, curve={tokens: value})])
 
 
 def test_median():
-    others = [Trial(number, {}, COMPLETE, 1.0, {100: float(number)}) for number in range(5)]
+    others = [made_trial(number, {}, COMPLETE, 1.0, {100: float(number)}) for number in range(5)]
     assert judge(2.1, others, pruner="median")
     assert not judge(2.0, others, pruner="median")
     assert not judge(9.0, others[:4], pruner="median")  # too few to tell
@@ -79,27 +77,62 @@ def test_median():
     assert not judge(9.0, others, pruner="none")
 
 
-def test_hyperband_lets_a_third_of_each_bracket_on():
-    count = bracket_count(3, 100, 2700)
-    assert count == 3
-    assert [rungs(place, 3, 100, 2700) for place in range(3)] == [[100, 300, 900], [300, 900], [900]]
-    places = [bracket(number, count, 3) for number in range(3000)]
-    shares = [places.count(place) / 3000 for place in range(3)]
-    assert shares[0] > shares[1] > 0.1
-    mine = [number for number in range(200) if bracket(number, count, 3) == 0][:9]
-    others = [Trial(number, {}, PRUNED, 1.0, {100: float(place)}) for place, number in enumerate(mine[:8])]
+def first_stops(count: int) -> list[int | None]:
+    """Where each of some trials, each worse than those before, is stopped first; None: nowhere."""
+    pruning = Pruning(SearchConfig(pruner="hyperband"), first=100, last=2700)
+    found = []
+    for number in range(count):
+        curve, stops = {}, []
+        for tokens in range(100, 2700, 100):
+            curve[tokens] = 2.0 + number
+            stops += [tokens] if pruning.is_behind(number, [made_trial(number, curve=curve)]) else []
+        found.append(stops[0] if stops else None)
+    return found
+
+
+def test_hyperband_judges_each_bracket_first_at_a_rung_of_its_own():
+    firsts = first_stops(200)
+    assert {100, 300, 900} <= set(firsts) <= {100, 300, 900, None}
+    assert firsts.count(100) > firsts.count(900) > 0
+
+
+def test_hyperband_lets_a_third_go_on():
+    firsts = first_stops(60)
+    mine = [number for number, first in enumerate(firsts) if first == 100]
+    others = [made_trial(number, {}, PRUNED, 1.0, {100: float(place)}) for place, number in enumerate(mine[:8])]
     assert not judge(1.5, others, number=mine[8], pruner="hyperband")
     assert judge(3.5, others, number=mine[8], pruner="hyperband")
     assert not judge(3.5, [], number=mine[8], pruner="hyperband")  # the first to come
-    assert not judge(9.0, others, tokens=200, number=mine[8], pruner="hyperband")  # no rung
-    other_bracket = next(number for number in range(200) if bracket(number, count, 3) == 2)
-    assert not judge(9.0, others, number=other_bracket, pruner="hyperband")
+    assert not judge(9.0, others, number=firsts.index(900), pruner="hyperband")  # another bracket
+
+
+@pytest.mark.parametrize("pruner", ["median", "hyperband"])
+def test_a_verdict_is_repeated_by_a_process_that_begins_anew(pruner):
+    """What the trials have reported decides, not how often or by which process the pruner was asked."""
+    chance, trials, verdicts = random.Random(3), [], []
+    running = Pruning(SearchConfig(pruner=pruner), first=100, last=2700)
+    for number in range(30):
+        curve, verdict = {}, False
+        for tokens in range(100, 2700, 100):
+            curve[tokens] = chance.random()
+            known = [*trials, made_trial(number, curve=curve)]
+            verdict = running.is_behind(number, known)
+            if tokens in (100, 300, 900):
+                again = Pruning(SearchConfig(pruner=pruner), first=100, last=2700)
+                assert again.is_behind(number, known) == verdict
+            if verdict:
+                break
+        verdicts.append(verdict)
+        trials.append(made_trial(number, {}, PRUNED if verdict else COMPLETE, curve[tokens], curve))
+    assert verdicts.count(True) > 5
+    assert verdicts.count(False) > 5
 
 
 def test_ranks():
-    trials = [Trial(0, {}, FAILED), Trial(1, {}, COMPLETE, 2.0), Trial(2, {}, PRUNED, 0.5), Trial(3, {}, COMPLETE, 1.0)]
-    assert [trial.number for trial in ranked(trials)] == [3, 1, 2, 0]
+    trials = [made_trial(0, {}, FAILED), made_trial(1, {}, COMPLETE, 2.0), made_trial(2, {}, PRUNED, 0.5)]
+    trials += [made_trial(3, {}, COMPLETE, 1.0), made_trial(4)]
+    assert [trial.number for trial in ranked(trials)] == [3, 1, 2, 4, 0]
     assert best_trial(trials) is trials[3]
     assert best_trial([trials[0], trials[2]]) is None
-    assert standard_error([1.0]) is None
-    assert standard_error([1.0, 2.0, 3.0]) == pytest.approx(1 / math.sqrt(3))
+    assert standard_error(made_trial(0, facts={"values": [1.0]})) is None
+    assert standard_error(made_trial(0, facts={"values": [1.0, 2.0, 3.0]})) == pytest.approx(1 / math.sqrt(3))

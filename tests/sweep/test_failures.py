@@ -11,8 +11,9 @@ import pytest
 
 from minigpt.faults import TRIALS_FAILED, UserFault
 from minigpt.sweep import settings as plan_module
-from minigpt.sweep import trial_runner as attempt_module
-from minigpt.sweep.outcome import cause_of
+from minigpt.sweep import trial_runner as runner_module
+from minigpt.sweep.trial import FAILED
+from minigpt.sweep.trial_runner import cause_of
 
 from .conftest import LAYERS, LR, wait_until
 
@@ -33,15 +34,15 @@ class JumpingClock:
 
 def test_w1_a_crash_a_kill_a_nan_and_a_hang_are_results(sweep, tmp_path, monkeypatch, capsys):
     eight = sweep(tmp_path / "one", LAYERS, "search.sampler=grid")
-    monkeypatch.setattr(attempt_module, "time", JumpingClock(eight.path / "trials" / "0006" / "hangs"))
+    monkeypatch.setattr(runner_module, "time", JumpingClock(eight.path / "trials" / "0006" / "hangs"))
     eight(code=TRIALS_FAILED)
     trials = eight.trials()
     assert [trial.params["model.n_layer"] for trial in trials] == list(range(1, 9))
-    failed = {trial.params["model.n_layer"]: trial.facts for trial in trials if trial.state == "failed"}
+    failed = {trial.params["model.n_layer"]: trial.user_attrs for trial in trials if trial.state == FAILED}
     assert sorted(failed) == [3, 5, 6, 7]
     assert failed[3]["cause"] == "crashed (exit 1): RuntimeError: the third layer is one too many"
-    assert failed[5]["cause"].startswith("killed by SIGKILL, most likely by the system for want of memory")
-    assert failed[6]["cause"] == "loss or gradient stayed NaN or infinite (exit 5)"
+    assert failed[5]["cause"].startswith("killed by SIGKILL, most likely by the system because memory ran out")
+    assert failed[6]["cause"] == "training became non-finite (exit 5)"
     assert failed[6]["tail"] == ["Error: steps 5 to 6 were not fit to train on"]
     assert failed[7]["cause"] == "hung: no new row for 30 min"
     assert failed[7]["tail"] == ["waiting for ever"]
@@ -57,7 +58,7 @@ def test_w1_a_crash_a_kill_a_nan_and_a_hang_are_results(sweep, tmp_path, monkeyp
 
 def test_a_hanging_training_is_gone_with_all_it_started(sweep, tmp_path, monkeypatch):
     one = sweep(tmp_path / "one", """search.space={"model.n_layer": {"choices": [7]}}""", "trials=1")
-    monkeypatch.setattr(attempt_module, "time", JumpingClock(one.path / "trials" / "0000" / "hangs"))
+    monkeypatch.setattr(runner_module, "time", JumpingClock(one.path / "trials" / "0000" / "hangs"))
     one(code=TRIALS_FAILED)
     running = subprocess.run(["ps", "-A", "-o", "args"], capture_output=True, text=True).stdout
     assert str(one.path) not in running
@@ -80,14 +81,14 @@ def test_too_many_failures_in_a_row_stop_the_sweep(sweep, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("code", "said", "words"),
     [
-        (-9, [], "want of memory (exit -9)"),
+        (-9, [], "because memory ran out (exit -9)"),
         (-11, [], "ended by SIGSEGV (exit -11)"),
         (1, ["Traceback", "torch.OutOfMemoryError: CUDA out of memory. Tried"], "out of memory (exit 1)"),
         (1, ["RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory"], "out of memory (exit 1)"),
-        (1, [], "crashed (exit 1): it said nothing"),
-        (2, ["Error: no"], "its settings were refused (exit 2)"),
-        (4, [], "its run directory can't be written (exit 4)"),
-        (5, [], "NaN or infinite (exit 5)"),
+        (1, [], "crashed (exit 1): it printed nothing"),
+        (2, ["Error: no"], "wrong settings or data (exit 2)"),
+        (4, [], "storage failure (exit 4)"),
+        (5, [], "training became non-finite (exit 5)"),
     ],
 )
 def test_causes_in_words(code, said, words):

@@ -1,6 +1,7 @@
 """What a sweep leaves: the table on the screen, leaderboard.csv, summary.json, best/ and sweep.html."""
 
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -8,17 +9,21 @@ import re
 import shlex
 from html.parser import HTMLParser
 
+import optuna
 import pytest
+from optuna.distributions import CategoricalDistribution
 
 from minigpt.config.compose import compose
 from minigpt.config.convert import to_dict
 from minigpt.sweep.page import page
 from minigpt.sweep.propose import propose
 from minigpt.sweep.results import leaderboard, write_results
-from minigpt.sweep.settings import read_plan
+from minigpt.sweep.settings import read_sweep
 from minigpt.sweep.table import Table
-from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, RUNNING, Trial
-from minigpt.sweep.trial_runner import Attempt
+from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, Trial
+from minigpt.sweep.trial_runner import TrialRunner
+
+from .conftest import LR, made_trial
 
 SPACE = (
     """search.space={"optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": true}, """
@@ -28,71 +33,103 @@ SPACE = (
 
 @pytest.fixture
 def plan(tmp_path):
-    return read_plan([SPACE, "experiment=demo", "trials=200", f"sweep.dir={tmp_path / 'sweep'}"], ["train"])
+    (tmp_path / "sweep").mkdir()
+    return read_sweep([SPACE, "experiment=demo", "trials=200", f"sweep.dir={tmp_path / 'sweep'}"], ["train"])
 
 
 def made_up(plan, count: int) -> list[Trial]:
-    """Trials as a long sweep leaves them, with the rows of their runs."""
+    """Trials as a long sweep leaves them."""
     trials = []
     for number in range(count):
-        point = propose(plan.axes, plan.config.search, seed=1, number=number, trials=[])
-        trial = Trial(number, point, (COMPLETE, COMPLETE, PRUNED, FAILED)[number % 4])
-        final = 2 + number % 7 / 10
-        length = 4 if trial.state == PRUNED else 12
-        rows = [{"step": s, "tokens": 100 * s, "val/loss": final + 3 / s} for s in range(1, length)]
-        run = plan.run_dir(number, 0)
-        run.mkdir(parents=True)
-        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        trial.facts = {"tokens": 100 * length, "seconds": 2.0, "tokens_per_second": 5e4}
-        if trial.state == FAILED:
-            trial.facts |= {"cause": "crashed (exit 1): <b>no</b>", "tail": ["<script>alert(1)</script>"]}
-        else:
-            trial.value = rows[-1]["val/loss"]
-        trials.append(trial)
+        point = propose(plan.space, plan.config.search, seed=1, number=number, trials=[])
+        state = (COMPLETE, COMPLETE, PRUNED, FAILED)[number % 4]
+        length = 4 if state == PRUNED else 12
+        curve = {100 * step: 2 + number % 7 / 10 + 3 / step for step in range(1, length)}
+        facts = {"tokens": 100 * length, "seconds": 2.0, "tokens_per_second": 5e4}
+        if state == FAILED:
+            facts |= {"cause": "crashed (exit 1): <b>no</b>", "tail": ["<script>alert(1)</script>"]}
+        value = None if state == FAILED else curve[100 * (length - 1)]
+        trials.append(made_trial(number, point, state, value, curve, space=plan.space, facts=facts))
     return trials
 
 
+def study_of(trials: list[Trial]) -> optuna.Study:
+    study = optuna.create_study()
+    study.add_trials(trials)
+    return study
+
+
 class Links(HTMLParser):
-    """Collects what a page would fetch, and what it would run."""
+    """Collects what a page would fetch, and what it would run; what points into the page itself is no link."""
 
     def __init__(self):
         super().__init__()
         self.found = []
 
     def handle_starttag(self, tag, attributes):
-        self.found += [value for name, value in attributes if name in ("src", "href", "srcset", "data", "xlink:href")]
-        self.found += [tag] if tag in ("script", "link", "iframe", "img", "object") else []
+        places = [value for name, value in attributes if name in ("src", "href", "srcset", "data", "xlink:href")]
+        self.found += [place for place in places if not place.startswith("#")]
+        self.found += [tag] if tag in ("script", "link", "iframe", "img", "image", "object") else []
 
 
 def test_the_page_of_200_trials_needs_nothing_else(plan):
-    text = page(plan, made_up(plan, 200))
+    text = page(plan, study_of(made_up(plan, 200)))
     links = Links()
     links.feed(text)
     assert links.found == []
-    assert not re.search(r"https?://|url\(|@import", text)
+    assert not re.search(r"https?://|url\((?!#)|@import", text)
     assert "&lt;script&gt;alert(1)" in text
     assert len(text) < 2_000_000
-    for title in (
-        "Trials in their order",
-        "From the settings",
-        "Importance",
+    titles = re.findall("<figcaption>(.*?)</figcaption><svg", text)
+    assert [title.partition(" (")[0].partition(":")[0] for title in titles] == [
+        "val/loss of each trial",
         "Learning curves",
-        "Leaderboard",
-        "failed",
-    ):
-        assert title in text
-    assert text.count('class="learn ') == 200
-    assert text.count('class="thread ') == 150
-    assert text.count('class="failed"') == 50
+        "val/loss over optimizer.lr",
+        "val/loss over schedule.name",
+        "val/loss over model.n_layer",
+        "From the settings to val/loss",
+        "Importance",
+    ]
+    for title in ("Leaderboard", "What failed", "Commands", "The search"):
+        assert f"<h2>{title}</h2>" in text
     assert "pruning saved 22%" in text
+
+
+def test_charts_are_as_wide_as_a_phone_and_readable_there(plan):
+    """At 390 px a chart of at most 400 px keeps its text at 8.5 px or more; only the broad one scrolls."""
+    text = page(plan, study_of(made_up(plan, 16)))
+    charts = re.findall(r"<figure( class=\"broad\")?>.*?<svg viewBox=\"0 0 ([\d.]+) .*?</figure>", text, re.DOTALL)
+    assert len(charts) == 7
+    assert [bool(broad) for broad, _ in charts].count(True) == 1
+    assert all(float(width) <= 400 for broad, width in charts if not broad)
+    sizes = {float(size) for size in re.findall(r"font:(?: \w+)? ([\d.]+)px", text)}
+    assert sizes
+    assert min(sizes) * 350 / 400 >= 8.5
+
+
+def test_text_of_settings_is_drawn_as_it_is(tmp_path):
+    """Dollar signs begin no formula, and numbers of a logarithmic axis are plain."""
+    plan = read_sweep([LR, "experiment=demo", f"sweep.dir={tmp_path}"], ["train"])
+    names = {"data.encoding": CategoricalDistribution(["$x^", "</svg>"])}
+    points = [{"data.encoding": ("$x^", "</svg>")[number % 2]} for number in range(3)]
+    trials = [made_trial(number, point, COMPLETE, 1.0 + number, space=names) for number, point in enumerate(points)]
+    text = page(dataclasses.replace(plan, space=names), study_of(trials))
+    assert "$x^" in text
+    assert "&lt;/svg&gt;" in text
+    points = [{"optimizer.lr": 10.0**-number} for number in (1, 2, 3)]
+    trials = [made_trial(n, point, COMPLETE, 1.0 + n, space=dict(plan.space)) for n, point in enumerate(points)]
+    text = page(plan, study_of(trials))
+    assert ">0.01</text>" in text
+    assert "mathdefault" not in text
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_the_page_of_a_young_sweep(plan, count):
-    assert "</html>" in page(plan, made_up(plan, count))
-    point = propose(plan.axes, plan.config.search, seed=1, number=9, trials=[])
-    assert "</html>" in page(plan, [Trial(0, point, RUNNING)])
-    assert "</html>" in page(plan, [Trial(0, point, FAILED, facts={"cause": "no", "tail": []})])
+    assert "</html>" in page(plan, study_of(made_up(plan, count)))
+    point = propose(plan.space, plan.config.search, seed=1, number=9, trials=[])
+    assert "</html>" in page(plan, study_of([made_trial(0, point, space=plan.space)]))
+    failed = made_trial(0, point, FAILED, space=plan.space, facts={"cause": "no", "tail": []})
+    assert "</html>" in page(plan, study_of([failed]))
 
 
 def test_the_leaderboard_has_a_column_for_each_setting(plan):
@@ -117,7 +154,7 @@ def test_best_reruns_as_is(plan):
     assert configs[0].experiment == "demo"
     summary = json.loads((plan.folder / "summary.json").read_text())
     assert summary["best"]["number"] == json.loads((best / "trial.json").read_text())["number"] == 0
-    assert summary["states"] == {COMPLETE: 4, PRUNED: 2, FAILED: 2}
+    assert summary["states"] == {"complete": 4, "pruned": 2, "failed": 2}
     assert not list(plan.folder.rglob("*.tmp*"))
 
 
@@ -168,9 +205,12 @@ def test_without_a_terminal_there_are_plain_lines_only(plan):
 
 def test_a_running_trial_shows_where_it_stands(plan):
     trials = made_up(plan, 4)
-    trials[3] = Trial(3, trials[3].params, RUNNING)
-    attempt = Attempt(plan, None, trials[3], claim=None, slot=None)
-    attempt.rows.refresh()
-    lines = Table(plan, io.StringIO()).lines(trials, [attempt], rows=10)
+    trials[3] = made_trial(3, trials[3].params)
+    run = plan.run_dir(3, 0)
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").write_text('{"step": 11, "val/loss": 2.0}\n{"step": 12')
+    runner = TrialRunner(plan, None, trials[3], claim=None, slot=None, pruning=None)
+    runner.rows.refresh()
+    lines = Table(plan, io.StringIO()).lines(trials, [runner], rows=10)
     assert lines[1].endswith("step 11/1,000")
     assert os.linesep not in lines[1]

@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 
 from minigpt.faults import UserFault
-from minigpt.sweep.trial_store import mend
+from minigpt.sweep.trial import is_finished, label
+from minigpt.sweep.trial_store import cut_torn_line
 
 from .conftest import LR, kill, wait_until
 
@@ -33,7 +34,7 @@ def test_w2_killed_three_times_the_table_is_that_of_a_sweep_that_was_not(sweep, 
         # A pruned trial may end before so many steps: the next one's beginning will do.
         wait_until(lambda goal=goal, go=reached: go() or f"start {goal + 1:04d}" in killed.log(), process)
         kill(process)
-        finished = [trial.label for trial in killed.trials() if trial.finished]
+        finished = [label(trial.number) for trial in killed.trials() if is_finished(trial)]
         counts = Counter(killed.log())
         assert all(counts[f"start {label}"] == starts_of_finished[label] for label in starts_of_finished)
         starts_of_finished = Counter({label: counts[f"start {label}"] for label in finished})
@@ -42,7 +43,7 @@ def test_w2_killed_three_times_the_table_is_that_of_a_sweep_that_was_not(sweep, 
     assert all(counts[f"start {label}"] == count for label, count in starts_of_finished.items())
     assert killed.table() == straight.table()
     assert killed.summary()["best"]["params"] == straight.summary()["best"]["params"]
-    curves = [[trial.curve for trial in each.trials()] for each in (killed, straight)]
+    curves = [[trial.intermediate_values for trial in each.trials()] for each in (killed, straight)]
     assert curves[0] == curves[1]
 
 
@@ -75,7 +76,7 @@ def test_a_torn_journal_is_mended(sweep, tmp_path, capsys):
     assert journal.read_bytes().startswith(whole)
     assert all(json.loads(line) for line in journal.read_text().splitlines())
     assert "The journal's last line was torn and is cut" in capsys.readouterr().out
-    assert mend(journal) == 0
+    assert cut_torn_line(journal) == 0
 
 
 def test_a_journal_that_is_damaged_in_the_middle_is_named(sweep, tmp_path):
@@ -94,7 +95,7 @@ def test_the_same_settings_run_once(sweep, tmp_path):
     few("trials=8")
     assert few.states() == ["complete"] * 8
     assert sum(line.startswith("start") for line in few.log()) == 2
-    copies = [trial for trial in few.trials() if "same_as" in trial.facts]
+    copies = [trial for trial in few.trials() if "same_as" in trial.user_attrs]
     assert len(copies) == 6
     assert len({row["value"] for row in few.table()}) == 2
 
@@ -110,7 +111,7 @@ def test_more_trials_go_on_where_the_sweep_ended(sweep, tmp_path):
 def test_several_seeds_are_one_trial(sweep, tmp_path):
     three = sweep(tmp_path / "one", LR, "search.sampler=random", "trials=2", "seeds=3", "seed=10")()
     for trial in three.trials():
-        first, second, third = trial.facts["values"]
+        first, second, third = trial.user_attrs["values"]
         assert (round(second - first, 9), round(third - first, 9)) == (0.01, 0.02)
         assert trial.value == pytest.approx(second)
     assert [row["standard_error"][:8] for row in three.table()] == ["0.005773"] * 2

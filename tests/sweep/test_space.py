@@ -1,42 +1,48 @@
 """What can be searched, how it is written, and what is wrong with it."""
 
-import random
-
 import pytest
 
 from minigpt.config.compose import find_groups
-from minigpt.config.schema import TrainConfig
-from minigpt.sweep.space import corners, grid_point, grid_size, override, read_space
+from minigpt.config.schema import SearchConfig, TrainConfig
+from minigpt.sweep.propose import propose
+from minigpt.sweep.settings import overrides
+from minigpt.sweep.space import Space, corners, grid_point, grid_size, listed, read_space
 
 GROUPS = find_groups(TrainConfig)
 
 
-def axes_of(space: dict, sampler: str = "tpe") -> list:
-    axes, faults = read_space(space, GROUPS, sampler)
+def space_of(words: dict, sampler: str = "tpe") -> Space:
+    space, faults = read_space(words, GROUPS, sampler)
     assert faults == []
-    return axes
+    return space
+
+
+def drawn(space: Space, count: int) -> list:
+    """The values that a random search tries of a space's only setting."""
+    points = [propose(space, SearchConfig(sampler="random"), seed=1, number=n, trials=[]) for n in range(count)]
+    return [value for point in points for value in point.values()]
 
 
 def test_a_log_range_of_a_number():
-    (axis,) = axes_of({"optimizer.lr": {"low": 1e-4, "high": 1e-2, "log": True}})
-    chance = random.Random(0)
-    drawn = [axis.draw(chance) for _ in range(2000)]
-    assert all(1e-4 <= value <= 1e-2 for value in drawn)
-    assert 0.45 < sum(value < 1e-3 for value in drawn) / 2000 < 0.55  # the middle of the log scale
-    assert all(len(f"{value:.12e}".split("e")[0].rstrip("0").replace(".", "")) <= 4 for value in drawn)
+    values = drawn(space_of({"optimizer.lr": {"low": 1e-4, "high": 1e-2, "log": True}}), 1000)
+    assert all(1e-4 <= value <= 1e-2 for value in values)
+    assert 0.45 < sum(value < 1e-3 for value in values) / 1000 < 0.55  # the middle of the log scale
+    assert all(len(f"{value:.12e}".split("e")[0].rstrip("0").replace(".", "")) <= 4 for value in values)
 
 
 def test_whole_numbers_and_steps():
-    (layers,) = axes_of({"model.n_layer": {"low": 2, "high": 9, "step": 3}})
-    assert layers.listed() == [2, 5, 8]
-    (decay,) = axes_of({"optimizer.weight_decay": {"low": 0, "high": 0.3, "step": 0.1}})
-    assert decay.listed() == [0.0, 0.1, 0.2, 0.3]
-    (width,) = axes_of({"model.n_embd": {"low": 16, "high": 256, "log": True}})
-    assert all(type(width.draw(random.Random(seed))) is int for seed in range(50))
+    layers = space_of({"model.n_layer": {"low": 2, "high": 9, "step": 3}})
+    assert listed(layers["model.n_layer"]) == [2, 5, 8]
+    assert set(drawn(layers, 50)) == {2, 5, 8}
+    decay = space_of({"optimizer.weight_decay": {"low": 0, "high": 0.3, "step": 0.1}})
+    assert listed(decay["optimizer.weight_decay"]) == [0.0, 0.1, 0.2, 0.3]
+    assert set(drawn(decay, 50)) == {0.0, 0.1, 0.2, 0.3}
+    width = drawn(space_of({"model.n_embd": {"low": 16, "high": 256, "log": True}}), 50)
+    assert all(type(value) is int and 16 <= value <= 256 for value in width)
 
 
 def test_a_grid_has_each_point_once():
-    axes = axes_of(
+    space = space_of(
         {
             "model.n_layer": {"low": 1, "high": 3},
             "optimizer": {"choices": ["adamw"]},
@@ -44,15 +50,15 @@ def test_a_grid_has_each_point_once():
         },
         "grid",
     )
-    points = [grid_point(axes, place) for place in range(grid_size(axes))]
+    points = [grid_point(space, place) for place in range(grid_size(space))]
     assert len(points) == len({str(point) for point in points}) == 6
     assert list(points[0]) == ["model.n_layer", "optimizer", "model.bias"]
     assert [point["model.bias"] for point in points[:3]] == [True, False, True]
 
 
 def test_corners_hold_every_choice_and_both_ends():
-    axes = axes_of({"optimizer.lr": {"low": 1e-4, "high": 1e-2}, "schedule.name": {"choices": ["wsd", "cosine"]}})
-    assert [tuple(point.values()) for point in corners(axes)] == [
+    space = space_of({"optimizer.lr": {"low": 1e-4, "high": 1e-2}, "schedule.name": {"choices": ["wsd", "cosine"]}})
+    assert [tuple(point.values()) for point in corners(space)] == [
         (1e-4, "wsd"), (1e-4, "cosine"), (1e-2, "wsd"), (1e-2, "cosine"),
     ]  # fmt: skip
 
@@ -69,7 +75,7 @@ def test_corners_hold_every_choice_and_both_ends():
         ({"optimizer.lr": {"low": 0, "high": 1, "log": "yes"}}, "log must be true or false"),
         ({"optimizer.lr": {"low": 0, "high": 1, "step": -1}}, "step must be more than 0"),
         ({"optimizer.lr": {"choices": []}}, "must be a list"),
-        ({"optimizer.lr": {"choices": [1e-3, 1e-3]}}, "stands there twice"),
+        ({"optimizer.lr": {"choices": [1e-3, 1e-3]}}, "listed twice"),
         ({"optimizer.lr": {"choices": ["fast"]}}, "a choice must be a number, got 'fast'"),
         ({"optimizer.lr": {"choices": [1], "low": 2}}, "stand alone"),
         ({"model.n_layer": {"low": 1, "high": 2.5}}, "high must be a whole number"),
@@ -92,7 +98,6 @@ def test_a_grid_needs_numbers_that_can_be_counted():
 
 
 def test_values_as_they_are_typed():
-    assert override("optimizer.lr", 1e-05) == "optimizer.lr=1e-05"
-    assert override("trainer.max_tokens", None) == "trainer.max_tokens=null"
-    assert override("model.bias", True) == "model.bias=true"
-    assert override("schedule", "wsd") == "schedule=wsd"
+    point = {"optimizer.lr": 1e-05, "trainer.max_tokens": None, "model.bias": True, "schedule": "wsd"}
+    typed = ["optimizer.lr=1e-05", "trainer.max_tokens=null", "model.bias=true", "schedule=wsd"]
+    assert overrides(point) == typed

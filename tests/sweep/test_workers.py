@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,11 +11,12 @@ from collections import Counter
 import pytest
 
 from minigpt.config.schema import TrainConfig, TrainerConfig
+from minigpt.invocation import command_line
 from minigpt.sweep import locks, slots
 from minigpt.sweep.locks import claim, owner
-from minigpt.sweep.slots import note_on_slots, share_out
+from minigpt.sweep.slots import make_slots, note_on_slots
 
-from .conftest import HERE, LR, wait_until
+from .conftest import HERE, LR, made_trial, wait_until
 
 pytestmark = pytest.mark.timeout(400)  # a crowded machine is no failure
 
@@ -70,31 +72,30 @@ def config(devices: int = 1, device: str = "auto") -> TrainConfig:
 
 def test_slots_share_the_gpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,6,7")
-    assert [slot.gpus for slot in share_out(2, config())] == [("3",), ("5",)]
-    assert [slot.gpus for slot in share_out(2, config(devices=2))] == [("3", "5"), ("6", "7")]
-    assert share_out(1, config())[0].environment == {"CUDA_VISIBLE_DEVICES": "3"}
-    assert [slot.gpus for slot in share_out(2, config(device="cpu"))] == [(), ()]
-    assert "share 4 GPU(s)" in note_on_slots(share_out(5, config()), 1)
-    assert note_on_slots(share_out(4, config()), 1) == ""
+    assert [slot.gpus for slot in make_slots(2, config().trainer)] == [("3",), ("5",)]
+    assert [slot.gpus for slot in make_slots(2, config(devices=2).trainer)] == [("3", "5"), ("6", "7")]
+    assert make_slots(1, config().trainer)[0].environment == {"CUDA_VISIBLE_DEVICES": "3"}
+    assert [slot.gpus for slot in make_slots(2, config(device="cpu").trainer)] == [(), ()]
+    assert "share 4 GPU(s)" in note_on_slots(make_slots(5, config().trainer), 1)
+    assert note_on_slots(make_slots(4, config().trainer), 1) == ""
 
 
 def test_slots_share_the_cores(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(slots, "usable_cores", lambda: 8)
-    assert [slot.threads for slot in share_out(2, config())] == [4, 4]
-    assert share_out(2, config(devices=2))[0].threads == 2
-    assert share_out(1, config())[0].environment == {}
-    assert "9 on 8 CPU core(s)" in note_on_slots(share_out(9, config()), 1)
+    assert [slot.threads for slot in make_slots(2, config().trainer)] == [4, 4]
+    assert make_slots(2, config(devices=2).trainer)[0].threads == 2
+    assert make_slots(1, config().trainer)[0].environment == {}
+    assert "9 on 8 CPU core(s)" in note_on_slots(make_slots(9, config().trainer), 1)
 
 
 def test_each_trial_gets_its_slots_threads(sweep, tmp_path):
     plan = sweep(tmp_path / "one", LR).plan("workers=2")
-    from minigpt.sweep.trial import Trial
-
-    command = plan.command(Trial(3, {"optimizer.lr": 0.5}), 0, slots.Slot(0, (), 3))
+    trial = made_trial(3, {"optimizer.lr": 0.5})
+    command = plan.command(trial, 0, slots.Slot(0, (), 3))
     assert command[-3:] == ["optimizer.lr=0.5", f"run.dir={plan.folder}/trials/0003", "trainer.threads=3"]
     chosen = sweep(tmp_path / "one", LR).plan("trainer.threads=7")
-    assert chosen.command(Trial(3, {"optimizer.lr": 0.5}), 0, slots.Slot(0, (), 3))[-1].startswith("run.dir=")
+    assert chosen.command(trial, 0, slots.Slot(0, (), 3))[-1].startswith("run.dir=")
 
 
 def test_the_slurm_script_is_a_worker_that_passes_signals_on(sweep, tmp_path):
@@ -109,7 +110,7 @@ def test_the_slurm_script_is_a_worker_that_passes_signals_on(sweep, tmp_path):
     assert "#SBATCH --array=0-1\n" in text
     assert "#SBATCH --signal=B:USR1@120\n" in text
     assert "--gpus" not in text  # trainer.device=cpu
-    body = text.replace(str(HERE / "sweep.py"), str(HERE / "sweep_with_stub.py"))
+    body = text.replace(shlex.join(command_line("sweep")), f"{sys.executable} {HERE / 'sweep_with_stub.py'}")
     assert body != text
     (tmp_path / "job.sh").write_text(body)
     began = len(job.log())

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from minigpt import multirun
 from minigpt.faults import STOPPED, UserFault
-from minigpt.multirun import run_grid, wants_grid
+from minigpt.sweep import grid
+from minigpt.sweep.grid import run_grid, wants_grid
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TRAIN = str(ROOT / "scripts" / "train.py")
 
 # Notes what it was given; does what the job with its seed is to do.
@@ -76,7 +76,9 @@ def test_what_goes_wrong_in_a_job_is_its_result_and_the_others_run(stub):
     assert code == 5
     table = said[-5:]
     for line, word in zip(
-        table, ["finished", "failed (not finite)", "killed by SIGKILL", "failed (a bug)", "finished"], strict=True
+        table,
+        ["finished", "failed (training became non-finite)", "killed by SIGKILL", "failed (a bug)", "finished"],
+        strict=True,
     ):
         assert word in line
     assert stub("seed=3,1", seed3="killed")[0] == 128 + signal.SIGKILL
@@ -89,7 +91,7 @@ def test_a_signal_reaches_the_job_once_and_no_other_is_begun(tmp_path, number):
     command = f"""
 import signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-from minigpt.multirun import run_grid
+from minigpt.sweep.grid import run_grid
 sys.exit(run_grid(["-m", "seed=1,2,3"], [sys.executable, {str(tmp_path / "stub.py")!r}]))
 """
     own = {"STUB_FOLDER": str(tmp_path), "STUB_DOES": '{"2": "waits"}'}
@@ -144,11 +146,11 @@ def test_only_a_command_with_the_flag_is_a_grid():
 
 
 def test_the_best_validation_is_shown(tmp_path):
-    assert multirun.best_loss(tmp_path) is None
+    assert grid.best_loss(tmp_path) is None
     (tmp_path / "metrics.jsonl").write_text(
         '{"val/loss": 2.5}\n{"val/loss": 2.25}\n{"val/loss": null}\n{"step": 4}\n{"val'
     )
-    assert multirun.best_loss(tmp_path) == 2.25
+    assert grid.best_loss(tmp_path) == 2.25
 
 
 def test_train_py_trains_a_grid(tmp_path):

@@ -1,0 +1,156 @@
+"""`train -m`: the jobs of a plain grid, one after the other, each a training process of its own. Needs no Optuna.
+
+A process of its own, so that its memory is free again when the next one begins, and what goes wrong in it is its
+result. If we are killed, it stops with a checkpoint.
+"""
+
+import contextlib
+import io
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from minigpt.config.compose import compose
+from minigpt.config.grid import FLAGS, Job, expand, sweep_command
+from minigpt.config.roles import default_run_dir
+from minigpt.faults import MEANINGS, STOPPED, UserFault
+from minigpt.process.output import lasting_output
+from minigpt.process.signals import SIGNALS
+from minigpt.rundir.rows import read_rows
+from minigpt.sweep.process import TrainingProcess
+
+POLL_SECONDS = 0.05
+
+
+def wants_grid(arguments: Sequence[str]) -> bool:
+    """Return whether the command line has -m, and doesn't just ask for help."""
+    options = {argument.partition("=")[0] for argument in arguments}
+    return not options.isdisjoint(FLAGS) and options.isdisjoint(("--help", "-h", "--cfg", "-c"))
+
+
+def run_grid(arguments: list[str], command: Sequence[str], *, say: Callable[[str], object] = print) -> int:
+    """Train each combination of a grid.
+
+    Args:
+        arguments: of `train`, with -m.
+        command: starts a training when a job's arguments are added.
+        say: takes lines for the user.
+
+    Returns:
+        0 when all jobs are finished, else the exit code of the first that is not.
+
+    Raises:
+        UserFault: a fault in any job, or a grid that is not for -m; nothing has been started.
+    """
+    jobs, axes = expand(arguments)
+    folders = run_dirs(jobs, arguments, axes)
+    codes: list[int | None] = []
+    with lasting_output(), noted_signals() as received:
+        for number, job in enumerate(jobs, 1):
+            if received:
+                codes.append(None)
+                continue
+            say(f"=== Job {number} of {len(jobs)}: {differing(job, axes) or 'as given'}")
+            codes.append(run_job([*command, *job], received))
+        say("")
+        for line in summary(jobs, folders, codes, axes):
+            say(line)
+    failed = next((code for code in codes if code), 0)
+    return 128 - failed if failed < 0 else failed or (STOPPED if None in codes else 0)
+
+
+def run_dirs(jobs: Sequence[Job], arguments: list[str], axes: Mapping[str, Any]) -> list[Path]:
+    """Return the run directory of each job.
+
+    Raises:
+        UserFault: anything is wrong with any of them.
+    """
+    if "RANK" in os.environ:
+        raise UserFault("-m starts one training after the other by itself. Start it without torchrun")
+    folders: dict[Path, Job] = {}
+    faults: dict[str, None] = {}
+    for job in jobs:
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):  # a note is given when the job begins
+                config = compose("train", job)
+        except UserFault as fault:
+            faults |= dict.fromkeys(fault.faults)
+            continue
+        if config.trainer.devices > 1:
+            raise UserFault(
+                f"-m trains on one device, and trainer.devices={config.trainer.devices}. "
+                f"A sweep does it on several: {sweep_command(arguments, axes)}"
+            )
+        folder = Path(os.path.expanduser(config.run.dir or default_run_dir(config)))
+        twin = folders.setdefault(folder, job)
+        if twin is not job:
+            faults[
+                f"-m: two jobs would have the same run directory, {folder} ({differing(twin, axes)}, and "
+                f"{differing(job, axes)}). Leave out run.dir, and values that are twice the same"
+            ] = None
+    if faults:
+        raise UserFault(*faults)
+    return list(folders)
+
+
+def run_job(command: Sequence[str], received: list[int]) -> int:
+    """Run a training to its end, passing each signal that we receive on to it once; return its exit code."""
+    process, sent = TrainingProcess(command), 0
+    while (code := process.poll()) is None:
+        for number in received[sent:]:
+            sent += 1
+            process.send(number)
+        time.sleep(POLL_SECONDS)
+    return STOPPED if code < 0 and received else code  # it had no handler yet
+
+
+@contextlib.contextmanager
+def noted_signals() -> Iterator[list[int]]:
+    """Yield a list that receives the signals that come inside a `with` block."""
+    received: list[int] = []
+    numbers = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
+    before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in numbers}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def summary(
+    jobs: Sequence[Job], folders: Sequence[Path], codes: Sequence[int | None], axes: Mapping[str, Any]
+) -> list[str]:
+    """Return a line for each job: how it ended, its best validation, and where it is."""
+    width = max(len(str(folder)) for folder in folders)
+    lines = []
+    for number, (job, folder, code) in enumerate(zip(jobs, folders, codes, strict=True), 1):
+        loss = best_loss(folder)
+        text = "" if loss is None else f"val/loss {loss:.4f}"
+        lines.append(f"{number:>4}  {outcome(code):<38}{text:<18}{folder!s:<{width}}  {differing(job, axes)}".rstrip())
+    if None in codes or STOPPED in codes:
+        lines.append("The same command goes on with what is left.")
+    return lines
+
+
+def differing(job: Job, axes: Mapping[str, Any]) -> str:
+    """Return the settings that distinguish a job from the others."""
+    return " ".join(each for each in job if each.partition("=")[0].lstrip("+") in axes)
+
+
+def outcome(code: int | None) -> str:
+    """Say how a job ended."""
+    if code is None:
+        return "not begun"
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    meaning = MEANINGS.get(code, f"exit code {code}").partition(",")[0]
+    return meaning if code in (0, STOPPED) or meaning.startswith("stopped") else f"failed ({meaning})"
+
+
+def best_loss(run: Path) -> float | None:
+    """Return the lowest val/loss in a run's metrics.jsonl."""
+    losses = (row.get("val/loss") for row in read_rows(run / "metrics.jsonl"))
+    return min((loss for loss in losses if isinstance(loss, float)), default=None)
