@@ -5,10 +5,12 @@ A rule is skipped while a setting it reads is itself out of range: one mistake, 
 """
 
 import glob
+import importlib.util
 import json
 import math
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -293,7 +295,18 @@ def checkout_is_there(nanogpt: str | None) -> str:
 
 Rule = tuple[tuple[str, ...], Callable[..., str]]
 
+
+def tensorboard_is_installed(name: str) -> str:
+    if name != "tensorboard" or importlib.util.find_spec("tensorboard") is not None:
+        return ""
+    return (
+        f"logger=tensorboard needs the Python package 'tensorboard', which {sys.executable} lacks. "
+        f"Type: {sys.executable} -m pip install tensorboard"
+    )
+
+
 RULES: list[Rule] = [
+    (("logger.name",), tensorboard_is_installed),
     (("experiment",), experiment_names_a_folder),
     (("model.n_embd", "model.n_head"), heads_divide_width),
     (("model.attention", "model.qk_norm"), linear_attention_has_no_qk_norm),

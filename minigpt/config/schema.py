@@ -200,9 +200,9 @@ class CheckpointConfig:
 
 @dataclass
 class LoggerConfig:
-    """metrics.jsonl is always written; wandb comes on top."""
+    """metrics.jsonl is always written; wandb or TensorBoard comes on top."""
 
-    name: Literal["files", "wandb"] = setting("files", "what is written besides", "watch")
+    name: Literal["files", "wandb", "tensorboard"] = setting("files", "what is written besides", "watch")
     every_steps: int = setting(10, "optimizer steps between rows and progress lines", "watch", low=1)
     project: str = setting("minigpt", "wandb only", "watch")
     mode: Literal["offline", "online"] = setting("offline", "wandb only", "watch")

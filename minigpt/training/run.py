@@ -37,6 +37,7 @@ from minigpt.redact import redact_values
 from minigpt.rundir.remote_logger import RemoteLogger
 from minigpt.rundir.rows import RowFile, cut_rows_after
 from minigpt.rundir.run_directory import RunDirectory
+from minigpt.rundir.tensorboard import TensorBoard
 from minigpt.training.callbacks import pack_states, restore_states
 from minigpt.training.ending import close, tell_finished
 from minigpt.training.guard import RollBack
@@ -276,8 +277,10 @@ def step_end(
     peak = peak_flops(hardware, module.choices.precision)
     flops = flops_per_token(config.model, tokenizer.vocab_size) if peak else 0.0
     first_token_bytes = len(tokenizer.token_bytes(int(prepared.val.tokens(0, 1)[0])))
-    remote = None
-    if config.logger.name == "wandb" and run.writes:
+    remote: RemoteLogger | TensorBoard | None = None
+    if config.logger.name == "tensorboard" and run.writes:
+        remote = TensorBoard(run.path, step=module.state.step, say=screen.print)
+    elif config.logger.name == "wandb" and run.writes:
         remote = RemoteLogger(config.logger, run.path, settings=to_dict(config), say=screen.print)
     return StepEnd(
         run=run,

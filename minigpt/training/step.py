@@ -26,6 +26,7 @@ from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
 from minigpt.rundir.remote_logger import RemoteLogger
 from minigpt.rundir.rows import RowFile
 from minigpt.rundir.run_directory import RunDirectory
+from minigpt.rundir.tensorboard import TensorBoard
 from minigpt.sampling.write import write_sample
 from minigpt.training.callbacks import pack_states
 from minigpt.training.guard import RollBack, drop, fault_of, gradients_of, norm_of, scale, scale_on_device
@@ -222,7 +223,7 @@ class StepEnd:
     tokenizer: Tokenizer
     screen: Screen
     saving: Saving
-    remote: RemoteLogger | None = None
+    remote: RemoteLogger | TensorBoard | None = None
 
     stop_reason: str | None = None  # signal | max_minutes | patience | callback
     requeue: bool = False  # whether the stop asks the queue to run this job again
