@@ -17,7 +17,7 @@ from minigpt.data.corpus import Corpus, SourceGone
 from minigpt.data.shards import SplitWriter, fingerprint
 from minigpt.data.split import Piece, describe_split, empty_split, pieces
 from minigpt.data.survey import Survey
-from minigpt.data.tokenizer import Tokenizer, build_tokenizer, encoder_of
+from minigpt.data.tokenizer import Tokenizer, build_tokenizer, scheme_of
 from minigpt.faults import UserFault
 from minigpt.rundir.files import write_file
 
@@ -68,7 +68,7 @@ def _build(config: TokenizerConfig, source: Source, val_fraction: float, say: Sa
     if source.tokenizer:
         return source.tokenizer
     total = min(LEARN_BYTES, source.found.bytes)
-    if encoder_of(config.name).min_vocab_size:
+    if scheme_of(config.name).min_vocab_size:
         say(f"data: learning {config.vocab_size:,} tokens from up to {size_text(total)} of the training text")
     progress = progress_lines("learning", total, say)
     return build_tokenizer(
@@ -139,7 +139,7 @@ def _summary(
         notes.append(f"{found.marks:,} documents begin with a byte-order mark; data.encoding=utf-8-sig drops it")
     if found.nul:
         notes.append(f"{found.nul:,} NUL bytes; they are kept as they are")
-    if encoder_of(tokenizer.name).min_vocab_size and source.tokenizer is None and tokenizer.vocab_size < wanted:
+    if scheme_of(tokenizer.name).min_vocab_size and source.tokenizer is None and tokenizer.vocab_size < wanted:
         notes.append(f"the text yields {tokenizer.vocab_size:,} BPE tokens, fewer than tokenizer.vocab_size={wanted:,}")
     train, val = sidecars
     return {

@@ -25,7 +25,7 @@ from minigpt.data.corpus import Corpus, SourceGone, find_corpus, typed_path
 from minigpt.data.make import FORMAT, Say, Source, make, progress_lines, save_json, signature, size_text
 from minigpt.data.shards import DamagedShards, TokenSplit, fingerprint
 from minigpt.data.survey import survey
-from minigpt.data.tokenizer import Tokenizer, build_tokenizer, check_size, encoder_of, is_learned, load_tokenizer
+from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, scheme_of
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.redact import redact
 
@@ -61,7 +61,7 @@ def prepare(
         DamagedShards: they were prepared, but a file was changed or lost since.
         StorageFailure: data.dir can't be written.
     """
-    keys, encoder = _keys(data, tokenizer), encoder_of(tokenizer.name)
+    keys, scheme = _keys(data, tokenizer), scheme_of(tokenizer.name)
     if given is not None:
         keys |= {"vocab_size": given.vocab_size, "given": given.hash}
     root = typed_path(data.dir)
@@ -69,7 +69,7 @@ def prepare(
     if known and data.name == "shakespeare_char" and not data.source:  # its one content is known by its checksum
         return _open(known[0], say)
     try:
-        corpus = find_corpus(data, raw=encoder.takes_any_bytes)
+        corpus = find_corpus(data, raw=scheme.takes_any_bytes)
     except SourceGone as fault:
         if not known:
             raise
@@ -80,10 +80,10 @@ def prepare(
         if _read_json(folder / "prepared.json").get("signature") == listing:
             return _open(folder, say)
     # A vocabulary that can't be had is a fault to name before gigabytes are read.
-    ready = given if given is not None or is_learned(tokenizer.name) else build_tokenizer(tokenizer.name)
+    ready = given if given is not None or scheme.is_learned else build_tokenizer(tokenizer.name)
     count = len(corpus.files)
     say(f"data: reading {count:,} file{'' if count == 1 else 's'}, {size_text(corpus.size)}")
-    found = survey(corpus, alphabet=encoder.needs_alphabet, progress=progress_lines("reading", corpus.size, say))
+    found = survey(corpus, alphabet=scheme.needs_alphabet, progress=progress_lines("reading", corpus.size, say))
     folder = root / _folder_name(keys, found.sha256)
     if known and folder not in known:
         say(f"data: the source changed since {known[0]} was prepared; preparing it anew")
@@ -97,7 +97,7 @@ def require_vocabulary(data: DataConfig, tokenizer: TokenizerConfig) -> None:
     Raises:
         UserFault: it is needed, and neither cached nor reachable.
     """
-    if not is_learned(tokenizer.name) and not _known(typed_path(data.dir), _keys(data, tokenizer)):
+    if not scheme_of(tokenizer.name).is_learned and not _known(typed_path(data.dir), _keys(data, tokenizer)):
         build_tokenizer(tokenizer.name)
 
 
@@ -155,7 +155,7 @@ def _keys(data: DataConfig, tokenizer: TokenizerConfig) -> dict[str, Any]:
     """What decides the tokens besides the text itself."""
     if not 0 < data.val_fraction < 1:
         raise UserFault(f"data.val_fraction={data.val_fraction} must lie between 0 and 1, both excluded; try 0.1")
-    check_size(tokenizer.name, tokenizer.vocab_size)
+    scheme = scheme_of(tokenizer.name, tokenizer.vocab_size)
     text = data.name == "text"
     return {
         "version": 1,
@@ -166,7 +166,7 @@ def _keys(data: DataConfig, tokenizer: TokenizerConfig) -> dict[str, Any]:
         "errors": data.errors if text else "strict",
         "val_fraction": data.val_fraction,
         "tokenizer": tokenizer.name,
-        "vocab_size": tokenizer.vocab_size if encoder_of(tokenizer.name).min_vocab_size else None,
+        "vocab_size": tokenizer.vocab_size if scheme.min_vocab_size else None,
     }
 
 

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.config.convert import shown
-from minigpt.data.tokenizers import ENCODERS
-from minigpt.data.tokenizers.encoder import END_OF_TEXT, SINGLE_BYTES, Encoder
+from minigpt.data.tokenizers import TOKENIZERS
+from minigpt.data.tokenizers.scheme import END_OF_TEXT, SINGLE_BYTES, Scheme
 from minigpt.faults import UserFault
 
 _FORMAT, _VERSION = "minigpt-tokenizer", 1
@@ -39,13 +39,14 @@ class Tokenizer:
 
     def __init__(self, name: str, tokens: Sequence[bytes]):
         """Take a vocabulary: `tokens[i]` are the bytes of token i, end-of-text not among them."""
+        scheme = TOKENIZERS[name]
         self.name = name
-        self._encoder = ENCODERS[name](tokens)
-        self.eot = len(tokens) if self._encoder.has_eot else None
-        self.vocab_size = len(tokens) + self._encoder.has_eot
-        self.dtype = token_dtype(self.vocab_size)
+        self.eot = len(tokens) if scheme.has_eot else None
+        self.vocab_size = len(tokens) + scheme.has_eot
+        self.dtype = np.uint16 if self.vocab_size <= 65536 else np.uint32
+        self._encoder = scheme.encoder(tokens)
         self._tokens = list(tokens)
-        self._table = self._tokens + [b""] * self._encoder.has_eot
+        self._table = self._tokens + [b""] * scheme.has_eot
         self._bytes_alone = self._tokens == SINGLE_BYTES
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
@@ -122,7 +123,7 @@ class Tokenizer:
             "name": self.name,
             "vocab_size": self.vocab_size,
             "eot": self.eot,
-            "pattern": self._encoder.pattern,
+            "pattern": TOKENIZERS[self.name].pattern,
             "tokens": [base64.b64encode(token).decode() for token in self._tokens],
         }
 
@@ -136,40 +137,21 @@ class Tokenizer:
         return Tokenizer, (self.name, self._tokens)
 
 
-def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
-    """The smallest type that token files know and that holds all tokens."""
-    return np.uint16 if vocab_size <= 65536 else np.uint32
-
-
-def encoder_of(name: str) -> type[Encoder]:
-    """The encoder of this name.
+def scheme_of(name: str, vocab_size: int | None = None) -> Scheme:
+    """The scheme of this name, which can make a vocabulary of this size.
 
     Raises:
-        UserFault: there is none.
+        UserFault: there is none, or it can't.
     """
-    if name not in ENCODERS:
-        raise UserFault(f"tokenizer.name={name!r} is not known; wanted one of {', '.join(ENCODERS)}")
-    return ENCODERS[name]
-
-
-def is_learned(name: str) -> bool:
-    """Whether the vocabulary depends on the text."""
-    encoder = encoder_of(name)
-    return encoder.needs_alphabet or encoder.min_vocab_size > 0
-
-
-def check_size(name: str, vocab_size: int) -> None:
-    """Refuse a vocabulary that could not hold what each of its kind must.
-
-    Raises:
-        UserFault: it is too small, or the name is not known.
-    """
-    wanted = encoder_of(name).min_vocab_size
-    if wanted and vocab_size < wanted:
+    if name not in TOKENIZERS:
+        raise UserFault(f"tokenizer.name={name!r} is not known; wanted one of {', '.join(TOKENIZERS)}")
+    scheme = TOKENIZERS[name]
+    if vocab_size is not None and vocab_size < scheme.min_vocab_size:
         raise UserFault(
-            f"tokenizer.vocab_size={vocab_size} is too small for tokenizer={name}; wanted at least {wanted}: the 256 "
-            "bytes and end-of-text. For a smaller vocabulary use tokenizer=char"
+            f"tokenizer.vocab_size={vocab_size} is too small for tokenizer={name}; wanted at least "
+            f"{scheme.min_vocab_size}: the 256 bytes and end-of-text. For a smaller vocabulary use tokenizer=char"
         )
+    return scheme
 
 
 def build_tokenizer(name: str, *, vocab_size: int = 0, alphabet: Iterable[str] = (), train: Any = ()) -> Tokenizer:
@@ -184,8 +166,7 @@ def build_tokenizer(name: str, *, vocab_size: int = 0, alphabet: Iterable[str] =
     Raises:
         UserFault: unknown name, a vocabulary below 257, GPT-2's file missing.
     """
-    check_size(name, vocab_size)
-    return Tokenizer(name, encoder_of(name).vocabulary(vocab_size, alphabet, train))
+    return Tokenizer(name, scheme_of(name, vocab_size).vocabulary(vocab_size, alphabet, train))
 
 
 def load_tokenizer(source: str | Path | dict[str, Any]) -> Tokenizer:
@@ -206,34 +187,29 @@ def load_tokenizer(source: str | Path | dict[str, Any]) -> Tokenizer:
     fault = _fault_in(content)
     if fault:
         raise UserFault(f"{where} is not a usable tokenizer: {fault}")
-    return Tokenizer(content["name"], [base64.b64decode(token) for token in content["tokens"]])
+    tokenizer = Tokenizer(content["name"], [base64.b64decode(token) for token in content["tokens"]])
+    for key, wanted in tokenizer.to_json().items():
+        if content.get(key) != wanted:
+            raise UserFault(
+                f'{where} is not a usable tokenizer: its "{key}" is {shown(content.get(key))}, and with '
+                f"{len(content['tokens']):,} tokens of tokenizer={tokenizer.name} it must be {shown(wanted)}"
+            )
+    return tokenizer
 
 
 def _fault_in(content: Any) -> str | None:
-    """What is wrong with a tokenizer.json, or None."""
+    """What is wrong with the vocabulary of a tokenizer.json, or None."""
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         return f'wanted "format": "{_FORMAT}"'
-    if content.get("version") != _VERSION:
-        return f"it has format version {shown(content.get('version'))}; this program reads version {_VERSION}"
     name, encoded = content.get("name"), content.get("tokens")
-    if not isinstance(name, str) or name not in ENCODERS:
-        return f"its name is {shown(name)}, wanted one of {', '.join(ENCODERS)}"
-    encoder = ENCODERS[name]
+    if not isinstance(name, str) or name not in TOKENIZERS:
+        return f"its name is {shown(name)}, wanted one of {', '.join(TOKENIZERS)}"
     if not isinstance(encoded, list) or not all(isinstance(token, str) for token in encoded):
         return '"tokens" must be a list of base64 strings'
     try:
         tokens = [base64.b64decode(token, validate=True) for token in encoded]
     except ValueError:
         return '"tokens" holds a string that is no base64'
-    eot = len(tokens) if encoder.has_eot else None
-    vocab_size = len(tokens) + encoder.has_eot
-    if content.get("vocab_size") != vocab_size or content.get("eot") != eot:
-        return (
-            f"vocab_size={shown(content.get('vocab_size'))} and eot={shown(content.get('eot'))} don't fit its "
-            f"{len(tokens):,} tokens; wanted {vocab_size:,} and {eot}"
-        )
     if len(set(tokens)) != len(tokens) or b"" in tokens:
         return "a token is empty or appears twice"
-    if content.get("pattern") != encoder.pattern and encoder.pattern is not None:
-        return f"its split pattern is not that of tokenizer={name}"
-    return encoder.fault_in(tokens)
+    return TOKENIZERS[name].fault_in(tokens)

@@ -21,7 +21,7 @@ from minigpt.config.schema import TrainConfig
 from minigpt.data.order import check_length
 from minigpt.data.prepare import Prepared, prepare
 from minigpt.data.shards import DamagedShards
-from minigpt.data.tokenizer import Tokenizer, is_learned
+from minigpt.data.tokenizer import Tokenizer, scheme_of
 from minigpt.faults import UserFault
 from minigpt.model.gpt import GPT
 from minigpt.rundir.run_directory import RunDirectory
@@ -68,7 +68,7 @@ def prepare_tokens(config: TrainConfig) -> Prepared:
         UserFault: the text has characters that their alphabet lacks, and whatever `prepare` raises.
     """
     given = None
-    if config.init.source is not None and is_learned(config.tokenizer.name):
+    if config.init.source is not None and scheme_of(config.tokenizer.name).is_learned:
         theirs = read_tokenizer(find_checkpoint(config.init.source))
         given = theirs if theirs.name == config.tokenizer.name else None  # else refused by restore_weights
     try:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
 from minigpt.data.tokenizers.bpe import PATTERN
-from minigpt.data.tokenizers.encoder import END_OF_TEXT
+from minigpt.data.tokenizers.scheme import END_OF_TEXT
 from minigpt.faults import UserFault
 
 SENTENCE = "It's 12 o'clock, and naïve 中文 words  go\n\n  on — we'll see… 🙂 don't they've\r\n"
@@ -225,18 +225,18 @@ def _drop(key: str):
     [
         (BPE, lambda content: [content], 'wanted "format"'),
         (BPE, _drop("format"), 'wanted "format"'),
-        (BPE, _change(version=2), "format version 2; this program reads version 1"),
+        (BPE, _change(version=2), '"version" is 2, '),
         (BPE, _change(name="word"), "its name is 'word', wanted one of byte, char, bpe, gpt2"),
         (BPE, _change(name=["bpe"]), "its name is"),
         (BPE, _drop("tokens"), "must be a list of base64"),
         (BPE, _change(tokens=[1, 2]), "must be a list of base64"),
         (BPE, lambda content: content | {"tokens": [*content["tokens"][:-1], "é!"]}, "no base64"),
-        (BPE, _change(vocab_size=321), "vocab_size=321 and eot=319 don't fit its 319 tokens; wanted 320 and 319"),
-        (BPE, _change(eot=3), "don't fit"),
+        (BPE, _change(vocab_size=321), '"vocab_size" is 321, and with 319 tokens of tokenizer=bpe it must be 320'),
+        (BPE, _change(eot=3), '"eot" is 3, '),
         (BPE, _token(7, b"\x08"), "empty or appears twice"),
         (BPE, _token(7, b""), "empty or appears twice"),
         (BPE, _token(7, b"zzzzzzzz"), "byte 0x07 has no token"),
-        (BPE, _change(pattern="(a+)+$"), "split pattern"),
+        (BPE, _change(pattern="(a+)+$"), '"pattern" is '),
         (BYTE, _token(7, b"zz"), "all 256 bytes"),
         (CHAR, _token(0, b"ab"), "not one UTF-8 character"),
         (CHAR, _token(0, b"\xff"), "not one UTF-8 character"),

@@ -9,7 +9,8 @@ from minigpt.data.batch import MicroBatches
 from minigpt.data.ngram import ngram_bits_per_byte
 from minigpt.data.prepare import open_prepared, prepare
 from minigpt.data.tokenizer import load_tokenizer
-from minigpt.data.tokenizers import ENCODERS
+from minigpt.data.tokenizers import TOKENIZERS
+from minigpt.data.tokenizers.scheme import Scheme
 from minigpt.training.run import train
 
 TEXT = "".join(f"{number % 97:05d}{99_998 - number % 83:05d}" for number in range(600))
@@ -18,31 +19,25 @@ TEXT = "".join(f"{number % 97:05d}{99_998 - number % 83:05d}" for number in rang
 class NumberEncoder:
     """Five digits are a token, and end-of-text is the last of 100,000."""
 
-    min_vocab_size = 0
-    needs_alphabet = False
-    takes_any_bytes = True
-    has_eot = True
-    pattern = None
-
     def __init__(self, tokens):
         pass
-
-    @staticmethod
-    def vocabulary(vocab_size, alphabet, train):
-        return [b"%05d" % number for number in range(99_999)]
-
-    @staticmethod
-    def fault_in(tokens):
-        return None
 
     def encode_chunks(self, chunks):
         text = b"".join(chunks)
         yield np.array([int(text[place : place + 5]) for place in range(0, len(text), 5)])
 
 
+NUMBER = Scheme(
+    NumberEncoder,
+    vocabulary=lambda vocab_size, alphabet, train: [b"%05d" % number for number in range(99_999)],
+    fault_in=lambda tokens: None,
+    takes_any_bytes=True,
+)
+
+
 @pytest.fixture
 def number_encoder(monkeypatch):
-    monkeypatch.setitem(ENCODERS, "number", NumberEncoder)
+    monkeypatch.setitem(TOKENIZERS, "number", NUMBER)
 
 
 @pytest.mark.usefixtures("number_encoder")

@@ -1,14 +1,9 @@
-"""The tokenizers, one file each. A new one is a class of the form of encoder.py and its line here."""
+"""The tokenizers, one file each. A new one is a `Scheme` (scheme.py) in a file of its own and its line here."""
 
-from minigpt.data.tokenizers.bpe import BPEEncoder
-from minigpt.data.tokenizers.byte import ByteEncoder
-from minigpt.data.tokenizers.char import CharEncoder
-from minigpt.data.tokenizers.encoder import Encoder
-from minigpt.data.tokenizers.gpt2 import GPT2Encoder
+from minigpt.data.tokenizers.bpe import BPE
+from minigpt.data.tokenizers.byte import BYTE
+from minigpt.data.tokenizers.char import CHAR
+from minigpt.data.tokenizers.gpt2 import GPT2
+from minigpt.data.tokenizers.scheme import Scheme
 
-ENCODERS: dict[str, type[Encoder]] = {
-    "byte": ByteEncoder,
-    "char": CharEncoder,
-    "bpe": BPEEncoder,
-    "gpt2": GPT2Encoder,
-}
+TOKENIZERS: dict[str, Scheme] = {"byte": BYTE, "char": CHAR, "bpe": BPE, "gpt2": GPT2}

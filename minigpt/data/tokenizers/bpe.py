@@ -14,7 +14,7 @@ import tiktoken
 from numpy.typing import NDArray
 
 from minigpt.data.chunking import runs
-from minigpt.data.tokenizers.encoder import END_OF_TEXT, SINGLE_BYTES
+from minigpt.data.tokenizers.scheme import END_OF_TEXT, SINGLE_BYTES, Scheme
 
 # GPT-2's split pattern in the equivalent form that tiktoken runs without backtracking.
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
@@ -31,12 +31,6 @@ _INVALID = re.compile("([\udc80-\udcff]+)")  # bytes that are no UTF-8, as Pytho
 class BPEEncoder:
     """Merges by rank, as tiktoken does them."""
 
-    min_vocab_size = 257
-    needs_alphabet = False
-    takes_any_bytes = False
-    has_eot = True
-    pattern: str | None = PATTERN
-
     def __init__(self, tokens: Sequence[bytes]):
         ranks = {token: rank for rank, token in enumerate(tokens)}
         self._single = [ranks[byte] for byte in SINGLE_BYTES]
@@ -45,15 +39,6 @@ class BPEEncoder:
         self._encoding = tiktoken.Encoding(
             "minigpt", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: len(ranks)}
         )
-
-    @staticmethod
-    def vocabulary(vocab_size: int, alphabet: Iterable[str], train: Iterable[Iterable[bytes]]) -> list[bytes]:
-        return train_ranks(vocab_size - 1, train)
-
-    @staticmethod
-    def fault_in(tokens: Sequence[bytes]) -> str | None:
-        missing = sorted(set(SINGLE_BYTES) - set(tokens))
-        return f"byte 0x{missing[0].hex().upper()} has no token; all 256 bytes must be there" if missing else None
 
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[np.integer]]:
         return map(self._encode, runs(chunks))
@@ -135,3 +120,18 @@ def _valid_text(document: Iterable[bytes]) -> Iterator[str]:
             yield text
         else:
             yield from filter(None, _INVALID.split(text)[::2])
+
+
+def missing_byte(tokens: Sequence[bytes]) -> str | None:
+    """What is wrong with a vocabulary that could not encode all bytes."""
+    missing = sorted(set(SINGLE_BYTES) - set(tokens))
+    return f"byte 0x{missing[0].hex().upper()} has no token; all 256 bytes must be there" if missing else None
+
+
+BPE = Scheme(
+    BPEEncoder,
+    vocabulary=lambda vocab_size, alphabet, train: train_ranks(vocab_size - 1, train),
+    fault_in=missing_byte,
+    min_vocab_size=257,
+    pattern=PATTERN,
+)

@@ -6,31 +6,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.data.chunking import runs
+from minigpt.data.tokenizers.scheme import Scheme
 from minigpt.faults import UserFault
 
 
 class CharEncoder:
-    """Characters by their place in the sorted alphabet."""
-
-    min_vocab_size = 0
-    needs_alphabet = True
-    takes_any_bytes = False
-    has_eot = False
-    pattern: str | None = None
+    """Looks characters up in a table."""
 
     def __init__(self, tokens: Sequence[bytes]):
         codes = np.array([ord(character.decode()) for character in tokens], dtype=np.int64)
         # Token by code point; -1 where the alphabet has a gap, and at the end.
         self._table = np.full(int(codes.max(initial=-1)) + 2, -1, dtype=np.int64)
         self._table[codes] = np.arange(len(codes))
-
-    @staticmethod
-    def vocabulary(vocab_size: int, alphabet: Iterable[str], train: Iterable[Iterable[bytes]]) -> list[bytes]:
-        return [character.encode() for character in sorted(set(alphabet))]
-
-    @staticmethod
-    def fault_in(tokens: Sequence[bytes]) -> str | None:
-        return None if tokens and all(map(_is_character, tokens)) else "a token is not one UTF-8 character"
 
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[np.int64]]:
         """Tokens of a text.
@@ -63,8 +50,19 @@ class CharEncoder:
         return tokens
 
 
+def _alphabet(vocab_size: int, alphabet: Iterable[str], train: object) -> list[bytes]:
+    return [character.encode() for character in sorted(set(alphabet))]
+
+
+def _fault_in(tokens: Sequence[bytes]) -> str | None:
+    return None if tokens and all(map(_is_character, tokens)) else "a token is not one UTF-8 character"
+
+
 def _is_character(token: bytes) -> bool:
     try:
         return len(token.decode()) == 1
     except UnicodeDecodeError:
         return False
+
+
+CHAR = Scheme(CharEncoder, vocabulary=_alphabet, fault_in=_fault_in, needs_alphabet=True, has_eot=False)

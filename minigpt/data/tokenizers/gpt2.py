@@ -4,43 +4,16 @@ import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from minigpt.data.download import download
-from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, GPT2_BYTES, PATTERN, BPEEncoder
+from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, GPT2_BYTES, PATTERN, BPEEncoder, missing_byte
+from minigpt.data.tokenizers.scheme import Scheme
 from minigpt.faults import UserFault
 from minigpt.rundir.files import write_file
 
 VOCAB_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"
 VOCAB_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
-
-
-class GPT2Encoder:
-    """Byte-pair encoding with merges that are the same for every text."""
-
-    min_vocab_size = 0
-    needs_alphabet = False
-    takes_any_bytes = False
-    has_eot = True
-    pattern: str | None = PATTERN
-
-    def __init__(self, tokens: Sequence[bytes]):
-        self._merges = BPEEncoder(tokens)
-
-    @staticmethod
-    def vocabulary(vocab_size: int, alphabet: Iterable[str], train: Iterable[Iterable[bytes]]) -> list[bytes]:
-        return gpt2_ranks()
-
-    @staticmethod
-    def fault_in(tokens: Sequence[bytes]) -> str | None:
-        return BPEEncoder.fault_in(tokens)
-
-    def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[np.integer]]:
-        return self._merges.encode_chunks(chunks)
 
 
 def gpt2_ranks() -> list[bytes]:
@@ -89,3 +62,8 @@ def _gpt2_file() -> bytes:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, content)
     return content
+
+
+GPT2 = Scheme(
+    BPEEncoder, vocabulary=lambda vocab_size, alphabet, train: gpt2_ranks(), fault_in=missing_byte, pattern=PATTERN
+)
