@@ -1,11 +1,9 @@
 """Make prepared tokens: tokenizer, shards, sidecars and summary of one corpus, into one folder."""
 
-import hashlib
 import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -13,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from minigpt.config.schema import TokenizerConfig
-from minigpt.data.corpus import Corpus, SourceGone
 from minigpt.data.shards import SplitWriter, fingerprint
 from minigpt.data.split import Piece, describe_split, empty_split, pieces
-from minigpt.data.survey import Survey
+from minigpt.data.survey import Survey, signature
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, scheme_of
 from minigpt.faults import UserFault
 from minigpt.rundir.files import write_file
@@ -28,17 +25,9 @@ LEARN_BYTES = 1 << 27  # a BPE vocabulary is learned from so much of the trainin
 PROGRESS_SECONDS = 5.0
 
 
-@dataclass(frozen=True)
-class Source:
-    """A corpus that has been read."""
-
-    corpus: Corpus
-    found: Survey
-    signature: str  # of its files when they were read
-    tokenizer: Tokenizer | None  # where it isn't learned from the text
-
-
-def make(folder: Path, keys: dict[str, Any], source: Source, *, config: TokenizerConfig, say: Say) -> None:
+def make(
+    folder: Path, keys: dict[str, Any], found: Survey, *, config: TokenizerConfig, given: Tokenizer | None, say: Say
+) -> None:
     """Write everything into `folder`, prepared.json last. No one else may be writing there.
 
     Raises:
@@ -47,36 +36,29 @@ def make(folder: Path, keys: dict[str, Any], source: Source, *, config: Tokenize
     """
     for left_over in folder.glob("*.tmp"):  # of a process that was killed: the lock is ours
         left_over.unlink(missing_ok=True)
-    corpus, found = source.corpus, source.found
-    tokenizer = _build(config, source, keys["val_fraction"], say)
-    sidecars = _encode(folder, source, keys["val_fraction"], tokenizer, say)
-    if signature(corpus) != source.signature or sum(sidecar["bytes"] for sidecar in sidecars) != found.bytes:
+    fraction = keys["val_fraction"]
+    tokenizer = given or _learn(config, found, fraction, say)
+    sidecars = _encode(folder, found, fraction, tokenizer, say)
+    if signature(found.corpus) != found.signature or sum(sidecar["bytes"] for sidecar in sidecars) != found.bytes:
         raise UserFault("the source was changed while it was read; wait until it is complete and run this again")
     save_json(folder / "tokenizer.json", tokenizer.to_json())
     content = {
         "format": FORMAT,
         "keys": keys,
-        "signature": source.signature,
+        "signature": found.signature,
         "fingerprint": fingerprint([sidecar["fingerprint"] for sidecar in sidecars]),
-        "summary": _summary(keys, source, sidecars, tokenizer=tokenizer, wanted=config.vocab_size),
+        "summary": _summary(keys, found, sidecars, tokenizer=tokenizer, wanted=0 if given else config.vocab_size),
     }
     save_json(folder / "prepared.json", content)
 
 
-def _build(config: TokenizerConfig, source: Source, val_fraction: float, say: Say) -> Tokenizer:
-    """The tokenizer of these tokens, learned from the training text unless it is there already."""
-    if source.tokenizer:
-        return source.tokenizer
-    total = min(LEARN_BYTES, source.found.bytes)
+def _learn(config: TokenizerConfig, found: Survey, val_fraction: float, say: Say) -> Tokenizer:
+    """A tokenizer learned from the training text."""
+    total = min(LEARN_BYTES, found.bytes)
     if scheme_of(config.name).min_vocab_size:
         say(f"data: learning {config.vocab_size:,} tokens from up to {size_text(total)} of the training text")
-    progress = progress_lines("learning", total, say)
-    return build_tokenizer(
-        config.name,
-        vocab_size=config.vocab_size,
-        alphabet=source.found.alphabet,
-        train=_training_text(pieces(source.corpus, source.found, val_fraction), progress),
-    )
+    text = _training_text(pieces(found, val_fraction), progress_lines("learning", total, say))
+    return build_tokenizer(config.name, vocab_size=config.vocab_size, alphabet=found.alphabet, train=text)
 
 
 def _training_text(text: Iterator[Piece], progress: Callable[[int], None]) -> Iterator[Iterator[bytes]]:
@@ -95,9 +77,9 @@ def _training_text(text: Iterator[Piece], progress: Callable[[int], None]) -> It
     return (map(itemgetter(1), document) for _, document in itertools.groupby(first(), itemgetter(0)))
 
 
-def _encode(folder: Path, source: Source, val_fraction: float, tokenizer: Tokenizer, say: Say) -> list[dict[str, Any]]:
+def _encode(folder: Path, found: Survey, val_fraction: float, tokenizer: Tokenizer, say: Say) -> list[dict[str, Any]]:
     """Write the tokens of both splits, end-of-text between documents, and return their sidecars."""
-    progress = progress_lines(f"encoding with tokenizer={tokenizer.name}", source.found.bytes, say)
+    progress = progress_lines(f"encoding with tokenizer={tokenizer.name}", found.bytes, say)
     with (
         SplitWriter(folder, "train", tokenizer=tokenizer) as train,
         SplitWriter(folder, "val", tokenizer=tokenizer) as val,
@@ -110,7 +92,7 @@ def _encode(folder: Path, source: Source, val_fraction: float, tokenizer: Tokeni
                 writers[name].bytes += len(chunk)
                 progress(len(chunk))
 
-        text = pieces(source.corpus, source.found, val_fraction)
+        text = pieces(found, val_fraction)
         for (_, name), document in itertools.groupby(text, itemgetter(0, 1)):
             writer = writers[name]
             if writer.tokens and tokenizer.eot is not None:
@@ -119,27 +101,21 @@ def _encode(folder: Path, source: Source, val_fraction: float, tokenizer: Tokeni
                 writer.write(tokens)
         for name, writer in writers.items():
             if not writer.tokens:
-                raise empty_split(name, source.found, val_fraction)
+                raise empty_split(name, found, val_fraction)
         return [writer.finish() for writer in writers.values()]
 
 
 def _summary(
-    keys: dict[str, Any],
-    source: Source,
-    sidecars: list[dict[str, Any]],
-    *,
-    tokenizer: Tokenizer,
-    wanted: int,
+    keys: dict[str, Any], found: Survey, sidecars: list[dict[str, Any]], *, tokenizer: Tokenizer, wanted: int
 ) -> dict[str, Any]:
-    found = source.found
-    notes = list(source.corpus.notes)
+    notes = list(found.corpus.notes)
     if found.crlf:
         notes.append(f"{found.crlf:,} lines end in CR LF; they are kept as they are")
     if found.marks:
         notes.append(f"{found.marks:,} documents begin with a byte-order mark; data.encoding=utf-8-sig drops it")
     if found.nul:
         notes.append(f"{found.nul:,} NUL bytes; they are kept as they are")
-    if scheme_of(tokenizer.name).min_vocab_size and source.tokenizer is None and tokenizer.vocab_size < wanted:
+    if scheme_of(tokenizer.name).min_vocab_size and tokenizer.vocab_size < wanted:
         notes.append(f"the text yields {tokenizer.vocab_size:,} BPE tokens, fewer than tokenizer.vocab_size={wanted:,}")
     train, val = sidecars
     return {
@@ -158,20 +134,6 @@ def _summary(
         "bytes_per_token": found.bytes / (train["tokens"] + val["tokens"]),
         "notes": notes,
     }
-
-
-def signature(corpus: Corpus) -> str:
-    """A hash of the names, sizes and times of a corpus's files as they are now.
-
-    Raises:
-        SourceGone: one of them is gone.
-    """
-    try:
-        status = [(file.label, file.path.stat()) for file in corpus.files]
-    except OSError as error:
-        raise SourceGone(f"{error.filename} is gone") from None
-    listing = [(label, entry.st_size, entry.st_mtime_ns) for label, entry in status]
-    return hashlib.sha256(json.dumps(listing).encode()).hexdigest()
 
 
 def save_json(path: Path, content: dict[str, Any]) -> None:

@@ -22,9 +22,9 @@ from typing import Any
 
 from minigpt.config.schema import DataConfig, TokenizerConfig
 from minigpt.data.corpus import Corpus, SourceGone, find_corpus, typed_path
-from minigpt.data.make import FORMAT, Say, Source, make, progress_lines, save_json, signature, size_text
+from minigpt.data.make import FORMAT, Say, make, progress_lines, save_json, size_text
 from minigpt.data.shards import DamagedShards, TokenSplit, fingerprint
-from minigpt.data.survey import survey
+from minigpt.data.survey import Survey, signature, survey
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, scheme_of
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.redact import redact
@@ -75,9 +75,8 @@ def prepare(
             raise
         say(f"data: {fault}. Using the tokens prepared from it earlier")
         return _open(known[0], say)
-    listing = signature(corpus)
     for folder in known:
-        if _read_json(folder / "prepared.json").get("signature") == listing:
+        if _read_json(folder / "prepared.json").get("signature") == signature(corpus):
             return _open(folder, say)
     # A vocabulary that can't be had is a fault to name before gigabytes are read.
     ready = given if given is not None or scheme.is_learned else build_tokenizer(tokenizer.name)
@@ -87,7 +86,7 @@ def prepare(
     folder = root / _folder_name(keys, found.sha256)
     if known and folder not in known:
         say(f"data: the source changed since {known[0]} was prepared; preparing it anew")
-    _find_or_make(folder, keys, Source(corpus, found, listing, ready), config=tokenizer, say=say)
+    _find_or_make(folder, keys, found, config=tokenizer, given=ready, say=say)
     return _open(folder, say)
 
 
@@ -209,20 +208,22 @@ def _folder_name(keys: dict[str, Any], sha256: str) -> str:
     return f"{corpus}-{keys['tokenizer']}{size}-{fingerprint([json.dumps(keys, sort_keys=True), sha256])[:10]}"
 
 
-def _find_or_make(folder: Path, keys: dict[str, Any], source: Source, *, config: TokenizerConfig, say: Say) -> None:
+def _find_or_make(
+    folder: Path, keys: dict[str, Any], found: Survey, *, config: TokenizerConfig, given: Tokenizer | None, say: Say
+) -> None:
     """See that `folder` holds the tokens of a source that has been read."""
     content = _read_json(folder / "prepared.json")
     if content:  # touched or copied, but the same text
         with contextlib.suppress(OSError):  # a folder for reading only: the source is read again next time, no more
-            save_json(folder / "prepared.json", content | {"signature": source.signature})
+            save_json(folder / "prepared.json", content | {"signature": found.signature})
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _lock(folder, say):
             if not _read_json(folder / "prepared.json"):
-                make(folder, keys, source, config=config, say=say)
+                make(folder, keys, found, config=config, given=given, say=say)
     except OSError as error:
-        raise _storage_failure(error, folder, source.corpus) from error
+        raise _storage_failure(error, folder, found.corpus) from error
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from minigpt.data.corpus import Corpus
 from minigpt.data.readers.document import Document
 from minigpt.data.survey import CONTINUATION, Survey
 from minigpt.faults import UserFault
@@ -20,21 +19,21 @@ from minigpt.faults import UserFault
 Piece = tuple[int, str, bytes]  # number of the document, train | val, bytes of its text
 
 
-def pieces(corpus: Corpus, found: Survey, val_fraction: float) -> Iterator[Piece]:
+def pieces(found: Survey, val_fraction: float) -> Iterator[Piece]:
     """The text of a corpus in order, each piece with its document's number and its split.
 
     Raises:
         UserFault: one of the splits would be empty; or as reading does.
     """
-    if corpus.name == "stdlib":
-        return _by_label(corpus.documents(), val_fraction)
+    if found.corpus.name == "stdlib":
+        return _by_label(found.corpus.documents(), val_fraction)
     # UTF-8 has at least one character per four bytes; what has fewer is no UTF-8, and its bytes are counted.
     text = 4 * found.characters >= found.bytes
     total = found.characters if text else found.bytes
     border = int(total * (1 - val_fraction))
     if not 0 < border < total:
         raise empty_split("val" if border else "train", found, val_fraction)
-    return _at(border, corpus.documents(), text)
+    return _at(border, found.corpus.documents(), text)
 
 
 def describe_split(name: str, val_fraction: float) -> str:

@@ -2,10 +2,11 @@
 
 import codecs
 import hashlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from minigpt.data.corpus import Corpus
+from minigpt.data.corpus import Corpus, SourceGone
 from minigpt.data.readers.document import BadFile
 from minigpt.faults import UserFault
 from minigpt.rundir.files import sha256_of
@@ -15,8 +16,10 @@ CONTINUATION = bytes(range(0x80, 0xC0))  # the bytes inside a UTF-8 character, a
 
 @dataclass
 class Survey:
-    """Counts over all documents, of their UTF-8."""
+    """A corpus and counts over all its documents, of their UTF-8."""
 
+    corpus: Corpus
+    signature: str  # of the files when they were read
     documents: int = 0
     bytes: int = 0
     characters: int = 0  # bytes that begin a UTF-8 character
@@ -39,7 +42,7 @@ def survey(corpus: Corpus, *, alphabet: bool = False, progress: Callable[[int], 
     Raises:
         UserFault: naming all bad files; or there is nothing but white space in it.
     """
-    found, lines = Survey(), []
+    found, lines = Survey(corpus, signature(corpus)), []
     bad: list[BadFile] = []
     for file in corpus.files:
         try:
@@ -58,6 +61,20 @@ def survey(corpus: Corpus, *, alphabet: bool = False, progress: Callable[[int], 
         where = ", ".join(str(file.path) for file in corpus.files[:3])
         raise UserFault(f"the text is nothing but white space ({found.bytes:,} bytes in {where}); wanted some text")
     return found
+
+
+def signature(corpus: Corpus) -> str:
+    """A hash of the names, sizes and times of a corpus's files as they are now.
+
+    Raises:
+        SourceGone: one of them is gone.
+    """
+    try:
+        status = [(file.label, file.path.stat()) for file in corpus.files]
+    except OSError as error:
+        raise SourceGone(f"{error.filename} is gone") from None
+    listing = [(label, entry.st_size, entry.st_mtime_ns) for label, entry in status]
+    return hashlib.sha256(json.dumps(listing).encode()).hexdigest()
 
 
 def _count(chunks: Iterator[bytes], found: Survey, alphabet: bool, progress: Callable[[int], None]) -> None:

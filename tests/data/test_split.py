@@ -23,7 +23,7 @@ def open_text(folder, files: dict[str, bytes], *, raw=False) -> Corpus:
 
 def sides(corpus: Corpus, fraction: float) -> dict[str, bytes]:
     text = defaultdict(bytes)
-    for _, name, chunk in pieces(corpus, survey(corpus), fraction):
+    for _, name, chunk in pieces(survey(corpus), fraction):
         text[name] += chunk
     return text
 
@@ -31,7 +31,7 @@ def sides(corpus: Corpus, fraction: float) -> dict[str, bytes]:
 def labels(corpus: Corpus, fraction: float) -> dict[str, set[str]]:
     names = [each.label for each in corpus.documents()]
     found = defaultdict(set)
-    for number, name, _ in pieces(corpus, survey(corpus), fraction):
+    for number, name, _ in pieces(survey(corpus), fraction):
         found[name].add(names[number])
     return found
 
