@@ -32,11 +32,7 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tenso
     Raises:
         ValueError: if q and k differ in width.
     """
-    if q.shape[-1] != k.shape[-1]:
-        raise ValueError(
-            f"attention: got queries of width {q.shape[-1]} and keys of width {k.shape[-1]}; "
-            "wanted the same width: project both to one d_k"
-        )
+    require_one_width(q, k)
     scores = q @ k.transpose(-2, -1) / math.sqrt(k.shape[-1])
     if mask is None:
         return scores.softmax(dim=-1)
@@ -111,11 +107,7 @@ def fused_attention(
 
     Source: Dao et al. 2022, "FlashAttention"; torch.nn.functional.scaled_dot_product_attention.
     """
-    if q.shape[-1] != k.shape[-1]:
-        raise ValueError(
-            f"attention: got queries of width {q.shape[-1]} and keys of width {k.shape[-1]}; "
-            "wanted the same width: project both to one d_k"
-        )
+    require_one_width(q, k)
     T, S = q.shape[-2], k.shape[-2]
     if mask is None and (not causal or T == S):
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, dropout_p=dropout_p)
@@ -125,6 +117,15 @@ def fused_attention(
     nothing = ~mask.any(dim=-1, keepdim=True)  # such rows may attend to anything in the kernel; their output is cut
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask | nothing, dropout_p=dropout_p)
     return out.masked_fill(nothing, 0.0)
+
+
+def require_one_width(q: Tensor, k: Tensor) -> None:
+    """Refuse queries and keys that can't be compared."""
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(
+            f"attention: got queries of width {q.shape[-1]} and keys of width {k.shape[-1]}; "
+            "wanted the same width: project both to one d_k"
+        )
 
 
 def split_heads(x: Tensor, n_head: int) -> Tensor:

@@ -81,6 +81,13 @@ def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: f
     return explicit_attention(q, k, v, _narrowed(mask, q, k), dropout_p=dropout_p)[0]
 
 
+def _linear(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> Tensor:
+    """Chunk by chunk where all is new and nothing hidden, else by weights. What is never written down isn't dropped."""
+    if mask is None and q.shape[-2] == k.shape[-2]:
+        return chunked_linear_attention(q, k, v)
+    return explicit_linear_attention(q, k, v, _narrowed(mask, q, k))
+
+
 def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> Tensor:
     return fused_attention(q, k, v, mask, causal=q.shape[-2] > 1, dropout_p=dropout_p)
 
@@ -111,13 +118,14 @@ class CausalSelfAttention(nn.Module):
         qk_norm: how queries and keys are normalised, head by head: None or a name in QK_NORMS.
         bias: biases in the projections.
         dropout: on the attention weights and after the output projection.
-        kernel: "explicit" or "fused".
+        kernel: how softmax attention is computed, "explicit" or "fused".
+        linear: linear attention instead of softmax (see linear.py), whose weights are never dropped.
 
     Raises:
         ValueError: for sizes that don't fit each other, or an unknown name.
 
     Source: Vaswani et al. 2017, section 3.2.2; Radford et al. 2019 (GPT-2); Su et al. 2021, "RoFormer"; Ainslie et
-        al. 2023, "GQA"; Henry et al. 2020, "Query-Key Normalization".
+        al. 2023, "GQA"; Henry et al. 2020, "Query-Key Normalization"; Katharopoulos et al. 2020.
     """
 
     def __init__(
@@ -132,6 +140,7 @@ class CausalSelfAttention(nn.Module):
         bias: bool = True,
         dropout: float = 0.0,
         kernel: str = "fused",
+        linear: bool = False,
     ):
         super().__init__()
         self.n_head = n_head
@@ -139,7 +148,8 @@ class CausalSelfAttention(nn.Module):
         self.head_dim = head_width(n_embd, n_head) if head_dim is None else head_dim
         self.rotary, self.qk_norm, self.dropout = rotary, qk_norm, dropout
         _refuse_misfits(self, n_embd, kernel)
-        self.attend = KERNELS[kernel]
+        self.attend = _linear if linear else KERNELS[kernel]
+        self.weights_of = linear_attention_weights if linear else attention_weights
         # W_q, W_k, W_v stacked: one product instead of three
         self.qkv = nn.Linear(n_embd, (n_head + 2 * self.n_kv_head) * self.head_dim, bias=bias)
         self.out = nn.Linear(n_head * self.head_dim, n_embd, bias=bias)
@@ -197,7 +207,7 @@ class CausalSelfAttention(nn.Module):
     ) -> Tensor:
         """Return the weights (B, H, T, S) of `forward`, before dropout: for `record_attention`."""
         q, k, _ = self.read(x, cache, angles)
-        return attention_weights(q, k, _narrowed(mask, q, k))
+        return self.weights_of(q, k, _narrowed(mask, q, k))
 
 
 def _refuse_misfits(layer: CausalSelfAttention, n_embd: int, kernel: str) -> None:
@@ -216,62 +226,6 @@ def _refuse_misfits(layer: CausalSelfAttention, n_embd: int, kernel: str) -> Non
     for name, value, known in (("qk_norm", layer.qk_norm, (None, *QK_NORMS)), ("kernel", kernel, tuple(KERNELS))):
         if value not in known:
             raise ValueError(f"attention: got {name}={value!r}; wanted one of {', '.join(map(repr, known))}")
-
-
-class LinearCausalSelfAttention(nn.Module):
-    """Causal multi-head attention whose work grows with T instead of T^2: see linear.py.
-
-    With neither mask nor cache it runs chunk by chunk. With one of them it writes the T x S weights down, cuts
-    the hidden ones and divides each row by its sum: the same numbers where both apply. So padding, left-padded
-    prompts and the KV cache work as with softmax (the cache keeps keys and values, not the state of fixed size),
-    a row with nothing left to attend gives zeros, and `record_attention` shows those weights.
-
-    Args:
-        n_embd: width C of the input and output.
-        n_head: heads H.
-        dropout: after the output projection only: weights that are never written down can't be dropped.
-        bias: biases in the projections.
-        kernel: softmax attention's choice; taken so that a block can build either, without effect here.
-
-    Raises:
-        ValueError: if n_head does not divide n_embd.
-
-    Source: Katharopoulos et al. 2020, "Transformers are RNNs".
-    """
-
-    def __init__(self, n_embd: int, n_head: int, *, dropout: float = 0.0, bias: bool = True, kernel: str = "fused"):
-        super().__init__()
-        self.n_head, self.n_kv_head, self.head_dim = n_head, n_head, head_width(n_embd, n_head)
-        self.dropout = dropout
-        self.qkv = nn.Linear(n_embd, 3 * n_embd, bias=bias)
-        self.out = nn.Linear(n_embd, n_embd, bias=bias)
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k, v of x (B, T, C), each (B, H, T, D)."""
-        q, k, v = (split_heads(part, self.n_head) for part in self.qkv(x).chunk(3, dim=-1))
-        return q, k, v
-
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None, angles: Angles | None = None
-    ) -> Tensor:
-        """Attend as `CausalSelfAttention.forward` does; there are no angles here."""
-        q, k, v = self.project(x)
-        if mask is None and cache is None:
-            out = chunked_linear_attention(q, k, v)
-        else:
-            if cache is not None:
-                k, v = cache.append(k, v)  # (B, H, S, D)
-            out = explicit_linear_attention(q, k, v, _narrowed(mask, q, k))
-        return dropout(self.out(merge_heads(out)), self.dropout, training=self.training)
-
-    def weights(
-        self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None, angles: Angles | None = None
-    ) -> Tensor:
-        """Return the weights (B, H, T, S) that `forward` amounts to, written down: for `record_attention`."""
-        q, k, v = self.project(x)
-        if cache is not None:
-            k, v = cache.append(k, v)
-        return linear_attention_weights(q, k, _narrowed(mask, q, k))
 
 
 class CrossAttention(nn.Module):
@@ -328,6 +282,6 @@ class CrossAttention(nn.Module):
 ATTENTION: dict[str, Callable[..., nn.Module]] = {
     "softmax": CausalSelfAttention,
     "rotary": partial(CausalSelfAttention, rotary=True),
-    "linear": LinearCausalSelfAttention,
+    "linear": partial(CausalSelfAttention, linear=True),
 }
 KNOW_POSITIONS = frozenset({"rotary"})

@@ -80,12 +80,6 @@ def heads_divide_width(n_embd: int, n_head: int) -> str:
     )
 
 
-def linear_attention_has_no_qk_norm(attention: str, qk_norm: str) -> str:
-    if attention != "linear" or qk_norm in ("auto", "none"):
-        return ""
-    return f"model.attention=linear normalises no queries or keys, got model.qk_norm={qk_norm}. Use model.qk_norm=none."
-
-
 def batch_holds_whole_windows(batch_tokens: int, block_size: int) -> str:
     if batch_tokens % block_size == 0:
         return ""
@@ -309,7 +303,6 @@ RULES: list[Rule] = [
     (("logger.name",), tensorboard_is_installed),
     (("experiment",), experiment_names_a_folder),
     (("model.n_embd", "model.n_head"), heads_divide_width),
-    (("model.attention", "model.qk_norm"), linear_attention_has_no_qk_norm),
     (("batch_tokens", "model.block_size"), batch_holds_whole_windows),
     (("batch_tokens", "model.block_size", "trainer.micro_batch", "trainer.devices"), batch_splits_evenly),
     (("tokenizer.name",), tokenizer_has_a_name),

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -79,10 +79,20 @@ def token_losses(
     rank: int = 0,
     world_size: int = 1,
 ) -> Iterator[Tensor]:
-    """Yield the loss of each token in nats, in the order of the split; arguments as those of `evaluate`.
+    """Yield the loss of each token in nats, in the order of the split.
+
+    Args:
+        model: (B, T) tokens -> (B, T, V) logits; in eval mode until the last loss was taken.
+        split: tokens.
+        block_size: T of the grid.
+        batch: windows per forward pass.
+        device: the model's.
+        precision: "fp32", "bf16" or "fp64".
+        rank: of this process, which scores every world_size-th batch: the scores of all ranks add up.
+        world_size: processes.
 
     Yields:
-        (n,) on the CPU, for each forward pass. The model is in eval mode until the last one was taken.
+        (n,) on the CPU, for each forward pass.
     """
     was_training = model.training
     model.eval()
@@ -97,47 +107,20 @@ def token_losses(
     model.train(was_training)
 
 
-def evaluate(
-    model: nn.Module,
-    split: TokenSplit,
-    *,
-    block_size: int,
-    batch: int,
-    device: torch.device | str,
-    precision: str,
-    first_token_bytes: int,
-    rank: int = 0,
-    world_size: int = 1,
-) -> Score:
+def evaluate(model: nn.Module, split: TokenSplit, *, first_token_bytes: int, **options: Any) -> Score:
     """Score the whole split, tail included, weighted by tokens.
 
     Args:
-        model: (B, T) tokens -> (B, T, V) logits; left in the mode it came in.
+        model: left in the mode it came in.
         split: tokens.
-        block_size: T of the grid.
-        batch: windows per forward pass.
-        device: the model's.
-        precision: "fp32", "bf16" or "fp64".
         first_token_bytes: text bytes of the split's first token, the only one not predicted.
-        rank: of this process, which scores every world_size-th batch: the scores of all ranks add up.
-        world_size: processes.
+        **options: as for `token_losses`.
 
     Returns:
         The score of this rank's share; nats summed in fp64.
     """
-    nats = torch.zeros((), dtype=torch.float64)
-    predicted = 0
-    batches = token_losses(
-        model,
-        split,
-        block_size=block_size,
-        batch=batch,
-        device=device,
-        precision=precision,
-        rank=rank,
-        world_size=world_size,
-    )
-    for losses in batches:
+    nats, predicted = torch.zeros((), dtype=torch.float64), 0
+    for losses in token_losses(model, split, **options):
         nats += losses.double().sum()
         predicted += losses.numel()
     return Score(float(nats), predicted, split.bytes - first_token_bytes)

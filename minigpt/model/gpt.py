@@ -63,10 +63,9 @@ class Block(nn.Module):
         super().__init__()
         C, dropout, bias = config.n_embd, config.dropout, config.bias
         norm = NORMS["layernorm"]
-        qk_norm = qk_norm_of(config)
         self.norm_1 = norm(C, bias=bias)
         self.attention = ATTENTION[config.attention](
-            C, config.n_head, dropout=dropout, bias=bias, kernel=kernel, **({"qk_norm": qk_norm} if qk_norm else {})
+            C, config.n_head, qk_norm=qk_norm_of(config), dropout=dropout, bias=bias, kernel=kernel
         )
         self.norm_2 = norm(C, bias=bias)
         self.mlp = MLP(C, activation=config.activation, dropout=dropout, bias=bias)

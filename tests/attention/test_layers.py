@@ -14,7 +14,6 @@ from minigpt.attention.layers import (
     KERNELS,
     CausalSelfAttention,
     CrossAttention,
-    LinearCausalSelfAttention,
     SelfAttention,
 )
 from minigpt.attention.linear import linear_attention_weights
@@ -187,7 +186,7 @@ def test_dropout_falls_on_the_weights_and_after_the_projection_and_only_in_train
     assert 0.4 < dropped.double().mean() < 0.6
     # On the weights: what is left differs from the quiet output by more than the factor 1 / (1 - 0.5).
     on_weights = (noisy[~dropped] - 2 * quiet[~dropped]).abs().median() > 1e-3
-    assert on_weights == (attention is not LinearCausalSelfAttention)  # linear attention has no weights to drop
+    assert on_weights == (attention is not ATTENTION["linear"])  # linear attention has no weights to drop
 
 
 @pytest.mark.parametrize("attention", [*ATTENTION.values(), lambda C, H: CrossAttention(C, H, D_CONTEXT)])
@@ -216,10 +215,9 @@ def test_every_dtype_stays_itself_and_near_the_exact_result(attention, kernel, d
 # Grouped keys and heads of their own width
 
 
-def repeated(layer, groups):
+def repeated(layer, groups, **options):
     """The same layer with a head of keys and values for each head of queries."""
     G, D = layer.n_kv_head, layer.head_dim
-    options = {"rotary": layer.rotary, "qk_norm": layer.qk_norm}
     twin = make(CausalSelfAttention, C, groups * G, head_dim=D, **options)
     sizes = [groups * G * D, G * D, G * D]
     for mine, theirs in ((layer.qkv.weight, twin.qkv.weight), (layer.qkv.bias, twin.qkv.bias)):
@@ -231,14 +229,14 @@ def repeated(layer, groups):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("options", [{}, {"rotary": True}, {"rotary": True, "qk_norm": "layernorm"}])
+@pytest.mark.parametrize("options", [{}, {"rotary": True}, {"rotary": True, "qk_norm": "layernorm"}, {"linear": True}])
 @pytest.mark.parametrize(("n_head", "n_kv_head", "head_dim"), [(6, 3, 4), (6, 2, 2), (4, 1, 6), (3, 3, 8)])
 def test_grouped_keys_equal_repeated_heads_and_stay_grouped_in_the_cache(kernel, options, n_head, n_kv_head, head_dim):
     sizes = {"n_kv_head": n_kv_head, "head_dim": head_dim}
     layer, x = make(CausalSelfAttention, C, n_head, kernel=kernel, **sizes, **options), draw(B, T, C)
     assert layer.qkv.weight.shape == ((n_head + 2 * n_kv_head) * head_dim, C)
     assert layer.out.weight.shape == (C, n_head * head_dim)
-    twin = repeated(layer, n_head // n_kv_head)
+    twin = repeated(layer, n_head // n_kv_head, **options)
     mask = padding_mask(torch.tensor([2, 5]), T)
     for arguments in ((), (mask,)):
         torch.testing.assert_close(layer(x, *arguments), twin(x, *arguments))
@@ -335,7 +333,7 @@ def test_cross_attention_into_an_empty_context_gives_zeros_and_finite_gradients(
 
 
 def test_linear_attention_runs_the_same_weights_with_and_without_mask():
-    layer, x = make(LinearCausalSelfAttention, C, H), draw(B, T, C)
+    layer, x = make(ATTENTION["linear"], C, H), draw(B, T, C)
     q, k, v = layer.project(x)
     weights = linear_attention_weights(q, k, causal_mask(T))
     torch.testing.assert_close(layer.weights(x), weights)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minigpt.attention.layers import LinearCausalSelfAttention
+from minigpt.attention.layers import ATTENTION
 from minigpt.attention.linear import (
     chunked_linear_attention,
     explicit_linear_attention,
@@ -143,7 +143,7 @@ def test_under_autocast_weights_are_fp32():
 @torch.no_grad()
 def test_under_autocast_the_layer_sums_in_fp32_with_a_mask_and_without():
     torch.manual_seed(0)
-    layer, x = LinearCausalSelfAttention(12, 3), torch.randn(2, 200, 12)
+    layer, x = ATTENTION["linear"](12, 3), torch.randn(2, 200, 12)
     sums = []
     layer.out.register_forward_pre_hook(lambda _, arguments: sums.append(arguments[0]))
     with torch.autocast("cpu", dtype=torch.bfloat16):

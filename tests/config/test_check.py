@@ -72,10 +72,6 @@ def test_every_number_is_held_to_its_range(cls):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        (
-            {"model__attention": "linear", "model__qk_norm": "layernorm"},
-            ["model.attention=linear", "model.qk_norm=layernorm", "Use model.qk_norm=none."],
-        ),
         ({"model__n_head": 12, "model__n_embd": 100}, ["model.n_embd=100", "model.n_head=12", "=96 or 108."]),
         ({"model__n_head": 200}, ["model.n_embd=128", "Use model.n_embd=200."]),
         ({"batch_tokens": 1000}, ["batch_tokens=1000", "block_size=128", "batch_tokens=896 or 1024."]),

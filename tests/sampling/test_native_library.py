@@ -118,3 +118,22 @@ def test_without_a_place_to_keep_it_it_is_built_anyway(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert own_folder() is None
     assert library().minigpt_step
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("content", [b"", b"\x7fELF cut off"])
+def test_a_library_that_a_power_failure_emptied_is_built_anew(cache_home, content):
+    kept = build(own_folder())
+    kept.write_bytes(content)
+    assert library().minigpt_step
+    assert kept.stat().st_size > 10_000
+
+
+def test_the_bytes_are_on_disk_before_the_name_is(compiler, tmp_path, monkeypatch):
+    done = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: done.append("fsync") or fsync(file))
+    monkeypatch.setattr(os, "replace", lambda *paths: done.append("replace") or replace(*paths))
+    compiler(HONEST)
+    build(tmp_path)
+    assert done == ["fsync", "replace"]

@@ -305,12 +305,16 @@ void step(const Sizes& z, const Model& model, const int64_t* tokens, const int64
 }  // namespace
 
 // Tokens (B,) at positions `lengths` (B,) -> logits (B, V). keys and values (L, B, H, block, D) get one more column.
-// scratch holds zeros: B * (2 * padded(C) + 3 C + padded(4 C)) floats. Returns 0, with nothing done, if a token is none.
-extern "C" int minigpt_step(const Sizes* z, const Model* model, const int64_t* tokens, const int64_t* lengths, int64_t B,
-                            void* keys, void* values, float* logits, float* scratch) {
+// Returns 0, with nothing done, if a token is none.
+extern "C" int minigpt_step(const Sizes* z, const Model* model, const int64_t* tokens, const int64_t* lengths,
+                            void* keys, void* values, float* logits, int64_t B) {
     for (int b = 0; b < B; b++) if (tokens[b] < 0 || tokens[b] >= z->vocabulary) return 0;
     const int C = int(z->width), rows = int(B);
-    float *x = scratch, *mixed = x + B * padded(C), *qkv = mixed + B * padded(C), *wide = qkv + B * 3 * C;
+    thread_local std::vector<float> scratch;
+    scratch.assign(B * (2 * padded(C) + 3 * C + padded(4 * C)) + LANES, 0.0f);
+    float* x = scratch.data();  // at the beginning of a cache line
+    x += (64 - reinterpret_cast<uintptr_t>(x) % 64) % 64 / sizeof(float);
+    float *mixed = x + B * padded(C), *qkv = mixed + B * padded(C), *wide = qkv + B * 3 * C;
     auto run = [&](Share share) {
         auto with = [&](auto weight, auto cache) {
             using W = decltype(weight); using S = decltype(cache);

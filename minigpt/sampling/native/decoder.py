@@ -3,16 +3,15 @@
 `native_decoder` decides whether a model can have it. The plain model is its readable twin: same cache, same numbers.
 """
 
-import ctypes
 import dataclasses
-import math
+from collections.abc import Collection
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from minigpt.attention.rotary import rotate
+from minigpt.attention.rotary import angles
 from minigpt.config.schema import ModelConfig
 from minigpt.model.cache import KVCache
 from minigpt.model.empty import empty_gpt
@@ -22,26 +21,16 @@ from minigpt.sampling.native.library import NoNativeCode, library
 MAX_ROWS = 32  # a larger batch is matrix products, which torch's own kernels do as well
 MAX_THREADS = 16  # they wait for each other seven times per layer
 STEP = 64  # inputs are padded to so many values (decode.cpp)
-# Fields of ModelConfig that decode.cpp follows; any other must have its default, which is GPT-2's.
-KNOWN = {"n_layer", "n_head", "n_embd", "block_size", "dropout", "bias", "checkpoint_activations"}
-KNOWN |= {"activation", "attention", "qk_norm"}
-ATTENTIONS = {"softmax", "rotary"}
+ATTENTIONS = ("softmax", "rotary")
 ACTIVATIONS = {"gelu_tanh": 0, "gelu": 1, "relu_squared": 2}
 QK_NORMS = {None: 0, "layernorm": 1}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}  # of the trial, relative; bf16's is the plain model's own error
-
-
-class Sizes(ctypes.Structure):
-    """What decode.cpp calls Sizes."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("layers", "heads", "width", "vocabulary", "block", "weights", "cache")),
-        ("activation", ctypes.c_int64),
-        ("threads", ctypes.c_int64),
-        ("qk_norm", ctypes.c_int64),
-        ("eps", ctypes.c_double),
-    ]
+# Fields of ModelConfig that decode.cpp follows and their values, None = any. Another field must have its default.
+KNOWN: dict[str, Collection[str] | None] = dict.fromkeys(
+    ("n_layer", "n_head", "n_embd", "block_size", "dropout", "bias", "checkpoint_activations")
+)
+KNOWN |= {"activation": ACTIVATIONS, "attention": ATTENTIONS, "qk_norm": ("auto", "none", "layernorm")}
 
 
 class NativeDecoder:
@@ -55,52 +44,46 @@ class NativeDecoder:
         NoNativeCode: decode.cpp can't be built here.
     """
 
+    @torch.no_grad()
     def __init__(self, model: GPT, *, int8: bool = False):
         self.step = library().minigpt_step
         self.config, self.vocab_size, self.dtype = model.config, model.vocab_size, model.token_embedding.weight.dtype
         self.weights = torch.int8 if int8 else self.dtype
-        self.kept: list[Tensor] = []  # what the pointers point to
-        self.named = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        layers = []
-        for block in (f"blocks.{layer}" for layer in range(self.config.n_layer)):
-            layers += [*self.norm(f"{block}.norm_1")]
-            layers += [*self.linear(f"{block}.attention.qkv"), *self.linear(f"{block}.attention.out")]
-            layers += [*self.norm(f"{block}.norm_2")]
-            layers += [*self.linear(f"{block}.mlp.up"), *self.linear(f"{block}.mlp.down")]
-        self.layers = (ctypes.c_void_p * len(layers))(*layers)
-        whole = [*self.matrix("token_embedding.weight"), self.vector("position_embedding.weight")]
-        whole += [self.keep(angles(self.config)) if self.config.attention == "rotary" else None]
-        whole += [*self.norm("final_norm"), ctypes.addressof(self.layers)]
-        self.model = (ctypes.c_void_p * len(whole))(*whole)
-        self.eps = model.final_norm.eps
-        self.scratch = torch.empty(0)
+        self.eps = torch.tensor([model.final_norm.eps], dtype=torch.float64)
+        self.kept: list[Tensor] = []  # what the addresses point to
+        layers: list[int] = []
+        for block in model.blocks:
+            for name in ("norm_1", "attention.qkv", "attention.out", "norm_2", "mlp.up", "mlp.down"):
+                layers += self.addresses(block.get_submodule(name))
+        position = None if model.position_embedding is None else model.position_embedding.weight
+        turns = rotary_table(self.config) if self.config.attention == "rotary" else None
+        whole = [*self.matrix(model.token_embedding.weight), *self.vectors(position, turns)]
+        whole += [*self.addresses(model.final_norm), self.keep(torch.tensor(layers))]
+        self.model = torch.tensor(whole)
 
     def keep(self, tensor: Tensor) -> int:
-        """A tensor's address, for as long as this decoder lives."""
+        """Return a tensor's address; the tensor lives as long as this decoder."""
         self.kept.append(tensor.contiguous())
         return self.kept[-1].data_ptr()
 
-    def vector(self, name: str) -> int | None:
-        """A parameter's address, in fp32; None if the model has none of this name."""
-        return self.keep(self.named[name].float()) if name in self.named else None
+    def addresses(self, module: nn.Module) -> list[int]:
+        """Return where decode.cpp finds a norm's weight and bias, or a linear layer's weight, scale and bias."""
+        first = self.matrix if isinstance(module, nn.Linear) else self.vectors
+        return [*first(module.weight), *self.vectors(module.bias)]  # type: ignore[arg-type]
 
-    def norm(self, name: str) -> tuple[int | None, int | None]:
-        """A norm's weight and bias."""
-        return self.vector(f"{name}.weight"), self.vector(f"{name}.bias")
+    def vectors(self, *tensors: Tensor | None) -> list[int]:
+        """Return the addresses of tensors in fp32, 0 for None."""
+        return [0 if tensor is None else self.keep(tensor.float()) for tensor in tensors]
 
-    def linear(self, name: str) -> tuple[int | None, ...]:
-        """A layer's weight, scale and bias."""
-        return *self.matrix(f"{name}.weight"), self.vector(f"{name}.bias")
-
-    def matrix(self, name: str) -> tuple[int, int | None]:
-        """A matrix's address, rows padded to STEP, and its scale's. Not copied if nothing needs to change."""
-        weight, scale = self.named[name], None
+    def matrix(self, weight: Tensor) -> list[int]:
+        """Return the addresses of a matrix, its rows padded to STEP, and of its scales."""
+        scale = None
         if self.weights == torch.int8:
             weight, scale = to_int8(weight)
-        return self.keep(F.pad(weight, (0, -weight.shape[1] % STEP))), None if scale is None else self.keep(scale)
+        return [self.keep(F.pad(weight, (0, -weight.shape[1] % STEP))), *self.vectors(scale)]
 
     def __call__(self, tokens: Tensor, cache: KVCache) -> Tensor:
-        """Logits after one more token per row, which the cache then holds.
+        """Return the logits after one more token per row, which the cache then holds.
 
         Args:
             tokens: (B, 1) ids.
@@ -109,66 +92,35 @@ class NativeDecoder:
         Returns:
             (B, V), fp32.
         """
-        B, config = tokens.shape[0], self.config
+        B = tokens.shape[0]
         assert tokens.shape == (B, 1), tokens.shape
         assert tokens.dtype == torch.int64, tokens.dtype
-        assert cache.longest < config.block_size, "the cache is full"
+        assert cache.longest < self.config.block_size, "the cache is full"
         assert cache.keys.shape[1] == cache.values.shape[1] == B, cache.keys.shape
         assert cache.keys.is_contiguous(), "keys and values are a block of memory"
-        tokens = tokens.contiguous()
-        room = B * (2 * padded(config.n_embd) + 3 * config.n_embd + padded(4 * config.n_embd))
-        if self.scratch.numel() != room:
-            self.scratch = torch.zeros(room)
-            self.sizes = self.sizes_for(cache)
-        lengths = torch.tensor(cache.lengths)
-        logits = torch.empty(B, self.vocab_size)
-        known = self.step(
-            ctypes.addressof(self.sizes),
-            ctypes.addressof(self.model),
-            tokens.data_ptr(),
-            lengths.data_ptr(),
-            B,
-            cache.keys.data_ptr(),
-            cache.values.data_ptr(),
-            logits.data_ptr(),
-            self.scratch.data_ptr(),
-        )
+        tokens, logits = tokens.contiguous(), torch.empty(B, self.vocab_size)
+        given = (self.sizes(cache), self.model, tokens, cache.on_device, cache.keys, cache.values, logits)
+        known = self.step(*(tensor.data_ptr() for tensor in given), B)
         assert known, f"a token outside 0 .. {self.vocab_size - 1}: {tokens.tolist()}"
         cache.advance(1)
         return logits
 
-    def sizes_for(self, cache: KVCache) -> Sizes:
-        """The numbers of a call."""
+    def sizes(self, cache: KVCache) -> Tensor:
+        """Return what decode.cpp calls Sizes: ten integers, and a double in the place of an eleventh."""
         config = self.config
-        return Sizes(
-            layers=config.n_layer,
-            heads=config.n_head,
-            width=config.n_embd,
-            vocabulary=self.vocab_size,
-            block=cache.block_size,
-            weights=DTYPES[self.weights],
-            cache=DTYPES[cache.keys.dtype],
-            activation=ACTIVATIONS[config.activation],
-            threads=min(torch.get_num_threads(), MAX_THREADS),
-            qk_norm=QK_NORMS[qk_norm_of(config)],
-            eps=self.eps,
-        )
+        sizes = [config.n_layer, config.n_head, config.n_embd, self.vocab_size, cache.block_size]
+        sizes += [DTYPES[self.weights], DTYPES[cache.keys.dtype], ACTIVATIONS[config.activation]]
+        sizes += [min(torch.get_num_threads(), MAX_THREADS), QK_NORMS[qk_norm_of(config)]]
+        return torch.cat([torch.tensor(sizes), self.eps.view(torch.int64)])
 
 
-def angles(config: ModelConfig) -> Tensor:
-    """(block_size, D): how far rotary attention turns at each position, cosines, then sines."""
-    half = config.n_embd // config.n_head // 2
-    along = torch.cat([torch.ones(half), torch.zeros(half)])
-    return rotate(along.expand(config.block_size, -1), torch.arange(config.block_size))
-
-
-def padded(n: int) -> int:
-    """n, rounded up as decode.cpp does."""
-    return math.ceil(n / STEP) * STEP
+def rotary_table(config: ModelConfig) -> Tensor:
+    """Return (block_size, D): how far rotary attention turns at each position, cosines, then sines."""
+    return torch.cat(angles(torch.arange(config.block_size), config.n_embd // config.n_head, torch.float32), dim=-1)
 
 
 def to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix (N, K) as whole numbers from -127 to 127 and one scale per row: weight = number * scale.
+    """Round a matrix (N, K) to whole numbers from -127 to 127 and one scale per row: weight = number * scale.
 
     Returns:
         (N, K) int8 and (N,) fp32. What came out of it once is represented exactly.
@@ -190,7 +142,7 @@ def round_to_int8(model: GPT) -> None:
 
 
 def native_decoder(model: GPT, *, int8: bool = False) -> NativeDecoder:
-    """A decoder that was seen to agree with its model.
+    """Return a decoder that was seen to agree with its model.
 
     Args:
         model: any, in eval mode.
@@ -208,34 +160,27 @@ def native_decoder(model: GPT, *, int8: bool = False) -> NativeDecoder:
 
 
 def why_not(model: GPT) -> str:
-    """Why decode.cpp can't compute this model; empty if it can. It knows GPT-2's architecture and a few variants."""
+    """Say why decode.cpp can't compute this model; "" if it can. It knows GPT-2's architecture and a few variants."""
     weight, config = model.token_embedding.weight, model.config
     if weight.device.type != "cpu" or weight.dtype not in TOLERANCE:
         return f"decode.cpp is for the CPU, in fp32, bf16 or int8; got {weight.device.type} and {weight.dtype}"
-    for field in dataclasses.fields(ModelConfig):
-        if field.name not in KNOWN and getattr(config, field.name) != field.default:
-            return f"decode.cpp does not know model.{field.name}={getattr(config, field.name)}"
-    for name, known in (
-        ("activation", ACTIVATIONS),
-        ("attention", ATTENTIONS),
-        ("qk_norm", {"auto", "none", "layernorm"}),
-    ):
-        if getattr(config, name) not in known:
-            return f"decode.cpp does not know model.{name}={getattr(config, name)}"
-    plain = empty_gpt(ModelConfig(**{name: getattr(config, name) for name in KNOWN}), model.vocab_size, device="meta")
-    if shapes(model) != shapes(plain):
+    for field in dataclasses.fields(config):
+        value, known = getattr(config, field.name), KNOWN.get(field.name, (field.default,))
+        if known is not None and value not in known:
+            return f"decode.cpp does not know model.{field.name}={value}"
+    if shapes(model) != shapes(empty_gpt(config, model.vocab_size, device="meta")):
         return "decode.cpp does not know this model's parameters"
     return ""
 
 
 def shapes(model: nn.Module) -> dict[str, torch.Size]:
-    """Every parameter's and buffer's shape by name."""
+    """Return every parameter's and buffer's shape by name."""
     return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
 @torch.inference_mode()
 def difference(decoder: NativeDecoder, model: GPT) -> float:
-    """How far decoder and model are apart on a few tokens, relative to the spread of the logits."""
+    """Return how far decoder and model are apart on a few tokens, relative to the spread of the logits."""
     T = min(4, model.config.block_size)
     tokens = torch.arange(T)[None] * 7919 % model.vocab_size
     wanted = model(tokens)[0].float()

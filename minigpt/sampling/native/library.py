@@ -19,11 +19,11 @@ PATIENCE = 120  # seconds for a compiler
 
 
 class NoNativeCode(Exception):
-    """decode.cpp can't be had here; the text says why."""
+    """decode.cpp can't be used here; the text says why."""
 
 
 def library() -> ctypes.CDLL:
-    """decode.cpp, built if this machine has not built it before.
+    """Return decode.cpp as a library, built if this machine has not built it before.
 
     Raises:
         NoNativeCode: no compiler, or it fails.
@@ -36,22 +36,25 @@ def library() -> ctypes.CDLL:
 
 @functools.cache
 def first_try() -> ctypes.CDLL | str:
-    """The library or why it can't be had. A process tries once."""
+    """Return the library, or why it can't be had. A process tries once."""
     with tempfile.TemporaryDirectory(prefix="minigpt-") as temporary:
         try:
             path = build(own_folder() or Path(temporary))
-            found = ctypes.CDLL(str(path))  # stays loaded when its file is gone
+            try:
+                found = ctypes.CDLL(str(path))  # stays loaded when its file is gone
+            except OSError:  # empty or cut off, as a power failure leaves a file
+                path.unlink()
+                found = ctypes.CDLL(str(build(path.parent)))
         except NoNativeCode as reason:
             return str(reason)
         except (OSError, subprocess.SubprocessError) as error:
             return f"{type(error).__name__}: {error}"
-    found.minigpt_step.restype = ctypes.c_int
-    found.minigpt_step.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] + [ctypes.c_void_p] * 4
+    found.minigpt_step.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int64]
     return found
 
 
 def own_folder() -> Path | None:
-    """Where a build is kept; None if that is not ours alone: code in it will be run."""
+    """Return the folder that keeps a build; None if it is not ours alone: code in it will be run."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minigpt"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -63,12 +66,12 @@ def own_folder() -> Path | None:
 
 
 def find_compiler() -> str | None:
-    """The C++ compiler: what CXX names, else the first of the usual ones."""
+    """Return the C++ compiler: what CXX names, else the first of the usual ones."""
     return next(filter(None, map(shutil.which, [os.environ.get("CXX", ""), *COMPILERS])), None)
 
 
 def build(folder: Path) -> Path:
-    """The library in this folder, compiled if it is not there.
+    """Return the library in this folder, compiled if it is not there.
 
     Raises:
         NoNativeCode: no compiler, or it fails.
@@ -86,6 +89,8 @@ def build(folder: Path) -> Path:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
             if done.returncode == 0:
+                with open(unfinished, "rb+") as file:
+                    os.fsync(file.fileno())  # before the name: a power failure must not leave an empty file under it
                 os.replace(unfinished, path)  # another process may have been as far: either file will do
                 return path
         finally:
@@ -95,7 +100,7 @@ def build(folder: Path) -> Path:
 
 
 def fingerprint(compiler: str) -> str:
-    """What a build follows from: the source, the compiler, the flags and the processor."""
+    """Return a hash of what a build follows from: the source, the compiler, the flags and the processor."""
     found = os.stat(compiler)
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text(errors="replace").splitlines() if cpu.exists() else []
