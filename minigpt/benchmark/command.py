@@ -10,7 +10,6 @@ from pathlib import Path
 
 import minigpt
 from minigpt.benchmark.bench import Bench, Section, commit_of, describe_machine, describe_moment
-from minigpt.benchmark.growth import growth
 from minigpt.benchmark.loading import loading
 from minigpt.benchmark.measurement import measure
 from minigpt.benchmark.sampling import sampling
@@ -25,7 +24,6 @@ MEASURE: dict[str, Callable[[Bench], Section]] = {
     "sampling": sampling,
     "tokenization": tokenization,
     "loading": loading,
-    "growth": growth,
 }
 say = partial(print, flush=True)  # at once: a benchmark is long
 

@@ -1,20 +1,14 @@
 """Training as measured: all of train.py, and the shortest loop around the same model."""
 
-import json
-import resource
-import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor
 
-from minigpt.checkpoint.pack import STATE, to_json
-from minigpt.checkpoint.store import MANIFEST, latest_usable, write_checkpoint
 from minigpt.config.convert import from_dict
 from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import MicroBatches
@@ -23,7 +17,6 @@ from minigpt.machine.choices import Choices, choose
 from minigpt.machine.compiling import compiled_loss
 from minigpt.machine.hardware import find_device
 from minigpt.machine.memory import keep_freed_memory
-from minigpt.model.counting import flops_per_token
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss
 from minigpt.training.optimizer import build_optimizer
@@ -36,20 +29,15 @@ class Stopwatch(L.Callback):
 
     Args:
         warm_up: steps that do not count.
-        memory_every: steps between readings of the process's memory; 0: none.
     """
 
-    def __init__(self, warm_up: int, memory_every: int = 0):
+    def __init__(self, warm_up: int):
         self.warm_up = warm_up
-        self.memory_every = memory_every
-        self.memory: list[tuple[int, float]] = []  # (steps done, peak MB so far)
         self.moments: list[float] = []
         self.left_out: list[tuple[float, float]] = []  # (when, seconds) of each validation
-        self.vocab_size = 0
         self.first_step_at = 0.0  # time.time()
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: Any, optimizer: Any) -> None:
-        self.vocab_size = pl_module.gpt.vocab_size
+    def on_before_optimizer_step(self, *_: Any) -> None:
         self.tick()
 
     def on_validation_start(self, *_: Any) -> None:
@@ -62,8 +50,6 @@ class Stopwatch(L.Callback):
     def tick(self) -> None:
         """Note that a step's gradients are there."""
         self.first_step_at = self.first_step_at or time.time()
-        if self.memory_every and len(self.moments) % self.memory_every == 0:
-            self.memory.append((len(self.moments), peak_mb()))
         self.moments.append(time.perf_counter())
 
     def result(self) -> dict[str, Any]:
@@ -71,49 +57,20 @@ class Stopwatch(L.Callback):
         start, end = self.moments[self.warm_up], self.moments[-1]
         inside = [seconds for when, seconds in self.left_out if start <= when <= end]
         steps = len(self.moments) - 1 - self.warm_up
-        facts = {"steps": steps, "first_step_at": self.first_step_at, "memory": self.memory}
-        return {"ms": 1e3 * (end - start - sum(inside)) / steps, "left_out": inside, **facts}
-
-
-def peak_mb() -> float:
-    """The most memory that this process had so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
+        milliseconds = 1e3 * (end - start - sum(inside)) / steps
+        return {"ms": milliseconds, "steps": steps, "first_step_at": self.first_step_at, "left_out": inside}
 
 
 def train_py(task: dict[str, Any]) -> dict[str, Any]:
     """Time minigpt.training.run.train() with all that a user's run has.
 
     Args:
-        task: config (with run.dir), warm_up, memory_every if memory is wanted, and start_at: the step that the run
-            continues at, without having made the steps before it.
-
-    Returns:
-        See `Stopwatch.result`, batch_tokens and flops_per_token.
+        task: config (with run.dir), warm_up.
     """
-    config = from_dict(TrainConfig, task["config"])
-    began = {}
-    if start := task.get("start_at", 0):
-        begin_at(config, start)
-        began = {"began": time.time()}  # of the run that continues
-    stopwatch = Stopwatch(task["warm_up"], task.get("memory_every", 0))
-    code = train(config, callbacks=[stopwatch])
+    stopwatch = Stopwatch(task["warm_up"])
+    code = train(from_dict(TrainConfig, task["config"]), callbacks=[stopwatch])
     assert code == 0, f"train() ended with {code}"
-    flops = flops_per_token(config.model, stopwatch.vocab_size)
-    facts = {"batch_tokens": config.batch_tokens, "flops_per_token": flops}
-    return stopwatch.result() | facts | began
-
-
-def begin_at(config: TrainConfig, start: int) -> None:
-    """Train a run for few steps, then write its checkpoint once more, as the one of step `start`."""
-    few = min(3, start)
-    assert train(replace(config, trainer=replace(config.trainer, max_steps=few))) == 0
-    folder = Path(str(config.run.dir)) / "checkpoints"
-    checkpoint = latest_usable(folder)
-    assert checkpoint is not None
-    files = {path.name: [path.read_bytes()] for path in checkpoint.iterdir() if path.name != MANIFEST}
-    state = json.loads(files[STATE][0]) | {"step": start, "tokens": start * config.batch_tokens}
-    if start > few:
-        write_checkpoint(folder, start, {**files, STATE: [to_json(state)]}, {})
+    return stopwatch.result()
 
 
 def probe(task: dict[str, Any]) -> dict[str, Any]:

@@ -54,15 +54,6 @@ def make_tokens(folder: Path, vocab_size: int) -> Prepared:
     return _plant(folder, tokenizer, iter([tokens[:border]]), val=tokens[border:])
 
 
-def make_large(folder: Path, n_bytes: int) -> Prepared:
-    """Make so many bytes of token shards, bytes as tokens; the same tokens come again and again."""
-    tokenizer = Tokenizer("byte", [bytes([each]) for each in range(256)])
-    count = n_bytes // 2
-    block = made_tokens(min(count, LARGE_TOKENS), 256)
-    blocks = (block[: count - done] for done in range(0, count, len(block)))
-    return _plant(folder, tokenizer, blocks, val=made_tokens(5000, 256, seed=2))
-
-
 def _data(folder: Path) -> DataConfig:
     return DataConfig(name="text", source=str(folder / "text.txt"), dir=str(folder / "data"))
 

@@ -269,7 +269,7 @@ def warmup_ends(warmup_steps: int, max_steps: int | None, max_tokens: int | None
 
 
 def parts_can_be_measured(what: str) -> str:
-    parts = ("training", "sampling", "tokenization", "loading", "growth")
+    parts = ("training", "sampling", "tokenization", "loading")
     strange = [part for part in what.split(",") if part not in parts]
     return f"what={what}: {shown(strange[0])} can't be measured. Give some of {','.join(parts)}." if strange else ""
 
@@ -327,7 +327,6 @@ RULES: list[Rule] = [
     (("stop",), stops_are_not_empty),
     (("what",), parts_can_be_measured),
     (("nanogpt",), checkout_is_there),
-    (("write_to",), folder_can_be("write_to", "Give a folder of yours.")),
 ]
 
 NOTES: list[Rule] = [

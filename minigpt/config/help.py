@@ -31,7 +31,7 @@ EXAMPLES = {
     ],
     "compare": ["runs/A runs/B", "runs/A1 runs/A2 vs runs/B1 runs/B2 which=latest"],
     "report": ["run.dir=runs/NAME"],
-    "benchmark": ["preset=c0 nanogpt=../nanoGPT trainer.precision=fp32", "preset=c0 what=growth rounds=3"],
+    "benchmark": ["preset=c0 nanogpt=../nanoGPT trainer.precision=fp32", "preset=c1 what=sampling rounds=3"],
     "verify-resume": ["experiment=demo trainer.max_steps=60 kills=5"],
     "draw-attention": ["checkpoint=runs/NAME text='To be, or not to be'"],
 }

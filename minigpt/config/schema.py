@@ -404,12 +404,10 @@ class BenchmarkConfig:
     preset: Literal["c0", "c1", "124m"] = setting(
         "c0", "size: c0 nanoGPT's CPU preset, c1 10.6M parameters, 124m GPT-2", "weights"
     )
-    what: str = setting("training,sampling,tokenization,loading", "parts to measure; growth is another", "watch")
+    what: str = setting("training,sampling,tokenization,loading", "parts to measure", "watch")
     rounds: int = setting(5, "measurements of each contender, in turn, each in a process", "watch", low=1, high=10**6)
     steps: int | None = setting(None, "timed in a measurement; c0 300, c1 40, 124m 60", "watch", low=1, high=10**6)
     nanogpt: str | None = setting(None, "a checkout, which runs beside; losses must agree", "watch", literal=True)
     curve_steps: int = setting(50, "optimizer steps of the comparison of the losses", "watch", low=2, high=10**6)
     new_tokens: int | None = setting(None, "sampling; c0 48, c1 240, 124m 64", "watch", low=2, high=10**6)
     huggingface: bool = setting(False, "whether GPT2LMHeadModel runs beside, in fp32 and bf16", "watch")
-    size_limit_gb: float = setting(1.0, "growth: the largest data set, made in TMPDIR", "watch", low=0.001, high=100)
-    write_to: str = setting(".", "growth: the folder for growth.md and growth.png", "watch", literal=True)

@@ -135,7 +135,7 @@ def plan_of(monkeypatch, tmp_path):
     """Arguments -> a plan whose measurements take no time."""
     presets = {name: replace(preset, warm_up=1) for name, preset in settings.PRESETS.items()}
     monkeypatch.setattr(settings, "PRESETS", presets)
-    common = ["rounds=1", "steps=2", "curve_steps=4", "new_tokens=4", f"write_to={tmp_path}"]
+    common = ["rounds=1", "steps=2", "curve_steps=4", "new_tokens=4"]
     return lambda *arguments: read_plan([*TINY, *common, *arguments])
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from minigpt.benchmark import tokens as made
-from minigpt.benchmark.tokens import made_tokens, make_large, make_tokens
+from minigpt.benchmark.tokens import made_tokens, make_tokens
 from minigpt.config.schema import DataConfig, TokenizerConfig
 from minigpt.data.prepare import prepare
 
@@ -34,12 +34,3 @@ def test_a_run_finds_the_planted_tokens_of_a_large_vocabulary(tmp_path, monkeypa
     found = prepare(data, TokenizerConfig(name="byte"), say=lambda _: None)
     assert found.tokenizer.vocab_size == 50257
     assert (found.fingerprint, len(found.train), len(found.val)) == (prepared.fingerprint, 54_000, 6_000)
-
-
-def test_a_large_data_set_is_the_same_tokens_again_and_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(made, "LARGE_TOKENS", 10_000)
-    prepared = make_large(tmp_path, 60_000)
-    assert len(prepared.train) == 30_000
-    assert np.array_equal(prepared.train.tokens(9_990, 10_010)[10:], prepared.train.tokens(0, 10))
-    small = make_large(tmp_path / "small", 5_000)
-    assert len(small.train) == 2_500

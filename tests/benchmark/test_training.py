@@ -1,7 +1,6 @@
 """Measurements of the contenders on a tiny model, and the verdict on their curves."""
 
 import math
-import shutil
 import sys
 import time
 from types import SimpleNamespace
@@ -12,10 +11,6 @@ from minigpt.benchmark import agreement, steps, training
 from minigpt.benchmark.agreement import compare
 from minigpt.benchmark.measurement import MeasurementFailed, environment, measure
 from minigpt.benchmark.training import BARE, OURS, ratio_line
-from minigpt.checkpoint.load import load_checkpoint
-from minigpt.checkpoint.store import list_checkpoints, verify
-from minigpt.config.convert import from_dict
-from minigpt.config.schema import TrainConfig
 
 
 def test_train_py_and_the_bare_loop_time_the_steps_after_the_warm_up(config, tmp_path, rows):
@@ -26,7 +21,6 @@ def test_train_py_and_the_bare_loop_time_the_steps_after_the_warm_up(config, tmp
     assert ours["ms"] > 0
     assert bare["ms"] > 0
     assert ours["first_step_at"] > 0
-    assert (ours["batch_tokens"], ours["flops_per_token"] > 6 * 65 * 16) == (32, True)
     assert rows(run)[-1]["step"] == 4
 
 
@@ -59,36 +53,6 @@ def test_the_stopwatch_divides_what_counts_by_the_steps_that_count():
     stopwatch.left_out = [(2.0, 3.0), (8.0, 0.5), (9.5, 7.0)]
     found = stopwatch.result()
     assert (found["ms"], found["steps"], found["left_out"]) == (pytest.approx(1e3 * 3.5 / 3), 3, [0.5])
-
-
-def test_the_stopwatch_reads_memory_now_and_then():
-    stopwatch = steps.Stopwatch(1, memory_every=2)
-    for _ in range(5):
-        stopwatch.tick()
-    assert [step for step, _ in stopwatch.result()["memory"]] == [0, 2, 4]
-    block = bytearray(400_000_000)
-    block[:] = b"x" * len(block)  # touched, so that it is there
-    assert steps.peak_mb() >= 400
-    assert stopwatch.memory[0][1] > 10
-    assert len(block) == 400_000_000
-
-
-def test_a_checkpoint_far_on_verifies_and_is_continued_there(config, tmp_path, rows):
-    run = tmp_path / "run"
-    changes = {"schedule.warmup_steps": 1, "run.dir": str(run), "logger.every_steps": 1}
-    steps.begin_at(from_dict(TrainConfig, config(changes, 1003)), 1000)
-    begun, far = list_checkpoints(run / "checkpoints")
-    verify(far)
-    assert (begun.name, far.name) == ("step-000000003", "step-000001000")
-    assert far.joinpath("model.safetensors").read_bytes() == begun.joinpath("model.safetensors").read_bytes()
-    assert load_checkpoint(far).state["tokens"] == 1000 * 32
-    shutil.rmtree(run)
-    before = time.time()
-    found = steps.train_py({"config": config(changes, 1003), "warm_up": 1, "start_at": 1000})
-    assert found["steps"] == 1
-    assert before < found["began"] < found["first_step_at"]
-    wanted = [(step, step * 32) for step in (1, 2, 3, 1001, 1002, 1003)]
-    assert [(row["step"], row["tokens"]) for row in rows(run)] == wanted
 
 
 def test_our_curve_is_nanogpts_and_another_activation_is_found_out(config, tmp_path, checkout, at_once, monkeypatch):
