@@ -9,15 +9,18 @@ from __future__ import annotations  # so that a Python that is too old gets as f
 import difflib
 import inspect
 import os
+import shlex
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from minigpt.faults import UserFault, run_script
+from minigpt.invocation import command_line, typed
 
 
 def train(arguments: list[str]) -> int:
     """Train a GPT, or continue a run; with -m, train each combination of some values."""
-    from minigpt.invocation import command_line
     from minigpt.sweep.grid import run_grid, wants_grid
 
     if wants_grid(arguments):
@@ -48,12 +51,9 @@ def sample(arguments: list[str]) -> int:
 
 def prepare(arguments: list[str]) -> None:
     """Turn text into token files, without training."""
-    import shlex
-
     config = _compose("prepare", arguments)
 
     from minigpt.data.prepare import describe, mend
-    from minigpt.invocation import typed
 
     print("\n".join(describe(mend(config.data, config.tokenizer))))
     print(f"\nTrain on it:\n  {typed('train')} {shlex.join(arguments)}".rstrip())
@@ -61,7 +61,6 @@ def prepare(arguments: list[str]) -> None:
 
 def sweep(arguments: list[str]) -> int:
     """Search for better settings: many trainings, on all devices."""
-    from minigpt.invocation import command_line
     from minigpt.sweep.settings import read_sweep
 
     found = read_sweep(arguments, command_line("train"))
@@ -106,12 +105,13 @@ def verify_resume(arguments: list[str]) -> int:
     from minigpt.config.compose import split_arguments
 
     own, theirs = split_arguments("verify-resume", arguments)
-    kills = _compose("verify-resume", own).kills
-    config = _compose("train", theirs)
+    theirs = [argument for argument in theirs if not argument.startswith(("run.dir=", "logger="))]
+    kills, config = _compose("verify-resume", own).kills, _compose("train", theirs)
 
-    from minigpt.verify import verify
+    from minigpt.verify import verify_resume
 
-    return verify(config, theirs, kills=kills)
+    folder = Path(tempfile.mkdtemp(prefix="minigpt-verify-"))
+    return verify_resume(config, [*command_line("train"), *theirs], kills=kills, folder=folder)
 
 
 def draw_attention(arguments: list[str]) -> None:

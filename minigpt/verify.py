@@ -2,74 +2,34 @@
 
 import contextlib
 import filecmp
+import itertools
 import os
 import random
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from minigpt.checkpoint.store import list_checkpoints, step_of
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
-from minigpt.invocation import command_line
 from minigpt.rundir.rows import TIMINGS, read_rows
 
 
-def verify(config: TrainConfig, arguments: Sequence[str], *, kills: int) -> int:
-    """Run `minigpt verify-resume` and print the verdict.
-
-    Args:
-        config: of the training.
-        arguments: of `minigpt train`, which describe it.
-        kills: how often the run is killed.
-
-    Returns:
-        The exit code: 0 for the same bytes, 1 for other bytes.
-
-    Raises:
-        UserFault: see `verify_resume`.
-    """
-    given = [argument for argument in arguments if not argument.startswith(("run.dir=", "logger="))]
-    folder = Path(tempfile.mkdtemp(prefix="minigpt-verify-"))
-    done, (compared, differences) = verify_resume(config, [*command_line("train"), *given], kills=kills, folder=folder)
-    print(f"Compared       {compared}")
-    for difference in differences:
-        print(f"Different      {difference}")
-    if differences:
-        print(f"NOT EXACT: killed {done} times, the run ended with other bytes. Both runs are in {folder}")
-        if config.trainer.device != "cpu" and not config.trainer.deterministic:
-            print("On a GPU, equal bits need trainer.deterministic=true")
-        return 1
-    shutil.rmtree(folder, ignore_errors=True)
-    print(f"EXACT: killed {done} times, the run ended with the same bytes as the one that was not.")
-    return 0
-
-
-def verify_resume(
-    config: TrainConfig,
-    command: Sequence[str],
-    *,
-    kills: int,
-    seed: int = 0,
-    folder: Path,
-    say: Callable[[str], object] = print,
-) -> tuple[int, tuple[str, list[str]]]:
-    """Run a training twice, once in one go, once killed with SIGKILL at random moments, and compare.
+def verify_resume(config: TrainConfig, command: Sequence[str], *, kills: int, folder: Path, seed: int = 0) -> int:
+    """Run a training twice, once in one go and once killed with SIGKILL at random moments, and compare.
 
     Args:
         config: the settings of the training.
         command: starts the training when `run.dir=...` is added.
         kills: how many.
+        folder: where the two runs go; removed if they are equal.
         seed: decides the moments of the kills.
-        folder: where the two runs go.
-        say: takes a line for each run and each kill.
 
     Returns:
-        How many kills came while the run was going on, and what `compare_runs` returns.
+        The exit code: 0 for the same bytes, 1 for other bytes.
 
     Raises:
         UserFault: the settings promise no equal bytes, or the training itself fails.
@@ -83,28 +43,53 @@ def verify_resume(
     begun = time.perf_counter()
     _train(command, straight)
     seconds = time.perf_counter() - begun
-    last = last_checkpoint(straight)
-    say(f"Straight run   {last.name} after {seconds:.1f} s")
-    training = max(float(read_rows(straight / "metrics.jsonl")[-1]["seconds"]), 0.1)
-    moments = random.Random(seed)
-    done = 0
-    for number in range(1, kills + 1):
-        saved = list_checkpoints(killed / "checkpoints")
-        left = 1 - (step_of(saved[-1]) / step_of(last) if saved else 0)
-        while_starting = number > 1 and moments.random() < 0.15
-        longest = seconds - training if while_starting else 2 * training * left / (kills - number + 2)
-        if not _train(command, killed, kill_after=moments.random() * longest, while_starting=while_starting):
-            break  # the run had ended before
-        done = number
-        rows = read_rows(killed / "metrics.jsonl")
-        saved = list_checkpoints(killed / "checkpoints")
-        say(
-            f"Kill {number:>3}       after the row of step {rows[-1]['step'] if rows else 0}, "
-            f"newest checkpoint {saved[-1].name if saved else 'none'}"
-            + (" (while it started)" if while_starting else "")
-        )
+    print(f"Straight run   {last_checkpoint(straight).name} after {seconds:.1f} s", flush=True)
+    done = kill_often(command, killed, straight, seconds=seconds, kills=kills, moments=random.Random(seed))
     _train(command, killed)
-    return done, compare_runs(straight, killed)
+    compared, differences = compare_runs(straight, killed)
+    print("\n".join([f"Compared       {compared}", *(f"Different      {each}" for each in differences)]))
+    if not differences:
+        shutil.rmtree(folder, ignore_errors=True)
+        print(f"EXACT: killed {done} times, the run ended with the same bytes as the one that was not.")
+        return 0
+    print(f"NOT EXACT: killed {done} times, the run ended with other bytes. Both runs are in {folder}")
+    if config.trainer.device != "cpu" and not config.trainer.deterministic:
+        print("On a GPU, equal bits need trainer.deterministic=true")
+    return 1
+
+
+def kill_often(
+    command: Sequence[str], run: Path, straight: Path, *, seconds: float, kills: int, moments: random.Random
+) -> int:
+    """Start a training again and again and kill it, spread over its length; now and then while it starts.
+
+    Args:
+        command: as of `verify_resume`.
+        run: of the training that is killed.
+        straight: the run of the one that was not.
+        seconds: which that took, the start included.
+        kills: how many.
+        moments: decides when.
+
+    Returns:
+        How many kills came while the run was going on.
+    """
+    training = max(float(read_rows(straight / "metrics.jsonl")[-1]["seconds"]), 0.1)
+    for number in range(1, kills + 1):
+        saved = list_checkpoints(run / "checkpoints")
+        left = 1 - (step_of(saved[-1]) / step_of(last_checkpoint(straight)) if saved else 0)
+        starting = number > 1 and moments.random() < 0.15
+        longest = seconds - training if starting else 2 * training * left / (kills - number + 2)
+        if not _train(command, run, kill_after=moments.random() * longest, starting=starting):
+            return number - 1  # the run had ended before
+        steps = [row["step"] for row in read_rows(run / "metrics.jsonl")] or [0]
+        newest = [path.name for path in list_checkpoints(run / "checkpoints")] or ["none"]
+        when = " (while it started)" if starting else ""
+        print(
+            f"Kill {number:>3}       after the row of step {steps[-1]}, newest checkpoint {newest[-1]}{when}",
+            flush=True,
+        )
+    return kills
 
 
 def last_checkpoint(run: Path) -> Path:
@@ -130,27 +115,21 @@ def compare_runs(one: Path, other: Path) -> tuple[str, list[str]]:
     names = sorted({path.name for folder in (first, second) for path in folder.iterdir()})
     _, mismatched, missing = filecmp.cmpfiles(first, second, names, shallow=False)
     differences += [f"{name}: other bytes" for name in sorted(mismatched + missing)]
-    rows, other_rows = (_rows(run / "metrics.jsonl") for run in (one, other))
-    if len(rows) != len(other_rows):
-        differences.append(f"metrics.jsonl: {len(rows)} and {len(other_rows)} rows")
-    for row, other_row in zip(rows, other_rows, strict=False):
-        if row != other_row:
-            keys = [key for key in row.keys() | other_row.keys() if row.get(key) != other_row.get(key)]
-            differences.append(f"metrics.jsonl, step {row.get('step')}: {', '.join(sorted(keys)) or 'order of keys'}")
+    rows, other_rows = (read_rows(run / "metrics.jsonl") for run in (one, other))
+    row: dict[str, object]
+    other_row: dict[str, object]
+    for row, other_row in itertools.zip_longest(rows, other_rows, fillvalue={}):
+        keys = {key for key in row.keys() | other_row.keys() if row.get(key) != other_row.get(key)} - set(TIMINGS)
+        if keys:
+            where = f"metrics.jsonl ({len(rows)} and {len(other_rows)} rows), step {(row or other_row).get('step')}"
+            differences.append(f"{where}: {', '.join(sorted(keys))}")
             break
-    samples = [
-        (run / "samples.jsonl").read_bytes() if (run / "samples.jsonl").exists() else b"" for run in (one, other)
-    ]
-    if samples[0] != samples[1]:
-        differences.append("samples.jsonl: other texts")
+    samples = [path.read_bytes() if path.exists() else b"" for path in (one / "samples.jsonl", other / "samples.jsonl")]
+    differences += ["samples.jsonl: other texts"] if samples[0] != samples[1] else []
     return f"{len(names)} files of {first.name}, {len(rows)} rows of metrics.jsonl, samples.jsonl", differences
 
 
-def _rows(path: Path) -> list[dict[str, object]]:
-    return [{key: value for key, value in row.items() if key not in TIMINGS} for row in read_rows(path)]
-
-
-def _train(command: Sequence[str], run: Path, *, kill_after: float | None = None, while_starting: bool = False) -> bool:
+def _train(command: Sequence[str], run: Path, *, kill_after: float | None = None, starting: bool = False) -> bool:
     """Run the training to its end, or kill it so many seconds after its first step, or after its start.
 
     Returns:
@@ -163,9 +142,7 @@ def _train(command: Sequence[str], run: Path, *, kill_after: float | None = None
     with open(run.with_suffix(".txt"), "w+b") as output:
         process = subprocess.Popen([*command, f"run.dir={run}"], stdout=output, stderr=output, start_new_session=True)
         try:
-            while (
-                kill_after is not None and not while_starting and process.poll() is None and _beginnings(run) == begun
-            ):
+            while kill_after is not None and not starting and process.poll() is None and _beginnings(run) == begun:
                 time.sleep(0.01)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(kill_after)

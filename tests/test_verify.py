@@ -42,15 +42,17 @@ with open(run / "events.jsonl", "a") as events:
 
 
 @pytest.mark.parametrize("kind", ["exact", "inexact"])
-def test_a_run_killed_at_random_moments_is_judged_by_its_bytes(tmp_path, kind):
+def test_a_run_killed_at_random_moments_is_judged_by_its_bytes(tmp_path, kind, capsys):
     script = tmp_path / "training.py"
     script.write_text(TRAINING)
-    said = []
     command = [sys.executable, str(script), kind]
-    kills, (_, differences) = verify_resume(TrainConfig(), command, kills=4, seed=4, folder=tmp_path, say=said.append)
+    code = verify_resume(TrainConfig(), command, kills=4, seed=4, folder=tmp_path)
+    said = capsys.readouterr().out.splitlines()
+    kills = len([line for line in said if line.startswith("Kill")])
     assert kills >= 1
-    assert len([line for line in said if line.startswith("Kill")]) == kills
-    assert bool(differences) == (kind == "inexact")
+    assert code == (kind == "inexact")
+    assert any(line.startswith(f"{'NOT ' * code}EXACT: killed {kills} times") for line in said)
+    assert any(line.startswith("Different      metrics.jsonl") for line in said) == (kind == "inexact")
 
 
 def test_a_training_that_fails_is_named(tmp_path):
@@ -84,8 +86,10 @@ def test_every_difference_but_of_timings_is_seen(run, tmp_path):
     changes = {
         "optimizer.safetensors": change_bit,
         "state.json": lambda copy: (last_checkpoint(copy) / "state.json").unlink(),
-        "metrics.jsonl, step": change_row,
-        "rows": lambda copy: (copy / "metrics.jsonl").write_text(json.dumps(rows[0]) + "\n"),
+        f"metrics.jsonl ({len(rows)} and {len(rows)} rows), step {rows[2]['step']}: train/loss": change_row,
+        f"metrics.jsonl ({len(rows)} and 1 rows), step {rows[1]['step']}: ": lambda copy: (
+            copy / "metrics.jsonl"
+        ).write_text(json.dumps(rows[0]) + "\n"),
         "samples.jsonl": lambda copy: (copy / "samples.jsonl").write_text("{}\n"),
         "step-000000006 and step-000000005": lambda copy: last_checkpoint(copy).rename(
             copy / "checkpoints" / "step-000000005"
@@ -94,4 +98,4 @@ def test_every_difference_but_of_timings_is_seen(run, tmp_path):
     for number, (word, change) in enumerate(changes.items()):
         copy = shutil.copytree(one, tmp_path / str(number))
         change(copy)
-        assert any(word in line for line in compare_runs(one, copy)[1]), word
+        assert any(word in line for line in compare_runs(one, copy)[1]), (word, compare_runs(one, copy))
