@@ -4,7 +4,7 @@ A gradient matrix is dominated by few directions. Made orthogonal, the update mo
 which takes the blocks of a small GPT to the same loss in far fewer steps.
 
 Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; coefficients of the iteration:
-Amsel et al. 2025, "The Polar Express", table 1 (with the margin of its authors' code).
+YouJiacheng's, as credited in github.com/KellerJordan/modded-nanogpt.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.nn as nn
 from torch import Tensor
-from torch.optim.adamw import adamw as adamw_update
 
 # Each line (a, b, c) is one step X <- a X + (b X X^T + c (X X^T)^2) X, which pushes all singular values towards 1.
 POLYNOMIALS = (
@@ -41,7 +40,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
     return X
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(torch.optim.AdamW):
     """One optimizer over a whole model: Muon for its matrices, AdamW for the rest.
 
     Matrices of one shape, up to transposition, are made orthogonal together.
@@ -52,10 +51,8 @@ class Muon(torch.optim.Optimizer):
         lr: of AdamW's part. Each group's is its `initial_lr`, which a schedule multiplies.
         matrix_lr: of Muon's part: the update of a square matrix has singular values of about this size.
         momentum: decay of the matrices' averaged gradient (Nesterov's form).
-        betas: AdamW's.
-        eps: AdamW's.
-        weight_decay: decoupled, on all 2-d parameters.
         products: dtype of the iteration: bf16 where the hardware multiplies it fast.
+        options: AdamW's betas, eps, and weight_decay (decoupled, on all 2-d parameters).
     """
 
     def __init__(
@@ -66,22 +63,20 @@ class Muon(torch.optim.Optimizer):
         lr: float,
         matrix_lr: float,
         momentum: float,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
         products: torch.dtype = torch.float32,
+        **options: Any,
     ):
-        others = list(others)
-        decayed = [parameter for parameter in others if parameter.dim() >= 2]
-        undecayed = [parameter for parameter in others if parameter.dim() < 2]
+        first, rest = list(matrices), list(others)
         groups: list[dict[str, Any]] = [
-            {"params": list(matrices), "lr": matrix_lr, "weight_decay": weight_decay},
-            {"params": decayed, "lr": lr, "weight_decay": weight_decay},
-            {"params": undecayed, "lr": lr, "weight_decay": 0.0},
+            {"params": first, "lr": matrix_lr, "initial_lr": matrix_lr},
+            {"params": [parameter for parameter in rest if parameter.dim() >= 2], "initial_lr": lr},
+            {"params": [parameter for parameter in rest if parameter.dim() < 2], "initial_lr": lr, "weight_decay": 0.0},
         ]
-        super().__init__([group | {"initial_lr": group["lr"]} for group in groups if group["params"]], {})
-        self.matrices = set(groups[0]["params"])
-        self.momentum, self.betas, self.eps, self.products = momentum, betas, eps, products
+        super().__init__([group for group in groups if group["params"]], lr=lr, fused=True, **options)
+        self.matrices, self.momentum, self.products = set(first), momentum, products
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        torch.optim.Optimizer.__setstate__(self, state)  # AdamW's wants a "step" of every parameter, matrices too
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -90,27 +85,30 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if parameters:
-                self.begin(parameters)
-                update = self.move_matrices if parameters[0] in self.matrices else self.move_others
-                update(parameters, group["lr"], group["weight_decay"])
+        group = self.param_groups[0]
+        moved = [
+            parameter for parameter in group["params"] if parameter in self.matrices and parameter.grad is not None
+        ]
+        gradients = [parameter.grad for parameter in moved]
+        if moved:
+            self.move_matrices(moved, group["lr"], group["weight_decay"])
+        for parameter in moved:
+            parameter.grad = None  # so that AdamW passes over it
+        super().step()
+        for parameter, gradient in zip(moved, gradients, strict=True):
+            parameter.grad = gradient
         return loss
 
-    def begin(self, parameters: list[nn.Parameter]) -> None:
-        """Make the averages of parameters that have none yet."""
+    def move_matrices(self, parameters: list[nn.Parameter], lr: float, weight_decay: float) -> None:
+        """Muon: average, make orthogonal, step; where `found_inf` is set on the device, nothing changes."""
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for parameter in parameters:
             if parameter not in self.state:
-                names = ("momentum",) if parameter in self.matrices else ("exp_avg", "exp_avg_sq")
-                self.state[parameter] = {name: torch.zeros_like(parameter) for name in names}
-                if parameter not in self.matrices:
-                    self.state[parameter]["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-
-    def move_matrices(self, parameters: list[nn.Parameter], lr: float, weight_decay: float) -> None:
-        """Muon: average, make orthogonal, step."""
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+                self.state[parameter]["momentum"] = torch.zeros_like(parameter)
         averages = [self.state[parameter]["momentum"] for parameter in parameters]
+        skip: Tensor = getattr(self, "found_inf", torch.zeros(()))
+        changed = [*parameters, *averages]
+        before = [tensor.clone() for tensor in changed] if hasattr(self, "found_inf") else []
         torch._foreach_lerp_(averages, gradients, 1 - self.momentum)
         ahead = torch._foreach_lerp(gradients, averages, self.momentum)
         if weight_decay:
@@ -126,23 +124,5 @@ class Muon(torch.optim.Optimizer):
                 rows, columns = parameters[index].shape
                 length = lr * max(1.0, rows / columns) ** 0.5  # so that outputs move as much for every shape
                 parameters[index].add_(update.T if tall else update, alpha=-length)
-
-    def move_others(self, parameters: list[nn.Parameter], lr: float, weight_decay: float) -> None:
-        """AdamW, by torch's fused kernel."""
-        states = [self.state[parameter] for parameter in parameters]
-        adamw_update(
-            list(parameters),
-            [parameter.grad for parameter in parameters if parameter.grad is not None],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [state["step"] for state in states],
-            fused=True,
-            amsgrad=False,
-            beta1=self.betas[0],
-            beta2=self.betas[1],
-            lr=lr,
-            weight_decay=weight_decay,
-            eps=self.eps,
-            maximize=False,
-        )
+        for tensor, old in zip(changed, before, strict=False):
+            tensor.copy_(torch.where(skip > 0, old, tensor))

@@ -19,13 +19,12 @@ def adamw(config: OptimizerConfig, model: nn.Module, precision: str) -> torch.op
     matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    fused = next(model.parameters()).device.type in ("cpu", "cuda", "mps")
     return torch.optim.AdamW(
         [group | {"initial_lr": config.lr} for group in groups if group["params"]],
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
-        fused=fused,
+        fused=True,
     )
 
 
@@ -39,10 +38,10 @@ def muon(config: OptimizerConfig, model: nn.Module, precision: str) -> torch.opt
         lr=config.lr,
         matrix_lr=config.matrix_lr,
         momentum=config.momentum,
+        products={"bf16": torch.bfloat16, "fp64": torch.float64}.get(precision, torch.float32),
         betas=(config.beta1, config.beta2),
         eps=config.eps,
         weight_decay=config.weight_decay,
-        products={"bf16": torch.bfloat16, "fp64": torch.float64}.get(precision, torch.float32),
     )
 
 

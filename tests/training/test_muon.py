@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from minigpt.checkpoint.pack import unpack_optimizer
+from minigpt.checkpoint.pack import optimizer_tensors, pack_tensors, unpack_optimizer
 from minigpt.config.schema import ModelConfig, OptimizerConfig
 from minigpt.faults import UserFault
 from minigpt.model.gpt import GPT
@@ -127,6 +127,40 @@ def test_a_run_with_it_continues_to_the_same_bytes(run, monkeypatch, precision):
             run(*settings)
     run(*settings)
     assert compare_runs(straight, run.path)[1] == []
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_state_that_is_put_back_lies_where_an_uninterrupted_run_has_it(name):
+    """Shown on meta parameters, as a GPU's: a CPU "step" beside them would end the fused kernel."""
+    gpt = GPT(ModelConfig(n_layer=1, n_head=2, n_embd=8, block_size=4), 31)
+    config = OptimizerConfig(name=name)
+    for parameter in gpt.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before = build_optimizer(config, gpt)
+    before.step()
+    content = b"".join(bytes(part) for part in pack_tensors(optimizer_tensors(before)))
+    with torch.device("meta"):
+        elsewhere = GPT(ModelConfig(n_layer=1, n_head=2, n_embd=8, block_size=4), 31)
+    restored = build_optimizer(config, elsewhere)
+    unpack_optimizer(content, restored)
+    values = [(key, value) for state in restored.state.values() for key, value in state.items()]
+    assert {key for key, _ in values} >= {"step", "exp_avg", "exp_avg_sq"}
+    assert {(key, value.device.type) for key, value in values} == {(key, "meta") for key, _ in values}
+    assert all(value.dtype == torch.float32 for _, value in values)
+
+
+def test_a_skip_that_is_decided_on_the_device_leaves_weights_and_averages_as_they_were():
+    matrices, others = parameters_with_gradients()
+    optimizer = Muon(matrices, others, **NUMBERS)
+    optimizer.step()
+    kept = [tensor.clone() for tensor in (*matrices, *others)]
+    averages = {name: tensor.clone() for name, tensor in optimizer_tensors(optimizer).items()}
+    for parameter in (*matrices, *others):
+        parameter.grad.fill_(float("nan"))
+    optimizer.found_inf = torch.ones(())
+    optimizer.step()
+    assert all(torch.equal(old, now) for old, now in zip(kept, (*matrices, *others), strict=True))
+    assert all(torch.equal(averages[name], now) for name, now in optimizer_tensors(optimizer).items())
 
 
 def test_another_optimizers_averages_are_refused(run):
