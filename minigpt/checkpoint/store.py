@@ -302,13 +302,22 @@ def best_checkpoint(folder: Path) -> Path | None:
 def prune(folder: Path, *, keep_last: int, keep_every_steps: int) -> None:
     """Remove old checkpoints: all but the newest `keep_last`, the best, and every `keep_every_steps`-th step.
 
-    Called only after the newest one verified; what can't be removed stays (a full run beats a tidy one).
+    The newest one that a run can go back to stays as well (`bad_steps` in a manifest: steps skipped in a row when
+    it was made). Called only after the newest one verified; what can't be removed stays (a full run beats a tidy one).
     """
     with contextlib.suppress(OSError):
-        best = best_checkpoint(folder)
-        for path in list_checkpoints(folder)[: -max(keep_last, 2)]:
-            if path != best and not (keep_every_steps and step_of(path) % keep_every_steps == 0):
+        checkpoints = list_checkpoints(folder)
+        kept = {best_checkpoint(folder), next(filter(_is_good, reversed(checkpoints)), None)}
+        for path in checkpoints[: -max(keep_last, 2)]:
+            if path not in kept and not (keep_every_steps and step_of(path) % keep_every_steps == 0):
                 _remove(path)
+
+
+def _is_good(path: Path) -> bool:
+    try:
+        return not read_manifest(path).get("bad_steps")
+    except DamagedCheckpoint:
+        return False
 
 
 def discard_from(folder: Path, step: int) -> None:

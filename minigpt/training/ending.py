@@ -16,7 +16,7 @@ from minigpt.training.stopping import requeue_slurm_job
 def close(run: RunDirectory, module: LanguageModel) -> int:
     """Say how the run ended and what to type next."""
     state, reason = module.state, module.step_end.stop_reason
-    limit = reached_limit(state, module.total_steps, module.config)
+    limit = reached_limit(state, module.config)
     if not run.writes:
         return STOPPED if reason == "signal" else FINISHED
     run.event("stopped" if reason == "signal" else "finished", step=state.step, reason=reason or limit)

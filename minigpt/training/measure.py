@@ -1,18 +1,12 @@
-"""The numbers of a step: from the device to the host, its row in metrics.jsonl, the loss on the validation split."""
+"""The numbers of a step: from the device to the host, and its row in metrics.jsonl."""
 
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from minigpt.config.schema import TrainConfig
-from minigpt.data.shards import TokenSplit
-from minigpt.machine.choices import Choices
-from minigpt.model.evaluate import Score, evaluate
-from minigpt.model.gpt import GPT
 from minigpt.training.stopping import StopRequest
 
 
@@ -87,46 +81,3 @@ class Meter:
             "tokens_per_second": round(speed, 1) if speed else None,
             "mfu": round(speed * self.flops_per_token / self.peak, 4) if speed and self.peak else None,
         }
-
-
-class Validation:
-    """Scores a model on the whole validation split.
-
-    Args:
-        split: the validation tokens.
-        first_token_bytes: text bytes of the split's first token.
-        config: of the run.
-        choices: of the run.
-    """
-
-    def __init__(self, split: TokenSplit, first_token_bytes: int, config: TrainConfig, choices: Choices):
-        self.split = split
-        self.first_token_bytes = first_token_bytes
-        self.config = config
-        self.choices = choices
-
-    def score(self, gpt: GPT, device: torch.device, *, rank: int, world_size: int) -> Score:
-        """Return the whole split's score, shared out over the ranks."""
-        score = evaluate(
-            gpt,
-            self.split,
-            block_size=self.config.model.block_size,
-            batch=self.choices.validation_batch,
-            device=device,
-            precision=self.choices.precision,
-            first_token_bytes=self.first_token_bytes,
-            rank=rank,
-            world_size=world_size,
-        )
-        if world_size == 1:
-            return score
-        dtype = torch.float64 if device.type != "mps" else torch.float32
-        sums = torch.tensor([score.nats, score.tokens], dtype=dtype, device=device)
-        dist.all_reduce(sums)
-        return Score(float(sums[0]), int(sums[1]), score.bytes)
-
-
-def validation_columns(score: Score) -> dict[str, float | None]:
-    """The columns that a validation adds to its step's row; null where the loss is not finite."""
-    columns = {"val/loss": score.loss, "val/perplexity": score.perplexity, "val/bits_per_byte": score.bits_per_byte}
-    return dict(columns) if math.isfinite(score.loss) else dict.fromkeys(columns)

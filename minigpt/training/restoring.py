@@ -1,6 +1,5 @@
 """Where a run stands: read from its checkpoint, and refused where config or data are not those it began with."""
 
-import json
 from dataclasses import fields
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from minigpt.checkpoint.load import (
 from minigpt.checkpoint.pack import MODEL, OPTIMIZER, STATE
 from minigpt.checkpoint.store import list_checkpoints, step_of
 from minigpt.config.convert import misfit, shown
-from minigpt.config.roles import differences, removed_settings
+from minigpt.config.roles import Change, differences, removed_settings
 from minigpt.config.schema import TrainConfig
 from minigpt.data.order import check_length
 from minigpt.data.prepare import Prepared, prepare
@@ -29,11 +28,15 @@ from minigpt.sampling.prompt import encode_prompt
 from minigpt.training.state import RunState
 
 
-def refuse_changed_run(path: Path, config: TrainConfig) -> None:
-    """A run continues with the config it was begun with; what may change is said by the roles of the settings."""
+def refuse_changed_run(path: Path, config: TrainConfig) -> list[Change]:
+    """Return how the settings differ from those of the run in `path`; which may is said by their roles.
+
+    Raises:
+        UserFault: some may not, for a run continues with the config that it was begun with.
+    """
     saved = RunDirectory(path, writes=False).saved_config()
     if saved is None:
-        return
+        return []
     changes = differences(saved, config)
     forbidden = [change for change in changes if not change.allowed]
     if forbidden:
@@ -45,9 +48,7 @@ def refuse_changed_run(path: Path, config: TrainConfig) -> None:
         )
     for removed in removed_settings(saved, TrainConfig):
         print(f"Note: the run was begun with {removed}")
-    for change in changes:
-        if not change.key.startswith(("logger.", "run.", "experiment", "data.")):
-            print(f"Changed setting: {change}")
+    return changes
 
 
 def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
@@ -79,8 +80,12 @@ def prepare_tokens(config: TrainConfig) -> Prepared:
         raise UserFault(f"{fault.what}. Remove its folder; the same command makes it again") from None
 
 
-def check_fingerprint(run: RunDirectory, prepared: Prepared) -> None:
-    """A run continues on the very tokens it began with."""
+def check_fingerprint(run: RunDirectory, prepared: Prepared) -> dict[str, str]:
+    """Return what identifies the tokens: a run continues on the very ones it began with.
+
+    Raises:
+        UserFault: it began with others.
+    """
     saved = run.read_json("data.json")
     facts = {"fingerprint": prepared.fingerprint, "tokenizer": prepared.tokenizer.hash}
     if saved is not None and saved != facts:
@@ -88,7 +93,7 @@ def check_fingerprint(run: RunDirectory, prepared: Prepared) -> None:
             f"the data has changed since the run {run.path} began (fingerprint {str(saved.get('fingerprint'))[:12]}, "
             f"now {prepared.fingerprint[:12]}). Put the old text back, or start another run with run.dir=NEW_DIR"
         )
-    run.write_text("data.json", json.dumps(facts, indent=1) + "\n")
+    return facts
 
 
 def read_run_state(checkpoint: Path | None) -> RunState:

@@ -3,22 +3,21 @@
 import contextlib
 import hashlib
 import json
-import math
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 import lightning as L
 import torch
 
-from minigpt.checkpoint.pack import CONFIG, TOKENIZER, to_json
-from minigpt.checkpoint.store import MANIFEST, discard_from, latest_usable, sweep_unfinished
+from minigpt.checkpoint.pack import unpack_optimizer
+from minigpt.checkpoint.store import MANIFEST, discard_from, latest_usable, list_checkpoints, sweep_unfinished
 from minigpt.config.convert import flatten, to_dict
-from minigpt.config.roles import default_run_dir
-from minigpt.config.schema import RunConfig, TrainConfig
+from minigpt.config.roles import Change, default_run_dir
+from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import MicroBatches
 from minigpt.data.order import batch_of_step
 from minigpt.data.prepare import Prepared
@@ -28,35 +27,33 @@ from minigpt.machine.compiling import compiled_loss
 from minigpt.machine.hardware import Hardware, find_device, peak_flops
 from minigpt.machine.memory import first_batch, fit_to_memory, keep_freed_memory
 from minigpt.machine.plan import describe_plan
-from minigpt.model.counting import flops_per_token
 from minigpt.model.gpt import GPT
 from minigpt.process.group import Processes, joined, was_asked_to_stop
 from minigpt.process.output import lasting_output
 from minigpt.process.signals import Signals
-from minigpt.redact import redact_values
-from minigpt.rundir.remote_logger import RemoteLogger
-from minigpt.rundir.rows import RowFile, cut_rows_after
+from minigpt.rundir.rows import cut_rows_after, read_rows
 from minigpt.rundir.run_directory import RunDirectory
-from minigpt.rundir.tensorboard import TensorBoard
+from minigpt.training import restoring
 from minigpt.training.callbacks import pack_states, restore_states
 from minigpt.training.ending import close, tell_finished
 from minigpt.training.guard import RollBack
 from minigpt.training.lightning_engine import build_trainer, quiet_lightning
-from minigpt.training.measure import Meter, Validation
-from minigpt.training.progress import Screen
-from minigpt.training.restoring import (
-    check_fingerprint,
-    prepare_tokens,
-    read_run_state,
-    refuse_changed_run,
-    refuse_unfit_data,
-    restore_weights,
-)
-from minigpt.training.saving import Saving
+from minigpt.training.optimizer import build_optimizer
 from minigpt.training.seeding import fold
-from minigpt.training.state import reached_limit
+from minigpt.training.state import RunState, reached_limit, steps_of
 from minigpt.training.step import LanguageModel, StepEnd
-from minigpt.training.stopping import StopRequests
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a training is made of; the same after each return to an earlier checkpoint."""
+
+    config: TrainConfig
+    hardware: Hardware
+    prepared: Prepared
+    processes: Processes
+    run: RunDirectory
+    callbacks: Sequence[L.Callback]
 
 
 def train(config: TrainConfig, callbacks: Sequence[L.Callback] = ()) -> int:
@@ -99,82 +96,72 @@ def train_together(
     """What each process of a run does. Rank 0 writes and prints; where others read what it writes, they wait for it."""
     processes.require_equal_on_all_ranks("a config", flatten(to_dict(config)))
     with processes.rank_zero_first():
-        refuse_changed_run(path, config)
-        prepared = prepare_tokens(config)
+        changes = restoring.refuse_changed_run(path, config)
+        prepared = restoring.prepare_tokens(config)
     processes.require_equal_on_all_ranks("tokens", {"fingerprint": prepared.fingerprint})
-    refuse_unfit_data(config, prepared)
+    restoring.refuse_unfit_data(config, prepared)
     with RunDirectory(path, writes=processes.rank == 0) as run:
-        return begin_or_continue(run, config, hardware, prepared, processes=processes, callbacks=callbacks)
+        return begin_or_continue(Job(config, hardware, prepared, processes, run, callbacks), changes)
 
 
-def begin_or_continue(
-    run: RunDirectory,
-    config: TrainConfig,
-    hardware: Hardware,
-    prepared: Prepared,
-    *,
-    processes: Processes,
-    callbacks: Sequence[L.Callback],
-) -> int:
+def begin_or_continue(job: Job, changes: Sequence[Change]) -> int:
     """Train in a run directory that is ours, going back to a checkpoint as often as the guard allows."""
+    run = job.run
     if run.writes:
         sweep_unfinished(run.checkpoints)
     while True:
-        with processes.rank_zero_first():  # rank 0 sets damaged ones aside
+        with job.processes.rank_zero_first():  # rank 0 sets damaged ones aside
             checkpoint = latest_usable(run.checkpoints)
         manifest = hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest() if checkpoint else None
-        processes.require_equal_on_all_ranks(
+        job.processes.require_equal_on_all_ranks(
             "a checkpoint", {"folder": checkpoint and checkpoint.name, "manifest": manifest}
         )
-        total_steps = steps_of(config)
-        state = read_run_state(checkpoint)
-        if limit := reached_limit(state, total_steps, config):
+        state = restoring.read_run_state(checkpoint)
+        if limit := reached_limit(state, job.config):
             tell_finished(run, state, limit)
             return FINISHED
         try:
-            return train_from(
-                run,
-                config,
-                checkpoint,
-                hardware=hardware,
-                prepared=prepared,
-                processes=processes,
-                callbacks=callbacks,
-            )
+            return train_from(job, checkpoint, state, changes)
         except RollBack as request:
-            roll_back(run, config, request, processes)
+            roll_back(job, request)
+            changes = ()
 
 
-def train_from(
-    run: RunDirectory,
-    config: TrainConfig,
-    checkpoint: Path | None,
-    *,
-    hardware: Hardware,
-    prepared: Prepared,
-    processes: Processes,
-    callbacks: Sequence[L.Callback],
-) -> int:
+def train_from(job: Job, checkpoint: Path | None, state: RunState, changes: Sequence[Change]) -> int:
     """Train from a checkpoint, or from the start, to the end of the run or to a stop.
+
+    Args:
+        job: the training.
+        checkpoint: to continue from, or None.
+        state: where it stands.
+        changes: of the settings, since the run was trained last.
 
     Raises:
         RollBack: the guard asks for it.
     """
-    processes.signals.raise_if_received()
-    state = read_run_state(checkpoint)
+    config, run, tokenizer = job.config, job.run, job.prepared.tokenizer
+    job.processes.signals.raise_if_received()
     saved_choices = run.read_json("choices.json")
-    choices = keep_choices(saved_choices, config, hardware, prepared.tokenizer.vocab_size)
-    processes.require_equal_on_all_ranks("choices", asdict(choices))
+    choices = keep_choices(saved_choices, config, job.hardware, tokenizer.vocab_size)
+    job.processes.require_equal_on_all_ranks("choices", asdict(choices))
     torch.set_num_threads(choices.threads)
     torch.set_float32_matmul_precision(choices.float32_products)
     keep_freed_memory()
     torch.manual_seed(fold(config.seed))
-    gpt = GPT(config.model, prepared.tokenizer.vocab_size, kernel=choices.attention_kernel)
+    gpt = GPT(config.model, tokenizer.vocab_size, kernel=choices.attention_kernel)
     if choices.precision == "fp64":
         gpt.double()
-    optimizer_state = restore_weights(gpt, config, checkpoint, prepared.tokenizer)
-    check_fingerprint(run, prepared)
-    choices = fit_to_memory(gpt, config, choices, prepared=prepared, processes=processes)
+    averages = restoring.restore_weights(gpt, config, checkpoint, tokenizer)
+    data_facts = restoring.check_fingerprint(run, job.prepared)
+    choices = fit_to_memory(gpt, config, choices, prepared=job.prepared, processes=job.processes)
+    optimizer = build_optimizer(config.optimizer, gpt, precision=choices.precision)
+    if averages is not None:
+        unpack_optimizer(averages, optimizer)
+    if checkpoint is not None:
+        restore_states(job.callbacks, checkpoint)
+
+    # Nothing was written up to here: a run that is refused stays as it was.
+    run.write_text("data.json", json.dumps(data_facts, indent=1) + "\n")
     run.record(config, asdict(choices))
     dropped = 0
     if run.writes:
@@ -182,28 +169,53 @@ def train_from(
         dropped = cut_rows_after(run.metrics, state.step, say)
         cut_rows_after(run.samples, state.step, say)
     run.event("continued" if checkpoint else "began", step=state.step, rows_written_again=dropped)
-
     tell_changed_choices(run, saved_choices, choices)
+    tell_changed_settings(run, changes)
     print(f"Run        {run.path}" + (f", continuing after step {state.step:,}" if checkpoint else ""))
-    total_steps = steps_of(config)
-    print(describe_plan(config, choices, hardware, model=gpt, prepared=prepared, total_steps=total_steps))
-    module = LanguageModel(gpt, config, choices, total_steps=total_steps, state=state, optimizer_state=optimizer_state)
-    if checkpoint is not None:
-        restore_states(callbacks, checkpoint)
-    for problem in pack_states(callbacks)[1]:
+    print(describe_plan(config, choices, job.hardware, model=gpt, prepared=job.prepared, total_steps=steps_of(config)))
+    module = LanguageModel(gpt, config, choices, optimizer=optimizer, state=state)
+    tell_new_learning_rate(run, module)
+    for problem in pack_states(job.callbacks)[1]:
         print(f"WARNING: {problem}: it begins anew when the run continues")
-    fit(run, module, prepared, hardware, processes=processes, callbacks=callbacks)
+    fit(job, module)
     return close(run, module)
 
 
-def roll_back(run: RunDirectory, config: TrainConfig, request: RollBack, processes: Processes) -> None:
-    """Pass over the bad batches from now on, and drop the checkpoints made among them.
+def tell_damaged_rows(run: RunDirectory, sentence: str) -> None:
+    """Say and note that a file of rows was damaged."""
+    run.event("rows_damaged", reason=sentence)
+    print(f"WARNING: {sentence}")
+
+
+def tell_changed_settings(run: RunDirectory, changes: Sequence[Change]) -> None:
+    """Say and note which settings a run continues with other than it had."""
+    for change in changes:
+        if not change.key.startswith(("logger.", "run.", "experiment", "data.")):
+            run.event("changed", setting=change.key, was=change.was, now=change.now)
+            print(f"Changed setting: {change}")
+
+
+def tell_new_learning_rate(run: RunDirectory, module: LanguageModel) -> None:
+    """Say that the learning rate jumps where a run continues: its schedule is a function of the whole length."""
+    rates = [row["lr"] for row in read_rows(run.metrics) if isinstance(row.get("lr"), float)]
+    now = module.config.optimizer.lr * module.lr_factor()
+    if module.state.step and rates and not 0.8 < now / max(rates[-1], 1e-30) < 1.25:
+        print(
+            f"Learning rate  {now:.2e} from here on; the last row has {rates[-1]:.2e}. A schedule spans the whole run: "
+            f"with another length {module.config.schedule.name} stands elsewhere after step {module.state.step:,}. "
+            f"Without a jump: schedule=constant optimizer.lr={rates[-1]:.2e}, or schedule=wsd from a run's start"
+        )
+
+
+def roll_back(job: Job, request: RollBack) -> None:
+    """Leave out the bad batches from now on, and drop the checkpoints made among them.
 
     Raises:
-        NonFiniteTraining: the run has gone back too often.
+        NonFiniteTraining: the run has gone back too often, or has no checkpoint to go back to.
     """
+    run, config = job.run, job.config
     skipped_batches = run.skipped_batches()
-    processes.wait()  # all have read it
+    job.processes.wait()  # all have read it
     steps = f"steps {request.first_step:,} to {request.last_step:,}"
     if len(skipped_batches) >= config.guard.max_rollbacks:
         run.event("gave_up", first_step=request.first_step, last_step=request.last_step)
@@ -218,29 +230,22 @@ def roll_back(run: RunDirectory, config: TrainConfig, request: RollBack, process
         run.write_text("skipped_batches.json", json.dumps([*skipped_batches, window]) + "\n")
         discard_from(run.checkpoints, request.first_step)
     run.event("rolled_back", first_step=request.first_step, last_step=request.last_step, batches_passed_over=window)
-    print(f"Going back: {steps} were bad. Their batches ({window[0]:,} to {window[1]:,}) are passed over from now on.")
+    print(f"Going back: {steps} were bad. Their batches ({window[0]:,} to {window[1]:,}) are left out from now on.")
+    job.processes.wait()
+    if request.first_step > 1 and not list_checkpoints(run.checkpoints):
+        raise NonFiniteTraining(
+            f"{steps} were bad, and there is no checkpoint before step {request.first_step:,} to go back to. The same "
+            "command begins again at step 1 and leaves their batches out; a smaller checkpoint.every_steps "
+            f"(now {config.checkpoint.every_steps}) or guard.max_skips (now {config.guard.max_skips}) loses less"
+        )
 
 
-def steps_of(config: TrainConfig) -> int | None:
-    """Optimizer steps of the run; None when only time limits it. A step is never cut, so max_tokens rounds up."""
-    if config.trainer.max_tokens is not None:
-        return math.ceil(config.trainer.max_tokens / config.batch_tokens)
-    return config.trainer.max_steps
-
-
-def fit(
-    run: RunDirectory,
-    module: LanguageModel,
-    prepared: Prepared,
-    hardware: Hardware,
-    *,
-    processes: Processes,
-    callbacks: Sequence[L.Callback],
-) -> None:
+def fit(job: Job, module: LanguageModel) -> None:
     """Train with Lightning's Trainer until the run's end or a stop."""
-    config, choices, start_step = module.config, module.choices, module.state.step
+    config, choices, prepared, processes = module.config, module.choices, job.prepared, job.processes
     quiet_lightning()
-    module.step_end = step_end(run, module, prepared, hardware, signals=processes.signals)
+    peak = peak_flops(job.hardware, choices.precision)
+    module.step_end = StepEnd(module, job.run, prepared, processes.signals, peak and peak * choices.devices)
     batches = MicroBatches(
         prepared.train,
         seed=config.seed,
@@ -249,70 +254,17 @@ def fit(
         accumulate=choices.accumulate,
         rank=processes.rank,
         world_size=processes.world_size,
-        skipped_batches=run.skipped_batches(),
-        start_step=start_step,
+        skipped_batches=job.run.skipped_batches(),
+        start_step=module.state.step,
         pin_memory=choices.device == "cuda",
     )
     if choices.compile:
-        compile_loss(module, prepared)
+        say = module.step_end.screen.print
+        say("Compiling the training step (once; up to a minute or two) ...")
+        tokens, targets = first_batch(prepared, config, choices.device, choices.micro_batch)
+        module.loss_function = compiled_loss(module.gpt, tokens, targets, precision=choices.precision, say=say)
     # Lightning counts steps from here on; the run's state has those before.
-    remaining = None if module.total_steps is None else module.total_steps - start_step
-    trainer = build_trainer(config, choices, total_steps=remaining, callbacks=list(callbacks))
-    try:
+    remaining = None if module.total_steps is None else module.total_steps - module.state.step
+    trainer = build_trainer(config, choices, total_steps=remaining, callbacks=list(job.callbacks))
+    with module.step_end:
         trainer.fit(module, batches)
-    except BaseException as error:
-        module.step_end.close(error)
-        raise
-    module.step_end.close(None)
-
-
-def step_end(
-    run: RunDirectory, module: LanguageModel, prepared: Prepared, hardware: Hardware, *, signals: Signals
-) -> StepEnd:
-    """Put together what happens at the end of each step."""
-    config, tokenizer = module.config, prepared.tokenizer
-    screen = Screen(config, module.total_steps)
-    rows, samples = (RowFile(path, screen.print) for path in (run.metrics, run.samples))
-    plain = redact_values(to_dict(replace(config, run=RunConfig())))
-    peak = peak_flops(hardware, module.choices.precision)
-    flops = flops_per_token(config.model, tokenizer.vocab_size) if peak else 0.0
-    first_token_bytes = len(tokenizer.token_bytes(int(prepared.val.tokens(0, 1)[0])))
-    remote: RemoteLogger | TensorBoard | None = None
-    if config.logger.name == "tensorboard" and run.writes:
-        remote = TensorBoard(run.path, step=module.state.step, say=screen.print)
-    elif config.logger.name == "wandb" and run.writes:
-        remote = RemoteLogger(config.logger, run.path, settings=to_dict(config), say=screen.print)
-    return StepEnd(
-        run=run,
-        requests=StopRequests(signals, run.path / "STOP" if run.writes else None, config.trainer.max_minutes),
-        meter=Meter(config.batch_tokens, flops, peak and peak * module.choices.devices),
-        validation=Validation(prepared.val, first_token_bytes, config, module.choices),
-        rows=rows,
-        samples=samples,
-        tokenizer=tokenizer,
-        screen=screen,
-        saving=Saving(
-            run.checkpoints,
-            {CONFIG: [to_json(plain)], TOKENIZER: [to_json(tokenizer.to_json())]},
-            config.checkpoint,
-            row_files=(rows, samples),
-            say=screen.print,
-            note=run.event,
-        ),
-        remote=remote,
-    )
-
-
-def tell_damaged_rows(run: RunDirectory, sentence: str) -> None:
-    """Say and note that a file of rows was damaged."""
-    run.event("rows_damaged", reason=sentence)
-    print(f"WARNING: {sentence}")
-
-
-def compile_loss(module: LanguageModel, prepared: Prepared) -> None:
-    """Compile the training step; the try runs on the run's first windows."""
-    choices, say = module.choices, module.step_end.screen.print
-    tokens, targets = first_batch(prepared, module.config, choices.device, choices.micro_batch)
-    say("Compiling the training step (once; up to a minute or two) ...")
-    module.gpt.to(choices.device).train()
-    module.loss_function = compiled_loss(module.gpt, tokens, targets, precision=choices.precision, say=say)

@@ -109,9 +109,17 @@ class Saving:
 
         Raises:
             StorageFailure: it is the last, or failed too often, or the run directory is gone.
+            NonFiniteTraining: it is the last, and a weight is not finite.
         """
         began = time.perf_counter()
         self.collect()
+        broken = first_non_finite(snapshot.weights)
+        if broken is not None:
+            sentence = f"weight {broken} is not finite after step {snapshot.step}; no checkpoint of it is written"
+            if last:
+                raise NonFiniteTraining(sentence)
+            self.say(f"WARNING: {sentence}")  # the guard takes the run back
+            return
         try:
             for file in self.row_files:
                 file.settle()
@@ -126,9 +134,6 @@ class Saving:
 
     def begin_write(self, snapshot: Snapshot, began: float) -> None:
         """Copy what a checkpoint holds and hand it to the thread."""
-        broken = first_non_finite(snapshot.weights)
-        if broken is not None:
-            raise NonFiniteTraining(f"weight {broken} is not finite; no checkpoint of it is written")
         files: Files = {
             MODEL: pack_tensors(copy_tensors(snapshot.weights, self.memory[0])),
             OPTIMIZER: pack_tensors(copy_tensors(snapshot.averages, self.memory[1])),

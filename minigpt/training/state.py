@@ -1,6 +1,7 @@
 """Where a run stands, how long it has trained, and when it ends."""
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,9 +27,16 @@ def out_of_patience(state: RunState, config: TrainConfig) -> bool:
     return allowed > 0 and state.step - state.best_step >= allowed
 
 
-def reached_limit(state: RunState, total_steps: int | None, config: TrainConfig) -> str | None:
+def steps_of(config: TrainConfig) -> int | None:
+    """Optimizer steps of a run; None when only time limits it. A step is never cut, so max_tokens rounds up."""
+    if config.trainer.max_tokens is not None:
+        return math.ceil(config.trainer.max_tokens / config.batch_tokens)
+    return config.trainer.max_steps
+
+
+def reached_limit(state: RunState, config: TrainConfig) -> str | None:
     """The limit that a run standing at `state` has reached, or None if it goes on."""
-    minutes = config.trainer.max_minutes
+    total_steps, minutes = steps_of(config), config.trainer.max_minutes
     if total_steps is not None and state.step >= total_steps:
         return "max_tokens" if config.trainer.max_tokens is not None else "max_steps"
     if minutes is not None and state.seconds >= 60 * minutes:

@@ -5,8 +5,9 @@ micro-batch to the device, divides its loss by their number and calls backward()
 in the backward pass of a step's last micro-batch (no_sync in those before). The update done, StepEnd has its turn.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, replace
 from typing import Any
 
 import lightning as L
@@ -15,14 +16,19 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch import Tensor
 
-from minigpt.checkpoint.pack import optimizer_tensors, unpack_optimizer
-from minigpt.config.schema import GuardConfig, TrainConfig
+from minigpt.checkpoint.pack import CONFIG, TOKENIZER, optimizer_tensors, to_json
+from minigpt.config.convert import to_dict
+from minigpt.config.schema import GuardConfig, RunConfig, TrainConfig
 from minigpt.data.batch import Batch
 from minigpt.data.order import batch_of_step
-from minigpt.data.tokenizer import Tokenizer
+from minigpt.data.prepare import Prepared
 from minigpt.machine.choices import Choices
+from minigpt.model.counting import flops_per_token
+from minigpt.model.evaluate import Score, evaluate
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
+from minigpt.process.signals import Signals
+from minigpt.redact import redact_values
 from minigpt.rundir.remote_logger import RemoteLogger
 from minigpt.rundir.rows import RowFile
 from minigpt.rundir.run_directory import RunDirectory
@@ -31,13 +37,12 @@ from minigpt.sampling.write import write_sample
 from minigpt.training.callbacks import pack_states
 from minigpt.training.guard import RollBack, drop, fault_of, gradients_of, norm_of, scale, scale_on_device
 from minigpt.training.lightning_engine import call_callbacks, publish
-from minigpt.training.measure import Measurement, Meter, StepResult, Validation, validation_columns
-from minigpt.training.optimizer import build_optimizer
+from minigpt.training.measure import Measurement, Meter, StepResult
 from minigpt.training.progress import Screen
-from minigpt.training.saving import Saving, Snapshot
+from minigpt.training.saving import Files, Saving, Snapshot
 from minigpt.training.schedule import lr_factor
 from minigpt.training.seeding import fold, seed_device
-from minigpt.training.state import Clock, RunState, out_of_patience
+from minigpt.training.state import Clock, RunState, out_of_patience, steps_of
 from minigpt.training.stopping import StopRequest, StopRequests
 
 
@@ -48,29 +53,22 @@ class LanguageModel(L.LightningModule):
         gpt: the model.
         config: the run's config.
         choices: device, precision and layout.
-        total_steps: optimizer steps of the run; None when only max_minutes limits it.
+        optimizer: over the model's parameters, with its state where the run stands.
         state: where the run stands; it moves on with each step.
-        optimizer_state: bytes of optimizer.safetensors to continue from, or None.
     """
 
     step_end: "StepEnd"  # set before the training begins
 
     def __init__(
-        self,
-        gpt: GPT,
-        config: TrainConfig,
-        choices: Choices,
-        *,
-        total_steps: int | None,
-        state: RunState,
-        optimizer_state: bytes | None = None,
+        self, gpt: GPT, config: TrainConfig, choices: Choices, *, optimizer: torch.optim.Optimizer, state: RunState
     ):
         super().__init__()
         self.gpt = gpt
         self.config = config
         self.choices = choices
-        self.total_steps = total_steps
+        self.optimizer = optimizer
         self.state = state
+        self.total_steps = steps_of(config)  # None when only max_minutes limits the run
         self.clock = Clock(state.seconds)
         self.loss_function: Callable[[nn.Module, Tensor, Tensor], Tensor] = next_token_loss  # or its compiled form
         self.first_micro_batch = state.step * choices.accumulate
@@ -79,15 +77,10 @@ class LanguageModel(L.LightningModule):
         # Whether the host reads a step's numbers only when the next step's work is queued. It must judge spikes before.
         self.late = choices.device == "cuda" and not config.guard.spike_zscore
         self.unread: list[Measurement] = []  # of steps made, oldest first
-        self._optimizer_state = optimizer_state
         self._seconds = state.seconds
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        optimizer = build_optimizer(self.config.optimizer, self.gpt, precision=self.choices.precision)
-        if self._optimizer_state is not None:
-            unpack_optimizer(self._optimizer_state, optimizer)
-            self._optimizer_state = None
-        return optimizer
+        return self.optimizer
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         return batch.to(device, non_blocking=True)
@@ -210,24 +203,53 @@ class LanguageModel(L.LightningModule):
         self.step_end.end(self)
 
 
-@dataclass
 class StepEnd:
-    """What happens between one optimizer step and the next: `__call__`, from top to bottom."""
+    """What happens between one optimizer step and the next: `__call__`, from top to bottom.
 
-    run: RunDirectory
-    requests: StopRequests
-    meter: Meter
-    validation: Validation
-    rows: RowFile  # metrics.jsonl
-    samples: RowFile  # samples.jsonl
-    tokenizer: Tokenizer
-    screen: Screen
-    saving: Saving
-    remote: RemoteLogger | TensorBoard | None = None
+    In a `with` block around the training; at its end what is being written becomes whole.
 
-    stop_reason: str | None = None  # signal | max_minutes | patience | callback
-    requeue: bool = False  # whether the stop asks the queue to run this job again
-    asked_to_stop: bool = False  # by any rank
+    Args:
+        module: the model in training.
+        run: its directory; only rank 0 writes there.
+        prepared: its tokens.
+        signals: what this process was sent.
+        peak: FLOP/s of all devices together; None when unknown.
+    """
+
+    def __init__(
+        self, module: LanguageModel, run: RunDirectory, prepared: Prepared, signals: Signals, peak: float | None
+    ):
+        config = module.config
+        self.run, self.prepared = run, prepared
+        self.screen = Screen(config, module.total_steps)
+        self.requests = StopRequests(signals, run.path / "STOP" if run.writes else None, config.trainer.max_minutes)
+        flops = flops_per_token(config.model, prepared.tokenizer.vocab_size) if peak else 0.0
+        self.meter = Meter(config.batch_tokens, flops, peak)
+        self.rows, self.samples = (RowFile(path, self.screen.print) for path in (run.metrics, run.samples))
+        plain = redact_values(to_dict(replace(config, run=RunConfig())))
+        fixed: Files = {CONFIG: [to_json(plain)], TOKENIZER: [to_json(prepared.tokenizer.to_json())]}
+        files = (self.rows, self.samples)
+        self.saving = Saving(
+            run.checkpoints, fixed, config.checkpoint, row_files=files, say=self.screen.print, note=run.event
+        )
+        self.remote: RemoteLogger | TensorBoard | None = None
+        if config.logger.name == "tensorboard" and run.writes:
+            self.remote = TensorBoard(run.path, step=module.state.step, say=self.screen.print)
+        elif config.logger.name == "wandb" and run.writes:
+            self.remote = RemoteLogger(config.logger, run.path, settings=to_dict(config), say=self.screen.print)
+        self.stop_reason: str | None = None  # signal | max_minutes | patience | callback
+        self.requeue = False  # whether the stop asks the queue to run this job again
+        self.asked_to_stop = False  # by any rank
+
+    def __enter__(self) -> "StepEnd":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if self.run.writes:
+            self.saving.close(note=error is None)
+            self.screen.close()
+        if self.remote is not None and not isinstance(error, KeyboardInterrupt):  # who wants out is not kept waiting
+            self.remote.close()
 
     def begin(self, module: LanguageModel) -> None:
         """Get ready for the first step: from here on a signal waits for the end of a step."""
@@ -235,6 +257,12 @@ class StepEnd:
         if self.run.writes:
             self.saving.start(module.gpt, module.state.step, module.total_steps)
         module.clock.start()
+
+    def end(self, module: LanguageModel) -> None:
+        """Save what a callback's stop after the last step has left unsaved."""
+        if self.stop_reason is None and not self.is_last(module):
+            self.stop_reason = "callback"
+            self.save(module, {}, due=True)
 
     def has_more_to_do(self, module: LanguageModel, step: int) -> bool:
         """Whether a step needs the weights as it leaves them: for a validation, a sample, a save or a stop.
@@ -316,7 +344,7 @@ class StepEnd:
         """Whether the run is complete: all steps made, or ended for good by a limit or patience."""
         return module.state.step == module.total_steps or self.stop_reason in ("max_minutes", "patience")
 
-    def validate(self, module: LanguageModel) -> dict[str, float | None]:
+    def validate(self, module: LanguageModel) -> dict[str, Any]:
         """Score the validation split and note the best loss.
 
         Returns:
@@ -326,18 +354,43 @@ class StepEnd:
         with module.clock.paused():
             call_callbacks(trainer, "on_validation_start")
             call_callbacks(trainer, "on_validation_epoch_start")
-            score = self.validation.score(
-                module.gpt, module.device, rank=trainer.global_rank, world_size=trainer.world_size
-            )
-            columns = validation_columns(score)
-            publish(trainer, columns)
-            if columns["val/loss"] is not None and (state.best_loss is None or score.loss < state.best_loss):
+            score = self.score(module)
+            columns: dict[str, Any] = {
+                "val/loss": score.loss,
+                "val/perplexity": score.perplexity,
+                "val/bits_per_byte": score.bits_per_byte,
+            }
+            if not math.isfinite(score.loss):
+                columns = dict.fromkeys(columns)
+            elif state.best_loss is None or score.loss < state.best_loss:
                 state.best_loss, state.best_step = score.loss, state.step
-            if columns["val/loss"] is not None and out_of_patience(state, module.config):
+            if math.isfinite(score.loss) and out_of_patience(state, module.config):
                 self.stop_reason = "patience"
+            publish(trainer, columns)
             call_callbacks(trainer, "on_validation_epoch_end")
             call_callbacks(trainer, "on_validation_end")
         return columns
+
+    def score(self, module: LanguageModel) -> Score:
+        """Return the whole split's score, shared out over the ranks."""
+        prepared, device, world_size = self.prepared, module.device, module.trainer.world_size
+        score = evaluate(
+            module.gpt,
+            prepared.val,
+            block_size=module.config.model.block_size,
+            batch=module.choices.validation_batch,
+            device=device,
+            precision=module.choices.precision,
+            first_token_bytes=len(prepared.tokenizer.token_bytes(int(prepared.val.tokens(0, 1)[0]))),
+            rank=module.trainer.global_rank,
+            world_size=world_size,
+        )
+        if world_size == 1:
+            return score
+        dtype = torch.float64 if device.type != "mps" else torch.float32
+        sums = torch.tensor([score.nats, score.tokens], dtype=dtype, device=device)
+        dist.all_reduce(sums)
+        return Score(float(sums[0]), int(sums[1]), score.bytes)
 
     def write(self, trainer: L.Trainer, row: dict[str, Any]) -> None:
         """Hand a row to metrics.jsonl, the logger on top and the screen."""
@@ -355,7 +408,7 @@ class StepEnd:
         with module.clock.paused():
             text = write_sample(
                 module.gpt,
-                self.tokenizer,
+                self.prepared.tokenizer,
                 options.prompt,
                 max_new_tokens=options.max_new_tokens,
                 temperature=options.temperature,
@@ -370,35 +423,19 @@ class StepEnd:
         last = self.stop_reason is not None or self.is_last(module)
         if not self.run.writes or not self.saving.has_to(due=due, last=last):
             return
+        config, state, trainer = module.config, module.state, module.trainer
         with module.clock.paused():
-            call_callbacks(module.trainer, "on_save_checkpoint", {"global_step": module.state.step})
+            call_callbacks(trainer, "on_save_checkpoint", {"global_step": state.step})
+            seconds = module.clock.seconds if config.trainer.max_minutes else 0.0
             snapshot = Snapshot(
-                step=module.state.step,
+                step=state.step,
                 weights=module.gpt.state_dict(),
-                averages=optimizer_tensors(module.trainer.optimizers[0]),
-                state=asdict(module.state)
-                | {
-                    "seconds": module.clock.seconds if module.config.trainer.max_minutes else 0.0,
-                    "tokens": module.state.step * module.config.batch_tokens,
-                },
-                facts={"val_loss": row.get("val/loss")},
-                files=pack_states(module.trainer.callbacks)[0],  # type: ignore[attr-defined]
+                averages=optimizer_tensors(module.optimizer),
+                state=asdict(state) | {"seconds": seconds, "tokens": state.step * config.batch_tokens},
+                facts={"val_loss": row.get("val/loss")} | ({"bad_steps": state.bad_steps} if state.bad_steps else {}),
+                files=pack_states(trainer.callbacks)[0],  # type: ignore[attr-defined]
             )
             self.saving.save(snapshot, last=last)
-
-    def end(self, module: LanguageModel) -> None:
-        """Training is over: save what a callback's stop has left unsaved."""
-        if self.stop_reason is None and not self.is_last(module):
-            self.stop_reason = "callback"
-            self.save(module, {}, due=True)
-
-    def close(self, error: BaseException | None) -> None:
-        """Finish what is being written, whatever the training ended with."""
-        if self.run.writes:
-            self.saving.close(note=error is None)
-            self.screen.close()
-        if self.remote is not None and not isinstance(error, KeyboardInterrupt):  # who wants out is not kept waiting
-            self.remote.close()
 
 
 def is_due(step: int, *every_steps: int) -> bool:

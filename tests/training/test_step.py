@@ -25,7 +25,7 @@ def gradients_after_clipping(size: float, limit: float) -> tuple[list[torch.Tens
         parameter.grad = size * torch.randn(parameter.shape, generator=generator)
     config = TrainConfig()
     config.optimizer.grad_clip = limit
-    module = LanguageModel(gpt, config, CHOICES, total_steps=9, state=RunState())
+    module = LanguageModel(gpt, config, CHOICES, optimizer=torch.optim.SGD(gpt.parameters()), state=RunState())
     module._trainer = SimpleNamespace(world_size=1)
     module.step_end = SimpleNamespace(requests=StopRequests(Signals(), None, None))
     module.micro_losses = [torch.tensor(2.0), torch.tensor(4.0)]

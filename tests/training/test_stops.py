@@ -18,10 +18,9 @@ from minigpt import faults
 from minigpt.checkpoint import store
 from minigpt.checkpoint.store import list_checkpoints, verify
 from minigpt.rundir.rows import TIMINGS
-from minigpt.training import ending, saving
+from minigpt.training import ending, restoring, saving
 from minigpt.training import run as run_module
-from minigpt.training.measure import Validation
-from minigpt.training.step import LanguageModel
+from minigpt.training.step import LanguageModel, StepEnd
 
 SETTINGS = ["checkpoint.every_steps=3", "validate.every_steps=2", "trainer.micro_batch=4", "logger.every_steps=1"]
 
@@ -69,14 +68,14 @@ def twin(straight, tmp_path):
 
 
 PHASES = {
-    "data preparation": (run_module, "prepare_tokens", 1),
+    "data preparation": (restoring, "prepare_tokens", 1),
     "the model's making": (run_module, "GPT", 1),
     "Lightning's set-up": (LanguageModel, "configure_optimizers", 1),
     "the first micro-batch": (LanguageModel, "training_step", 1),
-    "a validation": (Validation, "score", 2),
+    "a validation": (StepEnd, "score", 2),
     "a save": (saving, "write_checkpoint", 1),
     "a save's last rename": (store.os, "rename", 1),
-    "the last validation": (Validation, "score", 3),
+    "the last validation": (StepEnd, "score", 3),
     "the report": (ending, "write_report", 1),
 }
 
@@ -141,7 +140,7 @@ CODES = {
     4: lambda run, patch: [f"run.dir={run.folder / 'text.txt' / 'run'}"],
     5: lambda run, patch: break_the_loss(patch) or ["guard.max_skips=1", "guard.max_rollbacks=0"],
     75: lambda run, patch: kill_self_before(patch, LanguageModel, "training_step", signal.SIGTERM),
-    130: lambda run, patch: kill_self_before(patch, run_module, "prepare_tokens", signal.SIGINT),
+    130: lambda run, patch: kill_self_before(patch, restoring, "prepare_tokens", signal.SIGINT),
 }
 
 

@@ -18,6 +18,7 @@ from minigpt.model.gpt import GPT
 from minigpt.model.loss import weighted_loss_sum
 from minigpt.process.signals import Signals
 from minigpt.training.lightning_engine import build_trainer, quiet_lightning
+from minigpt.training.optimizer import build_optimizer
 from minigpt.training.state import RunState
 from minigpt.training.step import LanguageModel
 from minigpt.training.stopping import StopRequests
@@ -73,7 +74,8 @@ def one_step(batches, choices, *, strategy="auto", devices=1):
     config.optimizer.grad_clip = 0.0
     config.trainer.strategy, config.trainer.devices = strategy, devices
     quiet_lightning()
-    module = LanguageModel(new_gpt(), config, choices, total_steps=1, state=RunState())
+    gpt = new_gpt()
+    module = LanguageModel(gpt, config, choices, optimizer=build_optimizer(config.optimizer, gpt), state=RunState())
     module.step_end = KeepResult()
     build_trainer(config, choices, total_steps=1, callbacks=[]).fit(module, batches)
     (result,) = module.step_end.results
