@@ -63,7 +63,8 @@ MAY_IMPORT = {
 
 # File -> all it may import, where a file is held to less than its room.
 FILES_MAY_IMPORT = {
-    "config.schema": "",
+    "config.setting": "",
+    "config.schema": "config",
     "config.convert": "faults config",
     "config.check": "faults invocation config",
     "config.roles": "config redact",

@@ -34,7 +34,7 @@ def files(folder: Path) -> set[str]:
 
 # What the text is, further settings, and what the sentence must say: the value, what is wanted, the remedy.
 TEXT: dict[str, tuple[bytes | None, list[str], list[str]]] = {
-    "an empty file": (b"", [], ["is empty (0 bytes)", "wanted text"]),
+    "an empty file": (b"", [], ["text.txt", "empty", "wanted text"]),
     "no file": (None, [], ["does not exist", "Give an existing file"]),
     "only white space": (b" \n\t" * 99, [], ["nothing but white space (297 bytes"]),
     "one character": (b"a", [], ["split is empty", "use more text"]),
@@ -151,8 +151,8 @@ SHARD: dict[str, tuple[int, bytes, list[str]]] = {
     "a token outside the vocabulary": (1024 + 2 * 8, b"\x5c\xc4", ["holds token id 50268 at position 8", "vocab_size"]),
     "a changed token": (-3, b"", ["was changed since it was made"]),
     "other numbers in front": (0, b"\x01", ["begins with the numbers"]),
-    "half a token more": (-1, b"x", ["not a multiple of 2 (uint16)"]),
-    "nothing": (-2, b"", ["is empty (0 bytes)"]),
+    "half a token more": (-1, b"x", ["wanted a header of 1024 and 2 per token (uint16)"]),
+    "nothing": (-2, b"", ["0 bytes"]),
 }
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from minigpt.config.commands import BenchmarkConfig
 from minigpt.config.compose import compose, split_arguments
-from minigpt.config.convert import unflatten, values
-from minigpt.config.schema import BenchmarkConfig, TrainConfig
+from minigpt.config.convert import from_dict, to_dict, values
+from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
 
 
@@ -89,7 +90,7 @@ class Plan:
             "schedule.warmup_steps": min(self.base.schedule.warmup_steps, total - 1),
             "trainer.max_steps": total,
         }
-        return unflatten({**values(self.base), **given, **changes})
+        return to_dict(from_dict(TrainConfig, {**values(self.base), **given, **changes}))
 
 
 def full_path(text: str) -> Path:

@@ -33,7 +33,7 @@ from minigpt.checkpoint.store import (
     verify,
 )
 from minigpt.config.check import find_faults
-from minigpt.config.convert import flatten, read, settings, shown, unflatten
+from minigpt.config.convert import flatten, read, settings, shown
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import NoUsableCheckpoint, UserFault
@@ -186,7 +186,7 @@ def read_config(folder: Path) -> TrainConfig:
         # Another version has other settings; of those that this one lacks, only the model's matter here.
         known = {key: value for key, value in flat.items() if key in settings(TrainConfig)}
         strange = sorted(key for key in flat.keys() - known.keys() if not OTHER_SETTING.fullmatch(key))
-        config, wrong = read(TrainConfig, unflatten(known) if flat else mapping)
+        config, wrong = read(TrainConfig, known if flat else mapping)
     except RecursionError:
         raise unusable(folder, f"{CONFIG} is nested too deep") from None
     if strange:

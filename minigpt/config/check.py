@@ -8,17 +8,22 @@ import glob
 import importlib.util
 import json
 import math
+import operator
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from minigpt.config.convert import Fault, settings, shown, values
-from minigpt.config.schema import Setting
+from minigpt.config.setting import Setting
 from minigpt.invocation import typed
 
 MAX_WHOLE = 10**12  # of a whole number that states no upper limit: it catches slips of the keyboard
+
+Rule = tuple[tuple[str, ...], Callable[..., Iterator[str]]]
+RULES: list[Rule] = []
+NOTES: list[Rule] = []  # on what is allowed, but seldom meant
 
 
 def check(config: Any) -> list[str]:
@@ -29,139 +34,144 @@ def check(config: Any) -> list[str]:
 def find_faults(config: Any) -> list[Fault]:
     """What `check` reports, with the settings each fault touches."""
     now = values(config)
-    faults = [_fault_of(setting, now[key]) for key, setting in settings(config.__class__).items()]
-    found = [fault for fault in faults if fault]
-    return found + _broken(now, RULES, {key for fault in found for key in fault.keys})
+    known = settings(config.__class__)
+    found = [Fault((key,), sentence) for key, each in known.items() for sentence in _wrong_alone(each, now[key])]
+    return found + _broken(RULES, now, without={key for fault in found for key in fault.keys})
 
 
 def find_notes(config: Any) -> list[str]:
     """Choices that are allowed but seldom meant; worth a line before the work begins."""
-    return [note.sentence for note in _broken(values(config), NOTES, set())]
+    return [note.sentence for note in _broken(NOTES, values(config), without=set())]
 
 
-def _broken(now: Mapping[str, Any], rules: list["Rule"], known_faults: set[str]) -> list[Fault]:
-    """The broken rules among those that read no setting with a fault of its own."""
-    fit = now.keys() - known_faults
-    sentences = [(keys, rule(*(now[key] for key in keys))) for keys, rule in rules if fit.issuperset(keys)]
-    return [Fault(keys, sentence) for keys, sentence in sentences if sentence]
+def _broken(rules: list[Rule], now: Mapping[str, Any], *, without: set[str]) -> list[Fault]:
+    known = now.keys() - without
+    return [
+        Fault(keys, text)
+        for keys, rule in rules
+        if known.issuperset(keys)
+        for text in rule(*(now[key] for key in keys))
+    ]
 
 
-def _fault_of(setting: Setting, value: Any) -> Fault | None:
-    """What is wrong with one setting, whatever the others are."""
+def _wrong_alone(setting: Setting, value: Any) -> Iterator[str]:
+    """What is wrong with the value of one setting, whatever the others are."""
+    key, remedy = setting.key, "Give another, or leave it out."
     if setting.required and not value:
-        return Fault((setting.key,), f"{setting.key} is missing: {setting.meaning}. Give {setting.key}=...")
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    high = MAX_WHOLE if setting.is_whole and setting.high is None else setting.high
-    inside = (
-        (setting.low is None or value >= setting.low)
-        and (setting.above is None or value > setting.above)
-        and (high is None or value <= high)
-        and (setting.below is None or value < setting.below)
-    )
-    if inside and math.isfinite(value):
-        return None
-    limits = {"at least": setting.low, "more than": setting.above, "at most": high, "less than": setting.below}
-    wanted = [f"{words} {limit}" for words, limit in limits.items() if limit is not None]
-    wanted += ["finite"] if inside else []
-    return Fault((setting.key,), f"{setting.key} must be {' and '.join(wanted)}, got {shown(value)}.")
+        yield f"{key} is missing: {setting.meaning}. Give {key}=..."
+    elif isinstance(value, str):
+        if not value.strip() and (setting.folder or (setting.kind is str and not setting.literal)):
+            yield f"{key} is empty. {remedy}"
+        elif setting.folder and "\0" in value:
+            yield f"{key}={shown(value)} holds a NUL character. {remedy}"
+        elif setting.folder and _there(value) and not os.path.isdir(_at(value)):
+            yield f"{key}={shown(value)} is a file, and a folder is wanted. {remedy}"
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        high = MAX_WHOLE if setting.is_whole and setting.high is None else setting.high
+        tests = {"at least": operator.ge, "more than": operator.gt, "at most": operator.le, "less than": operator.lt}
+        limits = zip(tests, (setting.low, setting.above, high, setting.below), strict=True)
+        stated = {words: limit for words, limit in limits if limit is not None}
+        inside = all(tests[words](value, limit) for words, limit in stated.items())
+        if not inside or not math.isfinite(value):
+            wanted = [f"{words} {limit}" for words, limit in stated.items()]
+            yield f"{key} must be {' and '.join([*wanted, 'finite'] if inside else wanted)}, got {shown(value)}."
 
 
-# --- rules: the values of some settings -> a sentence, or "" when all is well ---
+# --- rules: the values of some settings -> a sentence for each that is broken ---
 
 
-def heads_divide_width(n_embd: int, n_head: int) -> str:
-    if n_embd % n_head == 0:
-        return ""
-    widths = _neighbours(n_embd, n_head)
-    return (
-        f"model.n_embd={n_embd} is not a multiple of model.n_head={n_head}: every head gets the same width. "
-        f"Use {_either('model.n_embd', widths)}."
-    )
+def rule(
+    *keys: str, into: list[Rule] = RULES
+) -> Callable[[Callable[..., Iterator[str]]], Callable[..., Iterator[str]]]:
+    """Register a rule on the values of these settings."""
+
+    def register(function: Callable[..., Iterator[str]]) -> Callable[..., Iterator[str]]:
+        into.append((keys, function))
+        return function
+
+    return register
 
 
-def batch_holds_whole_windows(batch_tokens: int, block_size: int) -> str:
-    if batch_tokens % block_size == 0:
-        return ""
-    return (
-        f"batch_tokens={batch_tokens} is not a multiple of model.block_size={block_size}: a step reads whole windows. "
-        f"Use {_either('batch_tokens', _neighbours(batch_tokens, block_size))}."
-    )
+@rule("experiment")
+def experiment_names_a_folder(experiment: str) -> Iterator[str]:
+    if not re.fullmatch(r"[\w][\w.+-]*(/[\w][\w.+-]*)*", experiment) or len(experiment) > 100:
+        yield (
+            f"experiment={shown(experiment)} names the run's folder: letters, digits and . _ + - only, 100 at most. "
+            "Rename the experiment, or give run.dir."
+        )
 
 
-def batch_splits_evenly(batch_tokens: int, block_size: int, micro_batch: int, devices: int) -> str:
+@rule("model.n_embd", "model.n_head")
+def heads_divide_width(n_embd: int, n_head: int) -> Iterator[str]:
+    if n_embd % n_head:
+        yield (
+            f"model.n_embd={n_embd} is not a multiple of model.n_head={n_head}: every head gets the same width. "
+            f"Use {_nearest_multiples('model.n_embd', n_embd, n_head)}."
+        )
+
+
+@rule("batch_tokens", "model.block_size", "trainer.micro_batch", "trainer.devices")
+def batch_splits_evenly(batch_tokens: int, block_size: int, micro_batch: int, devices: int) -> Iterator[str]:
     unit = max(micro_batch, 1) * devices * block_size
-    if batch_tokens % block_size or batch_tokens % unit == 0:
-        return ""
-    parts = [f"model.block_size={block_size}"]
-    parts += [f"trainer.micro_batch={micro_batch}"] if micro_batch else []
-    parts += [f"trainer.devices={devices}"] if devices > 1 else []
-    return (
-        f"batch_tokens={batch_tokens} can't be split evenly into {' x '.join(parts)} = {unit} tokens. "
-        f"Use {_either('batch_tokens', _neighbours(batch_tokens, unit))}."
-    )
+    if batch_tokens % block_size:
+        yield (
+            f"batch_tokens={batch_tokens} is not a multiple of model.block_size={block_size}: a step reads whole "
+            f"windows. Use {_nearest_multiples('batch_tokens', batch_tokens, block_size)}."
+        )
+    elif batch_tokens % unit:
+        factors = {"trainer.micro_batch": micro_batch or 1, "trainer.devices": devices}
+        parts = [f"model.block_size={block_size}", *(f"{key}={n}" for key, n in factors.items() if n > 1)]
+        yield (
+            f"batch_tokens={batch_tokens} can't be split evenly into {' x '.join(parts)} = {unit} tokens. "
+            f"Use {_nearest_multiples('batch_tokens', batch_tokens, unit)}."
+        )
 
 
-def several_devices_need_ddp(devices: int, strategy: str) -> str:
-    if devices == 1 or strategy == "ddp":
-        return ""
-    return f"trainer.devices={devices} needs trainer.strategy=ddp. Type trainer=ddp trainer.devices={devices}."
+@rule("trainer.devices", "trainer.strategy")
+def several_devices_need_ddp(devices: int, strategy: str) -> Iterator[str]:
+    if devices > 1 and strategy != "ddp":
+        yield f"trainer.devices={devices} needs trainer.strategy=ddp. Type trainer=ddp trainer.devices={devices}."
 
 
-def mps_is_one_device_in_fp32(device: str, precision: str, devices: int) -> str:
-    if device != "mps":
-        return ""
-    if precision in ("bf16", "fp64"):
-        return f"trainer.device=mps trains in fp32, got trainer.precision={precision}. Use trainer.precision=fp32."
-    return f"trainer.device=mps is one device, got trainer.devices={devices}. Use devices=1." if devices > 1 else ""
+@rule("trainer.device", "trainer.precision", "trainer.devices")
+def mps_is_one_device_in_fp32(device: str, precision: str, devices: int) -> Iterator[str]:
+    if device == "mps" and precision in ("bf16", "fp64"):
+        yield f"trainer.device=mps trains in fp32, got trainer.precision={precision}. Use trainer.precision=fp32."
+    elif device == "mps" and devices > 1:
+        yield f"trainer.device=mps is one device, got trainer.devices={devices}. Use trainer.devices=1."
 
 
-def sample_precision_fits_device(device: str, precision: str) -> str:
-    if device == "mps" and precision == "fp64":
-        return "device=mps has no fp64. Use precision=fp32 or device=cpu."
-    return ""
+@rule("trainer.max_steps", "trainer.max_tokens", "trainer.max_minutes")
+def run_has_an_end(*limits: float | None) -> Iterator[str]:
+    if not any(limits):
+        yield "The run has no end: give trainer.max_steps, trainer.max_tokens or trainer.max_minutes."
 
 
-def run_has_an_end(max_steps: int | None, max_tokens: int | None, max_minutes: float | None) -> str:
-    if max_steps or max_tokens or max_minutes:
-        return ""
-    return "The run has no end: give trainer.max_steps, trainer.max_tokens or trainer.max_minutes."
+@rule("trainer.patience", "validate.every_steps")
+def patience_needs_validations(patience: int, every_steps: int) -> Iterator[str]:
+    if patience and not every_steps:
+        yield (
+            f"trainer.patience={patience} counts validations, and validate.every_steps=0 makes none before the end. "
+            "Set validate.every_steps, or trainer.patience=0."
+        )
 
 
-def patience_needs_validations(patience: int, every_steps: int) -> str:
-    if not patience or every_steps:
-        return ""
-    return (
-        f"trainer.patience={patience} counts validations, and validate.every_steps=0 makes none before the end. "
-        "Set validate.every_steps, or trainer.patience=0."
-    )
-
-
-def ddp_has_devices(strategy: str, devices: int) -> str:
-    if strategy != "ddp" or devices > 1:
-        return ""
-    return "trainer.strategy=ddp with trainer.devices=1 trains on one device. For more, add trainer.devices=N."
-
-
-def tokenizer_has_a_name(name: str) -> str:
-    return "" if name else "tokenizer.name is empty. Use tokenizer=bpe, or see --help for the others."
-
-
-def source_is_there(name: str, source: str | None, folder: str) -> str:
+@rule("data.name", "data.source", "data.dir")
+def source_is_there(name: str, source: str | None, folder: str) -> Iterator[str]:
     if not source:
         if name == "text":
-            return "data=text needs your text. Add data.source=FILE_OR_DIR."
-        return "data.source is empty. Give a file or folder, or leave it out." if source == "" else ""
-    if name == "stdlib":
-        return (
+            yield "data=text needs your text. Add data.source=FILE_OR_DIR."
+        elif source == "":
+            yield "data.source is empty. Give a file or folder, or leave it out."
+    elif name == "stdlib":
+        yield (
             f"data=stdlib reads Python's own source and would ignore data.source={shown(source)}. "
-            f"To train on your text, add data=text."
+            "To train on your text, add data=text."
         )
-    if not _there(source) and not _was_prepared(source, folder):
-        return f"data.source={shown(source)} does not exist{_from_here(source)}. Give an existing file or folder."
-    if name == "shakespeare_char" and os.path.isdir(_at(source)):
-        return f"data=shakespeare_char reads one file, got the folder data.source={shown(source)}."
-    return ""
+    elif not _there(source) and not _was_prepared(source, folder):
+        yield f"data.source={shown(source)} does not exist{_from_here(source)}. Give an existing file or folder."
+    elif name == "shakespeare_char" and os.path.isdir(_at(source)):
+        yield f"data=shakespeare_char reads one file, got the folder data.source={shown(source)}."
 
 
 def _was_prepared(source: str, folder: str) -> bool:
@@ -177,172 +187,117 @@ def _was_prepared(source: str, folder: str) -> bool:
     return False
 
 
-def encoding_is_known(encoding: str) -> str:
+@rule("data.encoding")
+def encoding_is_known(encoding: str) -> Iterator[str]:
     try:
         "a".encode(encoding)
     except (LookupError, ValueError):
-        return f"data.encoding={shown(encoding)} is no text encoding that Python knows. Use utf-8, latin-1, utf-16 ..."
-    return ""
+        yield f"data.encoding={shown(encoding)} is no text encoding that Python knows. Use utf-8, latin-1, utf-16 ..."
 
 
-def folder_can_be(key: str, remedy: str) -> Callable[[str | None], str]:
-    def rule(path: str | None) -> str:
-        if path is None:
-            return ""
-        if not path.strip():
-            return f"{key} is empty. {remedy}"
-        if "\0" in path:
-            return f"{key}={shown(path)} holds a NUL character. {remedy}"
-        if _there(path) and not os.path.isdir(_at(path)):
-            return f"{key}={shown(path)} is a file, and a folder is wanted. {remedy}"
-        return ""
-
-    return rule
+@rule("logger.name")
+def tensorboard_is_installed(name: str) -> Iterator[str]:
+    if name == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
+        yield (
+            f"logger=tensorboard needs the Python package 'tensorboard', which {sys.executable} lacks. "
+            f"Type: {sys.executable} -m pip install tensorboard"
+        )
 
 
-def experiment_names_a_folder(experiment: str) -> str:
-    if re.fullmatch(r"[\w][\w.+-]*(/[\w][\w.+-]*)*", experiment) and len(experiment) <= 100:
-        return ""
-    return (
-        f"experiment={shown(experiment)} names the run's folder: letters, digits and . _ + - only, 100 at most. "
-        "Rename the experiment, or give run.dir."
-    )
+@rule("init.from")
+def starting_weights_are_there(source: str | None) -> Iterator[str]:
+    if source is not None and not _there(source):
+        yield f"init.from={shown(source)} does not exist{_from_here(source)}. Give a run or checkpoint directory."
 
 
-def starting_weights_are_there(source: str | None) -> str:
-    if source is None or _there(source):
-        return ""
-    return f"init.from={shown(source)} does not exist{_from_here(source)}. Give a run or checkpoint directory."
+@rule("checkpoint")
+def checkpoint_is_there(checkpoint: str | None) -> Iterator[str]:
+    if not checkpoint or not _there(checkpoint):
+        newest = _newest_run()
+        remedy = f"Try checkpoint={newest}" if newest else f"Train one first: {typed('train')}"
+        if checkpoint:
+            yield f"checkpoint={shown(checkpoint)} does not exist{_from_here(checkpoint)}. {remedy}"
+        else:
+            yield f"checkpoint is missing. Give checkpoint=RUN_OR_CHECKPOINT_DIR. {remedy}"
 
 
-def checkpoint_is_there(checkpoint: str | None) -> str:
-    if checkpoint and _there(checkpoint):
-        return ""
-    newest = _newest_run()
-    remedy = f"Try checkpoint={newest}" if newest else f"Train one first: {typed('train')}"
-    if not checkpoint:
-        return f"checkpoint is missing. Give checkpoint=RUN_OR_CHECKPOINT_DIR. {remedy}"
-    return f"checkpoint={shown(checkpoint)} does not exist{_from_here(checkpoint)}. {remedy}"
+@rule("device", "precision")
+def sample_precision_fits_device(device: str, precision: str) -> Iterator[str]:
+    if device == "mps" and precision == "fp64":
+        yield "device=mps has no fp64. Use precision=fp32 or device=cpu."
 
 
-def prompt_file_is_there(prompt_file: str | None) -> str:
-    if prompt_file is None or os.path.isfile(_at(prompt_file)):
-        return ""
-    return f"prompt_file={shown(prompt_file)} is no file{_from_here(prompt_file)}. Give a text file."
-
-
-def prompts_are_text(prompts: list[str] | str) -> str:
+@rule("samples.prompt")
+@rule("prompt")
+def prompts_are_text(prompts: list[str] | str) -> Iterator[str]:
     for prompt in [prompts] if isinstance(prompts, str) else prompts:
-        bad = next((place for place, letter in enumerate(prompt) if "\ud800" <= letter <= "\udfff"), None)
-        if bad is not None:
-            return (
-                f"The prompt {shown(prompt)} is not valid UTF-8 at position {bad}. Put it in a UTF-8 file: prompt_file="
+        bad = re.search("[\ud800-\udfff]", prompt)
+        if bad:
+            yield (
+                f"The prompt {shown(prompt)} is not valid UTF-8 at position {bad.start()}. "
+                "Put it in a UTF-8 file: prompt_file="
             )
-    return ""
 
 
-def project_has_a_name(project: str) -> str:
-    return "" if project.strip() else "logger.project is empty. Give a name, or leave it out for minigpt."
+@rule("prompt_file")
+def prompt_file_is_there(prompt_file: str | None) -> Iterator[str]:
+    if prompt_file is not None and not os.path.isfile(_at(prompt_file)):
+        yield f"prompt_file={shown(prompt_file)} is no file{_from_here(prompt_file)}. Give a text file."
 
 
-def storage_is_a_url(storage: str | None) -> str:
-    if storage is None or re.match(r"[a-z][\w+]*://.", storage):
-        return ""
-    return (
-        f"sweep.storage={shown(storage)} is no URL of a database. Write sqlite:///FILE or "
-        "postgresql://USER@HOST/DATABASE, or leave it out for a journal file in sweep.dir."
-    )
+@rule("stop")
+def stops_are_not_empty(stop: list[str]) -> Iterator[str]:
+    if "" in stop:
+        yield "stop holds an empty string, which would end every text at once. Remove it."
 
 
-def stops_are_not_empty(stop: list[str]) -> str:
-    return "stop holds an empty string, which would end every text at once. Remove it." if "" in stop else ""
+@rule("sweep.storage")
+def storage_is_a_url(storage: str | None) -> Iterator[str]:
+    if storage is not None and not re.match(r"[a-z][\w+]*://.", storage):
+        yield (
+            f"sweep.storage={shown(storage)} is no URL of a database. Write sqlite:///FILE or "
+            "postgresql://USER@HOST/DATABASE, or leave it out for a journal file in sweep.dir."
+        )
 
 
-def warmup_ends(warmup_steps: int, max_steps: int | None, max_tokens: int | None, batch_tokens: int) -> str:
-    steps = math.ceil(max_tokens / batch_tokens) if max_tokens else max_steps
-    if steps is None or warmup_steps <= steps:
-        return ""
-    return (
-        f"schedule.warmup_steps={warmup_steps} is longer than the run of {steps} steps: the learning rate "
-        f"never reaches its peak. For a real run type schedule.warmup_steps={steps // 10}."
-    )
-
-
-def parts_can_be_measured(what: str) -> str:
+@rule("what")
+def parts_can_be_measured(what: str) -> Iterator[str]:
     parts = ("training", "sampling", "tokenization", "loading")
-    strange = [part for part in what.split(",") if part not in parts]
-    return f"what={what}: {shown(strange[0])} can't be measured. Give some of {','.join(parts)}." if strange else ""
+    for part in set(what.split(",")) - set(parts):
+        yield f"what={what}: {shown(part)} can't be measured. Give some of {','.join(parts)}."
 
 
-def checkout_is_there(nanogpt: str | None) -> str:
-    files = (
-        [os.path.join(_at(nanogpt), name) for name in ("train.py", "model.py", "configurator.py")] if nanogpt else []
-    )
-    missing = [file for file in files if not os.path.isfile(file)] if files else [shown(nanogpt)]
-    if nanogpt is None or not missing:
-        return ""
-    return (
-        f"nanogpt={nanogpt}: there is no {missing[0]}{_from_here(nanogpt)}. Give a checkout: "
-        "git clone https://github.com/karpathy/nanoGPT"
-    )
+@rule("nanogpt")
+def checkout_is_there(nanogpt: str | None) -> Iterator[str]:
+    for name in ("train.py", "model.py", "configurator.py") if nanogpt is not None else ():
+        if not nanogpt or not os.path.isfile(os.path.join(_at(nanogpt), name)):
+            yield (
+                f"nanogpt={nanogpt}: there is no {name} in it{_from_here(nanogpt or '')}. Give a checkout: "
+                "git clone https://github.com/karpathy/nanoGPT"
+            )
+            break
 
 
-Rule = tuple[tuple[str, ...], Callable[..., str]]
+@rule("trainer.strategy", "trainer.devices", into=NOTES)
+def ddp_has_devices(strategy: str, devices: int) -> Iterator[str]:
+    if strategy == "ddp" and devices == 1:
+        yield "trainer.strategy=ddp with trainer.devices=1 trains on one device. For more, add trainer.devices=N."
 
 
-def tensorboard_is_installed(name: str) -> str:
-    if name != "tensorboard" or importlib.util.find_spec("tensorboard") is not None:
-        return ""
-    return (
-        f"logger=tensorboard needs the Python package 'tensorboard', which {sys.executable} lacks. "
-        f"Type: {sys.executable} -m pip install tensorboard"
-    )
+@rule("schedule.warmup_steps", "trainer.max_steps", "trainer.max_tokens", "batch_tokens", into=NOTES)
+def warmup_ends(warmup_steps: int, max_steps: int | None, max_tokens: int | None, batch_tokens: int) -> Iterator[str]:
+    steps = math.ceil(max_tokens / batch_tokens) if max_tokens else max_steps
+    if steps is not None and warmup_steps > steps:
+        yield (
+            f"schedule.warmup_steps={warmup_steps} is longer than the run of {steps} steps: the learning rate "
+            f"never reaches its peak. To reach it, type schedule.warmup_steps={steps // 10}."
+        )
 
 
-RULES: list[Rule] = [
-    (("logger.name",), tensorboard_is_installed),
-    (("experiment",), experiment_names_a_folder),
-    (("model.n_embd", "model.n_head"), heads_divide_width),
-    (("batch_tokens", "model.block_size"), batch_holds_whole_windows),
-    (("batch_tokens", "model.block_size", "trainer.micro_batch", "trainer.devices"), batch_splits_evenly),
-    (("tokenizer.name",), tokenizer_has_a_name),
-    (("data.name", "data.source", "data.dir"), source_is_there),
-    (("data.dir",), folder_can_be("data.dir", "Prepared tokens land there; the default is data.dir=data")),
-    (("data.encoding",), encoding_is_known),
-    (("trainer.devices", "trainer.strategy"), several_devices_need_ddp),
-    (("trainer.device", "trainer.precision", "trainer.devices"), mps_is_one_device_in_fp32),
-    (("trainer.max_steps", "trainer.max_tokens", "trainer.max_minutes"), run_has_an_end),
-    (("trainer.patience", "validate.every_steps"), patience_needs_validations),
-    (("samples.prompt",), prompts_are_text),
-    (("logger.project",), project_has_a_name),
-    (("run.dir",), folder_can_be("run.dir", "Give another folder, or leave run.dir out for a name of its own.")),
-    (("out",), folder_can_be("out", "Give another folder, or leave it out.")),
-    (("sweep.dir",), folder_can_be("sweep.dir", "Give another folder, or leave sweep.dir out for a name of its own.")),
-    (("sweep.storage",), storage_is_a_url),
-    (("init.from",), starting_weights_are_there),
-    (("checkpoint",), checkpoint_is_there),
-    (("device", "precision"), sample_precision_fits_device),
-    (("prompt",), prompts_are_text),
-    (("prompt_file",), prompt_file_is_there),
-    (("stop",), stops_are_not_empty),
-    (("what",), parts_can_be_measured),
-    (("nanogpt",), checkout_is_there),
-]
-
-NOTES: list[Rule] = [
-    (("trainer.strategy", "trainer.devices"), ddp_has_devices),
-    (("schedule.warmup_steps", "trainer.max_steps", "trainer.max_tokens", "batch_tokens"), warmup_ends),
-]
-
-
-def _neighbours(value: int, unit: int) -> list[int]:
-    """The multiples of unit on either side of value, positive ones only."""
+def _nearest_multiples(key: str, value: int, unit: int) -> str:
+    """`key=` with the multiples of unit on either side of value, positive ones only."""
     below = value // unit * unit
-    return [each for each in (below, below + unit) if each > 0]
-
-
-def _either(key: str, values: list[int]) -> str:
-    return f"{key}=" + " or ".join(str(value) for value in values)
+    return f"{key}={f'{below} or ' if below else ''}{below + unit}"
 
 
 def _at(path: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from minigpt.config.check import find_faults, find_notes
+from minigpt.config.commands import CLASSES
 from minigpt.config.convert import (
     Fault,
     fitted,
@@ -30,59 +31,13 @@ from minigpt.config.convert import (
 )
 from minigpt.config.groups import compose_files, config_folder, find_groups, unfit_files
 from minigpt.config.help import help_page
-from minigpt.config.schema import (
-    BenchmarkConfig,
-    CompareConfig,
-    DrawAttentionConfig,
-    PrepareConfig,
-    ReportConfig,
-    SampleConfig,
-    SweepConfig,
-    TrainConfig,
-    VerifyResumeConfig,
-)
 from minigpt.faults import UserFault
 from minigpt.invocation import typed
-
-CLASSES: dict[str, type] = {  # of each command
-    "train": TrainConfig,
-    "prepare": PrepareConfig,
-    "sample": SampleConfig,
-    "sweep": SweepConfig,
-    "compare": CompareConfig,
-    "report": ReportConfig,
-    "benchmark": BenchmarkConfig,
-    "verify-resume": VerifyResumeConfig,
-    "draw-attention": DrawAttentionConfig,
-}
 
 # What follows these is the user's own text and reaches us unchanged: null, 123 and ${x} are text here.
 LITERAL = {key for cls in CLASSES.values() for key, setting in settings(cls).items() if setting.literal}
 
-# Names that other frameworks use.
-OTHER_NAMES = {
-    "batch_size": "batch_tokens (tokens per step: sequences x model.block_size)",
-    "gradient_accumulation_steps": "batch_tokens (accumulation follows from it; trainer.micro_batch sets its size)",
-    "max_iters": "trainer.max_steps",
-    "lr_decay_iters": "trainer.max_steps",
-    "epochs": "trainer.max_steps or trainer.max_tokens",
-    "max_epochs": "trainer.max_steps or trainer.max_tokens",
-    "learning_rate": "optimizer.lr",
-    "min_lr": "schedule.final_lr_fraction",
-    "warmup_iters": "schedule.warmup_steps",
-    "eval_interval": "validate.every_steps",
-    "log_interval": "logger.every_steps",
-    "save_interval": "checkpoint.every_steps",
-    "out_dir": "run.dir",
-    "output_dir": "run.dir",
-    "dataset": "data or data.source",
-    "dtype": "trainer.precision",
-    "wandb_log": "logger (logger=wandb)",
-    "start": "prompt",
-    "ckpt": "checkpoint",
-    "ckpt_path": "checkpoint",
-}
-
+NOT_EVALUATED = "${...} is not evaluated. Write the value itself."
 OPTIONS = ("--config-dir", "-cd", "--cfg", "-c")  # which have a value
 
 
@@ -126,11 +81,8 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
     if request.help:
         print(help_page(command, request.cls, request.groups()))
         raise SystemExit(0)
-    mapping = _read_files(request)
-    for key, value in request.values.items():
-        _set(mapping, key, value)
     config: Any
-    config, faults = read(request.cls, mapping)
+    config, faults = read(request.cls, _read_files(request) | request.values)
     faults = request.faults + [fault for fault in faults if not _touches(fault, request.faults)]
     faults += [fault for fault in find_faults(config) if not _touches(fault, faults) and _certain(fault, request)]
     if faults:
@@ -145,9 +97,10 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
 
 def split_arguments(command: str, arguments: list[str]) -> tuple[list[str], list[str]]:
     """The arguments of a command that starts trainings: its own, and those of `train`. --config-dir is for both."""
-    known = [*settings(TrainConfig), *find_groups(TrainConfig)]
-    own = [key for key in [*settings(CLASSES[command]), *find_groups(CLASSES[command])] if key not in known]
-    own_sections = {*sections(CLASSES[command])} - {*sections(TrainConfig)}
+    train, cls = CLASSES["train"], CLASSES[command]
+    known = [*settings(train), *find_groups(train)]
+    own = [key for key in [*settings(cls), *find_groups(cls)] if key not in known]
+    own_sections = {*sections(cls)} - {*sections(train)}
     ours: list[str] = []
     theirs: list[str] = []
     rest = list(arguments)
@@ -222,7 +175,7 @@ def _read_setting(request: Request, key: str, text: str) -> None:
     if setting.literal:
         request.values[key] = [*request.values.get(key, []), text] if kind == list[str] else text
     elif "${" in text and kind != list[str]:
-        request.refuse(f"{key}={shown(text)}: ${{...}} is not evaluated. Write the value itself.", key)
+        request.refuse(f"{key}={shown(text)}: {NOT_EVALUATED}", key)
     else:
         request.values[key] = value_from_text(kind, text)
         first = value_from_text(kind, text.partition(",")[0])
@@ -259,8 +212,9 @@ def _unknown(request: Request, key: str) -> str:
     inside = ", ".join(each for each in known if each.startswith(key + "."))
     if inside and key:
         return f"'{key}' is a group of settings. Set one of: {inside}."
-    if key in OTHER_NAMES and OTHER_NAMES[key].partition(" ")[0] in known:
-        return f"No setting '{key}'. Here it is {OTHER_NAMES[key]}."
+    for own, setting in settings(request.cls).items():
+        if key in setting.aka.split():
+            return f"No setting '{key}'. Here it is {own}: {setting.meaning}."
     if not any(each.rpartition(".")[2] == key.rpartition(".")[2] for each in nearest(key, known)):
         for other, other_class in CLASSES.items():
             if key in settings(other_class):
@@ -272,7 +226,7 @@ def _unknown(request: Request, key: str) -> str:
 
 
 def _read_files(request: Request) -> dict[str, Any]:
-    """What the chosen files hold together."""
+    """What the chosen files hold together, flat."""
     groups = request.groups()
     if not groups:
         return {}
@@ -287,12 +241,11 @@ def _read_files(request: Request) -> dict[str, Any]:
         request.unread.add("experiment")
     if "experiment" in request.choices:
         mapping.setdefault("experiment", request.choices["experiment"])
-    for key, value in flatten(mapping).items():
+    flat = flatten(mapping, settings(request.cls))
+    for key, value in flat.items():
         if isinstance(value, str) and "${" in value:
-            request.refuse(
-                f"A config file says {key}: {value}, but ${{...}} is not evaluated. Write the value itself.", key
-            )
-    return mapping
+            request.refuse(f"A config file says {key}: {value}, but {NOT_EVALUATED}", key)
+    return flat
 
 
 def _refuse_unknown_choices(request: Request, groups: Mapping[str, Mapping[str, Path]]) -> None:
@@ -304,15 +257,6 @@ def _refuse_unknown_choices(request: Request, groups: Mapping[str, Mapping[str, 
             hint = f" Did you mean {group}={meant[0]}?" if meant else ""
             hint = f" {_one_value()}" if "," in choice else hint
             request.refuse(f"No {group} {shown(choice)}.{hint} There are: {', '.join(groups[group])}.")
-
-
-def _set(mapping: dict[str, Any], key: str, value: Any) -> None:
-    *way, last = key.split(".")
-    for name in way:
-        mapping = mapping.setdefault(name, {})
-        if not isinstance(mapping, dict):
-            return
-    mapping[last] = value
 
 
 def _touches(fault: Fault, others: list[Fault]) -> bool:

@@ -1,7 +1,7 @@
 """Between plain dictionaries and the typed configs of schema.py. Standard library only.
 
-Reading is strict and collects every fault. The outside spelling of a setting (`init.from`) is used in
-dictionaries, files and sentences; its Python name (`init.source`) only in code.
+Reading is strict and collects every fault. Dictionaries, files and sentences name a setting as users type it
+(`init.from`); its Python name (`init.source`) stands only in code.
 """
 
 import copy
@@ -12,10 +12,11 @@ import json
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, Literal, TypeVar, Union
 
-from minigpt.config.schema import REMOVED, Setting
+from minigpt.config.schema import REMOVED
+from minigpt.config.setting import Setting
 from minigpt.faults import UserFault
 
 Config = TypeVar("Config")
@@ -23,7 +24,7 @@ Config = TypeVar("Config")
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """One thing wrong: the outside dotted names it touches and the sentence for the person."""
+    """One thing wrong: the settings it touches and the sentence for the person."""
 
     keys: tuple[str, ...]
     sentence: str
@@ -39,7 +40,10 @@ def settings(cls: type, prefix: str = "") -> dict[str, Setting]:
         else:
             about = field.metadata.get("setting", Setting())
             default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-            found[prefix + name] = dataclasses.replace(about, key=prefix + name, kind=kind, default=default)
+            literal = about.literal or about.folder
+            found[prefix + name] = dataclasses.replace(
+                about, key=prefix + name, kind=kind, default=default, literal=literal
+            )
     return found
 
 
@@ -57,7 +61,7 @@ def sections(cls: type) -> list[str]:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """The config as nested plain dictionaries in the users' spelling, ready for JSON."""
+    """The config as nested plain dictionaries, ready for JSON."""
     plain: dict[str, Any] = {}
     for name, (field, _) in _fields(config.__class__).items():
         value = getattr(config, field.name)
@@ -65,34 +69,25 @@ def to_dict(config: Any) -> dict[str, Any]:
     return plain
 
 
-def values(config: Any, prefix: str = "") -> dict[str, Any]:
+def values(config: Any) -> dict[str, Any]:
     """The value of every setting of a config, by its dotted name."""
-    flat: dict[str, Any] = {}
-    for name, (field, _) in _fields(config.__class__).items():
-        value = getattr(config, field.name)
-        flat |= values(value, f"{prefix}{name}.") if dataclasses.is_dataclass(value) else {prefix + name: value}
-    return flat
+    return flatten(to_dict(config), settings(config.__class__))
 
 
-def flatten(mapping: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one: {"model": {"bias": True}} -> {"model.bias": True}. An empty one is a value."""
+def flatten(mapping: Mapping[Any, Any], whole: Container[str] = (), prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries as one: {"model": {"bias": True}} -> {"model.bias": True}.
+
+    Args:
+        mapping: perhaps flat in part. An empty dictionary in it is a value.
+        whole: names whose dictionaries are values, too.
+        prefix: of all names.
+    """
     flat: dict[str, Any] = {}
     for key, value in mapping.items():
         name = f"{prefix}{key}"
-        flat |= flatten(value, name + ".") if isinstance(value, Mapping) and value else {name: value}
+        inner = isinstance(value, Mapping) and value and name not in whole
+        flat |= flatten(value, whole, name + ".") if inner else {name: value}
     return flat
-
-
-def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted names as nested dictionaries: {"model.bias": True} -> {"model": {"bias": True}}."""
-    nested: dict[str, Any] = {}
-    for key, value in flat.items():
-        *sections, last = key.split(".")
-        place = nested
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = value
-    return nested
 
 
 def from_dict(cls: type[Config], mapping: Mapping[str, Any]) -> Config:
@@ -109,77 +104,76 @@ def from_dict(cls: type[Config], mapping: Mapping[str, Any]) -> Config:
 
 def read(cls: type[Config], mapping: Any) -> tuple[Config, list[Fault]]:
     """Like from_dict, but returns the faults; a faulty setting keeps its default."""
-    faults: list[Fault] = []
     if not isinstance(mapping, Mapping):
-        faults.append(Fault((), f"A config must be a mapping of names to values, got {shown(mapping)}."))
-        mapping = {}
-    config = _read_section(cls, mapping, "", list(settings(typing.cast(type, cls))), faults)
-    return config, faults
-
-
-def _read_section(cls: Any, mapping: Mapping, prefix: str, known: list[str], faults: list[Fault]) -> Any:
-    fields = _fields(cls)
+        return cls(), [Fault((), f"A config must be a mapping of names to values, got {shown(mapping)}.")]
+    known = settings(typing.cast(type, cls))
     found: dict[str, Any] = {}
-    for key, value in mapping.items():
-        name = f"{prefix}{key}"
-        if key not in fields:
-            unknown = list(flatten({name: value})) or [name]
-            faults.extend(Fault((each,), no_setting(each, known)) for each in unknown)
-            continue
-        field, kind = fields[key]
-        if not dataclasses.is_dataclass(kind):
-            value, wanted = fitted(kind, value)
+    faults: list[Fault] = []
+    for key, value in flatten(mapping, known).items():
+        inside = ", ".join(each for each in known if each.startswith(f"{key}."))
+        if key in known:
+            found[key], wanted = fitted(known[key].kind, value)
             if wanted:
-                faults.append(Fault((name,), f"{name} must be {wanted}, got {shown(mapping[key])}."))
-            else:
-                found[field.name] = value
-        elif isinstance(value, Mapping):
-            found[field.name] = _read_section(kind, value, name + ".", known, faults)
-        else:
-            inside = ", ".join(each for each in known if each.startswith(name + "."))
-            faults.append(Fault((name,), f"{name} is a group of settings ({inside}), got {shown(value)}."))
-    return cls(**found)
+                faults.append(Fault((key,), f"{key} must be {wanted}, got {shown(found.pop(key))}."))
+        elif not inside:
+            faults.append(Fault((key,), no_setting(key, known)))
+        elif value != {}:
+            faults.append(Fault((key,), f"{key} is a group of settings ({inside}), got {shown(value)}."))
+    return _build(cls, found), faults
+
+
+def _build(cls: Any, found: Mapping[str, Any], prefix: str = "") -> Any:
+    given: dict[str, Any] = {}
+    for name, (field, kind) in _fields(cls).items():
+        if dataclasses.is_dataclass(kind):
+            given[field.name] = _build(kind, found, f"{prefix}{name}.")
+        elif prefix + name in found:
+            given[field.name] = found[prefix + name]
+    return cls(**given)
+
+
+def parts_of(kind: Any) -> tuple[Any, ...]:
+    """The types that a type allows: int and NoneType for `int | None`."""
+    return typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def in_words(kind: Any) -> str:
+    """A type as users read it."""
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    if typing.get_origin(kind) is Literal:
+        return "one of " + ", ".join(typing.get_args(kind))
+    if typing.get_origin(kind) is list:
+        return 'a JSON list of strings like ["END", "\\n\\n"]'
+    if typing.get_origin(kind) is dict:
+        return 'a JSON object like {"seed": {"choices": [1, 2]}}'
+    return words[kind] if kind in words else " or ".join(in_words(part) for part in parts_of(kind))
 
 
 def fitted(kind: Any, value: Any) -> tuple[Any, str]:
     """The value as this type wants it and "", or the value and what was wanted in words."""
-    optional = typing.get_origin(kind) in (Union, types.UnionType)
-    if optional:
-        if value is None:
-            return None, ""
-        kind = next(part for part in typing.get_args(kind) if part is not type(None))
-    if typing.get_origin(kind) is Literal:
-        value, wanted = _fitted_word(typing.get_args(kind), value)
-    elif kind is float:
-        good = isinstance(value, int | float) and not isinstance(value, bool) and _finite(value)
-        value, wanted = (
-            (float(value), "") if good else (value, "a finite number" if isinstance(value, float) else "a number")
-        )
-    elif kind is int:
-        good = isinstance(value, int) and not isinstance(value, bool)
-        wanted = "" if good else "a whole number" + _whole_hint(value)
-    elif kind is bool:
-        wanted = "" if isinstance(value, bool) else "true or false"
-    elif kind is str:
-        wanted = "" if isinstance(value, str) else "text"
-    elif typing.get_origin(kind) is dict:
-        wanted = "" if isinstance(value, Mapping) else 'a JSON object like {"seed": {"choices": [1, 2]}}'
+    part, *null = parts_of(kind)
+    wanted = in_words(part)
+    if value is None and null:
+        return None, ""
+    if typing.get_origin(part) is Literal:
+        words = typing.get_args(part)
+        if "on" in words:  # YAML 1.1 reads a bare `on` as true
+            value = {"True": "on", "true": "on", "False": "off", "false": "off"}.get(str(value), value)
+        good = isinstance(value, str) and value in words
+        close = difflib.get_close_matches(str(value).lower(), words, n=1)
+        wanted += f" (did you mean {close[0]}?)" if close and len(words) > 1 else ""
+    elif part is float:
+        good = type(value) in (int, float) and _finite(value)
+        value, wanted = (float(value), "") if good else (value, "a finite number" if type(value) is float else wanted)
+    elif part is int:
+        good = type(value) is int
+        wanted += _whole_hint(value)
+    elif typing.get_origin(part) is list:
+        good = isinstance(value, list) and not any(fitted(typing.get_args(part)[0], each)[1] for each in value)
+        value = list(value) if good else value
     else:
-        assert kind == list[str], f"schema.py uses a type that convert.py doesn't know: {kind}"
-        good = isinstance(value, list) and all(isinstance(each, str) for each in value)
-        value, wanted = (list(value), "") if good else (value, 'a JSON list of strings like ["END", "\\n\\n"]')
-    return value, wanted + (" or null" if wanted and optional else "")
-
-
-def _fitted_word(words: tuple[str, ...], value: Any) -> tuple[Any, str]:
-    if "on" in words and (value is True or value == "true"):  # YAML 1.1 reads a bare `on` as true
-        return "on", ""
-    if "off" in words and (value is False or value == "false"):
-        return "off", ""
-    if isinstance(value, str) and value in words:
-        return value, ""
-    close = difflib.get_close_matches(str(value).lower(), words, n=1, cutoff=0.6)
-    return value, "one of " + ", ".join(words) + (f" (did you mean {close[0]}?)" if close and len(words) > 1 else "")
+        good = isinstance(value, Mapping) if typing.get_origin(part) is dict else type(value) is part
+    return value, "" if good else wanted + (" or null" if null else "")
 
 
 def _finite(value: int | float) -> bool:
@@ -204,19 +198,14 @@ def misfit(cls: type, mapping: Mapping[str, Any]) -> str:
     Numbers must be finite and not negative. For what programs write: there are no suggestions here.
     """
     for name, kind in typing.get_type_hints(cls).items():
-        if name in mapping and not _can_hold(kind, mapping[name]):
-            return f"{name}={shown(mapping[name])}"
+        if name in mapping:
+            value = mapping[name]
+            numbers = [
+                each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int | float)
+            ]
+            if fitted(kind, value)[1] or any(number < 0 for number in numbers):
+                return f"{name}={shown(value)}"
     return ""
-
-
-def _can_hold(kind: Any, value: Any) -> bool:
-    if typing.get_origin(kind) in (Union, types.UnionType):
-        return any(_can_hold(part, value) for part in typing.get_args(kind))
-    if typing.get_origin(kind) is list:
-        return isinstance(value, list) and all(_can_hold(typing.get_args(kind)[0], each) for each in value)
-    if kind is float:
-        return type(value) in (int, float) and _finite(value) and value >= 0
-    return type(value) is kind and (kind is not int or value >= 0)
 
 
 def value_from_text(kind: Any, text: str) -> Any:
@@ -224,17 +213,17 @@ def value_from_text(kind: Any, text: str) -> Any:
 
     Text that is no such value is returned as it is, for `fitted` to refuse.
     """
-    parts = typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else (kind,)
-    if type(None) in parts and text.lower() in ("null", "none"):
+    part, *null = parts_of(kind)
+    if null and text.lower() in ("null", "none"):
         return None
     try:
-        if int in parts:
+        if part is int:
             return int(text) if text.isascii() and not text[:1].isspace() else text
-        if float in parts:
+        if part is float:
             return float(text)
-        if bool in parts:
+        if part is bool:
             return {"true": True, "false": False}.get(text.lower(), text)
-        if list[str] in parts or any(typing.get_origin(part) is dict for part in parts):
+        if typing.get_origin(part) in (list, dict):
             return json.loads(text)
     except (ValueError, RecursionError):
         pass
@@ -271,8 +260,7 @@ def nearest(key: str, known: Iterable[str]) -> list[str]:
 
     best = max(known, key=likeness, default="")
     if same_last and likeness(best) < 0.85:
-        best = max(same_last, key=likeness)
-        return [best]
+        return [max(same_last, key=likeness)]
     near = likeness(best) >= 0.6 and _ratio(last, best.rpartition(".")[2]) >= 0.5  # a shared section alone says little
     return [best] if near else []
 

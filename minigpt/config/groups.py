@@ -50,7 +50,7 @@ def unfit_files(cls: type, config_dir: str) -> list[str]:
             found.append(f"{file} can't be used: {error}.")
             continue
         if isinstance(content, dict) and "${" in str(content.get("defaults")):
-            found.append(f"{file} has ${{...}} in its defaults, but ${{...}} is not evaluated. Write the value itself.")
+            found.append(f"{file} has ${{...}} in its defaults, which is not evaluated. Write the value itself.")
     return found
 
 

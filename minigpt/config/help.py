@@ -7,34 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minigpt.config.convert import settings
+from minigpt.config.convert import in_words, settings
 from minigpt.faults import MEANINGS
 from minigpt.invocation import typed
-
-EXAMPLES = {
-    "train": [
-        "",
-        "experiment=shakespeare_char_cpu",
-        "model=gpt-mini trainer.max_steps=500 optimizer.lr=6e-4 run.dir=runs/mine",
-        "data=text data.source=my_texts/ tokenizer=bpe",
-    ],
-    "prepare": ["", "data=text data.source=my_texts/ tokenizer=bpe tokenizer.vocab_size=4096"],
-    "sample": [
-        'checkpoint=runs/NAME prompt="def f(x):"',
-        "checkpoint=runs/NAME prompt=Once prompt=Twice temperature=0 max_new_tokens=50",
-        """checkpoint=runs/NAME prompt_file=start.txt stop='["\\n\\n"]'""",
-    ],
-    "sweep": [
-        "search=lr experiment=demo trials=12 workers=2",
-        "search=shakespeare_char_cpu experiment=shakespeare_char_cpu seeds=3",
-        """search.space='{"model.n_layer": {"choices": [2, 4, 6]}}' search.sampler=grid""",
-    ],
-    "compare": ["runs/A runs/B", "runs/A1 runs/A2 vs runs/B1 runs/B2 which=latest"],
-    "report": ["run.dir=runs/NAME"],
-    "benchmark": ["preset=c0 nanogpt=../nanoGPT trainer.precision=fp32", "preset=c1 what=sampling rounds=3"],
-    "verify-resume": ["experiment=demo trainer.max_steps=60 kills=5"],
-    "draw-attention": ["checkpoint=runs/NAME text='To be, or not to be'"],
-}
 
 OF_GROUPS = """\
 Write group=choice to take a file of configs/, key=value for a single setting. The last one wins.
@@ -56,9 +31,8 @@ def help_page(command: str, cls: type, groups: Mapping[str, Mapping[str, Path]])
     """
     literal = ", ".join(f"{key}=" for key, setting in settings(cls).items() if setting.literal)
     codes = ", ".join(f"{code} {meaning}" for code, meaning in MEANINGS.items())
-    lines = [inspect.getdoc(cls) or "", "", "Examples:"]
-    lines += [f"  {typed(command)} {each}".rstrip() for each in EXAMPLES.get(command, [])]
-    lines += ["", *([OF_GROUPS] if groups else []), *([OF_ALL.format(literal=literal)] if literal else [])]
+    lines = [(inspect.getdoc(cls) or "").replace(f"minigpt {command}", typed(command)), ""]
+    lines += [*([OF_GROUPS] if groups else []), *([OF_ALL.format(literal=literal)] if literal else [])]
     lines += [*textwrap.wrap(f"Exit codes: {codes}", 118, subsequent_indent=" " * 12), ""]
     if "experiment" in groups:
         lines.append("Experiments, experiment=NAME:")
@@ -70,7 +44,7 @@ def help_page(command: str, cls: type, groups: Mapping[str, Mapping[str, Path]])
             section = key.rpartition(".")[0]
             lines += [*([""] if section else []), _heading(cls, section, list(groups.get(section, {})))]
         left = f"  {key}={_default(setting.default)}"
-        lines.append(f"{left:<38} ({kind_in_words(setting.kind)}) {setting.meaning}".rstrip())
+        lines.append(f"{left:<38} ({in_words(setting.kind)}) {setting.meaning}".rstrip())
     return "\n".join(lines)
 
 
@@ -93,17 +67,3 @@ def _summary(file: Path) -> str:
         if line.startswith("# ") and not line.startswith("# @"):
             return line[2:]
     return ""
-
-
-def kind_in_words(kind: Any) -> str:
-    """A type as users read it: "whole number", "fp32|bf16", "text or null"."""
-    names = {int: "whole number", float: "number", bool: "true|false", str: "text", type(None): "null"}
-    if kind in names:
-        return names[kind]
-    if typing.get_origin(kind) is typing.Literal:
-        return "|".join(typing.get_args(kind))
-    if kind == list[str]:
-        return "list of texts"
-    if typing.get_origin(kind) is dict:
-        return "JSON object"
-    return " or ".join(kind_in_words(part) for part in typing.get_args(kind))

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.config.convert import settings, shown, values
-from minigpt.config.schema import REMOVED, Role
+from minigpt.config.schema import REMOVED
+from minigpt.config.setting import Role
 from minigpt.redact import redact_values
 
 NAMED: tuple[Role, ...] = ("weights", "content", "schedule")  # what a run's name covers

@@ -1,60 +1,18 @@
-"""Every setting of minigpt: its name, type, default, meaning, range and role. The one truth of the configuration.
+"""The settings of training, data, samples and sweeps: the one truth of the configuration.
 
 Standard library only, so a config can be read and checked without torch. YAML files under configs/ hold named
 differences from these defaults; the command line comes last. `--help` prints the meanings. Literal types hold the
-allowed words. A new setting's default must reproduce what was before it.
+allowed words. A new setting's default must reproduce what was before it; `since` names the first version that has it.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-# What a setting decides:
-#   weights   the trained weights; fixed for a run. It is part of the run's name.
-#   content   the weights, but by what is found at this path, which is compared instead: the path may change.
-#   schedule  the weights from now on; it may change when a run continues. It is part of the run's name.
-#   machine   where and how fast the work is done; it may change.
-#   watch     only what is shown or kept, and where; it may change.
-Role = Literal["weights", "content", "schedule", "machine", "watch"]
+from minigpt.config.setting import setting
 
-
-@dataclass(frozen=True)
-class Setting:
-    """All that is known about one setting."""
-
-    meaning: str = ""
-    role: Role = "weights"
-    low: float | None = None  # a number must be at least this
-    above: float | None = None  # ... more than this
-    high: float | None = None  # ... at most this
-    below: float | None = None  # ... less than this
-    literal: bool = False  # text is taken as it is typed: null, 123 and ${x} are text here
-    required: bool = False  # it must be given, and not be empty
-    words: bool = False  # a list of all arguments that are not key=value
-    key: str = ""  # the name that users type, where it is no Python name
-    since: str = ""  # the first version that has it, if that is later than 0.1.0
-    kind: Any = None  # its type
-    default: Any = None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is a whole number, or one or null."""
-        return int in (self.kind, *get_args(self.kind))
-
-
-def setting(default: Any, meaning: str, role: Role, **more: Any) -> Any:
-    """Return a dataclass field that is a setting.
-
-    Args:
-        default: its value unless a file or the command line gives another.
-        meaning: what --help prints.
-        role: what it decides.
-        more: further fields of Setting.
-    """
-    metadata = {"setting": Setting(meaning, role, **more)}
-    if isinstance(default, list | dict):
-        return field(default_factory=default.copy, metadata=metadata)
-    return field(default=default, metadata=metadata)
-
+Device = Literal["auto", "cuda", "mps", "cpu"]
+Toggle = Literal["auto", "on", "off"]
+Which = Literal["best", "latest"]
 
 # Settings that are no more -> why. Stored, they are ignored; typed, they are refused.
 REMOVED = {
@@ -97,13 +55,13 @@ class DataConfig:
     """Where the text comes from and where its tokens are kept."""
 
     name: Literal["stdlib", "shakespeare_char", "text"] = setting("stdlib", "stdlib: Python's own source", "weights")
-    source: str | None = setting(None, "text: file or folder; shakespeare_char: a local copy", "content", literal=True)
-    dir: str = setting("data", "folder for the prepared tokens", "watch", literal=True)
+    source: str | None = setting(
+        None, "text: file or folder; shakespeare_char: a local copy of it", "content", aka="dataset", literal=True
+    )
+    dir: str = setting("data", "folder for the prepared tokens", "watch", folder=True)
     val_fraction: float = setting(0.1, "last part of the text, held out for validation", "weights", above=0, below=1)
     encoding: str = setting("utf-8", "encoding of the source files", "weights")
-    errors: Literal["strict", "replace"] = setting(
-        "strict", "bytes that are not text in `encoding`: fail or replace", "weights"
-    )
+    errors: Literal["strict", "replace"] = setting("strict", "for bytes that are no text in `encoding`", "weights")
 
 
 @dataclass
@@ -111,7 +69,7 @@ class OptimizerConfig:
     """The run's one optimizer."""
 
     name: Literal["adamw", "muon"] = setting("adamw", "muon: the blocks' matrices by Muon, others by AdamW", "weights")
-    lr: float = setting(1e-3, "peak learning rate", "schedule", above=0)
+    lr: float = setting(1e-3, "peak learning rate", "schedule", aka="learning_rate", above=0)
     matrix_lr: float = setting(0.02, "muon only: peak learning rate of the blocks' matrices", "schedule", above=0)
     momentum: float = setting(0.95, "muon only: decay of the gradient's running mean", "schedule", low=0, below=1)
     beta1: float = setting(0.9, "decay of the gradient's running mean", "schedule", low=0, below=1)
@@ -126,30 +84,30 @@ class ScheduleConfig:
     """The learning rate over the run: linear warm-up, then this shape."""
 
     name: Literal["cosine", "linear", "wsd", "constant"] = setting(
-        "cosine", "wsd: flat, then a linear decay", "schedule"
+        "cosine", "wsd: constant, then linear decay", "schedule"
     )
-    warmup_steps: int = setting(100, "optimizer steps of linear warm-up", "schedule", low=0)
-    final_lr_fraction: float = setting(0.1, "final learning rate as a fraction of the peak", "schedule", low=0, high=1)
-    decay_fraction: float = setting(
-        0.3, "wsd only: last part of the run, in which the rate falls", "schedule", low=0, high=1
+    warmup_steps: int = setting(100, "optimizer steps of linear warm-up", "schedule", aka="warmup_iters", low=0)
+    final_lr_fraction: float = setting(
+        0.1, "learning rate at the end, as a fraction of the peak", "schedule", aka="min_lr", low=0, high=1
     )
+    decay_fraction: float = setting(0.3, "wsd: last part of the run, where the rate falls", "schedule", low=0, high=1)
 
 
 @dataclass
 class TrainerConfig:
     """How long to train, and on what. `auto` is decided by config and hardware, then kept by the run."""
 
-    max_steps: int | None = setting(2000, "optimizer steps", "schedule", low=1)
-    max_tokens: int | None = setting(
-        None, "stop after so many tokens; overrides max_steps", "schedule", low=1, high=10**18
+    max_steps: int | None = setting(
+        2000, "optimizer steps", "schedule", aka="max_iters lr_decay_iters epochs max_epochs", low=1
     )
+    max_tokens: int | None = setting(None, "tokens to train on; overrides max_steps", "schedule", low=1, high=10**18)
     max_minutes: float | None = setting(None, "stop after this much training time as well", "schedule", above=0)
     patience: int = setting(0, "stop after this many validations without a better val/loss; 0 = off", "schedule", low=0)
-    device: Literal["auto", "cuda", "mps", "cpu"] = setting("auto", "what computes", "machine")
+    device: Device = setting("auto", "what computes", "machine")
     devices: int = setting(1, "processes; more than one needs strategy=ddp", "machine", low=1, high=65_536)
     strategy: Literal["auto", "ddp"] = setting("auto", "auto: one process; ddp: one per device", "machine")
-    precision: Literal["auto", "fp32", "bf16", "fp64"] = setting("auto", "fp64 is for tests", "weights")
-    compile: Literal["auto", "on", "off"] = setting("auto", "torch.compile", "machine")
+    precision: Literal["auto", "fp32", "bf16", "fp64"] = setting("auto", "fp64 is for tests", "weights", aka="dtype")
+    compile: Toggle = setting("auto", "torch.compile", "machine")
     attention_kernel: Literal["auto", "explicit", "fused"] = setting("auto", "two ways to the same numbers", "machine")
     threads: int = setting(0, "CPU threads; 0 = auto", "machine", low=0, high=4096)
     micro_batch: int = setting(0, "sequences per forward pass and device; 0 = auto", "machine", low=0, high=2**24)
@@ -160,7 +118,7 @@ class TrainerConfig:
 class ValidateConfig:
     """Validation covers the whole validation split each time."""
 
-    every_steps: int = setting(250, "optimizer steps between validations; 0 = only at the end", "schedule", low=0)
+    every_steps: int = setting(250, "steps between validations; 0 = at the end", "schedule", aka="eval_interval", low=0)
     batch: int = setting(0, "sequences per forward pass; 0 = auto", "machine", low=0, high=2**24)
 
 
@@ -179,13 +137,9 @@ class SamplesConfig:
 class GuardConfig:
     """What happens to a step whose loss or gradient is not finite: it never reaches the weights."""
 
-    max_skips: int = setting(
-        10, "bad steps skipped in a row before the run goes back to a checkpoint", "schedule", low=0
-    )
+    max_skips: int = setting(10, "bad steps in a row before the run goes back to a checkpoint", "schedule", low=0)
     max_rollbacks: int = setting(3, "times the run may go back before it stops with exit code 5", "schedule", low=0)
-    spike_zscore: float = setting(
-        0.0, "skip losses this many standard deviations above the mean; 0 = off", "schedule", low=0
-    )
+    spike_zscore: float = setting(0.0, "skip losses so many standard deviations above; 0 = off", "schedule", low=0)
     spike_window: int = setting(128, "good steps that the recent mean is taken over", "schedule", low=16)
 
 
@@ -193,7 +147,7 @@ class GuardConfig:
 class CheckpointConfig:
     """Durable checkpoints in run.dir/checkpoints/."""
 
-    every_steps: int = setting(250, "optimizer steps between saves; one is always made at the end", "watch", low=1)
+    every_steps: int = setting(250, "steps between saves; one is made at the end", "watch", aka="save_interval", low=1)
     keep_last: int = setting(2, "newest ones kept, at least 2", "watch", low=2)
     keep_every_steps: int = setting(0, "also keep every n-th step for good; 0 = off", "watch", low=0)
 
@@ -202,8 +156,10 @@ class CheckpointConfig:
 class LoggerConfig:
     """metrics.jsonl is always written; wandb or TensorBoard comes on top."""
 
-    name: Literal["files", "wandb", "tensorboard"] = setting("files", "what is written besides", "watch")
-    every_steps: int = setting(10, "optimizer steps between rows and progress lines", "watch", low=1)
+    name: Literal["files", "wandb", "tensorboard"] = setting(
+        "files", "what is written besides", "watch", aka="wandb_log"
+    )
+    every_steps: int = setting(10, "steps between rows and progress lines", "watch", aka="log_interval", low=1)
     project: str = setting("minigpt", "wandb only", "watch")
     mode: Literal["offline", "online"] = setting("offline", "wandb only", "watch")
     group: str | None = setting(None, "wandb only", "watch")
@@ -213,7 +169,7 @@ class LoggerConfig:
 class RunConfig:
     """The run directory."""
 
-    dir: str | None = setting(None, "default runs/<experiment>-<hash of the config>", "watch", literal=True)
+    dir: str | None = setting(None, "default runs/<experiment>-<hash>", "watch", aka="out_dir output_dir", folder=True)
 
 
 @dataclass
@@ -225,12 +181,17 @@ class InitConfig:
 
 @dataclass
 class TrainConfig:
-    """Train a GPT, or continue a run."""
+    """Train a GPT, or continue a run.
+
+    Examples:
+      minigpt train
+      minigpt train experiment=shakespeare_char_cpu
+      minigpt train model=gpt-mini trainer.max_steps=500 optimizer.lr=6e-4 run.dir=runs/mine
+      minigpt train data=text data.source=my_texts/ tokenizer=bpe
+    """
 
     seed: int = setting(1337, "weights, data order and dropout follow from it", "weights", low=0, high=2**32 - 1)
-    batch_tokens: int = setting(
-        4096, "tokens per optimizer step, on all devices together", "weights", low=1, high=2**40
-    )
+    batch_tokens: int = setting(4096, "tokens per step, on all devices", "weights", aka="batch_size", low=1, high=2**40)
     experiment: str = setting("default", "name of the chosen experiment; the run directory carries it", "watch")
     model: ModelConfig = field(default_factory=ModelConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -249,7 +210,12 @@ class TrainConfig:
 
 @dataclass
 class PrepareConfig:
-    """Turn text into tokens, without training."""
+    """Turn text into tokens, without training.
+
+    Examples:
+      minigpt prepare
+      minigpt prepare data=text data.source=my_texts/ tokenizer=bpe tokenizer.vocab_size=4096
+    """
 
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -257,24 +223,24 @@ class PrepareConfig:
 
 @dataclass
 class SampleConfig:
-    """Write text with a trained GPT."""
+    """Write text with a trained GPT.
 
-    checkpoint: str | None = setting(None, "a run directory or a checkpoint in it", "watch", literal=True)
-    which: Literal["best", "latest"] = setting("best", "of a run's checkpoints", "watch")
-    prompt: list[str] = setting([], "repeat prompt=... for several prompts in one batch", "watch", literal=True)
+    Examples:
+      minigpt sample checkpoint=runs/NAME prompt="def f(x):"
+      minigpt sample checkpoint=runs/NAME prompt=Once prompt=Twice temperature=0 max_new_tokens=50
+      minigpt sample checkpoint=runs/NAME prompt_file=start.txt stop='["\\n\\n"]'
+    """
+
+    checkpoint: str | None = setting(None, "run or checkpoint directory", "watch", aka="ckpt ckpt_path", literal=True)
+    which: Which = setting("best", "of a run's checkpoints", "watch")
+    prompt: list[str] = setting([], "given several times: a batch of prompts", "watch", aka="start", literal=True)
     prompt_file: str | None = setting(None, "a file whose whole text is one prompt", "watch", literal=True)
     max_new_tokens: int = setting(256, "tokens to write per sample", "watch", low=1)
     temperature: float = setting(0.8, "0 = greedy", "watch", low=0)
     top_k: int = setting(0, "keep the k most likely tokens; 0 = off", "watch", low=0)
-    top_p: float = setting(
-        1.0, "keep the smallest set of this probability (nucleus); 1 = off", "watch", above=0, high=1
-    )
-    min_p: float = setting(
-        0.0, "drop tokens below this fraction of the best probability; 0 = off", "watch", low=0, high=1
-    )
-    repetition_penalty: float = setting(
-        1.0, "> 1: tokens already there get less likely (CTRL); 1 = off", "watch", above=0
-    )
+    top_p: float = setting(1.0, "keep the smallest set this likely (nucleus); 1 = off", "watch", above=0, high=1)
+    min_p: float = setting(0.0, "drop tokens below this part of the likeliest; 0 = off", "watch", low=0, high=1)
+    repetition_penalty: float = setting(1.0, "> 1: tokens used before get rarer (CTRL); 1 = off", "watch", above=0)
     num_samples: int = setting(1, "samples per prompt", "watch", low=1)
     seed: int = setting(1337, "randomness follows from seed, sample and position", "watch", low=0, high=2**32 - 1)
     stop: list[str] = setting([], "JSON list of strings; writing ends before the first", "watch")
@@ -282,13 +248,9 @@ class SampleConfig:
     interactive: bool = setting(False, "ask for prompts at the terminal", "watch")
     allow_special: bool = setting(False, "let <|endoftext|> in a prompt become the control token", "watch")
     use_cache: bool = setting(True, "KV cache; the text is the same without it", "machine")
-    device: Literal["auto", "cuda", "mps", "cpu"] = setting("auto", "what computes", "machine")
-    precision: Literal["fp32", "bf16", "int8", "fp64"] = setting(
-        "fp32", "int8: weights only, the rest in fp32", "machine"
-    )
-    compile: Literal["auto", "on", "off"] = setting(
-        "auto", "native code: auto = on a CPU with a C++ compiler", "machine"
-    )
+    device: Device = setting("auto", "what computes", "machine")
+    precision: Literal["fp32", "bf16", "int8", "fp64"] = setting("fp32", "int8: weights only", "machine")
+    compile: Toggle = setting("auto", "native code; auto: on a CPU with a C++ compiler", "machine")
 
 
 @dataclass
@@ -297,15 +259,9 @@ class SearchConfig:
 
     space: dict[str, Any] = setting({}, "setting -> {low, high, log or step} or {choices: [...]}", "weights")
     sampler: Literal["tpe", "random", "grid"] = setting("tpe", "how the next trial's values are chosen", "weights")
-    pruner: Literal["none", "median", "hyperband"] = setting(
-        "none", "when a trial that falls behind is ended", "weights"
-    )
-    startup_trials: int = setting(
-        5, "tpe: random trials at first; median: complete ones before pruning", "weights", low=1
-    )
-    prune_every_tokens: int = setting(
-        0, "tokens between comparisons of trials; 0 = at each validation", "weights", low=0, high=10**18
-    )
+    pruner: Literal["none", "median", "hyperband"] = setting("none", "what ends bad trials early", "weights")
+    startup_trials: int = setting(5, "random trials (tpe), complete ones (median) at first", "weights", low=1)
+    prune_every_tokens: int = setting(0, "tokens between comparisons; 0 = validations", "weights", low=0, high=10**18)
     reduction_factor: int = setting(3, "hyperband: one in so many survives a comparison", "weights", low=2, high=100)
 
 
@@ -313,13 +269,9 @@ class SearchConfig:
 class SweepSettings:
     """The sweep's directory and its limits."""
 
-    dir: str | None = setting(None, "default sweeps/<experiment>-<search>-<hash>", "watch", literal=True)
-    storage: str | None = setting(
-        None, "URL of a database (sqlite:///FILE ...); default DIR/journal.jsonl", "watch", literal=True
-    )
-    metric: Literal["val/loss", "val/bits_per_byte"] = setting(
-        "val/loss", "a trial's value is the best of its run", "weights"
-    )
+    dir: str | None = setting(None, "default sweeps/<experiment>-<search>-<hash>", "watch", folder=True)
+    storage: str | None = setting(None, "URL of a database; default DIR/journal.jsonl", "watch", literal=True)
+    metric: Literal["val/loss", "val/bits_per_byte"] = setting("val/loss", "a trial's value is its best", "weights")
     seed: int = setting(1, "of the choice of values; the trials' own seed is `seed`", "weights", low=0, high=2**32 - 1)
     hang_minutes: float = setting(30.0, "a trial is killed after so long without a new row; 0 = off", "machine", low=0)
     max_failures: int = setting(5, "failed trials in a row that stop the sweep; 0 = never", "machine", low=0)
@@ -327,87 +279,16 @@ class SweepSettings:
 
 @dataclass
 class SweepConfig(TrainConfig):
-    """Search for better settings by many trainings. Every setting of `train` can be given, too: all trials share it."""
+    """Search for better settings by many trainings. Every setting of `train` can be given, too: all trials share it.
+
+    Examples:
+      minigpt sweep search=lr experiment=demo trials=12 workers=2
+      minigpt sweep search=shakespeare_char_cpu experiment=shakespeare_char_cpu seeds=3
+      minigpt sweep search.space='{"model.n_layer": {"choices": [2, 4, 6]}}' search.sampler=grid
+    """
 
     trials: int | None = setting(None, "how many, finished ones included; default 20, or the grid", "watch", low=1)
     workers: int = setting(1, "trials at a time on this machine", "machine", low=1, high=4096)
     seeds: int = setting(1, "runs per trial: seed, seed + 1, ...; its value is their mean", "weights", low=1, high=1000)
     search: SearchConfig = field(default_factory=SearchConfig)
     sweep: SweepSettings = field(default_factory=SweepSettings)
-
-
-@dataclass
-class TokensConfig:
-    """Where prepared tokens are."""
-
-    dir: str | None = setting(None, "folder of prepared tokens, if not where the runs say", "watch", literal=True)
-
-
-@dataclass
-class CompareConfig:
-    """Say which run predicts better, and how sure that is: RUN_A RUN_B ... [key=value ...]
-
-    Each run's best checkpoint is scored on the whole validation split, window by window, and the paired differences are
-    judged. Runs that differ in nothing but the seed are one side. `RUN ... vs RUN ...` divides the sides by hand.
-    """
-
-    runs: list[str] = setting([], "runs or checkpoints, and `vs`", "watch", literal=True, words=True, required=True)
-    which: Literal["best", "latest"] = setting("best", "of a run's checkpoints", "watch")
-    device: Literal["auto", "cuda", "mps", "cpu"] = setting("auto", "what computes", "machine")
-    data: TokensConfig = field(default_factory=TokensConfig)
-
-
-@dataclass
-class OneRunConfig:
-    """The run directory."""
-
-    dir: str | None = setting(
-        None, "the folder of a run, like runs/demo-1a2b3c4d", "watch", literal=True, required=True
-    )
-
-
-@dataclass
-class ReportConfig:
-    """Draw a run's loss.png and report.html again."""
-
-    run: OneRunConfig = field(default_factory=OneRunConfig)
-
-
-@dataclass
-class VerifyResumeConfig:
-    """Prove on this machine that a killed run ends with the same bytes. Takes the settings of `train`, too.
-
-    It trains twice, once in one go and once killed with SIGKILL at random moments, and compares every byte.
-    Exit code 0: the same bytes, 1: other bytes.
-    """
-
-    kills: int = setting(5, "how often the run is killed", "watch", low=1, high=10_000)
-
-
-@dataclass
-class DrawAttentionConfig:
-    """Draw what each head attends to."""
-
-    checkpoint: str | None = setting(None, "a run directory or a checkpoint in it", "watch", literal=True)
-    text: str = setting("", "what the model reads", "watch", literal=True, required=True)
-    out: str | None = setting(None, "folder for the pictures; default RUN/attention", "watch", literal=True)
-    which: Literal["best", "latest"] = setting("best", "of a run's checkpoints", "watch")
-
-
-@dataclass
-class BenchmarkConfig:
-    """Measure the speed of this machine, beside other programs. Takes the settings of `train`, too: all share them.
-
-    Tokens are made on the spot, the same for all contenders; nothing is downloaded. The last line holds the ratios.
-    """
-
-    preset: Literal["c0", "c1", "124m"] = setting(
-        "c0", "size: c0 nanoGPT's CPU preset, c1 10.6M parameters, 124m GPT-2", "weights"
-    )
-    what: str = setting("training,sampling,tokenization,loading", "parts to measure", "watch")
-    rounds: int = setting(5, "measurements of each contender, in turn, each in a process", "watch", low=1, high=10**6)
-    steps: int | None = setting(None, "timed in a measurement; c0 300, c1 40, 124m 60", "watch", low=1, high=10**6)
-    nanogpt: str | None = setting(None, "a checkout, which runs beside; losses must agree", "watch", literal=True)
-    curve_steps: int = setting(50, "optimizer steps of the comparison of the losses", "watch", low=2, high=10**6)
-    new_tokens: int | None = setting(None, "sampling; c0 48, c1 240, 124m 64", "watch", low=2, high=10**6)
-    huggingface: bool = setting(False, "whether GPT2LMHeadModel runs beside, in fp32 and bf16", "watch")

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from minigpt.benchmark.settings import PRESETS, read_plan
+from minigpt.config.commands import BenchmarkConfig
 from minigpt.config.convert import from_dict, settings
-from minigpt.config.schema import BenchmarkConfig, TrainConfig
+from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
 
 ROOT = Path(__file__).parents[2]

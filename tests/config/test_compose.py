@@ -1,6 +1,7 @@
 """The command line: groups, settings, literal text, help, and every fault in one list."""
 
 import copy
+import importlib.util
 import os
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 from minigpt.config import compose as compose_module
-from minigpt.config.compose import CLASSES, LITERAL, compose, split_arguments
+from minigpt.config.commands import CLASSES
+from minigpt.config.compose import LITERAL, compose, split_arguments
 from minigpt.config.convert import fitted, from_dict, settings, to_dict, values
 from minigpt.config.groups import config_folder, find_groups
 from minigpt.config.schema import SampleConfig, TrainConfig
@@ -80,6 +82,9 @@ def test_every_choice_composes(group, choice):
     if choice == "gpt2_124m":
         assert fault_of("train", *arguments) == "data=text needs your text. Add data.source=FILE_OR_DIR."
         arguments.append("data.source=here")
+    if choice == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
+        assert "pip install tensorboard" in fault_of("train", *arguments)
+        return
     config = compose("train", arguments)
     if group == "experiment":
         assert config.experiment == choice
@@ -245,8 +250,8 @@ def test_an_unknown_choice_hides_no_other_fault_and_invents_none():
         (["++trainer.max_stepz=5"], "No setting 'trainer.max_stepz'. Did you mean 'trainer.max_steps'?"),
         (["max_steps=5"], "No setting 'max_steps'. Did you mean 'trainer.max_steps'?"),
         (["modle=gpt2"], "No setting 'modle'. Did you mean 'model'?"),
-        (["learning_rate=1"], "No setting 'learning_rate'. Here it is optimizer.lr."),
-        (["batch_size=12"], "No setting 'batch_size'. Here it is batch_tokens (tokens per step"),
+        (["learning_rate=1"], "No setting 'learning_rate'. Here it is optimizer.lr: peak learning rate."),
+        (["batch_size=12"], "No setting 'batch_size'. Here it is batch_tokens: tokens per step"),
         (["min_p=0.1"], "No setting 'min_p' of the command train: it belongs to sample."),
         (["data.workers=2"], "data.workers is no setting any more: batches are made in the training process"),
         (["samples=3"], "'samples' is a group of settings. Set one of: samples.every_steps, "),
@@ -365,14 +370,16 @@ def test_help_names_everything(script, capsys):
 def test_examples_of_the_help_page_compose(monkeypatch):
     import shlex
 
-    from minigpt.config.help import EXAMPLES
-
     monkeypatch.setattr(compose_module, "find_faults", lambda config: [])
-    for command, lines in EXAMPLES.items():
+    for command, cls in CLASSES.items():
+        lines = [line.strip() for line in cls.__doc__.splitlines() if line.strip().startswith("minigpt ")]
+        assert lines
         for line in lines:
-            ours, theirs = shlex.split(line), []
-            if command in ("sweep", "benchmark", "verify-resume"):
-                ours, theirs = split_arguments(command, ours)
+            program, name, *ours = shlex.split(line)
+            assert (program, name) == ("minigpt", command)
+            ours, theirs = (
+                split_arguments(command, ours) if command in ("benchmark", "sweep", "verify-resume") else (ours, [])
+            )
             compose(command, ours)
             compose("train", theirs)
 
@@ -399,7 +406,7 @@ def test_words_are_items_of_the_setting_that_takes_them(tmp_path):
         "which must be one of best, latest (did you mean latest?), got 'last'.",
         "runs is missing: runs or checkpoints, and `vs`. Give runs=...",
     ]
-    assert fault_of("report") == "run.dir is missing: the folder of a run, like runs/demo-1a2b3c4d. Give run.dir=..."
+    assert fault_of("report") == "run.dir is missing: the folder, like runs/demo-1a2b3c4d. Give run.dir=..."
 
 
 def test_cfg_job_prints_yaml_that_reads_back(capsys):

@@ -9,14 +9,13 @@ from hypothesis import given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
-from minigpt.config.compose import CLASSES as COMMANDS
+from minigpt.config.commands import CLASSES as COMMANDS
 from minigpt.config.convert import (
     flatten,
     from_dict,
     nearest,
     settings,
     to_dict,
-    unflatten,
     value_from_text,
 )
 from minigpt.config.schema import TrainConfig
@@ -56,7 +55,7 @@ def kinds(cls: type) -> dict[str, typing.Any]:
 @given(data=st.data())
 def test_saved_config_reads_back_the_same(cls, data):
     flat = {key: data.draw(values_of(key, kind), label=key) for key, kind in kinds(cls).items()}
-    config = from_dict(cls, unflatten(flat))
+    config = from_dict(cls, flat)
     saved = json.loads(json.dumps(to_dict(config)))
     assert from_dict(cls, saved) == config
     assert flatten(saved) == flat

@@ -8,9 +8,10 @@ import pytest
 from minigpt.config import roles
 from minigpt.config.check import check
 from minigpt.config.compose import compose
-from minigpt.config.convert import from_dict, read, settings, unflatten, values
+from minigpt.config.convert import from_dict, read, settings, values
 from minigpt.config.roles import config_hash, default_run_dir, differences, removed_settings, with_role
-from minigpt.config.schema import TrainConfig, setting
+from minigpt.config.schema import TrainConfig
+from minigpt.config.setting import setting
 from minigpt.faults import UserFault
 
 
@@ -28,7 +29,7 @@ def other_value(about):
 
 def changed(**flat):
     """A default config with settings changed, by their dotted names."""
-    return from_dict(TrainConfig, unflatten(flat))
+    return from_dict(TrainConfig, flat)
 
 
 CASES = list(settings(TrainConfig))

@@ -1,0 +1,114 @@
+"""The commands, and the settings of those that are not in schema.py."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from minigpt.config.schema import Device, PrepareConfig, SampleConfig, SweepConfig, TrainConfig, Which
+from minigpt.config.setting import setting
+
+
+@dataclass
+class TokensConfig:
+    """Where prepared tokens are."""
+
+    dir: str | None = setting(None, "prepared tokens, if not where the runs say", "watch", folder=True)
+
+
+@dataclass
+class CompareConfig:
+    """Say which run predicts better, and how sure that is.
+
+    Each run's best checkpoint is scored on the whole validation split, window by window, and the paired differences are
+    judged. Runs that differ in nothing but the seed are one side. `RUN ... vs RUN ...` divides the sides by hand.
+
+    Examples:
+      minigpt compare runs/A runs/B
+      minigpt compare runs/A1 runs/A2 vs runs/B1 runs/B2 which=latest
+    """
+
+    runs: list[str] = setting([], "runs or checkpoints, and `vs`", "watch", literal=True, words=True, required=True)
+    which: Which = setting("best", "of a run's checkpoints", "watch")
+    device: Device = setting("auto", "what computes", "machine")
+    data: TokensConfig = field(default_factory=TokensConfig)
+
+
+@dataclass
+class OneRunConfig:
+    """The run directory."""
+
+    dir: str | None = setting(None, "the folder, like runs/demo-1a2b3c4d", "watch", folder=True, required=True)
+
+
+@dataclass
+class ReportConfig:
+    """Draw a run's loss.png and report.html again.
+
+    Example:
+      minigpt report run.dir=runs/NAME
+    """
+
+    run: OneRunConfig = field(default_factory=OneRunConfig)
+
+
+@dataclass
+class VerifyResumeConfig:
+    """Prove on this machine that a killed run ends with the same bytes. Takes the settings of `train`, too.
+
+    It trains twice, once in one go and once killed with SIGKILL at random moments, and compares every byte.
+    Exit code 0: the same bytes, 1: other bytes.
+
+    Example:
+      minigpt verify-resume experiment=demo trainer.max_steps=60 kills=5
+    """
+
+    kills: int = setting(5, "how often the run is killed", "watch", low=1, high=10_000)
+
+
+@dataclass
+class DrawAttentionConfig:
+    """Draw what each head attends to.
+
+    Example:
+      minigpt draw-attention checkpoint=runs/NAME text='To be, or not to be'
+    """
+
+    checkpoint: str | None = setting(None, "a run directory or a checkpoint in it", "watch", literal=True)
+    text: str = setting("", "what the model reads", "watch", literal=True, required=True)
+    out: str | None = setting(None, "folder for the pictures; default RUN/attention", "watch", folder=True)
+    which: Which = setting("best", "of a run's checkpoints", "watch")
+
+
+@dataclass
+class BenchmarkConfig:
+    """Measure the speed of this machine, beside other programs. Takes the settings of `train`, too: all share them.
+
+    Tokens are made on the spot, the same for all contenders; nothing is downloaded. The last line holds the ratios.
+
+    Examples:
+      minigpt benchmark preset=c0 nanogpt=../nanoGPT trainer.precision=fp32
+      minigpt benchmark preset=c1 what=sampling rounds=3
+    """
+
+    preset: Literal["c0", "c1", "124m"] = setting(
+        "c0", "size: c0 nanoGPT's CPU preset, c1 10.6M parameters, 124m GPT-2", "weights"
+    )
+    what: str = setting("training,sampling,tokenization,loading", "parts to measure", "watch")
+    rounds: int = setting(5, "measurements of each contender, in turn, each in a process", "watch", low=1, high=10**6)
+    steps: int | None = setting(None, "timed in a measurement; c0 300, c1 40, 124m 60", "watch", low=1, high=10**6)
+    nanogpt: str | None = setting(None, "a checkout, which runs beside; losses must agree", "watch", literal=True)
+    curve_steps: int = setting(50, "optimizer steps of the comparison of the losses", "watch", low=2, high=10**6)
+    new_tokens: int | None = setting(None, "sampling; c0 48, c1 240, 124m 64", "watch", low=2, high=10**6)
+    huggingface: bool = setting(False, "whether GPT2LMHeadModel runs beside, in fp32 and bf16", "watch")
+
+
+CLASSES: dict[str, type] = {  # of each command
+    "train": TrainConfig,
+    "prepare": PrepareConfig,
+    "sample": SampleConfig,
+    "sweep": SweepConfig,
+    "compare": CompareConfig,
+    "report": ReportConfig,
+    "verify-resume": VerifyResumeConfig,
+    "draw-attention": DrawAttentionConfig,
+    "benchmark": BenchmarkConfig,
+}

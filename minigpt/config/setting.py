@@ -1,0 +1,53 @@
+"""How a setting is declared: a dataclass field with its default, meaning, role and range beside it."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+# What a setting decides:
+#   weights   the trained weights; fixed for a run. It is part of the run's name.
+#   content   the weights, but by what is found at this path, which is compared instead: the path may change.
+#   schedule  the weights from now on; it may change when a run continues. It is part of the run's name.
+#   machine   where and how fast the work is done; it may change.
+#   watch     only what is shown or kept, and where; it may change.
+Role = Literal["weights", "content", "schedule", "machine", "watch"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All that is known about one setting."""
+
+    meaning: str = ""
+    role: Role = "weights"
+    low: float | None = None  # a number must be at least this
+    above: float | None = None  # ... more than this
+    high: float | None = None  # ... at most this
+    below: float | None = None  # ... less than this
+    literal: bool = False  # text is taken as it is typed: null, 123 and ${x} are text here; a folder always is
+    required: bool = False  # it must be given, and not be empty
+    folder: bool = False  # a path that is a folder, or can become one
+    aka: str = ""  # its names in other frameworks
+    words: bool = False  # a list of all arguments that are not key=value
+    key: str = ""  # the name that users type, where it is no Python name
+    since: str = ""  # the first version that has it, if that is later than 0.1.0
+    kind: Any = None  # its type
+    default: Any = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is a whole number, or one or null."""
+        return int in (self.kind, *get_args(self.kind))
+
+
+def setting(default: Any, meaning: str, role: Role, **more: Any) -> Any:
+    """Return a dataclass field that is a setting.
+
+    Args:
+        default: its value unless a file or the command line gives another.
+        meaning: what --help prints.
+        role: what it decides.
+        more: further fields of Setting.
+    """
+    metadata = {"setting": Setting(meaning, role, **more)}
+    if isinstance(default, list | dict):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
