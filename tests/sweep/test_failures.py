@@ -1,6 +1,9 @@
 """Trial W1: what goes wrong in a trial is its result; and what a person got wrong is said before the first."""
 
 import contextlib
+import errno
+import os
+import platform
 import signal
 import subprocess
 import sys
@@ -9,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from minigpt.faults import TRIALS_FAILED, UserFault
+from minigpt.faults import STOPPED, TRIALS_FAILED, UserFault
+from minigpt.sweep import locks
+from minigpt.sweep import process as process_module
 from minigpt.sweep import settings as plan_module
 from minigpt.sweep import trial_runner as runner_module
+from minigpt.sweep.process import TrainingProcess
 from minigpt.sweep.trial import FAILED
 from minigpt.sweep.trial_runner import cause_of
 
@@ -60,7 +66,7 @@ def test_a_hanging_training_is_gone_with_all_it_started(sweep, tmp_path, monkeyp
     one = sweep(tmp_path / "one", """search.space={"model.n_layer": {"choices": [7]}}""", "trials=1")
     monkeypatch.setattr(runner_module, "time", JumpingClock(one.path / "trials" / "0000" / "hangs"))
     one(code=TRIALS_FAILED)
-    running = subprocess.run(["ps", "-A", "-o", "args"], capture_output=True, text=True).stdout
+    running = subprocess.run(["ps", "-A", "-ww", "-o", "args"], capture_output=True, text=True).stdout
     assert str(one.path) not in running
 
 
@@ -170,6 +176,7 @@ def test_a_signal_stops_each_trial_with_a_checkpoint_and_the_same_command_goes_o
     said, _ = process.communicate(timeout=200)
     assert process.returncode == 75, said
     assert "Stopped, each trial with a checkpoint. The same command continues the sweep." in said
+    assert said.count("stopped, goes on with the sweep") == 2
     assert long.states() == ["running"] * 2
     long.hold.unlink()
     assert all((run.parent / "checkpoint.json").exists() for run in runs)
@@ -179,3 +186,58 @@ def test_a_signal_stops_each_trial_with_a_checkpoint_and_the_same_command_goes_o
     assert long.table() == straight.table()
     with contextlib.suppress(FileNotFoundError):
         assert not (long.path / "trials" / "0000" / "STOP").exists()
+
+
+def supervisor_of(driver: subprocess.Popen) -> int:
+    listed = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True).stdout
+    rows = [line.split(maxsplit=2) for line in listed.splitlines()]
+    return next(int(pid) for pid, parent, words in rows if int(parent) == driver.pid and "supervise.py" in words)
+
+
+def test_a_training_whose_supervisor_was_killed_stops_before_its_slot_is_given_away(sweep, tmp_path):
+    """Finding 30: it had lived on as an orphan on its device, while the next trial ran there, too."""
+    one = sweep(tmp_path / "one", LR, "search.sampler=random", "trials=2")
+    one.hold.touch()
+    process = one.start(STUB_STOP_SECONDS="0.5")
+    metrics = one.path / "trials" / "0000" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") == 4, process)
+    os.kill(supervisor_of(process), signal.SIGKILL)
+    wait_until(lambda: "stop 0000" in one.log(), process)
+    one.hold.unlink()
+    said, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    assert one.log() == ["start 0000", "stop 0000", "start 0000", "end 0000", "start 0001", "end 0001"]
+    assert one.table() == sweep(tmp_path / "two", LR, "search.sampler=random", "trials=2")().table()
+
+
+def test_a_training_that_does_not_stop_is_killed_after_its_supervisor(tmp_path, monkeypatch):
+    code = "import signal, sys, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
+    training = TrainingProcess([sys.executable, "-c", code], tmp_path / "output.txt")
+    wait_until(lambda: training.last_lines() == ["ready"])
+    monkeypatch.setattr(process_module, "CHECKPOINT_SECONDS", 0.2)
+    os.kill(training.process.pid, signal.SIGKILL)
+    began = time.monotonic()
+    wait_until(lambda: training.poll() is not None)
+    assert time.monotonic() - began > 0.2
+    assert training.poll() == STOPPED
+    assert str(tmp_path) not in subprocess.run(["ps", "-A", "-ww", "-o", "args"], capture_output=True, text=True).stdout
+
+
+def test_a_file_system_without_locks_runs_a_sweep_with_a_sentence(sweep, tmp_path, monkeypatch, capsys):
+    """Finding 8."""
+
+    def flock(file: object, flags: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(locks.fcntl, "flock", flock)
+    one = sweep(tmp_path / "one", LR, "search.sampler=random", "trials=2", "workers=2")()
+    assert one.states() == ["complete"] * 2
+    assert "this file system has no locks. Run this sweep by one command at a time" in capsys.readouterr().out
+    path = tmp_path / "lock"
+    path.write_text(f"{platform.node()} {os.getppid()}")  # another process of this machine, which lives
+    assert locks.claim(path) is None
+    path.write_text(f"{platform.node()} {2**22 - 1}")
+    assert locks.claim(path) is not None
+    monkeypatch.setattr(locks.fcntl, "flock", lambda file, flags: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
+    with pytest.raises(OSError, match="broken"), locks.exclusive(path):
+        pass

@@ -6,7 +6,11 @@ from collections import Counter
 
 import pytest
 
+from minigpt.config.convert import values
+from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
+from minigpt.sweep.driver import open_folder
+from minigpt.sweep.settings import read_sweep
 from minigpt.sweep.trial import is_finished, label
 from minigpt.sweep.trial_store import cut_torn_line
 
@@ -118,3 +122,39 @@ def test_several_seeds_are_one_trial(sweep, tmp_path):
     assert {folder.name for folder in (three.path / "trials").glob("0*")} == {
         f"{number:04d}-{place}" for number in range(2) for place in range(3)
     }
+
+
+OLD_SPACE = {"optimizer.lr": {"low": 0.0002, "high": 0.02, "log": True}, "model.n_layer": {"choices": [2, 4]}}
+OLD_SWEEP = [
+    f"search.space={json.dumps(OLD_SPACE)}", "trials=12", "seeds=2", "search.sampler=random", "optimizer.beta2=0.95",
+    "tokenizer=byte", "model.n_layer=3",
+]  # fmt: skip
+OLD_NAME = "default-own-1b51d1e6"  # what commit 25310c3 called the directory of OLD_SWEEP
+
+
+def test_a_sweep_begun_by_an_older_version_is_found_and_goes_on(tmp_path, monkeypatch):
+    """Finding 5: its name covered all settings, and its sweep.yaml lacks those that are new."""
+    monkeypatch.chdir(tmp_path)
+    found = read_sweep(OLD_SWEEP, ["train"])
+    assert found.name != OLD_NAME
+    (tmp_path / "sweeps" / OLD_NAME).mkdir(parents=True)
+    found = read_sweep(OLD_SWEEP, ["train"])
+    assert found.name == OLD_NAME
+    stored = {key: value for key, value in values(TrainConfig()).items() if key.startswith(("model.", "optimizer."))}
+    stored |= {"optimizer.beta2": 0.95, "model.n_layer": 3, "tokenizer.name": "byte", "seeds": 2, "data.workers": 4}
+    stored |= {f"search.space {key}": words for key, words in OLD_SPACE.items()} | {"search.sampler": "random"}
+    for new in ("model.qk_norm", "optimizer.eps"):  # as if the older version had not known them
+        stored.pop(new, None)
+    (found.folder / "sweep.yaml").write_text(json.dumps(stored))
+    open_folder(found)
+    with pytest.raises(UserFault, match=r"optimizer\.eps: 1e-08 -> 1e-05\n(.|\n)*sweep\.dir=NEW_DIR"):
+        open_folder(read_sweep([*OLD_SWEEP, "optimizer.eps=1e-5", f"sweep.dir={found.folder}"], ["train"]))
+    other = [each.replace("0.02", "0.01") for each in OLD_SWEEP]
+    with pytest.raises(UserFault, match=r"search\.space"):
+        open_folder(read_sweep([*other, f"sweep.dir={found.folder}"], ["train"]))
+
+
+def test_what_hangs_on_the_machine_may_change(sweep, tmp_path):
+    moved = sweep(tmp_path / "one", LR, "trials=1")()
+    moved("trainer.threads=1", "trainer.micro_batch=5", "samples.every_steps=7", "workers=2", "trials=1")
+    assert moved.states() == ["complete"]
