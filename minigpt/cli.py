@@ -26,9 +26,11 @@ def train(arguments: list[str]) -> int:
     if wants_grid(arguments):
         return run_grid(arguments, command_line("train"))
 
+    from minigpt.process.lifeline import watch_lifeline
     from minigpt.process.signals import Signals
 
     with Signals():  # heard even while torch is loaded
+        watch_lifeline()
         config = _compose("train", arguments)
 
         from minigpt.data.prepare import require_vocabulary

@@ -3,7 +3,6 @@
 import html
 import io
 import re
-import shlex
 import statistics
 import warnings
 from collections import Counter
@@ -19,29 +18,22 @@ from minigpt.report.frame import PAGE, STYLE
 from minigpt.report.page import table
 from minigpt.report.words import duration, short_number
 from minigpt.rundir.files import write_file
+from minigpt.sweep.results import rerun_command
 from minigpt.sweep.settings import Sweep
 from minigpt.sweep.table import row_of, value_text
 from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, Trial, best_trial, is_finished, ranked, state_of
 
 SIZE = (4.6, 3.1)  # inches: as wide as a phone, so that the text is as large there as on a desk
 MIN_COMPLETE = 8  # trials that tell something of the settings' importance
-CHART_STYLE: dict[Any, Any] = {
-    "axes.facecolor": "#f5f7fa", "axes.edgecolor": "#c5ccd6", "axes.titlesize": 10, "axes.labelsize": 10,
-    "figure.facecolor": "white", "figure.figsize": SIZE, "font.size": 10, "svg.fonttype": "none",
-    "text.parse_math": False,  # a setting's text is text, dollar signs and all
-}  # fmt: skip
-SWEEP_STYLE = (
-    STYLE
-    + """
+CHART_STYLE: dict[Any, Any] = {"axes.facecolor": "#f5f7fa", "axes.labelsize": 10, "font.size": 10,
+    "svg.fonttype": "none", "text.parse_math": False}  # a setting's text is text, dollar signs and all  # fmt: skip
+SWEEP_STYLE = """
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(320px, 1fr)); gap: 16px; align-items: start; }
 .charts svg { background: white; border-radius: 8px; } .charts .broad { grid-column: 1 / -1; overflow-x: auto; }
 .charts svg text { font-size: inherit; fill: inherit; } .charts .broad svg { min-width: 640px; }
 .board td, .board th { white-space: nowrap; padding: 3px 12px 3px 0; text-align: right; width: auto; }
-.board th { color: var(--soft); font-weight: 600; border-bottom: 1px solid var(--line); }
-.board td:last-child, .board th:last-child { text-align: left; }
-.pair td { overflow-wrap: normal; }
+.board td:last-child, .board th:last-child { text-align: left; } .pair td { overflow-wrap: normal; }
 """
-)
 
 
 def write_page(sweep: Sweep, study: optuna.Study) -> None:
@@ -54,19 +46,18 @@ def page(sweep: Sweep, study: optuna.Study) -> str:
     trials = study.get_trials(deepcopy=False)
     search = {key: value for key, value in values(sweep.config).items() if key.startswith("search.")}
     space = search.pop("search.space")
-    tables = f'<div class="pair"><div>{table(space)}</div><div>{table(search)}</div></div>'
-    sections = [
-        ("Charts", charts(sweep, study)),
-        ("Leaderboard", board(sweep, trials)),
-        ("What failed", failures(trials)),
-        ("Commands", commands(sweep, trials)),
-        ("The search", tables),
-    ]
-    body = "".join(f"<section><h2>{html.escape(title)}</h2>{part}</section>" for title, part in sections if part)
+    sections = {
+        "Charts": charts(sweep, study),
+        "Leaderboard": board(sweep, trials),
+        "What failed": failures(trials),
+        "Commands": commands(sweep, trials),
+        "The search": f'<div class="pair"><div>{table(space)}</div><div>{table(search)}</div></div>',
+    }
+    body = "".join(f"<section><h2>{title}</h2>{part}</section>" for title, part in sections.items() if part)
     summary = f"{sweep.config.search.sampler} search of {', '.join(sweep.space)}; experiment {sweep.config.experiment}"
     return PAGE.format(
         name=html.escape(sweep.name),
-        style=SWEEP_STYLE,
+        style=STYLE + SWEEP_STYLE,
         summary=html.escape(summary),
         figures=figures(sweep, trials),
         body=body,
@@ -102,22 +93,21 @@ def _chart(caption: str, draw: Callable[[], Any], *, broad: bool = False) -> str
     import matplotlib
     from matplotlib import pyplot
 
-    size = (2 * SIZE[0], SIZE[1]) if broad else SIZE
-    with matplotlib.rc_context({**CHART_STYLE, "figure.figsize": size, "svg.hashsalt": caption}):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # these functions are experimental, and trials may have equal values
-            axes = draw()
-        matplotlib.rcParams.update({**CHART_STYLE, "svg.hashsalt": caption})  # Optuna's style came over ours
+    style = CHART_STYLE | {"figure.figsize": (2 * SIZE[0], SIZE[1]) if broad else SIZE, "svg.hashsalt": caption}
+    with matplotlib.rc_context(style), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # these functions are experimental, and trials may have equal values
+        axes = draw()
+        matplotlib.rcParams.update(style)  # Optuna's style came over ours
         for each in axes.figure.axes:
             _simplify(each)
         text = io.StringIO()
-        axes.figure.savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": None})
+        axes.figure.savefig(text, format="svg", bbox_inches="tight")
         pyplot.close(axes.figure)
-    svg = text.getvalue()
+    svg = text.getvalue()[text.getvalue().index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>| xmlns(:\w+)?=\"[^\"]*\"", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<svg width="[^"]*" height="[^"]*"', "<svg", svg[svg.index("<svg") :])
-    kind = ' class="broad"' if broad else ""
-    return f"<figure{kind}><figcaption>{html.escape(caption)}</figcaption>{svg}</figure>"
+    svg = re.sub(r'<svg width="[^"]*" height="[^"]*"', "<svg", svg)
+    kind = "broad" if broad else "narrow"
+    return f'<figure class="{kind}"><figcaption>{html.escape(caption)}</figcaption>{svg}</figure>'
 
 
 def _simplify(axes: Any) -> None:
@@ -161,23 +151,17 @@ def _learning_curves(study: optuna.Study, metric: str) -> Any:
 def figures(sweep: Sweep, trials: Sequence[Trial]) -> str:
     """Return the headline figures."""
     best, saved, counts = best_trial(trials), saved_share(trials), Counter(map(state_of, trials))
-    facts = [trial.user_attrs for trial in trials]
-    speeds = [each["tokens_per_second"] for each in facts if "tokens_per_second" in each]
+    tokens, seconds = (sum(trial.user_attrs.get(name, 0) for trial in trials) for name in ("tokens", "seconds"))
     note = ", ".join(f"{counts[state]} {state}" for state in ("pruned", "failed") if counts[state])
-    tokens = short_number(sum(each.get("tokens", 0) for each in facts))
     cards = [
         (f"{sum(map(is_finished, trials))} of {sweep.trials}", "trials", note),
-        (tokens, "tokens trained on", f"pruning saved {saved:.0%}" if saved else ""),
-        (duration(sum(each.get("seconds", 0.0) for each in facts)), "of training", "all trials together"),
+        (short_number(tokens), "tokens trained on", f"pruning saved {saved:.0%}" if saved else ""),
+        (duration(seconds), "of training", "all trials together"),
     ]
     if best is not None:
-        name = f"best {sweep.config.sweep.metric}"
-        cards.insert(0, (value_text(best, best.value), name, f"trial {best.number}"))
-    if speeds:
-        cards.append((short_number(statistics.median(speeds)), "tokens per second", "the median trial"))
+        cards.insert(0, (value_text(best, best.value), f"best {sweep.config.sweep.metric}", f"trial {best.number}"))
     return "".join(
-        f"<div><b>{html.escape(value)}</b><span>{html.escape(name)}</span><small>{html.escape(small)}</small></div>"
-        for value, name, small in cards
+        f"<div><b>{value}</b><span>{name}</span><small>{small}</small></div>" for value, name, small in cards
     )
 
 
@@ -207,17 +191,15 @@ def failures(trials: Sequence[Trial]) -> str:
     parts = []
     for trial in trials:
         if trial.state == FAILED and "same_as" not in trial.user_attrs:
-            tail = html.escape("\n".join(trial.user_attrs.get("tail", [])))
-            cause = html.escape(str(trial.user_attrs.get("cause", "")))
+            tail = html.escape("\n".join(trial.user_attrs["tail"]))
+            cause = html.escape(trial.user_attrs["cause"])
             parts.append(f"<details><summary>trial {trial.number}: {cause}</summary><pre>{tail}</pre></details>")
     return "".join(parts)
 
 
 def commands(sweep: Sweep, trials: Sequence[Trial]) -> str:
     """Return the commands that a reader may want next."""
-    found = [("Continue this sweep, or join it from another machine", sweep.command_line)]
+    found = {"Continue this sweep, or join it from another machine": sweep.command_line}
     if best_trial(trials) is not None:
-        folder = shlex.quote(str(sweep.folder / "best"))
-        again = f"python scripts/train.py --config-dir {folder} experiment=best"
-        found.insert(0, ("Train the best settings again", again))
-    return "".join(f"<h3>{name}</h3><pre>{html.escape(redact(command))}</pre>" for name, command in found)
+        found["Train the best settings again"] = rerun_command(sweep)
+    return "".join(f"<h3>{name}</h3><pre>{html.escape(redact(command))}</pre>" for name, command in found.items())

@@ -11,6 +11,7 @@ from typing import Any
 
 from minigpt.config.compose import compose, to_yaml
 from minigpt.faults import StorageFailure
+from minigpt.invocation import typed
 from minigpt.redact import redact, redact_values
 from minigpt.report.record import read_text
 from minigpt.rundir.files import write_file
@@ -108,10 +109,14 @@ def write_best(sweep: Sweep, trials: Sequence[Trial]) -> None:
     arguments = [*sweep.shared, *overrides(best.params)]
     (folder / "experiment").mkdir(parents=True, exist_ok=True)
     text = redact(to_yaml(compose("train", arguments)))
-    rerun = f"python scripts/train.py --config-dir {shlex.quote(str(folder))} experiment=best"
-    typed = redact(shlex.join(["python", "scripts/train.py", *arguments]))
+    rerun = rerun_command(sweep)
     values = ", ".join(overrides(best.params))
     head = f"Trial {best.number} of {sweep.name}: {sweep.config.sweep.metric} {best.value:.6g} with {values}"
     write_file(folder / "experiment" / "best.yaml", f"# @package _global_\n# {head}\n# {rerun}\n{text}")
-    write_file(folder / "command.txt", f"{rerun}\n{typed}\n")
+    write_file(folder / "command.txt", f"{rerun}\n{typed('train')} {redact(shlex.join(arguments))}\n")
     write_file(folder / "trial.json", facts)
+
+
+def rerun_command(sweep: Sweep) -> str:
+    """Return the command that trains the best settings again."""
+    return f"{typed('train')} --config-dir {shlex.quote(str(sweep.folder / 'best'))} experiment=best"

@@ -91,6 +91,7 @@ class TrialRunner:
         self.last_row = time.monotonic()
         command = self.sweep.command(self.trial, len(self.values), self.slot)
         environment, lock = self.slot.environment, self.claim.file.fileno()
+        self.output.parent.mkdir(exist_ok=True)
         self.process = TrainingProcess(command, self.output, environment=environment, lock=lock)
 
     def advance(self, trials: Trials) -> None:

@@ -13,6 +13,9 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from minigpt.process.lifeline import watch_lifeline
+
 STEPS, TOKENS, CHECKPOINT_EVERY = 12, 100, 3
 ACCIDENTS = {3: "raise", 5: "kill", 6: "nan", 7: "hang"}
 
@@ -30,6 +33,7 @@ def main() -> int:
 def train(run: Path, given: dict[str, str]) -> int:
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    watch_lifeline()
     state = run / "checkpoint.json"
     done = json.loads(state.read_text()) if state.exists() else 0
     metrics = run / "metrics.jsonl"

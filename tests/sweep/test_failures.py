@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from minigpt.faults import STOPPED, TRIALS_FAILED, UserFault
+from minigpt.faults import TRIALS_FAILED, UserFault
 from minigpt.sweep import locks
-from minigpt.sweep import process as process_module
 from minigpt.sweep import settings as plan_module
 from minigpt.sweep import trial_runner as runner_module
 from minigpt.sweep.process import TrainingProcess
@@ -66,8 +65,7 @@ def test_a_hanging_training_is_gone_with_all_it_started(sweep, tmp_path, monkeyp
     one = sweep(tmp_path / "one", """search.space={"model.n_layer": {"choices": [7]}}""", "trials=1")
     monkeypatch.setattr(runner_module, "time", JumpingClock(one.path / "trials" / "0000" / "hangs"))
     one(code=TRIALS_FAILED)
-    running = subprocess.run(["ps", "-A", "-ww", "-o", "args"], capture_output=True, text=True).stdout
-    assert str(one.path) not in running
+    assert not [words for _, _, words in processes() if str(one.path) in words]
 
 
 def test_too_many_failures_in_a_row_stop_the_sweep(sweep, tmp_path, capsys):
@@ -188,39 +186,61 @@ def test_a_signal_stops_each_trial_with_a_checkpoint_and_the_same_command_goes_o
         assert not (long.path / "trials" / "0000" / "STOP").exists()
 
 
-def supervisor_of(driver: subprocess.Popen) -> int:
+def processes() -> list[tuple[int, int, str]]:
+    """Number, parent and command line of all processes."""
     listed = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True).stdout
     rows = [line.split(maxsplit=2) for line in listed.splitlines()]
-    return next(int(pid) for pid, parent, words in rows if int(parent) == driver.pid and "supervise.py" in words)
+    return [(int(number), int(parent), words) for number, parent, words in rows]
 
 
-def test_a_training_whose_supervisor_was_killed_stops_before_its_slot_is_given_away(sweep, tmp_path):
-    """Finding 30: it had lived on as an orphan on its device, while the next trial ran there, too."""
+def test_a_slot_is_free_only_when_the_process_that_trains_is_gone(sweep, tmp_path):
+    """Finding 30: a process stood between the sweep and the training, which lived on when only that was killed."""
     one = sweep(tmp_path / "one", LR, "search.sampler=random", "trials=2")
     one.hold.touch()
-    process = one.start(STUB_STOP_SECONDS="0.5")
+    process = one.start()
     metrics = one.path / "trials" / "0000" / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") == 4, process)
-    os.kill(supervisor_of(process), signal.SIGKILL)
-    wait_until(lambda: "stop 0000" in one.log(), process)
+    ((child, words),) = [(number, words) for number, parent, words in processes() if parent == process.pid]
+    assert "stub_train.py" in words
+    assert "trials/0000" in words
+    os.kill(child, signal.SIGKILL)
     one.hold.unlink()
     said, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, said
-    assert one.log() == ["start 0000", "stop 0000", "start 0000", "end 0000", "start 0001", "end 0001"]
-    assert one.table() == sweep(tmp_path / "two", LR, "search.sampler=random", "trials=2")().table()
+    assert process.returncode == TRIALS_FAILED, said
+    assert one.log() == ["start 0000", "start 0001", "end 0001"]
+    assert not [words for _, _, words in processes() if str(one.path) in words]
 
 
-def test_a_training_that_does_not_stop_is_killed_after_its_supervisor(tmp_path, monkeypatch):
-    code = "import signal, sys, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
+def test_a_training_that_ignores_its_parents_end_is_killed(tmp_path):
+    code = """
+import signal, time
+from minigpt.process import lifeline
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+lifeline.CHECKPOINT_SECONDS = 0.2
+lifeline.watch_lifeline()
+print("ready", flush=True)
+time.sleep(600)
+"""
     training = TrainingProcess([sys.executable, "-c", code], tmp_path / "output.txt")
     wait_until(lambda: training.last_lines() == ["ready"])
-    monkeypatch.setattr(process_module, "CHECKPOINT_SECONDS", 0.2)
-    os.kill(training.process.pid, signal.SIGKILL)
+    assert training.poll() is None
     began = time.monotonic()
+    training.process.stdin.close()  # as the system does it when we are killed
     wait_until(lambda: training.poll() is not None)
+    assert training.poll() == -signal.SIGKILL
     assert time.monotonic() - began > 0.2
-    assert training.poll() == STOPPED
-    assert str(tmp_path) not in subprocess.run(["ps", "-A", "-ww", "-o", "args"], capture_output=True, text=True).stdout
+
+
+def test_what_a_training_started_ends_with_it(tmp_path):
+    code = """
+import os, subprocess
+subprocess.Popen(["sleep", "6123"])
+print("ready", flush=True)
+"""
+    training = TrainingProcess([sys.executable, "-c", code], tmp_path / "output.txt")
+    wait_until(lambda: training.poll() is not None)
+    assert training.poll() == 0
+    wait_until(lambda: not [words for _, _, words in processes() if words == "sleep 6123"])
 
 
 def test_a_file_system_without_locks_runs_a_sweep_with_a_sentence(sweep, tmp_path, monkeypatch, capsys):

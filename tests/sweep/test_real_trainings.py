@@ -12,8 +12,10 @@ import pytest
 from minigpt.checkpoint.store import list_checkpoints, verify
 from minigpt.config.compose import compose
 from minigpt.faults import STOPPED
+from minigpt.invocation import command_line
 from minigpt.rundir.remote_logger import wandb_id
 from minigpt.rundir.rows import read_rows
+from minigpt.sweep.process import TrainingProcess
 from minigpt.training.run import train
 
 from .conftest import wait_until
@@ -61,6 +63,17 @@ def test_two_processes_obey_it_at_the_same_step(tmp_path, where):
     (run / "STOP").touch()
     said, _ = process.communicate(timeout=200)
     assert process.returncode == STOPPED, said
+    assert verify(list_checkpoints(run / "checkpoints")[-1])["step"] == read_rows(run / "metrics.jsonl")[-1]["step"]
+
+
+def test_a_training_stops_with_a_checkpoint_when_its_parent_is_gone(tmp_path, where):
+    run = tmp_path / "run"
+    settings = [*TINY, *where, f"run.dir={run}", "trainer.max_steps=100000", "validate.every_steps=0"]
+    training = TrainingProcess([*command_line("train"), *settings], tmp_path / "output.txt")
+    wait_until(lambda: len(read_rows(run / "metrics.jsonl")) > 2 or training.poll() is not None)
+    training.process.stdin.close()  # as the system does it when we are killed
+    wait_until(lambda: training.poll() is not None)
+    assert training.poll() == STOPPED, training.last_lines()
     assert verify(list_checkpoints(run / "checkpoints")[-1])["step"] == read_rows(run / "metrics.jsonl")[-1]["step"]
 
 

@@ -98,7 +98,9 @@ def test_the_page_of_200_trials_needs_nothing_else(plan):
 def test_charts_are_as_wide_as_a_phone_and_readable_there(plan):
     """At 390 px a chart of at most 400 px keeps its text at 8.5 px or more; only the broad one scrolls."""
     text = page(plan, study_of(made_up(plan, 16)))
-    charts = re.findall(r"<figure( class=\"broad\")?>.*?<svg viewBox=\"0 0 ([\d.]+) .*?</figure>", text, re.DOTALL)
+    charts = re.findall(
+        r"<figure class=\"(broad)?(?:narrow)?\">.*?<svg viewBox=\"0 0 ([\d.]+) .*?</figure>", text, re.DOTALL
+    )
     assert len(charts) == 7
     assert [bool(broad) for broad, _ in charts].count(True) == 1
     assert all(float(width) <= 400 for broad, width in charts if not broad)
@@ -147,7 +149,8 @@ def test_best_reruns_as_is(plan):
     best = plan.folder / "best"
     commands = (best / "command.txt").read_text().splitlines()
     assert len(commands) == 2
-    configs = [compose("train", shlex.split(command)[2:]) for command in commands]
+    words = [shlex.split(command.partition(" train ")[2] or command.partition("train.py ")[2]) for command in commands]
+    configs = [compose("train", each) for each in words]
     assert to_dict(configs[0]) == to_dict(configs[1])
     assert configs[0].optimizer.lr == trials[0].params["optimizer.lr"]
     assert configs[0].schedule.name == trials[0].params["schedule.name"]
