@@ -1,6 +1,8 @@
 """The curves of a run, and loss.png."""
 
 import contextlib
+import html
+import io
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +17,10 @@ from minigpt.rundir.files import replaced
 
 Curve = tuple[NDArray[np.float64], NDArray[np.float64]]  # steps, values
 
-TRAIN, VALIDATION, RATE, BASELINE, INK = "#2f6fde", "#e2571e", "#7a869a", "#1a9a6c", "#27313f"
-POINTS = 1500  # of a line at most: more than a picture has columns
+TRAIN, VALIDATION, RATE, BASELINE = "#2f6fde", "#e2571e", "#7a869a", "#1a9a6c"
+INK, LINE, GRID = "#27313f", "#c5ccd6", "#e8ebf0"
+STYLES = {TRAIN: "train", VALIDATION: "val", RATE: "rate", BASELINE: "base", INK: "ink", LINE: "line", GRID: "line"}
+POINTS = 1000  # of a line at most: more than a picture has columns
 
 
 def curve(record: Record, key: str) -> Curve:
@@ -72,110 +76,107 @@ def size_and_loss(record: Record) -> str:
 
 
 @contextlib.contextmanager
-def drawing(path: Path, *, size: tuple[float, float], font_size: float, dpi: int = 120, **file: Any) -> Iterator[Any]:
-    """Yield a matplotlib figure to draw into; it replaces the PNG at `path` where the block ends.
+def drawing(*, size: tuple[float, float], font_size: float, dpi: int = 100) -> Iterator[Any]:
+    """Yield a matplotlib figure to draw into and to save.
 
     Args:
-        path: of the PNG.
         size: inches.
         font_size: points.
-        dpi: pixels per inch.
-        file: more for matplotlib's savefig.
+        dpi: pixels per inch, of a PNG.
     """
     import matplotlib  # here, not above: reading curves must not cost a second
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    colours = dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color", "text.color"), INK)
-    # A run's name is text, dollar signs and all.
-    style: Any = {"axes.edgecolor": "#c5ccd6", "font.size": font_size, "text.parse_math": False, **colours}
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=size, dpi=dpi, facecolor="white")
-        figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.1)
+    colours: Any = dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color", "text.color"), INK)
+    # A run's name is text, dollar signs and all; the letters of an SVG are text, too.
+    style: Any = {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "minigpt", "font.size": font_size}
+    with matplotlib.rc_context({**style, **colours, "axes.edgecolor": LINE}):
+        figure = Figure(figsize=size, dpi=dpi, facecolor="white", layout="constrained")
         FigureCanvasAgg(figure)
         yield figure
-        with replaced(path) as temporary:
-            figure.savefig(temporary, format="png", **file)
 
 
-def open_axes(axes: Any) -> None:
-    """Leave out the frame's upper and right edge, and draw faint horizontal lines."""
+def svg_of(figure: Any, label: str) -> str:
+    """The figure as an SVG element in the page's own colours.
+
+    Args:
+        figure: matplotlib's.
+        label: what it shows, for those who can't see it.
+    """
+    file = io.StringIO()
+    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    text = file.getvalue()
+    for colour, name in STYLES.items():
+        text = text.replace(colour, f"var(--{name})")
+    return text[text.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1)
+
+
+def open_axes(axes: Any, record: Record) -> None:
+    """Prepare axes over all steps of a run: no frame above and to the right, and faint horizontal lines."""
+    axes.set_xlim(0, 1.006 * max((row["step"] for row in record.rows), default=1) or 1)  # room for half a point
     axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#e8ebf0", linewidth=0.8)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
+    axes.xaxis.set_major_formatter(lambda step, _: f"{step:,.0f}" if step < 1e5 else short_number(step))
 
 
 def draw_loss(record: Record, path: Path) -> None:
     """Draw loss.png: training and validation loss above, the learning rate below. Written in one step."""
-    with drawing(path, size=(10, 5.6), font_size=11, dpi=150) as figure:
+    with drawing(size=(10, 5.6), font_size=11, dpi=150) as figure:
         loss, rate = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [6, 1]})
         draw_losses(loss, record)
-        draw_rate(rate, record)
+        draw_metric(rate, record, "lr", "learning\nrate")
+        rate.set_xlabel("optimizer steps")
         figure.align_ylabels([loss, rate])
         name = record.name if len(record.name) <= 40 else record.name[:39] + "…"
         loss.set_title(name, loc="left", fontsize=13, fontweight="bold", pad=34)
         loss.set_title(size_and_loss(record), loc="right", fontsize=12, pad=34)
+        with replaced(path) as temporary:
+            figure.savefig(temporary, format="png")
 
 
 def draw_losses(axes: Any, record: Record) -> None:
-    """The upper panel."""
+    """Draw training and validation loss, and the baseline if one was measured; in bits per byte at the right edge."""
     steps, losses = curve(record, "train/loss")
     if len(steps):
         axes.plot(*thin_out(steps, losses), color=TRAIN, linewidth=0.8, alpha=0.3)
         axes.plot(*thin_out(steps, smooth(losses)), color=TRAIN, linewidth=1.8, label="training")
-    draw_validation(axes, record)
+    steps, losses = curve(record, "val/loss")
+    best, bits = best_row(record.rows), None
+    if best is not None:
+        bits = number(best.get("val/bits_per_byte"))
+        text = f"validation, best {best['val/loss']:.3f}" + (f" ({bits:.3f} bits per byte)" if bits is not None else "")
+        marker = "o" if len(steps) <= 60 else ""
+        axes.plot(*thin_out(steps, losses), color=VALIDATION, marker=marker, markersize=4.5, linewidth=1.4, label=text)
+        ring = {"markersize": 10, "markerfacecolor": "none", "markeredgewidth": 1.4, "clip_on": False, "zorder": 4}
+        axes.plot([best["step"]], [best["val/loss"]], "o", color=VALIDATION, **ring)
     axes.set_ylim(*loss_limits(record))
-    draw_bits(axes, record)
+    nats, base = nats_per_bit(record.rows), number(record.baseline.get("bits_per_byte"))
+    if nats is not None:
+        right = axes.secondary_yaxis("right", functions=(lambda loss: loss / nats, lambda bits: bits * nats))
+        right.set_ylabel("bits per byte")
+        right.spines["right"].set_visible(False)
+        right.tick_params(length=0, pad=9)  # the ring of a last point stays off the figures
+    if nats is not None and base is not None:
+        name = f"{record.baseline.get('name', 'baseline')} ({base:.3f})"
+        axes.axhline(base * nats, color=BASELINE, linestyle=(0, (5, 3)), linewidth=1.4, label=name)
     axes.set_ylabel("loss, nats per token")
-    open_axes(axes)
+    open_axes(axes, record)
     if axes.has_data():
-        axes.legend(loc="lower left", bbox_to_anchor=(-0.012, 0.99), ncols=3, fontsize=10.5, frameon=False)
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.012, 0.99), ncols=3, frameon=False)
     else:
         axes.text(0.5, 0.5, "no steps logged yet", transform=axes.transAxes, ha="center", color=RATE)
 
 
-def draw_validation(axes: Any, record: Record) -> None:
-    """Validation losses, the best one ringed and told in the legend."""
-    steps, losses = curve(record, "val/loss")
-    best = best_row(record.rows)
-    if best is None:
-        return
-    text = f"validation, best {best['val/loss']:.3f}"
-    bits = number(best.get("val/bits_per_byte"))
-    if bits is not None:
-        text += f" ({bits:.3f} bits per byte)"
-    marker = "o" if len(steps) <= 60 else ""
-    axes.plot(*thin_out(steps, losses), color=VALIDATION, marker=marker, markersize=4.5, linewidth=1.4, label=text)
-    ring = {"markersize": 10, "markerfacecolor": "none", "markeredgewidth": 1.4, "clip_on": False, "zorder": 4}
-    axes.plot([best["step"]], [best["val/loss"]], "o", color=VALIDATION, **ring)
-
-
-def draw_bits(axes: Any, record: Record) -> None:
-    """The same losses in bits per byte at the right edge, and the baseline if one was measured."""
-    nats = nats_per_bit(record.rows)
-    if nats is None:
-        return
-    right = axes.secondary_yaxis("right", functions=(lambda loss: loss / nats, lambda bits: bits * nats))
-    right.set_ylabel("bits per byte")
-    right.spines["right"].set_visible(False)
-    right.tick_params(length=0, pad=9)  # the ring of a last point stays off the figures
-    bits = number(record.baseline.get("bits_per_byte"))
-    if bits is not None:
-        name = f"{record.baseline.get('name', 'baseline')} ({bits:.3f})"
-        axes.axhline(bits * nats, color=BASELINE, linestyle=(0, (5, 3)), linewidth=1.4, label=name)
-
-
-def draw_rate(axes: Any, record: Record) -> None:
-    """The lower panel: the learning rate."""
-    steps, rates = curve(record, "lr")
+def draw_metric(axes: Any, record: Record, key: str, name: str) -> None:
+    """Draw one metric over the steps, from 0 up; the highest hundredth may leave the picture."""
+    steps, values = curve(record, key)
+    open_axes(axes, record)
+    axes.set_ylabel(name, fontsize=9)
     if len(steps):
-        axes.fill_between(*thin_out(steps, rates), color=RATE, alpha=0.18, linewidth=0)
-        axes.plot(*thin_out(steps, rates), color=RATE, linewidth=1.4)
-        peak = float(rates.max())
-        axes.set_ylim(0, 1.15 * peak or 1)
-        axes.set_yticks([0, peak], ["0", f"{peak:.1e}".replace("e-0", "e-")])
-    axes.set_ylabel("learning\nrate", fontsize=9)
-    axes.set_xlim(0, 1.006 * max((row["step"] for row in record.rows), default=1) or 1)  # room for half a point
-    axes.set_xlabel("optimizer steps")
-    axes.xaxis.set_major_formatter(lambda step, _: f"{step:,.0f}")
-    axes.spines[["top", "right"]].set_visible(False)
+        axes.fill_between(*thin_out(steps, values, 400), color=RATE, alpha=0.18, linewidth=0)
+        axes.plot(*thin_out(steps, values, 400), color=RATE, linewidth=1.4)
+        high = float(np.percentile(values, 99))
+        axes.set_ylim(0, 1.15 * high or 1)
+        axes.set_yticks([0, high], ["0", short_number(high) if high >= 1 else f"{high:.2g}".replace("e-0", "e-")])

@@ -11,38 +11,27 @@ body { margin: 0 auto; padding: 32px 20px 64px; max-width: 960px; background: va
 h1 { font-size: 26px; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 18px; margin: 0 0 10px; }
 h3 { font-size: 13px; font-weight: 600; color: var(--soft); margin: 14px 0 4px; }
 header p { color: var(--soft); margin: 4px 0 20px; overflow-wrap: anywhere; }
-section { margin-top: 34px; } section:has(> .small) { margin-top: 12px; }
+section { margin-top: 34px; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(160px, 1fr)); gap: 10px; }
 .figures div { background: var(--card); border-radius: 10px; padding: 12px 14px; display: flex;
   flex-direction: column; }
 .figures b { font-size: 22px; line-height: 1.3; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .figures span { color: var(--soft); font-size: 13px; } .figures small { color: var(--soft); font-size: 12px; }
-svg { display: block; width: 100%; height: auto; overflow: visible; } svg svg { overflow: hidden; }
-svg text { fill: var(--soft); font-size: 12px; } text.x { text-anchor: middle; }
-text.y { text-anchor: end; dominant-baseline: central; }
-.grid { stroke: var(--line); } polyline { fill: none; stroke-width: 2; stroke-linejoin: round; }
-polyline.train { stroke: var(--train); } polyline.raw { stroke-width: 1; opacity: .3; }
-polyline.val { stroke: var(--val); stroke-width: 1.6; } circle.val { fill: var(--val); }
-polyline.baseline { stroke: var(--base); stroke-dasharray: 7 5; }
-polyline.rate { stroke: var(--rate); stroke-width: 1.5; }
-.legend { display: flex; flex-wrap: wrap; gap: 4px 18px; font-size: 13px; margin: 0 0 8px; }
-.legend span::before { content: ""; display: inline-block; width: 18px; height: 3px; border-radius: 2px;
-  background: currentColor; margin-right: 7px; vertical-align: middle; }
-.legend .train { color: var(--train); } .legend .val { color: var(--val); } .legend .baseline { color: var(--base); }
-.legend i { color: var(--soft); font-style: normal; margin-left: auto; }
-.small { display: grid; grid-template-columns: repeat(auto-fit, minmax(280px, 1fr)); gap: 16px; }
+svg { display: block; width: 100%; height: auto; }
 figure { margin: 0; } figcaption { font-size: 13px; color: var(--soft); }
-.small svg text { font-size: 15px; }
+.wide { overflow-x: auto; } .wide > svg { min-width: 640px; }
+.small { display: grid; grid-template-columns: repeat(auto-fit, minmax(280px, 1fr)); gap: 16px; margin-top: 16px; }
 pre { background: var(--card); border-radius: 8px; padding: 10px 14px; margin: 0; overflow-x: auto;
   font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
 .sample { white-space: pre-wrap; overflow-wrap: anywhere; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; }
 td { border-bottom: 1px solid var(--line); padding: 4px 12px 4px 0; vertical-align: top; overflow-wrap: anywhere; }
 td:first-child { color: var(--soft); white-space: nowrap; width: 1%; padding-right: 24px; }
+td:nth-child(2):not(:last-child) { white-space: nowrap; }
 .groups td:first-child { width: 60%; } .groups h3 { margin-top: 0; }
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(280px, 1fr)); gap: 0 28px; }
 .own td { font-weight: 650; color: var(--ink); }
-.wide { overflow-x: auto; } .groups { columns: 280px; column-gap: 28px; }
+.groups { columns: 280px; column-gap: 28px; }
 .groups > div { break-inside: avoid; padding-bottom: 18px; }
 .note { color: var(--soft); font-size: 13px; margin: 0 0 10px; }
 details { margin-top: 14px; } summary { cursor: pointer; color: var(--soft); }

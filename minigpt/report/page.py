@@ -11,10 +11,9 @@ from typing import Any
 from minigpt.config.convert import flatten, to_dict
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import StorageFailure
-from minigpt.report.curves import curve, draw_loss, loss_limits, smooth, thin_out
+from minigpt.report.curves import draw_loss, draw_losses, draw_metric, drawing, svg_of
 from minigpt.report.frame import PAGE, STYLE
-from minigpt.report.record import Record, best_row, column, nats_per_bit, number, read_record, training_seconds
-from minigpt.report.svg import Line, line_chart
+from minigpt.report.record import Record, best_row, column, number, read_record, training_seconds
 from minigpt.report.words import duration, short_number
 from minigpt.rundir.files import write_file
 
@@ -44,17 +43,14 @@ def write_report(run_dir: str | Path) -> None:
 def page(record: Record) -> str:
     """The run as one HTML page."""
     sections = [
-        ("Loss", loss_section(record)),
-        ("", small_charts(record)),
+        ("Loss", charts(record)),
         ("What it writes", samples_section(record)),
         ("Commands", commands_section(record)),
         ("What happened", events_section(record)),
         ("Settings", settings_section(record)),
         ("Machine", machine_section(record)),
     ]
-    body = "".join(
-        f"<section>{f'<h2>{title}</h2>' if title else ''}{content}</section>" for title, content in sections if content
-    )
+    body = "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in sections if content)
     return PAGE.format(
         name=escape(record.name), style=STYLE, summary=escape(summary(record)), figures=figures(record), body=body
     )
@@ -104,52 +100,20 @@ def figures(record: Record) -> str:
     )
 
 
-def loss_section(record: Record) -> str:
-    """The loss curves, large."""
-    steps, losses = curve(record, "train/loss")
-    val_steps, val_losses = column(record.rows, "val/loss")
-    if not len(steps) and not val_steps:
+def charts(record: Record) -> str:
+    """The losses, large, then learning rate, gradient norm and speed side by side."""
+    if not record.rows:
         return "<p>No step has been logged yet.</p>"
-    lines, names = [], []
-    if len(steps):
-        lines.append(Line("training", *_points(steps, losses), "train raw"))
-        lines.append(Line("training", *_points(steps, smooth(losses)), "train"))
-        names.append(("train", "training (thin: as logged)"))
-    base, nats = number(record.baseline.get("bits_per_byte")), nats_per_bit(record.rows)
-    if base is not None and nats is not None:
-        value = base * nats
-        lines.append(Line("baseline", [0, record.rows[-1]["step"]], [value, value], "baseline"))
-        names.append(("baseline", f"{record.baseline.get('name', 'baseline')}, {base:.3f} bits per byte"))
-    if val_steps:
-        lines.append(Line("validation", val_steps, val_losses, "val", dots=len(val_steps) <= 200))
-        names.append(("val", "validation, whole split"))
-    legend = "".join(f'<span class="{style}">{escape(name)}</span>' for style, name in names)
-    chart = line_chart(lines, limits=loss_limits(record), height=360, label="loss over optimizer steps", show=_plain)
-    return f'<p class="legend">{legend}<i>nats per token over optimizer steps</i></p>{chart}'
-
-
-def small_charts(record: Record) -> str:
-    """Learning rate, gradient norm and speed, side by side."""
-    wanted = (("lr", "learning rate", "{:.2g}".format), ("train/grad_norm", "gradient norm", _plain))
-    charts = []
-    for key, name, show in (*wanted, ("tokens_per_second", "tokens per second", short_number)):
-        steps, values = curve(record, key)
-        if len(steps) > 1:
-            # The upper end leaves out the highest hundredth: one spike would flatten the rest.
-            high = 1.1 * float(sorted(values)[int(0.99 * (len(values) - 1))])
-            line = Line(name, *_points(steps, values, 400), "rate")
-            chart = line_chart([line], limits=(0, high or 1), width=440, height=190, label=name, show=show)
-            charts.append(f"<figure><figcaption>{name}</figcaption>{chart}</figure>")
-    return f'<div class="small">{"".join(charts)}</div>' if charts else ""
-
-
-def _points(steps: Any, values: Any, points: int = 900) -> tuple[list[float], list[float]]:
-    steps, values = thin_out(steps, values, points)
-    return steps.tolist(), values.tolist()
-
-
-def _plain(value: float) -> str:
-    return f"{value:.4g}"
+    with drawing(size=(8.6, 3.4), font_size=9) as figure:
+        draw_losses(figure.subplots(), record)
+        large = svg_of(figure, "loss over optimizer steps")
+    small = []
+    for key, name in (("lr", "learning rate"), ("train/grad_norm", "gradient norm"), ("tokens_per_second", "tokens/s")):
+        if len(column(record.rows, key)[0]) > 1:
+            with drawing(size=(3.6, 1.6), font_size=9) as figure:
+                draw_metric(figure.subplots(), record, key, name)
+                small.append(svg_of(figure, name))
+    return f'<div class="wide">{large}</div><div class="small">{"".join(small)}</div>'
 
 
 def samples_section(record: Record) -> str:

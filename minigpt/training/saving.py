@@ -73,7 +73,7 @@ class Saving:
         self.writing: Future[float] | None = None  # gives the seconds until durable
         self.failures = 0  # in a row
         self.retry_at: float | None = None  # time.monotonic()
-        self.stood_still: list[float] = []  # seconds, each save
+        self.waited: list[float] = []  # seconds, each save
         self.until_durable: list[float] = []  # seconds, each save that succeeded
 
     def start(self, model: nn.Module, step: int, total_steps: int | None) -> None:
@@ -130,7 +130,7 @@ class Saving:
             if last:
                 raise
             self.forgive(fault)
-        self.stood_still.append(time.perf_counter() - began)
+        self.waited.append(time.perf_counter() - began)
 
     def begin_write(self, snapshot: Snapshot, began: float) -> None:
         """Copy what a checkpoint holds and hand it to the thread."""
@@ -201,6 +201,6 @@ class Saving:
             self.note(
                 "saved",
                 checkpoints=len(self.until_durable),
-                seconds_training_stood_still=round(sum(self.stood_still), 3),
+                seconds_training_waited=round(sum(self.waited), 3),
                 seconds_until_durable_at_most=round(max(self.until_durable), 3),
             )

@@ -2,13 +2,15 @@
 
 import html.parser
 import json
+import re
 
 import pytest
+from matplotlib.figure import Figure
 
 from minigpt.report import page as page_module
+from minigpt.report.curves import draw_metric
 from minigpt.report.page import page, write_report
 from minigpt.report.record import read_record
-from minigpt.report.svg import Line, line_chart, nice_ticks
 from minigpt.report.words import duration, short_number
 
 
@@ -79,11 +81,12 @@ def test_settings_that_differ_from_the_default_stand_out(run):
     assert source.count('class="own"') == 1
 
 
-def test_the_yardstick_is_shown_beside_the_loss(run):
+def test_the_baseline_is_shown_beside_the_loss(run):
     (run / "baseline.json").write_text('{"name": "order-3 byte n-gram", "bits_per_byte": 2.25}')
     source = page(read_record(run))
     assert "order-3 byte n-gram: 2.250" in Reader(source).text("small")
-    assert 'polyline class="baseline"' in source
+    assert "var(--base)" in source
+    assert "order-3 byte n-gram (2.250)" in Reader(source).text("text")
 
 
 def test_a_run_without_a_step_has_a_page(tmp_path):
@@ -123,17 +126,24 @@ def test_a_failed_page_leaves_the_old_one(run, monkeypatch):
     assert (run / "report.html").read_text() == old
 
 
-def test_points_of_a_chart_lie_where_their_values_say():
-    chart = line_chart([Line("x", [0, 50, 100], [1.0, 3.0, 2.0], "a")], limits=(1.0, 3.0), width=170, height=142)
-    assert 'points="58.0,112.0 108.0,12.0 158.0,62.0"' in chart
+def test_charts_take_the_pages_colours_and_show_what_was_measured(run):
+    source = page(read_record(run))
+    labels = re.findall(r'<svg role="img" aria-label="([^"]*)"', source)
+    assert labels == ["loss over optimizer steps", "learning rate", "gradient norm", "tokens/s"]
+    for colour in ("train", "val", "rate", "ink", "line"):
+        assert f"var(--{colour})" in source
+    assert not re.search(r"#(2f6fde|e2571e|7a869a|27313f)", source.partition("</style>")[2])
+    assert "validation, best 2.642 (1.321 bits per byte)" in Reader(source).text("text")
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "count", "ticks"),
-    [(0, 10, 5, [0, 2, 4, 6, 8, 10]), (0.11, 0.39, 3, [0.2, 0.3]), (0, 6e-4, 3, [0, 2e-4, 4e-4, 6e-4]), (3, 3, 4, [3])],
-)
-def test_ticks_are_round(low, high, count, ticks):
-    assert nice_ticks(low, high, count) == pytest.approx(ticks)
+def test_a_spike_of_a_metric_does_not_flatten_the_rest(run):
+    record = read_record(run)
+    record.rows = [{"step": step, "lr": 1e-3 if step != 70 else 5.0} for step in range(1, 301)]
+    axes = Figure().subplots()
+    draw_metric(axes, record, "lr", "learning rate")
+    assert axes.get_ylim() == (0, pytest.approx(1.15e-3))
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "0.001"]
+    assert axes.get_xlim() == (0, pytest.approx(1.006 * 300))
 
 
 @pytest.mark.parametrize(

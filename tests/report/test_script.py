@@ -25,7 +25,7 @@ def test_the_folder_is_taken_literally(run):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "run.dir is missing: the folder of a run"),
+        ([], "run.dir is missing: the folder, like runs/"),
         (["run.dir="], "run.dir is missing"),
         (["runs/x"], "'runs/x' is not how a setting is written"),
         (["run.dir=nowhere"], "run.dir=nowhere: no such folder"),
