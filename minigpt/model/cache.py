@@ -88,7 +88,7 @@ class KVCache:
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
         """Trim (or, after a padded read, correct) how many columns of each row are real."""
-        self.on_device = torch.tensor(lengths, device=self.keys.device)  # (B,): the lengths once more
+        self.on_device = torch.tensor(lengths).to(self.keys.device)  # (B,): the lengths once more
         self._count(list(lengths))
 
     def advance(self, T: int) -> None:

@@ -3,8 +3,6 @@
 No generator is carried along, so nothing else that is drawn, written or batched beside a sample can change it.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -12,7 +10,7 @@ from minigpt.splitmix import GOLDEN, MASK_64, scramble
 
 
 def uniform(seed: int, sample: int, position: int) -> float:
-    """The random number behind one token, evenly spread over [0, 1).
+    """Return the random number behind one token, evenly spread over [0, 1).
 
     Args:
         seed: the user's.
@@ -26,20 +24,26 @@ def uniform(seed: int, sample: int, position: int) -> float:
     return (state >> 11) * 2.0**-53  # the 53 bits a double holds
 
 
-def draw(logits: Tensor, uniforms: Sequence[float]) -> list[int]:
-    """One token per row: the first whose cumulative probability exceeds the row's random number.
+def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw one token per row: the first whose cumulative probability exceeds the row's random number.
 
-    The sum runs over the vocabulary in order, in double precision and on the CPU, so a row's token depends on
-    nothing but its own logits and number: not on its neighbours, nor on the device the logits came from.
+    The sum runs over the vocabulary in order and in double precision, so a row's token depends on nothing but its own
+    logits and number, and not on its neighbours.
 
     Args:
-        logits: (B, V); minus infinity = impossible, but at least one token per row is possible.
-        uniforms: B numbers in [0, 1).
+        logits: (B, V), fp64; minus infinity = impossible, but at least one token per row is possible.
+        uniforms: (B,) fp64 in [0, 1), on the same device.
 
     Returns:
-        B token ids.
+        (B,) token ids, still on that device.
     """
-    cumulative = logits.double().softmax(dim=-1).cpu().cumsum(dim=-1)  # (B, V)
+    cumulative = logits.softmax(dim=-1).cumsum(dim=-1)  # (B, V)
     # The sum may miss 1 by rounding, so the number is scaled to it. At most 1 - 2^-53, it stays below the total.
-    target = torch.tensor(uniforms, dtype=torch.float64)[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, target, right=True)[:, 0].tolist()
+    return torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]
+
+
+def upload(values: Tensor, device: torch.device) -> Tensor:
+    """Copy a small tensor to a device without waiting for what the device is doing."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        values = values.pin_memory()  # only from there a copy needs no wait
+    return values.to(device, non_blocking=True)

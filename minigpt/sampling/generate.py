@@ -5,7 +5,6 @@ Two things follow from a text's length alone: which tokens the model sees next (
 number behind the next token (`uniform`, in draw.py).
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from minigpt.config.schema import SampleConfig
 from minigpt.faults import UserFault
-from minigpt.sampling.draw import draw, uniform
+from minigpt.sampling.draw import draw, uniform, upload
 from minigpt.sampling.filters import filter_logits
 
 
@@ -116,11 +115,15 @@ def generate(
     reader = CachedReader(forward, new_cache, block_size) if new_cache else Reader(forward, block_size)
     seen = None
     while live:
-        logits = checked(reader.next_logits([texts[index] for index in live]))  # (B, V)
+        logits = reader.next_logits([texts[index] for index in live])  # (B, V)
+        logits = (logits.cpu() if logits.device.type == "mps" else logits).double()  # MPS has no fp64
         if options.repetition_penalty != 1 and seen is None:
             seen = tokens_seen([texts[index] for index in live], logits)
         uniforms = [uniform(options.seed, samples[index].number, len(texts[index])) for index in live]
-        tokens = draw(filter_logits(logits, seen, options), uniforms)
+        drawn = draw(
+            filter_logits(logits, seen, options), upload(torch.tensor(uniforms, dtype=torch.float64), logits.device)
+        )
+        tokens = read_tokens(drawn, logits)
         for index, token in zip(live, tokens, strict=True):
             sample = samples[index]
             if token == eot:
@@ -133,40 +136,41 @@ def generate(
             elif len(sample.tokens) == options.max_new_tokens:
                 sample.ended = "length"
         if seen is not None:
-            seen[torch.arange(len(live)), torch.tensor(tokens)] = True
+            seen.scatter_(1, drawn[:, None], True)
         rows = [row for row, index in enumerate(live) if not samples[index].ended]
-        if len(rows) < len(live):  # finished samples leave the batch
-            live = [live[row] for row in rows]
+        if rows and len(rows) < len(live):  # finished samples leave the batch
             seen = None if seen is None else seen[rows]
             reader.keep(rows)
+        live = [live[row] for row in rows]
     return samples
 
 
-def checked(logits: Tensor) -> Tensor:
-    """The logits in double precision (on the CPU where the device has none: MPS).
+def read_tokens(drawn: Tensor, logits: Tensor) -> list[int]:
+    """Bring the drawn tokens (B,) to the CPU: the one time per token that the device is waited for.
 
     Raises:
-        UserFault: NaN or infinity among them.
+        UserFault: NaN or infinity among the logits (B, V), fp64, from which they were drawn.
     """
-    logits = (logits.cpu() if logits.device.type == "mps" else logits).double()
-    if not math.isfinite(logits.sum()):  # in fp64 no sum of fp32 logits overflows
+    finite = logits.sum(dim=-1).isfinite()  # in fp64 no sum of fp32 logits overflows
+    tokens, are_finite = torch.stack([drawn, finite.to(drawn.dtype)]).cpu().tolist()
+    if not all(are_finite):
         raise UserFault(
             "the checkpoint holds non-finite weights: got NaN or infinite logits; wanted numbers. "
             "Sample from an earlier checkpoint: checkpoint=RUN/checkpoints/step-..."
         )
-    return logits
+    return tokens
 
 
 def tokens_seen(texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
-    """(B, V) bool: which tokens each text holds."""
+    """Return (B, V) bool: which tokens each text holds."""
     seen = torch.zeros(logits.shape, dtype=torch.bool)
     for row, text in enumerate(texts):
         seen[row, torch.tensor(text)] = True
-    return seen.to(logits.device)
+    return upload(seen, logits.device)
 
 
 def pad(rows: Sequence[Sequence[int]]) -> Tensor:
-    """(B, T) ids, shorter rows filled up behind with 0."""
+    """Return (B, T) ids, shorter rows filled up behind with 0."""
     T = max(len(row) for row in rows)
     return torch.tensor([[*row, *[0] * (T - len(row))] for row in rows])
 
@@ -219,6 +223,5 @@ class CachedReader(Reader):
 
     def keep(self, rows: Sequence[int]) -> None:
         """Only these rows go on."""
-        if rows:
-            self.cache = self.cache.select(rows)
+        self.cache = self.cache.select(rows)
         self.starts = [self.starts[row] for row in rows]

@@ -10,6 +10,7 @@ from minigpt.config.schema import SampleConfig
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.model.cache import KVCache
 from minigpt.model.gpt import GPT
+from minigpt.sampling.draw import upload
 from minigpt.sampling.generate import Forward, Sample, generate
 from minigpt.sampling.native.decoder import MAX_ROWS, NativeDecoder
 from minigpt.sampling.prompt import encode_prompt
@@ -118,8 +119,10 @@ def gpt_forward(model: GPT, decoder: NativeDecoder | None = None) -> Forward:
     def forward(tokens: Tensor, lengths: Sequence[int], cache: KVCache | None) -> Tensor:
         if decoder is not None and cache is not None and tokens.shape[1] == 1 and len(lengths) <= MAX_ROWS:
             return decoder(tokens, cache)
-        hidden = model.hidden(tokens.to(device), cache=cache)  # (B, T, C)
-        last = torch.tensor(lengths, device=device) - 1
+        hidden = model.hidden(upload(tokens, device), cache=cache)  # (B, T, C)
+        if tokens.shape[1] == 1:
+            return model.logits(hidden[:, 0])
+        last = upload(torch.tensor(lengths) - 1, device)
         return model.logits(hidden[torch.arange(len(lengths), device=device), last])
 
     return forward
