@@ -1,17 +1,26 @@
 """The guard: skip, go back, stop; and no checkpoint ever holds a weight that is not finite."""
 
+import copy
+import json
 import math
+import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from torch.optim import AdamW
 
+from minigpt.checkpoint import store
+from minigpt.checkpoint.store import list_checkpoints, read_manifest
+from minigpt.config.compose import compose
 from minigpt.config.schema import GuardConfig
 from minigpt.data.order import batch_of_step
 from minigpt.faults import NonFiniteTraining
 from minigpt.training.guard import fault_of
+from minigpt.training.run import train
 from minigpt.training.step import LanguageModel
+from minigpt.verify import compare_runs
 
 SETTINGS = ["trainer.max_steps=12", "checkpoint.every_steps=3", "guard.max_skips=2"]
 
@@ -139,6 +148,119 @@ def test_steps_train_on_the_batches_that_are_left_in_order(windows, steps):
     banned = {batch for first, last in skipped_batches for batch in range(first, last + 1)}
     wanted = [batch for batch in range(steps + len(banned)) if batch not in banned][:steps]
     assert [batch_of_step(step, skipped_batches) for step in range(steps)] == wanted
+
+
+def test_a_roll_back_finds_a_checkpoint_however_many_saves_fall_into_the_bad_window(run, monkeypatch):
+    """Steps 31 to 41 are bad and saves come every four steps: two of them once pushed out the last good one."""
+    seen = poison(monkeypatch, set(range(30, 41)))
+    run("trainer.max_steps=44", "checkpoint.every_steps=4", "validate.every_steps=0")
+    events = [event["event"] for event in run.events()]
+    assert events == ["began", *["skipped"] * 11, "rolled_back", "continued", "saved", "finished"]
+    assert run.events()[-3]["step"] == 28
+    assert seen == [*range(41), 28, 29, *range(41, 55)]
+
+
+def test_a_roll_back_without_a_checkpoint_stops_and_the_next_start_leaves_the_batches_out(run, monkeypatch):
+    seen = poison(monkeypatch, {4, 5, 6})
+    with pytest.raises(NonFiniteTraining, match=r"no checkpoint before step 5 to go back to.*begins again at step 1"):
+        run(*SETTINGS, "checkpoint.every_steps=50", "validate.every_steps=0")
+    seen.clear()
+    run(*SETTINGS, "checkpoint.every_steps=50", "validate.every_steps=0")
+    assert seen == [0, 1, 2, 3, *range(7, 15)]
+
+
+def test_weights_that_are_not_finite_are_not_saved_and_the_guard_goes_back(run, monkeypatch, capsys):
+    """The update of step 5 spoils a weight; a save is due at step 6, inside the bad window."""
+    poison(monkeypatch, ())
+    real, spoilt = AdamW.step, []
+
+    def step(self, closure=None):
+        loss = real(self, closure)
+        if self.param_groups[0]["lr"] and len(spoilt) < 5:
+            spoilt.append(1)
+            if len(spoilt) == 5:
+                self.param_groups[0]["params"][0].data.fill_(float("inf"))
+        return loss
+
+    monkeypatch.setattr(AdamW, "step", step)
+    run(*SETTINGS, "validate.every_steps=0")
+    said = capsys.readouterr().out
+    assert "is not finite after step 6; no checkpoint of it is written" in said
+    assert "rolled_back" in [event["event"] for event in run.events()]
+    assert run.rows()[-1]["step"] == 12
+    assert all(tensor.isfinite().all() for weights in all_weights(run) for tensor in weights.values())
+
+
+@pytest.fixture(scope="module")
+def trial(new_run, tmp_path_factory):
+    """Trains with bad batches and watches what is removed."""
+    place = new_run(tmp_path_factory.mktemp("trials"))
+    plain = compose("train", place.arguments("trainer.max_steps=24", "logger.every_steps=24", "validate.every_steps=7"))
+    numbers = iter(range(10**6))
+
+    def attempt(bad, rules, skipped=()):
+        path = place.folder / f"run-{next(numbers)}"
+        config = copy.deepcopy(plain)
+        config.run.dir = str(path)
+        config.checkpoint.every_steps, config.guard.max_skips, config.checkpoint.keep_last = rules
+        path.mkdir()
+        (path / "skipped_batches.json").write_text(json.dumps(skipped))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("minigpt.training.ending.write_report", lambda *_: None)
+            patch.setattr("minigpt.machine.choices.activation_bytes", lambda *_, **__: 10_000)  # counting takes time
+            patch.setattr("minigpt.training.run.describe_plan", lambda *_, **__: "")
+            poison(patch, bad)
+            real = store._remove
+
+            def remove(path):
+                good = [each for each in list_checkpoints(path.parent) if not read_manifest(each).get("bad_steps")]
+                real(path)
+                assert not good or good[-1].is_dir(), "the newest good checkpoint is gone"
+
+            patch.setattr(store, "_remove", remove)
+            assert train(config) == 0
+        return path
+
+    return attempt
+
+
+REASONS = r"no checkpoint before step|guard\.max_rollbacks=|every one of the"
+
+
+def go_back_and_end_with_the_same_bytes(trial, bad, *rules):
+    """A run that learns of its bad batches ends as one that knew from the start those that it left out."""
+    reason = ""
+    try:
+        run = trial(bad, rules)
+    except NonFiniteTraining as named:
+        reason = str(named)
+    if reason:
+        assert re.search(REASONS, reason)
+        return
+    other = trial(bad, rules, json.loads((run / "skipped_batches.json").read_text()))
+    assert compare_runs(run, other)[1] == []
+
+
+SCHEDULES = {
+    "bad": st.sets(st.integers(0, 40), max_size=12)
+    | st.builds(lambda first, length: set(range(first, first + length)), st.integers(0, 30), st.integers(1, 14)),
+    "every": st.integers(1, 9),
+    "max_skips": st.integers(0, 12),
+    "keep_last": st.integers(2, 4),
+}
+
+
+@given(**SCHEDULES)
+@settings(max_examples=12, derandomize=True)
+def test_no_schedule_of_bad_steps_loses_the_newest_good_checkpoint(trial, bad, every, max_skips, keep_last):
+    go_back_and_end_with_the_same_bytes(trial, bad, every, max_skips, keep_last)
+
+
+@pytest.mark.soak
+@given(**SCHEDULES)
+@settings(max_examples=400)
+def test_four_hundred_schedules_of_bad_steps(trial, bad, every, max_skips, keep_last):
+    go_back_and_end_with_the_same_bytes(trial, bad, every, max_skips, keep_last)
 
 
 def test_a_run_whose_every_step_was_skipped_has_not_succeeded(run, monkeypatch):
