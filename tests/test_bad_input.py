@@ -170,7 +170,7 @@ def test_tokens_that_are_not_what_was_written(case, made, tmp_path, monkeypatch,
     settings = [*TINY, "tokenizer=char", *keys(place), "trainer.max_steps=4"]
     code, said = run_script("train.py", settings, monkeypatch, capfd)
     assert code == 2, said
-    for part in [*says, "train-000.bin", "scripts/prepare_data.py with the same keys makes it again"]:
+    for part in [*says, "train-000.bin", "minigpt prepare with the same keys makes it again"]:
         assert part in said
 
 

@@ -1,4 +1,4 @@
-"""What scripts/benchmark.py does: measure each part in turn, print tables, and the ratios last."""
+"""What minigpt benchmark does: measure each part in turn, print tables, and the ratios last."""
 
 import contextlib
 import shutil

@@ -1,4 +1,4 @@
-"""Tokens per second of sampling, by the way that scripts/sample.py goes, at several batch sizes."""
+"""Tokens per second of sampling, by the way that minigpt sample goes, at several batch sizes."""
 
 import statistics
 import time
@@ -40,7 +40,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         prompt, new (tokens), left_out (sentences), and rows: [writer, batch, tokens/s, seconds to the first token].
     """
     config, prepared, choices = settle(task)
-    torch.set_float32_matmul_precision("highest")  # scripts/sample.py leaves it so
+    torch.set_float32_matmul_precision("highest")  # minigpt sample leaves it so
     length = min(PROMPT, config.model.block_size // 4)
     new = min(task["new"], config.model.block_size - length)  # within the context, where each step is like the other
     writers: dict[str, Callable[[], Writer]] = {}
@@ -89,7 +89,7 @@ def _seconds(do: Callable[[], int]) -> tuple[float, int]:
 
 
 def our_writer(new_gpt: Callable[[], GPT], tokenizer: Tokenizer, options: SampleConfig) -> Writer:
-    """What scripts/sample.py does between reading a checkpoint and printing."""
+    """What minigpt sample does between reading a checkpoint and printing."""
     gpt = new_gpt().to(options.device, DTYPES[options.precision]).eval()
     if options.precision == "int8":
         round_to_int8(gpt)

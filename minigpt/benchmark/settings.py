@@ -19,7 +19,7 @@ from minigpt.faults import UserFault
 class Preset:
     """A model size that others publish figures of, and how long a measurement of it lasts."""
 
-    settings: tuple[str, ...]  # of scripts/train.py
+    settings: tuple[str, ...]  # of minigpt train
     steps: int  # timed in each measurement
     warm_up: int  # optimizer steps before them
     vocab_size: int
@@ -41,7 +41,7 @@ PRESETS = {
     "124m": Preset((*_sizes(12, 12, 768, 1024, 32), *GPT2), steps=60, warm_up=20, vocab_size=50257, new_tokens=64),
 }
 
-# How a setting of scripts/train.py begins that the benchmark gives itself -> why, and what to type instead.
+# How a setting of minigpt train begins that the benchmark gives itself -> why, and what to type instead.
 TAKEN = {
     "trainer.max_": "steps=N times N steps of each measurement",
     "trainer.devices": "one device is measured",
@@ -59,7 +59,7 @@ class Plan:
     """A benchmark, checked."""
 
     config: BenchmarkConfig
-    typed: tuple[str, ...]  # settings of scripts/train.py, as the user gave them
+    typed: tuple[str, ...]  # settings of minigpt train, as the user gave them
     base: TrainConfig  # of every training, but for its length and where its tokens are
 
     @property
@@ -126,7 +126,7 @@ def read_plan(arguments: list[str]) -> Plan:
 
 
 def refusals(arguments: list[str]) -> list[str]:
-    """The settings of scripts/train.py that can't be given here, a sentence each."""
+    """The settings of minigpt train that can't be given here, a sentence each."""
     names = [argument.partition("=")[0] for argument in arguments]
     pairs = [(name, why) for name in names for start, why in TAKEN.items() if name.startswith(start)]
     return [f"{name} is the benchmark's own to give. Leave it out: {why}" for name, why in pairs]

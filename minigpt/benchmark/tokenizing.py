@@ -11,7 +11,7 @@ from minigpt.data.tokenizer import Tokenizer, build_tokenizer
 from minigpt.data.tokenizers.gpt2 import gpt2_is_here
 
 TEXT_BYTES = 4_000_000  # of the corpus
-VOCAB_SIZE = 2048  # of bpe: the default of scripts/train.py
+VOCAB_SIZE = 2048  # of bpe: the default of minigpt train
 HEADS = ["tokenizer", "bytes a token", "MB/s", "min", "max", "back, MB/s", "min", "max"]
 
 

@@ -90,7 +90,7 @@ def find_checkpoint(path: str | Path, which: str = "best") -> Path:
     if found is None:
         raise UserFault(
             f"checkpoint={path}: no checkpoint in it. Give a run directory (runs/NAME) that has one, "
-            "or train one: python scripts/train.py experiment=demo"
+            "or train one: minigpt train experiment=demo"
         )
     return found
 

@@ -74,7 +74,7 @@ def open_run(path: str, which: str, data_dir: str | None = None) -> Run:
     if prepared is None:
         raise UserFault(
             f"the tokens that {path} was trained on are not in {' or '.join(map(shown, places))}. Say where with "
-            f"data.dir=DIR, or make them again: python scripts/prepare_data.py data={config.data.name} "
+            f"data.dir=DIR, or make them again: minigpt prepare data={config.data.name} "
             f"tokenizer={config.tokenizer.name} ..."
         )
     if prepared.tokenizer.hash != tokenizer.hash:

@@ -49,7 +49,7 @@ def expand(arguments: list[str]) -> tuple[list[Job], dict[str, list[Any]]]:
     if count > MAX_JOBS:
         raise UserFault(
             f"-m: {count:,} combinations are more than the {MAX_JOBS:,} that are trained one after the other. "
-            "Use fewer values, or python scripts/sweep.py, which searches"
+            "Use fewer values, or minigpt sweep, which searches"
         )
     return [list(job) for job in itertools.product(*parts)], axes
 
@@ -63,7 +63,7 @@ def _values(parser: OverridesParser, argument: str) -> Iterator[Any]:
         if not override.is_discrete_sweep() or "glob(" in argument:
             raise UserFault(
                 f"{shown(argument)}: -m trains plain grids. List the values, like key=a,b or key=range(1,4); "
-                "python scripts/sweep.py searches ranges"
+                "minigpt sweep searches ranges"
             )
         yield from override.sweep_iterator()
     except HydraException:
@@ -83,6 +83,4 @@ def sweep_command(arguments: list[str], axes: Mapping[str, list[Any]]) -> str:
     values = {key: [each.text if isinstance(each, QuotedString) else each for each in axes[key]] for key in axes}
     space = {key: {"choices": listed} for key, listed in values.items()}
     others = [each for each in arguments if each not in FLAGS and each.partition("=")[0].lstrip("+") not in axes]
-    return "python scripts/sweep.py " + shlex.join(
-        ["search.sampler=grid", f"search.space={json.dumps(space)}", *others]
-    )
+    return "minigpt sweep " + shlex.join(["search.sampler=grid", f"search.space={json.dumps(space)}", *others])

@@ -35,7 +35,7 @@ class DamagedShards(UserFault):
 
     def __init__(self, what: str):
         self.what = what
-        super().__init__(f"{what}. scripts/prepare_data.py with the same keys makes it again")
+        super().__init__(f"{what}. minigpt prepare with the same keys makes it again")
 
 
 class SplitWriter:

@@ -44,7 +44,7 @@ class Signals:
     def __enter__(self) -> "Signals":
         global _active
         if _active is not None:
-            return _active  # scripts/train.py listens before torch is loaded
+            return _active  # minigpt train listens before torch is loaded
         if threading.current_thread() is not threading.main_thread():
             return self  # only the main thread may have handlers
         reader, writer = os.pipe()

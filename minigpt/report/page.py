@@ -140,10 +140,10 @@ def _sample(sample: Mapping[str, Any]) -> str:
 def commands_section(record: Record) -> str:
     """What to type next."""
     run = shlex.quote(str(record.path))
-    commands = [("Let it write", f'python scripts/sample.py checkpoint={run} prompt="..."')]
+    commands = [("Let it write", f'minigpt sample checkpoint={run} prompt="..."')]
     if record.command:
         commands.append(("Continue it, or see its result again", record.command))
-    commands.append(("Draw this page again", f"python scripts/report.py run.dir={run}"))
+    commands.append(("Draw this page again", f"minigpt report run.dir={run}"))
     return "".join(f"<h3>{escape(name)}</h3><pre>{escape(command)}</pre>" for name, command in commands)
 
 

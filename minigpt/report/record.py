@@ -50,7 +50,7 @@ def read_record(run_dir: str | Path) -> Record:
     if not (path / "metrics.jsonl").is_file():
         raise UserFault(
             f"run.dir={path}: no metrics.jsonl in it, so no run has logged a step there. Give the folder of a run, "
-            "like runs/default-1a2b3c, or train one: python scripts/train.py"
+            "like runs/default-1a2b3c, or train one: minigpt train"
         )
     rows = {row["step"]: row for row in read_rows(path / "metrics.jsonl") if number(row.get("step")) is not None}
     return Record(

@@ -1,4 +1,4 @@
-"""What scripts/sample.py does: a checkpoint writes. Text goes to stdout, everything else to stderr."""
+"""What minigpt sample does: a checkpoint writes. Text goes to stdout, everything else to stderr."""
 
 import os
 import sys

@@ -93,7 +93,7 @@ class Sweep:
 
 
 def overrides(point: "Point") -> list[str]:
-    """Return the settings of a point as scripts/train.py takes them."""
+    """Return the settings of a point as minigpt train takes them."""
     return [f"{key}={as_typed(value)}" for key, value in point.items()]
 
 
@@ -198,7 +198,7 @@ def _unfit_search(config: SweepConfig, space: "Space") -> list[str]:
 
 
 def _impossible_points(space: "Space", arguments: list[str], config: SweepConfig) -> list[str]:
-    """Return the points of the space that scripts/train.py would refuse, a sentence each."""
+    """Return the points of the space that minigpt train would refuse, a sentence each."""
     from minigpt.sweep.space import corners, grid_points
 
     known = settings(TrainConfig).keys() - {"experiment"}  # a group's choice changes many settings: compose it

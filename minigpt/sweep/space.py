@@ -1,4 +1,4 @@
-"""What is searched: settings of scripts/train.py, each with a range or a list of choices."""
+"""What is searched: settings of minigpt train, each with a range or a list of choices."""
 
 import itertools
 import json

@@ -55,7 +55,7 @@ def test_too_many_jobs_are_named_and_not_made():
 def test_the_sweep_of_the_same_grid():
     arguments = ["-m", "optimizer.lr=1e-3,3e-3", "trainer.devices=2", "logger.project='a b',c"]
     words = shlex.split(sweep_command(arguments, expand(arguments)[1]))
-    assert words[:3] == ["python", "scripts/sweep.py", "search.sampler=grid"]
+    assert words[:3] == ["minigpt", "sweep", "search.sampler=grid"]
     assert json.loads(words[3].removeprefix("search.space=")) == {
         "optimizer.lr": {"choices": [0.001, 0.003]},
         "logger.project": {"choices": ["a b", "c"]},

@@ -123,7 +123,7 @@ def test_damage_to_a_shard_is_named(tmp_path, harm, sentence):
     harm(tmp_path / "train-001.bin")
     with pytest.raises(DamagedShards, match=sentence) as fault:
         TokenSplit(tmp_path, "train", tokenizer=BYTE)
-    assert str(fault.value).endswith("scripts/prepare_data.py with the same keys makes it again")
+    assert str(fault.value).endswith("minigpt prepare with the same keys makes it again")
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_a_run_on_one_page(run):
         assert figure in reader.text("b")
     assert reader.text("pre").count('return "<b>&amp;</b>" # ${x}') == 2
     assert "python scripts/train.py seed=4242" in text
-    assert f'python scripts/sample.py checkpoint={run} prompt="..."' in text
+    assert f'minigpt sample checkpoint={run} prompt="..."' in text
     assert "2026-11-20 10:00:00began" in text
     assert "micro_batch7" in text
     assert (run / "loss.png").is_file()
