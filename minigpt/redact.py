@@ -14,12 +14,16 @@ _SECRET_NAME = re.compile(
 )
 # Keys that show by their form.
 _SECRET_FORM = re.compile(
-    r"(?<![0-9A-Za-z])(?:[0-9a-f]{40}(?![0-9a-f])"  # wandb
-    r"|wandb_v\d_[A-Za-z0-9_]{16,}|hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}"
+    r"(?<![0-9A-Za-z])(?:wandb_v\d_[A-Za-z0-9_]{16,}|hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}"
     r"|github_pat_[A-Za-z0-9_]{16,}|glpat-[A-Za-z0-9_-]{16,}|xox[abprs]-[A-Za-z0-9-]{10,}|A[KS]IA[0-9A-Z]{16}"
     r"|AIza[A-Za-z0-9_-]{30,}|ey[A-Za-z0-9_-]{15,}\.ey[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*)"
 )
-_LOGIN = re.compile(r"(?<=://)[^/\s@]+@")  # https://user:password@host
+# A wandb key is 40 hex digits, as are git's hashes and many folders' names: it is known by the word before it.
+_HEX_KEY = re.compile(
+    r"(?i)((?:key|token|secret|passw(?:or)?d|login|bearer)[\"']?(?:\s*[=:]\s*|\s+)[\"']?)[0-9a-f]{40}(?!\w)"
+)
+# user:password@ of an address, up to its last @: passwords may hold @, : and /. A port before a path is none.
+_LOGIN = re.compile(r"(?<=://)(?:[^/\s:@]*:(?!\d+/)\S*@|[^/\s]*@)")
 
 
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
@@ -32,13 +36,15 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
     for name, value in (os.environ if environment is None else environment).items():
         if len(value) >= 8 and _SECRET_NAME.search(name):
             text = text.replace(value, REDACTED)
-    return _LOGIN.sub(f"{REDACTED}@", _SECRET_FORM.sub(REDACTED, text))
+    text = _HEX_KEY.sub(rf"\1{REDACTED}", _SECRET_FORM.sub(REDACTED, text))
+    return _LOGIN.sub(f"{REDACTED}@", text)
 
 
 def redact_values(plain: Any) -> Any:
-    """`redact` for every text in plain data (dictionaries, lists, values); keys stay."""
+    """`redact` for every text in plain data (dictionaries, lists, values); a secret name loses its text."""
     if isinstance(plain, Mapping):
-        return {key: redact_values(value) for key, value in plain.items()}
+        secret = {key for key, value in plain.items() if isinstance(value, str) and _SECRET_NAME.search(str(key))}
+        return {key: REDACTED if key in secret else redact_values(value) for key, value in plain.items()}
     if isinstance(plain, list):
         return [redact_values(value) for value in plain]
     return redact(plain) if isinstance(plain, str) else plain

@@ -4,8 +4,8 @@ import pytest
 
 from minigpt.redact import REDACTED, redact, redact_arguments, redact_values
 
+HEX = "0123456789abcdef0123456789abcdef01234567"
 KEYS = [
-    "0123456789abcdef0123456789abcdef01234567",
     "wandb_v1_AbCdEfGhIjKlMnOpQrSt",
     "hf_AbCdEfGhIjKlMnOpQrStUv",
     "sk-proj-AbCdEfGhIjKlMnOp",
@@ -34,11 +34,44 @@ def test_keys_are_known_by_their_form_and_secrets_by_their_names(key, around):
         "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",  # a SHA-256
         "runs/shakespeare_char-1a2b3c4d task-based sk-learn ask-me hf_hub skip-connections AKIA",
         "https://example.org/a/b@c",
+        "https://example.org:8080/a/b@c",
         "To be, or not to be",
     ],
 )
 def test_what_is_no_secret_stays(text):
     assert redact(text, {"HOME": "/root", "SORT_KEY": "to be, or", "MAX_TOKENS": "10000000", "TOKEN": "short"}) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["WANDB_API_KEY={}", '{{"api_key": "{}"}}', "wandb login {}", "Authorization: Bearer {}", "token: '{}'"]
+)
+def test_a_key_of_hex_digits_is_known_by_the_word_before_it(text):
+    assert redact(text.format(HEX), {}) == text.format(REDACTED)
+    assert redact(f"x {HEX} y", {"WANDB_API_KEY": HEX}) == f"x {REDACTED} y"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "commit {}",
+        "python scripts/train.py data=text data.source=/hub/models--gpt2/snapshots/{}/text.txt",
+        "git checkout {}",
+        "init.from=runs/{}",
+        '{{"commit": "{}"}}',
+        "samples.prompt={}",
+    ],
+)
+def test_a_hash_is_no_key_and_a_command_with_one_still_runs(text):
+    """Finding 12: git hashes and snapshots of the hub had been taken out of commands that people run again."""
+    assert redact(text.format(HEX), {}) == text.format(HEX)
+
+
+@pytest.mark.parametrize(
+    "login", ["me:p@ss", "me:p@s@s", "me", "me:p/a:ss", "me:p@/ss", "me:secret", ":only", "me:1234x"]
+)
+def test_nothing_of_a_login_is_left(login):
+    """Finding 12: of me:p@ss@host everything behind the first @ had stayed."""
+    assert redact(f"to postgresql://{login}@host:5432/base now", {}) == f"to postgresql://{REDACTED}@host:5432/base now"
 
 
 def test_a_login_in_an_address():
@@ -64,5 +97,8 @@ def test_a_command_line_loses_values_with_a_secret_name():
 
 def test_plain_data_keeps_its_shape(monkeypatch):
     monkeypatch.setenv("SOME_SECRET", "hush-hush")
-    plain = {"a": [1, "x hush-hush", None, True], "b": {"c": 0.5, "d": KEYS[2]}}
-    assert redact_values(plain) == {"a": [1, f"x {REDACTED}", None, True], "b": {"c": 0.5, "d": REDACTED}}
+    plain = {"a": [1, "x hush-hush", None, True], "b": {"c": 0.5, "d": KEYS[2], "wandb.key": HEX}}
+    assert redact_values(plain) == {
+        "a": [1, f"x {REDACTED}", None, True],
+        "b": {"c": 0.5, "d": REDACTED, "wandb.key": REDACTED},
+    }
