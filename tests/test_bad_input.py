@@ -117,7 +117,10 @@ CONTINUED: dict[str, tuple[list[str], list[str]]] = {
     "another batch": (["batch_tokens=128"], ["batch_tokens: 64 -> 128"]),
     "another tokenizer": (["tokenizer=byte"], ["tokenizer.name: 'char' -> 'byte'"]),
     "weights of another shape": (
-        ["run.dir=TMP/new", "init.from=TMP/run", "model.n_embd=32"], ["not of this model's shape"],
+        ["run.dir=TMP/new", "init.from=TMP/run", "model.n_embd=32"], ["model.n_embd=32 does not fit", "=16"],
+    ),
+    "weights with other positions": (
+        ["run.dir=TMP/new", "init.from=TMP/run", "model.block_size=16"], ["not of this model's shape"],
     ),
     "weights of another tokenizer": (
         ["run.dir=TMP/new", "init.from=TMP/run", "tokenizer=byte"], ["char", "byte", "tokenizer"],
@@ -145,6 +148,13 @@ def test_a_checkpoint_that_does_not_fit(case, made, tmp_path, monkeypatch, capfd
     assert files(place / "run") == checkpoints
     assert (place / "run/metrics.jsonl").read_bytes() == rows
     assert not (place / "new").exists()
+
+
+def test_a_run_begun_from_weights_has_their_architecture(made, tmp_path):
+    """U8: every setting of the model and the tokenizer had to be typed again."""
+    rest = [each for each in TINY if not each.startswith("model")]
+    where = [f"data.source={made}/text.txt", f"data.dir={tmp_path}/data", f"run.dir={tmp_path}/run"]
+    assert train(compose("train", [*rest, *where, f"init.from={made}/run"])) == 0
 
 
 SHARD: dict[str, tuple[int, bytes, list[str]]] = {

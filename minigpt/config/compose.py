@@ -31,6 +31,7 @@ from minigpt.config.convert import (
 )
 from minigpt.config.groups import compose_files, config_folder, find_groups, unfit_files
 from minigpt.config.help import help_page
+from minigpt.config.inherit import inherited_settings
 from minigpt.faults import UserFault
 from minigpt.invocation import typed
 
@@ -82,7 +83,7 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
         print(help_page(command, request.cls, request.groups()))
         raise SystemExit(0)
     config: Any
-    config, faults = read(request.cls, _read_files(request) | request.values)
+    config, faults = read(request.cls, _inherit(request, _read_files(request)) | request.values)
     faults = request.faults + [fault for fault in faults if not _touches(fault, request.faults)]
     faults += [fault for fault in find_faults(config) if not _touches(fault, faults) and _certain(fault, request)]
     if faults:
@@ -246,6 +247,26 @@ def _read_files(request: Request) -> dict[str, Any]:
         if isinstance(value, str) and "${" in value:
             request.refuse(f"A config file says {key}: {value}, but {NOT_EVALUATED}", key)
     return flat
+
+
+def _inherit(request: Request, mapping: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the architecture of `init.from`, unless the command line gives one, which must be the same."""
+    given = mapping | request.values
+    source = given.get("init.from")
+    theirs = inherited_settings(request.cls, source) if isinstance(source, str) and source else {}
+    typed_keys = {key for key in given if key in request.values or key.partition(".")[0] in request.choices}
+    for key in theirs.keys() & typed_keys - {"model.block_size"}:  # rotary positions may grow
+        if fitted(settings(request.cls)[key].kind, given[key])[0] != theirs[key]:
+            request.refuse(
+                f"{key}={shown(given[key])} does not fit init.from={shown(source)}, whose weights have "
+                f"{key}={shown(theirs[key])}. Leave it out: it is taken from there.",
+                key,
+            )
+    taken = {key: value for key, value in theirs.items() if key not in typed_keys}
+    changes = [f"{key}={shown(value)}" for key, value in taken.items() if given.get(key, value) != value]
+    if changes:
+        print(f"Note: init.from={shown(source)} brings {', '.join(changes)}.", file=sys.stderr)
+    return mapping | taken
 
 
 def _refuse_unknown_choices(request: Request, groups: Mapping[str, Mapping[str, Path]]) -> None:

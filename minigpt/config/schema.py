@@ -28,7 +28,7 @@ class ModelConfig:
     n_head: int = setting(4, "attention heads per block; must divide n_embd", "weights", low=1, high=10_000)
     n_embd: int = setting(128, "model width C", "weights", low=1, high=1_000_000)
     block_size: int = setting(128, "context length T in tokens", "weights", low=1, high=2**24)
-    dropout: float = setting(0.0, "on embeddings, attention weights and block outputs", "weights", low=0, below=1)
+    dropout: float = setting(0.0, "on embeddings, attention weights and block outputs", "schedule", low=0, below=1)
     bias: bool = setting(True, "biases in Linear and LayerNorm layers (GPT-2: true)", "weights")
     activation: Literal["gelu_tanh", "gelu", "relu_squared"] = setting(
         "gelu_tanh", "gelu_tanh is GPT-2's; gelu is exact (nanoGPT)", "weights"
