@@ -74,11 +74,11 @@ def sweep(arguments: list[str]) -> int:
 
 def compare(arguments: list[str]) -> None:
     """Say which run predicts better, and how sure that is."""
-    _compose("compare", arguments)
+    config = _compose("compare", arguments)
 
     from minigpt.compare.command import compare
 
-    compare(arguments)
+    compare(config)
 
 
 def report(arguments: list[str]) -> None:

@@ -103,39 +103,29 @@ def text_of(run: Run) -> str:
 class Scores:
     """Each run's loss summed over each window, and how large the windows are."""
 
-    losses: list[Array]  # nats (or bits) of each run, (windows,) each
+    losses: dict[str, Array]  # a run's weights -> nats (or bits) of each window, (windows,)
     sizes: Array  # tokens (or bytes), (windows,)
     window: int  # the size of a whole one
     unit: str  # of losses / sizes
 
 
 def score(runs: Sequence[Run], *, device: str, say: Callable[[str], object] = print) -> Scores:
-    """Score all runs on the same windows of the validation text: as long as the longest context.
+    """Score runs with the same validation text on the same windows of it: as long as the longest context.
 
     With one tokenizer these are windows of tokens, and losses are in nats per token. With several they are windows of
     bytes, a token lies where its last byte does, and losses are in bits per byte.
-
-    Raises:
-        UserFault: the runs have other texts, or the text is too short.
     """
     first = runs[0]
-    for run in runs[1:]:
-        same = run.val.fingerprint == first.val.fingerprint
-        if not same and (run.tokenizer.hash == first.tokenizer.hash or text_of(run) != text_of(first)):
-            raise UserFault(
-                f"{run.path} is validated on another text than {first.path} ({run.val.bytes:,} and "
-                f"{first.val.bytes:,} bytes): their losses can't be compared. Compare runs with the same data keys"
-            )
     in_bytes = any(run.val.fingerprint != first.val.fingerprint for run in runs)
     longest = [run.config.model.block_size * (run.val.bytes / len(run.val) if in_bytes else 1) for run in runs]
     window = math.ceil(max(longest))
     total = first.val.bytes if in_bytes else len(first.val) - 1
     sizes = np.full(-(-total // window), float(window))
     sizes[-1] = total - window * (len(sizes) - 1)
-    losses = []
+    losses = {}
     for number, run in enumerate(runs, 1):
         say(f"Scoring {number}/{len(runs)}  {run.path}, {run.checkpoint.name}: {len(run.val) - 1:,} tokens")
-        losses.append(_window_losses(run, device, window=window, windows=len(sizes), in_bytes=in_bytes))
+        losses[run.weights] = _window_losses(run, device, window=window, windows=len(sizes), in_bytes=in_bytes)
     return Scores(losses, sizes, window, "bits per byte" if in_bytes else "nats per token")
 
 

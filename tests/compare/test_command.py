@@ -6,12 +6,15 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from minigpt.compare.command import compare
 from minigpt.compare.scores import open_run, score, text_of
+from minigpt.compare.sides import by_settings
+from minigpt.config.compose import compose
 from minigpt.faults import UserFault
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "compare.py"
@@ -20,7 +23,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "compare.py"
 def said(place: Path, *arguments: str) -> str:
     lines: list[str] = []
     paths = [str(place / argument) if (place / argument).is_dir() else argument for argument in arguments]
-    compare(paths, say=lines.append)
+    compare(compose("compare", paths), say=lines.append)
     return "\n".join(lines)
 
 
@@ -78,7 +81,7 @@ def test_the_windows_hold_the_whole_split(place, names):
     scores = score(runs, device="cpu", say=lambda line: None)
     in_bytes = "char" in names
     assert scores.sizes.sum() == (runs[0].val.bytes if in_bytes else len(runs[0].val) - 1)
-    for name, losses in zip(names, scores.losses, strict=True):
+    for name, losses in zip(names, scores.losses.values(), strict=True):
         wanted = validation(place / name, "val/bits_per_byte" if in_bytes else "val/loss")
         assert losses.sum() / scores.sizes.sum() == pytest.approx(wanted, rel=2e-3 if in_bytes else 1e-5)
     assert len({text_of(run) for run in runs}) == 1
@@ -91,8 +94,8 @@ FAULTS = {
     "one run": (["a1"], "two runs or more"),
     "an empty side": (["a1", "vs"], "both sides of `vs`"),
     "no run": (["a1", "nowhere"], "no such folder"),
-    "an unknown option": (["a1", "b1", "--fast"], "no option --fast"),
-    "a wrong choice": (["a1", "b1", "which=first"], "wanted one of best, latest"),
+    "an unknown option": (["a1", "b1", "--fast"], "'--fast' is not how a setting is written"),
+    "a wrong choice": (["a1", "b1", "which=first"], "must be one of best, latest"),
     "the same seed twice": (["a1", "b1", "vs", "b2"], "both have seed=1"),
     "tokens elsewhere": (["a1", "b1", "data.dir=nowhere"], "data.dir=DIR"),
 }
@@ -103,6 +106,37 @@ def test_what_can_not_be_compared_is_named(place, case):
     arguments, words = FAULTS[case]
     with pytest.raises(UserFault, match=re.escape(words)):
         said(place, *arguments)
+
+
+def test_all_runs_of_a_folder_are_judged_as_far_as_they_can_be_compared(place, tmp_path):
+    """What the README says for a grid: compare.py runs/* must not fail because of some of them."""
+    (tmp_path / "note.txt").write_text("no run")
+    names = ["other", "a1", "again", "b1", "char-unfinished", "note.txt"]
+    (tmp_path / "char-unfinished").mkdir()
+    paths = [str(place / name) if (place / name).is_dir() else str(tmp_path / name) for name in names]
+    lines: list[str] = []
+    compare(compose("compare", paths), say=lines.append)
+    assert any(line.startswith("A is better by") for line in lines)
+    left_out = [line for line in "\n".join(lines).splitlines() if line.startswith("Left out  ")]
+    assert len(left_out) == 4
+    for name, reason in {"other": "another text than", "again": "the same weights"}.items():
+        assert any(name in line and reason in line for line in left_out)
+    assert any("note.txt" in line for line in left_out)
+    assert any("char-unfinished" in line for line in left_out)
+
+
+def test_a_seed_counts_once_among_equal_settings(place):
+    one, other, third = (open_run(str(place / name), "best") for name in ("a1", "b1", "a2"))
+    again = replace(other, config=one.config)  # other weights under the settings and the seed of a1
+    left_out: list[str] = []
+    assert by_settings([one, again, third], left_out) == [[one], [third]]
+    assert left_out == [f"{again.path} has the settings and the seed of {one.path}"]
+
+
+def test_comparing_loads_no_lightning(place):
+    code = "import sys; import minigpt.compare.command; print('lightning' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=SCRIPT.parents[1])
+    assert (done.stdout.strip(), done.stderr) == ("False", "")
 
 
 def test_a_text_that_is_too_short_to_judge_is_named(place, monkeypatch):
