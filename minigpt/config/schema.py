@@ -62,6 +62,9 @@ class DataConfig:
     val_fraction: float = setting(0.1, "last part of the text, held out for validation", "weights", above=0, below=1)
     encoding: str = setting("utf-8", "encoding of the source files", "weights")
     errors: Literal["strict", "replace"] = setting("strict", "for bytes that are no text in `encoding`", "weights")
+    key: str = setting("text", "JSON lines: the key of a record's text", "weights", since="0.2.0")
+    include: str | None = setting(None, "folder: patterns of files to read: *.md,*.txt", "weights", since="0.2.0")
+    exclude: str | None = setting(None, "folder: patterns of files to leave out", "weights", since="0.2.0")
 
 
 @dataclass

@@ -6,18 +6,21 @@ bytewise order of their paths; how many documents are in one is its reader's to 
 """
 
 import codecs
+import fnmatch
 import itertools
 import os
 import platform
 import sysconfig
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from minigpt.config.schema import DataConfig
 from minigpt.data.download import download
-from minigpt.data.readers import read
-from minigpt.data.readers.document import Document, File, ReadOptions
+from minigpt.data.readers import READERS, read
+from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
+from minigpt.data.readers.kinds import HEAD_BYTES, kind_of_binary
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.rundir.files import sha256_of, write_file
 
@@ -74,6 +77,11 @@ class Corpus:
         return itertools.chain.from_iterable(map(self.read, self.files))
 
     @property
+    def formats(self) -> list[str]:
+        """How its files are read where that is not as plain text."""
+        return sorted({file.suffix for file in self.files} & READERS.keys())
+
+    @property
     def size(self) -> int:
         """Bytes of all files."""
         return sum(file.size for file in self.files)
@@ -91,14 +99,15 @@ def find_corpus(data: DataConfig, *, raw: bool = False, url: str = SHAKESPEARE_U
     if data.name == "shakespeare_char":
         path = _shakespeare(data, url)
         return Corpus(data.name, (_file(path, path.name),), ReadOptions(raw=raw))
-    source, prepared = typed_path(data.source or ""), typed_path(data.dir)
-    if source.is_dir() and source.resolve() == prepared.resolve():
+    source = typed_path(data.source or "")
+    if source.is_dir() and source.resolve() == typed_path(data.dir).resolve():
         raise UserFault(
             f"data.source={data.source} is data.dir itself, where prepared tokens land; move the text to a folder of "
             "its own, or name another place for the tokens: data.dir=DIR"
         )
-    files, notes = _files(source, leave_out=prepared)
-    return Corpus(data.name, files, ReadOptions(codecs.lookup(data.encoding).name, data.errors, raw), notes)
+    options = ReadOptions(codecs.lookup(data.encoding).name, data.errors, raw, data.key)
+    files, notes = _files(source, data, options.encoding)
+    return Corpus(data.name, files, options, notes)
 
 
 def _stdlib() -> Corpus:
@@ -126,8 +135,7 @@ def _stdlib() -> Corpus:
 def _shakespeare(data: DataConfig, url: str) -> Path:
     if data.source:
         path = typed_path(data.source)
-        _files(path)
-        got = sha256_of(path) if path.is_file() else "none: it is a folder"
+        got = sha256_of(_file(path, path.name).path) if not path.is_dir() else "none: it is a folder"
         if got != SHAKESPEARE_SHA256:
             raise UserFault(
                 f"{path} is not Tiny Shakespeare: its SHA-256 is {got}, wanted {SHAKESPEARE_SHA256}. For a text of "
@@ -158,35 +166,63 @@ def typed_path(text: str) -> Path:
     return Path(os.path.expanduser(text)) if text.startswith("~") and not path.exists() else path
 
 
-def _files(source: Path, leave_out: Path | None = None) -> tuple[tuple[File, ...], tuple[str, ...]]:
+def _files(source: Path, data: DataConfig, encoding: str) -> tuple[tuple[File, ...], tuple[str, ...]]:
     """The files of a file or folder, and notes on what was left out."""
     if not source.exists():
         raise SourceGone(f"data.source={source} does not exist (looked for {source.absolute()})")
-    if source.is_dir():
-        found = [_file(path, path.relative_to(source).as_posix()) for path in _walk(source, leave_out)]
-    elif source.is_file():
-        found = [_file(source, source.name)]
-    else:
+    if source.is_file():
+        if not source.stat().st_size:
+            raise UserFault(f"data.source={source} is empty (0 bytes); wanted text")
+        return (_file(source, source.name),), ()
+    if not source.is_dir():
         raise UserFault(f"data.source={source} is neither a file nor a folder; write the text to a file first")
-    files = [file for file in found if file.size]
+    files, skipped = [], defaultdict[str, list[str]](list)
+    for path in _walk(source, typed_path(data.dir)):
+        label = path.relative_to(source).as_posix()
+        why = _reason_to_skip(path, label, data, encoding)
+        if why:
+            skipped[why].append(label)
+        else:
+            files.append(_file(path, label))
+    notes = tuple(
+        f"left out {len(labels):,} ({why}): {', '.join(sorted(labels)[:3])}{' ...' if len(labels) > 3 else ''}"
+        for why, labels in skipped.items()
+    )
     if not files:
-        got = f"holds {len(found)} files, all empty" if found else "holds no files (hidden ones are left out)"
-        raise UserFault(f"data.source={source} {got}; wanted text")
-    empty = len(found) - len(files)
-    return _in_order(files), (f"{empty} empty files left out",) if empty else ()
+        raise UserFault(f"data.source={source} holds no text (hidden files are left out)", *notes)
+    return _in_order(files), notes
 
 
-def _walk(folder: Path, leave_out: Path | None) -> Iterator[Path]:
+def _reason_to_skip(path: Path, label: str, data: DataConfig, encoding: str) -> str | None:
+    """Why a file of a folder is no part of the text, or None."""
+
+    def matches(patterns: str) -> bool:
+        names = (label, path.name)
+        return any(fnmatch.fnmatch(name, pattern.strip()) for name in names for pattern in patterns.split(","))
+
+    if data.include and not matches(data.include):
+        return f"not in data.include={data.include}"
+    if data.exclude and matches(data.exclude):
+        return f"in data.exclude={data.exclude}"
+    if not path.is_file():
+        return "a broken link" if path.is_symlink() else "no plain file"
+    file = _file(path, label)
+    if not file.size:
+        return "empty"
+    try:
+        return kind_of_binary(next(file.chunks(HEAD_BYTES), b""), encoding)
+    except BadFile:
+        return None  # named with all other bad files
+
+
+def _walk(folder: Path, leave_out: Path) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
         raise UserFault(f"{error.filename} can't be read: {error.strerror}. Give yourself permission or leave it out")
 
-    skipped = leave_out.resolve() if leave_out else None
+    skipped = leave_out.resolve()
     for parent, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".") and Path(parent, name).resolve() != skipped]
-        for name in files:
-            path = Path(parent, name)
-            if not name.startswith(".") and path.is_file():
-                yield path
+        yield from (Path(parent, name) for name in files if not name.startswith("."))
 
 
 def _in_order(files: Iterable[File]) -> tuple[File, ...]:

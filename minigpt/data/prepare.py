@@ -15,6 +15,7 @@ import os
 import platform
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,19 +76,29 @@ def prepare(
             raise
         say(f"data: {fault}. Using the tokens prepared from it earlier")
         return _open(known[0], say)
+    keys |= {"formats": corpus.formats} if corpus.formats else {}
+    known = [folder for folder in known if _read_json(folder / "prepared.json").get("keys") == keys]
     for folder in known:
         if _read_json(folder / "prepared.json").get("signature") == signature(corpus):
             return _open(folder, say)
     # A vocabulary that can't be had is a fault to name before gigabytes are read.
     ready = given if given is not None or scheme.is_learned else build_tokenizer(tokenizer.name)
-    count = len(corpus.files)
-    say(f"data: reading {count:,} file{'' if count == 1 else 's'}, {size_text(corpus.size)}")
+    for line in _listing(corpus):
+        say(f"data: {line}")
     found = survey(corpus, alphabet=scheme.needs_alphabet, progress=progress_lines("reading", corpus.size, say))
     folder = root / _folder_name(keys, found.sha256)
     if known and folder not in known:
         say(f"data: the source changed since {known[0]} was prepared; preparing it anew")
     _find_or_make(folder, keys, found, config=tokenizer, given=ready, say=say)
     return _open(folder, say)
+
+
+def _listing(corpus: Corpus) -> list[str]:
+    """What is left out and what will be read."""
+    count, suffixes = len(corpus.files), Counter(file.suffix or "no suffix" for file in corpus.files)
+    kinds = ", ".join(f"{number:,} {suffix}" for suffix, number in suffixes.most_common(6))
+    files = "1 file" if count == 1 else f"{count:,} files ({kinds})"
+    return [*corpus.notes, f"reading {files}, {size_text(corpus.size)}"]
 
 
 def require_vocabulary(data: DataConfig, tokenizer: TokenizerConfig) -> None:
@@ -156,7 +167,8 @@ def _keys(data: DataConfig, tokenizer: TokenizerConfig) -> dict[str, Any]:
         raise UserFault(f"data.val_fraction={data.val_fraction} must lie between 0 and 1, both excluded; try 0.1")
     scheme = scheme_of(tokenizer.name, tokenizer.vocab_size)
     text = data.name == "text"
-    return {
+    new = {"key": "text", "include": None, "exclude": None}  # named where they differ: older tokens don't have them
+    return {key: getattr(data, key) for key in new if text and getattr(data, key) != new[key]} | {
         "version": 1,
         "corpus": data.name,
         "source": redact(os.path.abspath(os.path.expanduser(data.source))) if text and data.source else None,
@@ -170,8 +182,12 @@ def _keys(data: DataConfig, tokenizer: TokenizerConfig) -> dict[str, Any]:
 
 
 def _known(root: Path, keys: dict[str, Any]) -> list[Path]:
-    """Folders prepared with these keys, the newest first."""
-    found = [path for path in root.glob("*/prepared.json") if _read_json(path).get("keys") == keys]
+    """Folders prepared with these keys, whatever the formats of the files, the newest first."""
+
+    def is_ours(theirs: dict[str, Any]) -> bool:
+        return {key: value for key, value in theirs.items() if key != "formats"} == keys
+
+    found = [path for path in root.glob("*/prepared.json") if is_ours(_read_json(path).get("keys", {}))]
     return [path.parent for path in sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)]
 
 

@@ -344,7 +344,7 @@ def test_empty_text_is_refused_or_means_nothing(script):
                 accepted = True
             except UserFault:
                 accepted = False
-            assert accepted == (key in ("samples.prompt", "logger.group")), key
+            assert accepted == (key in ("samples.prompt", "logger.group", "data.include", "data.exclude")), key
 
 
 # --- pages ---

@@ -52,7 +52,7 @@ def test_a_folder_is_its_files_in_bytewise_order(tmp_path):
         (tmp_path / name).write_bytes(b"" if name == "empty" else name.encode())
     found = find_corpus(text(tmp_path))
     assert labels(found) == ["B.txt", "a-b.txt", "a/z.md", "a/é/1", "b.txt", "é.txt"]
-    assert found.notes == ("1 empty files left out",)
+    assert found.notes == ("left out 1 (empty): empty",)
 
 
 def test_prepared_tokens_inside_the_folder_are_no_text(tmp_path):
@@ -88,8 +88,8 @@ def test_sources_that_cannot_be_used_are_named(tmp_path):
     cases = {
         "peom.txt": "does not exist",
         "poem.txt/x": "does not exist",
-        "poem.txt": r"poem.txt holds 1 files, all empty; wanted text",
-        "folder": r"holds no files \(hidden ones are left out\)",
+        "poem.txt": r"poem.txt is empty \(0 bytes\); wanted text",
+        "folder": r"holds no text \(hidden files are left out\)",
         "pipe": "neither a file nor a folder",
     }
     for name, sentence in cases.items():
@@ -99,7 +99,7 @@ def test_sources_that_cannot_be_used_are_named(tmp_path):
 
 def test_a_folder_of_empty_files_is_named(tmp_path):
     (tmp_path / "a").touch()
-    with pytest.raises(UserFault, match="holds 1 files, all empty"):
+    with pytest.raises(UserFault, match=r"holds no text.*\n.*empty\): a"):
         find_corpus(text(tmp_path))
 
 

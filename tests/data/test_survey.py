@@ -28,7 +28,9 @@ def content(corpus: Corpus) -> bytes:
 
 
 def test_bytes_are_kept_and_counted(tmp_path, small_chunks):
-    raw = "\ufeffone\r\ntwo\r\n\r\nthree\0\0 é中🙂\n".encode()
+    raw = (
+        f"\ufeffone\r\ntwo\r\n\r\nthree {'-' * 512}\0\0 é中🙂\n".encode()
+    )  # in the first 512 bytes they'd be binary data
     corpus = open_text(tmp_path, {"a": raw, "b": b"\r"})
     found = survey(corpus, alphabet=True)
     assert content(corpus) == raw + b"\r"

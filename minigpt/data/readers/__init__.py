@@ -3,11 +3,13 @@
 from collections.abc import Callable, Iterator
 
 from minigpt.data.readers.document import Document, File, ReadOptions
+from minigpt.data.readers.jsonl import read_jsonl
 from minigpt.data.readers.plain import read_plain
 
 Reader = Callable[[File, ReadOptions], Iterator[Document]]
 
-READERS: dict[str, Reader] = {".txt": read_plain}  # by the end of the file's name; all others are plain text, too
+# By the end of the file's name, .gz left out. All others are plain text.
+READERS: dict[str, Reader] = {".jsonl": read_jsonl, ".ndjson": read_jsonl}
 
 
 def read(file: File, options: ReadOptions) -> Iterator[Document]:
@@ -16,4 +18,4 @@ def read(file: File, options: ReadOptions) -> Iterator[Document]:
     Raises:
         BadFile: it is not what its name says, or not text.
     """
-    return READERS.get(file.path.suffix.lower(), read_plain)(file, options)
+    return READERS.get(file.suffix, read_plain)(file, options)

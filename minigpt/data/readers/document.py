@@ -1,5 +1,7 @@
 """What readers give, and what they are given."""
 
+import gzip
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,16 +38,24 @@ class File:
     size: int  # bytes
     mtime_ns: int
 
-    def chunks(self) -> Iterator[bytes]:
-        """Its bytes as they are.
+    @property
+    def suffix(self) -> str:
+        """The end of its name that says how it is read: .jsonl of notes.jsonl.gz."""
+        return Path(self.path.name.lower().removesuffix(".gz")).suffix
+
+    def chunks(self, size: int = 0) -> Iterator[bytes]:
+        """Its bytes, unpacked if its name ends in .gz, at most `size` (by default CHUNK_BYTES) at a time.
 
         Raises:
+            BadFile: it can't be unpacked.
             UserFault: it is gone or can't be read.
         """
         try:
-            with open(self.path, "rb") as file:
-                while chunk := file.read(CHUNK_BYTES):
+            with (gzip.open if self.path.name.lower().endswith(".gz") else open)(self.path, "rb") as file:
+                while chunk := file.read(size or CHUNK_BYTES):
                     yield chunk
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise BadFile(f"{self.path} is cut or no gzip file ({error}); get it again, or leave it out") from None
         except OSError as error:
             raise UserFault(f"{self.path} can't be read: {error.strerror or error}") from None
 
@@ -57,3 +67,4 @@ class ReadOptions:
     encoding: str = "utf-8"
     errors: str = "strict"
     raw: bool = False  # UTF-8 is not checked: any bytes are taken as they are
+    key: str = "text"  # of a record's text
