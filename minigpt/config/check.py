@@ -135,7 +135,7 @@ def several_devices_need_ddp(devices: int, strategy: str) -> Iterator[str]:
 
 @rule("trainer.device", "trainer.precision", "trainer.devices")
 def mps_is_one_device_in_fp32(device: str, precision: str, devices: int) -> Iterator[str]:
-    if device == "mps" and precision in ("bf16", "fp64"):
+    if device == "mps" and precision in ("bf16", "fp16", "fp64"):
         yield f"trainer.device=mps trains in fp32, got trainer.precision={precision}. Use trainer.precision=fp32."
     elif device == "mps" and devices > 1:
         yield f"trainer.device=mps is one device, got trainer.devices={devices}. Use trainer.devices=1."

@@ -109,7 +109,9 @@ class TrainerConfig:
     device: Device = setting("auto", "what computes", "machine")
     devices: int = setting(1, "processes; more than one needs strategy=ddp", "machine", low=1, high=65_536)
     strategy: Literal["auto", "ddp"] = setting("auto", "auto: one process; ddp: one per device", "machine")
-    precision: Literal["auto", "fp32", "bf16", "fp64"] = setting("auto", "fp64 is for tests", "weights", aka="dtype")
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = setting(
+        "auto", "fp16: scaled losses, for GPUs without bf16; fp64 is for tests", "weights", aka="dtype"
+    )
     compile: Toggle = setting("auto", "torch.compile", "machine")
     attention_kernel: Literal["auto", "explicit", "fused"] = setting("auto", "two ways to the same numbers", "machine")
     threads: int = setting(0, "CPU threads; 0 = auto", "machine", low=0, high=4096)

@@ -37,7 +37,8 @@ class Choices:
 def choose(config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:
     """Decide what the config leaves to us.
 
-    - precision: bf16 where the hardware multiplies it fast (recent NVIDIA; x86 with AVX512-BF16 or AMX), else fp32.
+    - precision: bf16 where the hardware multiplies it fast (recent NVIDIA; x86 with AVX512-BF16 or AMX), fp16 on other
+      NVIDIA GPUs (T4, V100), else fp32.
     - compile: on CUDA; on a CPU where the run is long enough to win back the half minute that it takes to start.
     - float32 products: by oneDNN where that is faster and as exact.
     - attention kernel: fused on accelerators; explicit on CPUs up to a context of 512, where the fused
@@ -49,7 +50,7 @@ def choose(config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:
     device = hardware.device
     precision = trainer.precision
     if precision == "auto":
-        precision = "bf16" if hardware.bf16 and device != "mps" else "fp32"
+        precision = "bf16" if hardware.bf16 and device != "mps" else "fp16" if device == "cuda" else "fp32"
     compile_model = trainer.compile == "on" or (trainer.compile == "auto" and _compiling_pays(config, device))
     kernel = trainer.attention_kernel
     if kernel == "auto":
@@ -151,7 +152,7 @@ def fault_in_choices(choices: Mapping[str, Any], config: TrainConfig) -> str:
     if unknown or missing or (wrong := misfit(Choices, choices)):
         return f"no choice is called {shown(unknown[0])}" if unknown else f"no {missing[0]}" if missing else wrong
     chosen = Choices(**choices)
-    if chosen.precision not in ("fp32", "bf16", "fp64") or chosen.attention_kernel not in ("explicit", "fused"):
+    if chosen.precision not in ("fp32", "bf16", "fp16", "fp64") or chosen.attention_kernel not in ("explicit", "fused"):
         return f"{shown(chosen.precision)}, {shown(chosen.attention_kernel)}"
     if chosen.float32_products not in ("highest", "medium"):
         return f"float32_products={shown(chosen.float32_products)}"

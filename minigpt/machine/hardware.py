@@ -131,5 +131,5 @@ def peak_flops(hardware: Hardware, precision: str) -> float | None:
         return None
     for pattern, (half, single) in PEAKS.items():
         if re.search(pattern, hardware.name):
-            return 1e12 * (half if precision == "bf16" else single)
+            return 1e12 * (half if precision in ("bf16", "fp16") else single)
     return None

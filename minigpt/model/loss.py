@@ -41,5 +41,6 @@ def weighted_loss_sum(gpt: nn.Module, tokens: Tensor, targets: Tensor, weights: 
 
 
 def autocast(device: str, precision: str) -> contextlib.AbstractContextManager:
-    """Return a context that computes matrix products in bf16, weights and sums in fp32; for "bf16" only."""
-    return torch.autocast(device, torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
+    """Return a context that computes matrix products in bf16 or fp16 where `precision` says so, the rest in fp32."""
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    return torch.autocast(device, half) if half else contextlib.nullcontext()

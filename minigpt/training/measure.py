@@ -14,7 +14,8 @@ class Measurement:
     """The numbers of a step on their way from the device to the host.
 
     Args:
-        numbers: loss, gradient norm, mean weight of a token; with several ranks also seconds and requests to stop.
+        numbers: loss, gradient norm, mean weight of a token, scale of the loss; with several ranks also seconds and
+            requests to stop.
         lr: learning rate of the step.
     """
 
@@ -46,6 +47,7 @@ class StepResult:
     weight: float  # mean over the tokens; 1 without weights
     lr: float
     fault: str | None  # why it was skipped
+    overflow: bool  # fp16: skipped because a scaled gradient overflowed; the scale is lower from then on
     request: StopRequest  # of any rank
 
 

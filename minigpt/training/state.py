@@ -19,6 +19,8 @@ class RunState:
     seconds: float = 0.0  # training time used; counted only when max_minutes limits the run
     bad_steps: int = 0  # skipped in a row, up to now
     recent_losses: list[float] = field(default_factory=list)  # of good steps; kept only when guard.spike_zscore is on
+    loss_scale: float = 0.0  # fp16 only: the factor on the loss
+    loss_scale_steps: int = 0  # fp16 only: steps without an overflow since it changed
 
 
 def out_of_patience(state: RunState, config: TrainConfig) -> bool:

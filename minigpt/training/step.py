@@ -78,6 +78,10 @@ class LanguageModel(L.LightningModule):
         self.late = choices.device == "cuda" and not config.guard.spike_zscore
         self.unread: list[Measurement] = []  # of steps made, oldest first
         self._seconds = state.seconds
+        self.scaler = torch.amp.GradScaler(choices.device, enabled=choices.precision == "fp16")
+        if state.loss_scale:
+            saved = {"scale": state.loss_scale, "_growth_tracker": state.loss_scale_steps}
+            self.scaler.load_state_dict(self.scaler.state_dict() | saved)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimizer
@@ -93,7 +97,7 @@ class LanguageModel(L.LightningModule):
         self.micro_losses.append(loss.detach())
         if weight is not None:
             self.micro_weights.append(weight)
-        return loss
+        return self.scaler.scale(loss)
 
     def loss_of(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Return loss and weight of a micro-batch, both divided by the number of tokens that a full one has.
@@ -128,14 +132,17 @@ class LanguageModel(L.LightningModule):
         Lightning's own clipping refuses fused AdamW with autocast. On a GPU all this is decided there; anywhere else
         the host knows the norm, and a gradient that is short enough is not touched at all.
         """
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(optimizer)
         gradients, limit = gradients_of(self.gpt), self.config.optimizer.grad_clip
         numbers = self.measure(norm_of(gradients))
+        self.scaler.update()  # lower from here on if a gradient overflowed
         self.unread.append(Measurement(numbers, self.config.optimizer.lr * self.lr_factor()))
         if self.late:
             optimizer.found_inf = scale_on_device(gradients, numbers, limit)  # type: ignore[attr-defined]
             return
         result = self.result_of(self.unread[-1])
-        if result.fault is None:
+        if result.fault is None and not result.overflow:
             scale(gradients, result.grad_norm, limit, result.weight)
         else:
             drop(self.gpt.parameters())
@@ -147,14 +154,15 @@ class LanguageModel(L.LightningModule):
         """
         loss = torch.stack(self.micro_losses).mean()
         weights = self.micro_weights + [torch.ones_like(loss)] * (len(self.micro_losses) - len(self.micro_weights))
-        numbers = torch.stack([loss, grad_norm.to(loss), torch.stack(weights).mean()])
+        one = torch.ones_like(loss)
+        numbers = torch.stack([loss, grad_norm.to(loss), torch.stack(weights).mean(), self.scaler.scale(one)])
         weighted = bool(self.micro_weights)
         self.micro_losses.clear()
         self.micro_weights.clear()
         world_size = self.trainer.world_size
         if world_size > 1:
-            told = torch.tensor([self.clock.seconds, *map(float, astuple(self.request))]).to(loss, non_blocking=True)
-            numbers = torch.cat([numbers, told])
+            told = torch.tensor([self.clock.seconds, *map(float, astuple(self.request))], pin_memory=loss.is_cuda)
+            numbers = torch.cat([numbers, told.to(loss, non_blocking=True)])
             dist.all_reduce(numbers)
             numbers /= world_size
         if weighted or world_size > 1:
@@ -163,14 +171,15 @@ class LanguageModel(L.LightningModule):
 
     def result_of(self, measurement: Measurement) -> StepResult:
         """Return what a step came to, as the host sees it."""
-        loss, grad_norm, weight, *told = measurement.read()
+        loss, grad_norm, weight, loss_scale, *told = measurement.read()
         if told:
             self._seconds, *asked = told
             request = StopRequest(*(each > 0 for each in asked))
         else:
             self._seconds, request = self.clock.seconds, self.request
-        fault = fault_of(loss, grad_norm, self.state.recent_losses, self.config.guard)
-        return StepResult(loss, grad_norm, weight, measurement.lr, fault, request)
+        overflow = loss_scale > 1 and math.isfinite(loss) and not math.isfinite(grad_norm)
+        fault = None if overflow else fault_of(loss, grad_norm, self.state.recent_losses, self.config.guard)
+        return StepResult(loss, grad_norm, weight, measurement.lr, fault, overflow, request)
 
     @property
     def request(self) -> StopRequest:
@@ -317,6 +326,8 @@ class StepEnd:
         Raises:
             RollBack: there are too many.
         """
+        if result.overflow:
+            self.run.event("overflow", step=state.step + 1)
         if result.fault is None:
             state.bad_steps = 0
             if rules.spike_zscore:
@@ -427,6 +438,9 @@ class StepEnd:
         with module.clock.paused():
             call_callbacks(trainer, "on_save_checkpoint", {"global_step": state.step})
             seconds = module.clock.seconds if config.trainer.max_minutes else 0.0
+            if module.scaler.is_enabled():
+                state.loss_scale = module.scaler.get_scale()
+                state.loss_scale_steps = module.scaler.state_dict()["_growth_tracker"]
             snapshot = Snapshot(
                 step=state.step,
                 weights=module.gpt.state_dict(),

@@ -1,0 +1,99 @@
+"""fp16: the loss is scaled, a step whose gradients overflow is skipped, and the scale goes on where the run does."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from minigpt.config.compose import compose
+from minigpt.machine.choices import choose
+from minigpt.machine.hardware import Hardware
+from minigpt.training.step import LanguageModel
+from minigpt.verify import compare_runs
+
+FP16 = ["trainer.precision=fp16", "logger.every_steps=1", "checkpoint.every_steps=4", "trainer.max_steps=12"]
+
+
+@pytest.fixture(autouse=True)
+def _no_report(monkeypatch):
+    monkeypatch.setattr("minigpt.training.ending.write_report", lambda *_: None)
+
+
+def begin_with_scale(monkeypatch, scale, growth_interval=2000):
+    real = torch.amp.GradScaler
+    monkeypatch.setattr(
+        torch.amp, "GradScaler", lambda *a, **k: real(*a, init_scale=scale, growth_interval=growth_interval, **k)
+    )
+
+
+def events(run, kind):
+    return [event["step"] for event in run.events() if event["event"] == kind]
+
+
+def test_a_run_learns_as_in_fp32(run, tmp_path):
+    run("trainer.max_steps=12", "logger.every_steps=1")
+    single = run.path.rename(tmp_path / "fp32")
+    run(*FP16)
+    wanted = [json.loads(line)["train/loss"] for line in (single / "metrics.jsonl").read_text().splitlines()]
+    assert [row["train/loss"] for row in run.rows()] == pytest.approx(wanted, rel=2e-3)
+    norms = [json.loads(line)["train/grad_norm"] for line in (single / "metrics.jsonl").read_text().splitlines()]
+    assert [row["train/grad_norm"] for row in run.rows()] == pytest.approx(norms, rel=2e-2)
+
+
+def test_a_scale_that_is_too_high_costs_steps_but_is_no_fault_of_the_guards(run, monkeypatch):
+    begin_with_scale(monkeypatch, 2.0**22)
+    run(*FP16, "guard.max_skips=1")
+    lost = events(run, "overflow")
+    assert lost == list(range(1, len(lost) + 1))
+    assert 2 < len(lost) < 12
+    assert not events(run, "skipped")
+    assert run.rows()[-1]["train/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_run_continues_to_the_same_bytes_with_its_scale(run, monkeypatch, tmp_path, late):
+    """The scale falls from 2^22, and rises again after every three steps without an overflow."""
+    begin_with_scale(monkeypatch, 2.0**22, growth_interval=3)
+    real = LanguageModel.__init__
+
+    def init(self, *arguments, **options):
+        real(self, *arguments, **options)
+        self.late = late  # as on a GPU
+
+    monkeypatch.setattr(LanguageModel, "__init__", init)
+    settings = [*FP16, "trainer.max_steps=20", "checkpoint.keep_last=9"]
+    whole = run(*settings).rename(tmp_path / "whole")
+    folders = sorted(whole.glob("checkpoints/step-*"))
+    states = [json.loads((folder / "state.json").read_text()) for folder in folders]
+    assert len({state["loss_scale"] for state in states}) > 1
+    assert len({state["loss_scale_steps"] for state in states}) > 1
+    for last in range(1, len(folders)):
+        shutil.copytree(whole, run.path)
+        for folder in folders[last:]:
+            shutil.rmtree(run.path / "checkpoints" / folder.name)
+        run(*settings)
+        assert compare_runs(whole, run.path)[1] == []
+        shutil.rmtree(run.path)
+
+
+def test_gradients_that_never_fit_are_the_guards_at_last(run, monkeypatch):
+    begin_with_scale(monkeypatch, 2.0)
+    real = LanguageModel.training_step
+
+    def training_step(self, batch, batch_idx):
+        loss = real(self, batch, batch_idx)
+        return loss * float("inf") if self.state.step >= 3 else loss
+
+    monkeypatch.setattr(LanguageModel, "training_step", training_step)
+    with pytest.raises(Exception, match=r"were not fit to train on|every one of the|no checkpoint before"):
+        run(*FP16, "guard.max_skips=2", "checkpoint.every_steps=1")
+    assert events(run, "overflow")[0] == 4
+    assert events(run, "skipped")[0] == 5
+
+
+@pytest.mark.parametrize(("bf16", "precision"), [(True, "bf16"), (False, "fp16")])
+def test_a_gpu_without_bf16_trains_in_fp16(bf16, precision):
+    config = compose("train", ["experiment=demo"])
+    assert choose(config, Hardware("cuda", "Tesla T4", 8, bf16, 16 << 30), 500).precision == precision
+    assert choose(config, Hardware("cpu", "x86_64", 8, False, 16 << 30), 500).precision == "fp32"
