@@ -37,7 +37,7 @@ TEXT: dict[str, tuple[bytes | None, list[str], list[str]]] = {
     "an empty file": (b"", [], ["text.txt", "empty", "wanted text"]),
     "no file": (None, [], ["does not exist", "Give an existing file"]),
     "only white space": (b" \n\t" * 99, [], ["nothing but white space (297 bytes"]),
-    "one character": (b"a", [], ["split is empty", "use more text"]),
+    "one character": (b"a", [], ["split has no text", "Use more text"]),
     "fewer tokens than a window": (b"twelve bytes", ["model.block_size=64"], ["train split", "64", "block_size"]),
     "a validation split of one token": (b"0123456789", ["data.val_fraction=0.1"], ["val split", "1 token"]),
     "no UTF-8": (b"caf\xe9 " * 50, ["tokenizer=char"], ["byte 0xE9 at offset 3", "data.encoding=latin-1"]),

@@ -12,7 +12,7 @@ import numpy as np
 
 from minigpt.config.schema import TokenizerConfig
 from minigpt.data.shards import SplitWriter, fingerprint
-from minigpt.data.split import Piece, describe_split, empty_split, pieces
+from minigpt.data.split import Piece, describe_split, pieces, small_split
 from minigpt.data.survey import Survey, signature
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, scheme_of
 from minigpt.faults import UserFault
@@ -100,8 +100,9 @@ def _encode(folder: Path, found: Survey, val_fraction: float, tokenizer: Tokeniz
             for tokens in tokenizer.encode_chunks(counted(document)):
                 writer.write(tokens)
         for name, writer in writers.items():
-            if not writer.tokens:
-                raise empty_split(name, found, val_fraction)
+            if writer.tokens < 2:
+                got = f"{writer.tokens} token" if writer.tokens else "no text"
+                raise small_split(name, got, val_fraction)
         return [writer.finish() for writer in writers.values()]
 
 
@@ -118,6 +119,8 @@ def _summary(
     if scheme_of(tokenizer.name).min_vocab_size and tokenizer.vocab_size < wanted:
         notes.append(f"the text yields {tokenizer.vocab_size:,} BPE tokens, fewer than tokenizer.vocab_size={wanted:,}")
     train, val = sidecars
+    if train["tokens"] <= 1024:
+        notes.append(f"so few tokens allow model.block_size={train['tokens'] - 1} at most")
     return {
         "corpus": keys["corpus"],
         "source": keys["source"],

@@ -32,7 +32,7 @@ def pieces(found: Survey, val_fraction: float) -> Iterator[Piece]:
     total = found.characters if text else found.bytes
     border = int(total * (1 - val_fraction))
     if not 0 < border < total:
-        raise empty_split("val" if border else "train", found, val_fraction)
+        raise small_split("val" if border else "train", "no text", val_fraction)
     return _at(border, found.corpus.documents(), text)
 
 
@@ -43,12 +43,11 @@ def describe_split(name: str, val_fraction: float) -> str:
     return f"the last {val_fraction:g} of the characters for validation"
 
 
-def empty_split(name: str, found: Survey, val_fraction: float) -> UserFault:
-    """The fault of a split without tokens."""
+def small_split(name: str, got: str, val_fraction: float) -> UserFault:
+    """The fault of a split that no model can learn from or be judged by."""
     return UserFault(
-        f"the {name} split is empty: {found.characters:,} characters with data.val_fraction={val_fraction:g} leave "
-        "nothing for it. Wanted at least one character on each side: use more text or a "
-        f"{'smaller' if name == 'train' else 'larger'} data.val_fraction"
+        f"the {name} split has {got} (data.val_fraction={val_fraction:g}), and predicting one token takes at least 2. "
+        f"Use more text or a {'smaller' if name == 'train' else 'larger'} data.val_fraction"
     )
 
 

@@ -226,6 +226,22 @@ def test_an_impossible_tokenizer_is_named_before_the_text_is_looked_for(tmp_path
         module.require_vocabulary(data, TokenizerConfig("bep"))
 
 
+@pytest.mark.parametrize(("text", "says"), [(b"ab", "train split has 1 token"), (b"a" * 10, "val split has 1 token")])
+def test_a_split_that_training_would_refuse_is_refused_here(source, text, says):
+    source.write_bytes(text)
+    with pytest.raises(
+        UserFault, match=rf"{says} .*at least 2\. Use more text or a (smaller|larger) data\.val_fraction"
+    ):
+        run(keys(source), "byte")
+
+
+def test_the_block_size_that_a_short_text_allows_is_said(source):
+    source.write_bytes(b"a" * 100)
+    assert "so few tokens allow model.block_size=89 at most" in run(keys(source), "byte")[0].summary["notes"]
+    source.write_bytes(POEM)
+    assert not any("block_size" in note for note in run(keys(source), "byte")[0].summary["notes"])
+
+
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
 def test_a_fraction_outside_0_to_1_is_refused(source, fraction):
     with pytest.raises(UserFault, match="must lie between 0 and 1"):
@@ -267,7 +283,7 @@ def test_damage_is_refused_by_training_and_mended_by_preparing(source, name):
     first, _ = run(keys(source))
     before = tree(first.folder)
     (first.folder / name).write_bytes(b"")
-    with pytest.raises(DamagedShards, match=r"prepare_data\.py"):
+    with pytest.raises(DamagedShards, match="minigpt prepare with the same keys"):
         run(keys(source))
     said: list[str] = []
     mended = mend(keys(source), TokenizerConfig("char"), say=said.append)

@@ -49,7 +49,7 @@ def test_the_split_is_by_characters_as_python_counts_them(text, data, tmp_path_f
         if not text.strip():
             return
         if not 0 < border < len(text):
-            with pytest.raises(UserFault, match="split is empty"):
+            with pytest.raises(UserFault, match="split has no text"):
                 sides(corpus, fraction)
             return
         assert sides(corpus, fraction) == {"train": text[:border].encode(), "val": text[border:].encode()}
@@ -65,7 +65,7 @@ def test_tiny_shakespeares_numbers():
 
 
 @pytest.mark.parametrize(
-    ("fraction", "sentence"), [(1e-20, r"val split is empty.*larger"), (0.99, r"train split is empty.*smaller")]
+    ("fraction", "sentence"), [(1e-20, r"val split has no text.*larger"), (0.99, r"train split has no text.*smaller")]
 )
 def test_an_empty_side_is_refused(tmp_path, fraction, sentence):
     with pytest.raises(UserFault, match=sentence):

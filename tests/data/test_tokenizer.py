@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -19,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
-from minigpt.data.tokenizers.bpe import PATTERN
-from minigpt.data.tokenizers.scheme import END_OF_TEXT
+from minigpt.data.tokenizers.bpe import PATTERN, _run_interruptibly, missing_byte
+from minigpt.data.tokenizers.scheme import END_OF_TEXT, SINGLE_BYTES
 from minigpt.faults import UserFault
 
 SENTENCE = "It's 12 o'clock, and naïve 中文 words  go\n\n  on — we'll see… 🙂 don't they've\r\n"
@@ -175,6 +176,45 @@ def test_bpe_learns_from_text_only_and_as_much_as_there_is():
     assert {b"low", b" low"} <= learned
     assert tokenizer.vocab_size < 300
     assert not any(b"\xff" in token for token in learned)
+
+
+def test_learning_obeys_a_signal_at_once():
+    """U7: the trainer looks at no signal until it is done."""
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    begun = time.perf_counter()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            _run_interruptibly(lambda text: time.sleep(30), ())
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert time.perf_counter() - begun < 5
+
+
+def test_a_fault_in_the_text_is_a_fault_of_learning():
+    def broken():
+        yield b"some text"
+        raise UserFault("the disk is gone")
+
+    with pytest.raises(UserFault, match="the disk is gone"):
+        build_tokenizer("bpe", vocab_size=300, train=[broken()])
+
+
+def test_a_large_vocabulary_is_checked_in_a_moment():
+    """Finding 24: a set of all tokens was made 256 times."""
+    tokens = [*SINGLE_BYTES, *(number.to_bytes(3, "big") for number in range(50_000))]
+    begun = time.perf_counter()
+    assert missing_byte(tokens) is None
+    assert missing_byte(tokens[1:]) == "byte 0x00 has no token; all 256 bytes must be there"
+    assert time.perf_counter() - begun < 0.25
+
+
+def test_tiktoken_takes_its_fast_path_and_text_stays_text():
+    """Finding 25: without a special token of its own it is 1.6 times as slow."""
+    assert BPE._encoder._encoding.special_tokens_set == {END_OF_TEXT}
+    text = f"a {END_OF_TEXT} b" * 3
+    assert BPE.encode(text) == plain_tiktoken().encode_ordinary(text)
 
 
 def test_the_longest_merges_first_pair_is_the_most_frequent():
