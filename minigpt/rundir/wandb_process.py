@@ -1,15 +1,18 @@
 """The process that talks to wandb, so that the one that trains never does.
 
 wandb starts threads and a server of its own, replaces sys.exit, and waits at the end for whoever does not answer.
-All of that happens here. Rows come in as JSON lines on stdin, `null` ends them; what the user should know goes out
-on stdout. The training process may kill this one whenever it likes. Standard library and wandb only.
+All of that happens here. The first line on stdin says what to do; rows are read from metrics.jsonl while it grows,
+until stdin ends, as it does when the training process ends in any way. What the user should know goes out on stdout.
+The training process may kill this one whenever it likes. Standard library and wandb only.
 """
 
 import json
 import os
+import select
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,7 +34,7 @@ SETTINGS = {
 
 
 def main() -> NoReturn:
-    """Open the run that the first line describes, and log the rows of the others."""
+    """Open the run that the first line describes, and log its rows."""
     try:
         tell("say", log_rows(json.loads(sys.stdin.readline())))
         code = 0
@@ -42,13 +45,26 @@ def main() -> NoReturn:
 
 
 def tell(kind: str, text: str) -> None:
-    """One line for the training process."""
+    """Write one line for the training process."""
     if text:
         print(json.dumps({kind: text}), flush=True)
 
 
+def follow(path: Path, start: int) -> Iterator[dict[str, Any]]:
+    """Yield the rows that are added to a file behind its first `start` bytes, until stdin ends."""
+    over = False
+    while not over:
+        over = bool(select.select([sys.stdin], [], [], 1.0)[0])
+        if path.exists():
+            with open(path, "rb") as file:
+                file.seek(start)
+                *lines, _ = file.read().split(b"\n")  # the last one may be unfinished
+            start += sum(len(line) + 1 for line in lines)
+            yield from map(json.loads, lines)
+
+
 def log_rows(opening: dict[str, Any]) -> str:
-    """Log until the rows end.
+    """Log the rows of a run until training ends.
 
     Returns:
         What the user may want to type next.
@@ -63,12 +79,12 @@ def log_rows(opening: dict[str, Any]) -> str:
     }  # no reports to others, offline least of all
     import wandb
 
-    patience = opening.pop("patience_seconds")
+    patience, start, rows = opening.pop("patience_seconds"), opening.pop("rows_from"), folder.with_name("metrics.jsonl")
     run = wandb.init(**opening, settings=SETTINGS | {"init_timeout": patience})
     if run.url:
         tell("say", f"wandb: {run.url}")
-    while (row := json.loads(sys.stdin.readline() or "null")) is not None:
-        run.log(row["values"], step=row["step"])
+    for row in follow(rows, start):
+        run.log({key: value for key, value in row.items() if value is not None and key != "step"}, step=row["step"])
     leave = threading.Timer(2 * patience, os._exit, [1])  # the training process may be gone: nobody else ends this one
     leave.daemon = True
     leave.start()

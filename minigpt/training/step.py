@@ -404,11 +404,9 @@ class StepEnd:
         return Score(float(sums[0]), int(sums[1]), score.bytes)
 
     def write(self, trainer: L.Trainer, row: dict[str, Any]) -> None:
-        """Hand a row to metrics.jsonl, the logger on top and the screen."""
+        """Hand a row to metrics.jsonl and the screen."""
         publish(trainer, row)
         self.rows.add(row)
-        if self.remote is not None:
-            self.remote.log(row["step"], row)
         self.screen.show(row)
 
     def sample(self, module: LanguageModel) -> None:
