@@ -35,7 +35,7 @@ HOMES = {
 MAY_IMPORT = {
     "__init__": "",  # api is imported on first use
     "__main__": "cli",
-    "api": "checkpoint config faults sampling training data model lightning torch",
+    "api": "checkpoint config faults sampling training torch",
     "attention": "torch numpy",  # numpy: the random numbers of dropout
     "benchmark": "checkpoint config data faults machine model report rundir sampling training __init__ lightning "
     "numpy safetensors torch transformers",
