@@ -135,9 +135,9 @@ def _stdlib() -> Corpus:
 def _shakespeare(data: DataConfig, url: str) -> Path:
     if data.source:
         path = typed_path(data.source)
-        got = sha256_of(_file(path, path.name).path) if not path.is_dir() else "none: it is a folder"
+        got = sha256_of(path) if path.is_file() else "none: it is no file"
         if got != SHAKESPEARE_SHA256:
-            raise UserFault(
+            raise (UserFault if path.exists() else SourceGone)(
                 f"{path} is not Tiny Shakespeare: its SHA-256 is {got}, wanted {SHAKESPEARE_SHA256}. For a text of "
                 f"your own use data=text data.source={data.source}"
             )
@@ -189,7 +189,7 @@ def _files(source: Path, data: DataConfig, encoding: str) -> tuple[tuple[File, .
         for why, labels in skipped.items()
     )
     if not files:
-        raise UserFault(f"data.source={source} holds no text (hidden files are left out)", *notes)
+        raise UserFault("; ".join((f"data.source={source} holds no text (hidden files are left out)", *notes)))
     return _in_order(files), notes
 
 

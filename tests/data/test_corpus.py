@@ -99,7 +99,7 @@ def test_sources_that_cannot_be_used_are_named(tmp_path):
 
 def test_a_folder_of_empty_files_is_named(tmp_path):
     (tmp_path / "a").touch()
-    with pytest.raises(UserFault, match=r"holds no text.*\n.*empty\): a"):
+    with pytest.raises(UserFault, match=r"holds no text.*; left out 1 \(empty\): a"):
         find_corpus(text(tmp_path))
 
 
@@ -165,8 +165,11 @@ def test_a_local_copy_of_shakespeare_must_be_it(yardstick, tmp_path):
     (tmp_path / "copy.txt").write_bytes(SONNET[:-1])
     with pytest.raises(UserFault, match=r"not Tiny Shakespeare: its SHA-256 is .*data=text"):
         find_corpus(yardstick)
+    yardstick.source = str(tmp_path / "gone.txt")
+    with pytest.raises(SourceGone, match=r"not Tiny Shakespeare"):
+        find_corpus(yardstick)
     yardstick.source = str(tmp_path)
-    with pytest.raises(UserFault, match=r"not Tiny Shakespeare: .*it is a folder"):
+    with pytest.raises(UserFault, match=r"not Tiny Shakespeare: .*it is no file"):
         find_corpus(yardstick)
 
 

@@ -129,7 +129,7 @@ def test_what_is_no_text_is_left_out_of_a_folder_with_the_reason(texts):
 
 
 def test_a_folder_of_pictures_is_refused_with_the_reasons(texts):
-    with pytest.raises(UserFault, match=r"holds no text.*\n.*a PNG picture\): a, b, c \.\.\."):
+    with pytest.raises(UserFault, match=r"holds no text.*; left out 4 \(a PNG picture\): a, b, c \.\.\."):
         texts(dict.fromkeys("abcd", b"\x89PNG"))
 
 
