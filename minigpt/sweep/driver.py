@@ -7,11 +7,11 @@ import time
 import yaml
 
 from minigpt.config.convert import values
-from minigpt.config.plain_yaml import plain_yaml
 from minigpt.data.prepare import prepare, require_vocabulary
 from minigpt.faults import FINISHED, STOPPED, TRIALS_FAILED, UserFault
 from minigpt.process.signals import Signals
 from minigpt.redact import redact_values
+from minigpt.report.record import read_mapping
 from minigpt.rundir.files import write_file
 from minigpt.sweep.locks import STALE_SECONDS, Claim, claim, exclusive, is_alive, owner
 from minigpt.sweep.page import write_page
@@ -25,9 +25,9 @@ from minigpt.sweep.table import Table, news_of
 from minigpt.sweep.trial import FAILED, Trial, best_trial, is_finished
 from minigpt.sweep.trial_runner import TrialRunner
 from minigpt.sweep.trial_store import TrialStore
+from minigpt.training.stopping import requeue_slurm_job
 
 POLL_SECONDS = 0.1
-IDENTITY = "sweep.yaml"
 
 
 def run_sweep(sweep: Sweep) -> int:
@@ -41,56 +41,45 @@ def run_sweep(sweep: Sweep) -> int:
         StorageFailure: the directory can't be written.
     """
     with Signals() as signals:
-        prepare_data(sweep)
+        if not {key.partition(".")[0] for key in sweep.space} & {"data", "tokenizer", "experiment"}:
+            require_vocabulary(sweep.config.data, sweep.config.tokenizer)
+            prepare(sweep.config.data, sweep.config.tokenizer)  # once, before trials would wait for each other
         try:
-            locked = open_folder(sweep)
-            write_slurm_script(sweep)
-            with exclusive(sweep.folder / "sweep.lock"):  # a database's tables are made once
+            (sweep.folder / "trials").mkdir(parents=True, exist_ok=True)
+            with exclusive(sweep.folder / "sweep.lock") as locked:
+                check_identity(sweep)
                 store = TrialStore(sweep.folder, sweep.name, sweep.space, sweep.config.sweep.storage)
+            write_slurm_script(sweep)
+            signals.noted_only = True
+            driver = Driver(sweep, store, signals)
+            driver.greet(locked)
+            driver.run()
         except OSError as error:
             raise cannot_write(sweep.folder, error) from error
-        signals.noted_only = True
-        driver = Driver(sweep, store, signals)
-        driver.greet(locked)
-        return driver.run()
+        return driver.close()
 
 
-def prepare_data(sweep: Sweep) -> None:
-    """Prepare the tokens once, before trials would wait for each other; and name what is wrong with the text."""
-    searched = {key.partition(".")[0] for key in sweep.space}
-    if not searched & {"data", "tokenizer", "experiment"}:
-        require_vocabulary(sweep.config.data, sweep.config.tokenizer)
-        prepare(sweep.config.data, sweep.config.tokenizer)
-
-
-def open_folder(sweep: Sweep) -> bool:
-    """Make the sweep's directory, or check that it is this sweep's; return whether its file system has locks.
+def check_identity(sweep: Sweep) -> None:
+    """Write sweep.yaml, or check that the sweep in this directory is the same one.
 
     Raises:
         UserFault: it was begun with other settings.
     """
-    (sweep.folder / "trials").mkdir(parents=True, exist_ok=True)
-    with exclusive(sweep.folder / "sweep.lock") as locked:
-        file = sweep.folder / IDENTITY
-        if not file.exists():
-            mine = redact_values(values(sweep.config))
-            write_file(file, yaml.safe_dump(mine, sort_keys=False, allow_unicode=True))
-            return locked
-        try:
-            theirs = plain_yaml(file.read_text(encoding="utf-8"))
-            assert isinstance(theirs, dict)
-        except (ValueError, AssertionError, yaml.YAMLError) as error:
-            raise UserFault(
-                f"{file} is not what a sweep writes there. Start another sweep with sweep.dir=NEW_DIR"
-            ) from error
-    changed = changed_settings(theirs, sweep.config)
+    file = sweep.folder / "sweep.yaml"
+    if not file.exists():
+        settings = redact_values(values(sweep.config))
+        write_file(file, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+        return
+    saved = read_mapping(file)
+    if not saved:
+        raise UserFault(f"{file} is not what a sweep writes there. Start another sweep with sweep.dir=NEW_DIR")
+    changed = changed_settings(saved, sweep.config)
     if changed:
         raise UserFault(
             f"sweep.dir={sweep.folder} was begun with other settings, and its trials could not be compared:\n"
             + "\n".join(f"  {change}" for change in changed)
             + "\nUse the old values, or start another sweep with sweep.dir=NEW_DIR"
         )
-    return locked
 
 
 class Driver:
@@ -116,74 +105,60 @@ class Driver:
         self.too_many = ""
         self.waiting_since: float | None = None  # for trials of other workers that may yet be left to us
 
-    def run(self) -> int:
-        """Run until all trials have a result, or no more may be begun; return the exit code."""
-        try:
-            while True:
-                self.pass_signals_on()
-                busy = self.fill_slots()
-                for number in list(self.runners):
-                    self.runners[number].advance(self.store.trials)
-                    self.free_slot_if_over(number)
-                if self.page_is_old and time.monotonic() > self.next_page_at:
-                    self.draw_page()
-                if self.table.is_due():
-                    self.table.show(self.store.trials(), list(self.runners.values()))
-                if not self.runners and (self.ended or not busy):
-                    break
-                time.sleep(POLL_SECONDS)
-        except OSError as error:
-            raise cannot_write(self.sweep.folder, error) from error
-        return self.close()
+    def run(self) -> None:
+        """Run until all trials have a result, or no more may be begun."""
+        busy = True
+        while busy or self.runners:
+            if self.signals.received is not None:
+                self.ended = True
+                for runner in self.runners.values():
+                    runner.stop()
+            busy = not self.ended and self.fill_slots()
+            for number in list(self.runners):
+                self.runners[number].advance(self.store.trials)
+                self.free_slot_if_over(number)
+            if self.page_is_old and time.monotonic() > self.next_page_at:
+                self.draw_page()
+            if self.table.is_due():
+                self.table.show(self.store.trials(), list(self.runners.values()))
+            time.sleep(POLL_SECONDS)
 
     def greet(self, locked: bool) -> None:
         """Print what is going to be run, and where."""
-        sweep, trials, say = self.sweep, self.store.trials(), self.table.say
-        done = self.table.done_before = sum(is_finished(trial) for trial in trials)
-        going_on = f", {done} done" if trials else ""
-        searched = ", ".join(sweep.space)
-        say(f"Sweep      {sweep.folder}: {sweep.trials} trials of {searched}{going_on}")
-        threads, gpus = self.slots[0].threads, sorted({gpu for slot in self.slots for gpu in slot.gpus})
-        on = f"GPU {', '.join(gpus)}" if gpus else f"CPU, {threads} thread(s) each"
-        say(f"Workers    {len(self.slots)} on {platform.node()}: {on}")
+        sweep, trials = self.sweep, self.store.trials()
+        done = self.table.done_before = sum(map(is_finished, trials))
+        searched = f"{sweep.trials} trials of {', '.join(sweep.space)}"
+        gpus = sorted({gpu for slot in self.slots for gpu in slot.gpus})
+        on = f"GPU {', '.join(gpus)}" if gpus else f"CPU, {self.slots[0].threads} thread(s) each"
+        self.table.say(f"Sweep      {sweep.folder}: {searched}{f', {done} done' if trials else ''}")
+        self.table.say(f"Workers    {len(self.slots)} on {platform.node()}: {on}")
+        notes = [note_on_slots(self.slots, sweep.config.trainer.devices)]
         if self.store.was_torn:
-            say("The journal's last line was torn and is cut; a copy is in journal.torn")
+            notes.append("the journal's last line was torn and is cut; a copy is in journal.torn")
         if not locked:
-            say(
-                "Note: this file system has no locks. Run this sweep by one command at a time, and after a kill wait a "
+            notes.append(
+                "this file system has no locks. Run this sweep by one command at a time, and after a kill wait a "
                 "minute before you continue it"
             )
-        note = note_on_slots(self.slots, sweep.config.trainer.devices)
-        if note:
-            say(f"Note: {note}")
         if sweep.config.trials and sweep.trials < sweep.config.trials:
-            say(f"Note: the grid has {sweep.trials} points, so there are no more trials than that")
-
-    def pass_signals_on(self) -> None:
-        """Stop all trials at the end of their step if a signal came."""
-        if self.signals.received is not None:
-            self.ended = True
-            for runner in self.runners.values():
-                if not runner.stopping:
-                    runner.stop()
+            notes.append(f"the grid has {sweep.trials} points, so there are no more trials than that")
+        for note in filter(None, notes):
+            self.table.say(f"Note: {note}")
 
     def fill_slots(self) -> bool:
         """Give trials to idle slots; return whether there is, or may yet be, something to do."""
-        busy = bool(self.runners)
         for slot in self.slots:
-            if slot.number in self.runners or self.ended:
-                continue
-            taken = self.take_trial()
-            if taken is None:
-                return busy or self.may_be_left()
-            self.waiting_since = None
-            trial, right = taken
-            runner = TrialRunner(self.sweep, self.store, trial, claim=right, slot=slot, pruning=self.pruning)
-            self.runners[slot.number] = runner
-            runner.begin(self.store.trials)
-            self.free_slot_if_over(slot.number)
-            busy = True
-        return busy
+            if slot.number not in self.runners:
+                taken = self.take_trial()
+                if taken is None:
+                    return bool(self.runners) or self.may_be_left()
+                self.waiting_since = None
+                trial, right = taken
+                runner = TrialRunner(self.sweep, self.store, trial, claim=right, slot=slot, pruning=self.pruning)
+                self.runners[slot.number] = runner
+                runner.begin(self.store.trials)
+                self.free_slot_if_over(slot.number)
+        return True
 
     def take_trial(self) -> tuple[Trial, Claim] | None:
         """Claim a trial that nobody runs: one whose worker is gone, or a new one."""
@@ -192,21 +167,21 @@ class Driver:
             trials = self.store.trials()
             here = {runner.trial.number for runner in self.runners.values()}
             for trial in trials:
-                if not is_finished(trial) and trial.number not in here:
-                    right = claim(self.sweep.lock_of(trial.number))
-                    if right is None and self.is_dying(trial):
-                        return None  # to begin another one now would make the order of trials a matter of luck
-                    if right is None:
-                        continue
+                if is_finished(trial) or trial.number in here:
+                    continue
+                right = claim(sweep.lock_of(trial.number))
+                if right is not None:
                     now = self.store.trials()[trial.number]  # it may have ended between the look and the claim
                     if not is_finished(now):
                         return now, right
                     right.release()
+                elif self.is_dying(trial):
+                    return None  # to begin another one now would make the order of trials a matter of luck
             if len(trials) >= sweep.trials:
                 return None
             search, seed = sweep.config.search, sweep.config.sweep.seed
             trial = self.store.begin(propose(sweep.space, search, seed=seed, number=len(trials), trials=trials))
-            right = claim(self.sweep.lock_of(trial.number))
+            right = claim(sweep.lock_of(trial.number))
             assert right is not None, "a new trial is nobody's"
             return trial, right
 
@@ -217,15 +192,13 @@ class Driver:
 
     def may_be_left(self) -> bool:
         """Return whether another worker's trial may yet be left to us: its driver is gone, or may be."""
-        for trial in self.store.trials():
-            if is_finished(trial):
-                continue
-            if self.is_dying(trial):
-                return True
-            if owner(self.sweep.lock_of(trial.number))[0] not in ("", platform.node()):
-                self.waiting_since = self.waiting_since or time.monotonic()
-                return time.monotonic() < self.waiting_since + STALE_SECONDS + 10
-        return False
+        running = [trial for trial in self.store.trials() if not is_finished(trial)]
+        if any(map(self.is_dying, running)):
+            return True
+        if {owner(self.sweep.lock_of(trial.number))[0] for trial in running} <= {"", platform.node()}:
+            return False
+        self.waiting_since = self.waiting_since or time.monotonic()
+        return time.monotonic() < self.waiting_since + STALE_SECONDS + 10
 
     def free_slot_if_over(self, number: int) -> None:
         """Free the slot of a trial that has ended, and publish its result."""
@@ -233,23 +206,22 @@ class Driver:
         if not runner.over:
             return
         del self.runners[number]
-        trial = runner.trial
+        trial, facts = runner.trial, runner.trial.user_attrs
         if not is_finished(trial):
             return
         self.table.say(news_of(trial, self.sweep))
-        if trial.state == FAILED:
-            for line in trial.user_attrs.get("tail", [])[-5:]:
-                self.table.say(f"    | {line}")
+        for line in facts.get("tail", [])[-5:]:
+            self.table.say(f"    | {line}")
         self.write_files()
-        if "same_as" not in trial.user_attrs:
+        if "same_as" not in facts:
             self.failures = self.failures + 1 if trial.state == FAILED else 0
         limit = self.sweep.config.sweep.max_failures
         if limit and self.failures >= limit and not self.ended:
             self.ended = True
             self.too_many = (
                 f"{self.failures} trials in a row failed, so no more are begun (sweep.max_failures={limit}). The last: "
-                f"{trial.user_attrs.get('cause')}. All of its output: {runner.output}. Remove the cause, then the same "
-                "command goes on with the next trials"
+                f"{facts['cause']}. All of its output: {runner.output}. Remove the cause, then the same command goes "
+                "on with the next trials"
             )
 
     def write_files(self) -> None:
@@ -270,23 +242,20 @@ class Driver:
 
     def close(self) -> int:
         """Print the final table and how the sweep ended; return the exit code."""
-        trials, folder = self.store.trials(), self.sweep.folder
         self.write_files()
         self.draw_page()
-        stopped = self.signals.received is not None
+        trials, folder, signalled = self.store.trials(), self.sweep.folder, self.signals.received
         self.table.close(trials)
         best = best_trial(trials)
         if best is not None:
             print(f"Best       trial {best.number}; train it again: cat {folder / 'best' / 'command.txt'}")
         print(f"Results    {folder / 'sweep.html'}   {folder / 'leaderboard.csv'}   {folder / 'summary.json'}")
-        if stopped:
+        if signalled is not None:
             print("Stopped, each trial with a checkpoint. The same command continues the sweep.")
-            if self.signals.received == getattr(signal, "SIGUSR1", None):
-                from minigpt.training.stopping import requeue_slurm_job
-
+            if signalled == getattr(signal, "SIGUSR1", None):
                 requeue_slurm_job(print)
             return STOPPED
-        elsewhere = sum(not is_finished(trial) for trial in trials)
+        elsewhere = len(trials) - sum(map(is_finished, trials))
         if elsewhere:
             print(f"{elsewhere} trial(s) still run under other workers; the last one to end writes the last table.")
         if self.too_many:

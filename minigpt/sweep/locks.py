@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 import platform
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,36 +63,30 @@ def claim(path: Path) -> Claim | None:
     """Take a trial; return None if somebody has it: here, or on another machine that has been heard of lately."""
     path.parent.mkdir(exist_ok=True)
     file = open(path, "a+")  # noqa: SIM115 - stays open: closing it frees the lock
-    try:
-        locked = lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with contextlib.ExitStack() as undo:
+        undo.callback(file.close)
+        try:
+            locked = lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
         machine, process = owner(path)
-        # Not every shared file system passes locks on to other machines; times are those of the file's own server.
         if machine == platform.node():
             taken = not locked and process != os.getpid() and is_alive(process)
-        else:
+        else:  # not every shared file system passes locks on to other machines
             taken = machine != "" and _age(path) < STALE_SECONDS
-        if not taken:
-            file.truncate(0)
-            file.write(f"{platform.node()} {os.getpid()}")
-            file.flush()
-            return Claim(file)
-    except BlockingIOError:
-        pass
-    except OSError:
-        file.close()
-        raise
-    file.close()
-    return None
+        if taken:
+            return None
+        file.truncate(0)
+        file.write(f"{platform.node()} {os.getpid()}")
+        file.flush()
+        undo.pop_all()
+    return Claim(file)
 
 
 def _age(path: Path) -> float:
-    """Return the seconds since a file was touched, by the clock of its file system."""
-    probe = path.with_name(f".clock-{platform.node()}-{os.getpid()}")
-    probe.touch()
-    try:
-        return probe.stat().st_mtime - path.stat().st_mtime
-    finally:
-        probe.unlink(missing_ok=True)
+    """Return the seconds since a file was touched, by the clock of its file system, which may be a server's."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".clock-") as now:
+        return os.fstat(now.fileno()).st_mtime - path.stat().st_mtime
 
 
 def owner(path: Path) -> tuple[str, int]:
@@ -106,8 +101,6 @@ def is_alive(process: int) -> bool:
     """Return whether this machine has a process of that number."""
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True

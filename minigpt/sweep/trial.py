@@ -15,11 +15,6 @@ COMPLETE, PRUNED, FAILED = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FA
 ORDER = (COMPLETE, PRUNED, TrialState.RUNNING, TrialState.WAITING, FAILED)
 
 
-def label(number: int) -> str:
-    """Return a trial's name in folders."""
-    return f"{number:04d}"
-
-
 def state_of(trial: Trial) -> str:
     """Return the state in a word: complete, pruned, running or failed."""
     return "failed" if trial.state == FAILED else trial.state.name.lower()

@@ -17,7 +17,7 @@ from minigpt.sweep.process import GrowingRows, TrainingProcess
 from minigpt.sweep.pruning import Pruning, marks
 from minigpt.sweep.settings import Sweep
 from minigpt.sweep.slots import Slot
-from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, Trial, TrialState, is_finished, label
+from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, Trial, TrialState, is_finished
 from minigpt.sweep.trial_store import TrialStore
 
 STOP_FILE = "STOP"  # training looks for it at the end of each step
@@ -53,7 +53,7 @@ class TrialRunner:
         self.last_row = time.monotonic()
         self.restarts = 0
         self.judged = 0  # tokens at the last mark that the pruner was asked about
-        self.pruned: tuple[int, float] | None = None  # mark and value where the pruner stopped it
+        self.pruned: float | None = None  # the value with which the pruner stopped it
         self.hung = False
         self.stopping = False
         self.over = False  # its result is known, or the whole sweep is being stopped
@@ -66,7 +66,7 @@ class TrialRunner:
     @property
     def output(self) -> Path:
         """The file that its trainings print to."""
-        return self.sweep.folder / "logs" / f"{label(self.trial.number)}.txt"
+        return self.sweep.folder / "logs" / f"{self.trial.number:04d}.txt"
 
     def begin(self, trials: Trials) -> None:
         """Take over the result of an earlier trial with the same values, or start the training."""
@@ -74,13 +74,12 @@ class TrialRunner:
         twin = next((each for each in before if is_finished(each) and each.params == self.trial.params), None)
         if twin is not None:
             kept = {name: twin.user_attrs[name] for name in ("cause", "values") if name in twin.user_attrs}
-            self.trial = self.store.note(self.trial, **kept, same_as=twin.user_attrs.get("same_as", twin.number))
-            self.end(twin.state, twin.value)
+            self.end(twin.state, twin.value, **kept, same_as=twin.user_attrs.get("same_as", twin.number))
             return
         self.rows.refresh()
         self.judge(trials)
-        if self.pruned:
-            self.end(PRUNED, self.pruned[1])
+        if self.pruned is not None:
+            self.end(PRUNED, self.pruned)
         else:
             self.start()
 
@@ -89,9 +88,9 @@ class TrialRunner:
         self.remove_stop_file()  # of a sweep that was killed after asking
         self.rows = GrowingRows(self.run_dir / "metrics.jsonl")
         self.last_row = time.monotonic()
+        self.output.parent.mkdir(exist_ok=True)
         command = self.sweep.command(self.trial, len(self.values), self.slot)
         environment, lock = self.slot.environment, self.claim.file.fileno()
-        self.output.parent.mkdir(exist_ok=True)
         self.process = TrainingProcess(command, self.output, environment=environment, lock=lock)
 
     def advance(self, trials: Trials) -> None:
@@ -112,10 +111,9 @@ class TrialRunner:
 
     def judge(self, trials: Trials) -> None:
         """Report the first seed's value at each new mark, and ask the training to stop if it is behind there."""
-        sweep = self.sweep
-        if self.pruned or self.values or not sweep.mark_tokens:
+        if self.pruned is not None or self.values or not self.sweep.mark_tokens:
             return
-        for tokens, value in marks(self.rows.rows, sweep.mark_tokens, sweep.config.sweep.metric):
+        for tokens, value in marks(self.rows.rows, self.sweep.mark_tokens, self.sweep.config.sweep.metric):
             curve = self.trial.intermediate_values
             if tokens not in curve:
                 self.trial = self.store.report(self.trial, tokens, value)
@@ -123,7 +121,7 @@ class TrialRunner:
                 continue  # decided; but whoever reported the last mark may have been killed before the verdict
             self.judged = tokens
             if self.pruning.is_behind(self.trial.number, trials()):
-                self.pruned = tokens, value
+                self.pruned = value
                 if self.process is not None:
                     with contextlib.suppress(OSError):
                         (self.run_dir / STOP_FILE).touch()  # all processes of the run obey it after the same step
@@ -135,10 +133,10 @@ class TrialRunner:
             (self.run_dir / STOP_FILE).unlink()
 
     def stop(self) -> None:
-        """Ask the training to stop with a checkpoint, because the sweep stops."""
-        self.stopping = True
-        if self.process is not None:
+        """Ask the training once to stop with a checkpoint, because the sweep stops."""
+        if self.process is not None and not self.stopping:
             self.process.send(signal.SIGTERM)
+        self.stopping = True
 
     def conclude(self, code: int, trials: Trials) -> None:
         """Take the result of a training that has ended, or start the next one."""
@@ -146,9 +144,8 @@ class TrialRunner:
         self.rows.refresh()
         self.judge(trials)
         self.remove_stop_file()
-        if self.pruned:
-            self.note_speed()
-            self.end(PRUNED, self.pruned[1])
+        if self.pruned is not None:
+            self.end(PRUNED, self.pruned, **self.speed())
         elif self.hung:
             self.fail(f"hung: no new row for {self.sweep.config.sweep.hang_minutes:g} min")
         elif code == FINISHED:
@@ -169,38 +166,35 @@ class TrialRunner:
             self.fail(f"complete, but its metrics.jsonl has no {metric}")
             return
         self.values.append(min(values))
-        self.note_speed()
-        self.trial = self.store.note(self.trial, values=self.values)
+        noted = {**self.speed(), "values": self.values}
         if len(self.values) == self.sweep.config.seeds:
-            self.end(COMPLETE, statistics.fmean(self.values))
-        elif self.stopping:
-            self.end(None)
+            self.end(COMPLETE, statistics.fmean(self.values), **noted)
         else:
-            self.start()
+            self.trial = self.store.note(self.trial, **noted)
+            self.end(None) if self.stopping else self.start()
 
-    def note_speed(self) -> None:
-        """Note how long the training took, and how fast it was."""
+    def speed(self) -> dict[str, Any]:
+        """Return how long the trial's trainings took up to now, and how fast the last one was."""
         rows, facts = self.rows.rows, self.trial.user_attrs
         speeds = [row["tokens_per_second"] for row in rows if number(row.get("tokens_per_second"))]
         noted: dict[str, Any] = {"tokens_per_second": statistics.median(speeds)} if speeds else {}
         if rows:
             noted["seconds"] = facts.get("seconds", 0.0) + training_seconds(rows)
             noted["tokens"] = facts.get("tokens", 0) + int(number(rows[-1].get("tokens")) or 0)
-        self.trial = self.store.note(self.trial, **noted)
+        return noted
 
     def fail(self, cause: str) -> None:
         """Note that the trial failed, and why."""
         assert self.process is not None
         seeds = self.sweep.config.seeds
         place = f" (run {len(self.values) + 1} of {seeds})" if seeds > 1 else ""
-        self.note_speed()
         tail = [redact(line) for line in self.process.last_lines(TAIL_LINES)]
-        self.trial = self.store.note(self.trial, cause=redact(cause) + place, tail=tail)
-        self.end(FAILED)
+        self.end(FAILED, **self.speed(), cause=redact(cause) + place, tail=tail)
 
-    def end(self, state: TrialState | None, value: float | None = None) -> None:
-        """Store the result (None: the trial goes on another time), and release the claim."""
+    def end(self, state: TrialState | None, value: float | None = None, **facts: Any) -> None:
+        """Store the result and facts about it (None: the trial goes on another time), and release the claim."""
         if state is not None:
+            self.store.note(self.trial, **facts)
             self.trial = self.store.finish(self.trial, state, value)
         self.claim.release()
         self.over = True

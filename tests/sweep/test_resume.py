@@ -9,9 +9,9 @@ import pytest
 from minigpt.config.convert import values
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
-from minigpt.sweep.driver import open_folder
+from minigpt.sweep.driver import check_identity
 from minigpt.sweep.settings import read_sweep
-from minigpt.sweep.trial import is_finished, label
+from minigpt.sweep.trial import is_finished
 from minigpt.sweep.trial_store import cut_torn_line
 
 from .conftest import LR, kill, wait_until
@@ -38,7 +38,7 @@ def test_w2_killed_three_times_the_table_is_that_of_a_sweep_that_was_not(sweep, 
         # A pruned trial may end before so many steps: the next one's beginning will do.
         wait_until(lambda goal=goal, go=reached: go() or f"start {goal + 1:04d}" in killed.log(), process)
         kill(process)
-        finished = [label(trial.number) for trial in killed.trials() if is_finished(trial)]
+        finished = [f"{trial.number:04d}" for trial in killed.trials() if is_finished(trial)]
         counts = Counter(killed.log())
         assert all(counts[f"start {label}"] == starts_of_finished[label] for label in starts_of_finished)
         starts_of_finished = Counter({label: counts[f"start {label}"] for label in finished})
@@ -79,7 +79,7 @@ def test_a_torn_journal_is_mended(sweep, tmp_path, capsys):
     assert torn.states() == ["complete"] * 3
     assert journal.read_bytes().startswith(whole)
     assert all(json.loads(line) for line in journal.read_text().splitlines())
-    assert "The journal's last line was torn and is cut" in capsys.readouterr().out
+    assert "the journal's last line was torn and is cut" in capsys.readouterr().out
     assert cut_torn_line(journal) == 0
 
 
@@ -146,12 +146,12 @@ def test_a_sweep_begun_by_an_older_version_is_found_and_goes_on(tmp_path, monkey
     for new in ("model.qk_norm", "optimizer.eps"):  # as if the older version had not known them
         stored.pop(new, None)
     (found.folder / "sweep.yaml").write_text(json.dumps(stored))
-    open_folder(found)
+    check_identity(found)
     with pytest.raises(UserFault, match=r"optimizer\.eps: 1e-08 -> 1e-05\n(.|\n)*sweep\.dir=NEW_DIR"):
-        open_folder(read_sweep([*OLD_SWEEP, "optimizer.eps=1e-5", f"sweep.dir={found.folder}"], ["train"]))
+        check_identity(read_sweep([*OLD_SWEEP, "optimizer.eps=1e-5", f"sweep.dir={found.folder}"], ["train"]))
     other = [each.replace("0.02", "0.01") for each in OLD_SWEEP]
     with pytest.raises(UserFault, match=r"search\.space"):
-        open_folder(read_sweep([*other, f"sweep.dir={found.folder}"], ["train"]))
+        check_identity(read_sweep([*other, f"sweep.dir={found.folder}"], ["train"]))
 
 
 def test_what_hangs_on_the_machine_may_change(sweep, tmp_path):
