@@ -3,6 +3,7 @@
 So a sweep that was interrupted goes on with the trials it would have made.
 """
 
+import itertools
 import warnings
 import zlib
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 import optuna
 
 from minigpt.config.schema import SearchConfig
-from minigpt.sweep.space import Point, Space, grid_point, rounded
+from minigpt.sweep.space import Point, Space, grid_points, rounded
 from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, Trial
 
 
@@ -28,7 +29,7 @@ def propose(space: Space, search: SearchConfig, *, seed: int, number: int, trial
         trials: the others; running ones count as places not to try again.
     """
     if search.sampler == "grid":
-        return grid_point(space, number)
+        return next(itertools.islice(grid_points(space), number, None))
     own_seed = zlib.crc32(f"{seed}/{number}".encode())
     known = sorted((trial for trial in trials if trial.state != FAILED), key=lambda trial: trial.number)
     sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(own_seed)

@@ -51,20 +51,13 @@ def run_of(sweep: Sweep, trial: Trial) -> Path:
 def leaderboard(sweep: Sweep, trials: Sequence[Trial]) -> str:
     """Return the trials as CSV, the best first."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    several = sweep.config.seeds > 1
-    writer.writerow(["rank", "value", *["standard_error"] * several, "state", *sweep.space, "run.dir"])
+    error = ["standard_error"] if sweep.config.seeds > 1 else []
+    heads = ["rank", "value", *error, "state", *sweep.space, "run.dir"]
+    writer = csv.DictWriter(text, heads, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
     for rank, trial in enumerate(ranked(trials), start=1):
-        numbers = [trial.value, *[standard_error(trial)] * several]
-        writer.writerow(
-            [
-                rank if trial.state == COMPLETE else "",
-                *("" if number is None else repr(number) for number in numbers),
-                state_of(trial),
-                *(as_typed(trial.params[key]) for key in sweep.space),
-                run_of(sweep, trial),
-            ]
-        )
+        params = {key: as_typed(value) for key, value in trial.params.items()}
+        writer.writerow(entry(sweep, trial) | params | {"rank": rank if trial.state == COMPLETE else ""})
     return text.getvalue()
 
 

@@ -1,6 +1,8 @@
 """A sweep as its command line describes it, checked. Nothing is written before all of it is right."""
 
 import contextlib
+import copy
+import functools
 import hashlib
 import importlib.util
 import io
@@ -12,21 +14,17 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minigpt.config.check import find_faults
 from minigpt.config.compose import compose, find_groups, split_arguments
-from minigpt.config.convert import from_dict, read, settings, to_dict
+from minigpt.config.convert import from_dict, settings, to_dict
 from minigpt.config.roles import NAMED, Change, config_hash, differences, old_config_hash
 from minigpt.config.schema import SweepConfig, TrainConfig
 from minigpt.faults import UserFault
 from minigpt.invocation import typed
 from minigpt.redact import redact_arguments
 from minigpt.sweep.slots import Slot
-
-if TYPE_CHECKING:
-    from minigpt.sweep.space import Point, Space
-    from minigpt.sweep.trial import Trial
 
 TRIALS = 20  # unless said otherwise
 MAX_SHOWN = 5  # impossible points are named
@@ -39,7 +37,7 @@ class Sweep:
     config: SweepConfig  # with the settings that all trials share
     arguments: list[str]  # as they were typed
     shared: list[str]  # those of them that all trials get
-    space: "Space"
+    space: dict[str, Any]  # searched setting -> its values, as Optuna describes them
     trials: int
     folder: Path
     train: list[str]  # the command that trains
@@ -80,8 +78,8 @@ class Sweep:
         """Return the file whose lock is the claim on a trial."""
         return self.folder / "locks" / f"{number:04d}"
 
-    def command(self, trial: "Trial", place: int, slot: Slot) -> list[str]:
-        """Return the command that trains a trial's seed at this place."""
+    def command(self, trial: Any, place: int, slot: Slot) -> list[str]:
+        """Return the command that trains the seed of a trial (Optuna's) at this place."""
         config, ours = self.config, [f"run.dir={self.run_dir(trial.number, place)}"]
         if config.seeds > 1:
             ours.insert(0, f"seed={config.seed + place}")
@@ -92,8 +90,8 @@ class Sweep:
         return [*self.train, *self.shared, *overrides(trial.params), *ours]
 
 
-def overrides(point: "Point") -> list[str]:
-    """Return the settings of a point as minigpt train takes them."""
+def overrides(point: Mapping[str, Any]) -> list[str]:
+    """Return the settings of a point as scripts/train.py takes them."""
     return [f"{key}={as_typed(value)}" for key, value in point.items()]
 
 
@@ -122,18 +120,15 @@ def read_sweep(arguments: list[str], train: list[str]) -> Sweep:
     from minigpt.sweep.space import grid_size, read_space
 
     theirs = split_arguments("sweep", arguments)[1]
-    groups = find_groups(TrainConfig, _config_dir(arguments))
-    space, faults = read_space(config.search.space, groups, config.search.sampler)
-    if not faults:
-        faults += _unfit_search(config, space) + _impossible_points(space, theirs, config)
+    space, faults = read_space(config.search.space, find_groups(TrainConfig), config.search.sampler)
+    faults = faults or _unfit_search(config, space) + _impossible_points(space, theirs, config)
     if faults:
         raise UserFault(*dict.fromkeys(faults))
-    searches = ["own", *(each.partition("=")[2] for each in arguments if each.startswith("search="))]
-    folder = Path(os.path.expanduser(config.sweep.dir or _default_folder(config, searches[-1].replace("/", "-"))))
-    trials = config.trials or TRIALS
-    if config.search.sampler == "grid":
-        trials = min(config.trials or grid_size(space), grid_size(space))
-    return Sweep(config, arguments, theirs, space, trials=trials, folder=folder, train=train)
+    search = ["own", *(each.partition("=")[2] for each in arguments if each.startswith("search="))][-1]
+    folder = os.path.expanduser(config.sweep.dir or _default_folder(config, search.replace("/", "-")))
+    size = grid_size(space) if config.search.sampler == "grid" else None
+    trials = min(config.trials or size, size) if size else config.trials or TRIALS
+    return Sweep(config, arguments, theirs, space, trials=trials, folder=Path(folder), train=train)
 
 
 def changed_settings(saved: Mapping[str, Any], config: SweepConfig) -> list[Change]:
@@ -150,15 +145,6 @@ def changed_settings(saved: Mapping[str, Any], config: SweepConfig) -> list[Chan
     return [change for change in differences(flat, config) if change.role in NAMED]
 
 
-def _config_dir(arguments: list[str]) -> str | None:
-    """Return the folder that --config-dir names, if there is one."""
-    for place, argument in enumerate(arguments):
-        name, equals, text = argument.partition("=")
-        if name in ("--config-dir", "-cd"):
-            return str(Path(os.path.expanduser(text if equals else arguments[place + 1])).resolve())
-    return None
-
-
 def _default_folder(config: SweepConfig, search: str) -> str:
     """Return sweeps/<experiment>-<search>-<hash>: the same command finds the sweep it began, under an old name too."""
     start = f"sweeps/{config.experiment.replace('/', '-')}-{search}-"
@@ -171,40 +157,35 @@ def _default_folder(config: SweepConfig, search: str) -> str:
     return start + (old if os.path.isdir(start + old) else config_hash(config))
 
 
-def _unfit_search(config: SweepConfig, space: "Space") -> list[str]:
+def _unfit_search(config: SweepConfig, space: Mapping[str, Any]) -> list[str]:
     """Return what of a search does not fit the settings that it is made on."""
-    faults = []
+    pruner, trainer, faults = config.search.pruner, config.trainer, []
     if config.run.dir is not None:
         faults.append(
             "run.dir is given by the sweep, one to each trial. Leave it out; sweep.dir=DIR names the sweep's."
         )
     if config.seeds > 1 and "seed" in space:
         faults.append(f"seeds={config.seeds} and search.space seed: the seed can't be both. Leave out one of them.")
-    tokenizers = [key for key in space if key.partition(".")[0] == "tokenizer"]
-    if tokenizers and config.sweep.metric == "val/loss":
-        faults.append(
-            f"search.space {tokenizers[0]}: nats per token can't be compared between tokenizers. "
-            "Add sweep.metric=val/bits_per_byte."
-        )
-    pruner = config.search.pruner
+    if config.sweep.metric == "val/loss" and any(key.partition(".")[0] == "tokenizer" for key in space):
+        faults.append("val/loss can't be compared between tokenizers. Add sweep.metric=val/bits_per_byte.")
     if pruner != "none" and not config.search.prune_every_tokens and not config.validate.every_steps:
         faults.append(
             f"search.pruner={pruner} compares validations, and validate.every_steps=0 makes none before the end. "
             "Set validate.every_steps, or search.pruner=none."
         )
-    if pruner == "hyperband" and config.trainer.max_steps is None and config.trainer.max_tokens is None:
+    if pruner == "hyperband" and trainer.max_steps is None and trainer.max_tokens is None:
         faults.append("search.pruner=hyperband wants to know how long a run is. Set trainer.max_steps or max_tokens.")
     return faults
 
 
-def _impossible_points(space: "Space", arguments: list[str], config: SweepConfig) -> list[str]:
-    """Return the points of the space that minigpt train would refuse, a sentence each."""
-    from minigpt.sweep.space import corners, grid_points
+def _impossible_points(space: dict[str, Any], arguments: list[str], config: SweepConfig) -> list[str]:
+    """Return the points of the space that `train` would refuse, a sentence each."""
+    from minigpt.sweep.space import points_to_check
 
     known = settings(TrainConfig).keys() - {"experiment"}  # a group's choice changes many settings: compose it
     bases: dict[tuple[str, ...], TrainConfig | None] = {(): config}
-    faults: dict[str, Point] = {}
-    for point in grid_points(space) if config.search.sampler == "grid" else corners(space):
+    faults: dict[str, Mapping[str, Any]] = {}
+    for point in points_to_check(space, config.search.sampler):
         chosen = tuple(overrides({key: value for key, value in point.items() if key not in known}))
         if chosen not in bases:
             bases[chosen] = None
@@ -213,20 +194,13 @@ def _impossible_points(space: "Space", arguments: list[str], config: SweepConfig
                     bases[chosen] = compose("train", [*arguments, *chosen])
             except UserFault as fault:
                 faults |= {sentence: point for sentence in fault.faults if sentence not in faults}
-        base = bases[chosen]
-        if base is None:
-            continue
-        plain = to_dict(base)
-        for key, value in point.items():
-            if key in known:
+        tried = copy.deepcopy(bases[chosen])
+        if tried is not None:
+            for key in known & point.keys():
                 *way, last = key.split(".")
-                inner = plain
-                for name in way:
-                    inner = inner[name]
-                inner[last] = value
-        tried, wrong = read(type(base), plain)
-        for broken in [*wrong, *find_faults(tried)]:
-            faults.setdefault(broken.sentence, point)
+                setattr(functools.reduce(getattr, way, tried), last, point[key])
+            for broken in find_faults(tried):
+                faults.setdefault(broken.sentence, point)
     found = [f"At {', '.join(overrides(point))}: {sentence}" for sentence, point in faults.items()]
     more = [f"... and {len(found) - MAX_SHOWN} more points of the search are impossible."]
-    return [*found[:MAX_SHOWN], *(more if len(found) > MAX_SHOWN else [])]
+    return found[:MAX_SHOWN] + (more if len(found) > MAX_SHOWN else [])

@@ -50,13 +50,11 @@ def find_gpus() -> list[str]:
 
 def note_on_slots(slots: list[Slot], devices: int) -> str:
     """Return a sentence about slots that share devices; "" if none do."""
-    used = [gpu for slot in slots for gpu in slot.gpus]
+    used, cores = [gpu for slot in slots for gpu in slot.gpus], usable_cores()
     if len(used) > len(set(used)):
         return (
             f"{len(slots)} workers with {devices} GPU(s) each share {len(set(used))} GPU(s): they need memory for all "
             "at once, and each is slower"
         )
-    cores = usable_cores()
-    if not used and len(slots) * devices > cores:
-        return f"workers={len(slots)} on {cores} CPU core(s): the trials wait for each other"
-    return ""
+    crowded = not used and len(slots) * devices > cores
+    return f"workers={len(slots)} on {cores} CPU core(s): the trials wait for each other" if crowded else ""

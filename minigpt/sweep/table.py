@@ -5,14 +5,14 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from minigpt.report.record import number
 from minigpt.report.words import duration, short_number
 from minigpt.sweep.locks import is_alive, owner
 from minigpt.sweep.settings import Sweep, as_typed, overrides
-from minigpt.sweep.trial import COMPLETE, PRUNED, Trial, is_finished, ranked, standard_error, state_of
+from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, Trial, is_finished, ranked, standard_error, state_of
 from minigpt.sweep.trial_runner import TrialRunner
 
 REDRAW_SECONDS = 0.5
@@ -64,7 +64,9 @@ class Table:
         order = ranked(trials)
         ranks = {trial.number: rank for rank, trial in enumerate(order, start=1) if trial.state == COMPLETE}
         order.sort(key=is_finished)
-        cells = [["rank", "trial", self.sweep.config.sweep.metric, *short_names(self.sweep.space), "tok/s", "state"]]
+        last = [key.rpartition(".")[2] for key in self.sweep.space]  # short names, where no other setting ends alike
+        names = [short if last.count(short) == 1 else key for key, short in zip(self.sweep.space, last, strict=True)]
+        cells = [["rank", "trial", self.sweep.config.sweep.metric, *names, "tok/s", "state"]]
         for trial in order[:rows]:
             cells.append(row_of(self.sweep, trial, ranks.get(trial.number), here.get(trial.number)))
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -124,13 +126,6 @@ def row_of(sweep: Sweep, trial: Trial, rank: int | None, runner: TrialRunner | N
             short_number(speed) if speed else "", state]  # fmt: skip
 
 
-def short_names(keys: Iterable[str]) -> list[str]:
-    """Return the last part of each name, or the whole name where others end alike."""
-    keys = list(keys)
-    last = [key.rpartition(".")[2] for key in keys]
-    return [short if last.count(short) == 1 else key for key, short in zip(keys, last, strict=True)]
-
-
 def value_text(trial: Trial, value: float | None) -> str:
     """Return a value as the table shows it: with its standard error, where there are several seeds."""
     if value is None:
@@ -141,28 +136,26 @@ def value_text(trial: Trial, value: float | None) -> str:
 
 def progress(runner: TrialRunner, sweep: Sweep) -> tuple[float | None, float | None, str]:
     """Return speed, best value so far and the state of a trial that runs here."""
-    rows, metric = runner.rows.rows, sweep.config.sweep.metric
-    values = [row[metric] for row in rows if number(row.get(metric)) is not None]
-    state = "starting"
-    if runner.pruned or runner.stopping:
+    rows, seeds, total = runner.rows.rows, sweep.config.seeds, sweep.total_steps
+    values = [value for row in rows if (value := number(row.get(sweep.config.sweep.metric))) is not None]
+    last = rows[-1] if rows else {}
+    state = (
+        "starting" if not rows else f"step {int(number(last.get('step')) or 0):,}" + (f"/{total:,}" if total else "")
+    )
+    if runner.pruned is not None or runner.stopping:
         state = "stopping"
-    elif rows:
-        total = sweep.total_steps
-        state = f"step {int(number(rows[-1].get('step')) or 0):,}" + (f"/{total:,}" if total else "")
-    if sweep.config.seeds > 1:
-        state += f", seed {min(len(runner.values) + 1, sweep.config.seeds)} of {sweep.config.seeds}"
-    return number(rows[-1].get("tokens_per_second")) if rows else None, min(values, default=None), state
+    if seeds > 1:
+        state += f", seed {min(len(runner.values) + 1, seeds)} of {seeds}"
+    return number(last.get("tokens_per_second")), min(values, default=None), state
 
 
 def news_of(trial: Trial, sweep: Sweep) -> str:
     """Return the line that tells of a finished trial."""
-    metric = sweep.config.sweep.metric
-    what = {
-        COMPLETE: f"{metric} {value_text(trial, trial.value)}",
-        PRUNED: f"pruned, {metric} {value_text(trial, trial.value)}",
-    }.get(trial.state, f"FAILED: {trial.user_attrs.get('cause', 'no cause known')}")
-    settings = " ".join(overrides(trial.params))
-    same, seconds = trial.user_attrs.get("same_as"), trial.user_attrs.get("seconds")
-    if same is not None:
-        return f"trial {trial.number}: {what}  {settings} (the same settings as trial {same})"
-    return f"trial {trial.number}: {what}  {settings}" + (f", {duration(seconds)}" if seconds else "")
+    facts, what = trial.user_attrs, f"{sweep.config.sweep.metric} {value_text(trial, trial.value)}"
+    if trial.state == FAILED:
+        what = f"FAILED: {facts['cause']}"
+    pruned = "pruned, " if trial.state == PRUNED else ""
+    line = f"trial {trial.number}: {pruned}{what}  {' '.join(overrides(trial.params))}"
+    if "same_as" in facts:
+        return f"{line} (the same settings as trial {facts['same_as']})"
+    return line + (f", {duration(facts['seconds'])}" if "seconds" in facts else "")

@@ -1,6 +1,5 @@
 """What became of each trial, kept by Optuna: in a journal file, which survives any kill, or in a database."""
 
-import contextlib
 import os
 import shutil
 import warnings
@@ -50,8 +49,8 @@ def cut_torn_line(journal: Path) -> int:
     Returns:
         The number of bytes that were cut.
     """
-    with contextlib.suppress(FileNotFoundError), open(journal, "rb+") as file:
-        size = file.seek(0, os.SEEK_END)
+    with open(journal, "ab+") as file:
+        size = file.tell()
         file.seek(max(0, size - 1))
         if file.read() in (b"\n", b""):
             return 0
@@ -61,7 +60,6 @@ def cut_torn_line(journal: Path) -> int:
         file.truncate(whole)
         os.fsync(file.fileno())
         return size - whole
-    return 0
 
 
 class TrialStore:
@@ -145,14 +143,9 @@ def open_database(url: str) -> RDBStorage:
     """
     try:
         return RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 60}} if url.startswith("sqlite") else None)
-    except ModuleNotFoundError as error:
-        package = "psycopg2-binary" if error.name == "psycopg2" else error.name
-        raise UserFault(
-            f"sweep.storage={redact(url)} needs the Python package '{error.name}': python -m pip install {package}"
-        ) from error
     except Exception as error:  # SQLAlchemy's and each driver's own
-        reason = redact(" ".join(str(error).split())[:300])
         raise UserFault(
-            f"sweep.storage={redact(url)} can't be opened: {reason}. Give a URL like sqlite:///sweeps/all.db or "
-            "postgresql://USER@HOST/DATABASE, or leave it out for a journal file in sweep.dir"
+            f"sweep.storage={redact(url)} can't be opened: {redact(' '.join(str(error).split())[:300])}. Give a URL "
+            "like sqlite:///sweeps/all.db or postgresql://USER@HOST/DATABASE (which needs python -m pip install "
+            "psycopg2-binary), or leave it out for a journal file in sweep.dir"
         ) from error
