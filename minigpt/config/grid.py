@@ -2,8 +2,8 @@
 
 import itertools
 import json
-import shlex
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -21,7 +21,7 @@ Job = list[str]  # a command line
 
 
 def expand(arguments: list[str]) -> tuple[list[Job], dict[str, list[Any]]]:
-    """The command lines of a grid, the last list of values changing fastest, as Hydra's own sweeper has it.
+    """Return the command lines of a grid, the last list of values changing fastest, as Hydra's own sweeper has it.
 
     What follows LITERAL keys is the user's text: a comma in it divides nothing.
 
@@ -43,9 +43,7 @@ def expand(arguments: list[str]) -> tuple[list[Job], dict[str, list[Any]]]:
         if values:
             axes[key] = values
         parts.append([f"{name}={_text(value)}" for value in values] or [argument])
-    count = 1
-    for part in parts:
-        count *= len(part)
+    count = math.prod(map(len, parts))
     if count > MAX_JOBS:
         raise UserFault(
             f"-m: {count:,} combinations are more than the {MAX_JOBS:,} that are trained one after the other. "
@@ -55,7 +53,7 @@ def expand(arguments: list[str]) -> tuple[list[Job], dict[str, list[Any]]]:
 
 
 def _values(parser: OverridesParser, argument: str) -> Iterator[Any]:
-    """The values that an argument lists; none if it is one value."""
+    """Yield the values that an argument lists; none if it is one value."""
     try:
         override = parser.parse_override(argument)
         if not override.is_sweep_override():
@@ -76,11 +74,3 @@ def _text(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return str(value)
-
-
-def sweep_command(arguments: list[str], axes: Mapping[str, list[Any]]) -> str:
-    """The command that trains the same grid as a sweep."""
-    values = {key: [each.text if isinstance(each, QuotedString) else each for each in axes[key]] for key in axes}
-    space = {key: {"choices": listed} for key, listed in values.items()}
-    others = [each for each in arguments if each not in FLAGS and each.partition("=")[0].lstrip("+") not in axes]
-    return "minigpt sweep " + shlex.join(["search.sampler=grid", f"search.space={json.dumps(space)}", *others])

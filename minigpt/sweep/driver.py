@@ -13,18 +13,15 @@ from minigpt.process.signals import Signals
 from minigpt.redact import redact_values
 from minigpt.report.record import read_mapping
 from minigpt.rundir.files import write_file
+from minigpt.sweep.choosing import Pruning, propose
 from minigpt.sweep.locks import STALE_SECONDS, Claim, claim, exclusive, is_alive, owner
 from minigpt.sweep.page import write_page
-from minigpt.sweep.propose import propose
-from minigpt.sweep.pruning import Pruning
-from minigpt.sweep.results import cannot_write, write_results
+from minigpt.sweep.results import cannot_write, write_results, write_slurm_script
 from minigpt.sweep.settings import Sweep, changed_settings
 from minigpt.sweep.slots import make_slots, note_on_slots
-from minigpt.sweep.slurm import write_slurm_script
 from minigpt.sweep.table import Table, news_of
-from minigpt.sweep.trial import FAILED, Trial, best_trial, is_finished
 from minigpt.sweep.trial_runner import TrialRunner
-from minigpt.sweep.trial_store import TrialStore
+from minigpt.sweep.trial_store import FAILED, Trial, TrialStore, best_trial, is_finished
 from minigpt.training.stopping import requeue_slurm_job
 
 POLL_SECONDS = 0.1
@@ -70,10 +67,7 @@ def check_identity(sweep: Sweep) -> None:
         settings = redact_values(values(sweep.config))
         write_file(file, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
         return
-    saved = read_mapping(file)
-    if not saved:
-        raise UserFault(f"{file} is not what a sweep writes there. Start another sweep with sweep.dir=NEW_DIR")
-    changed = changed_settings(saved, sweep.config)
+    changed = changed_settings(read_mapping(file), sweep.config)
     if changed:
         raise UserFault(
             f"sweep.dir={sweep.folder} was begun with other settings, and its trials could not be compared:\n"

@@ -9,12 +9,11 @@ import io
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from minigpt.config.compose import compose
-from minigpt.config.grid import FLAGS, Job, expand, sweep_command
+from minigpt.config.grid import FLAGS, Job, expand
 from minigpt.config.roles import default_run_dir
 from minigpt.faults import MEANINGS, STOPPED, UserFault
 from minigpt.process.output import lasting_output
@@ -46,23 +45,27 @@ def run_grid(arguments: list[str], command: Sequence[str], *, say: Callable[[str
         UserFault: a fault in any job, or a grid that is not for -m; nothing has been started.
     """
     jobs, axes = expand(arguments)
-    folders = run_dirs(jobs, arguments, axes)
+    names = [" ".join(each for each in job if each.partition("=")[0].lstrip("+") in axes) for job in jobs]
+    folders = run_dirs(jobs, names)
+    width = max(len(str(folder)) for folder in folders)
     codes: list[int | None] = []
     with lasting_output(), noted_signals() as received:
-        for number, job in enumerate(jobs, 1):
-            if received:
-                codes.append(None)
-                continue
-            say(f"=== Job {number} of {len(jobs)}: {differing(job, axes) or 'as given'}")
-            codes.append(run_job([*command, *job], received))
+        for number, (job, name) in enumerate(zip(jobs, names, strict=True), 1):
+            if not received:
+                say(f"=== Job {number} of {len(jobs)}: {name or 'as given'}")
+            codes.append(None if received else run_job([*command, *job], received))
         say("")
-        for line in summary(jobs, folders, codes, axes):
-            say(line)
+        for number, (code, folder, name) in enumerate(zip(codes, folders, names, strict=True), 1):
+            loss = best_loss(folder)
+            text = "" if loss is None else f"val/loss {loss:.4f}"
+            say(f"{number:>4}  {outcome(code):<38}{text:<18}{folder!s:<{width}}  {name}".rstrip())
+        if None in codes or STOPPED in codes:
+            say("The same command goes on with what is left.")
     failed = next((code for code in codes if code), 0)
     return 128 - failed if failed < 0 else failed or (STOPPED if None in codes else 0)
 
 
-def run_dirs(jobs: Sequence[Job], arguments: list[str], axes: Mapping[str, Any]) -> list[Path]:
+def run_dirs(jobs: Sequence[Job], names: Sequence[str]) -> list[Path]:
     """Return the run directory of each job.
 
     Raises:
@@ -70,27 +73,22 @@ def run_dirs(jobs: Sequence[Job], arguments: list[str], axes: Mapping[str, Any])
     """
     if "RANK" in os.environ:
         raise UserFault("-m starts one training after the other by itself. Start it without torchrun")
-    folders: dict[Path, Job] = {}
+    folders: dict[Path, str] = {}
     faults: dict[str, None] = {}
-    for job in jobs:
+    for job, name in zip(jobs, names, strict=True):
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # a note is given when the job begins
                 config = compose("train", job)
         except UserFault as fault:
             faults |= dict.fromkeys(fault.faults)
             continue
-        if config.trainer.devices > 1:
-            raise UserFault(
-                f"-m trains on one device, and trainer.devices={config.trainer.devices}. "
-                f"A sweep does it on several: {sweep_command(arguments, axes)}"
-            )
         folder = Path(os.path.expanduser(config.run.dir or default_run_dir(config)))
-        twin = folders.setdefault(folder, job)
-        if twin is not job:
+        if folder in folders:
             faults[
-                f"-m: two jobs would have the same run directory, {folder} ({differing(twin, axes)}, and "
-                f"{differing(job, axes)}). Leave out run.dir, and values that are twice the same"
+                f"-m: two jobs would have the same run directory, {folder} ({folders[folder]}, and {name}). Leave out "
+                "run.dir, and values that are twice the same"
             ] = None
+        folders[folder] = name
     if faults:
         raise UserFault(*faults)
     return list(folders)
@@ -118,26 +116,6 @@ def noted_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def summary(
-    jobs: Sequence[Job], folders: Sequence[Path], codes: Sequence[int | None], axes: Mapping[str, Any]
-) -> list[str]:
-    """Return a line for each job: how it ended, its best validation, and where it is."""
-    width = max(len(str(folder)) for folder in folders)
-    lines = []
-    for number, (job, folder, code) in enumerate(zip(jobs, folders, codes, strict=True), 1):
-        loss = best_loss(folder)
-        text = "" if loss is None else f"val/loss {loss:.4f}"
-        lines.append(f"{number:>4}  {outcome(code):<38}{text:<18}{folder!s:<{width}}  {differing(job, axes)}".rstrip())
-    if None in codes or STOPPED in codes:
-        lines.append("The same command goes on with what is left.")
-    return lines
-
-
-def differing(job: Job, axes: Mapping[str, Any]) -> str:
-    """Return the settings that distinguish a job from the others."""
-    return " ".join(each for each in job if each.partition("=")[0].lstrip("+") in axes)
 
 
 def outcome(code: int | None) -> str:

@@ -21,7 +21,7 @@ from minigpt.rundir.files import write_file
 from minigpt.sweep.results import rerun_command
 from minigpt.sweep.settings import Sweep
 from minigpt.sweep.table import row_of, value_text
-from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, Trial, best_trial, is_finished, ranked, state_of
+from minigpt.sweep.trial_store import COMPLETE, FAILED, PRUNED, Trial, best_trial, is_finished, ranked, state_of
 
 SIZE = (4.6, 3.1)  # inches: as wide as a phone, so that the text is as large there as on a desk
 MIN_COMPLETE = 8  # trials that tell something of the settings' importance
@@ -44,14 +44,16 @@ def write_page(sweep: Sweep, study: optuna.Study) -> None:
 def page(sweep: Sweep, study: optuna.Study) -> str:
     """Return the sweep as one HTML page."""
     trials = study.get_trials(deepcopy=False)
+    commands = [f"# continue this sweep, or join it from another machine\n{sweep.command_line}"]
+    if best_trial(trials) is not None:
+        commands.append(f"# train the best settings again\n{rerun_command(sweep)}")
     search = {key: value for key, value in values(sweep.config).items() if key.startswith("search.")}
-    space = search.pop("search.space")
     sections = {
         "Charts": charts(sweep, study),
         "Leaderboard": board(sweep, trials),
         "What failed": failures(trials),
-        "Commands": commands(sweep, trials),
-        "The search": f'<div class="pair"><div>{table(space)}</div><div>{table(search)}</div></div>',
+        "Commands": f"<pre>{html.escape(redact(chr(10).join(commands)))}</pre>",
+        "The search": table(search),
     }
     body = "".join(f"<section><h2>{title}</h2>{part}</section>" for title, part in sections.items() if part)
     summary = f"{sweep.config.search.sampler} search of {', '.join(sweep.space)}; experiment {sweep.config.experiment}"
@@ -195,11 +197,3 @@ def failures(trials: Sequence[Trial]) -> str:
             cause = html.escape(trial.user_attrs["cause"])
             parts.append(f"<details><summary>trial {trial.number}: {cause}</summary><pre>{tail}</pre></details>")
     return "".join(parts)
-
-
-def commands(sweep: Sweep, trials: Sequence[Trial]) -> str:
-    """Return the commands that a reader may want next."""
-    found = {"Continue this sweep, or join it from another machine": sweep.command_line}
-    if best_trial(trials) is not None:
-        found["Train the best settings again"] = rerun_command(sweep)
-    return "".join(f"<h3>{name}</h3><pre>{html.escape(redact(command))}</pre>" for name, command in found.items())

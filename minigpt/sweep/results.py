@@ -1,8 +1,9 @@
-"""What a sweep leaves for people and programs: leaderboard.csv, summary.json and best/; each file is replaced whole."""
+"""What a sweep leaves for people and programs: leaderboard.csv, summary.json, best/, sweep.sbatch."""
 
 import csv
 import io
 import json
+import os
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -11,12 +12,37 @@ from typing import Any
 
 from minigpt.config.compose import compose, to_yaml
 from minigpt.faults import StorageFailure
-from minigpt.invocation import typed
-from minigpt.redact import redact, redact_values
+from minigpt.invocation import command_line, typed
+from minigpt.redact import redact, redact_arguments, redact_values
 from minigpt.report.record import read_text
 from minigpt.rundir.files import write_file
 from minigpt.sweep.settings import Sweep, as_typed, overrides
-from minigpt.sweep.trial import COMPLETE, Trial, best_trial, ranked, standard_error, state_of
+from minigpt.sweep.trial_store import COMPLETE, Trial, best_trial, ranked, standard_error, state_of
+
+SLURM_SCRIPT = """\
+#!/bin/bash
+# Each element of this array is {workers} worker(s) of one sweep; they share its directory. Submit it with
+#   sbatch {file}
+# and again at any time for more workers, or to go on after a time limit.
+#SBATCH --job-name={name}
+#SBATCH --array=0-{last}
+#SBATCH --ntasks=1
+#SBATCH --cpus-per-task={cpus}
+{gpus}#SBATCH --time=08:00:00
+#SBATCH --output={folder}/slurm-%A_%a.txt
+#SBATCH --requeue
+# Two minutes before the time is up: every trial stops with a checkpoint, and the job is queued again.
+#SBATCH --signal=B:USR1@120
+
+cd {here} || exit 2
+{command} &
+worker=$!
+trap 'kill -USR1 "$worker"' USR1
+trap 'kill -TERM "$worker"' TERM
+# wait returns when a signal comes; the worker ends a little later.
+while kill -0 "$worker" 2>/dev/null; do wait "$worker"; outcome=$?; done
+exit "$outcome"
+"""
 
 
 def write_results(sweep: Sweep, trials: Sequence[Trial]) -> None:
@@ -113,3 +139,23 @@ def write_best(sweep: Sweep, trials: Sequence[Trial]) -> None:
 def rerun_command(sweep: Sweep) -> str:
     """Return the command that trains the best settings again."""
     return f"{typed('train')} --config-dir {shlex.quote(str(sweep.folder / 'best'))} experiment=best"
+
+
+def write_slurm_script(sweep: Sweep) -> Path:
+    """Write sweep.sbatch into the sweep's directory, to be looked through (partition, time) and submitted."""
+    file = sweep.folder / "sweep.sbatch"
+    devices = sweep.config.workers * sweep.config.trainer.devices
+    on_cpu = sweep.config.trainer.device in ("cpu", "mps")
+    text = SLURM_SCRIPT.format(
+        workers=sweep.config.workers,
+        file=shlex.quote(str(file)),
+        name=sweep.name.replace(" ", "-"),
+        last=max(0, min(sweep.trials, 4) - 1),
+        cpus=max(4 * devices, 1),
+        gpus="" if on_cpu else f"#SBATCH --gpus={devices}\n",
+        folder=sweep.folder,
+        here=shlex.quote(os.getcwd()),
+        command=shlex.join([*command_line("sweep"), *redact_arguments(sweep.arguments)]),
+    )
+    write_file(file, text)
+    return file

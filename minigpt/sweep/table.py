@@ -12,8 +12,8 @@ from minigpt.report.record import number
 from minigpt.report.words import duration, short_number
 from minigpt.sweep.locks import is_alive, owner
 from minigpt.sweep.settings import Sweep, as_typed, overrides
-from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, Trial, is_finished, ranked, standard_error, state_of
 from minigpt.sweep.trial_runner import TrialRunner
+from minigpt.sweep.trial_store import COMPLETE, FAILED, PRUNED, Trial, is_finished, ranked, standard_error, state_of
 
 REDRAW_SECONDS = 0.5
 STATE_WIDTH = 24  # of a long state, so many characters are worth more than another setting

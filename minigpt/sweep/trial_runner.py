@@ -12,13 +12,12 @@ from typing import Any
 from minigpt.faults import BUG, FINISHED, INTERRUPTED, MEANINGS, STOPPED
 from minigpt.redact import redact
 from minigpt.report.record import number, training_seconds
+from minigpt.sweep.choosing import Pruning, marks
 from minigpt.sweep.locks import Claim
 from minigpt.sweep.process import GrowingRows, TrainingProcess
-from minigpt.sweep.pruning import Pruning, marks
 from minigpt.sweep.settings import Sweep
 from minigpt.sweep.slots import Slot
-from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, Trial, TrialState, is_finished
-from minigpt.sweep.trial_store import TrialStore
+from minigpt.sweep.trial_store import COMPLETE, FAILED, PRUNED, Trial, TrialState, TrialStore, is_finished
 
 STOP_FILE = "STOP"  # training looks for it at the end of each step
 MAX_RESTARTS = 3  # of a training that a signal stopped without our asking

@@ -1,11 +1,8 @@
 """-m: lists of values become one command line for each combination."""
 
-import json
-import shlex
-
 import pytest
 
-from minigpt.config.grid import MAX_JOBS, expand, sweep_command
+from minigpt.config.grid import MAX_JOBS, expand
 from minigpt.faults import UserFault
 
 
@@ -50,14 +47,3 @@ def test_what_is_no_plain_grid_is_named(argument):
 def test_too_many_jobs_are_named_and_not_made():
     with pytest.raises(UserFault, match=r"1,000,000,000 combinations"):
         expand(["-m", *(f"{key}=range(0,{MAX_JOBS})" for key in ("seed", "model.n_layer", "model.n_head"))])
-
-
-def test_the_sweep_of_the_same_grid():
-    arguments = ["-m", "optimizer.lr=1e-3,3e-3", "trainer.devices=2", "logger.project='a b',c"]
-    words = shlex.split(sweep_command(arguments, expand(arguments)[1]))
-    assert words[:3] == ["minigpt", "sweep", "search.sampler=grid"]
-    assert json.loads(words[3].removeprefix("search.space=")) == {
-        "optimizer.lr": {"choices": [0.001, 0.003]},
-        "logger.project": {"choices": ["a b", "c"]},
-    }
-    assert words[4:] == ["trainer.devices=2"]

@@ -17,8 +17,7 @@ from optuna.trial import TrialState, create_trial
 from minigpt.sweep import driver
 from minigpt.sweep.driver import run_sweep
 from minigpt.sweep.settings import Sweep, read_sweep
-from minigpt.sweep.trial import Trial, state_of
-from minigpt.sweep.trial_store import TrialStore
+from minigpt.sweep.trial_store import Trial, TrialStore, state_of
 
 HERE = Path(__file__).parent
 STUB = [sys.executable, "-I", "-S", str(HERE / "stub_train.py")]

@@ -7,9 +7,8 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from minigpt.config.schema import SearchConfig
-from minigpt.sweep.propose import propose
-from minigpt.sweep.pruning import Pruning, marks
-from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, Trial, best_trial, ranked, standard_error
+from minigpt.sweep.choosing import Pruning, marks, propose
+from minigpt.sweep.trial_store import COMPLETE, FAILED, PRUNED, Trial, best_trial, ranked, standard_error
 
 from .conftest import made_trial
 

@@ -17,8 +17,8 @@ from minigpt.sweep import locks
 from minigpt.sweep import settings as plan_module
 from minigpt.sweep import trial_runner as runner_module
 from minigpt.sweep.process import TrainingProcess
-from minigpt.sweep.trial import FAILED
 from minigpt.sweep.trial_runner import cause_of
+from minigpt.sweep.trial_store import FAILED
 
 from .conftest import LAYERS, LR, wait_until
 

@@ -113,8 +113,6 @@ sys.exit(run_grid(["-m", "seed=1,2,3"], [sys.executable, {str(tmp_path / "stub.p
 
 
 FAULTS = {
-    "several devices": (["trainer=ddp", "trainer.devices=2", "seed=1,2"], "minigpt sweep search.sampler=grid"),
-    "several devices in one job": (["trainer=ddp", "trainer.devices=1,2"], "-m trains on one device"),
     "a mistyped key": (["sed=1,2"], "No setting 'sed'"),
     "a value that can't be": (["seed=1,-2"], "seed must be at least 0"),
     "one folder for all": (["seed=1,2", "run.dir=here"], "Leave out run.dir"),

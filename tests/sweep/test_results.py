@@ -15,13 +15,13 @@ from optuna.distributions import CategoricalDistribution
 
 from minigpt.config.compose import compose
 from minigpt.config.convert import to_dict
+from minigpt.sweep.choosing import propose
 from minigpt.sweep.page import page
-from minigpt.sweep.propose import propose
 from minigpt.sweep.results import leaderboard, write_results
 from minigpt.sweep.settings import read_sweep
 from minigpt.sweep.table import Table
-from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, Trial
 from minigpt.sweep.trial_runner import TrialRunner
+from minigpt.sweep.trial_store import COMPLETE, FAILED, PRUNED, Trial
 
 from .conftest import LR, made_trial
 

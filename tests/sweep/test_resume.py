@@ -11,8 +11,7 @@ from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
 from minigpt.sweep.driver import check_identity
 from minigpt.sweep.settings import read_sweep
-from minigpt.sweep.trial import is_finished
-from minigpt.sweep.trial_store import cut_torn_line
+from minigpt.sweep.trial_store import cut_torn_line, is_finished
 
 from .conftest import LR, kill, wait_until
 

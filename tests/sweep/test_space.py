@@ -4,7 +4,7 @@ import pytest
 
 from minigpt.config.compose import find_groups
 from minigpt.config.schema import SearchConfig, TrainConfig
-from minigpt.sweep.propose import propose
+from minigpt.sweep.choosing import propose
 from minigpt.sweep.settings import overrides
 from minigpt.sweep.space import Space, grid_points, grid_size, listed, points_to_check, read_space
 
