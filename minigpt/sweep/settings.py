@@ -91,7 +91,7 @@ class Sweep:
 
 
 def overrides(point: Mapping[str, Any]) -> list[str]:
-    """Return the settings of a point as scripts/train.py takes them."""
+    """Return the settings of a point as `train` takes them."""
     return [f"{key}={as_typed(value)}" for key, value in point.items()]
 
 
