@@ -141,7 +141,7 @@ def draw_heads(
         bar = figure.colorbar(image, ax=panels, shrink=0.8, pad=0.02, aspect=30)
         bar.outline.set_visible(False)
         bar.ax.tick_params(labelsize=7, length=2)
-        bar.set_label("weight", fontsize=8)
+        bar.set_label("weight (colours show its square root)", fontsize=8)
 
     _draw(path, title, fill, panels=len(weights), rows=len(rows), columns=len(columns))
 
@@ -196,7 +196,11 @@ def _draw(path: Path, title: str, fill: Any, *, panels: int, rows: int, columns:
         figure = Figure(figsize=(across * width + 0.6, down * (height + 0.1) + 0.5), dpi=110, facecolor="white")
         figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
         FigureCanvasAgg(figure)
-        figure.suptitle(f"{title}\nrows: who looks; columns: at whom", fontsize=10, parse_math=False)
+        figure.suptitle(
+            f"{title}\nrows: queries (the token that attends); columns: keys (what it attends to)",
+            fontsize=10,
+            parse_math=False,
+        )
         grid = list(figure.subplots(down, across, squeeze=False).flat)
         for unused in grid[panels:]:
             unused.set_axis_off()

@@ -1,5 +1,6 @@
 """What minigpt sample does: a checkpoint writes. Text goes to stdout, everything else to stderr."""
 
+import codecs
 import os
 import sys
 import time
@@ -10,6 +11,7 @@ import torch
 
 from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint
 from minigpt.config.schema import SampleConfig
+from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import FINISHED, UserFault
 from minigpt.machine.hardware import probe
 from minigpt.model.gpt import GPT
@@ -52,13 +54,13 @@ def sample(config: SampleConfig) -> int:
 
 
 def load(config: SampleConfig) -> LoadedCheckpoint:
-    """The checkpoint, its model on the device and in the precision asked for.
+    """Load the checkpoint, its model on the device and in the precision asked for.
 
     Raises:
         UserFault: no such checkpoint or device.
     """
     if config.checkpoint is None:
-        raise UserFault("which model shall write? Give checkpoint=RUN_OR_CHECKPOINT_DIR")
+        raise UserFault("no checkpoint was given, so there is no model to sample from. Type checkpoint=RUN")
     device = choose_device(config)
     loaded = load_checkpoint(config.checkpoint, config.which)
     loaded.model.to(device, DTYPES[config.precision]).eval()
@@ -69,7 +71,7 @@ def load(config: SampleConfig) -> LoadedCheckpoint:
 
 
 def choose_device(config: SampleConfig) -> str:
-    """auto = the best there is; MPS has no fp64, which then runs on the CPU.
+    """Return the device asked for; auto = the best there is. MPS has no fp64, which then runs on the CPU.
 
     Raises:
         UserFault: the device asked for is not there.
@@ -81,10 +83,10 @@ def choose_device(config: SampleConfig) -> str:
 
 
 def choose_decoder(config: SampleConfig, model: GPT) -> NativeDecoder | None:
-    """Native code for a token's step, where it is wanted and can be had; otherwise the model's own step will do.
+    """Return native code for a token's step where it is wanted and works; None = the model's own step.
 
     Raises:
-        UserFault: compile=on, and it can't be had.
+        UserFault: compile=on, and it does not work here.
     """
     if config.compile == "off" or not config.use_cache:
         return None
@@ -99,7 +101,7 @@ def choose_decoder(config: SampleConfig, model: GPT) -> NativeDecoder | None:
 
 
 def read_prompts(config: SampleConfig) -> list[str | bytes]:
-    """The prompts on the command line, then the file's; one empty prompt if there is neither.
+    """Return the prompts on the command line, then the file's; one empty prompt if there is neither.
 
     Raises:
         UserFault: the file can't be read.
@@ -125,12 +127,15 @@ def write_once(loaded: LoadedCheckpoint, config: SampleConfig, decoder: NativeDe
     encoded = [encode_prompt(loaded.tokenizer, prompt, allow_special=config.allow_special) for prompt in prompts]
     for note in notes(loaded, config, prompts, encoded):
         say(f"note: {note}")
-    beginnings = [prompt if isinstance(prompt, str) else prompt.decode(errors="replace") for prompt in prompts]
+    block_size = loaded.model.config.block_size
+    beginnings = [shown_prompt(*each, loaded.tokenizer, block_size) for each in zip(prompts, encoded, strict=True)]
     started = time.perf_counter()
     if config.stream and len(prompts) * config.num_samples == 1:
-        show(beginnings[0])
-        texts = write(loaded.model, loaded.tokenizer, encoded, config, decoder=decoder, on_text=show)
-        show("\n")
+        try:
+            show(beginnings[0])
+            texts = write(loaded.model, loaded.tokenizer, encoded, config, decoder=decoder, on_text=show)
+        finally:
+            show("\n")  # what is said next, of Ctrl-C too, has a line of its own
     else:
         texts = write_batch(loaded, config, encoded, decoder)
         show_all(beginnings, texts, config.num_samples)
@@ -139,10 +144,25 @@ def write_once(loaded: LoadedCheckpoint, config: SampleConfig, decoder: NativeDe
     say(f"{tokens:,} tokens in {seconds:.1f} s: {tokens / seconds:,.0f} tokens/s{endings(texts)}")
 
 
+def shown_prompt(prompt: str | bytes, tokens: Sequence[int], tokenizer: Tokenizer, block_size: int) -> str:
+    """Return what stands before a text: the prompt, or the end of it that the model reads; of binary data nothing."""
+    unread = window_start(len(tokens), block_size)
+    text = as_text(prompt)
+    return f"... {tokenizer.decode(tokens[unread:])}" if unread and text is not None else text or ""
+
+
+def as_text(prompt: str | bytes) -> str | None:
+    """Return a prompt as text, or None if its bytes are not UTF-8."""
+    try:
+        return prompt if isinstance(prompt, str) else prompt.decode()
+    except UnicodeDecodeError:
+        return None
+
+
 def write_batch(
     loaded: LoadedCheckpoint, config: SampleConfig, encoded: Sequence[Sequence[int]], decoder: NativeDecoder | None
 ) -> list[Text]:
-    """All samples at once.
+    """Write all samples at once.
 
     Raises:
         UserFault: they don't fit into memory.
@@ -168,7 +188,7 @@ def show_all(beginnings: Sequence[str], texts: Sequence[Text], num_samples: int)
 
 
 def endings(texts: Sequence[Text]) -> str:
-    """How many texts ended before max_new_tokens, by what."""
+    """Say how many texts ended before max_new_tokens, and why."""
     reasons = {"end of text": "the model's end-of-text token", "stopped": "a stop string"}
     counts = {reason: sum(text.sample.ended == reason for text in texts) for reason in reasons}
     return "".join(f"; {count} ended by {reasons[reason]}" for reason, count in counts.items() if count)
@@ -177,7 +197,7 @@ def endings(texts: Sequence[Text]) -> str:
 def notes(
     loaded: LoadedCheckpoint, config: SampleConfig, prompts: Sequence[str | bytes], encoded: Sequence[Sequence[int]]
 ) -> list[str]:
-    """What the user may not expect."""
+    """Return what the user may not expect."""
     block_size, V = loaded.model.config.block_size, loaded.tokenizer.vocab_size
     found = []
     if not all(prompts):
@@ -186,8 +206,13 @@ def notes(
         if unread := window_start(len(tokens), block_size):
             found.append(
                 f"prompt {index + 1} has {len(tokens):,} tokens and the model's window {block_size}: "
-                f"it reads the last {len(tokens) - unread}"
+                f"it reads the last {len(tokens) - unread}, and only they are shown"
             )
+    for index, prompt in enumerate(prompts, 1):
+        if as_text(prompt) is None:
+            found.append(f"prompt {index} is not UTF-8 text: its {len(prompt):,} bytes are read and not shown")
+    if codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8":
+        found.append(f"this terminal writes {sys.stdout.encoding}, other characters become ?: set LC_ALL=C.UTF-8")
     if config.top_k > V:
         found.append(f"top_k={config.top_k} is more than the vocabulary of {V}: all tokens are kept")
     if config.allow_special and loaded.tokenizer.eot is None:

@@ -71,7 +71,7 @@ def converse(model: GPT, tokenizer: Tokenizer, config: SampleConfig, *, decoder:
 
 
 def ask() -> str:
-    """A line from the user; the mark before it never goes into a file."""
+    """Return a line from the user; the mark before it never goes into a file."""
     if sys.stdin.isatty() and sys.stdout.isatty():
         return input("> ")  # through readline, which must know the mark to edit the line
     if sys.stdin.isatty():
@@ -80,8 +80,9 @@ def ask() -> str:
 
 
 def obey(line: str, options: SampleConfig) -> SampleConfig:
-    """The options after a command; unchanged, with a sentence, if it can't be followed."""
+    """Return the options after a command; unchanged, with a sentence, if it is none or has a wrong value."""
     name, _, value = line.strip().partition(" ")
+    name = next((each for each, (key, _) in COMMANDS.items() if name == f"/{key}"), name)  # /temperature is /temp
     if name == "/help":
         say(help_text(options))
         return options
@@ -105,7 +106,7 @@ def obey(line: str, options: SampleConfig) -> SampleConfig:
 
 
 def help_text(options: SampleConfig) -> str:
-    """All commands with their present values."""
+    """Return the help: all commands with their present values."""
     lines = [f"  {name:<9}{getattr(options, key)!s:<8}{meaning}" for name, (key, meaning) in COMMANDS.items()]
     return "\n".join([*lines, "  /help, /quit", "  Text that begins with a slash: write two."])
 

@@ -102,10 +102,41 @@ def test_what_the_user_may_not_expect_is_said(checkpoint, capsys):
     assert "note" not in run(capsys, prompt=["abcabcabcabc"], top_k=9)[1]
 
 
+def test_of_a_long_prompt_only_what_the_model_reads_is_shown(checkpoint, capsys):
+    out, err = run(capsys, prompt=["abcabcafedbabcabca"])
+    assert out.startswith("... fedbabcabca")
+    assert "it reads the last 11, and only they are shown" in err
+
+
+def test_bytes_that_are_no_text_are_read_and_not_shown(checkpoint, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint.tokenizer.__class__, "encode_bytes", lambda self, data: torch.tensor([3, 4, 5]))
+    (tmp_path / "binary").write_bytes(b"\x89PNG\x00\xff")
+    out, err = run(capsys, prompt_file=str(tmp_path / "binary"))
+    assert out == run(capsys, prompt=["bcd"])[0].removeprefix("bcd")
+    assert "prompt 1 is not UTF-8 text: its 6 bytes are read and not shown" in err
+
+
+def test_ctrl_c_ends_the_line_first(checkpoint, capsys, monkeypatch):
+    def interrupted(*_, on_text, **__):
+        on_text("bad")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(capsys, prompt=["a"])
+    assert capsys.readouterr().out == "abad\n"
+
+
+def test_a_terminal_that_lacks_characters_is_named(checkpoint, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1", write_through=True))
+    assert command.sample(SampleConfig(checkpoint="runs/x", max_new_tokens=2, prompt=["a"], device="cpu")) == 0
+    assert "this terminal writes latin-1, other characters become ?: set LC_ALL=C.UTF-8" in capfd.readouterr().err
+
+
 def test_faults_are_the_users(checkpoint, capsys, monkeypatch):
     with pytest.raises(UserFault, match=r"'z'.*position 1"):
         run(capsys, prompt=["az"])
-    with pytest.raises(UserFault, match="which model"):
+    with pytest.raises(UserFault, match=r"no checkpoint was given.*Type checkpoint=RUN"):
         run(capsys, checkpoint=None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserFault, match=r"device=cuda: this machine has none.*device=auto or cpu"):

@@ -50,12 +50,18 @@ def test_commands_set_the_options(talk):
 
 
 def test_commands_that_cannot_be_followed_change_nothing(talk):
-    out, err = talk("/temp hot", "/topp 2", "/len 2.5", "/temperatur 1", "/tem 1", "abc")
+    out, err = talk("/temp hot", "/topp 2", "/len 2.5", "/temperatur 1", "/tem 1", "/max_new_tokens x", "abc")
     assert "/temp wants a number, got 'hot'" in err
     assert "top_p must be more than 0 and at most 1, got 2.0" in err
     assert "/len wants a whole number, got '2.5'" in err
     assert "Did you mean /temp?" in err
     assert out == talk.text("abc") + "\n"
+
+
+def test_a_setting_is_known_by_its_whole_name_too(talk):
+    out, err = talk("/temperature 0", "/max_new_tokens 3", "/repetition_penalty 1.5", "abc")
+    assert out == talk.text("abc", temperature=0, max_new_tokens=3, repetition_penalty=1.5) + "\n"
+    assert "temperature = 0.0\nmax_new_tokens = 3\n" in err
 
 
 def test_two_slashes_are_a_prompt_that_begins_with_one(talk):
