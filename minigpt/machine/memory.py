@@ -96,8 +96,10 @@ def fit_micro_batch(
 
 
 def fits(gpt: nn.Module, batch: Callable[[int], tuple[Tensor, Tensor]], choices: Choices) -> bool:
-    """Whether one micro-batch goes forward and backward without running out of memory."""
+    """Whether one micro-batch goes forward and backward beside the optimizer's averages without running out of memory."""
+    held: list[Tensor] = []  # what the first update will need
     try:
+        held += [torch.empty_like(parameter) for parameter in gpt.parameters() for _ in range(2)]
         tokens, targets = batch(choices.micro_batch)
         with autocast(choices.device, choices.precision):
             loss = next_token_loss(gpt, tokens, targets)
@@ -110,6 +112,7 @@ def fits(gpt: nn.Module, batch: Callable[[int], tuple[Tensor, Tensor]], choices:
             raise
         return False
     finally:
+        held.clear()
         gpt.zero_grad(set_to_none=True)
         if choices.device == "cuda":
             torch.cuda.empty_cache()
@@ -118,5 +121,5 @@ def fits(gpt: nn.Module, batch: Callable[[int], tuple[Tensor, Tensor]], choices:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocator, of whatever device, could not give what was asked for."""
-    texts = ("out of memory", "can't allocate memory", "not enough memory")
+    texts = ("out of memory", "can't allocate memory", "not enough memory", "cublas_status_alloc_failed")
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in str(error).lower() for text in texts)

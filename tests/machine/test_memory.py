@@ -1,6 +1,7 @@
 """A micro-batch that does not fit is cut smaller; each step keeps its tokens and its loss."""
 
 import json
+import weakref
 
 import pytest
 import torch
@@ -39,11 +40,27 @@ def batch(size):
     return tokens, (tokens + 1) % 31
 
 
+def test_the_trial_leaves_room_for_the_averages_of_the_first_update(gpt, monkeypatch):
+    """The optimizer takes two numbers a parameter only then, long after the trial."""
+    real, held = torch.empty_like, []
+    monkeypatch.setattr(
+        memory.torch, "empty_like", lambda tensor: held.append(weakref.ref(made := real(tensor))) or made
+    )
+    alive = []
+    loss = memory.next_token_loss
+    monkeypatch.setattr(
+        memory, "next_token_loss", lambda *a: alive.append(sum(each() is not None for each in held)) or loss(*a)
+    )
+    fit_micro_batch(gpt, CHOICES, batch, say=print)
+    assert alive == [2 * len(list(gpt.parameters()))]
+
+
 @pytest.mark.parametrize(
     "error",
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         MemoryError(),
     ],
 )
