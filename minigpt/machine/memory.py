@@ -96,7 +96,7 @@ def fit_micro_batch(
 
 
 def fits(gpt: nn.Module, batch: Callable[[int], tuple[Tensor, Tensor]], choices: Choices) -> bool:
-    """Whether one micro-batch goes forward and backward beside the optimizer's averages without running out of memory."""
+    """Whether one micro-batch goes forward and backward in the memory that the optimizer's averages leave."""
     held: list[Tensor] = []  # what the first update will need
     try:
         held += [torch.empty_like(parameter) for parameter in gpt.parameters() for _ in range(2)]

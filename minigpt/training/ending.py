@@ -56,9 +56,8 @@ def print_results(run: RunDirectory) -> None:
     if not validations:
         print(f"Run directory  {run.path} (its metrics.jsonl holds no validation)")
         return
-    best = min(validations, key=lambda row: row["val/loss"])
-    last = validations[-1]
-    for name, row in (("final", last), ("best", best)):
+    last, best = validations[-1], min(validations, key=lambda row: row["val/loss"])
+    for name, row in [("final and best", last)] if best is last else [("final", last), ("best", best)]:
         print(
             f"Validation ({name}, step {row['step']:,})  {row['val/loss']:.4f} nats per token  "
             f"perplexity {row['val/perplexity']:.2f}  {row['val/bits_per_byte']:.4f} bits per byte"

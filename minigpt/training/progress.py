@@ -18,7 +18,7 @@ def duration(seconds: float) -> str:
 
 
 class Screen:
-    """Prints step, loss, learning rate, tokens/s, MFU and the time left (rank 0 only).
+    """Prints step, loss, time left, speed and learning rate (rank 0 only).
 
     A dead terminal must not stop a run: what can't be printed is dropped.
 
@@ -55,19 +55,18 @@ class Screen:
             self.in_place = False
 
     def show(self, row: dict[str, Any]) -> None:
-        """Show a step's row."""
-        text = describe(row, self.config, self.total_steps)
+        """Show a step's row: a moving line in a terminal, cut between its parts; elsewhere a line now and then."""
+        parts = describe(row, self.config, self.total_steps)
         now = time.monotonic()
-        if "val/loss" in row:
-            self.print(text)
+        if "val/loss" in row or (not self.in_place and (now - self.shown_at >= PLAIN_LINE_SECONDS or row["step"] == 1)):
+            self.print("  ".join(parts))
             self.shown_at = now
         elif self.in_place:
             width = shutil.get_terminal_size().columns - 1
-            self._write("\r" + text[:width] + "\x1b[K")
+            while len("  ".join(parts)) > width and len(parts) > 1:
+                parts.pop()
+            self._write("\r" + "  ".join(parts)[:width] + "\x1b[K")
             self.line_open = True
-        elif now - self.shown_at >= PLAIN_LINE_SECONDS or row["step"] == 1:
-            self.print(text)
-            self.shown_at = now
 
     def close(self) -> None:
         """Leave the moving line as it is."""
@@ -75,21 +74,17 @@ class Screen:
             self.print()
 
 
-def describe(row: dict[str, Any], config: TrainConfig, total: int | None) -> str:
-    """A row as a line of text."""
-    speed = row["tokens_per_second"]
-    parts = [f"step {row['step']:>{len(f'{total:,}') if total else 1},}" + (f"/{total:,}" if total else "")]
+def describe(row: dict[str, Any], config: TrainConfig, total: int | None) -> list[str]:
+    """Return the parts of a row's line, the most important first; what is not known is left out."""
+    step, speed, minutes = row["step"], row["tokens_per_second"], config.trainer.max_minutes
+    digits = len(f"{total:,}") if total else 1
+    parts = [f"step {step:>{digits},}" + (f"/{total:,} {step / total:4.0%}" if total else "")]
     parts.append("loss not finite" if row["train/loss"] is None else f"loss {row['train/loss']:.4f}")
     if row.get("val/loss") is not None:
         parts.append(f"val {row['val/loss']:.4f} ({row['val/bits_per_byte']:.3f} bits/byte)")
-    parts.append(f"lr {row['lr']:.2e}")
     if speed:
-        parts.append(f"{speed:,.0f} tok/s")
-        parts.append(f"MFU {row['mfu']:.1%}" if row["mfu"] is not None else "MFU n/a")
-        left = []
-        if total:
-            left.append((total - row["step"]) * config.batch_tokens / speed)
-        if config.trainer.max_minutes:
-            left.append(60 * config.trainer.max_minutes - row["seconds"])
-        parts.append(f"ETA {duration(max(0.0, min(left)))}")
-    return "  ".join(parts)
+        left = [(total - step) * config.batch_tokens / speed] if total else []
+        left += [60 * minutes - row["seconds"]] if minutes else []
+        parts += [f"ETA {duration(max(0.0, min(left)))}", f"{speed:,.0f} tok/s"]
+    parts.append(f"lr {row['lr']:.2e}")
+    return [*parts, f"MFU {row['mfu']:.1%}"] if row["mfu"] is not None else parts

@@ -43,9 +43,13 @@ def batch(size):
 def test_the_trial_leaves_room_for_the_averages_of_the_first_update(gpt, monkeypatch):
     """The optimizer takes two numbers a parameter only then, long after the trial."""
     real, held = torch.empty_like, []
-    monkeypatch.setattr(
-        memory.torch, "empty_like", lambda tensor: held.append(weakref.ref(made := real(tensor))) or made
-    )
+
+    def empty_like(tensor):
+        made = real(tensor)
+        held.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(memory.torch, "empty_like", empty_like)
     alive = []
     loss = memory.next_token_loss
     monkeypatch.setattr(

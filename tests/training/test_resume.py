@@ -144,9 +144,7 @@ def test_a_finished_run_says_so_and_changes_no_file(place, straight, capsys):
     assert "finished" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "change", ["seed=7", "model.n_layer=3", "batch_tokens=384", "tokenizer=char", "model.dropout=0.2"]
-)
+@pytest.mark.parametrize("change", ["seed=7", "model.n_layer=3", "batch_tokens=384", "tokenizer=char"])
 def test_a_changed_model_seed_batch_or_tokenizer_is_refused_with_a_diff(place, straight, change):
     key = change.split("=")[0]
     with pytest.raises(UserFault, match=rf"{key.split('.')[-1]}.*->"):
@@ -167,6 +165,35 @@ def test_a_longer_run_goes_on_from_the_last_step(place, straight, tmp_path, caps
     steps = [row["step"] for row in rows(place / "longer")]
     assert steps[-3:] == [27, 30, 32]
     assert steps == sorted(set(steps))
+
+
+def test_a_change_is_an_event_and_a_jump_of_the_learning_rate_is_said_before_it_happens(place, straight, capsys):
+    assert train(config(place, "stretched")) == 0
+    capsys.readouterr()
+    assert train(config(place, "stretched", "trainer.max_steps=48", "optimizer.lr=2e-3")) == 0
+    said = capsys.readouterr().out
+    events = [json.loads(line) for line in (place / "stretched" / "events.jsonl").read_text().splitlines()]
+    changed = {event["setting"]: (event["was"], event["now"]) for event in events if event["event"] == "changed"}
+    assert changed == {"trainer.max_steps": (24, 48), "optimizer.lr": (1e-3, 2e-3)}
+    assert "trainer.max_steps" in (place / "stretched" / "report.html").read_text()
+    assert "from here on; the last row has 1.0" in said
+    assert said.index("Learning rate") < said.index("/48")
+
+
+def test_a_finished_run_that_is_asked_again_with_other_settings_reports_no_change(place, straight, capsys):
+    assert train(config(place, "straight", "optimizer.lr=2e-3")) == 0
+    assert "Changed setting" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("change", ["optimizer=muon", "model.n_layer=3"])
+def test_a_refused_continuation_writes_nothing(place, straight, change):
+    def content():
+        return {path: path.read_bytes() for path in straight.rglob("*") if path.is_file() and path.name != "run.lock"}
+
+    before = content()
+    with pytest.raises(UserFault):
+        train(config(place, "straight", change, "trainer.max_steps=30"))
+    assert content() == before
 
 
 def test_init_from_starts_with_the_weights_of_another_run(place, straight):
