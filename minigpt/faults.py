@@ -1,7 +1,7 @@
 """What can go wrong outside our own code, and the exit code each kind ends with.
 
 A fault's text is written for the person at the terminal: what happened, what was got, what was
-wanted, and the command that mends it. A bug is any other exception: it keeps its traceback (exit 1).
+wanted, and the command that repairs it. A bug is any other exception: it keeps its traceback (exit 1).
 """
 
 from __future__ import annotations  # so that a Python that is too old gets as far as the sentence about it
@@ -71,7 +71,7 @@ class NonFiniteTraining(RuntimeError):
 
 
 class StoppedEarly(BaseException):
-    """A signal came while there was nothing to save. Not an Exception: whoever mends failures must let it pass."""
+    """A signal came while there was nothing to save. Not an Exception: code that repairs failures must let it pass."""
 
     def __init__(self, number: int):
         self.exit_code = INTERRUPTED if number == signal.SIGINT else STOPPED

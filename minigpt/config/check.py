@@ -192,7 +192,7 @@ def encoding_is_known(encoding: str) -> Iterator[str]:
     try:
         "a".encode(encoding)
     except (LookupError, ValueError):
-        yield f"data.encoding={shown(encoding)} is no text encoding that Python knows. Use utf-8, latin-1, utf-16 ..."
+        yield f"data.encoding={shown(encoding)} is not a text encoding that Python knows. Use utf-8, latin-1 ..."
 
 
 @rule("logger.name")
@@ -242,7 +242,7 @@ def prompts_are_text(prompts: list[str] | str) -> Iterator[str]:
 @rule("prompt_file")
 def prompt_file_is_there(prompt_file: str | None) -> Iterator[str]:
     if prompt_file is not None and not os.path.isfile(_at(prompt_file)):
-        yield f"prompt_file={shown(prompt_file)} is no file{_from_here(prompt_file)}. Give a text file."
+        yield f"prompt_file={shown(prompt_file)} is not a file{_from_here(prompt_file)}. Give a text file."
 
 
 @rule("stop")
@@ -255,7 +255,7 @@ def stops_are_not_empty(stop: list[str]) -> Iterator[str]:
 def storage_is_a_url(storage: str | None) -> Iterator[str]:
     if storage is not None and not re.match(r"[a-z][\w+]*://.", storage):
         yield (
-            f"sweep.storage={shown(storage)} is no URL of a database. Write sqlite:///FILE or "
+            f"sweep.storage={shown(storage)} is not the URL of a database. Write sqlite:///FILE or "
             "postgresql://USER@HOST/DATABASE, or leave it out for a journal file in sweep.dir."
         )
 

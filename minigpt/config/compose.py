@@ -150,7 +150,7 @@ def _read_arguments(request: Request, arguments: list[str]) -> Request:
             _read_setting(request, key, text)
         elif words and not name.startswith("-") and (not equals or os.sep in name or os.path.exists(argument)):
             request.values.setdefault(words, []).append(argument)
-        elif not equals or name.startswith("-"):
+        elif not equals or name.startswith(("-", "~")):
             follows = rest.pop(0) if rest and name.startswith("-") and not equals and "=" not in rest[0] else text
             request.refuse(_not_a_setting(request, name, follows))
         else:
@@ -190,25 +190,17 @@ def _one_value() -> str:
 
 def _not_a_setting(request: Request, name: str, value: str) -> str:
     """The sentence for an argument that isn't key=value: `--max_steps 100`, a stray word."""
-    if name.startswith("~"):
-        return f"{shown(name)}: settings can't be removed, only given another value: key=VALUE."
-    bare = name.lstrip("-").replace("-", "_")
+    bare = name.lstrip("-~").replace("-", "_")
     groups = request.groups()
-    for group in groups if bare == name else ():
-        if name in groups[group]:
-            return f"{shown(name)} alone says nothing. Did you mean {group}={name}?"
-    meant = nearest(bare, [*settings(request.cls), *groups]) if bare else []
-    wanted = " or ".join(f"{each}={value if value.isprintable() and value else 'VALUE'}" for each in meant)
-    hint = f"Did you mean {wanted}?" if wanted else f"See {typed(request.command)} --help."
+    meant = [f"{group}={name}" for group, choices in groups.items() if name in choices]
+    near = nearest(bare, [*settings(request.cls), *groups]) if bare and not meant else []
+    meant += [f"{each}={value if value.isprintable() and value else 'VALUE'}" for each in near]
+    hint = f"Did you mean {' or '.join(meant)}?" if meant else f"See {typed(request.command)} --help."
     return f"{shown(f'{name} {value}'.rstrip())} is not how a setting is written: key=value, no dashes. {hint}"
 
 
 def _unknown(request: Request, key: str) -> str:
     """The sentence for a setting that the command does not have."""
-    if key.startswith("~"):
-        return _not_a_setting(request, key, "")
-    if key == "hydra" or key.startswith("hydra."):
-        return f"{shown(key)}: Hydra's own settings are not used. run.dir=DIR says where a run goes; see --help."
     known = [*settings(request.cls), *request.groups()]
     inside = ", ".join(each for each in known if each.startswith(key + "."))
     if inside and key:

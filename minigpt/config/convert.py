@@ -9,7 +9,8 @@ import dataclasses
 import difflib
 import functools
 import json
-import math
+import re
+import sys
 import types
 import typing
 from collections.abc import Container, Iterable, Mapping
@@ -163,33 +164,18 @@ def fitted(kind: Any, value: Any) -> tuple[Any, str]:
         close = difflib.get_close_matches(str(value).lower(), words, n=1)
         wanted += f" (did you mean {close[0]}?)" if close and len(words) > 1 else ""
     elif part is float:
-        good = type(value) in (int, float) and _finite(value)
+        good = type(value) in (int, float) and abs(value) <= sys.float_info.max  # of a float, even for an int
         value, wanted = (float(value), "") if good else (value, "a finite number" if type(value) is float else wanted)
     elif part is int:
         good = type(value) is int
-        wanted += _whole_hint(value)
+        if re.fullmatch(r"[1-9]\d{0,8}(\.0*)?(e\+?\d)?", str(value)):
+            wanted += f" (write {float(value):.0f})"
     elif typing.get_origin(part) is list:
         good = isinstance(value, list) and not any(fitted(typing.get_args(part)[0], each)[1] for each in value)
         value = list(value) if good else value
     else:
         good = isinstance(value, Mapping) if typing.get_origin(part) is dict else type(value) is part
     return value, "" if good else wanted + (" or null" if null else "")
-
-
-def _finite(value: int | float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an int beyond the range of a float
-        return False
-
-
-def _whole_hint(value: Any) -> str:
-    """For 1e6: the spelling we take."""
-    try:
-        number = float(value)
-        return f" (write {int(number)})" if number.is_integer() and 1 <= abs(number) < 1e15 else ""
-    except (TypeError, ValueError, OverflowError):
-        return ""
 
 
 def misfit(cls: type, mapping: Mapping[str, Any]) -> str:
@@ -240,7 +226,7 @@ def shown(value: Any) -> str:
 def no_setting(key: str, known: Iterable[str]) -> str:
     """The sentence for an unknown setting, with the nearest right ones or why it was removed."""
     if key in REMOVED:
-        return f"{key} is no setting any more: {REMOVED[key]}. Leave it out."
+        return f"{key} is not a setting any more: {REMOVED[key]}. Leave it out."
     meant = nearest(key, known)
     hint = f" Did you mean {' or '.join(repr(each) for each in meant)}?" if meant else ""
     return f"No setting {shown(key)}.{hint}"

@@ -154,7 +154,7 @@ def test_a_setting_that_was_removed_is_ignored_where_it_is_stored_and_refused_wh
     with pytest.raises(UserFault) as caught:
         compose("train", ["data.gone=2"])
     assert caught.value.faults == (fault.sentence,)
-    assert fault.sentence == "data.gone is no setting any more: it did nothing. Leave it out."
+    assert fault.sentence == "data.gone is not a setting any more: it did nothing. Leave it out."
 
 
 def test_a_setting_of_a_later_version_forbids_to_continue():

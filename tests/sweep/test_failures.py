@@ -128,7 +128,7 @@ def test_everything_wrong_is_said_at_once_and_nothing_is_written(sweep, tmp_path
         (["""search.space={"seed": {"choices": [1, 2]}}""", "seeds=2"], "the seed can't be both"),
         ([LR, "search.pruner=median", "validate.every_steps=0"], "validate.every_steps=0 makes none"),
         ([LR, "run.dir=here"], "sweep.dir=DIR names the sweep's"),
-        ([LR, "sweep.storage=mine.db"], "is no URL of a database"),
+        ([LR, "sweep.storage=mine.db"], "is not the URL of a database"),
         (["search.space=3"], "search.space must be a JSON object"),
         ([], "Nothing is searched"),
     ],
