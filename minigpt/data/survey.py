@@ -11,6 +11,7 @@ from minigpt.data.readers.document import BadFile
 from minigpt.faults import UserFault
 from minigpt.rundir.files import sha256_of
 
+MAX_NAMED = 20  # bad files
 CONTINUATION = bytes(range(0x80, 0xC0))  # the bytes inside a UTF-8 character, after its first
 
 
@@ -52,7 +53,8 @@ def survey(corpus: Corpus, *, alphabet: bool = False, progress: Callable[[int], 
             bad.append(fault)
         lines.append(f"{sha256_of(file.path)}  {file.label}\n")
     if bad:
-        raise UserFault(*(sentence for fault in bad for sentence in fault.faults))
+        more = [f"{len(bad) - MAX_NAMED:,} more files can't be read"] if len(bad) > MAX_NAMED else []
+        raise UserFault(*map(str, bad[:MAX_NAMED]), *more)
     if len(lines) == 1:
         found.sha256 = lines[0][:64]
     else:

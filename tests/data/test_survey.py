@@ -82,6 +82,14 @@ def test_all_bad_files_are_named_at_once(tmp_path, small_chunks):
     ]
 
 
+def test_a_thousand_bad_files_are_not_a_thousand_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr("minigpt.data.survey.MAX_NAMED", 2)
+    with pytest.raises(UserFault) as fault:
+        survey(open_text(tmp_path, dict.fromkeys("abcde", b"\xe9")))
+    assert len(fault.value.faults) == 3
+    assert fault.value.faults[-1] == "3 more files can't be read"
+
+
 def test_bad_bytes_are_replaced_or_kept_on_request(tmp_path, small_chunks):
     raw = b"0123\xe9 caf\xe2\x82"
     assert content(open_text(tmp_path, {"a": raw}, errors="replace")) == "0123� caf�".encode()
