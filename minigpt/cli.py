@@ -91,6 +91,15 @@ def report(arguments: list[str]) -> None:
     print(f"Wrote {os.path.join(run, 'loss.png')} and {os.path.join(run, 'report.html')}")
 
 
+def runs(arguments: list[str]) -> None:
+    """List the runs of a folder, or the checkpoints of a run."""
+    folders = _compose("runs", arguments).folders
+
+    from minigpt.report.runs import list_runs
+
+    print("\n\n".join(list_runs(folder) for folder in folders))
+
+
 def benchmark(arguments: list[str]) -> int:
     """Measure the speed of this machine."""
     from minigpt.benchmark.settings import read_plan
@@ -156,7 +165,19 @@ def _compose(command: str, arguments: list[str]) -> Any:
 
 COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     function.__name__.replace("_", "-"): function
-    for function in (train, sample, sweep, prepare, compare, report, benchmark, verify_resume, draw_attention, demo)
+    for function in (
+        train,
+        sample,
+        sweep,
+        prepare,
+        compare,
+        runs,
+        report,
+        benchmark,
+        verify_resume,
+        draw_attention,
+        demo,
+    )
 }
 
 

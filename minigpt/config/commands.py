@@ -40,6 +40,18 @@ class OneRunConfig:
 
 
 @dataclass
+class RunsConfig:
+    """List the runs of a folder, or the checkpoints of a run.
+
+    Examples:
+      minigpt runs
+      minigpt runs runs/NAME
+    """
+
+    folders: list[str] = setting(["runs"], "folders of runs, or runs", "watch", literal=True, words=True)
+
+
+@dataclass
 class ReportConfig:
     """Draw a run's loss.png and report.html again.
 
@@ -108,6 +120,7 @@ CLASSES: dict[str, type] = {  # of each command
     "sweep": SweepConfig,
     "compare": CompareConfig,
     "report": ReportConfig,
+    "runs": RunsConfig,
     "verify-resume": VerifyResumeConfig,
     "draw-attention": DrawAttentionConfig,
     "benchmark": BenchmarkConfig,

@@ -1,0 +1,103 @@
+"""`minigpt runs`: a table of the runs in a folder, or of the checkpoints of one run."""
+
+import fcntl
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from minigpt.checkpoint.store import DamagedCheckpoint, best_checkpoint, list_checkpoints, read_manifest
+from minigpt.faults import UserFault
+from minigpt.report.record import Row, best_row, number, read_record
+from minigpt.report.words import short_number
+
+STATES = {"finished": "finished", "stopped": "stopped", "gave_up": "non-finite"}  # by a run's last event
+
+
+def list_runs(folder: str) -> str:
+    """Return a table of the runs in a folder, the one that changed last at the end; of the checkpoints if it is a run.
+
+    Raises:
+        UserFault: no such folder.
+    """
+    path = Path(os.path.expanduser(folder))
+    if not path.is_dir():
+        raise UserFault(
+            f"{path}: no such folder. Give a folder of runs or a run, minigpt runs DIR, or train one: minigpt train"
+        )
+    if (path / "config.yaml").is_file():
+        return list_checkpoints_of(path)
+    runs = [file.parent for file in path.glob("*/metrics.jsonl")]
+    if not runs:
+        return f"No run in {path}. Train one: minigpt train run.dir={path / 'NAME'}"
+    head = ("run", "text", "parameters", "steps", "val/loss", "bits/byte", "state", "last change")
+    return table([head, *(describe_run(run) for run in sorted(runs, key=_changed))])
+
+
+def describe_run(run: Path) -> tuple[str, ...]:
+    """Return what the table says of a run."""
+    record = read_record(run)
+    parts = {name: record.config.get(name) for name in ("data", "tokenizer", "trainer")}
+    data, tokenizer, trainer = (part if isinstance(part, dict) else {} for part in parts.values())
+    best: Row = best_row(record.rows) or {}
+    steps = f"{record.rows[-1]['step'] if record.rows else 0:,}"
+    if trainer.get("max_steps") and not trainer.get("max_tokens"):
+        steps += f" of {trainer['max_steps']:,}"
+    return (
+        run.name,
+        f"{Path(str(data.get('source') or data.get('name', '?'))).name}, {tokenizer.get('name', '?')}",
+        "-" if record.parameters is None else short_number(record.parameters),
+        steps,
+        _figure(best.get("val/loss")),
+        _figure(best.get("val/bits_per_byte")),
+        state_of(run, record.events),
+        _moment(_changed(run)),
+    )
+
+
+def state_of(run: Path, events: Sequence[Row]) -> str:
+    """Return whether a run goes on now, and how it ended if not."""
+    try:
+        with open(run / "run.lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "running"
+    except OSError:
+        pass  # no lock, or a file system without
+    last = next(
+        (event["event"] for event in reversed(events) if event.get("event") in (*STATES, "began", "continued")), ""
+    )
+    return STATES.get(last, "interrupted")
+
+
+def list_checkpoints_of(run: Path) -> str:
+    """Return a table of a run's checkpoints, oldest first."""
+    best = best_checkpoint(run / "checkpoints")
+    rows = [("checkpoint", "val/loss", "MB", "made", "")]
+    for path in list_checkpoints(run / "checkpoints"):
+        size = sum(file.stat().st_size for file in path.iterdir()) / 1e6
+        try:
+            loss, note = _figure(read_manifest(path).get("val_loss")), "best" if path == best else ""
+        except DamagedCheckpoint as damage:
+            loss, note = "-", f"damaged: {damage}"
+        rows.append((str(path), loss, f"{size:,.1f}", _moment(path.stat().st_mtime), note))
+    return table(rows) if len(rows) > 1 else f"{run} has no checkpoint yet."
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as aligned columns."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _changed(run: Path) -> float:
+    return (run / "metrics.jsonl").stat().st_mtime
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def _figure(value: Any) -> str:
+    return "-" if number(value) is None else f"{value:.4f}"
