@@ -127,10 +127,7 @@ def _simplify(axes: Any) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "log":
             low, high = axis.get_view_interval()
-            ratio = high / low
-            subs = (1.0,) if ratio > 1000 else (1.0, 3.0) if ratio > 30 else (1.0, 2.0, 5.0)
-            ratio = high / low
-            subs = (1.0,) if ratio > 1000 else (1.0, 3.0) if ratio > 30 else (1.0, 2.0, 5.0)
+            subs = (1.0,) if high > 1000 * low else (1.0, 3.0) if high > 30 * low else (1.0, 2.0, 5.0)
             axis.set_major_locator(LogLocator(subs=subs))
             axis.set_major_formatter("{x:g}")
             axis.set_minor_formatter(NullFormatter())
@@ -144,9 +141,7 @@ def _learning_curves(study: optuna.Study, metric: str) -> Any:
     axes.set(xlabel="tokens", ylabel=f"best {metric} so far")
     curves = [[value for _, value in sorted(trial.intermediate_values.items())] for trial in study.trials]
     seen = sorted(value for curve in curves for value in curve[len(curve) // 8 :])
-    low, high = seen[0], seen[int(0.97 * (len(seen) - 1))]
-    room = 0.03 * (high - low) or 0.5
-    axes.set_ylim(low - room, high + room)
+    axes.set_ylim(top=1.001 * seen[int(0.97 * (len(seen) - 1))])
     return axes
 
 

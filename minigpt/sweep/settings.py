@@ -57,18 +57,25 @@ class Sweep:
         """Tokens between the marks where trials are compared; 0 if there are none."""
         return self.config.search.prune_every_tokens or self.config.validate.every_steps * self.config.batch_tokens
 
-    @property
-    def total_steps(self) -> int | None:
-        """Optimizer steps of a whole run; None when only time limits it."""
-        trainer = self.config.trainer
-        if trainer.max_tokens is None:
-            return trainer.max_steps
-        return math.ceil(trainer.max_tokens / self.config.batch_tokens)
+    def steps_of(self, params: Mapping[str, Any]) -> int | None:
+        """Return the optimizer steps of a whole run with these settings; None when only time limits it."""
+        now: dict[str, Any] = {
+            "trainer.max_tokens": self.config.trainer.max_tokens,
+            "trainer.max_steps": self.config.trainer.max_steps,
+        }
+        now = {**now, "batch_tokens": self.config.batch_tokens, **params}
+        tokens = now["trainer.max_tokens"]
+        return now["trainer.max_steps"] if tokens is None else math.ceil(tokens / now["batch_tokens"])
 
     @property
     def total_tokens(self) -> int:
         """Tokens of a whole run; 0 when only time limits it."""
-        return self.config.trainer.max_tokens or (self.total_steps or 0) * self.config.batch_tokens
+        return self.config.trainer.max_tokens or (self.steps_of({}) or 0) * self.config.batch_tokens
+
+    def peak_is_reached(self, params: Mapping[str, Any]) -> bool:
+        """Return whether a trial's warm-up ends before its run, as far as single settings say."""
+        steps, warmup = self.steps_of(params), self.config.schedule.warmup_steps
+        return steps is None or params.get("schedule.warmup_steps", warmup) <= steps
 
     def run_dir(self, number: int, place: int) -> Path:
         """Return the run directory of a trial's seed at this place (0, 1, ...)."""

@@ -119,6 +119,8 @@ def row_of(sweep: Sweep, trial: Trial, rank: int | None, runner: TrialRunner | N
         state = f"failed: {facts['cause']}"
     elif trial.state == PRUNED and trial.intermediate_values:
         state = f"pruned at {short_number(max(trial.intermediate_values))} tokens"
+    if not sweep.peak_is_reached(trial.params):
+        state += ", its warm-up ends after the run: the peak rate was never reached"
     if "same_as" in facts:
         state += f" (as trial {facts['same_as']})"
     settings = [as_typed(trial.params[key]) for key in sweep.space]
@@ -136,7 +138,7 @@ def value_text(trial: Trial, value: float | None) -> str:
 
 def progress(runner: TrialRunner, sweep: Sweep) -> tuple[float | None, float | None, str]:
     """Return speed, best value so far and the state of a trial that runs here."""
-    rows, seeds, total = runner.rows.rows, sweep.config.seeds, sweep.total_steps
+    rows, seeds, total = runner.rows.rows, sweep.config.seeds, sweep.steps_of(runner.trial.params)
     values = [value for row in rows if (value := number(row.get(sweep.config.sweep.metric))) is not None]
     last = rows[-1] if rows else {}
     state = (

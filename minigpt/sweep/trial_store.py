@@ -20,7 +20,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial as Trial
 from optuna.trial import TrialState, create_trial
 
-from minigpt.faults import StorageFailure, UserFault
+from minigpt.faults import UserFault
 from minigpt.redact import redact
 from minigpt.rundir.rows import parse_row
 from minigpt.sweep.locks import lock
@@ -83,7 +83,7 @@ class TrialStore:
 
     Raises:
         UserFault: the database can't be opened, or the journal can't be read.
-        StorageFailure: the journal can't be written.
+        OSError: the journal can't be written.
     """
 
     def __init__(self, folder: Path, name: str, space: Space, url: str | None = None):
@@ -102,11 +102,6 @@ class TrialStore:
             journal_lock.release()
             self.was_torn = journal.with_suffix(".torn").exists()
             return JournalStorage(JournalFileBackend(str(journal), lock_obj=journal_lock))  # type: ignore[arg-type]
-        except OSError as error:
-            raise StorageFailure(
-                f"{journal} can't be written: {error.strerror or error}. Free some space, correct the folder's "
-                "permissions, or choose another sweep.dir"
-            ) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             lines = enumerate(journal.read_bytes().split(b"\n"), start=1)
             place = next((f" in line {number:,}" for number, line in lines if line and parse_row(line) is None), "")

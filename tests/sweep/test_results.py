@@ -161,6 +161,19 @@ def test_best_reruns_as_is(plan):
     assert not list(plan.folder.rglob("*.tmp*"))
 
 
+def test_a_rate_whose_peak_was_never_reached_is_named(tmp_path):
+    """A warm-up that is longer than the run: its learning rate says nothing."""
+    space = (
+        """search.space={"schedule.warmup_steps": {"choices": [5, 50]}, "trainer.max_steps": {"choices": [20, 100]}}"""
+    )
+    plan = read_sweep([space, "experiment=demo", f"sweep.dir={tmp_path}"], ["train"])
+    points = [(5, 20), (50, 20), (50, 100)]
+    params = [{"schedule.warmup_steps": warmup, "trainer.max_steps": steps} for warmup, steps in points]
+    trials = [made_trial(number, each, COMPLETE, 1.0 + number) for number, each in enumerate(params)]
+    lines = Table(plan, io.StringIO()).lines(trials, [], rows=10)
+    assert ["never reached" in line for line in lines[1:4]] == [False, True, False]
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
