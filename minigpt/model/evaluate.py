@@ -3,30 +3,18 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from minigpt.model.loss import autocast
 
-
-class TokenSplit(Protocol):
-    """What is scored: minigpt.data.shards.TokenSplit, or anything else of this form."""
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of text behind the tokens."""
-
-    def __len__(self) -> int:
-        """Number of tokens."""
-
-    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-        """Tokens (n, length) of the windows that begin at `starts`."""
+if TYPE_CHECKING:  # anything with these attributes will do
+    from minigpt.data.shards import TokenSplit
 
 
 @dataclass(frozen=True)
@@ -53,7 +41,7 @@ class Score:
         return self.nats / math.log(2) / max(self.bytes, 1)
 
 
-def grid_batches(split: TokenSplit, block_size: int, batch: int) -> Iterator[Tensor]:
+def grid_batches(split: "TokenSplit", block_size: int, batch: int) -> Iterator[Tensor]:
     """Yield the split's windows side by side: (n, block_size + 1) tokens each time, then the shorter tail alone.
 
     Window w predicts tokens w * block_size + 1 .. (w + 1) * block_size.
@@ -70,7 +58,7 @@ def grid_batches(split: TokenSplit, block_size: int, batch: int) -> Iterator[Ten
 @torch.no_grad()
 def token_losses(
     model: nn.Module,
-    split: TokenSplit,
+    split: "TokenSplit",
     *,
     block_size: int,
     batch: int,
@@ -107,7 +95,7 @@ def token_losses(
     model.train(was_training)
 
 
-def evaluate(model: nn.Module, split: TokenSplit, *, first_token_bytes: int, **options: Any) -> Score:
+def evaluate(model: nn.Module, split: "TokenSplit", *, first_token_bytes: int, **options: Any) -> Score:
     """Score the whole split, tail included, weighted by tokens.
 
     Args:

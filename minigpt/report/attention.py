@@ -1,5 +1,6 @@
 """Pictures of attention: what each head of a trained model looks at, and masks. Rows are queries, columns keys."""
 
+import functools
 import math
 import os
 import re
@@ -28,7 +29,7 @@ def draw_attention(checkpoint: str | Path, text: str, out: str | Path | None = N
 
     Args:
         checkpoint: a run directory or a checkpoint directory.
-        text: taken literally; at most block_size tokens.
+        text: taken literally; of a longer one the first block_size tokens are read.
         out: folder for the pictures; default the run's folder attention/, or ./attention for a lone checkpoint.
         which: of a run, "best" or "latest".
 
@@ -36,7 +37,7 @@ def draw_attention(checkpoint: str | Path, text: str, out: str | Path | None = N
         One PNG per layer.
 
     Raises:
-        UserFault: no such checkpoint, a text that is empty, too long or outside the alphabet, a folder that can't be.
+        UserFault: no such checkpoint, a text that is empty or outside the alphabet, a folder that can't be written.
     """
     loaded = load_checkpoint(checkpoint, which)
     labels, weights = attention_to(loaded, text)
@@ -57,30 +58,46 @@ def draw_attention(checkpoint: str | Path, text: str, out: str | Path | None = N
 
 
 def attention_to(loaded: LoadedCheckpoint, text: str) -> tuple[list[str], dict[str, Tensor]]:
-    """The weights of every layer while the model reads a text.
+    """Return the weights of every layer while the model reads a text.
 
     Returns:
         A label per token, and by layer name the weights (H, T, T).
 
     Raises:
-        UserFault: the text is empty, too long, or holds a character that the tokenizer does not know.
+        UserFault: the text is empty, or holds a character that the tokenizer does not know.
     """
     tokens = loaded.tokenizer.encode(text)
     longest = loaded.config.model.block_size
-    if not 1 <= len(tokens) <= longest:
-        raise UserFault(
-            f"text: got {len(tokens)} tokens; wanted 1 to {longest}, what this model reads at once (about {READABLE} "
-            'can be read in a picture). Give another text: text="..."'
-        )
+    if not tokens:
+        raise UserFault('text: got an empty one; wanted at least one character. Give text="..."')
+    if len(tokens) > longest:
+        print(f"The text has {len(tokens):,} tokens: the first {longest} are drawn, which this model reads at once.")
     device = next(loaded.model.parameters()).device
     with torch.inference_mode(), record_attention(loaded.model) as recorded:
-        loaded.model(torch.tensor([tokens], device=device))
-    return token_labels(loaded.tokenizer, tokens), {name: weights[0].cpu() for name, weights in recorded.items()}
+        loaded.model(torch.tensor([tokens[:longest]], device=device))
+    return token_labels(loaded.tokenizer, tokens[:longest]), {
+        name: weights[0].cpu() for name, weights in recorded.items()
+    }
 
 
 def token_labels(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """Tokens as they can be read in a picture: white space shown, long runs counted, odd bytes in hexadecimal."""
-    return [_label(tokenizer.token_bytes(token)) for token in tokens]
+    """Return tokens as they can be read in a picture: white space shown, long runs counted, odd bytes in hexadecimal.
+
+    A character that several tokens make up stands at the first of them; the others have a dot.
+    """
+    labels: list[str] = []
+    while len(labels) < len(tokens):
+        joined = [b"".join(map(tokenizer.token_bytes, tokens[len(labels) :][:size])) for size in range(1, 5)]
+        size = next((size for size, data in enumerate(joined, 1) if _is_text(data)), 1)
+        labels += [_label(joined[size - 1]), *["·"] * (size - 1)]
+    return labels[: len(tokens)]
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        return bool(data.decode()) or not data
+    except UnicodeDecodeError:
+        return False
 
 
 def _label(token: bytes) -> str:
@@ -95,15 +112,19 @@ def _character(character: str) -> str:
     shown = character.translate(SHOWN)
     if "\udc80" <= shown <= "\udcff":  # a byte that is no UTF-8 on its own, as surrogateescape keeps it
         return f"\\x{ord(shown) - 0xDC00:02x}"
-    if shown.isprintable() and ord(shown) in _glyphs():
+    if shown.isprintable() and _font_with(shown):
         return shown
     return f"\\u{ord(shown):04x}"
 
 
-def _glyphs() -> Any:
-    from matplotlib.font_manager import findfont, get_font
+@functools.cache
+def _font_with(character: str) -> str | None:
+    """Return the name of a font that has the character: ours, else any that is installed."""
+    from matplotlib.font_manager import fontManager, get_font
 
-    return get_font(findfont(FONT)).get_charmap()
+    fonts = sorted(fontManager.ttflist, key=lambda font: font.name != FONT)
+    real = (font for font in fonts if not font.name.startswith("Last Resort"))  # which has a box for everything
+    return next((font.name for font in real if ord(character) in get_font(font.fname).get_charmap()), None)
 
 
 def draw_heads(
@@ -170,7 +191,8 @@ def _label_cells(panel: Any, rows: Sequence[str], columns: Sequence[str]) -> Non
     """Labels at every row and column, and white lines between the cells."""
     size = min(8.0, 480 / max(len(rows), len(columns)))
     turned = 90 if max(map(len, columns)) > 1 else 0
-    style = {"fontsize": size, "fontfamily": FONT, "parse_math": False}
+    fonts = {_font_with(character) or FONT for character in set("".join([*rows, *columns]))}
+    style = {"fontsize": size, "fontfamily": [FONT, *sorted(fonts - {FONT})], "parse_math": False}
     panel.set_yticks(range(len(rows)), labels=rows, **style)
     panel.set_xticks(range(len(columns)), labels=columns, rotation=turned, **style)
     panel.tick_params(length=0, pad=2, top=True, labeltop=True, bottom=False, labelbottom=False)

@@ -31,6 +31,17 @@ def loaded(path=Path("lone"), n_layer=2, attention="softmax"):
     return SimpleNamespace(model=model, tokenizer=BYTES, config=config, path=path)
 
 
+@pytest.fixture
+def only_our_font(monkeypatch):
+    from matplotlib.font_manager import fontManager
+
+    monkeypatch.setattr(fontManager, "ttflist", [font for font in fontManager.ttflist if font.name == drawing.FONT])
+    drawing._font_with.cache_clear()
+    yield
+    drawing._font_with.cache_clear()
+
+
+@pytest.mark.usefixtures("only_our_font")
 def test_labels_show_white_space_bytes_and_long_runs():
     words = [b" the", b"\n", b"\t", b"        ", b"\xe2\x82", "é".encode(), b"x" * 20, b"\x00", b"a\r\n", "漢".encode()]
     tokenizer = SimpleNamespace(token_bytes=words.__getitem__)
@@ -40,12 +51,32 @@ def test_labels_show_white_space_bytes_and_long_runs():
     assert token_labels(BYTES, [65, BYTES.eot]) == ["A", "<eot>"]
 
 
+def test_a_character_of_several_tokens_is_shown_as_a_character():
+    assert token_labels(BYTES, list("é€a".encode())) == ["é", "·", "€", "·", "·", "a"]
+    assert token_labels(BYTES, list(b"\xe2\x82a\xff")) == [r"\xe2", r"\x82", "a", r"\xff"]
+
+
+@pytest.mark.usefixtures("only_our_font")
+def test_a_character_that_our_font_lacks_is_drawn_from_another(monkeypatch):
+    from matplotlib import font_manager
+
+    assert token_labels(BYTES, list("漢".encode())) == [r"\u6f22", "·", "·"]
+    drawing._font_with.cache_clear()
+    ours, other = font_manager.fontManager.ttflist[0], SimpleNamespace(name="Other", fname="other.ttf")
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", [other, ours])
+    real = font_manager.get_font
+    other_font = SimpleNamespace(get_charmap=lambda: {ord("漢"): 1, ord("a"): 2})
+    monkeypatch.setattr(font_manager, "get_font", lambda path: other_font if path == "other.ttf" else real(path))
+    assert token_labels(BYTES, list("漢a".encode())) == ["漢", "·", "·", "a"]
+    assert (drawing._font_with("漢"), drawing._font_with("a")) == ("Other", drawing.FONT)
+
+
 @settings(max_examples=30)
 @given(text=st.text(min_size=1, max_size=5))
 def test_every_text_has_labels_that_the_font_can_draw(text):
     labels = token_labels(BYTES, BYTES.encode(text))
     assert len(labels) == len(text.encode())
-    assert all(label and set(map(ord, label)) <= drawing._glyphs().keys() for label in labels)
+    assert all(label and all(map(drawing._font_with, label)) for label in labels)
 
 
 @pytest.mark.parametrize("attention", ["softmax", "linear"])
@@ -73,12 +104,18 @@ def test_a_picture_per_layer_and_any_text_in_it(tmp_path, monkeypatch):
 
 def test_a_text_that_does_not_fit_and_a_folder_that_can_not_be_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(drawing, "load_checkpoint", lambda path, which: loaded())
-    for text, got in (("", 0), ("x" * 21, 21)):
-        with pytest.raises(UserFault, match=f"text: got {got} tokens; wanted 1 to 20"):
-            draw_attention("run", text, tmp_path)
+    with pytest.raises(UserFault, match="text: got an empty one"):
+        draw_attention("run", "", tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserFault, match="can't write pictures there"):
         draw_attention("run", "a", tmp_path / "file")
+
+
+def test_of_a_longer_text_the_beginning_is_drawn_and_said(capsys):
+    labels, weights = attention_to(loaded(), "x" * 21)
+    assert len(labels) == 20
+    assert weights["blocks.0.attention"].shape == (3, 20, 20)
+    assert "The text has 21 tokens: the first 20 are drawn" in capsys.readouterr().out
 
 
 def pixels(path):
