@@ -790,3 +790,15 @@ def test_every_promise_has_its_test():
         name for file in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
     }
     assert names - defined - {file.stem for file in (ROOT / "tests").rglob("test_*.py")} == set()
+
+
+def test_a_run_whose_checkpoints_lead_to_another_run_touches_neither(run, tmp_path):
+    mine = run("checkpoint.every_steps=2", "checkpoint.keep_last=6")
+    there = sorted(path.name for path in (mine / "checkpoints").iterdir())
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "checkpoints").symlink_to(mine / "checkpoints")
+    with pytest.raises(UserFault, match="checkpoints' is a link"):
+        run("checkpoint.every_steps=1", f"run.dir={other}", "seed=2")
+    assert sorted(path.name for path in (mine / "checkpoints").iterdir()) == there
+    assert [path.name for path in other.iterdir()] == ["checkpoints"]

@@ -6,6 +6,7 @@ folder are opened, and no size that a file claims is believed before the bytes f
 
 import hashlib
 import json
+import math
 import os
 import re
 from dataclasses import dataclass, replace
@@ -28,8 +29,8 @@ from minigpt.checkpoint.store import (
     DamagedCheckpoint,
     best_checkpoint,
     list_checkpoints,
-    open_regular,
     read_manifest,
+    read_patiently,
     verify,
 )
 from minigpt.config.check import find_faults
@@ -138,11 +139,15 @@ def read_file(folder: Path, name: str) -> bytes:
         entry = read_manifest(folder)["files"].get(name)
         if not isinstance(entry, dict):
             raise unusable(folder, f"its manifest has no {name}")
-        with open_regular(folder / name) as file:
-            content = file.read()
-    except (DamagedCheckpoint, OSError) as error:
+        most, path = MAX_BYTES.get(name, math.inf), folder / name
+        size = read_patiently(path, lambda file: os.fstat(file.fileno()).st_size)
+        if size > most:  # of a sparse file, too, nothing is read before
+            raise unusable(folder, f"{name} is {size:,} bytes; at most {most:,} make sense")
+        whole = size == entry.get("bytes")
+        content = read_patiently(path, lambda file: file.read(size + 1)) if whole else b""
+    except DamagedCheckpoint as error:
         raise unusable(folder, error) from None
-    if len(content) != entry.get("bytes") or hashlib.sha256(content).hexdigest() != entry.get("sha256"):
+    if not whole or hashlib.sha256(content).hexdigest() != entry.get("sha256"):
         raise unusable(folder, f"{name} changed after it was written: its size or SHA-256 is not the manifest's")
     return content
 
@@ -151,11 +156,9 @@ def read_json(folder: Path, name: str) -> Any:
     """A JSON file of a checkpoint.
 
     Raises:
-        UserFault: as `read_file`; or it is too large, or no JSON.
+        UserFault: as `read_file`; or it is no JSON.
     """
     content = read_file(folder, name)
-    if len(content) > MAX_BYTES[name]:
-        raise unusable(folder, f"{name} is {len(content):,} bytes; at most {MAX_BYTES[name]:,} make sense")
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:

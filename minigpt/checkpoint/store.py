@@ -14,10 +14,11 @@ import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Callable, Mapping, Sequence
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from minigpt import __version__
 from minigpt.config.convert import shown
@@ -32,6 +33,13 @@ _NAME = re.compile(r"step-(\d{9,})")
 _UNFINISHED = re.compile(r"\.step-\d+\.tmp-(\d+)(-old)?")
 
 
+READ_PAUSES = (0.1, 0.4, 1.5)  # seconds before a read that failed is tried again
+# What a file that is gone, or no plain file, is refused with; any other error says nothing about the file's bytes.
+DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO)
+
+Read = TypeVar("Read")
+
+
 class DamagedCheckpoint(ValueError):
     """A checkpoint folder whose contents are not what its manifest says."""
 
@@ -43,10 +51,11 @@ def step_of(path: Path) -> int:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """All checkpoint folders, oldest first, verified or not."""
+    """All checkpoint folders, oldest first, verified or not. A link is none: what it leads to is another's."""
     if not folder.is_dir():
         return []
-    return sorted((path for path in folder.iterdir() if step_of(path) >= 0 and path.is_dir()), key=step_of)
+    folders = (path for path in folder.iterdir() if step_of(path) >= 0 and path.is_dir() and not path.is_symlink())
+    return sorted(folders, key=step_of)
 
 
 def require_space(folder: Path, need: int, what: str) -> None:
@@ -156,6 +165,30 @@ def open_regular(path: Path) -> BufferedReader:
     return open(descriptor, "rb")
 
 
+def read_patiently(path: Path, read: Callable[[BufferedReader], Read]) -> Read:
+    """Return what `read` makes of a checkpoint's file; what the system refuses for another reason is tried again.
+
+    Raises:
+        DamagedCheckpoint: the file is missing, or is no plain file.
+        StorageFailure: the system refuses to read it, each time (ESTALE, EIO, EMFILE, EACCES ...).
+    """
+    for pause in (*READ_PAUSES, None):
+        try:
+            with open_regular(path) as file:
+                return read(file)
+        except OSError as error:
+            if error.errno in DAMAGE:
+                raise DamagedCheckpoint(f"{path}: {error.strerror or error}") from None
+            if pause is None:
+                raise StorageFailure(
+                    f"{path} can't be read: {error.strerror or error} (tried {len(READ_PAUSES) + 1} times). The "
+                    "checkpoint is left as it is. Look at the disk, the network or the permissions, then run the same "
+                    "command again"
+                ) from error
+            time.sleep(pause)
+    raise AssertionError("unreachable")
+
+
 def _sealed(manifest: Mapping[str, Any]) -> bytes:
     """The manifest's bytes, with their own SHA-256 among them: a change anywhere in it shows, too."""
     plain = {key: value for key, value in manifest.items() if key != "sha256"}
@@ -167,16 +200,16 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint folder, itself checked (the other files: `verify`).
 
     Raises:
-        DamagedCheckpoint: missing, unreadable or changed.
+        DamagedCheckpoint: missing or changed.
+        StorageFailure: the system refuses to read it.
         UserFault: of another format version.
     """
+    if not os.path.lexists(path / MANIFEST):
+        raise DamagedCheckpoint(f"{path}: no {MANIFEST}: not a checkpoint, or one cut short")
+    content = read_patiently(path / MANIFEST, lambda file: file.read(MAX_MANIFEST_BYTES))
     try:
-        with open_regular(path / MANIFEST) as file:
-            content = file.read(MAX_MANIFEST_BYTES)
         manifest = json.loads(content)
-    except FileNotFoundError:
-        raise DamagedCheckpoint(f"{path}: no {MANIFEST}: not a checkpoint, or one cut short") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedCheckpoint(f"{path}: {MANIFEST} can't be read: {error}") from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise DamagedCheckpoint(f"{path}: {MANIFEST} is not a checkpoint's manifest")
@@ -199,21 +232,22 @@ def verify(path: Path) -> dict[str, Any]:
 
     Raises:
         DamagedCheckpoint: naming the first file that is missing, has another size or another SHA-256.
+        StorageFailure: the system refuses to read one.
     """
     manifest = read_manifest(path)
     for name, entry in manifest["files"].items():
         if not isinstance(entry, dict) or not _FILE.fullmatch(name):
             raise DamagedCheckpoint(f"{path}: {MANIFEST} names {name!r}, which is no file of a checkpoint")
-        try:
-            with open_regular(path / name) as file:
-                size = os.fstat(file.fileno()).st_size
-                if size != entry.get("bytes"):
-                    raise DamagedCheckpoint(f"{path / name}: {size} bytes; the manifest says {entry.get('bytes')}")
-                if hashlib.file_digest(file, "sha256").hexdigest() != entry.get("sha256"):
-                    raise DamagedCheckpoint(f"{path / name}: SHA-256 differs: the file changed after it was written")
-        except OSError as error:
-            raise DamagedCheckpoint(f"{path / name}: {error.strerror or error}") from None
+        size, digest = read_patiently(path / name, lambda file: (os.fstat(file.fileno()).st_size, _sha256(file)))
+        if size != entry.get("bytes"):
+            raise DamagedCheckpoint(f"{path / name}: {size} bytes; the manifest says {entry.get('bytes')}")
+        if digest != entry.get("sha256"):
+            raise DamagedCheckpoint(f"{path / name}: SHA-256 differs: the file changed after it was written")
     return manifest
+
+
+def _sha256(file: BufferedReader) -> str:
+    return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def set_aside(path: Path) -> Path:
@@ -255,7 +289,7 @@ def _damage(path: Path) -> str:
     """What is wrong with a checkpoint that was set aside."""
     try:
         verify(path)
-    except (DamagedCheckpoint, UserFault) as damage:
+    except (DamagedCheckpoint, StorageFailure, UserFault) as damage:
         return str(damage)
     return f"{path}: whole again; take the mark off its name to use it"
 
@@ -305,7 +339,7 @@ def prune(folder: Path, *, keep_last: int, keep_every_steps: int) -> None:
     The newest one that a run can go back to stays as well (`bad_steps` in a manifest: steps skipped in a row when
     it was made). Called only after the newest one verified; what can't be removed stays (a full run beats a tidy one).
     """
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, StorageFailure):
         checkpoints = list_checkpoints(folder)
         kept = {best_checkpoint(folder), next(filter(_is_good, reversed(checkpoints)), None)}
         for path in checkpoints[: -max(keep_last, 2)]:

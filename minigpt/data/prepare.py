@@ -29,6 +29,7 @@ from minigpt.data.survey import Survey, signature, survey
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, scheme_of
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.redact import redact
+from minigpt.rundir.locking import lock
 
 
 @dataclass(frozen=True)
@@ -247,12 +248,10 @@ def _lock(folder: Path, say: Say) -> Iterator[None]:
     """Let one process at a time work in `folder`; the system frees the lock of one that dies."""
     with open(folder / ".lock", "wb") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # without locks both write the same bytes, then rename
         except BlockingIOError:
             say(f"data: another process is preparing {folder}; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:
-            pass  # a file system without locks: both write the same bytes under names of their own, then rename
+            lock(file)
         yield
 
 

@@ -26,6 +26,7 @@ from minigpt.faults import StorageFailure, UserFault
 from minigpt.invocation import typed_words
 from minigpt.redact import redact_arguments, redact_values
 from minigpt.rundir.files import write_file
+from minigpt.rundir.locking import lock
 from minigpt.rundir.rows import append_rows, folder_gone
 
 STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, errno.EFBIG)
@@ -59,8 +60,9 @@ class RunDirectory:
     def __enter__(self) -> "RunDirectory":
         if self.writes:
             try:
+                if self.path.is_dir():
+                    self._refuse_links()
                 self.checkpoints.mkdir(parents=True, exist_ok=True)
-                self._refuse_links()
                 self._lock()
             except OSError as error:
                 raise StorageFailure(
@@ -70,12 +72,12 @@ class RunDirectory:
         return self
 
     def _refuse_links(self) -> None:
-        """A stranger's run may hold a link where we would write: to a file of yours."""
+        """A stranger's run may hold a link where we would write or remove: to files of yours, or to another run."""
         for entry in os.scandir(self.path):
-            if not entry.is_dir() and not entry.is_file(follow_symlinks=False):
+            if not entry.is_dir(follow_symlinks=False) and not entry.is_file(follow_symlinks=False):
                 raise UserFault(
-                    f"{entry.path!r} is a link or no plain file; a run writes plain files in run.dir. Remove it, or "
-                    "choose another run.dir"
+                    f"{entry.path!r} is a link, or no plain file or folder; a run writes and removes only what lies in "
+                    "run.dir itself. Remove it, or choose another run.dir (which may itself be a link)"
                 )
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
@@ -107,7 +109,7 @@ class RunDirectory:
     def _lock(self) -> None:
         file = open(self.path / "run.lock", "a+")  # noqa: SIM115 - stays open: closing it frees the lock
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             owner = file.read().strip() or "another process"
@@ -115,6 +117,11 @@ class RunDirectory:
             raise UserFault(
                 f"run.dir={self.path} is in use by {owner}. Wait for it, stop it, or choose another run.dir"
             ) from None
+        if not locked:
+            print(
+                f"Note: the file system of {self.path} has no locks: nothing keeps a second process out of this run. "
+                "Start it once only"
+            )
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()

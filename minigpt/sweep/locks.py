@@ -1,7 +1,6 @@
 """Locks that end with the process that holds them, and the claim of a sweep's worker on a trial."""
 
 import contextlib
-import errno
 import fcntl
 import os
 import platform
@@ -11,24 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from minigpt.rundir.locking import lock
+
 BEAT_SECONDS = 20.0  # a claim is renewed so often
 STALE_SECONDS = 120.0  # a claim of another machine that was not renewed for so long is dropped
-NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)  # Lustre, some FUSE
-
-
-def lock(file: IO, flags: int = fcntl.LOCK_EX) -> bool:
-    """Lock a file; return False where the file system has no locks, and the caller goes on without.
-
-    Raises:
-        BlockingIOError: another process has it (with LOCK_NB).
-    """
-    try:
-        fcntl.flock(file, flags)
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        return False
-    return True
 
 
 @contextlib.contextmanager

@@ -22,8 +22,8 @@ from optuna.trial import TrialState, create_trial
 
 from minigpt.faults import UserFault
 from minigpt.redact import redact
+from minigpt.rundir.locking import lock
 from minigpt.rundir.rows import parse_row
-from minigpt.sweep.locks import lock
 from minigpt.sweep.space import Point, Space
 
 COMPLETE, PRUNED, FAILED = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL

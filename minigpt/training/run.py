@@ -110,8 +110,9 @@ def begin_or_continue(job: Job, changes: Sequence[Change]) -> int:
     if run.writes:
         sweep_unfinished(run.checkpoints)
     while True:
-        with job.processes.rank_zero_first():  # rank 0 sets damaged ones aside
-            checkpoint = latest_usable(run.checkpoints)
+        found = latest_usable(run.checkpoints) if run.writes else None  # the others take its word for every byte
+        name = job.processes.gather(found.name if found else "")[0].strip()
+        checkpoint = run.checkpoints / name if name else None
         manifest = hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest() if checkpoint else None
         job.processes.require_equal_on_all_ranks(
             "a checkpoint", {"folder": checkpoint and checkpoint.name, "manifest": manifest}

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from minigpt.checkpoint import store
+from minigpt.checkpoint.load import read_file
 from minigpt.checkpoint.store import (
     DamagedCheckpoint,
     best_checkpoint,
@@ -17,7 +18,7 @@ from minigpt.checkpoint.store import (
     verify,
     write_checkpoint,
 )
-from minigpt.faults import NoUsableCheckpoint, StorageFailure
+from minigpt.faults import NoUsableCheckpoint, StorageFailure, UserFault
 
 FILES = {"model.safetensors": [bytes(range(256)), memoryview(bytes(512))], "state.json": [b'{"step": 3}']}
 
@@ -167,3 +168,48 @@ def test_only_what_dead_processes_left_is_swept(tmp_path):
     sweep_unfinished(tmp_path)
     assert not dead.exists()
     assert living.exists()
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EMFILE, errno.EACCES])
+def test_a_read_that_fails_for_a_moment_sets_no_healthy_checkpoint_aside(tmp_path, monkeypatch, number):
+    write(tmp_path, 5)
+    newest = write(tmp_path, 6)
+    monkeypatch.setattr(store, "READ_PAUSES", (0, 0, 0))
+    real, calls = store.open_regular, iter(range(1000))
+
+    def shaky(path):
+        if newest in path.parents and next(calls) % 3 < 2:  # two of three reads fail
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path)
+
+    monkeypatch.setattr(store, "open_regular", shaky)
+    assert latest_usable(tmp_path, say=lambda _: pytest.fail("set aside")) == newest
+
+
+def test_a_read_that_fails_for_good_is_named_and_the_checkpoint_stays(tmp_path, monkeypatch):
+    newest = write(tmp_path, 6)
+    monkeypatch.setattr(store, "READ_PAUSES", (0, 0))
+
+    def refuse(path):
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(store, "open_regular", refuse)
+    with pytest.raises(StorageFailure, match=r"MANIFEST\.json can't be read: Input/output error \(tried 3 times\)"):
+        latest_usable(tmp_path, say=lambda _: None)
+    assert list_checkpoints(tmp_path) == [newest]
+
+
+def test_a_huge_file_is_refused_before_it_is_read(tmp_path):
+    path = write_checkpoint(tmp_path, 1, {"config.json": [b"{}"]}, {})
+    with open(path / "config.json", "wb") as file:
+        file.truncate(1 << 40)  # a sparse tebibyte: reading it would end the process
+    with pytest.raises(UserFault, match=r"config\.json is 1,099,511,627,776 bytes; at most 65,536 make sense"):
+        read_file(path, "config.json")
+
+
+def test_a_link_among_the_checkpoints_is_no_checkpoint(tmp_path):
+    others = write(tmp_path / "other", 9)
+    mine = write(tmp_path / "mine", 1)
+    (tmp_path / "mine" / others.name).symlink_to(others)
+    assert list_checkpoints(tmp_path / "mine") == [mine]
+    assert latest_usable(tmp_path / "mine") == mine

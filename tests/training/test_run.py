@@ -1,6 +1,9 @@
 """What a run does besides being exact: its limits, compiling, and what it leaves behind."""
 
+import errno
+import fcntl
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -144,3 +147,12 @@ def test_a_second_process_is_kept_out(run, tmp_path):
         run()
     process.communicate()
     run()
+
+
+def test_a_file_system_without_locks_trains_with_a_sentence(run, monkeypatch, capsys):
+    def flock(file, flags):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    run()
+    assert "has no locks: nothing keeps a second process out of this run" in capsys.readouterr().out
