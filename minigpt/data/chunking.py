@@ -1,4 +1,4 @@
-"""Where text may be cut without changing its tokens, so that files of any size are encoded run by run.
+"""Cuts text where that does not change its tokens, so that files of any size are encoded run by run.
 
 GPT-2's split pattern never lets a piece of non-space text run on into the white space behind it, and
 looks only forward. So between a non-space character and a blank, tab or newline the text can be cut,

@@ -1,4 +1,4 @@
-"""Text in: which files a corpus has, and in which order. What follows sees documents only.
+"""Finds the files of a corpus and their order. What follows sees documents only.
 
 Three corpora: `stdlib` (the source of Python's own standard library, on every machine that runs this),
 `shakespeare_char` (Tiny Shakespeare, fetched once) and `text` (a file, or all files of a folder). Files come in
@@ -61,7 +61,7 @@ class Corpus:
     notes: tuple[str, ...] = ()
 
     def read(self, file: File) -> Iterator[Document]:
-        """The documents of one file.
+        """Return the documents of one file.
 
         Raises:
             UserFault: it can't be read.
@@ -69,7 +69,7 @@ class Corpus:
         return read(file, self.options)
 
     def documents(self) -> Iterator[Document]:
-        """All documents, in order. They can be asked for again, and are the same.
+        """Return all documents, in order. They can be asked for again, and are the same.
 
         Raises:
             UserFault: a file can't be read.
@@ -78,7 +78,7 @@ class Corpus:
 
     @property
     def formats(self) -> list[str]:
-        """How its files are read where that is not as plain text."""
+        """The formats among its files that are not plain text."""
         return sorted({file.suffix for file in self.files} & READERS.keys())
 
     @property
@@ -88,7 +88,7 @@ class Corpus:
 
 
 def find_corpus(data: DataConfig, *, raw: bool = False, url: str = SHAKESPEARE_URL) -> Corpus:
-    """The corpus a config names; Tiny Shakespeare is fetched from `url` if it is not in data.dir yet.
+    """Return the corpus that a config names; Tiny Shakespeare is fetched from `url` if it is not in data.dir yet.
 
     Raises:
         SourceGone: the source is missing or can't be fetched.
@@ -135,7 +135,7 @@ def _stdlib() -> Corpus:
 def _shakespeare(data: DataConfig, url: str) -> Path:
     if data.source:
         path = typed_path(data.source)
-        got = sha256_of(path) if path.is_file() else "none: it is no file"
+        got = sha256_of(path) if path.is_file() else "none: it is not a file"
         if got != SHAKESPEARE_SHA256:
             raise (UserFault if path.exists() else SourceGone)(
                 f"{path} is not Tiny Shakespeare: its SHA-256 is {got}, wanted {SHAKESPEARE_SHA256}. For a text of "
@@ -194,7 +194,7 @@ def _files(source: Path, data: DataConfig, encoding: str) -> tuple[tuple[File, .
 
 
 def _reason_to_skip(path: Path, label: str, data: DataConfig, encoding: str) -> str | None:
-    """Why a file of a folder is no part of the text, or None."""
+    """Return the reason why a file of a folder is not read, or None."""
 
     def matches(patterns: str) -> bool:
         names = (label, path.name)

@@ -10,7 +10,7 @@ _TOTAL_SECONDS = 60.0
 
 
 def download(url: str, sha256: str) -> bytes:
-    """The file at `url`.
+    """Return the content of the file at `url`.
 
     It is fetched in a thread, since looking up a host name can't be given a time limit.
 

@@ -145,12 +145,12 @@ def save_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def size_text(n_bytes: int) -> str:
-    """Bytes for people."""
+    """Return a number of bytes as people write it."""
     return f"{n_bytes / 1e6:,.1f} MB" if n_bytes >= 1e6 else f"{n_bytes:,} bytes"
 
 
 def progress_lines(what: str, total: int, say: Say) -> Callable[[int], None]:
-    """A function to call with numbers of bytes done; it says a line every few seconds of long work."""
+    """Return a function to call with numbers of bytes done; it says a line every few seconds of long work."""
     begun = said = time.monotonic()
     done = 0
 

@@ -1,4 +1,4 @@
-"""The yardstick: how well a byte n-gram model predicts the validation text, in bits per byte.
+"""The baseline: how well a byte n-gram model predicts the validation text, in bits per byte.
 
 A neural model that doesn't beat it has learned nothing but local statistics. Counts of the training text are
 smoothed by interpolated Witten-Bell: a context hands the lower order as much weight as it has seen different
@@ -18,7 +18,7 @@ _PIECE = 1 << 20  # bytes of validation text scored at a time
 
 
 def ngram_bits_per_byte(train: bytes, val: bytes, order: int = 3) -> float:
-    """Bits per byte of `val` under a model of `train` whose contexts are up to `order` bytes long.
+    """Return the bits per byte of `val` under a model of `train` whose contexts are up to `order` bytes long.
 
     At the start of `val` the contexts are as long as the bytes before them.
 

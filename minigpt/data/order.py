@@ -43,7 +43,7 @@ def epoch_windows(n_tokens: int, block_size: int) -> int:
 
 
 def window_starts(step: int, *, seed: int, n_tokens: int, block_size: int, sequences: int) -> NDArray[np.int64]:
-    """Where the windows of batch `step` begin: (sequences,) positions of their first tokens.
+    """Return where the windows of batch `step` begin: (sequences,) positions of their first tokens.
 
     Args:
         step: number of the batch, from 0.
@@ -101,7 +101,7 @@ def _encipher(places: NDArray[np.uint64], a: int, b: int, keys: NDArray[np.uint6
 
 
 def batch_of_step(step: int, skipped_batches: Sequence[Sequence[int]]) -> int:
-    """Which batch a step trains on: the step-th of those not passed over.
+    """Return the number of the batch that a step trains on: the step-th of those that are not skipped.
 
     Args:
         step: optimizer steps done before.

@@ -113,7 +113,7 @@ def require_vocabulary(data: DataConfig, tokenizer: TokenizerConfig) -> None:
 
 
 def mend(data: DataConfig, tokenizer: TokenizerConfig, *, say: Say = print) -> Prepared:
-    """`prepare`, but damaged tokens are made again.
+    """Do what `prepare` does, and make damaged tokens again.
 
     Raises:
         UserFault, StorageFailure: as `prepare`.
@@ -131,7 +131,7 @@ def mend(data: DataConfig, tokenizer: TokenizerConfig, *, say: Say = print) -> P
 
 
 def open_prepared(data_dir: str, whole: str) -> Prepared | None:
-    """Tokens that were prepared before, known by their fingerprint. Nothing is made, and no text is read.
+    """Return tokens that were prepared before, by their fingerprint. Nothing is made, and no text is read.
 
     Raises:
         DamagedShards: they are there, but a file was changed or lost since.
@@ -262,4 +262,4 @@ def _storage_failure(error: OSError, folder: Path, corpus: Corpus) -> StorageFai
         with contextlib.suppress(OSError):
             reason += f" ({shutil.disk_usage(folder).free / 1e6:,.0f} MB free; up to {needed / 1e6:,.0f} MB are needed)"
     where = error.filename or folder
-    return StorageFailure(f"{where} can't be written: {reason}. Mend that, or choose another folder: data.dir=DIR")
+    return StorageFailure(f"{where} can't be written: {reason}. Repair that, or choose another folder: data.dir=DIR")

@@ -168,7 +168,7 @@ class TokenSplit:
         return self._length
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-        """Tokens starts[i] ... starts[i] + length - 1 for each i, across shard borders.
+        """Return tokens starts[i] ... starts[i] + length - 1 for each i, across shard borders.
 
         Args:
             starts: (n,) positions of the first tokens.
@@ -188,11 +188,11 @@ class TokenSplit:
         return np.array(rows, dtype=np.int64).reshape(len(starts), length)
 
     def weights(self, starts: NDArray[np.int64], length: int) -> NDArray[np.float32] | None:
-        """None: all tokens count the same."""
+        """Return the weights (n, length) of these tokens as targets; None, for all count the same."""
         return None
 
     def tokens(self, start: int, stop: int) -> NDArray[Any]:
-        """Tokens start ... stop - 1, cut to the split's ends as a slice is."""
+        """Return tokens start ... stop - 1, cut to the split's ends as a slice is."""
         start, stop, _ = slice(start, stop).indices(self._length)
         size = self._shard_tokens
         pieces = [
@@ -239,9 +239,9 @@ def _read_sidecar(path: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     except OSError as error:
         raise DamagedShards(f"{path} can't be read: {error.strerror or error}") from None
     except (ValueError, RecursionError):
-        raise DamagedShards(f"{path} is no JSON: it is damaged") from None
+        raise DamagedShards(f"{path} is not JSON: it is damaged") from None
     if not isinstance(sidecar, dict) or sidecar.get("format") != _FORMAT or sidecar.get("version") != 1:
-        raise DamagedShards(f'{path} is no sidecar of ours; wanted "format": "{_FORMAT}", "version": 1')
+        raise DamagedShards(f'{path} is not a sidecar of ours; wanted "format": "{_FORMAT}", "version": 1')
     if sidecar.get("tokenizer_hash") != tokenizer.hash:
         theirs = [shown(str(sidecar.get(key)))[1:-1] for key in ("tokenizer", "tokenizer_hash")]
         raise DamagedShards(

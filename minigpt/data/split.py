@@ -20,7 +20,7 @@ Piece = tuple[int, str, bytes]  # number of the document, train | val, bytes of 
 
 
 def pieces(found: Survey, val_fraction: float) -> Iterator[Piece]:
-    """The text of a corpus in order, each piece with its document's number and its split.
+    """Return the text of a corpus in order, each piece with its document's number and its split.
 
     Raises:
         UserFault: one of the splits would be empty; or as reading does.
@@ -37,14 +37,14 @@ def pieces(found: Survey, val_fraction: float) -> Iterator[Piece]:
 
 
 def describe_split(name: str, val_fraction: float) -> str:
-    """The rule in one sentence."""
+    """Return the rule in one sentence."""
     if name == "stdlib":
         return f"whole files by the hash of their path, about {val_fraction:g} of them for validation"
     return f"the last {val_fraction:g} of the characters for validation"
 
 
 def small_split(name: str, got: str, val_fraction: float) -> UserFault:
-    """The fault of a split that no model can learn from or be judged by."""
+    """Return the fault of a split that is too small to train on or to validate with."""
     return UserFault(
         f"the {name} split has {got} (data.val_fraction={val_fraction:g}), and predicting one token takes at least 2. "
         f"Use more text or a {'smaller' if name == 'train' else 'larger'} data.val_fraction"

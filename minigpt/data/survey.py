@@ -1,4 +1,4 @@
-"""What one reading of a whole corpus finds: that it is text, how much, and its SHA-256."""
+"""Reads a whole corpus once: checks that it is text, counts it, and takes its SHA-256."""
 
 import codecs
 import hashlib
@@ -66,7 +66,7 @@ def survey(corpus: Corpus, *, alphabet: bool = False, progress: Callable[[int], 
 
 
 def signature(corpus: Corpus) -> str:
-    """A hash of the names, sizes and times of a corpus's files as they are now.
+    """Return a hash of the names, sizes and times of a corpus's files as they are now.
 
     Raises:
         SourceGone: one of them is gone.

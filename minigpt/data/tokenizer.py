@@ -28,7 +28,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer:
-    """A vocabulary and the ways through it.
+    """Turns text into the tokens of a vocabulary, and back.
 
     Attributes:
         name: of its encoder: byte | char | bpe | gpt2.
@@ -50,7 +50,7 @@ class Tokenizer:
         self._bytes_alone = self._tokens == SINGLE_BYTES
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
-        """Tokens of a text.
+        """Return the tokens of a text.
 
         Args:
             text: any text without lone surrogates, which stand for no character and have no UTF-8.
@@ -74,7 +74,7 @@ class Tokenizer:
         return tokens
 
     def encode_bytes(self, data: bytes) -> NDArray[Any]:
-        """Tokens (n,) of bytes. UTF-8 gives what `encode` gives for its text; other bytes go in one by one.
+        """Return the tokens (n,) of bytes. UTF-8 gives what `encode` gives for its text; other bytes go in one by one.
 
         Raises:
             UserFault: a character outside the alphabet or bytes that are no UTF-8 (char), with their position.
@@ -83,7 +83,7 @@ class Tokenizer:
         return np.concatenate(parts) if parts else np.zeros(0, dtype=self.dtype)
 
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[Any]]:
-        """Tokens of one long text that comes in chunks, cut anywhere: the same tokens as in one piece.
+        """Yield the tokens of one long text that comes in chunks, cut anywhere: the same tokens as in one piece.
 
         Raises:
             UserFault: as `encode_bytes`.
@@ -91,7 +91,7 @@ class Tokenizer:
         return (tokens.astype(self.dtype) for tokens in self._encoder.encode_chunks(chunks))
 
     def decode_bytes(self, tokens: Sequence[int] | NDArray[np.integer]) -> bytes:
-        """The bytes of tokens; end-of-text gives none.
+        """Return the bytes of tokens; end-of-text gives none.
 
         Raises:
             ValueError: a token outside 0 ... vocab_size - 1.
@@ -108,15 +108,15 @@ class Tokenizer:
         return b"".join(map(self._table.__getitem__, tokens.tolist()))
 
     def decode(self, tokens: Sequence[int] | NDArray[np.integer]) -> str:
-        """The text of tokens; bytes that are no UTF-8 show as U+FFFD."""
+        """Return the text of tokens; bytes that are no UTF-8 show as U+FFFD."""
         return self.decode_bytes(tokens).decode("utf-8", "replace")
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes of one token, b"" for end-of-text."""
+        """Return the bytes of one token, b"" for end-of-text."""
         return self.decode_bytes([token])
 
     def to_json(self) -> dict[str, Any]:
-        """All there is to it, ready for `json.dump`; `load_tokenizer` reads it back."""
+        """Return all there is to it, ready for `json.dump`; `load_tokenizer` reads it back."""
         return {
             "format": _FORMAT,
             "version": _VERSION,
@@ -138,7 +138,7 @@ class Tokenizer:
 
 
 def scheme_of(name: str, vocab_size: int | None = None) -> Scheme:
-    """The scheme of this name, which can make a vocabulary of this size.
+    """Return the scheme of this name, and check that it can make a vocabulary of this size.
 
     Raises:
         UserFault: there is none, or it can't.
@@ -183,7 +183,7 @@ def load_tokenizer(source: str | Path | dict[str, Any]) -> Tokenizer:
         except OSError as error:
             raise UserFault(f"{where} can't be read: {error.strerror or error}") from None
         except (ValueError, RecursionError):
-            raise UserFault(f"{where} is no JSON: it is damaged or not a tokenizer") from None
+            raise UserFault(f"{where} is not JSON: it is damaged or not a tokenizer") from None
     fault = _fault_in(content)
     if fault:
         raise UserFault(f"{where} is not a usable tokenizer: {fault}")
@@ -209,7 +209,7 @@ def _fault_in(content: Any) -> str | None:
     try:
         tokens = [base64.b64decode(token, validate=True) for token in encoded]
     except ValueError:
-        return '"tokens" holds a string that is no base64'
+        return '"tokens" holds a string that is not base64'
     if len(set(tokens)) != len(tokens) or b"" in tokens:
         return "a token is empty or appears twice"
     return TOKENIZERS[name].fault_in(tokens)

@@ -169,7 +169,7 @@ def test_a_local_copy_of_shakespeare_must_be_it(yardstick, tmp_path):
     with pytest.raises(SourceGone, match=r"not Tiny Shakespeare"):
         find_corpus(yardstick)
     yardstick.source = str(tmp_path)
-    with pytest.raises(UserFault, match=r"not Tiny Shakespeare: .*it is no file"):
+    with pytest.raises(UserFault, match=r"not Tiny Shakespeare: .*it is not a file"):
         find_corpus(yardstick)
 
 

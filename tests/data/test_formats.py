@@ -59,9 +59,9 @@ def test_the_key_of_the_text_is_a_setting(texts):
     [
         (b'{"body": "x"}', "line 2: the record has 'body'; wanted a text under 'text'. Name another key: data.key=KEY"),
         (b'{"text": 5}', "line 2: the record has 'text'"),
-        (b"[1, 2]", "line 2: the record is no object"),
-        (b'{"text": "cut', "line 2 is no JSON (Unterminated string"),
-        (b"[" * 100_000, "line 2 is no JSON (maximum recursion"),
+        (b"[1, 2]", "line 2: the record is not an object"),
+        (b'{"text": "cut', "line 2 is not JSON (Unterminated string"),
+        (b"[" * 100_000, "line 2 is not JSON (maximum recursion"),
         (b'{"text": "\xff"}', "line 2: 'utf-8' codec can't decode byte 0xff"),
         (b'{"text": "\\ud800"}', "line 2: 'utf-8' codec can't encode character"),
     ],
@@ -70,7 +70,7 @@ def test_a_bad_record_is_named_with_its_line(texts, line, says):
     with pytest.raises(UserFault) as fault:
         texts({"a.jsonl": b'{"text": "fine"}\n' + line + b"\n", "b.jsonl": b"no"})
     assert f"a.jsonl, {says}" in str(fault.value)
-    assert "b.jsonl, line 1 is no JSON" in str(fault.value)  # all bad files at once
+    assert "b.jsonl, line 1 is not JSON" in str(fault.value)  # all bad files at once
 
 
 def test_bad_characters_in_records_are_replaced_on_request(texts):

@@ -129,8 +129,8 @@ def test_damage_to_a_shard_is_named(tmp_path, harm, sentence):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"format": "other"}, "no sidecar of ours"),
-        ({"version": 2}, "no sidecar of ours"),
+        ({"format": "other"}, "not a sidecar of ours"),
+        ({"version": 2}, "not a sidecar of ours"),
         ({"tokens": 24}, r"hold \[10, 10, 3\] tokens, not 24"),
         ({"shard_tokens": 9}, r"hold \[10, 10, 3\] tokens"),
         ({"bytes": "many"}, "lacks the counts"),
@@ -161,10 +161,10 @@ def test_damage_to_the_sidecar_is_named(tmp_path, changes, sentence):
 def test_a_sidecar_that_is_missing_or_no_json_is_named(tmp_path):
     write(tmp_path, range(23))
     (tmp_path / "train.json").write_text("{")
-    with pytest.raises(DamagedShards, match=r"train.json is no JSON"):
+    with pytest.raises(DamagedShards, match=r"train.json is not JSON"):
         TokenSplit(tmp_path, "train", tokenizer=BYTE)
     (tmp_path / "train.json").write_text("[" * 100_000)
-    with pytest.raises(DamagedShards, match=r"train.json is no JSON"):
+    with pytest.raises(DamagedShards, match=r"train.json is not JSON"):
         TokenSplit(tmp_path, "train", tokenizer=BYTE)
     with pytest.raises(DamagedShards, match=r"val.json can't be read: No such file"):
         TokenSplit(tmp_path, "val", tokenizer=BYTE)

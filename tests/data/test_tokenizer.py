@@ -270,7 +270,7 @@ def _drop(key: str):
         (BPE, _change(name=["bpe"]), "its name is"),
         (BPE, _drop("tokens"), "must be a list of base64"),
         (BPE, _change(tokens=[1, 2]), "must be a list of base64"),
-        (BPE, lambda content: content | {"tokens": [*content["tokens"][:-1], "é!"]}, "no base64"),
+        (BPE, lambda content: content | {"tokens": [*content["tokens"][:-1], "é!"]}, "not base64"),
         (BPE, _change(vocab_size=321), '"vocab_size" is 321, and with 319 tokens of tokenizer=bpe it must be 320'),
         (BPE, _change(eot=3), '"eot" is 3, '),
         (BPE, _token(7, b"\x08"), "empty or appears twice"),
@@ -293,7 +293,7 @@ def test_a_file_with_a_fault_is_refused(tokenizer: Tokenizer, change, sentence: 
 def test_a_file_that_is_no_json_is_named(content: bytes, tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
-    with pytest.raises(UserFault, match=r"tokenizer.json is no JSON"):
+    with pytest.raises(UserFault, match=r"tokenizer.json is not JSON"):
         load_tokenizer(path)
 
 

@@ -13,7 +13,7 @@ READERS: dict[str, Reader] = {".jsonl": read_jsonl, ".ndjson": read_jsonl}
 
 
 def read(file: File, options: ReadOptions) -> Iterator[Document]:
-    """The documents of a file.
+    """Return the documents of a file.
 
     Raises:
         BadFile: it is not what its name says, or not text.

@@ -17,7 +17,7 @@ class BadFile(UserFault):
 
 @dataclass(frozen=True)
 class Document:
-    """A text that stands for itself.
+    """A text that belongs together: a file, or a record of one.
 
     Attributes:
         label: names it inside the corpus: the path of its file, with forward slashes, and its place in it.
@@ -44,7 +44,7 @@ class File:
         return Path(self.path.name.lower().removesuffix(".gz")).suffix
 
     def chunks(self, size: int = 0) -> Iterator[bytes]:
-        """Its bytes, unpacked if its name ends in .gz, at most `size` (by default CHUNK_BYTES) at a time.
+        """Yield its bytes, unpacked if its name ends in .gz, at most `size` (by default CHUNK_BYTES) at a time.
 
         Raises:
             BadFile: it can't be unpacked.

@@ -19,11 +19,11 @@ def read_jsonl(file: File, options: ReadOptions) -> Iterator[Document]:
             ) from None
         except (ValueError, RecursionError) as error:
             raise BadFile(
-                f"{file.path}, line {number:,} is no JSON ({error}); wanted one record a line. To train on the file as "
-                "it is, give it a name that ends in .txt"
+                f"{file.path}, line {number:,} is not JSON ({error}); wanted one record a line. To train on the "
+                "file as it is, give it a name that ends in .txt"
             ) from None
         except (LookupError, TypeError, AttributeError):
-            has = f"has {', '.join(map(repr, list(record)[:8]))}" if isinstance(record, dict) else "is no object"
+            has = f"has {', '.join(map(repr, list(record)[:8]))}" if isinstance(record, dict) else "is not an object"
             raise BadFile(
                 f"{file.path}, line {number:,}: the record {has}; wanted a text under {options.key!r}. Name another "
                 "key: data.key=KEY"

@@ -1,4 +1,4 @@
-"""What is no text, told from the first bytes of a file."""
+"""Recognises files that are not text by their first bytes."""
 
 import codecs
 

@@ -20,7 +20,7 @@ class CharEncoder:
         self._table[codes] = np.arange(len(codes))
 
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[np.int64]]:
-        """Tokens of a text.
+        """Yield the tokens of a text.
 
         Raises:
             UserFault: a character outside the alphabet or bytes that are no UTF-8, with their position.

@@ -19,7 +19,7 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class Scheme:
-    """A tokenizer before it has a vocabulary.
+    """Describes a kind of tokenizer: how it gets a vocabulary, and what encodes with one.
 
     Attributes:
         encoder: makes the encoder of a vocabulary.
