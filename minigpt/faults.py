@@ -31,7 +31,7 @@ MEANINGS = {
     STORAGE_FAILURE: "storage failure",
     NON_FINITE: "training became non-finite",
     TRIALS_FAILED: "some trials of a sweep failed",
-    STOPPED: "stopped by a signal with a checkpoint, run again",
+    STOPPED: "stopped by a signal with a checkpoint (run again)",
     INTERRUPTED: "stopped at once",
 }
 

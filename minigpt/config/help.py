@@ -1,11 +1,11 @@
 """The page that --help prints: made from schema.py and the files under configs/."""
 
 import inspect
+import json
 import textwrap
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from minigpt.config.convert import in_words, settings
 from minigpt.faults import MEANINGS
@@ -36,14 +36,15 @@ def help_page(command: str, cls: type, groups: Mapping[str, Mapping[str, Path]])
     lines += [*textwrap.wrap(f"Exit codes: {codes}", 118, subsequent_indent=" " * 12), ""]
     if "experiment" in groups:
         lines.append("Experiments, experiment=NAME:")
-        lines += [f"  {choice:<24}{_summary(file)}" for choice, file in groups["experiment"].items()]
+        lines += [f"  {choice:<28}{_summary(file)}" for choice, file in groups["experiment"].items()]
         lines.append("")
     section = None
     for key, setting in settings(cls).items():
         if section != key.rpartition(".")[0]:
             section = key.rpartition(".")[0]
             lines += [*([""] if section else []), _heading(cls, section, list(groups.get(section, {})))]
-        left = f"  {key}={_default(setting.default)}"
+        default = setting.default if isinstance(setting.default, str) else json.dumps(setting.default)
+        left = f"  {key}={default}"
         lines.append(f"{left:<38} ({in_words(setting.kind)}) {setting.meaning}".rstrip())
     return "\n".join(lines)
 
@@ -54,11 +55,6 @@ def _heading(cls: type, section: str, choices: list[str]) -> str:
     kind = typing.get_type_hints(cls)[section]
     chosen = f"\n  {section}={'|'.join(choices)}" if choices else ""
     return f"{section}: {kind.__doc__}{chosen}"
-
-
-def _default(value: Any) -> str:
-    words = {None: "null", True: "true", False: "false"}
-    return words[value] if value is None or isinstance(value, bool) else str(value)
 
 
 def _summary(file: Path) -> str:

@@ -86,7 +86,8 @@ def run_dirs(jobs: Sequence[Job], names: Sequence[str]) -> list[Path]:
         if folder in folders:
             faults[
                 f"-m: two jobs would have the same run directory, {folder} ({folders[folder]}, and {name}). Leave out "
-                "run.dir, and values that are twice the same"
+                "run.dir and values that are there twice; what changes no weights, like trainer.threads, names no run: "
+                "train it one by one, each with a run.dir"
             ] = None
         folders[folder] = name
     if faults:

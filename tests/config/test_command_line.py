@@ -51,6 +51,16 @@ def test_composing_imports_nothing_heavy(tmp_path):
     assert done.stdout.strip() == ""
 
 
+def test_a_command_without_files_does_not_wait_for_hydra(tmp_path):
+    check = (
+        "import sys; from minigpt.config.compose import compose; compose('sample', ['checkpoint=.']);"
+        "print(*{'hydra', 'omegaconf'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == ""
+
+
 @pytest.mark.parametrize("script", ["train.py", "sample.py", "prepare_data.py"])
 def test_a_python_without_minigpt_is_told_what_to_do(script, tmp_path):
     command = [sys.executable, "-I", "-S", str(SCRIPTS / script)]
