@@ -9,8 +9,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from minigpt.config.schema import ModelConfig
-
 
 class LayerCache:
     """One layer's part of a `KVCache`."""
@@ -52,39 +50,14 @@ class KVCache:
         n_kv_head: heads G of keys and values.
         block_size: columns per row.
         head_dim: D.
-        dtype: of keys and values: the model's.
-        device: the model's.
+        like: a tensor of the model's dtype, on its device.
     """
 
-    def __init__(
-        self,
-        n_layer: int,
-        batch: int,
-        n_kv_head: int,
-        *,
-        block_size: int,
-        head_dim: int,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ):
-        shape = (n_layer, batch, n_kv_head, block_size, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+    def __init__(self, n_layer: int, batch: int, n_kv_head: int, block_size: int, head_dim: int, *, like: Tensor):
+        self.keys = like.new_zeros(n_layer, batch, n_kv_head, block_size, head_dim)
+        self.values = torch.zeros_like(self.keys)
         self.block_size = block_size
         self.set_lengths([0] * batch)
-
-    @classmethod
-    def for_config(cls, config: ModelConfig, batch: int, *, like: Tensor) -> "KVCache":
-        """Return an empty cache for a GPT of this config whose weights have the dtype and device of `like`."""
-        return cls(
-            config.n_layer,
-            batch,
-            config.n_head,
-            block_size=config.block_size,
-            head_dim=config.n_embd // config.n_head,
-            dtype=like.dtype,
-            device=like.device,
-        )
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
         """Trim (or, after a padded read, correct) how many columns of each row are real."""

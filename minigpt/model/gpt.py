@@ -11,6 +11,7 @@ Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learner
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -147,6 +148,12 @@ class GPT(nn.Module):
             ValueError: if the sequence, with what the cache holds, is longer than block_size.
         """
         return self.logits(self.hidden(tokens, positions=positions, mask=mask, cache=cache))
+
+    def new_cache(self, rows: int) -> KVCache:
+        """Return an empty KV cache in the model's dtype and on its device."""
+        attention: Any = self.blocks[0].attention
+        sizes = (len(self.blocks), rows, attention.n_kv_head, self.config.block_size, attention.head_dim)
+        return KVCache(*sizes, like=self.token_embedding.weight)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The output layer, tied to the token embedding: (..., C) -> (..., V)."""

@@ -67,7 +67,7 @@ def write(
         prompts,
         options,
         block_size=model.config.block_size,
-        new_cache=(lambda rows: gpt_cache(model, rows)) if options.use_cache else None,
+        new_cache=model.new_cache if options.use_cache else None,
         eot=tokenizer.eot,
         on_token=on_token,
     )
@@ -126,8 +126,3 @@ def gpt_forward(model: GPT, decoder: NativeDecoder | None = None) -> Forward:
         return model.logits(hidden[torch.arange(len(lengths), device=device), last])
 
     return forward
-
-
-def gpt_cache(model: GPT, rows: int) -> KVCache:
-    """An empty KV cache for a GPT, in its dtype and on its device."""
-    return KVCache.for_config(model.config, rows, like=model.token_embedding.weight)

@@ -12,7 +12,6 @@ from minigpt.attention.masks import padding_mask
 from minigpt.attention.record import record_attention
 from minigpt.config.schema import ModelConfig, TrainerConfig
 from minigpt.model import gpt
-from minigpt.model.cache import KVCache
 from minigpt.model.gpt import GPT
 
 B, T, L, H, C, V, BLOCK = 2, 5, 4, 3, 12, 71, 9
@@ -103,7 +102,7 @@ def test_recording_beside_a_cache_changes_no_logits_and_shows_the_cached_keys(at
 
     @torch.no_grad()
     def read(record):
-        cache = KVCache(L, B, H, block_size=BLOCK, head_dim=C // H)
+        cache = model.new_cache(B)
         logits, rows = [], []
         for part in ids.split([4, 1, 2], dim=1):
             if record:

@@ -5,7 +5,6 @@ import torch
 
 from minigpt.attention.masks import padding_mask
 from minigpt.config.schema import ModelConfig
-from minigpt.model.cache import KVCache
 from minigpt.model.gpt import GPT
 
 V = 37
@@ -26,8 +25,10 @@ def tiny_gpt(dtype=torch.float64, kernel="fused"):
 
 
 def new_cache(model, rows):
-    dtype = model.token_embedding.weight.dtype
-    return KVCache(2, rows, 3, block_size=BLOCK_SIZE, head_dim=11, dtype=dtype)
+    cache = model.new_cache(rows)
+    assert cache.keys.shape == cache.values.shape == (2, rows, 3, BLOCK_SIZE, 11)
+    assert cache.keys.dtype == model.token_embedding.weight.dtype
+    return cache
 
 
 def some_tokens(rows, T, seed=0):

@@ -16,7 +16,6 @@ from minigpt.attention.layers import ATTENTION, KERNELS
 from minigpt.attention.masks import padding_mask
 from minigpt.config.compose import compose
 from minigpt.config.schema import ModelConfig
-from minigpt.model.cache import KVCache
 from minigpt.model.gpt import ACTIVATIONS, GPT, NORMS
 
 ROOT = Path(__file__).parents[2]
@@ -285,7 +284,7 @@ def test_queries_and_keys_are_normalised_if_so_chosen(attention, qk_norm, meant)
 def test_positions_given_beside_a_cache_are_used():
     model, ids = make(attention="rotary", dtype=torch.float64).eval(), tokens()
     spread = torch.tensor([0, 1, 2, 4, 5, 6, 9])
-    cache = KVCache.for_config(model.config, B, like=model.token_embedding.weight)
+    cache = model.new_cache(B)
     with torch.no_grad():
         parts = [model(ids[:, part], positions=spread[part], cache=cache) for part in (slice(0, 4), slice(4, 7))]
     torch.testing.assert_close(torch.cat(parts, dim=1), model(ids, positions=spread))
@@ -310,7 +309,7 @@ def test_positions_angles_and_mask_of_a_step_with_a_cache_are_made_once_for_all_
     calls = []
     for n_layer in (1, 3):
         model = make(attention=attention, n_layer=n_layer).eval()
-        cache = KVCache.for_config(model.config, B, like=model.token_embedding.weight)
+        cache = model.new_cache(B)
         model(tokens(T=4), cache=cache)
         cache.set_lengths(lengths)
         with Counted() as counted:

@@ -8,7 +8,6 @@ import torch.nn as nn
 from torch.nn.functional import cross_entropy
 
 from minigpt.config.schema import ModelConfig
-from minigpt.model.cache import KVCache
 from minigpt.model.gpt import GPT
 from minigpt.sampling.native import decoder as native_module
 from minigpt.sampling.native.decoder import NativeDecoder, native_decoder, round_to_int8, to_int8
@@ -31,7 +30,7 @@ def gpt(dtype=torch.float32, *, device="cpu", **config):
 
 
 def empty(model, rows):
-    return KVCache.for_config(model.config, rows, like=model.token_embedding.weight)
+    return model.new_cache(rows)
 
 
 def apart(decoder, model, prompts, steps):

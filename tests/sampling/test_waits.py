@@ -14,7 +14,7 @@ from minigpt.attention import functional, layers
 from minigpt.config.schema import ModelConfig, SampleConfig
 from minigpt.model.gpt import GPT
 from minigpt.sampling.generate import generate
-from minigpt.sampling.write import gpt_cache, gpt_forward
+from minigpt.sampling.write import gpt_forward
 
 V = 23
 ELSEWHERE = torch.device("meta")  # of the kinds of devices the only one that needs no driver
@@ -109,7 +109,7 @@ def write(model, prompts, new_tokens, **options):
 
     with stand_in:
         samples = generate(
-            gpt_forward(model), prompts, config, block_size=32, new_cache=lambda rows: gpt_cache(model, rows),
+            gpt_forward(model), prompts, config, block_size=32, new_cache=model.new_cache,
             on_token=on_token,
         )  # fmt: skip
     waits = stand_in.waits.total() - at_first["waits"]
@@ -134,7 +134,7 @@ def test_the_device_is_waited_for_once_per_token_and_nothing_blocks_on_the_way_t
             prompts,
             SampleConfig(max_new_tokens=9, seed=3, **options),
             block_size=32,
-            new_cache=lambda rows: gpt_cache(local_gpt(model), rows),
+            new_cache=local_gpt(model).new_cache,
         )
     ]
 

@@ -11,7 +11,7 @@ from minigpt.model.gpt import GPT
 from minigpt.sampling.generate import CachedReader, Reader
 from minigpt.sampling.native.decoder import native_decoder, round_to_int8
 from minigpt.sampling.native.library import find_compiler
-from minigpt.sampling.write import gpt_cache, gpt_forward, write, write_sample
+from minigpt.sampling.write import gpt_forward, write, write_sample
 
 BLOCK_SIZE = 11
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -38,7 +38,7 @@ def texts(model, prompts, **options):
 @torch.inference_mode()
 def test_cached_logits_are_the_uncached_ones_while_windows_move(dtype, kernel):
     model = tiny_gpt(dtype, kernel=kernel)
-    cached = CachedReader(gpt_forward(model), lambda rows: gpt_cache(model, rows), BLOCK_SIZE)
+    cached = CachedReader(gpt_forward(model), model.new_cache, BLOCK_SIZE)
     uncached = Reader(gpt_forward(model), BLOCK_SIZE)
     written = [list(prompt) for prompt in PROMPTS]
     for step in range(45):

@@ -184,6 +184,6 @@ def difference(decoder: NativeDecoder, model: GPT) -> float:
     T = min(4, model.config.block_size)
     tokens = torch.arange(T)[None] * 7919 % model.vocab_size
     wanted = model(tokens)[0].float()
-    cache = KVCache.for_config(model.config, 1, like=model.token_embedding.weight)
+    cache = model.new_cache(1)
     got = torch.cat([decoder(tokens[:, t : t + 1], cache) for t in range(T)])
     return float((got - wanted).norm() / (wanted - wanted.mean()).norm())
