@@ -91,8 +91,8 @@ def open_run(path: str, which: str, data_dir: str | None = None) -> Run:
     )
 
 
-def text_of(run: Run) -> str:
-    """SHA-256 of the validation text, whatever tokens it is in."""
+def val_text_sha256(run: Run) -> str:
+    """Return the SHA-256 of the validation text, whatever tokens it is in."""
     digest = hashlib.sha256()
     for start in range(0, len(run.val), PIECE):
         digest.update(run.tokenizer.decode_bytes(run.val.tokens(start, start + PIECE)))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minigpt.compare.scores import Run, text_of
+from minigpt.compare.scores import Run, val_text_sha256
 from minigpt.config.convert import shown, values
 from minigpt.config.roles import with_role
 from minigpt.config.schema import TrainConfig
@@ -29,7 +29,7 @@ def comparable(runs: Sequence[Run], left_out: list[str]) -> list[Run]:
         left_out: gets a sentence for each of the others.
     """
     several = len({run.val.fingerprint for run in runs}) > 1
-    hashes = {run.val.fingerprint: text_of(run) if several else "" for run in runs}
+    hashes = {run.val.fingerprint: val_text_sha256(run) if several else "" for run in runs}
     texts = [hashes[run.val.fingerprint] for run in runs]
     common = max(texts, key=texts.count, default="")  # the first of equals
     kept: dict[str, Run] = {}  # weights -> run

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from minigpt.compare.command import compare
-from minigpt.compare.scores import open_run, score, text_of
+from minigpt.compare.scores import open_run, score, val_text_sha256
 from minigpt.compare.sides import by_settings
 from minigpt.config.compose import compose
 from minigpt.faults import UserFault
@@ -84,7 +84,7 @@ def test_the_windows_hold_the_whole_split(place, names):
     for name, losses in zip(names, scores.losses.values(), strict=True):
         wanted = validation(place / name, "val/bits_per_byte" if in_bytes else "val/loss")
         assert losses.sum() / scores.sizes.sum() == pytest.approx(wanted, rel=2e-3 if in_bytes else 1e-5)
-    assert len({text_of(run) for run in runs}) == 1
+    assert len({val_text_sha256(run) for run in runs}) == 1
 
 
 FAULTS = {
