@@ -102,13 +102,13 @@ def runs(arguments: list[str]) -> None:
 
 def benchmark(arguments: list[str]) -> int:
     """Measure the speed of this machine."""
-    from minigpt.benchmark.settings import read_plan
+    from minigpt.benchmark.settings import read_plans
 
-    plan = read_plan(arguments)
+    plans = read_plans(arguments)
 
     from minigpt.benchmark.command import benchmark
 
-    return benchmark(plan)
+    return benchmark(plans)
 
 
 def verify_resume(arguments: list[str]) -> int:

@@ -37,8 +37,8 @@ MAY_IMPORT = {
     "__main__": "cli",
     "api": "checkpoint config faults sampling training torch",
     "attention": "torch numpy",  # numpy: the random numbers of dropout
-    "benchmark": "checkpoint config data faults machine model report rundir sampling training __init__ lightning "
-    "numpy safetensors torch transformers",
+    "benchmark": "checkpoint config data faults invocation machine model rundir sampling training verify __init__ "
+    "lightning numpy safetensors torch transformers",
     "checkpoint": "config data faults model rundir __init__ safetensors torch",
     "cli": "benchmark compare config data demo faults invocation process report sampling sweep training verify",
     "compare": "checkpoint config data faults machine model rundir numpy torch",

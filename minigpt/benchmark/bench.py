@@ -12,6 +12,7 @@ from typing import Any
 
 from minigpt.benchmark.measurement import measure
 from minigpt.benchmark.settings import Plan
+from minigpt.benchmark.table import markdown
 from minigpt.data.prepare import Prepared
 from minigpt.machine.cores import usable_cores
 
@@ -21,13 +22,19 @@ FLAGS = ("amx_bf16", "amx_tile", "avx512_bf16", "avx512f", "avx2", "asimd", "bf1
 
 @dataclass(frozen=True)
 class Section:
-    """What came out of a part."""
+    """What came out of a part: a table whose second column holds the main figure."""
 
     title: str
-    text: str  # Markdown
-    data: Any = None  # what was measured, for JSON
+    heads: list[str]
+    rows: list[list[str]]
+    note: str = ""
     summary: str = ""  # for the last line of all
     void: bool = False  # whether its speeds don't count
+
+    @property
+    def text(self) -> str:
+        """The section in Markdown."""
+        return f"{markdown(self.heads, self.rows)}\n\n{self.note}".rstrip()
 
 
 @dataclass
@@ -38,7 +45,6 @@ class Bench:
     folder: Path  # for all files; the tokens are in folder/tokens
     prepared: Prepared
     choices: dict[str, Any]  # what minigpt.benchmark.steps.probe returned
-    about: str  # the lines that name machine, code and settings
     say: Callable[[str], object] = print
     tokens_per_second: float | None = None  # of training, once that is known
 

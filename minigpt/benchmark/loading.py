@@ -6,7 +6,7 @@ from typing import Any
 
 from minigpt.benchmark.bench import Bench, Section
 from minigpt.benchmark.steps import batches_of, settle
-from minigpt.benchmark.table import counted, markdown, spread
+from minigpt.benchmark.table import counted, spread
 
 FAR = 1_000_000  # a step far into a run: where it stands must cost nothing
 SECONDS = 0.5  # of each measurement
@@ -52,5 +52,4 @@ def loading(bench: Bench) -> Section:
         each = spread(speeds)
         times = f"{each.median / need:,.1f}" if need else "?"
         rows.append([name, *each.cells(), f"{1e3 * size / each.median:.3f}", times])
-    text = f"{markdown(HEADS, rows)}\n\nBatches of {size:,} tokens, {counted(rounds, 'round')}."
-    return Section("Data loading", text, found)
+    return Section("Data loading", HEADS, rows, f"Batches of {size:,} tokens, {counted(rounds, 'round')}.")

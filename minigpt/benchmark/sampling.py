@@ -14,7 +14,7 @@ from torch import Tensor
 from minigpt.benchmark.agreement import load_model
 from minigpt.benchmark.bench import Bench, Section
 from minigpt.benchmark.steps import new_model, settle
-from minigpt.benchmark.table import counted, markdown, ratios, short, spread
+from minigpt.benchmark.table import counted, ratios, short, spread
 from minigpt.config.schema import SampleConfig, TrainConfig
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.model.gpt import GPT
@@ -25,7 +25,7 @@ from minigpt.sampling.write import write
 BATCHES = (1, 8, 32)
 PROMPT = 16  # tokens, at most
 MIN_SECONDS = 0.3  # of one measurement, at least
-HEADS = ["writer", "batch", "tokens/s", "min", "max", "ms a step", "first token, ms"]
+HEADS = ["writer", "tokens/s", "min", "max", "ms a step", "first token, ms"]
 
 Writer = Callable[[list[list[int]], int], int]  # (prompts, new tokens) -> tokens written
 
@@ -138,47 +138,35 @@ def other_writer(generate: Callable[[Tensor, int], Tensor], device: str, bf16: b
 def sampling(bench: Bench) -> Section:
     """Measure all writers, a process per round."""
     plan, rounds = bench.plan, bench.plan.config.rounds
-    task = {
-        "config": bench.training(),
-        "new": plan.preset.new_tokens,
-        "checkout": str(plan.nanogpt) if plan.nanogpt else None,
-        "huggingface": plan.config.huggingface,
-    }
+    checkout = str(plan.nanogpt) if plan.nanogpt else None
+    task = {"config": bench.training(), "new": plan.preset.new_tokens, "checkout": checkout}
     found: dict[tuple[int, str], list[tuple[float, float]]] = {}
     left_out: dict[str, None] = {}  # in order, each once
     for number in range(rounds):
-        result = bench.measure("sampling.measure", **task)
+        result = bench.measure("sampling.measure", **task, huggingface=plan.config.huggingface)
         left_out |= dict.fromkeys(result["left_out"])
         for name, batch, tokens_per_second, first in result["rows"]:
             found.setdefault((batch, name), []).append((tokens_per_second, first))
-        name, _, tokens_per_second, _ = result["rows"][0]
-        more = len(result["rows"]) - 1
-        bench.tell(number, f"sampling: {name} {short(tokens_per_second)} tokens/s at batch 1, and {more} more")
-    found = {key: pairs for key, pairs in found.items() if len(pairs) == rounds}  # who failed once is out
-    rows = []
-    for (batch, name), pairs in sorted(found.items(), key=lambda item: item[0][0]):
+            bench.tell(number, f"sampling: {name} {short(tokens_per_second)} tokens/s at batch {batch}")
+    found = {
+        key: pairs for key, pairs in sorted(found.items(), key=lambda item: item[0][0]) if len(pairs) == rounds
+    }  # who failed once is out
+    rows, speeds = [], {}
+    for (batch, name), pairs in found.items():
         each, first = spread([pair[0] for pair in pairs]), statistics.median(pair[1] for pair in pairs)
-        speeds = map(short, (each.median, each.low, each.high))
-        rows.append([name, str(batch), *speeds, f"{1e3 * batch / each.median:,.3f}", f"{1e3 * first:,.1f}"])
-    text = (
-        f"{markdown(HEADS, rows)}\n\nPrompts of {result['prompt']} tokens, {result['new']} new ones each, all within "
-        f"the context of {plan.base.model.block_size}; temperature 0.8. tokens/s are those of all texts after their "
-        "first token (with it, where it takes most of the time); a step gives each text one. Medians and ends of "
-        f"{counted(rounds, 'round')}. New weights: what is written is noise."
+        cells = [*map(short, (each.median, each.low, each.high)), f"{1e3 * batch / each.median:,.3f}"]
+        rows.append([f"{name}, batch {batch}", *cells, f"{1e3 * first:,.1f}"])
+        if batch == 1:
+            speeds[name] = [pair[0] for pair in pairs]
+    parts = [f"{name} {short(spread(own).median)}" for name, own in speeds.items()]
+    for name, others in speeds.items():
+        ours = f"minigpt {name.split()[-1]}"  # in the same precision
+        parts += [f"{ours} over {name} {ratios(speeds[ours], others).text()}"] if name != ours else []
+    note = (
+        f"Prompts of {result['prompt']} tokens, {result['new']} new ones each, all within the context of "
+        f"{plan.base.model.block_size}; temperature 0.8. tokens/s are those of all texts after their first token (with "
+        f"it, where it takes most of the time). Medians and ends of {counted(rounds, 'round')}; the weights are new."
     )
-    text = "\n".join([text, *(f"Left out: {each}." for each in left_out)])
-    return Section("Sampling", text, rows, summary(plan.config.preset, found))
-
-
-def summary(preset: str, found: dict[tuple[int, str], list[tuple[float, float]]]) -> str:
-    """The speeds at batch 1, and how many times as fast as others ours is in the same precision."""
-    alone = {name: [pair[0] for pair in pairs] for (batch, name), pairs in found.items() if batch == 1}
-    parts = []
-    for name, speeds in alone.items():
-        each = spread(speeds)
-        parts.append(f"{name} {short(each.median)} ({short(each.low)} to {short(each.high)})")
-    for name, speeds in alone.items():
-        ours = f"minigpt {name.split()[-1]}"
-        if name != ours:
-            parts.append(f"{ours} over {name} {ratios(alone[ours], speeds).text()}")
-    return f"sampling {preset} at batch 1, tokens/s: {'; '.join(parts)}"
+    note = "\n".join([note, *(f"Left out: {each}." for each in left_out)])
+    summary = f"sampling {plan.config.preset} at batch 1, tokens/s: {'; '.join(parts)}"
+    return Section("Sampling", HEADS, rows, note, summary)

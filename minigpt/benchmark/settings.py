@@ -39,7 +39,9 @@ PRESETS = {
     "c0": Preset(_sizes(4, 4, 128, 64, 12), steps=300, warm_up=20, vocab_size=65, new_tokens=48),
     "c1": Preset(_sizes(6, 6, 384, 256, 16), steps=40, warm_up=10, vocab_size=65, new_tokens=240),
     "124m": Preset((*_sizes(12, 12, 768, 1024, 32), *GPT2), steps=60, warm_up=20, vocab_size=50257, new_tokens=64),
+    "350m": Preset((*_sizes(24, 16, 1024, 1024, 16), *GPT2), steps=40, warm_up=10, vocab_size=50257, new_tokens=64),
 }
+GPU = {"124m": "training,variants,resuming,sampling", "350m": "training"}  # what preset=gpu measures
 
 # How a setting of minigpt train begins that the benchmark gives itself -> why, and what to type instead.
 TAKEN = {
@@ -98,15 +100,15 @@ def full_path(text: str) -> Path:
     return Path(os.path.expanduser(text)).resolve()
 
 
-def read_plan(arguments: list[str]) -> Plan:
-    """The benchmark that a command line describes.
+def read_plans(arguments: list[str]) -> list[Plan]:
+    """The benchmark that a command line describes, a plan for each size.
 
     Raises:
         UserFault: with every fault at once.
         SystemExit: code 0, after --help has printed.
     """
     ours, theirs = split_arguments("benchmark", arguments or ["--help"])
-    faults, config, base = refusals(theirs), BenchmarkConfig(), TrainConfig()
+    faults, config, plans = refusals(theirs), BenchmarkConfig(), []
     try:
         config = compose("benchmark", ours)
     except UserFault as fault:
@@ -117,12 +119,14 @@ def read_plan(arguments: list[str]) -> Plan:
             f"itself never needs. Type: {sys.executable} -m pip install transformers"
         )
     try:
-        base = compose("train", ["schedule.warmup_steps=10", *PRESETS[config.preset].settings, *theirs])
+        for preset, what in GPU.items() if config.preset == "gpu" else [(config.preset, config.what)]:
+            base = compose("train", ["schedule.warmup_steps=10", *PRESETS[preset].settings, *theirs])
+            plans.append(Plan(replace(config, preset=preset, what=what), tuple(theirs), base))  # type: ignore[arg-type]
     except UserFault as fault:
         faults += fault.faults
     if faults:
         raise UserFault(*dict.fromkeys(faults))
-    return Plan(config, tuple(theirs), base)
+    return plans
 
 
 def refusals(arguments: list[str]) -> list[str]:

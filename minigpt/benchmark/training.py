@@ -8,7 +8,7 @@ from minigpt.benchmark import nanogpt
 from minigpt.benchmark.agreement import Agreement, compare
 from minigpt.benchmark.bench import Bench, Section
 from minigpt.benchmark.measurement import MeasurementFailed
-from minigpt.benchmark.table import markdown, ratios, spread
+from minigpt.benchmark.table import ratios, spread
 
 OURS, BARE = "minigpt train.py", "minigpt bare loop"
 Measurement = dict[str, Any]
@@ -67,8 +67,9 @@ def training(bench: Bench) -> Section:
     void = agreement is not None and not agreement.holds
     batch_tokens = bench.plan.base.batch_tokens
     bench.tokens_per_second = 1e3 * batch_tokens / spread(milliseconds(found[OURS])).median
-    text = "\n".join([table(found, batch_tokens), "", about(bench, found), *notes])
-    return Section("Training step", text, found, ratio_line(bench, found, void=void), void)
+    note = "\n".join([about(bench, found), *notes])
+    summary = ratio_line(bench, found, void=void)
+    return Section("Training step", HEADS, rows_of(found, batch_tokens), note, summary, void)
 
 
 def compare_curves(bench: Bench) -> Agreement:
@@ -92,7 +93,7 @@ def first_step(measurement: Measurement) -> float | None:
     return measurement["first_step_at"] - measurement["began"] if measurement["first_step_at"] else None
 
 
-def table(found: Found, batch_tokens: int) -> str:
+def rows_of(found: Found, batch_tokens: int) -> list[list[str]]:
     """A row per contender, set against all of train.py."""
     rows = []
     for name, measurements in found.items():
@@ -101,7 +102,7 @@ def table(found: Found, batch_tokens: int) -> str:
         row = [name, *each.cells(2), f"{each.iqr:,.2f}", f"{1e3 * batch_tokens / each.median:,.0f}"]
         row.append(f"{statistics.median(first):.1f}" if first else "")
         rows.append([*row, "1" if name == OURS else ratios(times, milliseconds(found[OURS])).text()])
-    return markdown(HEADS, rows)
+    return rows
 
 
 def about(bench: Bench, found: Found) -> str:

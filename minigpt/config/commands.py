@@ -98,19 +98,20 @@ class BenchmarkConfig:
 
     Examples:
       minigpt benchmark preset=c0 nanogpt=../nanoGPT trainer.precision=fp32
-      minigpt benchmark preset=c1 what=sampling rounds=3
+      minigpt benchmark preset=gpu nanogpt=../nanoGPT
     """
 
-    preset: Literal["c0", "c1", "124m"] = setting(
-        "c0", "size: c0 nanoGPT's CPU preset, c1 10.6M parameters, 124m GPT-2", "weights"
+    preset: Literal["c0", "c1", "124m", "350m", "gpu"] = setting(
+        "c0", "c0: nanoGPT's CPU preset, c1: 10.6M, 124m, 350m: GPT-2; gpu: both with all parts", "weights"
     )
-    what: str = setting("training,sampling,tokenization,loading", "parts to measure", "watch")
+    what: str = setting("training,sampling,loading", "parts; also variants,resuming", "watch")
     rounds: int = setting(5, "measurements of each contender, in turn, each in a process", "watch", low=1, high=10**6)
-    steps: int | None = setting(None, "timed in a measurement; c0 300, c1 40, 124m 60", "watch", low=1, high=10**6)
+    steps: int | None = setting(None, "timed in a measurement; default: the preset's", "watch", low=1, high=10**6)
     nanogpt: str | None = setting(None, "a checkout, which runs beside; losses must agree", "watch", literal=True)
     curve_steps: int = setting(50, "optimizer steps of the comparison of the losses", "watch", low=2, high=10**6)
-    new_tokens: int | None = setting(None, "sampling; c0 48, c1 240, 124m 64", "watch", low=2, high=10**6)
+    new_tokens: int | None = setting(None, "sampling; default: the preset's", "watch", low=2, high=10**6)
     huggingface: bool = setting(False, "whether GPT2LMHeadModel runs beside, in fp32 and bf16", "watch")
+    write_to: str | None = setting(None, "folder for tables and JSON; preset=gpu: this one", "watch", folder=True)
 
 
 CLASSES: dict[str, type] = {  # of each command

@@ -13,7 +13,7 @@ from minigpt.benchmark import command, settings
 from minigpt.benchmark import tokens as made
 from minigpt.benchmark.bench import Bench
 from minigpt.benchmark.measurement import find_job
-from minigpt.benchmark.settings import Plan, read_plan
+from minigpt.benchmark.settings import Plan, read_plans
 from minigpt.benchmark.tokens import make_tokens
 
 TINY = [
@@ -136,7 +136,12 @@ def plan_of(monkeypatch, tmp_path):
     presets = {name: replace(preset, warm_up=1) for name, preset in settings.PRESETS.items()}
     monkeypatch.setattr(settings, "PRESETS", presets)
     common = ["rounds=1", "steps=2", "curve_steps=4", "new_tokens=4"]
-    return lambda *arguments: read_plan([*TINY, *common, *arguments])
+
+    def plan_of(*arguments, all_sizes=False):
+        plans = read_plans([*TINY, *common, *arguments])
+        return plans if all_sizes else plans[0]
+
+    return plan_of
 
 
 @pytest.fixture
@@ -189,7 +194,7 @@ def bench_of(tmp_path, at_once):
         prepared = make_tokens(tmp_path / "tokens", plan.preset.vocab_size)
         choices = at_once(tmp_path, "steps.probe", config=plan.training(tmp_path / "tokens", {})) | facts
         said = []
-        bench = Bench(plan, tmp_path, prepared, choices, "a machine", said.append)
+        bench = Bench(plan, tmp_path, prepared, choices, said.append)
         bench.said = said
         return bench
 

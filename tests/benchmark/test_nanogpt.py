@@ -9,7 +9,7 @@ import pytest
 from minigpt.benchmark import nanogpt
 from minigpt.benchmark.bench import Bench
 from minigpt.benchmark.measurement import MeasurementFailed
-from minigpt.benchmark.settings import read_plan
+from minigpt.benchmark.settings import read_plans
 
 RECORDED = """\
 Overriding: max_iters = 40
@@ -45,8 +45,8 @@ def test_a_run_without_lines_is_no_time():
 
 
 def settings_of(choices, *arguments, compiled=False):
-    plan = read_plan(["preset=c0", *arguments])
-    bench = Bench(plan, None, None, {"device": "cpu", "micro_batch": 12, "accumulate": 1} | choices, "")
+    (plan,) = read_plans(["preset=c0", *arguments])
+    bench = Bench(plan, None, None, {"device": "cpu", "micro_batch": 12, "accumulate": 1} | choices)
     program, *words = nanogpt.train_command(bench, compiled=compiled)
     assert program == "train.py"
     return dict(word.removeprefix("--").split("=") for word in words)

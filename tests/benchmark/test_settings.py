@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minigpt.benchmark.settings import PRESETS, read_plan
+from minigpt.benchmark.settings import PRESETS, read_plans
 from minigpt.config.commands import BenchmarkConfig
 from minigpt.config.convert import from_dict, settings
 from minigpt.config.schema import TrainConfig
@@ -17,26 +17,27 @@ ROOT = Path(__file__).parents[2]
 
 def faults(*arguments):
     with pytest.raises(UserFault) as caught:
-        read_plan(list(arguments))
+        read_plans(list(arguments))
     return list(caught.value.faults)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_alone_is_a_plan_with_the_published_sizes(preset, tmp_path):
-    plan = read_plan([f"preset={preset}"])
-    sizes = {"c0": (4, 4, 128, 64, 12), "c1": (6, 6, 384, 256, 16), "124m": (12, 12, 768, 1024, 32)}[preset]
+    (plan,) = read_plans([f"preset={preset}"])
+    sizes = {"c0": (4, 4, 128, 64, 12), "c1": (6, 6, 384, 256, 16), "124m": (12, 12, 768, 1024, 32)}
+    sizes = (sizes | {"350m": (24, 16, 1024, 1024, 16)})[preset]
     config = from_dict(TrainConfig, plan.training(tmp_path, {}))
     model = config.model
     assert (model.n_layer, model.n_head, model.n_embd, model.block_size) == sizes[:4]
     assert config.batch_tokens == sizes[4] * model.block_size
     assert (model.bias, model.activation, model.dropout) == (False, "gelu", 0.0)
     assert plan.config.rounds == 5
-    assert plan.config.what == "training,sampling,tokenization,loading"
+    assert plan.config.what == "training,sampling,loading"
     assert config.trainer.max_steps == plan.preset.warm_up + plan.preset.steps + 1
 
 
 def test_settings_of_train_come_after_the_presets_and_both_reach_the_measurement(tmp_path):
-    plan = read_plan(["preset=c1", "trainer.precision=fp32", "model.n_layer=2", "steps=7", "rounds=2"])
+    (plan,) = read_plans(["preset=c1", "trainer.precision=fp32", "model.n_layer=2", "steps=7", "rounds=2"])
     config = from_dict(TrainConfig, plan.training(tmp_path, {"optimizer.lr": 0.5}))
     assert (config.trainer.precision, config.model.n_layer, config.model.n_embd) == ("fp32", 2, 384)
     assert (config.trainer.max_steps, config.optimizer.lr) == (10 + 7 + 1, 0.5)
@@ -47,7 +48,7 @@ def test_settings_of_train_come_after_the_presets_and_both_reach_the_measurement
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["preset=c9"], "preset must be one of c0, c1, 124m"),
+        (["preset=c9"], "preset must be one of c0, c1, 124m, 350m, gpu"),
         (["preset=c0", "rounds=0"], "rounds"),
         (["preset=c0", "steps=many"], "steps must be a whole number"),
         (["preset=c0", "round=3"], "No setting 'round'. Did you mean 'rounds'?"),

@@ -3,7 +3,7 @@
 import pytest
 
 from minigpt.benchmark.table import Spread, markdown, ratios, spread
-from minigpt.benchmark.training import BARE, OURS, table
+from minigpt.benchmark.training import BARE, HEADS, OURS, rows_of
 
 
 def test_spread_is_median_ends_and_quartiles():
@@ -29,7 +29,7 @@ def test_the_table_holds_times_speed_and_ratios():
         OURS: [{"ms": 10.0, "began": 1.0, "first_step_at": 4.0}, {"ms": 12.0, "began": 1.0, "first_step_at": 5.0}],
         BARE: [{"ms": 30.0, "began": 1.0, "first_step_at": None}, {"ms": 24.0, "began": 1.0, "first_step_at": None}],
     }
-    heads, rule, ours, theirs = table(found, batch_tokens=768).splitlines()
+    heads, rule, ours, theirs = markdown(HEADS, rows_of(found, batch_tokens=768)).splitlines()
     assert len({len(line) for line in (heads, rule, ours, theirs)}) == 1
     cells = [cell.strip() for cell in theirs.strip("|").split("|")]
     assert cells == [BARE, "27.00", "24.00", "30.00", "3.00", "28,444", "", "2.50 (2.00 to 3.00)"]
