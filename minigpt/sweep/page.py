@@ -80,7 +80,7 @@ def charts(sweep: Sweep, study: optuna.Study) -> str:
     for key in sweep.space if complete else ():
         values_over_key = partial(plots.plot_slice, study, [key], target_name=name)
         parts.append(_chart(f"{name} over {key} (darker: later trials)", values_over_key))
-    if len(complete) > 1:
+    if len(complete) > 1 and len(sweep.space) > 1:
         lines = partial(plots.plot_parallel_coordinate, study, target_name=name)
         parts.append(_chart(f"From the settings to {name} (darker: better)", lines, broad=True))
     if len(complete) >= MIN_COMPLETE and len({trial.value for trial in complete}) > 1 and len(sweep.space) > 1:

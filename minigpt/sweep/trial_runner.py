@@ -79,6 +79,8 @@ class TrialRunner:
         self.judge(trials)
         if self.pruned is not None:
             self.end(PRUNED, self.pruned)
+        elif len(self.values) == self.sweep.config.seeds:  # killed just before the result was stored
+            self.end(COMPLETE, statistics.fmean(self.values))
         else:
             self.start()
 

@@ -125,6 +125,14 @@ def test_text_of_settings_is_drawn_as_it_is(tmp_path):
     assert "mathdefault" not in text
 
 
+def test_a_sweep_of_one_setting_has_no_charts_of_several(tmp_path):
+    plan = read_sweep([LR, "experiment=demo", f"sweep.dir={tmp_path}"], ["train"])
+    text = page(plan, study_of(made_up(plan, 16)))
+    captions = re.findall("<figcaption>(.*?)</figcaption>", text)
+    assert len(captions) == 3
+    assert not any(words in caption for caption in captions for words in ("From the settings", "Importance"))
+
+
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_the_page_of_a_young_sweep(plan, count):
     assert "</html>" in page(plan, study_of(made_up(plan, count)))

@@ -11,7 +11,7 @@ from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
 from minigpt.sweep.driver import check_identity
 from minigpt.sweep.settings import read_sweep
-from minigpt.sweep.trial_store import cut_torn_line, is_finished
+from minigpt.sweep.trial_store import TrialStore, cut_torn_line, is_finished
 
 from .conftest import LR, kill, wait_until
 
@@ -109,6 +109,17 @@ def test_more_trials_go_on_where_the_sweep_ended(sweep, tmp_path):
     grown("trials=6")
     assert sum(line.startswith("start") for line in grown.log()) == 6
     assert grown.table() == sweep(tmp_path / "two", *SEARCH[:1], "search.startup_trials=3")("trials=6").table()
+
+
+def test_a_sweep_killed_between_the_values_and_the_result_of_a_trial(sweep, tmp_path):
+    one = sweep(tmp_path / "one", LR, "search.sampler=random", "trials=2", "seeds=2")
+    plan = one.plan()
+    (plan.folder / "trials").mkdir(parents=True)
+    store = TrialStore(plan.folder, plan.name, plan.space)
+    store.note(store.begin({"optimizer.lr": 0.01}), values=[1.0, 2.0])
+    one()
+    assert one.trials()[0].value == 1.5
+    assert sum(line.startswith("start") for line in one.log()) == 2  # those of the other trial
 
 
 def test_several_seeds_are_one_trial(sweep, tmp_path):
