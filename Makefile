@@ -2,22 +2,22 @@
 # Works with GNU make 3.81 (macOS) and a POSIX shell.
 #   PYTHON=/path/to/python3.12   the interpreter to build on (default: the first of 3.11 to 3.13 found)
 #   TORCH_INDEX=URL              where to take torch from, e.g. https://download.pytorch.org/whl/cpu
-#   ARGS="key=value ..."         settings for `make demo`, as scripts/train.py takes them
+#   ARGS="key=value ..."         settings for `make demo`, as minigpt train takes them
 
-.PHONY: help setup demo test soak check clean
+.PHONY: help setup demo test test-extras soak check clean
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
 
 # One line each: what `make help` prints are the comments behind the targets.
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile
 
 setup: ## make .venv with everything needed (quick when nothing changed)
 	@PYTHON='$(PYTHON)' $(if $(TORCH_INDEX),TORCH_INDEX='$(TORCH_INDEX)') sh scripts/setup.sh
 
 demo: setup ## train a small GPT on text this machine already has, and let it write
-	@$(BIN)/python scripts/demo.py $(ARGS)
+	@$(BIN)/minigpt demo $(ARGS)
 
 test: check ## lint, types and tests
 	@# Two workers with a thread each: on two cores faster than one after the other.
@@ -25,6 +25,10 @@ test: check ## lint, types and tests
 
 soak: setup ## the long trials: hundreds of kills, faults at every system call, full disks (half an hour or more)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak -x -s -rs --durations=0 --timeout=1800
+
+test-extras: setup ## the tests that need an optional package (installs tensorboard)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt "tensorboard>=2.17"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/rundir/test_tensorboard.py
 
 check: setup ## lint and types only
 	$(BIN)/ruff format --check .

@@ -407,6 +407,8 @@ class StepEnd:
         """Hand a row to metrics.jsonl and the screen."""
         publish(trainer, row)
         self.rows.add(row)
+        if isinstance(self.remote, TensorBoard):  # wandb's process reads metrics.jsonl
+            self.remote.log(row["step"], row)
         self.screen.show(row)
 
     def sample(self, module: LanguageModel) -> None:

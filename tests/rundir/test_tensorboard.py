@@ -72,3 +72,12 @@ def test_a_missing_package_is_named_before_anything_is_written(monkeypatch):
     with pytest.raises(UserFault, match=r"needs the Python package 'tensorboard', .* -m pip install tensorboard"):
         compose("train", ["logger=tensorboard"])
     compose("train", [])
+
+
+def test_the_real_writer_hands_the_rows_to_tensorboard(run):
+    """With the extra installed (`make test-extras`)."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    path = run("logger=tensorboard", "trainer.max_steps=4")
+    events = accumulator.EventAccumulator(str(path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [row["step"] for row in run.rows()]
