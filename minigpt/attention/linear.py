@@ -36,6 +36,14 @@ def feature_map(x: Tensor) -> Tensor:
     return F.elu(x.to(torch.promote_types(x.dtype, torch.float32))) + 1
 
 
+def running_sum(x: Tensor, dim: int) -> Tensor:
+    """x.cumsum(dim); as a product where that is asked to be deterministic on a GPU, which torch's sum is not there."""
+    if not (x.is_cuda and torch.are_deterministic_algorithms_enabled()):
+        return x.cumsum(dim)
+    lower = x.new_ones(x.shape[dim], x.shape[dim]).tril()
+    return (lower @ x.movedim(dim, -2)).movedim(-2, dim)
+
+
 @_without_autocast
 def linear_attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
     """The weights of linear attention, written down: phi(q) phi(k)^T, hidden ones cut, each row divided by its sum.
@@ -115,14 +123,14 @@ def chunked_linear_attention(q: Tensor, k: Tensor, v: Tensor, *, chunk: int = 64
     T = q.shape[-2]
     L = min(chunk, T)
     phi_q, phi_k = feature_map(q), feature_map(k)
-    denominator = (phi_q * phi_k.cumsum(dim=-2)).sum(dim=-1, keepdim=True)  # (..., T, 1)
+    denominator = (phi_q * running_sum(phi_k, -2)).sum(dim=-1, keepdim=True)  # (..., T, 1)
 
     def cut(x: Tensor) -> Tensor:  # (..., T, D) -> (..., N, L, D), N chunks; the last one is filled up with zeros
         return F.pad(x, (0, 0, 0, -T % L)).unflatten(-2, (-1, L))
 
     phi_q, phi_k, values = cut(phi_q), cut(phi_k), cut(v.to(phi_k.dtype))
     written = phi_k.transpose(-2, -1) @ values  # (..., N, Dk, Dv): what each chunk adds to the state
-    before = F.pad(written.cumsum(dim=-3)[..., :-1, :, :], (0, 0, 0, 0, 1, 0))  # the state at each chunk's start
+    before = F.pad(running_sum(written, -3)[..., :-1, :, :], (0, 0, 0, 0, 1, 0))  # the state at each chunk's start
     within = (phi_q @ phi_k.transpose(-2, -1)).tril() @ values
     numerator = (within + phi_q @ before).flatten(-3, -2)[..., :T, :]
     return (numerator / denominator.clamp(min=EPS)).to(v.dtype)

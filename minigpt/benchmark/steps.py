@@ -14,11 +14,10 @@ from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import MicroBatches
 from minigpt.data.prepare import Prepared, prepare
 from minigpt.machine.choices import Choices, choose
-from minigpt.machine.compiling import compiled_loss
 from minigpt.machine.hardware import find_device
-from minigpt.machine.memory import keep_freed_memory
+from minigpt.machine.memory import keep_freed_memory, try_loss
 from minigpt.model.gpt import GPT
-from minigpt.model.loss import autocast, next_token_loss
+from minigpt.model.loss import autocast
 from minigpt.training.optimizer import build_optimizer
 from minigpt.training.run import train
 from minigpt.training.seeding import fold
@@ -113,10 +112,8 @@ def bare(task: dict[str, Any]) -> dict[str, Any]:
     """Time our model in the shortest loop, without Lightning, callback, row or save; the task is train_py's."""
     config, prepared, choices = settle(task)
     gpt = new_model(config, choices, prepared.tokenizer.vocab_size)
-    loss_function: Any = next_token_loss
-    if choices.compile:
-        first = batches_of(config, prepared, choices)[0].to(choices.device)
-        loss_function = compiled_loss(gpt, first.tokens, first.targets, precision=choices.precision, say=print)
+    first = batches_of(config, prepared, choices)[0].to(choices.device)
+    choices, loss_function = try_loss(gpt, choices, lambda size: (first.tokens, first.targets), say=print)
 
     def loss_of(tokens: Tensor, targets: Tensor) -> Tensor:
         with autocast(choices.device, choices.precision):

@@ -1,52 +1,75 @@
-"""torch.compile where it was chosen, and a way back when it does not work here."""
+"""How torch computes: threads, products, determinism, and torch.compile."""
 
-from collections.abc import Callable
+import contextlib
+import getpass
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
-from minigpt.model.loss import autocast, next_token_loss
+from minigpt.machine.choices import Choices
+from minigpt.model.gpt import GPT
+from minigpt.model.loss import next_token_loss
+
+LossFunction = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of model, tokens and targets
 
 
-def compiled_loss(
-    gpt: nn.Module, tokens: Tensor, targets: Tensor, *, precision: str, say: Callable[[str], None]
-) -> Callable[[nn.Module, Tensor, Tensor], Tensor]:
-    """Compile model and loss as one graph, and try it forward and backward once.
+def set_up_torch(choices: Choices, *, deterministic: bool) -> None:
+    """Set what must stand before anything is compiled or a device's memory is used.
 
     Args:
-        gpt: the model, on its device, in training mode.
-        tokens: (B, T) a micro-batch of the size that training uses.
-        targets: (B, T).
-        precision: as in training.
-        say: prints the sentence when compiling fails.
-
-    Returns:
-        The compiled loss, or the plain one if it can't be compiled here.
+        choices: threads, products and whether anything is compiled.
+        deterministic: as `trainer.deterministic`.
     """
-    options: dict[str, Any] | None = None
-    if tokens.device.type == "cpu":
-        # The compiler would recognise explicit attention and put the fused kernel in its place, whose backward
-        # pass is the slower one there (hardware.py chose between them).
-        options = {"pattern_matcher": False}
-        # Its threads would add to an embedding's gradient in the order they come, with other bits in each run.
+    torch.set_num_threads(choices.threads)
+    torch.set_float32_matmul_precision(choices.float32_products)
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once
+    if deterministic or (choices.compile and choices.device == "cpu"):
+        # Compiled code for a CPU would add to an embedding's gradient in the order in which its threads come.
         torch.use_deterministic_algorithms(True)
         # A debugging aid comes with it, and costs.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    compiled = torch.compile(next_token_loss, dynamic=False, options=options)
-    try:
-        with autocast(tokens.device.type, precision):
-            loss = compiled(gpt, tokens, targets)
-        loss.backward()
-    except Exception as error:  # compilers fail in many ways, none of which may stop a run
-        torch._dynamo.reset()
-        reason = str(error).strip().splitlines()
-        say(
-            f"torch.compile does not work here ({type(error).__name__}: {reason[0][:200] if reason else ''}); "
-            "going on without it. trainer.compile=off skips the try"
-        )
-        return next_token_loss
-    finally:
-        gpt.zero_grad(set_to_none=True)
-    return compiled
+
+
+def compiled_loss(device: str) -> LossFunction:
+    """Return model and loss compiled as one graph; compiling begins at the first call."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiler_cache()))
+    options: dict[str, Any] | None = None
+    if device == "cpu":
+        # The compiler would recognise explicit attention and put the fused kernel in its place, whose backward
+        # pass is the slower one there (choices.py chose between them).
+        options = {"pattern_matcher": False}
+    return torch.compile(next_token_loss, dynamic=False, options=options)
+
+
+def compiler_cache() -> Path:
+    """Return the folder in which torch's compiler keeps its code: its usual one, unless others may write there."""
+    folder = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    mine = found.st_uid == os.getuid() and not found.st_mode & 0o022 and not folder.is_symlink()
+    return folder if mine else Path(tempfile.mkdtemp(prefix="torchinductor-"))
+
+
+@contextlib.contextmanager
+def cut_for_ddp(gpt: GPT) -> Iterator[None]:
+    """Have what is compiled in a `with` block cut where DDP's buckets of gradients end.
+
+    Compiled as a whole, the backward pass would give all gradients at its end, and none could be sent meanwhile.
+    The compiler cuts what it compiles inside DDP's forward pass, and what is compiled here stays compiled there.
+    """
+    torch._dynamo.config.optimize_ddp = not gpt.config.checkpoint_activations  # the two don't go together
+    if not dist.is_initialized():
+        yield
+        return
+    with DistributedDataParallel(gpt)._inside_ddp_forward():  # type: ignore[no-untyped-call]
+        yield

@@ -15,8 +15,12 @@ from minigpt.data.batch import MicroBatches
 from minigpt.data.prepare import Prepared
 from minigpt.faults import UserFault
 from minigpt.machine.choices import Choices
+from minigpt.machine.compiling import LossFunction, compiled_loss, cut_for_ddp
+from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss
 from minigpt.process.group import Processes
+
+Batches = Callable[[int], tuple[Tensor, Tensor]]  # size -> (tokens, targets)
 
 
 @functools.cache  # it holds for as long as the process lives
@@ -37,17 +41,25 @@ def keep_freed_memory() -> None:
 
 
 def fit_to_memory(
-    gpt: nn.Module, config: TrainConfig, choices: Choices, *, prepared: Prepared, processes: Processes
-) -> Choices:
+    gpt: GPT, config: TrainConfig, choices: Choices, *, prepared: Prepared, processes: Processes
+) -> tuple[Choices, LossFunction]:
     """Try one micro-batch; if it does not fit the memory of some device, all go on with a smaller one.
 
     Returns:
-        The choices, with a micro-batch that fits everywhere.
+        The choices, with a micro-batch that fits everywhere, and the loss to train with, compiled where that works.
     """
     gpt.to(choices.device).train()
-    fitting = fit_micro_batch(gpt, choices, functools.partial(first_batch, prepared, config, choices.device), say=print)
+    batch = functools.partial(first_batch, prepared, config, choices.device)
+    fitting, loss_function = try_loss(gpt, choices, batch, update_bytes=update_bytes(config, gpt), say=print)
     micro_batch = min(int(size) for size in processes.gather(str(fitting.micro_batch)))
-    return replace(choices, micro_batch=micro_batch, accumulate=choices.micro_batch * choices.accumulate // micro_batch)
+    accumulate = choices.micro_batch * choices.accumulate // micro_batch
+    return replace(fitting, micro_batch=micro_batch, accumulate=accumulate), loss_function
+
+
+def update_bytes(config: TrainConfig, gpt: GPT) -> int:
+    """Return the memory that an update takes for a moment: Muon's products and what it keeps to undo a bad step."""
+    matrices = sum(parameter.numel() for parameter in gpt.blocks.parameters() if parameter.dim() == 2)
+    return 16 * matrices if config.optimizer.name == "muon" else 0
 
 
 def first_batch(prepared: Prepared, config: TrainConfig, device: str, size: int) -> tuple[Tensor, Tensor]:
@@ -59,27 +71,55 @@ def first_batch(prepared: Prepared, config: TrainConfig, device: str, size: int)
     return batch.tokens, batch.targets
 
 
-def fit_micro_batch(
-    gpt: nn.Module, choices: Choices, batch: Callable[[int], tuple[Tensor, Tensor]], *, say: Callable[[str], object]
-) -> Choices:
-    """Find a micro-batch that fits, beginning with the chosen one.
-
-    A smaller one means more accumulation: the tokens of each step stay the same.
+def try_loss(
+    gpt: GPT, choices: Choices, batch: Batches, *, update_bytes: int = 0, say: Callable[[str], object]
+) -> tuple[Choices, LossFunction]:
+    """Compile the loss if it was chosen, and find a micro-batch that fits, beginning with the chosen one.
 
     Args:
         gpt: the model on its device, in training mode; left without gradients.
         choices: as chosen from config and hardware.
         batch: size -> (tokens, targets), each (size, block_size), on the model's device.
-        say: told of each size that does not fit.
+        update_bytes: memory that the optimizer takes for a moment.
+        say: told of each size that does not fit, and of a compiler that fails.
 
     Returns:
-        The choices, with the micro-batch that fits.
+        The choices that work here, and the loss that goes with them.
 
     Raises:
         UserFault: not even a single sequence fits.
     """
+    if choices.compile:
+        say("Compiling the training step (once; up to a minute or two) ...")
+        compiled = compiled_loss(choices.device)
+        try:
+            with cut_for_ddp(gpt):
+                return fit_micro_batch(gpt, choices, batch, compiled, update_bytes=update_bytes, say=say), compiled
+        except UserFault:
+            raise
+        except Exception as error:  # compilers fail in many ways, none of which may stop a run
+            torch._dynamo.reset()
+            reason = str(error).strip().splitlines()
+            say(
+                f"torch.compile does not work here ({type(error).__name__}: {reason[0][:200] if reason else ''}); "
+                "going on without it. trainer.compile=off skips the try"
+            )
+            choices = replace(choices, compile=False)
+    return fit_micro_batch(gpt, choices, batch, next_token_loss, update_bytes=update_bytes, say=say), next_token_loss
+
+
+def fit_micro_batch(
+    gpt: nn.Module,
+    choices: Choices,
+    batch: Batches,
+    loss_function: LossFunction,
+    *,
+    update_bytes: int = 0,
+    say: Callable[[str], object],
+) -> Choices:
+    """Return the choices with a micro-batch that fits. A smaller one means more of them: a step keeps its tokens."""
     sequences = choices.micro_batch * choices.accumulate
-    while not fits(gpt, batch, choices):
+    while not fits(gpt, choices, batch, loss_function, update_bytes):
         smaller = [size for size in range(1, choices.micro_batch) if sequences % size == 0]
         if not smaller:
             raise UserFault(
@@ -95,19 +135,18 @@ def fit_micro_batch(
     return choices
 
 
-def fits(gpt: nn.Module, batch: Callable[[int], tuple[Tensor, Tensor]], choices: Choices) -> bool:
-    """Whether one micro-batch goes forward and backward in the memory that the optimizer's averages leave."""
-    held: list[Tensor] = []  # what the first update will need
+def fits(gpt: nn.Module, choices: Choices, batch: Batches, loss_function: LossFunction, update_bytes: int = 0) -> bool:
+    """Return whether one micro-batch goes forward and backward, and an update behind it, with the memory there is."""
+    held: list[Tensor] = []  # the optimizer's averages, which the first update makes
     try:
         held += [torch.empty_like(parameter) for parameter in gpt.parameters() for _ in range(2)]
         tokens, targets = batch(choices.micro_batch)
         with autocast(choices.device, choices.precision):
-            loss = next_token_loss(gpt, tokens, targets)
+            loss = loss_function(gpt, tokens, targets)
         loss.backward()
-    except (
-        RuntimeError,
-        MemoryError,
-    ) as error:  # torch.OutOfMemoryError is a RuntimeError, and the CPU's is a plain one
+        del loss
+        torch.empty(update_bytes, dtype=torch.uint8, device=choices.device)
+    except Exception as error:
         if not is_out_of_memory(error):
             raise
         return False
@@ -119,7 +158,16 @@ def fits(gpt: nn.Module, batch: Callable[[int], tuple[Tensor, Tensor]], choices:
     return True
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocator, of whatever device, could not give what was asked for."""
-    texts = ("out of memory", "can't allocate memory", "not enough memory", "cublas_status_alloc_failed")
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(text in str(error).lower() for text in texts)
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "_status_alloc_failed")
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether an allocator, of whatever device or library, could not give what was asked for.
+
+    A compiler wraps the error that it meets in one of its own.
+    """
+    if error is None:
+        return False
+    told = any(text in str(error).lower() for text in OUT_OF_MEMORY)
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return known or told or is_out_of_memory(error.__cause__ or error.__context__)

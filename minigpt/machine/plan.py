@@ -4,6 +4,7 @@ from minigpt.config.schema import TrainConfig
 from minigpt.data.prepare import Prepared
 from minigpt.machine.choices import Choices
 from minigpt.machine.hardware import Hardware
+from minigpt.machine.memory import update_bytes
 from minigpt.model.counting import activation_bytes
 from minigpt.model.gpt import GPT
 
@@ -23,11 +24,11 @@ def count_parameters(model: GPT) -> dict[str, int]:
     return {part: count for part, count in parts.items() if count}
 
 
-def memory_bytes(config: TrainConfig, choices: Choices, parameters: int, vocab_size: int) -> int:
-    """Estimate: weights, gradients and two averages in fp32, and one micro-batch's activations."""
+def memory_bytes(config: TrainConfig, choices: Choices, parameters: int, model: GPT) -> int:
+    """Return an estimate: weights, gradients and two averages in fp32, and activations or what an update takes."""
     options = {"precision": choices.precision, "kernel": choices.attention_kernel}
-    per_sequence = activation_bytes(config.model, vocab_size, **options)
-    return 16 * parameters + choices.micro_batch * per_sequence
+    per_sequence = activation_bytes(config.model, model.vocab_size, **options)
+    return 16 * parameters + max(choices.micro_batch * per_sequence, update_bytes(config, model))
 
 
 def describe_plan(
@@ -65,7 +66,7 @@ def describe_plan(
         )
     else:
         lines.append(f"Length     {config.trainer.max_minutes:g} minutes of training")
-    memory = memory_bytes(config, choices, parameters, model.vocab_size)
+    memory = memory_bytes(config, choices, parameters, model)
     lines.append(
         f"Memory     about {memory / 1e9:.2f} GB of {hardware.memory_bytes / 1e9:.0f} GB per device (estimate)"
     )

@@ -4,7 +4,9 @@ The model runs on tensors without storage, so counting takes a tenth of a second
 or two are counted and the others follow.
 """
 
+import functools
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +45,12 @@ def activation_bytes(config: ModelConfig, vocab_size: int, *, precision: str, ke
     and of the logits, these in two precisions. With `checkpoint_activations` each block saves its input only. Masks of
     dropout are not counted.
     """
+    return _activation_bytes(tuple(vars(config).items()), vocab_size, precision, kernel)
+
+
+@functools.cache  # asked more than once before the first step
+def _activation_bytes(settings: tuple[tuple[str, Any], ...], vocab_size: int, precision: str, kernel: str) -> int:
+    config = ModelConfig(**dict(settings))
 
     def count(batch: int) -> tuple[int, int]:
         gpt, tokens = _plain_model(config, vocab_size, 1, kernel, batch)

@@ -23,9 +23,9 @@ from minigpt.data.order import batch_of_step
 from minigpt.data.prepare import Prepared
 from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
 from minigpt.machine.choices import keep_choices, tell_changed_choices
-from minigpt.machine.compiling import compiled_loss
+from minigpt.machine.compiling import set_up_torch
 from minigpt.machine.hardware import Hardware, find_device, peak_flops
-from minigpt.machine.memory import first_batch, fit_to_memory, keep_freed_memory
+from minigpt.machine.memory import fit_to_memory, keep_freed_memory
 from minigpt.machine.plan import describe_plan
 from minigpt.model.gpt import GPT
 from minigpt.process.group import Processes, joined, was_asked_to_stop
@@ -145,8 +145,7 @@ def train_from(job: Job, checkpoint: Path | None, state: RunState, changes: Sequ
     saved_choices = run.read_json("choices.json")
     choices = keep_choices(saved_choices, config, job.hardware, tokenizer.vocab_size)
     job.processes.require_equal_on_all_ranks("choices", asdict(choices))
-    torch.set_num_threads(choices.threads)
-    torch.set_float32_matmul_precision(choices.float32_products)
+    set_up_torch(choices, deterministic=config.trainer.deterministic)
     keep_freed_memory()
     torch.manual_seed(fold(config.seed))
     gpt = GPT(config.model, tokenizer.vocab_size, kernel=choices.attention_kernel)
@@ -154,7 +153,7 @@ def train_from(job: Job, checkpoint: Path | None, state: RunState, changes: Sequ
         gpt.double()
     averages = restoring.restore_weights(gpt, config, checkpoint, tokenizer)
     data_facts = restoring.check_fingerprint(run, job.prepared)
-    choices = fit_to_memory(gpt, config, choices, prepared=job.prepared, processes=job.processes)
+    choices, loss_function = fit_to_memory(gpt, config, choices, prepared=job.prepared, processes=job.processes)
     optimizer = build_optimizer(config.optimizer, gpt, precision=choices.precision)
     if averages is not None:
         unpack_optimizer(averages, optimizer)
@@ -175,6 +174,7 @@ def train_from(job: Job, checkpoint: Path | None, state: RunState, changes: Sequ
     print(f"Run        {run.path}" + (f", continuing after step {state.step:,}" if checkpoint else ""))
     print(describe_plan(config, choices, job.hardware, model=gpt, prepared=job.prepared, total_steps=steps_of(config)))
     module = LanguageModel(gpt, config, choices, optimizer=optimizer, state=state)
+    module.loss_function = loss_function
     tell_new_learning_rate(run, module)
     for problem in pack_states(job.callbacks)[1]:
         print(f"WARNING: {problem}: it begins anew when the run continues")
@@ -259,11 +259,6 @@ def fit(job: Job, module: LanguageModel) -> None:
         start_step=module.state.step,
         pin_memory=choices.device == "cuda",
     )
-    if choices.compile:
-        say = module.step_end.screen.print
-        say("Compiling the training step (once; up to a minute or two) ...")
-        tokens, targets = first_batch(prepared, config, choices.device, choices.micro_batch)
-        module.loss_function = compiled_loss(module.gpt, tokens, targets, precision=choices.precision, say=say)
     # Lightning counts steps from here on; the run's state has those before.
     remaining = None if module.total_steps is None else module.total_steps - module.state.step
     trainer = build_trainer(config, choices, total_steps=remaining, callbacks=list(job.callbacks))

@@ -45,7 +45,7 @@ def test_fp32_never_becomes_less_where_a_run_goes_on():
 def test_bf16_is_not_kept_where_there_is_none():
     saved = made_on(H100)
     del saved["hardware"]
-    assert keep_choices(saved, CONFIG, T4, 65).precision == "fp32"
+    assert keep_choices(saved, CONFIG, T4, 65).precision == "fp16"
     asked = replace(CONFIG, trainer=TrainerConfig(precision="bf16"))
     assert keep_choices(saved, asked, T4, 65).precision == "bf16"
 

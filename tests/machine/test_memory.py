@@ -2,18 +2,26 @@
 
 import json
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
 
-from minigpt.config.schema import ModelConfig
+from minigpt.config.schema import ModelConfig, OptimizerConfig, TrainConfig
 from minigpt.faults import UserFault
 from minigpt.machine import memory
 from minigpt.machine.choices import Choices
-from minigpt.machine.memory import fit_micro_batch
+from minigpt.machine.memory import try_loss, update_bytes
 from minigpt.model.gpt import GPT
 
 CHOICES = Choices("cpu", 1, "fp32", False, "explicit", micro_batch=12, accumulate=2, validation_batch=4, threads=1)
+
+
+def wrapped(error):
+    """As a compiler raises it."""
+    outer = RuntimeError("backend='inductor' raised")
+    outer.__cause__ = error
+    return outer
 
 
 @pytest.fixture
@@ -55,7 +63,7 @@ def test_the_trial_leaves_room_for_the_averages_of_the_first_update(gpt, monkeyp
     monkeypatch.setattr(
         memory, "next_token_loss", lambda *a: alive.append(sum(each() is not None for each in held)) or loss(*a)
     )
-    fit_micro_batch(gpt, CHOICES, batch, say=print)
+    try_loss(gpt, CHOICES, batch, say=print)
     assert alive == [2 * len(list(gpt.parameters()))]
 
 
@@ -64,14 +72,21 @@ def test_the_trial_leaves_room_for_the_averages_of_the_first_update(gpt, monkeyp
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         MemoryError(),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 17 GB)"),
+        wrapped(torch.OutOfMemoryError("CUDA out of memory")),
     ],
 )
-def test_the_next_smaller_divisor_that_fits_is_taken_and_said(gpt, monkeypatch, error):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_next_smaller_divisor_that_fits_is_taken_and_said(gpt, monkeypatch, error, compiled):
     tried = room_for(5, monkeypatch, error)
     said = []
-    choices = fit_micro_batch(gpt, CHOICES, batch, say=said.append)
+    monkeypatch.setattr(memory, "compiled_loss", lambda device: memory.next_token_loss)
+    choices, _ = try_loss(gpt, replace(CHOICES, compile=compiled), batch, say=said.append)
+    assert choices.compile == compiled
+    said = [line for line in said if "Compiling" not in line]
     assert (choices.micro_batch, choices.accumulate) == (4, 6)
     assert tried == [12, 8, 6, 4]
     assert len(said) == 3
@@ -80,19 +95,19 @@ def test_the_next_smaller_divisor_that_fits_is_taken_and_said(gpt, monkeypatch, 
 
 
 def test_what_fits_is_kept(gpt):
-    assert fit_micro_batch(gpt, CHOICES, batch, say=pytest.fail) == CHOICES
+    assert try_loss(gpt, CHOICES, batch, say=pytest.fail)[0] == CHOICES
 
 
 def test_nothing_fits_is_a_fault_with_remedies(gpt, monkeypatch):
     room_for(0, monkeypatch, MemoryError())
     with pytest.raises(UserFault, match="checkpoint_activations=true"):
-        fit_micro_batch(gpt, CHOICES, batch, say=lambda line: None)
+        try_loss(gpt, CHOICES, batch, say=lambda line: None)
 
 
 def test_other_errors_are_not_taken_for_missing_memory(gpt, monkeypatch):
     room_for(0, monkeypatch, RuntimeError("shapes cannot be multiplied"))
     with pytest.raises(RuntimeError, match="shapes"):
-        fit_micro_batch(gpt, CHOICES, batch, say=lambda line: None)
+        try_loss(gpt, CHOICES, batch, say=lambda line: None)
 
 
 def test_a_run_that_does_not_fit_goes_on_with_less_and_keeps_the_choice(run, monkeypatch, capsys):
@@ -107,3 +122,37 @@ def test_a_run_that_does_not_fit_goes_on_with_less_and_keeps_the_choice(run, mon
     run("batch_tokens=96", "schedule=constant")  # continued where memory would suffice: the choice stays
     assert json.loads((run.path / "choices.json").read_text())["micro_batch"] == 4
     assert [row["train/loss"] for row in run.rows()][-1] == pytest.approx(plain[-1]["train/loss"], abs=1e-5)
+
+
+def test_the_trial_makes_room_for_the_optimizer_and_its_update(gpt, monkeypatch):
+    """The averages are there while the backward pass runs, and the update's own memory after it."""
+    asked, empty_like, empty = [], torch.empty_like, torch.empty
+
+    def note(kind, make):
+        return lambda *arguments, **options: asked.append(kind) or make(*arguments, **options)
+
+    monkeypatch.setattr(torch, "empty_like", note("average", empty_like))
+    monkeypatch.setattr(torch, "empty", note("update", empty))
+    gpt.register_forward_hook(lambda *_: asked.append("forward"))
+    memory.fits(gpt, CHOICES, batch, memory.next_token_loss, update_bytes=1000)
+    averages = 2 * len(list(gpt.parameters()))
+    assert asked == ["average"] * averages + ["forward", "update"]
+
+
+def test_muon_takes_memory_for_its_update(gpt):
+    config = TrainConfig(model=gpt.config)
+    assert update_bytes(config, gpt) == 0
+    matrices = sum(parameter.numel() for parameter in gpt.blocks.parameters() if parameter.dim() == 2)
+    assert update_bytes(replace(config, optimizer=OptimizerConfig(name="muon")), gpt) == 16 * matrices
+
+
+def test_a_compiler_that_fails_leaves_choices_without_it(gpt, monkeypatch):
+    def broken(gpt, tokens, targets):
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(memory, "compiled_loss", lambda device: broken)
+    said = []
+    choices, loss = try_loss(gpt, replace(CHOICES, compile=True), batch, say=said.append)
+    assert not choices.compile
+    assert loss is memory.next_token_loss
+    assert "torch.compile does not work here (RuntimeError: no compiler here)" in said[-1]
