@@ -112,8 +112,8 @@ def test_every_fault_is_reported_at_once():
         ("data.dir", 5, "text"),
         ("data.dir", None, "text"),
         ("data.source", 5, "text or null"),
-        ("trainer.precision", "bf61", "one of auto, fp32, bf16, fp64 (did you mean bf16?)"),
-        ("trainer.precision", True, "one of auto, fp32, bf16, fp64"),
+        ("trainer.precision", "bf61", "one of auto, fp32, bf16, fp16, fp64 (did you mean bf16?)"),
+        ("trainer.precision", True, "one of auto, fp32, bf16, fp16, fp64"),
         ("model.activation", ["gelu"], "one of gelu_tanh, gelu"),
     ],
 )

@@ -116,7 +116,7 @@ FAULTS = {
     "a mistyped key": (["sed=1,2"], "No setting 'sed'"),
     "a value that can't be": (["seed=1,-2"], "seed must be at least 0"),
     "one folder for all": (["seed=1,2", "run.dir=here"], "Leave out run.dir"),
-    "a value twice": (["seed=1,1"], "values that are twice the same"),
+    "a value twice": (["seed=1,1"], "values that are there twice"),
 }
 
 
