@@ -1,5 +1,6 @@
 """Hugging Face's GPT-2 of the same size, as a comparison; transformers is no dependency of minigpt."""
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -36,8 +37,7 @@ def train(task: dict[str, Any]) -> dict[str, Any]:
 
 def new_model(sizes: ModelConfig, vocab_size: int) -> Any:
     """A GPT2LMHeadModel of these sizes; no token of it is special."""
-    import transformers  # typed as it is or Any: whoever checks the types may lack it
-
+    transformers: Any = importlib.import_module("transformers")  # by name: mypy must not need it
     dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), sizes.dropout)
     config = transformers.GPT2Config(
         vocab_size=vocab_size,
