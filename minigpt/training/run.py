@@ -262,5 +262,5 @@ def fit(job: Job, module: LanguageModel) -> None:
     # Lightning counts steps from here on; the run's state has those before.
     remaining = None if module.total_steps is None else module.total_steps - module.state.step
     trainer = build_trainer(config, choices, total_steps=remaining, callbacks=list(job.callbacks))
-    with module.step_end:
+    with module.step_end.outputs:
         trainer.fit(module, batches)

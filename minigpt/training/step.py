@@ -7,7 +7,7 @@ in the backward pass of a step's last micro-batch (no_sync in those before). The
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, astuple, replace
+from dataclasses import astuple
 from typing import Any
 
 import lightning as L
@@ -16,30 +16,19 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch import Tensor
 
-from minigpt.checkpoint.pack import CONFIG, TOKENIZER, optimizer_tensors, to_json
-from minigpt.config.convert import to_dict
-from minigpt.config.schema import GuardConfig, RunConfig, TrainConfig
+from minigpt.config.schema import GuardConfig, TrainConfig
 from minigpt.data.batch import Batch
 from minigpt.data.order import batch_of_step
 from minigpt.data.prepare import Prepared
 from minigpt.machine.choices import Choices
 from minigpt.model.counting import flops_per_token
-from minigpt.model.evaluate import Score, evaluate
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
 from minigpt.process.signals import Signals
-from minigpt.redact import redact_values
-from minigpt.rundir.remote_logger import RemoteLogger
-from minigpt.rundir.rows import RowFile
 from minigpt.rundir.run_directory import RunDirectory
-from minigpt.rundir.tensorboard import TensorBoard
-from minigpt.sampling.write import write_sample
-from minigpt.training.callbacks import pack_states
 from minigpt.training.guard import RollBack, drop, fault_of, gradients_of, norm_of, scale, scale_on_device
-from minigpt.training.lightning_engine import call_callbacks, publish
 from minigpt.training.measure import Measurement, Meter, StepResult
-from minigpt.training.progress import Screen
-from minigpt.training.saving import Files, Saving, Snapshot
+from minigpt.training.outputs import Outputs
 from minigpt.training.schedule import lr_factor
 from minigpt.training.seeding import fold, seed_device
 from minigpt.training.state import Clock, RunState, out_of_patience, steps_of
@@ -215,8 +204,6 @@ class LanguageModel(L.LightningModule):
 class StepEnd:
     """What happens between one optimizer step and the next: `__call__`, from top to bottom.
 
-    In a `with` block around the training; at its end what is being written becomes whole.
-
     Args:
         module: the model in training.
         run: its directory; only rank 0 writes there.
@@ -229,49 +216,27 @@ class StepEnd:
         self, module: LanguageModel, run: RunDirectory, prepared: Prepared, signals: Signals, peak: float | None
     ):
         config = module.config
-        self.run, self.prepared = run, prepared
-        self.screen = Screen(config, module.total_steps)
+        self.run = run
+        self.outputs = Outputs(module, run, prepared)
         self.requests = StopRequests(signals, run.path / "STOP" if run.writes else None, config.trainer.max_minutes)
         flops = flops_per_token(config.model, prepared.tokenizer.vocab_size) if peak else 0.0
         self.meter = Meter(config.batch_tokens, flops, peak)
-        self.rows, self.samples = (RowFile(path, self.screen.print) for path in (run.metrics, run.samples))
-        plain = redact_values(to_dict(replace(config, run=RunConfig())))
-        fixed: Files = {CONFIG: [to_json(plain)], TOKENIZER: [to_json(prepared.tokenizer.to_json())]}
-        files = (self.rows, self.samples)
-        self.saving = Saving(
-            run.checkpoints, fixed, config.checkpoint, row_files=files, say=self.screen.print, note=run.event
-        )
-        self.remote: RemoteLogger | TensorBoard | None = None
-        if config.logger.name == "tensorboard" and run.writes:
-            self.remote = TensorBoard(run.path, step=module.state.step, say=self.screen.print)
-        elif config.logger.name == "wandb" and run.writes:
-            self.remote = RemoteLogger(config.logger, run.path, settings=to_dict(config), say=self.screen.print)
         self.stop_reason: str | None = None  # signal | max_minutes | patience | callback
         self.requeue = False  # whether the stop asks the queue to run this job again
         self.asked_to_stop = False  # by any rank
-
-    def __enter__(self) -> "StepEnd":
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if self.run.writes:
-            self.saving.close(note=error is None)
-            self.screen.close()
-        if self.remote is not None and not isinstance(error, KeyboardInterrupt):  # who wants out is not kept waiting
-            self.remote.close()
 
     def begin(self, module: LanguageModel) -> None:
         """Get ready for the first step: from here on a signal waits for the end of a step."""
         self.requests.signals.noted_only = True
         if self.run.writes:
-            self.saving.start(module.gpt, module.state.step, module.total_steps)
+            self.outputs.saving.start(module.gpt, module.state.step, module.total_steps)
         module.clock.start()
 
     def end(self, module: LanguageModel) -> None:
         """Save what a callback's stop after the last step has left unsaved."""
         if self.stop_reason is None and not self.is_last(module):
             self.stop_reason = "callback"
-            self.save(module, {}, due=True)
+            self.outputs.save(module, {}, due=True, last=True)
 
     def has_more_to_do(self, module: LanguageModel, step: int) -> bool:
         """Whether a step needs the weights as it leaves them: for a validation, a sample, a save or a stop.
@@ -281,7 +246,7 @@ class StepEnd:
         config = module.config
         wanted = self.asked_to_stop
         if module.trainer.world_size == 1:
-            wanted |= any(astuple(module.request)) or self.saving.retry_is_due()
+            wanted |= any(astuple(module.request)) or self.outputs.saving.retry_is_due()
         every = (config.validate.every_steps, config.samples.every_steps, config.checkpoint.every_steps)
         return wanted or step == module.total_steps or is_due(step, *every)
 
@@ -308,16 +273,20 @@ class StepEnd:
         if logged or self.is_last(module):
             row = self.meter.row(state.step, result, module.clock.seconds)
         if is_due(state.step, config.validate.every_steps) or self.is_last(module):
-            row |= self.validate(module)
-        if row and self.run.writes:
-            self.write(module.trainer, row)
+            row |= self.outputs.validate(module)
+            if row["val/loss"] is not None and out_of_patience(state, config):
+                self.stop_reason = "patience"
+        if row:
+            self.outputs.write(module.trainer, row)
         if config.samples.every_steps and (is_due(state.step, config.samples.every_steps) or self.is_last(module)):
-            self.sample(module)
+            self.outputs.sample(module)
         if module.trainer.should_stop and self.stop_reason is None:
             self.stop_reason = "callback"
         if is_newest:
             improved = state.best_step == state.step and row.get("val/loss") is not None
-            self.save(module, row, due=improved or is_due(state.step, config.checkpoint.every_steps))
+            last = self.stop_reason is not None or self.is_last(module)
+            due = improved or is_due(state.step, config.checkpoint.every_steps)
+            self.outputs.save(module, row, due=due, last=last)
         module.trainer.should_stop = self.stop_reason is not None
 
     def judge(self, state: RunState, result: StepResult, rules: GuardConfig) -> None:
@@ -338,7 +307,9 @@ class StepEnd:
         batch = batch_of_step(step - 1, self.run.skipped_batches())
         self.run.event("skipped", step=step, batch=batch, reason=result.fault)
         if self.run.writes:
-            self.screen.print(f"step {step:,} skipped: {result.fault}; the weights are as they were (batch {batch:,})")
+            self.outputs.screen.print(
+                f"step {step:,} skipped: {result.fault}; the weights are as they were (batch {batch:,})"
+            )
         if state.bad_steps > rules.max_skips:
             raise RollBack(step + 1 - state.bad_steps, step)
 
@@ -354,102 +325,6 @@ class StepEnd:
     def is_last(self, module: LanguageModel) -> bool:
         """Whether the run is complete: all steps made, or ended for good by a limit or patience."""
         return module.state.step == module.total_steps or self.stop_reason in ("max_minutes", "patience")
-
-    def validate(self, module: LanguageModel) -> dict[str, Any]:
-        """Score the validation split and note the best loss.
-
-        Returns:
-            The columns for the step's row.
-        """
-        state, trainer = module.state, module.trainer
-        with module.clock.paused():
-            call_callbacks(trainer, "on_validation_start")
-            call_callbacks(trainer, "on_validation_epoch_start")
-            score = self.score(module)
-            columns: dict[str, Any] = {
-                "val/loss": score.loss,
-                "val/perplexity": score.perplexity,
-                "val/bits_per_byte": score.bits_per_byte,
-            }
-            if not math.isfinite(score.loss):
-                columns = dict.fromkeys(columns)
-            elif state.best_loss is None or score.loss < state.best_loss:
-                state.best_loss, state.best_step = score.loss, state.step
-            if math.isfinite(score.loss) and out_of_patience(state, module.config):
-                self.stop_reason = "patience"
-            publish(trainer, columns)
-            call_callbacks(trainer, "on_validation_epoch_end")
-            call_callbacks(trainer, "on_validation_end")
-        return columns
-
-    def score(self, module: LanguageModel) -> Score:
-        """Return the whole split's score, shared out over the ranks."""
-        prepared, device, world_size = self.prepared, module.device, module.trainer.world_size
-        score = evaluate(
-            module.gpt,
-            prepared.val,
-            block_size=module.config.model.block_size,
-            batch=module.choices.validation_batch,
-            device=device,
-            precision=module.choices.precision,
-            first_token_bytes=len(prepared.tokenizer.token_bytes(int(prepared.val.tokens(0, 1)[0]))),
-            rank=module.trainer.global_rank,
-            world_size=world_size,
-        )
-        if world_size == 1:
-            return score
-        dtype = torch.float64 if device.type != "mps" else torch.float32
-        sums = torch.tensor([score.nats, score.tokens], dtype=dtype, device=device)
-        dist.all_reduce(sums)
-        return Score(float(sums[0]), int(sums[1]), score.bytes)
-
-    def write(self, trainer: L.Trainer, row: dict[str, Any]) -> None:
-        """Hand a row to metrics.jsonl and the screen."""
-        publish(trainer, row)
-        self.rows.add(row)
-        if isinstance(self.remote, TensorBoard):  # wandb's process reads metrics.jsonl
-            self.remote.log(row["step"], row)
-        self.screen.show(row)
-
-    def sample(self, module: LanguageModel) -> None:
-        """Let the model write some text (rank 0 only)."""
-        if not self.run.writes:
-            return
-        options, step = module.config.samples, module.state.step
-        with module.clock.paused():
-            text = write_sample(
-                module.gpt,
-                self.prepared.tokenizer,
-                options.prompt,
-                max_new_tokens=options.max_new_tokens,
-                temperature=options.temperature,
-                top_k=options.top_k,
-                seed=module.config.seed + step,
-            )
-            self.samples.add({"step": step, "text": text})
-            self.screen.block(f"sample at step {step:,}", text)
-
-    def save(self, module: LanguageModel, row: dict[str, Any], *, due: bool) -> None:
-        """Save a checkpoint if one is due, and always when training ends here (rank 0 only)."""
-        last = self.stop_reason is not None or self.is_last(module)
-        if not self.run.writes or not self.saving.has_to(due=due, last=last):
-            return
-        config, state, trainer = module.config, module.state, module.trainer
-        with module.clock.paused():
-            call_callbacks(trainer, "on_save_checkpoint", {"global_step": state.step})
-            seconds = module.clock.seconds if config.trainer.max_minutes else 0.0
-            if module.scaler.is_enabled():
-                state.loss_scale = module.scaler.get_scale()
-                state.loss_scale_steps = module.scaler.state_dict()["_growth_tracker"]
-            snapshot = Snapshot(
-                step=state.step,
-                weights=module.gpt.state_dict(),
-                averages=optimizer_tensors(module.optimizer),
-                state=asdict(state) | {"seconds": seconds, "tokens": state.step * config.batch_tokens},
-                facts={"val_loss": row.get("val/loss")} | ({"bad_steps": state.bad_steps} if state.bad_steps else {}),
-                files=pack_states(trainer.callbacks)[0],  # type: ignore[attr-defined]
-            )
-            self.saving.save(snapshot, last=last)
 
 
 def is_due(step: int, *every_steps: int) -> bool:

@@ -13,7 +13,7 @@ import torch
 
 from minigpt.faults import UserFault
 from minigpt.machine import compiling
-from minigpt.training import step as step_module
+from minigpt.training import outputs
 
 
 def test_a_run_directory_holds_what_the_plan_of_the_house_says(run):
@@ -62,7 +62,7 @@ def test_patience_without_validations_is_refused(run):
 
 
 def test_a_validation_that_is_not_finite_is_no_best_and_no_json_nan(run, monkeypatch):
-    real = step_module.evaluate
+    real = outputs.evaluate
 
     def evaluate(model, split, **options):
         score = real(model, split, **options)
@@ -70,7 +70,7 @@ def test_a_validation_that_is_not_finite_is_no_best_and_no_json_nan(run, monkeyp
         return replace(score, nats=float("nan")) if evaluate.calls == 1 else score
 
     evaluate.calls = 0
-    monkeypatch.setattr(step_module, "evaluate", evaluate)
+    monkeypatch.setattr(outputs, "evaluate", evaluate)
     run()
     first, second = [row for row in run.rows() if "val/loss" in row][:2]
     assert first["val/loss"] is None

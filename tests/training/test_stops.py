@@ -20,7 +20,8 @@ from minigpt.checkpoint.store import list_checkpoints, verify
 from minigpt.rundir.rows import TIMINGS
 from minigpt.training import ending, restoring, saving
 from minigpt.training import run as run_module
-from minigpt.training.step import LanguageModel, StepEnd
+from minigpt.training.outputs import Outputs
+from minigpt.training.step import LanguageModel
 
 SETTINGS = ["checkpoint.every_steps=3", "validate.every_steps=2", "trainer.micro_batch=4", "logger.every_steps=1"]
 
@@ -72,10 +73,10 @@ PHASES = {
     "the model's making": (run_module, "GPT", 1),
     "Lightning's set-up": (LanguageModel, "configure_optimizers", 1),
     "the first micro-batch": (LanguageModel, "training_step", 1),
-    "a validation": (StepEnd, "score", 2),
+    "a validation": (Outputs, "score", 2),
     "a save": (saving, "write_checkpoint", 1),
     "a save's last rename": (store.os, "rename", 1),
-    "the last validation": (StepEnd, "score", 3),
+    "the last validation": (Outputs, "score", 3),
     "the report": (ending, "write_report", 1),
 }
 
