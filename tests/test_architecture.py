@@ -31,20 +31,20 @@ HOMES = {
 }
 
 # Room (a package of minigpt/, or a file beside the packages) -> the rooms and third-party packages that it may import.
-# Every room has its line.
+# Every room has its line, and the line holds nothing that the room does not import.
 MAY_IMPORT = {
     "__init__": "",  # api is imported on first use
     "__main__": "cli",
     "api": "checkpoint config faults sampling training torch",
     "attention": "torch numpy",  # numpy: the random numbers of dropout
-    "benchmark": "checkpoint config data faults invocation machine model rundir sampling training verify __init__ "
+    "benchmark": "config data faults invocation machine model rundir sampling training verify __init__ "
     "lightning numpy safetensors torch",
     "checkpoint": "config data faults model rundir __init__ safetensors torch",
     "cli": "benchmark compare config data demo faults invocation process report sampling sweep training verify",
     "compare": "checkpoint config data faults machine model rundir numpy torch",
     "config": "faults invocation redact __init__ hydra omegaconf yaml",
     "data": "config faults redact rundir splitmix numpy tiktoken tokenizers torch",
-    "demo": "checkpoint config data faults invocation report rundir sampling training",
+    "demo": "config data faults invocation report rundir sampling training",
     "faults": "",
     "invocation": "",
     "machine": "config data faults model process rundir torch",
@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "splitmix": "numpy",
     "training": "checkpoint config data faults invocation machine model process redact report rundir sampling "
     "splitmix __init__ lightning torch",
-    "verify": "checkpoint config faults invocation rundir",
+    "verify": "checkpoint config faults rundir",
 }
 
 # File -> all it may import, where a file is held to less than its room.
@@ -137,6 +137,7 @@ def test_every_room_states_what_it_may_import():
     stated = {room: set(line.split()) for room, line in MAY_IMPORT.items()}
     assert stated.keys() == ROOMS.keys()
     assert {room: sorted(found - stated[room]) for room, found in ROOMS.items() if found - stated[room]} == {}
+    assert {room: sorted(stated[room] - found) for room, found in ROOMS.items() if stated[room] - found} == {}
 
 
 @pytest.mark.parametrize("file", FILES_MAY_IMPORT)
