@@ -11,6 +11,7 @@ from minigpt.benchmark import agreement, steps, training
 from minigpt.benchmark.agreement import compare
 from minigpt.benchmark.measurement import MeasurementFailed, environment, measure
 from minigpt.benchmark.training import BARE, OURS, ratio_line
+from minigpt.model.loss import next_token_loss
 
 
 def test_train_py_and_the_bare_loop_time_the_steps_after_the_warm_up(config, tmp_path, rows):
@@ -32,7 +33,7 @@ def test_the_bare_loop_makes_the_losses_of_train_py(config, tmp_path):
     optimizer = steps.build_optimizer(settled[0].optimizer, gpt)
     losses = steps.shortest_loop(
         *settled,
-        lambda tokens, targets: steps.next_token_loss(gpt, tokens, targets),
+        lambda tokens, targets: next_token_loss(gpt, tokens, targets),
         optimizer,
         stopwatch=steps.Stopwatch(0),
         rates=curve["lr"],
