@@ -45,8 +45,9 @@ def describe_plan(
     parts = count_parameters(model)
     parameters = sum(parts.values())
     lines = [
-        f"Model      {parameters:,} parameters: {model_config.n_layer} layers, {model_config.n_head} heads, "
-        f"width {model_config.n_embd}, context {model_config.block_size}, vocabulary {model.vocab_size:,}"
+        f"Model      {parameters:,} parameters: {number_of(model_config.n_layer, 'layer')}, "
+        f"{number_of(model_config.n_head, 'head')}, width {model_config.n_embd}, context {model_config.block_size}, "
+        f"vocabulary {model.vocab_size:,}"
     ]
     lines += [f"           {count:>13,}  {part}" for part, count in parts.items()]
     lines.append(
@@ -56,7 +57,7 @@ def describe_plan(
     sequences = config.batch_tokens // model_config.block_size
     lines.append(
         f"Step       {config.batch_tokens:,} tokens = {sequences} windows of {model_config.block_size}"
-        f" = {choices.devices} device(s) x {choices.accumulate} x micro-batch {choices.micro_batch}"
+        f" = {number_of(choices.devices, 'device')} x {choices.accumulate} x micro-batch {choices.micro_batch}"
     )
     if total_steps:
         tokens = total_steps * config.batch_tokens
@@ -76,3 +77,8 @@ def describe_plan(
         + (f", {choices.threads} threads" if choices.device == "cpu" else "")
     )
     return "\n".join(lines)
+
+
+def number_of(count: int, thing: str) -> str:
+    """Return a number of things in words: 1 layer, 2 layers."""
+    return f"{count:,} {thing}" + "s" * (count != 1)

@@ -152,7 +152,9 @@ def events_section(record: Record) -> str:
     rows = []
     for event in record.events:
         facts = {
-            key: value for key, value in event.items() if key == "step" or (key not in ("time", "event") and value)
+            key: value
+            for key, value in event.items()
+            if key in ("step", "was", "now") or (key not in ("time", "event") and value)
         }
         words = ", ".join(f"{key.replace('_', ' ')} {_value(value)}" for key, value in facts.items())
         rows.append((str(event.get("time", "")).replace("T", " ")[:19], str(event.get("event", "")), words))

@@ -191,8 +191,8 @@ def tell_damaged_rows(run: RunDirectory, sentence: str) -> None:
 def tell_changed_settings(run: RunDirectory, changes: Sequence[Change]) -> None:
     """Say and note which settings a run continues with other than it had."""
     for change in changes:
+        run.event("changed", setting=change.key, was=change.was, now=change.now)
         if not change.key.startswith(("logger.", "run.", "experiment", "data.")):
-            run.event("changed", setting=change.key, was=change.was, now=change.now)
             print(f"Changed setting: {change}")
 
 

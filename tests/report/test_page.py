@@ -3,13 +3,14 @@
 import html.parser
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from matplotlib.figure import Figure
 
 from minigpt.report import page as page_module
 from minigpt.report.curves import draw_metric
-from minigpt.report.page import page, write_report
+from minigpt.report.page import events_section, page, write_report
 from minigpt.report.record import read_record
 from minigpt.report.words import duration, short_number
 
@@ -167,3 +168,10 @@ def test_short_numbers(value, text):
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+def test_a_changed_setting_shows_with_both_values_also_where_one_is_zero(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    event = {"event": "changed", "setting": "trainer.patience", "was": 0, "now": False}
+    text = events_section(replace(read_record(tmp_path), events=[event]))
+    assert "setting trainer.patience, was 0, now false" in text
