@@ -126,15 +126,6 @@ def explain(error: BaseException) -> tuple[int, str]:
     return BUG, "".join(traceback.format_exception(error)).rstrip()
 
 
-def meaning_of(code: int) -> str:
-    """What the exit code of a process says, in words; a negative one is the signal that ended it."""
-    if code >= 0:
-        return MEANINGS.get(code, f"exit code {code}")
-    with contextlib.suppress(ValueError):
-        return f"killed by {signal.Signals(-code).name}"
-    return f"killed by signal {-code}"
-
-
 def unfit_python(version: tuple[int, ...] = sys.version_info[:3], platform: str = sys.platform) -> str:
     """Why minigpt can't run on this Python or system, and what to do; "" if it can."""
     if platform == "win32":

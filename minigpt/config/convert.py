@@ -32,28 +32,20 @@ class Fault:
 
 
 @functools.cache
-def settings(cls: type, prefix: str = "") -> dict[str, Setting]:
+def settings(cls: type, prefix: str = "", way: tuple[str, ...] = ()) -> dict[str, Setting]:
     """Every setting of a config class, in order: dotted name as users type it -> all that is known about it."""
     found: dict[str, Setting] = {}
-    for name, (field, kind) in _fields(cls).items():
+    kinds = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        about, kind, path = field.metadata.get("setting", Setting()), kinds[field.name], (*way, field.name)
+        key = prefix + (about.key or field.name)
         if dataclasses.is_dataclass(kind):
-            found |= settings(typing.cast(type, kind), f"{prefix}{name}.")
+            found |= settings(typing.cast(type, kind), f"{key}.", path)
         else:
-            about = field.metadata.get("setting", Setting())
             default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
             literal = about.literal or about.folder
-            found[prefix + name] = dataclasses.replace(
-                about, key=prefix + name, kind=kind, default=default, literal=literal
-            )
+            found[key] = dataclasses.replace(about, key=key, path=path, kind=kind, default=default, literal=literal)
     return found
-
-
-@functools.cache
-def _fields(cls: type) -> dict[str, tuple[dataclasses.Field, Any]]:
-    """The fields of a config class and their types, by the names that users type."""
-    kinds = typing.get_type_hints(cls)
-    fields = dataclasses.fields(cls)
-    return {each.metadata.get("setting", Setting()).key or each.name: (each, kinds[each.name]) for each in fields}
 
 
 def sections(cls: type) -> list[str]:
@@ -64,15 +56,16 @@ def sections(cls: type) -> list[str]:
 def to_dict(config: Any) -> dict[str, Any]:
     """The config as nested plain dictionaries, ready for JSON."""
     plain: dict[str, Any] = {}
-    for name, (field, _) in _fields(config.__class__).items():
-        value = getattr(config, field.name)
-        plain[name] = to_dict(value) if dataclasses.is_dataclass(value) else copy.copy(value)
+    for key, value in values(config).items():
+        *way, last = key.split(".")
+        functools.reduce(lambda section, name: section.setdefault(name, {}), way, plain)[last] = value
     return plain
 
 
 def values(config: Any) -> dict[str, Any]:
     """The value of every setting of a config, by its dotted name."""
-    return flatten(to_dict(config), settings(config.__class__))
+    known = settings(config.__class__)
+    return {key: copy.copy(functools.reduce(getattr, each.path, config)) for key, each in known.items()}
 
 
 def flatten(mapping: Mapping[Any, Any], whole: Container[str] = (), prefix: str = "") -> dict[str, Any]:
@@ -107,30 +100,22 @@ def read(cls: type[Config], mapping: Any) -> tuple[Config, list[Fault]]:
     """Like from_dict, but returns the faults; a faulty setting keeps its default."""
     if not isinstance(mapping, Mapping):
         return cls(), [Fault((), f"A config must be a mapping of names to values, got {shown(mapping)}.")]
-    known = settings(typing.cast(type, cls))
-    found: dict[str, Any] = {}
+    known, config = settings(typing.cast(type, cls)), cls()
     faults: list[Fault] = []
     for key, value in flatten(mapping, known).items():
         inside = ", ".join(each for each in known if each.startswith(f"{key}."))
         if key in known:
-            found[key], wanted = fitted(known[key].kind, value)
+            found, wanted = fitted(known[key].kind, value)
             if wanted:
-                faults.append(Fault((key,), f"{key} must be {wanted}, got {shown(found.pop(key))}."))
+                faults.append(Fault((key,), f"{key} must be {wanted}, got {shown(found)}."))
+            else:
+                *way, last = known[key].path
+                setattr(functools.reduce(getattr, way, config), last, found)
         elif not inside:
             faults.append(Fault((key,), no_setting(key, known)))
         elif value != {}:
             faults.append(Fault((key,), f"{key} is a group of settings ({inside}), got {shown(value)}."))
-    return _build(cls, found), faults
-
-
-def _build(cls: Any, found: Mapping[str, Any], prefix: str = "") -> Any:
-    given: dict[str, Any] = {}
-    for name, (field, kind) in _fields(cls).items():
-        if dataclasses.is_dataclass(kind):
-            given[field.name] = _build(kind, found, f"{prefix}{name}.")
-        elif prefix + name in found:
-            given[field.name] = found[prefix + name]
-    return cls(**given)
+    return config, faults
 
 
 def parts_of(kind: Any) -> tuple[Any, ...]:
@@ -184,13 +169,10 @@ def misfit(cls: type, mapping: Mapping[str, Any]) -> str:
     Numbers must be finite and not negative. For what programs write: there are no suggestions here.
     """
     for name, kind in typing.get_type_hints(cls).items():
-        if name in mapping:
-            value = mapping[name]
-            numbers = [
-                each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int | float)
-            ]
-            if fitted(kind, value)[1] or any(number < 0 for number in numbers):
-                return f"{name}={shown(value)}"
+        value = mapping.get(name)
+        numbers = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int | float)]
+        if name in mapping and (fitted(kind, value)[1] or any(number < 0 for number in numbers)):
+            return f"{name}={shown(value)}"
     return ""
 
 
@@ -234,22 +216,13 @@ def no_setting(key: str, known: Iterable[str]) -> str:
 
 def nearest(key: str, known: Iterable[str]) -> list[str]:
     """The settings most likely meant: usually one, several if only the section is missing, none if nothing is near."""
-    known = list(known)
+    key, whole = key.lower(), list(known)
+    named: dict[str, list[str]] = {}  # by the last part of the name
+    for each in whole:
+        named.setdefault(each.rpartition(".")[2], []).append(each)
     section, _, last = key.rpartition(".")
-    same_last = [each for each in known if each.rpartition(".")[2] == last]
-    if not section and same_last:
-        return same_last[:4]
-
-    def likeness(each: str) -> float:
-        whole = _ratio(key, each)
-        return whole if section else max(whole, 0.85 * _ratio(key, each.rpartition(".")[2]))
-
-    best = max(known, key=likeness, default="")
-    if same_last and likeness(best) < 0.85:
-        return [max(same_last, key=likeness)]
-    near = likeness(best) >= 0.6 and _ratio(last, best.rpartition(".")[2]) >= 0.5  # a shared section alone says little
-    return [best] if near else []
-
-
-def _ratio(one: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, one.lower(), other.lower(), autojunk=False).ratio()
+    if last in named:
+        return difflib.get_close_matches(key, named[last], n=1, cutoff=0) if section else named[last][:4]
+    near = difflib.get_close_matches(key, whole, n=1, cutoff=0.75)
+    near_last = difflib.get_close_matches(key, named, n=1, cutoff=0.65)
+    return near or [each for name in near_last for each in named[name][:4]]

@@ -29,6 +29,7 @@ class Setting:
     words: bool = False  # a list of all arguments that are not key=value
     key: str = ""  # the name that users type, where it is no Python name
     since: str = ""  # the first version that has it, if that is later than 0.1.0
+    path: tuple[str, ...] = ()  # its name in code, attribute by attribute
     kind: Any = None  # its type
     default: Any = None
 

@@ -14,7 +14,6 @@ from minigpt.faults import (
     USER_FAULT,
     NoUsableCheckpoint,
     UserFault,
-    meaning_of,
     run_script,
     unfit_python,
 )
@@ -96,21 +95,6 @@ def test_every_end_has_its_exit_code(main, code, says, capsys):
         run_script(main)
     assert end.value.code == code
     assert capsys.readouterr().err.startswith(says)
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (0, "finished"),
-        (5, "training became non-finite"),
-        (130, "stopped at once"),
-        (99, "exit code 99"),
-        (-9, "killed by SIGKILL"),
-        (-999, "killed by signal 999"),
-    ],
-)
-def test_every_exit_code_has_its_words(code, words):
-    assert meaning_of(code) == words
 
 
 @pytest.mark.parametrize(
