@@ -38,12 +38,8 @@ def dropout(x: Tensor, p: float, *, training: bool = True) -> Tensor:
     return x * kept.mul_(1 / (1 - p))
 
 
-class Dropout(nn.Module):
+class Dropout(nn.Dropout):
     """`dropout` as a layer, in training mode only."""
-
-    def __init__(self, p: float):
-        super().__init__()
-        self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
         return dropout(x, self.p, training=self.training)

@@ -32,22 +32,19 @@ def record_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     Raises:
         ValueError: if the model holds no such layer.
     """
-    layers = {name: module for name, module in model.named_modules() if hasattr(module, "weights")}
-    if not layers:
+    names = {module: name for name, module in model.named_modules() if hasattr(module, "weights")}
+    if not names:
         raise ValueError(
             f"record_attention: got {type(model).__name__} without a layer that states its weights; wanted a model "
             "with layers of minigpt/attention/layers.py, or with a method `weights` beside their `forward`"
         )
     recorded: dict[str, Tensor] = {}
 
-    def record_as(name: str) -> Any:
-        @torch.no_grad()
-        def record(layer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            recorded[name] = layer.weights(*arguments, **keywords)
+    @torch.no_grad()
+    def record(layer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        recorded[names[layer]] = layer.weights(*arguments, **keywords)
 
-        return record
-
-    handles = [layer.register_forward_pre_hook(record_as(name), with_kwargs=True) for name, layer in layers.items()]
+    handles = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in names]
     try:
         yield recorded
     finally:

@@ -1,6 +1,5 @@
 """A GPT whose weights are still to be read, or only to be named."""
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,10 +25,6 @@ def empty_gpt(config: ModelConfig, vocab_size: int, *, kernel: str = "fused", de
 class _Unfilled(TorchFunctionMode):
     """Returns each tensor as it is where a function of torch.nn.init would fill it."""
 
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if getattr(function, "__module__", "") == "torch.nn.init":
-            return kwargs["tensor"]
-        return function(*args, **kwargs)
+        return kwargs["tensor"] if getattr(function, "__module__", "") == "torch.nn.init" else function(*args, **kwargs)

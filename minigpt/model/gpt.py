@@ -57,6 +57,10 @@ class MLP(nn.Module):
         return self.dropout(self.down(self.activation(self.up(x))))
 
 
+# The MLP that goes with each activation: a constructor from n_embd and MLP's keywords.
+MLPS: dict[str, Callable[..., nn.Module]] = dict.fromkeys(ACTIVATIONS, MLP)
+
+
 class Block(nn.Module):
     """Attention, then MLP, each on a normalised copy of the stream and added back to it (pre-norm)."""
 
@@ -69,7 +73,7 @@ class Block(nn.Module):
             C, config.n_head, qk_norm=qk_norm_of(config), dropout=dropout, bias=bias, kernel=kernel
         )
         self.norm_2 = norm(C, bias=bias)
-        self.mlp = MLP(C, activation=config.activation, dropout=dropout, bias=bias)
+        self.mlp = MLPS[config.activation](C, activation=config.activation, dropout=dropout, bias=bias)
 
     def forward(
         self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None, angles: Angles | None = None

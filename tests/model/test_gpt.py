@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from minigpt.attention.layers import ATTENTION, KERNELS
 from minigpt.attention.masks import padding_mask
 from minigpt.config.compose import compose
 from minigpt.config.schema import ModelConfig
-from minigpt.model.gpt import ACTIVATIONS, GPT, NORMS
+from minigpt.model.counting import flops_per_token
+from minigpt.model.gpt import ACTIVATIONS, GPT, MLP, MLPS, NORMS
 
 ROOT = Path(__file__).parents[2]
 
@@ -337,6 +339,7 @@ def test_a_norm_and_an_activation_are_one_dictionary_entry_each(monkeypatch):
 
     monkeypatch.setitem(NORMS, "layernorm", Centred)
     monkeypatch.setitem(ACTIVATIONS, "sine", torch.sin)
+    monkeypatch.setitem(MLPS, "sine", MLP)
     model = make(activation="sine", dtype=torch.float64)
     assert {name.rpartition(".")[2] for name, _ in model.named_parameters() if "norm" in name} == {"shift"}
     seen = []
@@ -345,6 +348,31 @@ def test_a_norm_and_an_activation_are_one_dictionary_entry_each(monkeypatch):
     _, grads = loss_and_gradients(model, tokens())
     torch.testing.assert_close(seen[1], seen[0].sin())
     assert all((grad != 0).any() for grad in grads.values())
+
+
+def test_an_mlp_is_one_dictionary_entry(monkeypatch):
+    class Gated(nn.Module):
+        """One half of a wide layer opens and shuts the other."""
+
+        def __init__(self, n_embd, *, activation, dropout, bias):
+            super().__init__()
+            assert (activation, dropout) == ("gated", 0.0)
+            self.up = nn.Linear(n_embd, 6 * n_embd, bias=bias)
+            self.down = nn.Linear(3 * n_embd, n_embd, bias=bias)
+
+        def forward(self, x):
+            values, gate = self.up(x).chunk(2, dim=-1)
+            return self.down(values * gate.sigmoid())
+
+    monkeypatch.setitem(MLPS, "gated", Gated)
+    model, plain = make(activation="gated", dtype=torch.float64), make(dtype=torch.float64)
+    assert model.blocks[0].mlp.up.weight.shape == (6 * C, C)
+    assert (model(tokens()) - plain(tokens())).abs().max() > 0.1
+    _, grads = loss_and_gradients(model, tokens())
+    assert all((grad != 0).any() for grad in grads.values())
+    config = ModelConfig(n_layer=L, n_head=H, n_embd=C, block_size=BLOCK, activation="gated")
+    gated, usual = (flops_per_token(each, V) for each in (config, replace(config, activation="gelu")))
+    assert gated - usual == 6 * L * (6 + 3 - 4 - 4) * C * C  # the MLP's own matrices are counted
 
 
 def test_layers_share_no_module():

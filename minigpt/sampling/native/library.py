@@ -10,6 +10,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from minigpt.rundir.files import replaced
+
 SOURCE = Path(__file__).with_name("decode.cpp")
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC")
@@ -84,18 +86,13 @@ def build(folder: Path) -> Path:
         return path
     problem = ""
     for extra in EXTRAS:
-        unfinished = path.with_suffix(f".{os.getpid()}.tmp")
-        command = [compiler, *FLAGS, *extra, str(SOURCE), "-o", str(unfinished)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-            if done.returncode == 0:
-                with open(unfinished, "rb+") as file:
-                    os.fsync(file.fileno())  # before the name: a power failure must not leave an empty file under it
-                os.replace(unfinished, path)  # another process may have been as far: either file will do
-                return path
-        finally:
-            unfinished.unlink(missing_ok=True)
-        problem = problem or (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
+            with replaced(path) as unfinished:  # another process may have been as far: either file will do
+                command = [compiler, *FLAGS, *extra, str(SOURCE), "-o", str(unfinished)]
+                subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
+            return path
+        except subprocess.CalledProcessError as error:
+            problem = problem or (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[0]
     raise NoNativeCode(f"{compiler} can't compile decode.cpp: {problem}")
 
 
