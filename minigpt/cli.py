@@ -26,8 +26,7 @@ def train(arguments: list[str]) -> int:
     if wants_grid(arguments):
         return run_grid(arguments, command_line("train"))
 
-    from minigpt.process.lifeline import watch_lifeline
-    from minigpt.process.signals import Signals
+    from minigpt.process.signals import Signals, watch_lifeline
 
     with Signals():  # heard even while torch is loaded
         watch_lifeline()

@@ -11,6 +11,7 @@ there, and the addresses that the backend needs through a file there. So no port
 
 import contextlib
 import hashlib
+import itertools
 import os
 import stat
 import subprocess
@@ -24,12 +25,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from minigpt.config.schema import TrainerConfig
 from minigpt.faults import BUG, LAUNCHED, UserFault, explain, launched_rank
 from minigpt.process.heartbeat import Heartbeat
-from minigpt.process.output import no_output
 from minigpt.process.signals import Signals
 
 NEVER = timedelta(days=365)  # a collective waits as long as it must; the heartbeat knows who is alive
@@ -44,6 +43,8 @@ class Processes:
     rank: int = 0
     world_size: int = 1
     signals: Signals = field(default_factory=Signals)
+    store: dist.Store | None = None  # what one process writes into it, all read
+    calls: Iterator[int] = field(default_factory=itertools.count)
 
     def wait(self) -> None:
         """Return when all ranks are here."""
@@ -51,14 +52,11 @@ class Processes:
 
     def gather(self, text: str) -> list[str]:
         """Return what each rank passes, in the order of ranks. Waits for all."""
-        if self.world_size == 1:
+        if self.store is None:
             return [text]
-        mine = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
-        sizes = _all_gather(torch.tensor([len(mine)]))
-        room = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
-        room[: len(mine)] = mine
-        parts = zip(_all_gather(room), sizes, strict=True)
-        return [bytes(part[: int(size)].tolist()).decode() for part, size in parts]
+        call = next(self.calls)
+        self.store.set(f"{call} of rank {self.rank}", text)
+        return [self.store.get(f"{call} of rank {rank}").decode() for rank in range(self.world_size)]
 
     def require_equal_on_all_ranks(self, what: str, mine: Mapping[str, object]) -> None:
         """Make sure that all ranks have the same `mine`. Waits for all.
@@ -85,12 +83,6 @@ class Processes:
             self.wait()
 
 
-def _all_gather(tensor: Tensor) -> list[Tensor]:
-    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, tensor)
-    return parts
-
-
 @contextlib.contextmanager
 def joined(trainer: TrainerConfig, device: str, signals: Signals) -> Iterator[Processes]:
     """Form the group of the run's processes for a `with` block. An exception in one ends all, and is printed once.
@@ -112,16 +104,15 @@ def joined(trainer: TrainerConfig, device: str, signals: Signals) -> Iterator[Pr
         yield Processes(signals=signals)
         return
     rank = rank if rank is not None and started > 1 else 0
-    children: dict[int, subprocess.Popen] = {}
-    heartbeat = Heartbeat(rank, trainer.devices, _meeting_folder(started > 1), children)
+    heartbeat = Heartbeat(rank, trainer.devices, _meeting_folder(started > 1))
     signals.quiet = rank > 0
     signals.before_exit = heartbeat.fail
     try:
         if started == 1:
-            _start_others(trainer.devices, heartbeat.folder, children)
-        with no_output() if rank else contextlib.nullcontext():
-            _form_group(rank, trainer.devices, heartbeat.meet(), device)
-            yield Processes(rank, trainer.devices, signals)
+            _start_others(heartbeat)
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if rank else sys.stdout):
+            store = _form_group(rank, trainer.devices, heartbeat.meet(), device)
+            yield Processes(rank, trainer.devices, signals, store)
     except BaseException as error:
         signals.noted_only = True  # nothing may disturb the way out
         code, text = explain(error)
@@ -153,53 +144,49 @@ def _meeting_folder(launched: bool) -> Path:
     return folder
 
 
-def _start_others(world_size: int, folder: Path, children: dict[int, subprocess.Popen]) -> None:
+def _start_others(heartbeat: Heartbeat) -> None:
     """Start this command again as ranks 1, 2 ..."""
-    place = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", FOLDER: str(folder)}
-    for rank in range(1, world_size):
-        names = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        children[rank] = subprocess.Popen([sys.executable, *sys.orig_argv[1:]], env=os.environ | place | names)
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", FOLDER: str(heartbeat.folder)}
+    for rank in range(1, heartbeat.world_size):
+        names = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(heartbeat.world_size)}
+        command = [sys.executable, *sys.orig_argv[1:]]
+        heartbeat.children[rank] = subprocess.Popen(command, env=os.environ | place | names)
 
 
-def _form_group(rank: int, world_size: int, store: Path, device: str) -> None:
+def _form_group(rank: int, world_size: int, file: Path, device: str) -> dist.Store:
     """Form torch's process group, whose own connections stay on this machine."""
     if device == "cuda":
         torch.cuda.set_device(rank)
     for backend in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{backend}_SOCKET_IFNAME", LOOPBACK)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
-        store=dist.FileStore(str(store), world_size),
-        rank=rank,
-        world_size=world_size,
-        timeout=NEVER,
-    )
-
-
-def torchrun_id() -> str | None:
-    """Return which torchrun this process belongs to; the same for the processes that it starts again."""
-    run = os.environ.get("TORCHELASTIC_RUN_ID")
-    return None if run is None else f"{run} {os.getppid()}"
+    store = dist.FileStore(str(file), world_size)
+    store.set_timeout(NEVER)
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=NEVER)
+    return store
 
 
 STOP_MARK = ".stopped"
 
 
+def _torchrun() -> str:
+    """Return which torchrun this process belongs to, the same for the processes that it starts again; "" for none."""
+    run = os.environ.get("TORCHELASTIC_RUN_ID")
+    return f"{run} {os.getppid()} " if run else ""
+
+
 def mark_stopped(run_dir: Path) -> None:
     """Remember that this torchrun was asked to stop, for the processes that it will start again all the same."""
-    identity = torchrun_id()
-    if identity is not None and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+    if _torchrun() and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
         with contextlib.suppress(OSError):
-            run_dir.mkdir(parents=True, exist_ok=True)
-            (run_dir / STOP_MARK).write_text(f"{identity} {time.strftime('%Y-%m-%dT%H:%M:%S%z')}\n")
+            (run_dir / STOP_MARK).write_text(f"{_torchrun()}{time.strftime('%Y-%m-%dT%H:%M:%S%z')}\n")
 
 
 def was_asked_to_stop(run_dir: Path) -> bool:
     """Return whether the torchrun that started this process again was asked to stop (says so); else forget it."""
     mark = run_dir / STOP_MARK
-    identity = torchrun_id()
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    if identity is not None and restarted and mark.is_file() and mark.read_text().startswith(identity + " "):
+    if _torchrun() and restarted and mark.is_file() and mark.read_text().startswith(_torchrun()):
         if not launched_rank():
             print("This run was asked to stop. torchrun began it again all the same; a new torchrun continues it.")
         return True

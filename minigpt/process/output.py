@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -18,42 +18,29 @@ class LastingStream:
 
     def write(self, text: str) -> int:
         """As the stream's own, without its failures."""
-        try:
-            self._stream.write(text)
-        except (OSError, ValueError):
-            self._abandon()
+        self._survive(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
         """As the stream's own, without its failures."""
-        try:
-            self._stream.flush()
-        except (OSError, ValueError):
-            self._abandon()
+        self._survive(self._stream.flush)
 
-    def _abandon(self) -> None:
-        """Let what is buffered, and all that comes, go nowhere; else Python fails once more when it exits."""
-        with contextlib.suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())
-            os.close(nowhere)
+    def _survive(self, work: Callable[..., object], *arguments: str) -> None:
+        try:
+            work(*arguments)
+        except (OSError, ValueError):
+            # What is buffered, and all that comes, goes nowhere; else Python fails once more when it exits.
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
 
 
 @contextlib.contextmanager
 def lasting_output() -> Iterator[None]:
     """In a `with` block, stdout and stderr outlive their terminal."""
-    kept = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = LastingStream(kept[0]), LastingStream(kept[1])
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        sys.stdout, sys.stderr = kept
-
-
-@contextlib.contextmanager
-def no_output() -> Iterator[None]:
-    """In a `with` block, what is printed to stdout goes nowhere (ranks other than 0)."""
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        yield
+    out, errors = LastingStream(sys.stdout), LastingStream(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        try:
+            yield
+        finally:
+            out.flush()
+            errors.flush()

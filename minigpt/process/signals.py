@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: noted at once, obeyed where nothing is half done."""
+"""Signals that ask a run to stop: noted at once, obeyed where nothing is half done. A parent's end is one, too."""
 
 import atexit
 import contextlib
@@ -13,7 +13,9 @@ from typing import Any
 from minigpt.faults import INTERRUPTED, StoppedEarly
 
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, name)]
-PATIENCE_SECONDS = 3.0  # for the main thread to leave what it does before the first step
+PATIENCE_SECONDS = 0.8  # for the main thread to end the run before the first step: Ctrl-C is obeyed within a second
+LIFELINE = "MINIGPT_LIFELINE"  # in the environment of a training whose stdin ends with its parent
+CHECKPOINT_SECONDS = 60.0  # from the parent's end to the training's: a step, and a checkpoint on the disk
 
 
 class Signals:
@@ -22,7 +24,7 @@ class Signals:
     Before the first step a signal raises StoppedEarly in the main thread. From `noted_only = True` on it is only
     noted: whoever makes the steps looks at `received` between two of them. A second SIGINT ends the process at
     once. A thread reads the signals too, so that even a main thread that is deep in a library, or waits for
-    another process, cannot keep them from being heard.
+    another process, cannot keep them from being heard: before the first step it ends the process after a moment.
 
     Attributes:
         received: the first signal that came, or None.
@@ -36,7 +38,6 @@ class Signals:
         self.quiet = False
         self.noted_only = False
         self.before_exit: Callable[[int, str], None] = lambda code, sentence: tell(sentence)
-        self._main_thread_knows = False
         self._old_handlers: dict[int, Any] = {}
         self._pipe: tuple[int, int] | None = None
         self._old_wakeup = -1
@@ -64,15 +65,14 @@ class Signals:
         global _active
         if self._pipe is None:
             return
-        _active = None
+        writer, self._pipe, _active = self._pipe[1], None, None
         signal.set_wakeup_fd(self._old_wakeup)
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
         atexit.register(_ignore)
-        os.write(self._pipe[1], b"\0")  # ends the thread, once it has said what it has to say
+        os.write(writer, b"\0")  # ends the thread, once it has said what it has to say
         self._listener.join(1.0)
-        os.close(self._pipe[1])
-        self._pipe = None
+        os.close(writer)
 
     def raise_if_received(self) -> None:
         """Where work without steps begins anew: obey what was noted.
@@ -82,15 +82,13 @@ class Signals:
         """
         self.noted_only = False
         if self.received is not None:
-            self._main_thread_knows = True
             raise StoppedEarly(self.received)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.received is None:
+        if self.received is None:  # the next one must not disturb the way out
             self.received = number
-        if not self.noted_only and not self._main_thread_knows:
-            self._main_thread_knows = True  # the next one must not disturb the way out
-            raise StoppedEarly(number)
+            if not self.noted_only:
+                raise StoppedEarly(number)
 
     def _listen(self, reader: int) -> None:
         interrupts, told = 0, False
@@ -99,10 +97,8 @@ class Signals:
                 continue
             interrupts += number == signal.SIGINT
             if interrupts == 2:
-                self._leave(
-                    INTERRUPTED,
-                    "Stopped at once. The same command goes on from the last checkpoint, if there is one.",
-                )
+                again = "The same command goes on from the last checkpoint, if there is one."
+                self._leave(INTERRUPTED, f"Stopped at once. {again}")
             elif self.noted_only and not (told or self.quiet):
                 told = True
                 again = " Press Ctrl-C again to stop at once." if number == signal.SIGINT else ""
@@ -113,7 +109,7 @@ class Signals:
 
     def _leave_if_stuck(self, number: int) -> None:
         time.sleep(PATIENCE_SECONDS)
-        if not self.noted_only and not self._main_thread_knows:
+        if not self.noted_only and self._pipe is not None:
             early = StoppedEarly(number)
             self._leave(early.exit_code, str(early))
 
@@ -137,14 +133,18 @@ def _ignore() -> None:
 _active: Signals | None = None
 
 
-def _in_a_forked_child() -> None:
-    """A loader process has no run to stop: it ends with the process that it serves."""
-    if _active is None or _active._pipe is None:
-        return
-    signal.set_wakeup_fd(-1)  # else a signal to the child would be heard by the parent
-    for number in _active._old_handlers:
-        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
+def watch_lifeline() -> None:
+    """Where a sweep or `train -m` started this training, watch stdin, whose other end the parent holds.
+
+    When the parent was killed, the training stops with a checkpoint, and is killed if it takes longer than a minute.
+    """
+    if os.environ.pop(LIFELINE, None) is not None:  # other processes of the run must not watch it, too
+        threading.Thread(target=_watch_stdin, name="lifeline", daemon=True).start()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_a_forked_child)
+def _watch_stdin() -> None:
+    while os.read(0, 1024):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(CHECKPOINT_SECONDS)
+    os.killpg(os.getpgrp(), signal.SIGKILL)  # the parent gave us a process group of our own

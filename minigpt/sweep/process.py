@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from minigpt.process.lifeline import VARIABLE
+from minigpt.process.signals import LIFELINE
 from minigpt.rundir.rows import parse_row
 
 NOT_OURS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of a torchrun around the sweep
@@ -41,7 +41,7 @@ class TrainingProcess:
                 stdin=subprocess.PIPE,
                 stdout=stream if output else None,
                 stderr=subprocess.STDOUT if output else None,
-                env={**variables, **(environment or {}), VARIABLE: "1"},
+                env={**variables, **(environment or {}), LIFELINE: "1"},
                 start_new_session=True,
                 pass_fds=() if lock is None else (lock,),
             )

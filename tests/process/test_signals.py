@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from minigpt.faults import INTERRUPTED, STOPPED, StoppedEarly
-from minigpt.process.signals import SIGNALS, Signals
+from minigpt.process.signals import PATIENCE_SECONDS, SIGNALS, Signals
 
 # What a run does, without torch: prepares, makes steps, or waits deep in a library.
 PROGRAM = """
-import ctypes, sys, time
+import contextlib, ctypes, sys, time
 from minigpt.faults import StoppedEarly
 from minigpt.process import signals
-signals.PATIENCE_SECONDS = 0.5
 try:
     with signals.Signals() as noted:
         phase = sys.argv[1]
@@ -29,6 +28,9 @@ try:
             while not noted.received:
                 time.sleep(0.01)
             sys.exit(75)
+        if phase == "prepare-deaf":
+            with contextlib.suppress(BaseException):
+                time.sleep(30)
         every_signal = (ctypes.c_ulong * 16)(*[2**64 - 1] * 16)  # not to be woken by one
         ctypes.CDLL(None).ppoll(None, 0, (ctypes.c_long * 2)(30, 0), every_signal)
 except StoppedEarly as early:
@@ -77,13 +79,19 @@ def test_a_second_ctrl_c_is_heard_even_when_the_main_thread_is_deep_in_a_library
     assert "goes on from the last checkpoint" in said
 
 
+@pytest.mark.parametrize("phase", ["prepare-stuck", "prepare-deaf"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, STOPPED)])
 @pytest.mark.skipif(sys.platform != "linux", reason="ppoll with a mask")
-def test_before_the_first_step_a_main_thread_that_does_not_react_is_not_waited_for():
-    process = start("prepare-stuck")
-    process.send_signal(signal.SIGTERM)
+def test_before_the_first_step_a_main_thread_that_does_not_react_is_waited_for_less_than_a_second(phase, number, code):
+    """It is deep in a library, or something on its way takes the exception for one that it can mend."""
+    assert PATIENCE_SECONDS < 0.9
+    process = start(phase)
+    began = time.monotonic()
+    process.send_signal(number)
     _, said = process.communicate(timeout=10)
-    assert process.returncode == STOPPED
-    assert "nothing is lost" in said
+    assert time.monotonic() - began < 2  # on a busy machine
+    assert process.returncode == code
+    assert said.count("nothing is lost") == 1
 
 
 def test_under_nohup_a_closed_terminal_is_no_reason_to_stop():
@@ -117,22 +125,6 @@ def test_handlers_are_put_back():
             signals.raise_if_received()
     assert [signal.getsignal(number) for number in SIGNALS] == before
     assert signal.set_wakeup_fd(-1) == -1
-
-
-def test_a_forked_child_has_no_part_in_it():
-    """A data loader's process: Ctrl-C reaches it too, and must count once."""
-    with Signals() as signals:
-        signals.noted_only = True
-        child = os.fork()
-        if child == 0:
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGTERM)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        assert os.WTERMSIG(status) == signal.SIGTERM
-        time.sleep(0.1)
-        assert signals.received is None
 
 
 def test_a_run_listens_before_it_has_loaded_torch(tmp_path):
