@@ -112,16 +112,13 @@ def benchmark(arguments: list[str]) -> int:
 
 def verify_resume(arguments: list[str]) -> int:
     """Prove on this machine that a killed run ends with the same bytes."""
-    from minigpt.config.compose import split_arguments
+    config = _compose("verify-resume", arguments)
 
-    own, theirs = split_arguments("verify-resume", arguments)
-    theirs = [argument for argument in theirs if not argument.startswith(("run.dir=", "logger="))]
-    kills, config = _compose("verify-resume", own).kills, _compose("train", theirs)
-
+    from minigpt.config.compose import train_arguments
     from minigpt.verify import verify_resume
 
-    folder = Path(tempfile.mkdtemp(prefix="minigpt-verify-"))
-    return verify_resume(config, [*command_line("train"), *theirs], kills=kills, folder=folder)
+    command = [*command_line("train"), *train_arguments("verify-resume", arguments), "logger.name=files"]
+    return verify_resume(config, command, kills=config.kills, folder=Path(tempfile.mkdtemp(prefix="minigpt-verify-")))
 
 
 def draw_attention(arguments: list[str]) -> None:

@@ -44,7 +44,7 @@ def variants(bench: Bench) -> Section:
     own, rows = milliseconds(found["as chosen"]), []
     for name, measurements in found.items():
         each = spread(milliseconds(measurements))
-        speed = f"{1e3 * bench.plan.base.batch_tokens / each.median:,.0f}"
+        speed = f"{1e3 * bench.plan.config.batch_tokens / each.median:,.0f}"
         rows.append([name, *each.cells(2), speed, ratios(milliseconds(measurements), own).text()])
     heads = ["train.py", "ms/step", "min", "max", "tokens/s", "x as chosen"]
     return Section("Choices of the trainer", heads, rows, "\n".join(notes))

@@ -23,8 +23,8 @@ def contenders(bench: Bench, checkout: Path) -> dict[str, Callable[[int], dict[s
     commands = {} if cuda else {"nanoGPT": train_command(bench, compiled=False)}
     commands["nanoGPT compiled"] = train_command(bench, compiled=True)
     if cuda and bench.plan.config.preset == "124m" and (checkout / "bench.py").is_file():
-        sizes = f"--batch_size={bench.choices['micro_batch']} --block_size={bench.plan.base.model.block_size}"
-        bias = f"--bias={bench.plan.base.model.bias}"
+        sizes = f"--batch_size={bench.choices['micro_batch']} --block_size={bench.plan.config.model.block_size}"
+        bias = f"--bias={bench.plan.config.model.bias}"
         commands["nanoGPT bench.py"] = ["bench.py", *f"{sizes} {bias} --real_data=False --compile=True".split()]
     return {name: partial(run, bench, command) for name, command in commands.items()}
 
@@ -48,7 +48,7 @@ def lay_out(bench: Bench, checkout: Path) -> None:
 
 def train_command(bench: Bench, *, compiled: bool) -> list[str]:
     """Its own train.py with the settings of our run, and lines often enough to time the steps after the warm-up."""
-    preset, choices, config = bench.plan.preset, bench.choices, bench.plan.base
+    preset, choices, config = bench.plan.preset, bench.choices, bench.plan.config
     model, optimizer, every = config.model, config.optimizer, 10 if preset.steps >= 20 else 1
     last = sum(-(-steps // every) * every for steps in (preset.warm_up, preset.steps))
     bf16 = choices["device"] == "cuda" and choices["precision"] == "bf16"

@@ -164,8 +164,9 @@ def sampling(bench: Bench) -> Section:
         parts += [f"{ours} over {name} {ratios(speeds[ours], others).text()}"] if name != ours else []
     note = (
         f"Prompts of {result['prompt']} tokens, {result['new']} new ones each, all within the context of "
-        f"{plan.base.model.block_size}; temperature 0.8. tokens/s are those of all texts after their first token (with "
-        f"it, where it takes most of the time). Medians and ends of {counted(rounds, 'round')}; the weights are new."
+        f"{plan.config.model.block_size}; temperature 0.8. tokens/s are those of all texts after their first "
+        f"token (with it, where it takes most of the time). Medians and ends of {counted(rounds, 'round')}; the "
+        "weights are new."
     )
     note = "\n".join([note, *(f"Left out: {each}." for each in left_out)])
     summary = f"sampling {plan.config.preset} at batch 1, tokens/s: {'; '.join(parts)}"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.config.commands import BenchmarkConfig
-from minigpt.config.compose import compose, split_arguments
-from minigpt.config.convert import from_dict, to_dict, values
+from minigpt.config.compose import compose, train_arguments
+from minigpt.config.convert import from_dict, settings, to_dict, values
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
 
@@ -60,9 +60,8 @@ TAKEN = {
 class Plan:
     """A benchmark, checked."""
 
-    config: BenchmarkConfig
+    config: BenchmarkConfig  # with the settings of every training, but for its length and where its tokens are
     typed: tuple[str, ...]  # settings of minigpt train, as the user gave them
-    base: TrainConfig  # of every training, but for its length and where its tokens are
 
     @property
     def preset(self) -> Preset:
@@ -84,15 +83,16 @@ class Plan:
             steps: optimizer steps of the run; 0: those of a measurement, one more than the gaps between them.
         """
         total = steps or self.preset.warm_up + self.preset.steps + 1
+        shared = {key: value for key, value in values(self.config).items() if key in settings(TrainConfig)}
         given = {
             "data.name": "text",
             "data.source": str(tokens / "text.txt"),
             "data.dir": str(tokens / "data"),
             "tokenizer.name": "char" if self.preset.vocab_size < 256 else "byte",
-            "schedule.warmup_steps": min(self.base.schedule.warmup_steps, total - 1),
+            "schedule.warmup_steps": min(self.config.schedule.warmup_steps, total - 1),
             "trainer.max_steps": total,
         }
-        return to_dict(from_dict(TrainConfig, {**values(self.base), **given, **changes}))
+        return to_dict(from_dict(TrainConfig, {**shared, **given, **changes}))
 
 
 def full_path(text: str) -> Path:
@@ -107,23 +107,24 @@ def read_plans(arguments: list[str]) -> list[Plan]:
         UserFault: with every fault at once.
         SystemExit: code 0, after --help has printed.
     """
-    ours, theirs = split_arguments("benchmark", arguments or ["--help"])
-    faults, config, plans = refusals(theirs), BenchmarkConfig(), []
-    try:
-        config = compose("benchmark", ours)
-    except UserFault as fault:
-        faults += fault.faults
-    if config.huggingface and importlib.util.find_spec("transformers") is None:
-        faults.append(
-            f"huggingface=true needs the Python package 'transformers', which {sys.executable} lacks and minigpt "
-            f"itself never needs. Type: {sys.executable} -m pip install transformers"
-        )
-    try:
-        for preset, what in GPU.items() if config.preset == "gpu" else [(config.preset, config.what)]:
-            base = compose("train", ["schedule.warmup_steps=10", *PRESETS[preset].settings, *theirs])
-            plans.append(Plan(replace(config, preset=preset, what=what), tuple(theirs), base))  # type: ignore[arg-type]
-    except UserFault as fault:
-        faults += fault.faults
+    arguments = arguments or ["--help"]
+    given = [argument.partition("=")[2] for argument in arguments if argument.lstrip("+").startswith("preset=")]
+    faults, plans = refusals(arguments), []
+    for preset in GPU if given[-1:] == ["gpu"] else given[-1:] or ["c0"]:
+        sizes = PRESETS[preset].settings if preset in PRESETS else ()
+        try:
+            config = compose("benchmark", ["schedule.warmup_steps=10", *sizes, *arguments])
+        except UserFault as fault:
+            faults += fault.faults
+            continue
+        if config.preset == "gpu":
+            config = replace(config, preset=preset, what=GPU[preset])
+        if config.huggingface and importlib.util.find_spec("transformers") is None:
+            faults.append(
+                f"huggingface=true needs the Python package 'transformers', which {sys.executable} lacks and minigpt "
+                f"itself never needs. Type: {sys.executable} -m pip install transformers"
+            )
+        plans.append(Plan(config, tuple(train_arguments("benchmark", arguments))))
     if faults:
         raise UserFault(*dict.fromkeys(faults))
     return plans

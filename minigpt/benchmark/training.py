@@ -65,7 +65,7 @@ def training(bench: Bench) -> Section:
             found[name].append(measurement)
             bench.tell(number, f"{name:<18} {measurement['ms']:10,.2f} ms/step")
     void = agreement is not None and not agreement.holds
-    batch_tokens = bench.plan.base.batch_tokens
+    batch_tokens = bench.plan.config.batch_tokens
     bench.tokens_per_second = 1e3 * batch_tokens / spread(milliseconds(found[OURS])).median
     note = "\n".join([about(bench, found), *notes])
     summary = ratio_line(bench, found, void=void)

@@ -63,7 +63,7 @@ class ReportConfig:
 
 
 @dataclass
-class VerifyResumeConfig:
+class VerifyResumeConfig(TrainConfig):
     """Prove on this machine that a killed run ends with the same bytes. Takes the settings of `train`, too.
 
     It trains twice, once in one go and once killed with SIGKILL at random moments, and compares every byte.
@@ -91,7 +91,7 @@ class DrawAttentionConfig:
 
 
 @dataclass
-class BenchmarkConfig:
+class BenchmarkConfig(TrainConfig):
     """Measure the speed of this machine, beside other programs. Takes the settings of `train`, too: all share them.
 
     Tokens are made on the spot, the same for all contenders; nothing is downloaded. The last line holds the ratios.

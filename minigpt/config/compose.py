@@ -23,7 +23,6 @@ from minigpt.config.convert import (
     nearest,
     no_setting,
     read,
-    sections,
     settings,
     shown,
     to_dict,
@@ -96,30 +95,11 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
     return config
 
 
-def split_arguments(command: str, arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The arguments of a command that starts trainings: its own, and those of `train`. --config-dir is for both."""
+def train_arguments(command: str, arguments: list[str]) -> list[str]:
+    """Return what of the arguments of a command that starts trainings, composed without a fault, is for `train`."""
     train, cls = CLASSES["train"], CLASSES[command]
-    known = [*settings(train), *find_groups(train)]
-    own = [key for key in [*settings(cls), *find_groups(cls)] if key not in known]
-    own_sections = {*sections(cls)} - {*sections(train)}
-    ours: list[str] = []
-    theirs: list[str] = []
-    rest = list(arguments)
-    while rest:
-        argument = rest.pop(0)
-        name, equals, _ = argument.partition("=")
-        key = name.lstrip("+-")
-        if name in OPTIONS:
-            words = [argument, *([rest.pop(0)] if rest and not equals else [])]
-            ours += words
-            theirs += words if name in ("--config-dir", "-cd") else []
-        elif name in ("--help", "-h") or key in own or key.partition(".")[0] in own_sections:
-            ours.append(argument)
-        elif key not in known and set(nearest(key, [*known, *own])[:1]) & set(own):
-            ours.append(argument)  # whoever has the nearest name says so
-        else:
-            theirs.append(argument)
-    return ours, theirs
+    own = (settings(cls).keys() | find_groups(cls)) - settings(train).keys() - find_groups(train).keys()
+    return [argument for argument in arguments if argument.partition("=")[0].lstrip("+") not in own]
 
 
 def to_yaml(config: Any) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from minigpt.config.convert import in_words, settings
+from minigpt.config.schema import TrainConfig
 from minigpt.faults import MEANINGS
 from minigpt.invocation import typed
 
@@ -22,44 +23,39 @@ OF_ALL = """\
 
 
 def help_page(command: str, cls: type, groups: Mapping[str, Mapping[str, Path]]) -> str:
-    """The whole page for one command.
+    """The whole page for one command. One that starts trainings has its own settings first, then those of `train`.
 
     Args:
         command: its name.
         cls: its config class.
         groups: group -> choice -> YAML file.
     """
-    literal = ", ".join(f"{key}=" for key, setting in settings(cls).items() if setting.literal)
+    known = settings(cls)
+    literal = ", ".join(f"{key}=" for key, setting in known.items() if setting.literal)
     codes = ", ".join(f"{code} {meaning}" for code, meaning in MEANINGS.items())
     lines = [(inspect.getdoc(cls) or "").replace(f"minigpt {command}", typed(command)), ""]
     lines += [*([OF_GROUPS] if groups else []), *([OF_ALL.format(literal=literal)] if literal else [])]
-    lines += [*textwrap.wrap(f"Exit codes: {codes}", 118, subsequent_indent=" " * 12), ""]
+    lines += textwrap.wrap(f"Exit codes: {codes}", 118, subsequent_indent=" " * 12)
     if "experiment" in groups:
-        lines.append("Experiments, experiment=NAME:")
+        lines += ["", "Experiments, experiment=NAME:"]
         lines += [f"  {choice:<28}{_summary(file)}" for choice, file in groups["experiment"].items()]
-        lines.append("")
-    section = None
-    for key, setting in settings(cls).items():
-        if section != key.rpartition(".")[0]:
-            section = key.rpartition(".")[0]
-            lines += [*([""] if section else []), _heading(cls, section, list(groups.get(section, {})))]
+    of_train = settings(TrainConfig) if issubclass(cls, TrainConfig) and cls is not TrainConfig else {}
+    before: tuple[bool, str] | None = None
+    for key in sorted(known, key=lambda key: key in of_train):
+        section = key.rpartition(".")[0]
+        if before != (key in of_train, section):
+            before = key in of_train, section
+            whose = " of its trainings" if key in of_train else ""
+            about = f"{section}: {typing.get_type_hints(cls)[section].__doc__}" if section else ""
+            lines += ["", about or f"Settings{whose}, with their defaults (type) and meaning:"]
+            lines += [f"  {section}={'|'.join(groups[section])}"] if section in groups else []
+        setting = known[key]
         default = setting.default if isinstance(setting.default, str) else json.dumps(setting.default)
-        left = f"  {key}={default}"
-        lines.append(f"{left:<38} ({in_words(setting.kind)}) {setting.meaning}".rstrip())
+        lines.append(f"{f'  {key}={default}':<38} ({in_words(setting.kind)}) {setting.meaning}".rstrip())
     return "\n".join(lines)
-
-
-def _heading(cls: type, section: str, choices: list[str]) -> str:
-    if not section:
-        return "Settings, with their defaults (type) and meaning:"
-    kind = typing.get_type_hints(cls)[section]
-    chosen = f"\n  {section}={'|'.join(choices)}" if choices else ""
-    return f"{section}: {kind.__doc__}{chosen}"
 
 
 def _summary(file: Path) -> str:
     """The first comment line of a YAML file, Hydra's own aside."""
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        if line.startswith("# ") and not line.startswith("# @"):
-            return line[2:]
-    return ""
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line[2:] for line in lines if line.startswith("# ") and not line.startswith("# @")), "")

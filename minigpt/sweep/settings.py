@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.config.check import find_faults
-from minigpt.config.compose import compose, find_groups, split_arguments
+from minigpt.config.compose import compose, find_groups, train_arguments
 from minigpt.config.convert import from_dict, settings, to_dict
 from minigpt.config.roles import NAMED, Change, config_hash, differences, old_config_hash
 from minigpt.config.schema import SweepConfig, TrainConfig
@@ -126,7 +126,7 @@ def read_sweep(arguments: list[str], train: list[str]) -> Sweep:
         )
     from minigpt.sweep.space import grid_size, read_space
 
-    theirs = split_arguments("sweep", arguments)[1]
+    theirs = train_arguments("sweep", arguments)
     space, faults = read_space(config.search.space, find_groups(TrainConfig), config.search.sampler)
     faults = faults or _unfit_search(config, space) + _impossible_points(space, theirs, config)
     if faults:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from minigpt.config import compose as compose_module
 from minigpt.config.commands import CLASSES
-from minigpt.config.compose import LITERAL, compose, split_arguments
+from minigpt.config.compose import LITERAL, compose, train_arguments
 from minigpt.config.convert import fitted, from_dict, settings, to_dict, values
 from minigpt.config.groups import config_folder, find_groups
 from minigpt.config.schema import SampleConfig, TrainConfig
@@ -384,22 +384,26 @@ def test_examples_of_the_help_page_compose(monkeypatch):
         for line in lines:
             program, name, *ours = shlex.split(line)
             assert (program, name) == ("minigpt", command)
-            ours, theirs = (
-                split_arguments(command, ours) if command in ("benchmark", "sweep", "verify-resume") else (ours, [])
-            )
             compose(command, ours)
-            compose("train", theirs)
+            compose("train", train_arguments(command, ours) if issubclass(cls, TrainConfig) else [])
 
 
-def test_a_command_that_trains_takes_the_settings_of_train_too(tmp_path):
-    """Each argument goes to whom it belongs, a misspelt one to whoever has the nearest name."""
-    given = ["search=lr", "experiment=demo", "trails=3", "+workers=2", "trainer.max_step=5", "search.spce={}", "--help"]
-    given += ["--config-dir", str(tmp_path), "--cfg=job", "seed=3", "seeds=2", "lost"]
-    ours, theirs = split_arguments("sweep", given)
-    both = ["--config-dir", str(tmp_path)]
-    assert ours == ["search=lr", "trails=3", "+workers=2", "search.spce={}", "--help", *both, "--cfg=job", "seeds=2"]
-    assert theirs == ["experiment=demo", "trainer.max_step=5", *both, "seed=3", "lost"]
-    assert split_arguments("verify-resume", ["kill=3", "experiment=demo"]) == (["kill=3"], ["experiment=demo"])
+@pytest.mark.parametrize("script", ["sweep", "verify-resume", "benchmark"])
+def test_a_command_that_trains_takes_the_settings_of_train_too(script, tmp_path, capsys):
+    shared = ["experiment=demo", "--config-dir", str(tmp_path), "+seed=3", "optimizer.lr=0.5"]
+    own = {"sweep": ["search=lr", "+trials=3", "seeds=2"], "verify-resume": ["kills=2"], "benchmark": ["rounds=1"]}
+    config = compose(script, [*own[script], *shared])
+    assert (config.seed, config.optimizer.lr, config.experiment) == (3, 0.5, "demo")
+    assert train_arguments(script, [*own[script], *shared]) == shared
+    assert faults_of(script, "trainer.max_step=5", "model.n_head=3") == [
+        "No setting 'trainer.max_step'. Did you mean 'trainer.max_steps'?",
+        "model.n_embd=128 is not a multiple of model.n_head=3: every head gets the same width. "
+        "Use model.n_embd=126 or 129.",
+    ]
+    with pytest.raises(SystemExit):
+        compose(script, ["--help"])
+    page = capsys.readouterr().out
+    assert page.index(own[script][-1].partition("=")[0] + "=") < page.index("  seed=1337")
 
 
 def test_words_are_items_of_the_setting_that_takes_them(tmp_path):
