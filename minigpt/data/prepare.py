@@ -29,7 +29,7 @@ from minigpt.data.survey import Survey, signature, survey
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, scheme_of
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.redact import redact
-from minigpt.rundir.locking import lock
+from minigpt.rundir.files import lock
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,19 @@
-"""Files whose names never show a part of them: written beside their place, flushed to the disk, then renamed."""
+"""Files whose names never show a part of them: written beside their place, flushed to the disk, then renamed.
+
+And a lock on a file, which the system frees when the process that holds it ends.
+"""
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
+
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)  # Lustre, some FUSE
 
 
 @contextlib.contextmanager
@@ -64,3 +71,18 @@ def flush(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def lock(file: IO, flags: int = fcntl.LOCK_EX) -> bool:
+    """Lock a file; return False where the file system has no locks, and the caller goes on without.
+
+    Raises:
+        BlockingIOError: another process has it (with LOCK_NB).
+    """
+    try:
+        fcntl.flock(file, flags)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return False
+    return True

@@ -74,8 +74,7 @@ def append_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     with open(path, "ab", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         try:
-            written = file.write(content)
-            if written != len(content):  # the disk became full in the middle
+            if file.write(content) != len(content):  # the disk became full in the middle
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
             file.truncate(size)
@@ -95,21 +94,28 @@ class RowFile:
         self.say = say
         self.waiting: list[dict[str, Any]] = []
 
-    def add(self, row: dict[str, Any]) -> None:
-        """Write a row, or keep it for later.
+    def add(self, *rows: dict[str, Any]) -> None:
+        """Write rows after those that wait, or keep them all for later.
 
         Raises:
             StorageFailure: the folder is gone.
         """
-        fault = self._write([*self.waiting, row])
-        if fault is not None and not self.waiting:
-            self.say(
-                f"WARNING: {self.path} can't be written: {fault.strerror or fault}. Training goes on; its rows are "
-                "kept in memory and tried again. Free some space (or mend the folder): until then no checkpoint is made"
-            )
-        elif fault is None and self.waiting:
+        was_waiting = bool(self.waiting)
+        self.waiting += rows
+        try:
+            append_rows(self.path, self.waiting)
+        except FileNotFoundError:
+            raise folder_gone(self.path.parent) from None
+        except OSError as error:
+            if not was_waiting:
+                self.say(
+                    f"WARNING: {self.path} can't be written: {error.strerror or error}. Training goes on, but no "
+                    "checkpoint is made until it can: its rows are kept in memory and tried again. Free some space"
+                )
+            return
+        self.waiting = []
+        if was_waiting:
             self.say(f"{self.path} is written again, with all its rows")
-        self.waiting = [] if fault is None else [*self.waiting, row]
 
     def settle(self) -> None:
         """Write all rows that wait.
@@ -118,26 +124,14 @@ class RowFile:
             StorageFailure: the disk still refuses them.
         """
         if self.waiting:
-            *self.waiting, last = self.waiting
-            self.add(last)
+            self.add()
         if self.waiting:
-            raise StorageFailure(
-                f"{self.path} can't be written. Free some space (or mend the folder), then run the same command again"
-            )
-
-    def _write(self, rows: list[dict[str, Any]]) -> OSError | None:
-        try:
-            append_rows(self.path, rows)
-        except FileNotFoundError:
-            raise StorageFailure(folder_gone(self.path.parent)) from None
-        except OSError as error:
-            return error
-        return None
+            raise StorageFailure(f"{self.path} can't be written. Free some space, then run the same command again")
 
 
-def folder_gone(run: Path) -> str:
-    """The sentence for a run directory that was there when the run began."""
-    return (
+def folder_gone(run: Path) -> StorageFailure:
+    """The fault of a run directory that was there when the run began."""
+    return StorageFailure(
         f"run.dir={run} is gone: it was deleted or moved while the run was going on. Put it back, then run the same "
         "command again; without it the same command begins anew"
     )

@@ -3,12 +3,12 @@
 import contextlib
 import errno
 import fcntl
-import functools
 import importlib.metadata
 import json
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -25,8 +25,7 @@ from minigpt.config.schema import TrainConfig
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.invocation import typed_words
 from minigpt.redact import redact_arguments, redact_values
-from minigpt.rundir.files import write_file
-from minigpt.rundir.locking import lock
+from minigpt.rundir.files import lock, write_file
 from minigpt.rundir.rows import append_rows, folder_gone
 
 STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, errno.EFBIG)
@@ -55,7 +54,7 @@ class RunDirectory:
         self.metrics = path / "metrics.jsonl"
         self.events = path / "events.jsonl"
         self.samples = path / "samples.jsonl"
-        self._locked: IO[str] | None = None
+        self._lock_file: IO[str] | None = None
 
     def __enter__(self) -> "RunDirectory":
         if self.writes:
@@ -63,35 +62,36 @@ class RunDirectory:
                 if self.path.is_dir():
                     self._refuse_links()
                 self.checkpoints.mkdir(parents=True, exist_ok=True)
-                self._lock()
+                self._lock_file = self._lock()
             except OSError as error:
-                raise StorageFailure(
-                    f"run.dir={self.path} can't be written: {error.strerror or error}. Choose another run.dir, "
-                    "or mend the folder's permissions"
-                ) from error
+                raise self._unwritable(error) from error
         return self
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        gone = self.writes and not self.path.is_dir()
+        if self._lock_file is not None:
+            if isinstance(error, UserFault) and not (self.path / "config.yaml").exists():
+                self._leave_nothing()
+            self._lock_file.close()
+        if isinstance(error, OSError) and gone:
+            raise folder_gone(self.path) from error
+        if isinstance(error, OSError) and error.errno in STORAGE_ERRORS:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> StorageFailure:
+        return StorageFailure(
+            f"run.dir={self.path} can't be written: {error.strerror or error}. Checkpoints that are there are "
+            "untouched. Mend the folder, or free some space, and run the same command again, or choose another run.dir"
+        )
 
     def _refuse_links(self) -> None:
         """A stranger's run may hold a link where we would write or remove: to files of yours, or to another run."""
         for entry in os.scandir(self.path):
             if not entry.is_dir(follow_symlinks=False) and not entry.is_file(follow_symlinks=False):
                 raise UserFault(
-                    f"{entry.path!r} is a link, or no plain file or folder; a run writes and removes only what lies in "
-                    "run.dir itself. Remove it, or choose another run.dir (which may itself be a link)"
+                    f"{entry.path!r} is a link, or no plain file or folder, and would lead a run out of its folder. "
+                    "Remove it, or choose another run.dir (which may itself be a link)"
                 )
-
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        gone = self.writes and not self.path.is_dir()
-        if isinstance(error, UserFault) and self._locked is not None and not (self.path / "config.yaml").exists():
-            self._leave_nothing()
-        self._unlock()
-        if isinstance(error, OSError) and gone:
-            raise StorageFailure(folder_gone(self.path)) from error
-        if isinstance(error, OSError) and error.errno in STORAGE_ERRORS:
-            raise StorageFailure(
-                f"run.dir={self.path} can't be written: {error.strerror}. Checkpoints that are there are untouched. "
-                "Free some space (or mend the folder), then run the same command again"
-            ) from error
 
     def _leave_nothing(self) -> None:
         """Of a run that never began; whatever else lies there stays."""
@@ -101,31 +101,22 @@ class RunDirectory:
             self.checkpoints.rmdir()
             self.path.rmdir()
 
-    def _unlock(self) -> None:
-        if self._locked is not None:
-            self._locked.close()
-            self._locked = None
-
-    def _lock(self) -> None:
-        file = open(self.path / "run.lock", "a+")  # noqa: SIM115 - stays open: closing it frees the lock
+    def _lock(self) -> IO[str]:
+        """Return the lock file, which says whose it is; closing it frees the lock."""
+        file = open(self.path / "run.lock", "a+")  # noqa: SIM115 - stays open
         try:
-            locked = lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                print(f"Note: files in {self.path} have no locks: nothing keeps a second process out of this run")
         except BlockingIOError:
             file.seek(0)
             owner = file.read().strip() or "another process"
             file.close()
-            raise UserFault(
-                f"run.dir={self.path} is in use by {owner}. Wait for it, stop it, or choose another run.dir"
-            ) from None
-        if not locked:
-            print(
-                f"Note: the file system of {self.path} has no locks: nothing keeps a second process out of this run. "
-                "Start it once only"
-            )
+            fault = f"run.dir={self.path} is in use by {owner}. Wait for it, stop it, or choose another run.dir"
+            raise UserFault(fault) from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()
-        self._locked = file
+        return file
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """Return what a JSON file of the run maps, or None if there is no such file.
@@ -134,36 +125,6 @@ class RunDirectory:
             UserFault: it holds no mapping.
         """
         return self._read(name, lambda text: _mapping(json.loads(text)))
-
-    def _read(self, name: str, parse: Callable[[str], Any]) -> Any:
-        """What a small file of the run holds, or None if there is none. A run may be a stranger's."""
-        path = self.path / name
-        try:
-            with open(path, encoding="utf-8") as file:
-                text = file.read(MAX_CHARACTERS)
-            return parse(text)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise self._not_ours(name, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from None
-
-    def _not_ours(self, name: str, reason: str) -> UserFault:
-        return UserFault(
-            f"{self.path / name} is not what a run writes there ({reason}). Put the file back as it was, or start "
-            f"another run with run.dir=NEW_DIR (init.from={self.path} starts it from these weights)"
-        )
-
-    def write_text(self, name: str, text: str) -> None:
-        """Write a small file whole, or leave it as it was (rank 0 only)."""
-        if self.writes:
-            write_file(self.path / name, text)
-
-    def event(self, kind: str, **facts: Any) -> None:
-        """Note a start, restart, stop, skip or warning in events.jsonl (rank 0 only)."""
-        if self.writes:
-            row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": kind, **facts}
-            with contextlib.suppress(OSError):  # a note that can't be written ends no run
-                append_rows(self.events, [row])
 
     def saved_config(self) -> dict[str, Any] | None:
         """The config the run was begun with, outside spelling, flat, or None for a new run.
@@ -179,18 +140,36 @@ class RunDirectory:
         Raises:
             UserFault: skipped_batches.json holds something else.
         """
-        name = "skipped_batches.json"
-        if not (self.path / name).exists():
-            name = "passed_over.json"  # as versions up to 25310c3 called it
-        windows = self._read(name, json.loads)
-        whole = windows is None or (
-            isinstance(windows, list)
-            and all(isinstance(window, list) and [type(batch) for batch in window] == [int, int] for window in windows)
-            and all(0 <= first <= last for first, last in windows)
-        )
-        if not whole:
-            raise self._not_ours(name, "wanted [[first, last], ...]")
-        return windows or []
+        for name in ("skipped_batches.json", "passed_over.json"):  # the second as versions up to 25310c3 called it
+            if (windows := self._read(name, lambda text: _windows(json.loads(text)))) is not None:
+                return windows
+        return []
+
+    def _read(self, name: str, parse: Callable[[str], Any]) -> Any:
+        """What a small file of the run holds, or None if there is none. A run may be a stranger's."""
+        try:
+            with open(self.path / name, encoding="utf-8") as file:
+                return parse(file.read(MAX_CHARACTERS))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            raise UserFault(
+                f"{self.path / name} is not what a run writes there ({type(error).__name__}: "
+                f"{' '.join(str(error).split())[:200]}). Put the file back as it was, or start another run with "
+                f"run.dir=NEW_DIR (init.from={self.path} starts it from these weights)"
+            ) from None
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a small file whole, or leave it as it was (rank 0 only)."""
+        if self.writes:
+            write_file(self.path / name, text)
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Note a start, restart, stop, skip or warning in events.jsonl (rank 0 only)."""
+        if self.writes:
+            row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": kind, **facts}
+            with contextlib.suppress(OSError):  # a note that can't be written ends no run
+                append_rows(self.events, [row])
 
     def record(self, config: TrainConfig, choices: Mapping[str, Any]) -> None:
         """Write config.yaml, command.txt, environment.json and choices.json, without secrets."""
@@ -207,22 +186,21 @@ def _mapping(content: Any) -> dict[str, Any]:
     return content
 
 
-@functools.cache
-def commit() -> str | None:
-    """The commit of minigpt's own source, if it lies in a checkout and there is a git to ask."""
-    source = Path(__file__).resolve().parents[2]
-    found = None
-    if (source / ".git").exists():
-        with contextlib.suppress(OSError):
-            found = subprocess.run(["git", "-C", str(source), "rev-parse", "HEAD"], capture_output=True, text=True)
-    return found.stdout.strip() or None if found else None
+def _windows(content: Any) -> list[list[int]]:
+    whole = isinstance(content, list) and all(
+        isinstance(window, list) and [type(batch) for batch in window] == [int, int] and 0 <= window[0] <= window[1]
+        for window in content
+    )
+    if not whole:
+        raise ValueError("wanted [[first, last], ...]")
+    return content
 
 
 def environment() -> dict[str, Any]:
     """Versions and machine, for whoever wants to repeat the run. Nothing of the environment's variables."""
     return {
         "minigpt": __version__,
-        "commit": commit(),
+        "commit": _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "lightning": importlib.metadata.version("lightning"),
@@ -231,3 +209,12 @@ def environment() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
     }
+
+
+def _commit() -> str | None:
+    """The commit of minigpt's own source, if it lies in a checkout and there is a git to ask."""
+    source = Path(__file__).resolve().parents[2]
+    if not (source / ".git").exists() or shutil.which("git") is None:
+        return None
+    found = subprocess.run(["git", "-C", str(source), "rev-parse", "HEAD"], capture_output=True, text=True)
+    return found.stdout.strip() or None

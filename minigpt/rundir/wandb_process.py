@@ -2,7 +2,8 @@
 
 wandb starts threads and a server of its own, replaces sys.exit, and waits at the end for whoever does not answer.
 All of that happens here. The first line on stdin says what to do; rows are read from metrics.jsonl while it grows,
-until stdin ends, as it does when the training process ends in any way. What the user should know goes out on stdout.
+until stdin ends, as it does when the training process ends in any way. What the user should know goes out on stdout,
+in lines that begin with "wandb: ", and why it failed in one that begins with "fault: ".
 The training process may kill this one whenever it likes. Standard library and wandb only.
 """
 
@@ -36,18 +37,12 @@ SETTINGS = {
 def main() -> NoReturn:
     """Open the run that the first line describes, and log its rows."""
     try:
-        tell("say", log_rows(json.loads(sys.stdin.readline())))
+        log_rows(json.loads(sys.stdin.readline()))
         code = 0
     except Exception as error:
-        tell("fault", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        print(f"fault: {type(error).__name__}: {' '.join(str(error).split())[:300]}", flush=True)
         code = 1
     os._exit(code)  # not by way of wandb's exit handlers, which wait for its server
-
-
-def tell(kind: str, text: str) -> None:
-    """Write one line for the training process."""
-    if text:
-        print(json.dumps({kind: text}), flush=True)
 
 
 def follow(path: Path, start: int) -> Iterator[dict[str, Any]]:
@@ -63,33 +58,25 @@ def follow(path: Path, start: int) -> Iterator[dict[str, Any]]:
             yield from map(json.loads, lines)
 
 
-def log_rows(opening: dict[str, Any]) -> str:
-    """Log the rows of a run until training ends.
-
-    Returns:
-        What the user may want to type next.
-    """
+def log_rows(opening: dict[str, Any]) -> None:
+    """Log the rows of a run until training ends."""
     folder = Path(opening["dir"]) / "wandb"
     folder.mkdir(exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):  # without this, wandb would go to the system's temporary folder
         pass
-    os.environ |= {
-        "WANDB_SILENT": "true",
-        "WANDB_ERROR_REPORTING": "false",
-    }  # no reports to others, offline least of all
+    os.environ |= {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}  # no reports to others, offline least
     import wandb
 
     patience, start, rows = opening.pop("patience_seconds"), opening.pop("rows_from"), folder.with_name("metrics.jsonl")
     run = wandb.init(**opening, settings=SETTINGS | {"init_timeout": patience})
     if run.url:
-        tell("say", f"wandb: {run.url}")
+        print(f"wandb: {run.url}", flush=True)
     for row in follow(rows, start):
         run.log({key: value for key, value in row.items() if value is not None and key != "step"}, step=row["step"])
-    leave = threading.Timer(2 * patience, os._exit, [1])  # the training process may be gone: nobody else ends this one
-    leave.daemon = True
-    leave.start()
+    threading.Timer(2 * patience, os._exit, [1]).start()  # the training may be gone: nobody else ends this process
     run.finish()
-    return "" if run.url else f"wandb: `wandb sync {os.path.relpath(folder)}/offline-run-*` uploads this run"
+    if not run.url:
+        print(f"wandb: `wandb sync {os.path.relpath(folder)}/offline-run-*` uploads this run", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from minigpt.rundir.locking import lock
+from minigpt.rundir.files import lock
 
 BEAT_SECONDS = 20.0  # a claim is renewed so often
 STALE_SECONDS = 120.0  # a claim of another machine that was not renewed for so long is dropped

@@ -22,7 +22,7 @@ from optuna.trial import TrialState, create_trial
 
 from minigpt.faults import UserFault
 from minigpt.redact import redact
-from minigpt.rundir.locking import lock
+from minigpt.rundir.files import lock
 from minigpt.rundir.rows import parse_row
 from minigpt.sweep.space import Point, Space
 

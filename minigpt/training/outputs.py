@@ -14,10 +14,9 @@ from minigpt.config.schema import RunConfig
 from minigpt.data.prepare import Prepared
 from minigpt.model.evaluate import Score, evaluate
 from minigpt.redact import redact_values
-from minigpt.rundir.remote_logger import RemoteLogger
+from minigpt.rundir.loggers import RemoteLogger, TensorBoard
 from minigpt.rundir.rows import RowFile
 from minigpt.rundir.run_directory import RunDirectory
-from minigpt.rundir.tensorboard import TensorBoard
 from minigpt.sampling.write import write_sample
 from minigpt.training.callbacks import pack_states
 from minigpt.training.lightning_engine import call_callbacks, publish

@@ -177,7 +177,7 @@ class Saving:
             StorageFailure: it has failed too often, or the run directory is gone.
         """
         if not self.folder.is_dir():
-            raise StorageFailure(folder_gone(self.folder.parent)) from fault
+            raise folder_gone(self.folder.parent) from fault
         if self.failures == len(PAUSES):
             raise fault
         pause = PAUSES[self.failures]

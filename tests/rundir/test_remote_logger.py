@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from minigpt.config.schema import LoggerConfig
-from minigpt.rundir import remote_logger
-from minigpt.rundir.remote_logger import RemoteLogger, wandb_id
+from minigpt.rundir import loggers
+from minigpt.rundir.loggers import RemoteLogger, wandb_id
 
 DIES_AT_ONCE = "raise SystemExit(3)"
 NEVER_READS = "import time; time.sleep(600)"
 SAYS_WHY = """
-import json, sys
+import sys
 print("<html>"), print([1])
 sys.stdin.readline()
-print(json.dumps({"fault": "OSError: no account"}))
+print("fault: OSError: no account")
 sys.exit(1)
 """
 DIES_LATER = "import os, sys, time; sys.stdin.readline(); time.sleep(0.1); os.kill(os.getpid(), 9)"
@@ -29,7 +29,7 @@ WRITES_DOWN = "import sys; open(sys.argv[1], 'w').write(sys.stdin.read())"
 
 
 def stands_for_wandb(monkeypatch, code: str, *arguments: str) -> None:
-    monkeypatch.setattr(remote_logger, "COMMAND", [sys.executable, "-c", code, *arguments])
+    monkeypatch.setattr(loggers, "COMMAND", [sys.executable, "-c", code, *arguments])
 
 
 def last_checkpoint(run: Path) -> dict[str, bytes]:
@@ -44,10 +44,10 @@ def test_a_logger_that_fails_costs_one_sentence_and_no_bit(run, monkeypatch, tmp
     plain.rename(tmp_path / "plain")
     capsys.readouterr()
     if code is None:
-        monkeypatch.setattr(remote_logger, "COMMAND", ["/no/such/python"])
+        monkeypatch.setattr(loggers, "COMMAND", ["/no/such/python"])
     else:
         stands_for_wandb(monkeypatch, code)
-    monkeypatch.setattr(remote_logger, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(loggers, "PATIENCE_SECONDS", 1.0)
     began = time.monotonic()
     logged = run("logger=wandb")
     assert time.monotonic() - began < 20
@@ -80,7 +80,7 @@ def test_what_is_handed_over(run, monkeypatch, tmp_path):
 
 def test_a_logger_that_never_reads_is_not_waited_for(monkeypatch, tmp_path):
     stands_for_wandb(monkeypatch, NEVER_READS)
-    monkeypatch.setattr(remote_logger, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(loggers, "PATIENCE_SECONDS", 0.1)
     said: list[str] = []
     began = time.monotonic()
     logger = RemoteLogger(LoggerConfig(name="wandb"), tmp_path, settings={"prompt": "x" * 300_000}, say=said.append)

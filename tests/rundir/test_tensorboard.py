@@ -8,7 +8,7 @@ import pytest
 
 from minigpt.config.compose import compose
 from minigpt.faults import UserFault
-from minigpt.rundir.tensorboard import TensorBoard
+from minigpt.rundir.loggers import TensorBoard
 
 
 class Writer:

@@ -13,7 +13,7 @@ from minigpt.checkpoint.store import list_checkpoints, verify
 from minigpt.config.compose import compose
 from minigpt.faults import STOPPED
 from minigpt.invocation import command_line
-from minigpt.rundir.remote_logger import wandb_id
+from minigpt.rundir.loggers import wandb_id
 from minigpt.rundir.rows import read_rows
 from minigpt.sweep.process import TrainingProcess
 from minigpt.training.run import train

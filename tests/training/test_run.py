@@ -155,4 +155,4 @@ def test_a_file_system_without_locks_trains_with_a_sentence(run, monkeypatch, ca
 
     monkeypatch.setattr(fcntl, "flock", flock)
     run()
-    assert "has no locks: nothing keeps a second process out of this run" in capsys.readouterr().out
+    assert "have no locks: nothing keeps a second process out of this run" in capsys.readouterr().out

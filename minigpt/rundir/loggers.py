@@ -1,4 +1,4 @@
-"""wandb on top of the files, at arm's length: whatever happens to it, training does not wait and does not die."""
+"""wandb and TensorBoard on top of the files: whatever happens to them, training does not wait and does not die."""
 
 import contextlib
 import json
@@ -6,11 +6,11 @@ import os
 import re
 import secrets
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
 from minigpt.config.schema import LoggerConfig
@@ -19,6 +19,39 @@ from minigpt.rundir.files import write_file
 
 PATIENCE_SECONDS = 30.0  # for wandb to begin, and again for the rest to be sent when the run ends
 COMMAND = [sys.executable, "-P", str(Path(__file__).with_name("wandb_process.py"))]
+
+
+class TensorBoard:
+    """Writes the numbers of each row into `run_dir/tensorboard`: `tensorboard --logdir runs` shows them.
+
+    A fault costs one sentence and the rest of these files.
+
+    Args:
+        run_dir: of the run.
+        step: where the run stands; what an interrupted run wrote for later steps is not shown.
+        say: prints the one sentence.
+    """
+
+    def __init__(self, run_dir: Path, *, step: int, say: Callable[[str], None]):
+        from torch.utils.tensorboard import SummaryWriter  # an extra, loaded when it is asked for
+
+        self.say = say
+        self.writer: Any = SummaryWriter(str(run_dir / "tensorboard"), purge_step=step + 1)
+
+    def log(self, step: int, row: dict[str, Any]) -> None:
+        """Hand over a row's numbers; they are written a little later, by a thread."""
+        try:
+            for key, value in row.items():
+                if self.writer is not None and key != "step" and isinstance(value, int | float):
+                    self.writer.add_scalar(key, value, step)
+        except Exception as error:
+            self.writer = None
+            self.say(f"TensorBoard gets no more rows, metrics.jsonl has them all ({type(error).__name__}: {error})")
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self.writer is not None:
+            self.writer.close()
 
 
 class RemoteLogger:
@@ -37,7 +70,7 @@ class RemoteLogger:
     def __init__(self, config: LoggerConfig, run_dir: Path, *, settings: dict[str, Any], say: Callable[[str], None]):
         self.say = say
         self.off = False
-        self.process: subprocess.Popen | None = None
+        self.process: Popen | None = None
         rows = run_dir / "metrics.jsonl"
         try:
             opening = {
@@ -52,14 +85,8 @@ class RemoteLogger:
                 "rows_from": rows.stat().st_size if rows.exists() else 0,
                 "patience_seconds": PATIENCE_SECONDS,
             }
-            self.process = subprocess.Popen(
-                COMMAND,
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the training, which tells this process when to end
-            )
+            # Ctrl-C is for the training, which tells this process when to end: hence a session of its own.
+            self.process = Popen(COMMAND, bufsize=0, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, start_new_session=True)
             self.thread = threading.Thread(target=self._talk, args=(self.process, opening), name="wandb", daemon=True)
             self.thread.start()
         except Exception as error:
@@ -78,7 +105,7 @@ class RemoteLogger:
             with contextlib.suppress(OSError):
                 os.killpg(self.process.pid, signal.SIGKILL)  # and all it started
 
-    def _talk(self, process: subprocess.Popen, opening: dict[str, Any]) -> None:
+    def _talk(self, process: Popen, opening: dict[str, Any]) -> None:
         """Say what is to be done, and pass on what the process has to say, until it ends."""
         assert process.stdin is not None
         assert process.stdout is not None
@@ -86,11 +113,11 @@ class RemoteLogger:
         with contextlib.suppress(OSError, ValueError):  # its end is told below
             process.stdin.write(json.dumps(opening).encode() + b"\n")
         for line in process.stdout:
-            with contextlib.suppress(ValueError, AttributeError):
-                told = json.loads(line)
-                fault = told.get("fault", fault)
-                if "say" in told and not self.off:
-                    self.say(str(told["say"]))
+            kind, _, text = line.decode(errors="replace").strip().partition(": ")
+            if kind == "fault":
+                fault = text
+            elif kind == "wandb" and not self.off:
+                self.say(f"wandb: {text}")
         if process.wait():
             self._give_up(fault or f"its process ended with code {process.returncode}")
 
@@ -106,12 +133,11 @@ def wandb_id(run_dir: Path) -> str:
     A wandb sweep agent that started this process has chosen it, and looks for the results there.
     """
     file = run_dir / "wandb_id.txt"
-    kept = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    if found := re.fullmatch(r"([\w.-]{1,120})\n?", kept, re.ASCII):
-        return found[1]
-    chosen = os.environ.get("WANDB_RUN_ID", "") if os.environ.get("WANDB_SWEEP_ID") else ""
-    if not re.fullmatch(r"[\w.-]{1,120}", chosen):
-        name = re.sub(r"[^A-Za-z0-9_.-]", "-", run_dir.resolve().name)[:80]
-        chosen = f"{name}-{secrets.token_hex(4)}"
-    write_file(file, chosen + "\n")
+    kept = file.read_text(encoding="utf-8", errors="replace").removesuffix("\n") if file.is_file() else ""
+    given = os.environ.get("WANDB_RUN_ID", "") if os.environ.get("WANDB_SWEEP_ID") else ""
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", run_dir.resolve().name)[:80]
+    candidates = (kept, given, f"{name}-{secrets.token_hex(4)}")
+    chosen = next(each for each in candidates if re.fullmatch(r"[A-Za-z0-9_.-]{1,120}", each))
+    if chosen != kept:
+        write_file(file, chosen + "\n")
     return chosen
