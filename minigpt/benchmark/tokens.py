@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.config.schema import DataConfig, TokenizerConfig
-from minigpt.data.make import save_json
 from minigpt.data.prepare import Prepared, prepare
 from minigpt.data.shards import SplitWriter, TokenSplit, fingerprint
 from minigpt.data.tokenizer import Tokenizer
+from minigpt.rundir.files import write_json
 
 ALPHABET = (string.ascii_letters + string.digits + " .\n").encode()  # 65 characters, as many as Tiny Shakespeare has
 SMALL_TOKENS = 1_100_000  # Tiny Shakespeare's length
@@ -65,18 +65,19 @@ def _plant(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "text.txt").write_text("these tokens were made, not read\n" * 20)
     kept = prepare(_data(folder), TokenizerConfig(name="byte"), say=lambda _: None).folder
-    save_json(kept / "tokenizer.json", tokenizer.to_json())
+    write_json(kept / "tokenizer.json", tokenizer.to_json())
     content = json.loads((kept / "prepared.json").read_bytes())
     sidecars = {}
     for name, parts in (("train", train), ("val", iter([val]))):
         with SplitWriter(kept, name, tokenizer=tokenizer) as writer:
             for tokens in parts:
-                writer.write(tokens, len(tokens))  # a byte of text behind each
+                writer.write(tokens)
+            writer.bytes = writer.tokens  # a byte of text behind each
             sidecars[name] = writer.finish()
         content["summary"][name] = {key: sidecars[name][key] for key in ("tokens", "bytes")}
     content["summary"]["vocab_size"] = tokenizer.vocab_size
     content["fingerprint"] = fingerprint([sidecars["train"]["fingerprint"], sidecars["val"]["fingerprint"]])
-    save_json(kept / "prepared.json", content)
+    write_json(kept / "prepared.json", content)
     return prepare(_data(folder), TokenizerConfig(name="byte"), say=lambda _: None)
 
 

@@ -1,10 +1,7 @@
 """Make prepared tokens: tokenizer, shards, sidecars and summary of one corpus, into one folder."""
 
-import itertools
-import json
 import time
 from collections.abc import Callable, Iterator
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +9,11 @@ import numpy as np
 
 from minigpt.config.schema import TokenizerConfig
 from minigpt.data.shards import SplitWriter, fingerprint
-from minigpt.data.split import Piece, describe_split, pieces, small_split
+from minigpt.data.split import describe_split, small_split, split
 from minigpt.data.survey import Survey, signature
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, scheme_of
 from minigpt.faults import UserFault
-from minigpt.rundir.files import write_file
+from minigpt.rundir.files import write_json
 
 Say = Callable[[str], object]
 
@@ -41,7 +38,7 @@ def make(
     sidecars = _encode(folder, found, fraction, tokenizer, say)
     if signature(found.corpus) != found.signature or sum(sidecar["bytes"] for sidecar in sidecars) != found.bytes:
         raise UserFault("the source was changed while it was read; wait until it is complete and run this again")
-    save_json(folder / "tokenizer.json", tokenizer.to_json())
+    write_json(folder / "tokenizer.json", tokenizer.to_json())
     content = {
         "format": FORMAT,
         "keys": keys,
@@ -49,7 +46,7 @@ def make(
         "fingerprint": fingerprint([sidecar["fingerprint"] for sidecar in sidecars]),
         "summary": _summary(keys, found, sidecars, tokenizer=tokenizer, wanted=0 if given else config.vocab_size),
     }
-    save_json(folder / "prepared.json", content)
+    write_json(folder / "prepared.json", content)
 
 
 def _learn(config: TokenizerConfig, found: Survey, val_fraction: float, say: Say) -> Tokenizer:
@@ -57,24 +54,29 @@ def _learn(config: TokenizerConfig, found: Survey, val_fraction: float, say: Say
     total = min(LEARN_BYTES, found.bytes)
     if scheme_of(config.name).min_vocab_size:
         say(f"data: learning {config.vocab_size:,} tokens from up to {size_text(total)} of the training text")
-    text = _training_text(pieces(found, val_fraction), progress_lines("learning", total, say))
-    return build_tokenizer(config.name, vocab_size=config.vocab_size, alphabet=found.alphabet, train=text)
+    train = _training_text(found, val_fraction, progress_lines("learning", total, say))
+    return build_tokenizer(config.name, vocab_size=config.vocab_size, alphabet=found.alphabet, train=train)
 
 
-def _training_text(text: Iterator[Piece], progress: Callable[[int], None]) -> Iterator[Iterator[bytes]]:
+def _training_text(found: Survey, val_fraction: float, progress: Callable[[int], None]) -> Iterator[Iterator[bytes]]:
     """The first LEARN_BYTES of the training text, each document as chunks."""
+    left = LEARN_BYTES
 
-    def first() -> Iterator[tuple[int, bytes]]:
-        left = LEARN_BYTES
-        for number, name, chunk in text:
-            if left <= 0:
+    def first(chunks: Iterator[bytes]) -> Iterator[bytes]:
+        nonlocal left
+        for chunk in chunks:
+            part = chunk[:left]
+            left -= len(part)
+            yield part
+            progress(len(part))
+            if not left:
                 return
-            if name == "train":
-                yield number, chunk[:left]
-                progress(min(left, len(chunk)))
-                left -= len(chunk)
 
-    return (map(itemgetter(1), document) for _, document in itertools.groupby(first(), itemgetter(0)))
+    for name, chunks in split(found, val_fraction):
+        if name == "train":
+            yield first(chunks)
+        if not left:
+            return
 
 
 def _encode(folder: Path, found: Survey, val_fraction: float, tokenizer: Tokenizer, say: Say) -> list[dict[str, Any]]:
@@ -86,18 +88,17 @@ def _encode(folder: Path, found: Survey, val_fraction: float, tokenizer: Tokeniz
     ):
         writers = {"train": train, "val": val}
 
-        def counted(document: Iterator[Piece]) -> Iterator[bytes]:
-            for _, name, chunk in document:
+        def counted(writer: SplitWriter, chunks: Iterator[bytes]) -> Iterator[bytes]:
+            for chunk in chunks:
                 yield chunk
-                writers[name].bytes += len(chunk)
+                writer.bytes += len(chunk)
                 progress(len(chunk))
 
-        text = pieces(found, val_fraction)
-        for (_, name), document in itertools.groupby(text, itemgetter(0, 1)):
+        for name, chunks in split(found, val_fraction):
             writer = writers[name]
             if writer.tokens and tokenizer.eot is not None:
                 writer.write(np.array([tokenizer.eot]))
-            for tokens in tokenizer.encode_chunks(counted(document)):
+            for tokens in tokenizer.encode_chunks(counted(writer, chunks)):
                 writer.write(tokens)
         for name, writer in writers.items():
             if writer.tokens < 2:
@@ -109,6 +110,7 @@ def _encode(folder: Path, found: Survey, val_fraction: float, tokenizer: Tokeniz
 def _summary(
     keys: dict[str, Any], found: Survey, sidecars: list[dict[str, Any]], *, tokenizer: Tokenizer, wanted: int
 ) -> dict[str, Any]:
+    train, val = ({key: sidecar[key] for key in ("tokens", "bytes")} for sidecar in sidecars)
     notes = list(found.corpus.notes)
     if found.crlf:
         notes.append(f"{found.crlf:,} lines end in CR LF; they are kept as they are")
@@ -118,30 +120,18 @@ def _summary(
         notes.append(f"{found.nul:,} NUL bytes; they are kept as they are")
     if scheme_of(tokenizer.name).min_vocab_size and tokenizer.vocab_size < wanted:
         notes.append(f"the text yields {tokenizer.vocab_size:,} BPE tokens, fewer than tokenizer.vocab_size={wanted:,}")
-    train, val = sidecars
     if train["tokens"] <= 1024:
         notes.append(f"so few tokens allow model.block_size={train['tokens'] - 1} at most")
     return {
-        "corpus": keys["corpus"],
-        "source": keys["source"],
-        "python": keys["python"],
-        "documents": found.documents,
-        "bytes": found.bytes,
-        "characters": found.characters,
-        "sha256": found.sha256,
+        **{key: keys[key] for key in ("corpus", "source", "python")},
+        **{key: getattr(found, key) for key in ("documents", "bytes", "characters", "sha256")},
         "split": describe_split(keys["corpus"], keys["val_fraction"]),
         "tokenizer": tokenizer.name,
         "vocab_size": tokenizer.vocab_size,
-        "train": {"tokens": train["tokens"], "bytes": train["bytes"]},
-        "val": {"tokens": val["tokens"], "bytes": val["bytes"]},
-        "bytes_per_token": found.bytes / (train["tokens"] + val["tokens"]),
+        "train": train,
+        "val": val,
         "notes": notes,
     }
-
-
-def save_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file atomically."""
-    write_file(path, json.dumps(content, indent=1) + "\n")
 
 
 def size_text(n_bytes: int) -> str:

@@ -8,13 +8,11 @@ those differ is it read.
 """
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
 import platform
 import re
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,13 +21,21 @@ from typing import Any
 
 from minigpt.config.schema import DataConfig, TokenizerConfig
 from minigpt.data.corpus import Corpus, SourceGone, find_corpus, typed_path
-from minigpt.data.make import FORMAT, Say, make, progress_lines, save_json, size_text
-from minigpt.data.shards import DamagedShards, TokenSplit, fingerprint
+from minigpt.data.make import FORMAT, Say, make, progress_lines, size_text
+from minigpt.data.shards import TokenSplit, fingerprint
 from minigpt.data.survey import Survey, signature, survey
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, scheme_of
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.redact import redact
-from minigpt.rundir.files import lock
+from minigpt.rundir.files import lock, read_json, write_json
+
+
+class DamagedShards(UserFault):
+    """Prepared tokens that are not what was written."""
+
+    def __init__(self, folder: Path, what: str):
+        self.folder, self.what = folder, what
+        super().__init__(f"{what}. minigpt prepare with the same keys makes it again")
 
 
 @dataclass(frozen=True)
@@ -68,19 +74,20 @@ def prepare(
         keys |= {"vocab_size": given.vocab_size, "given": given.hash}
     root = typed_path(data.dir)
     known = _known(root, keys)
-    if known and data.name == "shakespeare_char" and not data.source:  # its one content is known by its checksum
-        return _open(known[0], say)
+    newest = next(iter(known), None)
+    if newest and data.name == "shakespeare_char" and not data.source:  # its one content is known by its checksum
+        return _open(newest, say)
     try:
         corpus = find_corpus(data, raw=scheme.takes_any_bytes)
     except SourceGone as fault:
-        if not known:
+        if not newest:
             raise
         say(f"data: {fault}. Using the tokens prepared from it earlier")
-        return _open(known[0], say)
+        return _open(newest, say)
     keys |= {"formats": corpus.formats} if corpus.formats else {}
-    known = [folder for folder in known if _read_json(folder / "prepared.json").get("keys") == keys]
-    for folder in known:
-        if _read_json(folder / "prepared.json").get("signature") == signature(corpus):
+    known = {folder: content for folder, content in known.items() if content["keys"] == keys}
+    for folder, content in known.items():
+        if content.get("signature") == signature(corpus):
             return _open(folder, say)
     # A vocabulary that can't be had is a fault to name before gigabytes are read.
     ready = given if given is not None or scheme.is_learned else build_tokenizer(tokenizer.name)
@@ -89,7 +96,7 @@ def prepare(
     found = survey(corpus, alphabet=scheme.needs_alphabet, progress=progress_lines("reading", corpus.size, say))
     folder = root / _folder_name(keys, found.sha256)
     if known and folder not in known:
-        say(f"data: the source changed since {known[0]} was prepared; preparing it anew")
+        say(f"data: the source changed since {next(iter(known))} was prepared; preparing it anew")
     _find_or_make(folder, keys, found, config=tokenizer, given=ready, say=say)
     return _open(folder, say)
 
@@ -100,6 +107,39 @@ def _listing(corpus: Corpus) -> list[str]:
     kinds = ", ".join(f"{number:,} {suffix}" for suffix, number in suffixes.most_common(6))
     files = "1 file" if count == 1 else f"{count:,} files ({kinds})"
     return [*corpus.notes, f"reading {files}, {size_text(corpus.size)}"]
+
+
+def _find_or_make(
+    folder: Path, keys: dict[str, Any], found: Survey, *, config: TokenizerConfig, given: Tokenizer | None, say: Say
+) -> None:
+    """See that `folder` holds the tokens of a source that has been read."""
+    content = _read_prepared(folder)
+    if content:  # touched or copied, but the same text
+        with contextlib.suppress(OSError):  # a folder for reading only: the source is read again next time, no more
+            write_json(folder / "prepared.json", content | {"signature": found.signature})
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder, say):
+            if not _read_prepared(folder):
+                make(folder, keys, found, config=config, given=given, say=say)
+    except OSError as error:
+        raise StorageFailure(
+            f"{error.filename or folder} can't be written: {error.strerror or error}. Make room (up to "
+            f"{2 * found.bytes / 1e6:,.1f} MB are needed) or choose another folder: data.dir=DIR"
+        ) from error
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, say: Say) -> Iterator[None]:
+    """Let one process at a time work in `folder`; the system frees the lock of one that dies."""
+    with open(folder / ".lock", "wb") as file:
+        try:
+            lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # without locks both write the same bytes, then rename
+        except BlockingIOError:
+            say(f"data: another process is preparing {folder}; waiting for it")
+            lock(file)
+        yield
 
 
 def require_vocabulary(data: DataConfig, tokenizer: TokenizerConfig) -> None:
@@ -122,11 +162,7 @@ def mend(data: DataConfig, tokenizer: TokenizerConfig, *, say: Say = print) -> P
         return prepare(data, tokenizer, say=say)
     except DamagedShards as fault:
         say(f"data: {fault}")
-    for folder in _known(typed_path(data.dir), _keys(data, tokenizer)):
-        try:
-            _open(folder)
-        except DamagedShards:
-            (folder / "prepared.json").unlink()
+        (fault.folder / "prepared.json").unlink()
     return prepare(data, tokenizer, say=say)
 
 
@@ -137,7 +173,7 @@ def open_prepared(data_dir: str, whole: str) -> Prepared | None:
         DamagedShards: they are there, but a file was changed or lost since.
     """
     for path in sorted(typed_path(data_dir).glob("*/prepared.json")):
-        if _read_json(path).get("fingerprint") == whole:
+        if _read_prepared(path.parent).get("fingerprint") == whole:
             return _open(path.parent)
     return None
 
@@ -164,8 +200,6 @@ def _lines(summary: dict[str, Any], tokenizer_hash: str) -> list[str]:
 
 def _keys(data: DataConfig, tokenizer: TokenizerConfig) -> dict[str, Any]:
     """What decides the tokens besides the text itself."""
-    if not 0 < data.val_fraction < 1:
-        raise UserFault(f"data.val_fraction={data.val_fraction} must lie between 0 and 1, both excluded; try 0.1")
     scheme = scheme_of(tokenizer.name, tokenizer.vocab_size)
     text = data.name == "text"
     new = {"key": "text", "include": None, "exclude": None}  # named where they differ: older tokens don't have them
@@ -182,37 +216,37 @@ def _keys(data: DataConfig, tokenizer: TokenizerConfig) -> dict[str, Any]:
     }
 
 
-def _known(root: Path, keys: dict[str, Any]) -> list[Path]:
-    """Folders prepared with these keys, whatever the formats of the files, the newest first."""
+def _known(root: Path, keys: dict[str, Any]) -> dict[Path, dict[str, Any]]:
+    """Folders prepared with these keys, whatever the formats of the files, and their prepared.json; newest first."""
+    found = {}
+    for path in sorted(root.glob("*/prepared.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        content = _read_prepared(path.parent)
+        if {key: value for key, value in content.get("keys", {}).items() if key != "formats"} == keys:
+            found[path.parent] = content
+    return found
 
-    def is_ours(theirs: dict[str, Any]) -> bool:
-        return {key: value for key, value in theirs.items() if key != "formats"} == keys
 
-    found = [path for path in root.glob("*/prepared.json") if is_ours(_read_json(path).get("keys", {}))]
-    return [path.parent for path in sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)]
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """What a prepared.json holds; nothing if it is unfinished work or damaged."""
+def _read_prepared(folder: Path) -> dict[str, Any]:
+    """What a folder's prepared.json holds; nothing if it is unfinished work or damaged."""
     try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
+        content: dict[str, Any] = read_json(folder / "prepared.json")
         _lines(content["summary"], "")  # can be shown
-        return content if content["format"] == FORMAT else {}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        return content if content["format"] == FORMAT and isinstance(content["keys"], dict) else {}
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         return {}
 
 
 def _open(folder: Path, say: Say = lambda line: None) -> Prepared:
-    content = _read_json(folder / "prepared.json")
+    path, content = folder / "tokenizer.json", _read_prepared(folder)
     try:
-        tokenizer = load_tokenizer(folder / "tokenizer.json")
+        tokenizer = load_tokenizer(read_json(path), path)
+        train = TokenSplit(folder, "train", tokenizer=tokenizer)
+        val = TokenSplit(folder, "val", tokenizer=tokenizer)
+        whole = fingerprint([train.fingerprint, val.fingerprint])
+        if content.get("fingerprint") != whole:
+            raise UserFault(f"{folder / 'prepared.json'} belongs to other tokens than those beside it")
     except UserFault as fault:
-        raise DamagedShards(str(fault)) from None
-    train = TokenSplit(folder, "train", tokenizer=tokenizer)
-    val = TokenSplit(folder, "val", tokenizer=tokenizer)
-    whole = fingerprint([train.fingerprint, val.fingerprint])
-    if content.get("fingerprint") != whole:
-        raise DamagedShards(f"{folder / 'prepared.json'} belongs to other tokens than those beside it")
+        raise DamagedShards(folder, str(fault)) from None
     say(f"data: {folder}: {len(train):,} tokens to train on, {len(val):,} to validate on")
     return Prepared(folder, tokenizer, train, val, whole, content["summary"])
 
@@ -223,43 +257,3 @@ def _folder_name(keys: dict[str, Any], sha256: str) -> str:
         corpus = "text-" + re.sub(r"[^A-Za-z0-9._-]+", "_", Path(keys["source"]).name)[:40]
     size = keys["vocab_size"] or ""
     return f"{corpus}-{keys['tokenizer']}{size}-{fingerprint([json.dumps(keys, sort_keys=True), sha256])[:10]}"
-
-
-def _find_or_make(
-    folder: Path, keys: dict[str, Any], found: Survey, *, config: TokenizerConfig, given: Tokenizer | None, say: Say
-) -> None:
-    """See that `folder` holds the tokens of a source that has been read."""
-    content = _read_json(folder / "prepared.json")
-    if content:  # touched or copied, but the same text
-        with contextlib.suppress(OSError):  # a folder for reading only: the source is read again next time, no more
-            save_json(folder / "prepared.json", content | {"signature": found.signature})
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _lock(folder, say):
-            if not _read_json(folder / "prepared.json"):
-                make(folder, keys, found, config=config, given=given, say=say)
-    except OSError as error:
-        raise _storage_failure(error, folder, found.corpus) from error
-
-
-@contextlib.contextmanager
-def _lock(folder: Path, say: Say) -> Iterator[None]:
-    """Let one process at a time work in `folder`; the system frees the lock of one that dies."""
-    with open(folder / ".lock", "wb") as file:
-        try:
-            lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # without locks both write the same bytes, then rename
-        except BlockingIOError:
-            say(f"data: another process is preparing {folder}; waiting for it")
-            lock(file)
-        yield
-
-
-def _storage_failure(error: OSError, folder: Path, corpus: Corpus) -> StorageFailure:
-    reason = error.strerror or str(error)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        needed = 2 * corpus.size
-        with contextlib.suppress(OSError):
-            reason += f" ({shutil.disk_usage(folder).free / 1e6:,.0f} MB free; up to {needed / 1e6:,.0f} MB are needed)"
-    where = error.filename or folder
-    return StorageFailure(f"{where} can't be written: {reason}. Repair that, or choose another folder: data.dir=DIR")

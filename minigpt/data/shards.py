@@ -10,6 +10,7 @@ bytes of text behind the tokens, the tokenizer's hash, each file's SHA-256, and 
 import contextlib
 import hashlib
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from minigpt.config.convert import shown
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
-from minigpt.rundir.files import replaced, sha256_of, write_file
+from minigpt.rundir.files import read_json, replaced, sha256_of, write_json
 
 HEADS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # dtype -> magic and version
 HEADER_BYTES = 1024
@@ -28,14 +29,6 @@ SHARD_TOKENS = 100_000_000
 VERIFY_BYTES = 1 << 28  # splits up to this size are checked against their SHA-256 whenever they are opened
 
 _FORMAT = "minigpt-shards"
-
-
-class DamagedShards(UserFault):
-    """Prepared tokens that are not what was written."""
-
-    def __init__(self, what: str):
-        self.what = what
-        super().__init__(f"{what}. minigpt prepare with the same keys makes it again")
 
 
 class SplitWriter:
@@ -49,16 +42,18 @@ class SplitWriter:
         tokenizer: whose tokens they are.
         shard_tokens: tokens per shard at most.
 
+    Attributes:
+        tokens: written so far.
+        bytes: of text that they stand for, for the caller to count.
+
     Raises:
         OSError: a file can't be written.
     """
 
     def __init__(self, folder: Path, name: str, *, tokenizer: Tokenizer, shard_tokens: int = SHARD_TOKENS):
         self.folder, self.name, self.tokenizer, self.shard_tokens = folder, name, tokenizer, shard_tokens
-        self.tokens = 0  # written so far
-        self.bytes = 0  # of text that they stand for
+        self.tokens = self.bytes = self._max_token = 0
         self._dtype = np.dtype(tokenizer.dtype).newbyteorder("<")
-        self._max_token = 0
         self._shards: list[dict[str, Any]] = []
         self._open = contextlib.ExitStack()  # the shard being written
         self._begin_shard()
@@ -67,12 +62,11 @@ class SplitWriter:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._open.__exit__(*(error if error[0] else (RuntimeError, RuntimeError("not finished"), None)))
+        self._open.__exit__(*error)
 
-    def write(self, tokens: NDArray[Any], n_bytes: int = 0) -> None:
-        """Append tokens, and the number of bytes of text behind them."""
+    def write(self, tokens: NDArray[Any]) -> None:
+        """Append tokens."""
         self.tokens += len(tokens)
-        self.bytes += n_bytes
         self._max_token = max(self._max_token, int(tokens.max(initial=0)))
         while len(tokens):
             if self._count == self.shard_tokens:
@@ -101,30 +95,24 @@ class SplitWriter:
             "shards": self._shards,
             "fingerprint": fingerprint([self.tokenizer.hash, *(shard["sha256"] for shard in self._shards)]),
         }
-        write_file(self.folder / f"{self.name}.json", json.dumps(sidecar, indent=1) + "\n")
+        write_json(self.folder / f"{self.name}.json", sidecar)
         return sidecar
 
     def _begin_shard(self) -> None:
-        self._temporary = self._open.enter_context(replaced(_shard_path(self.folder, self.name, len(self._shards))))
+        path = self.folder / _shard_name(self.name, len(self._shards))
+        self._temporary = self._open.enter_context(replaced(path))
         self._file = self._open.enter_context(open(self._temporary, "xb"))  # noqa: SIM115  the stack closes it
         self._file.write(bytes(HEADER_BYTES))
         self._count = 0
 
     def _finish_shard(self) -> None:
         """Put the header in front and the file in its place."""
-        header = np.zeros(HEADER_BYTES // 4, dtype="<i4")
-        header[:3] = *HEADS[self._dtype.name], self._count
         self._file.seek(0)
-        self._file.write(header.tobytes())
+        self._file.write(struct.pack("<3i", *HEADS[self._dtype.name], self._count))
         self._file.close()
-        entry = {
-            "file": _shard_path(self.folder, self.name, len(self._shards)).name,
-            "tokens": self._count,
-            "size": HEADER_BYTES + self._dtype.itemsize * self._count,
-            "sha256": sha256_of(self._temporary),
-        }
+        name = _shard_name(self.name, len(self._shards))
+        self._shards.append({"file": name, "tokens": self._count, "sha256": sha256_of(self._temporary)})
         self._open.close()
-        self._shards.append(entry)
 
 
 def fingerprint(parts: list[str]) -> str:
@@ -137,32 +125,33 @@ class TokenSplit:
 
     Attributes:
         name: train | val.
-        folder: where its files are.
         bytes: bytes of text behind the tokens (end-of-text tokens stand for none).
         fingerprint: SHA-256 (hex) of tokenizer and tokens.
     """
 
-    def __init__(self, folder: str | Path, name: str, *, tokenizer: Tokenizer):
-        """Open a split and check all of it that can be checked quickly: see `DamagedShards`.
+    def __init__(self, folder: Path, name: str, *, tokenizer: Tokenizer):
+        """Open a split and check all of it that can be checked quickly.
 
         Raises:
-            DamagedShards: a file is missing, cut, changed, not a shard, or made by another tokenizer.
+            UserFault: a file is missing, cut, changed, not a shard, or made by another tokenizer.
         """
-        self.folder, self.name, self._tokenizer = Path(folder), name, tokenizer
-        sidecar = _read_sidecar(self.folder / f"{name}.json", tokenizer)
+        self.name = name
+        sidecar = _read_sidecar(folder, name, tokenizer)
         self.bytes: int = sidecar["bytes"]
         self.fingerprint: str = sidecar["fingerprint"]
         self._length: int = sidecar["tokens"]
         self._shard_tokens: int = sidecar["shard_tokens"]
         self._dtype = np.dtype(sidecar["dtype"])
-        self._shards = [_open_shard(self.folder / entry["file"], entry, self._dtype) for entry in sidecar["shards"]]
-        sizes = [len(shard) for shard in self._shards]
-        if sum(sizes) != self._length or any(size != self._shard_tokens for size in sizes[:-1]):
-            raise DamagedShards(f"the shards of {self.folder / name}.json hold {sizes} tokens, not {self._length:,}")
-        if self._dtype.itemsize * self._length <= VERIFY_BYTES:
-            self.verify(sidecar["shards"])
-        if sidecar["max_token"] >= tokenizer.vocab_size:
-            self._name_strange_token()
+        self._shards = [
+            _open_shard(folder / entry["file"], entry["tokens"], self._dtype) for entry in sidecar["shards"]
+        ]
+        for entry, shard in zip(sidecar["shards"], self._shards, strict=True):
+            path, is_small = folder / entry["file"], self._dtype.itemsize * self._length <= VERIFY_BYTES
+            changed = is_small and sha256_of(path) != entry["sha256"]
+            if changed or sidecar["max_token"] >= tokenizer.vocab_size:
+                _refuse_strange_token(path, shard, tokenizer)
+            if changed:
+                raise UserFault(f"{path} was changed since it was made: its SHA-256 is not that of {name}.json")
 
     def __len__(self) -> int:
         return self._length
@@ -201,86 +190,63 @@ class TokenSplit:
         ]
         return np.concatenate(pieces) if stop > start else np.zeros(0, dtype=self._dtype)
 
-    def verify(self, shards: list[dict[str, Any]]) -> None:
-        """Compare every shard with the SHA-256 that its sidecar names.
 
-        Raises:
-            DamagedShards: a shard was changed.
-        """
-        for entry in shards:
-            path = self.folder / entry["file"]
-            if sha256_of(path) != entry["sha256"]:
-                self._name_strange_token()
-                raise DamagedShards(
-                    f"{path} was changed since it was made: its SHA-256 is not that of {self.name}.json"
-                )
-
-    def _name_strange_token(self) -> None:
-        """Name the first token outside the vocabulary, if there is one."""
-        vocab_size = self._tokenizer.vocab_size
-        for number, shard in enumerate(self._shards):
-            for start in range(0, len(shard), 1 << 24):
-                strange = np.flatnonzero(shard[start : start + (1 << 24)] >= vocab_size)
-                if strange.size:
-                    at = start + int(strange[0])
-                    raise DamagedShards(
-                        f"{_shard_path(self.folder, self.name, number)} holds token id {int(shard[at])} at position "
-                        f"{at:,}; the vocab_size of its {self._tokenizer.name} tokenizer is {vocab_size:,}"
-                    )
+def _shard_name(split: str, number: int) -> str:
+    return f"{split}-{number:03d}.bin"
 
 
-def _shard_path(folder: Path, name: str, number: int) -> Path:
-    return folder / f"{name}-{number:03d}.bin"
-
-
-def _read_sidecar(path: Path, tokenizer: Tokenizer) -> dict[str, Any]:
-    try:
-        sidecar = json.loads(path.read_bytes())
-    except OSError as error:
-        raise DamagedShards(f"{path} can't be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError):
-        raise DamagedShards(f"{path} is not JSON: it is damaged") from None
+def _read_sidecar(folder: Path, name: str, tokenizer: Tokenizer) -> dict[str, Any]:
+    path = folder / f"{name}.json"
+    sidecar = read_json(path)
     if not isinstance(sidecar, dict) or sidecar.get("format") != _FORMAT or sidecar.get("version") != 1:
-        raise DamagedShards(f'{path} is not a sidecar of ours; wanted "format": "{_FORMAT}", "version": 1')
+        raise UserFault(f'{path} is not a sidecar of ours; wanted "format": "{_FORMAT}", "version": 1')
     if sidecar.get("tokenizer_hash") != tokenizer.hash:
-        theirs = [shown(str(sidecar.get(key)))[1:-1] for key in ("tokenizer", "tokenizer_hash")]
-        raise DamagedShards(
-            f"the tokens of {path.parent} were made by a {theirs[0]} tokenizer with SHA-256 {theirs[1][:12]}..., the "
-            f"tokenizer here is {tokenizer.name} with {tokenizer.hash[:12]}..."
+        theirs, hashed = (shown(str(sidecar.get(key)))[1:-1] for key in ("tokenizer", "tokenizer_hash"))
+        raise UserFault(
+            f"the tokens of {folder} were made by a {theirs} tokenizer with SHA-256 {hashed[:12]}..., the tokenizer "
+            f"here is {tokenizer.name} with {tokenizer.hash[:12]}..."
         )
-    counts = [sidecar.get(key) for key in ("tokens", "bytes", "max_token", "shard_tokens")]
-    words, shards = [sidecar.get("fingerprint")], sidecar.get("shards")
-    whole = isinstance(shards, list) and all(isinstance(entry, dict) for entry in shards)
-    for number, entry in enumerate(shards or () if whole else ()):
-        counts.append(entry.get("tokens"))
-        words.append(entry.get("sha256"))
-        whole = whole and entry.get("file") == _shard_path(path.parent, path.stem, number).name  # each once
-    whole = whole and bool(shards) and sidecar["shard_tokens"] != 0 and sidecar.get("dtype") in HEADS
-    whole = whole and all(type(count) is int and 0 <= count < 2**62 for count in counts)
-    if not whole or not all(isinstance(word, str) for word in words):
-        raise DamagedShards(f"{path} lacks the counts or the dtype of its shards: it is damaged")
+    try:
+        shards = sidecar["shards"]
+        sizes, hashes = [entry["tokens"] for entry in shards], [entry["sha256"] for entry in shards]
+        counts = [*sizes, *(sidecar[key] for key in ("tokens", "bytes", "max_token", "shard_tokens"))]
+        whole = (
+            all(type(count) is int and 0 <= count < 2**62 for count in counts)
+            and [entry["file"] for entry in shards] == [_shard_name(name, number) for number in range(len(shards))]
+            and sidecar["fingerprint"] == fingerprint([tokenizer.hash, *hashes])
+            and sidecar["shard_tokens"] > 0
+            and sidecar["dtype"] in HEADS
+        )
+    except (LookupError, TypeError):
+        whole = False
+    if not whole:
+        raise UserFault(f"{path} lacks the counts or the dtype of its shards, or names others: it is damaged")
+    if sum(sizes) != sidecar["tokens"] or any(size != sidecar["shard_tokens"] for size in sizes[:-1]):
+        raise UserFault(f"the shards of {path} hold {sizes} tokens, not {sidecar['tokens']:,}")
     return sidecar
 
 
-def _open_shard(path: Path, entry: dict[str, Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _open_shard(path: Path, tokens: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     try:
-        size = path.stat().st_size
-        if size < HEADER_BYTES or size % dtype.itemsize:
-            raise DamagedShards(
-                f"{path} is {size:,} bytes; wanted a header of {HEADER_BYTES} and {dtype.itemsize} per token ({dtype})"
-            )
-        magic, version, count = np.fromfile(path, dtype="<i4", count=3).tolist()
+        size, wanted = path.stat().st_size, HEADER_BYTES + dtype.itemsize * tokens
+        if size != wanted:
+            raise UserFault(f"{path} is {size:,} bytes; wanted {wanted:,}: a header and {tokens:,} {dtype} tokens")
+        header, head = np.fromfile(path, dtype="<i4", count=3).tolist(), [*HEADS[dtype.name], tokens]
+        if header != head:
+            raise UserFault(f"{path} begins with the numbers {header}; a shard of {tokens:,} {dtype} with {head}")
         on_disk = dtype.newbyteorder("<")
-        tokens = np.memmap(path, on_disk, "r", HEADER_BYTES) if size > HEADER_BYTES else np.zeros(0, on_disk)
+        return np.asarray(np.memmap(path, on_disk, "r", HEADER_BYTES) if tokens else np.zeros(0, on_disk))
     except OSError as error:
-        raise DamagedShards(f"{path} can't be read: {error.strerror or error}") from None
-    if (magic, version) != HEADS[dtype.name]:
-        wanted = "{} and {}".format(*HEADS[dtype.name])
-        raise DamagedShards(
-            f"{path} begins with the numbers {magic} and {version}; a shard of {dtype} tokens begins with {wanted}"
-        )
-    if count != len(tokens) or count != entry["tokens"]:
-        raise DamagedShards(
-            f"{path} has {len(tokens):,} tokens; its header says {count:,} and its sidecar {entry['tokens']:,}"
-        )
-    return np.asarray(tokens)
+        raise UserFault(f"{path} can't be read: {error.strerror or error}") from None
+
+
+def _refuse_strange_token(path: Path, shard: NDArray[Any], tokenizer: Tokenizer) -> None:
+    """Name the first token outside the vocabulary, if there is one."""
+    for start in range(0, len(shard), 1 << 24):
+        strange = np.flatnonzero(shard[start : start + (1 << 24)] >= tokenizer.vocab_size)
+        if strange.size:
+            at = start + int(strange[0])
+            raise UserFault(
+                f"{path} holds token id {int(shard[at])} at position {at:,}; the vocab_size of its {tokenizer.name} "
+                f"tokenizer is {tokenizer.vocab_size:,}"
+            )

@@ -8,7 +8,9 @@ Others: the first int(n * (1 - val_fraction)) of the n characters are for traini
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterator
+from operator import itemgetter
 
 import numpy as np
 
@@ -16,24 +18,30 @@ from minigpt.data.readers.document import Document
 from minigpt.data.survey import CONTINUATION, Survey
 from minigpt.faults import UserFault
 
-Piece = tuple[int, str, bytes]  # number of the document, train | val, bytes of its text
+_Piece = tuple[int, str, bytes]  # number of the document, train | val, bytes of its text
 
 
-def pieces(found: Survey, val_fraction: float) -> Iterator[Piece]:
-    """Return the text of a corpus in order, each piece with its document's number and its split.
+def split(found: Survey, val_fraction: float) -> Iterator[tuple[str, Iterator[bytes]]]:
+    """Return the text of a corpus in order: for each document, or part of one, train | val and its chunks.
+
+    The chunks are to be read before the next part is asked for. Documents without any text are passed over.
 
     Raises:
         UserFault: one of the splits would be empty; or as reading does.
     """
+    documents = found.corpus.documents()
     if found.corpus.name == "stdlib":
-        return _by_label(found.corpus.documents(), val_fraction)
-    # UTF-8 has at least one character per four bytes; what has fewer is no UTF-8, and its bytes are counted.
-    text = 4 * found.characters >= found.bytes
-    total = found.characters if text else found.bytes
-    border = int(total * (1 - val_fraction))
-    if not 0 < border < total:
-        raise small_split("val" if border else "train", "no text", val_fraction)
-    return _at(border, found.corpus.documents(), text)
+        pieces = _by_label(documents, val_fraction)
+    else:
+        # UTF-8 has at least one character per four bytes; what has fewer is no UTF-8, and its bytes are counted.
+        is_text = 4 * found.characters >= found.bytes
+        total = found.characters if is_text else found.bytes
+        border = int(total * (1 - val_fraction))
+        if not 0 < border < total:
+            raise small_split("val" if border else "train", "no text", val_fraction)
+        pieces = _at(border, documents, is_text)
+    for (_, name), part in itertools.groupby(pieces, itemgetter(0, 1)):
+        yield name, map(itemgetter(2), part)
 
 
 def describe_split(name: str, val_fraction: float) -> str:
@@ -51,32 +59,32 @@ def small_split(name: str, got: str, val_fraction: float) -> UserFault:
     )
 
 
-def _by_label(documents: Iterator[Document], val_fraction: float) -> Iterator[Piece]:
+def _by_label(documents: Iterator[Document], val_fraction: float) -> Iterator[_Piece]:
     for number, document in enumerate(documents):
         word = int.from_bytes(hashlib.sha256(f"minigpt validation:{document.label}".encode()).digest()[:8])
         name = "val" if word < val_fraction * 2**64 else "train"
         yield from ((number, name, chunk) for chunk in document.chunks)
 
 
-def _at(border: int, documents: Iterator[Document], text: bool) -> Iterator[Piece]:
+def _at(border: int, documents: Iterator[Document], is_text: bool) -> Iterator[_Piece]:
     """Split where character (or byte) number `border` begins."""
     for number, document in enumerate(documents):
         if border == 0:
             border = -1  # reached
         for chunk in document.chunks:
-            cut = _offset(chunk, border, text) if border >= 0 else 0
+            cut = _offset(chunk, border, is_text) if border >= 0 else 0
             if cut:
                 yield number, "train", chunk[:cut]
             if cut < len(chunk):
                 border = -1
                 yield number, "val", chunk[cut:]
             else:
-                border -= len(chunk.translate(None, CONTINUATION)) if text else len(chunk)
+                border -= len(chunk.translate(None, CONTINUATION)) if is_text else len(chunk)
 
 
-def _offset(chunk: bytes, place: int, text: bool) -> int:
+def _offset(chunk: bytes, place: int, is_text: bool) -> int:
     """Where character (or byte) number `place` begins; the chunk's length if it lies behind the chunk."""
-    if not text or place >= len(chunk):
+    if not is_text or place >= len(chunk):
         return min(place, len(chunk))
     starts = np.flatnonzero((np.frombuffer(chunk, dtype=np.uint8) & 0xC0) != 0x80)
     return int(starts[place]) if place < len(starts) else len(chunk)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from minigpt.data.corpus import Corpus, SourceGone
+from minigpt.data.readers import read
 from minigpt.data.readers.document import BadFile
 from minigpt.faults import UserFault
 from minigpt.rundir.files import sha256_of
@@ -43,22 +44,19 @@ def survey(corpus: Corpus, *, alphabet: bool = False, progress: Callable[[int], 
     Raises:
         UserFault: naming all bad files; or there is nothing but white space in it.
     """
-    found, lines = Survey(corpus, signature(corpus)), []
-    bad: list[BadFile] = []
+    found, lines, bad = Survey(corpus, signature(corpus)), [], []
     for file in corpus.files:
         try:
-            for document in corpus.read(file):
+            for document in read(file, corpus.options):
                 _count(document.chunks, found, alphabet, progress)
         except BadFile as fault:
-            bad.append(fault)
+            bad.append(str(fault))
         lines.append(f"{sha256_of(file.path)}  {file.label}\n")
     if bad:
         more = [f"{len(bad) - MAX_NAMED:,} more files can't be read"] if len(bad) > MAX_NAMED else []
-        raise UserFault(*map(str, bad[:MAX_NAMED]), *more)
-    if len(lines) == 1:
-        found.sha256 = lines[0][:64]
-    else:
-        found.sha256 = hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+        raise UserFault(*bad[:MAX_NAMED], *more)
+    listing = "".join(lines).encode("utf-8", "surrogateescape")
+    found.sha256 = hashlib.sha256(listing).hexdigest() if len(lines) > 1 else lines[0][:64]
     if found.blank:
         where = ", ".join(str(file.path) for file in corpus.files[:3])
         raise UserFault(f"the text is nothing but white space ({found.bytes:,} bytes in {where}); wanted some text")

@@ -7,12 +7,11 @@ byte, bpe and gpt2 round-trip any bytes, char any text over its alphabet. Text i
 """
 
 import base64
+import binascii
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,7 @@ from minigpt.data.tokenizers import TOKENIZERS
 from minigpt.data.tokenizers.scheme import END_OF_TEXT, SINGLE_BYTES, Scheme
 from minigpt.faults import UserFault
 
-_FORMAT, _VERSION = "minigpt-tokenizer", 1
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_FORMAT = "minigpt-tokenizer"
 
 
 class Tokenizer:
@@ -38,8 +36,14 @@ class Tokenizer:
     """
 
     def __init__(self, name: str, tokens: Sequence[bytes]):
-        """Take a vocabulary: `tokens[i]` are the bytes of token i, end-of-text not among them."""
-        scheme = TOKENIZERS[name]
+        """Take a vocabulary: `tokens[i]` are the bytes of token i, end-of-text not among them.
+
+        Raises:
+            ValueError: an unknown name, or a vocabulary that it can't encode with.
+        """
+        scheme = scheme_of(name)
+        if len(set(tokens)) != len(tokens) or b"" in tokens:
+            raise ValueError("a token is empty or appears twice")
         self.name = name
         self.eot = len(tokens) if scheme.has_eot else None
         self.vocab_size = len(tokens) + scheme.has_eot
@@ -59,19 +63,19 @@ class Tokenizer:
         Raises:
             UserFault: a lone surrogate, or a character outside the alphabet (char), with its position.
         """
-        lone = _SURROGATE.search(text)
-        if lone:
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as error:
             raise UserFault(
-                f"text holds a lone surrogate U+{ord(lone.group()):04X} at character {lone.start():,}: it stands for "
-                "no character. Wanted valid text; save it as UTF-8 and try again"
-            )
-        parts = text.split(END_OF_TEXT) if allow_special and self.eot is not None else [text]
+                f"text holds a lone surrogate U+{ord(text[error.start]):04X} at character {error.start:,}: it stands "
+                "for no character. Wanted valid text; save it as UTF-8 and try again"
+            ) from None
+        if not allow_special or self.eot is None:
+            return self.encode_bytes(data).tolist()
         tokens: list[int] = []
-        for number, part in enumerate(parts):
-            if number and self.eot is not None:
-                tokens.append(self.eot)
-            tokens += self.encode_bytes(part.encode()).tolist()
-        return tokens
+        for part in data.split(END_OF_TEXT.encode()):
+            tokens += [*self.encode_bytes(part).tolist(), self.eot]
+        return tokens[:-1]
 
     def encode_bytes(self, data: bytes) -> NDArray[Any]:
         """Return the tokens (n,) of bytes. UTF-8 gives what `encode` gives for its text; other bytes go in one by one.
@@ -116,10 +120,10 @@ class Tokenizer:
         return self.decode_bytes([token])
 
     def to_json(self) -> dict[str, Any]:
-        """Return all there is to it, ready for `json.dump`; `load_tokenizer` reads it back."""
+        """Return all there is to it, for a tokenizer.json; `load_tokenizer` makes the tokenizer of it."""
         return {
             "format": _FORMAT,
-            "version": _VERSION,
+            "version": 1,
             "name": self.name,
             "vocab_size": self.vocab_size,
             "eot": self.eot,
@@ -132,9 +136,6 @@ class Tokenizer:
         """SHA-256 (hex) of its canonical JSON."""
         text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Tokenizer, (self.name, self._tokens)
 
 
 def scheme_of(name: str, vocab_size: int | None = None) -> Scheme:
@@ -169,25 +170,21 @@ def build_tokenizer(name: str, *, vocab_size: int = 0, alphabet: Iterable[str] =
     return Tokenizer(name, scheme_of(name, vocab_size).vocabulary(vocab_size, alphabet, train))
 
 
-def load_tokenizer(source: str | Path | dict[str, Any]) -> Tokenizer:
-    """Read a tokenizer.json, or what `to_json` gave. Everything in it is checked, nothing in it is run.
+def load_tokenizer(content: Any, where: object = "this") -> Tokenizer:
+    """Make the tokenizer of a tokenizer.json's content. Everything in it is checked, nothing in it is run.
 
     Raises:
-        UserFault: the file is missing, damaged, or not a tokenizer of ours.
+        UserFault: `where` holds no tokenizer of ours, or a damaged one.
     """
-    content: Any = source
-    where = str(source) if isinstance(source, str | Path) else "this"
-    if isinstance(source, str | Path):
-        try:
-            content = json.loads(Path(source).read_bytes())
-        except OSError as error:
-            raise UserFault(f"{where} can't be read: {error.strerror or error}") from None
-        except (ValueError, RecursionError):
-            raise UserFault(f"{where} is not JSON: it is damaged or not a tokenizer") from None
-    fault = _fault_in(content)
-    if fault:
-        raise UserFault(f"{where} is not a usable tokenizer: {fault}")
-    tokenizer = Tokenizer(content["name"], [base64.b64decode(token) for token in content["tokens"]])
+    try:
+        tokenizer = Tokenizer(content["name"], [base64.b64decode(token, validate=True) for token in content["tokens"]])
+    except (LookupError, TypeError, binascii.Error):
+        raise UserFault(
+            f'{where} is not a usable tokenizer; wanted "format": "{_FORMAT}", "name": one of '
+            f'{", ".join(TOKENIZERS)}, "tokens": a list of base64 strings'
+        ) from None
+    except ValueError as fault:
+        raise UserFault(f"{where} is not a usable tokenizer: {fault}") from None
     for key, wanted in tokenizer.to_json().items():
         if content.get(key) != wanted:
             raise UserFault(
@@ -195,21 +192,3 @@ def load_tokenizer(source: str | Path | dict[str, Any]) -> Tokenizer:
                 f"{len(content['tokens']):,} tokens of tokenizer={tokenizer.name} it must be {shown(wanted)}"
             )
     return tokenizer
-
-
-def _fault_in(content: Any) -> str | None:
-    """What is wrong with the vocabulary of a tokenizer.json, or None."""
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        return f'wanted "format": "{_FORMAT}"'
-    name, encoded = content.get("name"), content.get("tokens")
-    if not isinstance(name, str) or name not in TOKENIZERS:
-        return f"its name is {shown(name)}, wanted one of {', '.join(TOKENIZERS)}"
-    if not isinstance(encoded, list) or not all(isinstance(token, str) for token in encoded):
-        return '"tokens" must be a list of base64 strings'
-    try:
-        tokens = [base64.b64decode(token, validate=True) for token in encoded]
-    except ValueError:
-        return '"tokens" holds a string that is not base64'
-    if len(set(tokens)) != len(tokens) or b"" in tokens:
-        return "a token is empty or appears twice"
-    return TOKENIZERS[name].fault_in(tokens)

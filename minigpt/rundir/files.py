@@ -7,11 +7,14 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+from minigpt.faults import UserFault
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)  # Lustre, some FUSE
 
@@ -45,6 +48,29 @@ def write_file(path: Path, content: bytes | str) -> None:
     """
     with replaced(path) as temporary, open(temporary, "xb") as file:
         file.write(content.encode(errors="replace") if isinstance(content, str) else content)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file whole, or leave it as it was.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    write_file(path, json.dumps(content, indent=1) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Return what a JSON file holds.
+
+    Raises:
+        UserFault: it can't be read, or is not JSON.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserFault(f"{path} can't be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        raise UserFault(f"{path} is not JSON: it is damaged") from None
 
 
 def sha256_of(path: Path) -> str:

@@ -18,8 +18,7 @@ from minigpt.config.convert import misfit, shown
 from minigpt.config.roles import Change, differences, removed_settings
 from minigpt.config.schema import TrainConfig
 from minigpt.data.order import check_length
-from minigpt.data.prepare import Prepared, prepare
-from minigpt.data.shards import DamagedShards
+from minigpt.data.prepare import DamagedShards, Prepared, prepare
 from minigpt.data.tokenizer import Tokenizer, scheme_of
 from minigpt.faults import UserFault
 from minigpt.model.gpt import GPT

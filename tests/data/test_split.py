@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from minigpt.config.schema import DataConfig
 from minigpt.data.corpus import Corpus, find_corpus
 from minigpt.data.readers import document
-from minigpt.data.split import describe_split, pieces
+from minigpt.data.split import describe_split, split
 from minigpt.data.survey import survey
 from minigpt.faults import UserFault
 
@@ -23,16 +23,16 @@ def open_text(folder, files: dict[str, bytes], *, raw=False) -> Corpus:
 
 def sides(corpus: Corpus, fraction: float) -> dict[str, bytes]:
     text = defaultdict(bytes)
-    for _, name, chunk in pieces(survey(corpus), fraction):
-        text[name] += chunk
+    for name, chunks in split(survey(corpus), fraction):
+        text[name] += b"".join(chunks)
     return text
 
 
 def labels(corpus: Corpus, fraction: float) -> dict[str, set[str]]:
     names = [each.label for each in corpus.documents()]
     found = defaultdict(set)
-    for number, name, _ in pieces(survey(corpus), fraction):
-        found[name].add(names[number])
+    for label, (name, _) in zip(names, split(survey(corpus), fraction), strict=True):  # whole documents
+        found[name].add(label)
     return found
 
 

@@ -30,7 +30,6 @@ class NumberEncoder:
 NUMBER = Scheme(
     NumberEncoder,
     vocabulary=lambda vocab_size, alphabet, train: [b"%05d" % number for number in range(99_999)],
-    fault_in=lambda tokens: None,
     takes_any_bytes=True,
 )
 

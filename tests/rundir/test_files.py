@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from minigpt.rundir.files import flush, replaced, write_file
+from minigpt.faults import UserFault
+from minigpt.rundir.files import flush, read_json, replaced, write_file
 
 
 def test_the_old_file_stays_until_the_new_one_is_whole_and_no_litter_is_left(tmp_path):
@@ -67,3 +68,15 @@ def test_a_folder_that_can_not_be_flushed_is_no_fault(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="Invalid"):
         flush(tmp_path / "file")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\x80\x04pickle", b"[" * 100_000])
+def test_a_file_that_is_no_json_is_named(content: bytes, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(UserFault, match=r"tokenizer.json is not JSON: it is damaged"):
+        read_json(tmp_path / "tokenizer.json")
+
+
+def test_a_missing_json_file_is_named(tmp_path):
+    with pytest.raises(UserFault, match=r"nowhere\.json can't be read: No such file"):
+        read_json(tmp_path / "nowhere.json")

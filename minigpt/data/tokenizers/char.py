@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from minigpt.data.chunking import runs
-from minigpt.data.tokenizers.scheme import Scheme
+from minigpt.data.tokenizers.scheme import Scheme, runs
 from minigpt.faults import UserFault
 
 
@@ -14,9 +13,12 @@ class CharEncoder:
     """Looks characters up in a table."""
 
     def __init__(self, tokens: Sequence[bytes]):
-        codes = np.array([ord(character.decode()) for character in tokens], dtype=np.int64)
-        # Token by code point; -1 where the alphabet has a gap, and at the end.
-        self._table = np.full(int(codes.max(initial=-1)) + 2, -1, dtype=np.int64)
+        try:
+            codes = np.array([ord(character.decode()) for character in tokens])
+            # Token by code point; -1 where the alphabet has a gap, and at the end.
+            self._table = np.full(codes.max() + 2, -1)
+        except (TypeError, ValueError):  # several characters, no UTF-8, no token at all
+            raise ValueError("a token is not one UTF-8 character") from None
         self._table[codes] = np.arange(len(codes))
 
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[np.int64]]:
@@ -50,19 +52,9 @@ class CharEncoder:
         return tokens
 
 
-def _alphabet(vocab_size: int, alphabet: Iterable[str], train: object) -> list[bytes]:
-    return [character.encode() for character in sorted(set(alphabet))]
-
-
-def _fault_in(tokens: Sequence[bytes]) -> str | None:
-    return None if tokens and all(map(_is_character, tokens)) else "a token is not one UTF-8 character"
-
-
-def _is_character(token: bytes) -> bool:
-    try:
-        return len(token.decode()) == 1
-    except UnicodeDecodeError:
-        return False
-
-
-CHAR = Scheme(CharEncoder, vocabulary=_alphabet, fault_in=_fault_in, needs_alphabet=True, has_eot=False)
+CHAR = Scheme(
+    CharEncoder,
+    vocabulary=lambda vocab_size, alphabet, train: [character.encode() for character in sorted(set(alphabet))],
+    needs_alphabet=True,
+    has_eot=False,
+)

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from minigpt.data.download import download
-from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, GPT2_BYTES, PATTERN, BPEEncoder, missing_byte
+from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, GPT2_BYTES, PATTERN, BPEEncoder
 from minigpt.data.tokenizers.scheme import Scheme
 from minigpt.faults import UserFault
 from minigpt.rundir.files import write_file
@@ -29,41 +29,27 @@ def gpt2_ranks() -> list[bytes]:
     return tokens
 
 
-def gpt2_is_here() -> bool:
-    """Whether tiktoken's cache has the file, so that nothing need be fetched."""
-    return _gpt2_path().is_file()
-
-
-def _gpt2_path() -> Path:
+def _gpt2_file() -> bytes:
     named = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
     folder = Path(named) if named else Path(tempfile.gettempdir()) / "data-gym-cache"
-    return folder / hashlib.sha1(VOCAB_URL.encode()).hexdigest()
-
-
-def _gpt2_file() -> bytes:
-    path = _gpt2_path()
+    path = folder / hashlib.sha1(VOCAB_URL.encode()).hexdigest()
     problem = "is missing"
-    try:
+    with contextlib.suppress(OSError):
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() == VOCAB_SHA256:
             return content
         problem = f"is damaged (its SHA-256 is not {VOCAB_SHA256})"
-    except OSError:
-        pass
     try:
         content = download(VOCAB_URL, VOCAB_SHA256)
     except ConnectionError as error:
         raise UserFault(
             f"tokenizer=gpt2 needs GPT-2's merges: {path} {problem}, and {VOCAB_URL} can't be fetched ({error}). "
-            f"Fetch that file (vocab.bpe) on a machine with network and put it at {path}, or name the folder that "
-            f"holds tiktoken's cache in TIKTOKEN_CACHE_DIR, or use a vocabulary trained on your own text: tokenizer=bpe"
+            "Put that file there, or the folder of tiktoken's cache in TIKTOKEN_CACHE_DIR, or use tokenizer=bpe"
         ) from None
     with contextlib.suppress(OSError):  # a cache that can't be written costs a download next time, no more
-        path.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         write_file(path, content)
     return content
 
 
-GPT2 = Scheme(
-    BPEEncoder, vocabulary=lambda vocab_size, alphabet, train: gpt2_ranks(), fault_in=missing_byte, pattern=PATTERN
-)
+GPT2 = Scheme(BPEEncoder, vocabulary=lambda vocab_size, alphabet, train: gpt2_ranks(), pattern=PATTERN)

@@ -1,5 +1,6 @@
-"""The form of a tokenizer: how it makes its vocabulary and cuts text into tokens."""
+"""The form of a tokenizer: how it makes its vocabulary, and how it cuts text of any length into tokens."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -8,6 +9,11 @@ from numpy.typing import NDArray
 
 END_OF_TEXT = "<|endoftext|>"
 SINGLE_BYTES = [bytes([b]) for b in range(256)]
+RUN_BYTES = 65536  # in one run at most; the tokenizer's regex overflows its stack at a million blanks
+
+# The last byte before the cut: ASCII but no space, or the last byte of a longer character, leaving out those
+# that a Unicode space can end with (U+0085, U+00A0, U+1680, U+2000-200A, 2028, 2029, 202F, 205F, 3000).
+_LAST_BORDER = re.compile(rb"(?s).*[!-~\x8b-\x9e\xa1-\xa7\xaa-\xae\xb0-\xbf](?=[ \n\r\t])")
 
 
 class Encoder(Protocol):
@@ -22,11 +28,11 @@ class Scheme:
     """Describes a kind of tokenizer: how it gets a vocabulary, and what encodes with one.
 
     Attributes:
-        encoder: makes the encoder of a vocabulary.
+        encoder: makes the encoder of a vocabulary, which may have been read from a file: its tokens are different and
+            not empty. Raises ValueError where it can't encode with them.
         vocabulary: (vocab_size, alphabet, train) -> the bytes of each token, end-of-text not among them; from the
             number of tokens wanted in all, the characters of the whole text (if asked for), and the documents of the
             training text, each as chunks of bytes.
-        fault_in: what is wrong with a vocabulary read from a file, or None. Its tokens are different and not empty.
         min_vocab_size: the least that `tokenizer.vocab_size` may ask for; 0 if it decides nothing.
         needs_alphabet: the vocabulary is made from the set of the text's characters.
         takes_any_bytes: text need not be valid in its encoding.
@@ -36,7 +42,6 @@ class Scheme:
 
     encoder: Callable[[Sequence[bytes]], Encoder]
     vocabulary: Callable[[int, Iterable[str], Iterable[Iterable[bytes]]], list[bytes]]
-    fault_in: Callable[[Sequence[bytes]], str | None]
     min_vocab_size: int = 0
     needs_alphabet: bool = False
     takes_any_bytes: bool = False
@@ -47,3 +52,40 @@ class Scheme:
     def is_learned(self) -> bool:
         """Whether the vocabulary depends on the text."""
         return self.needs_alphabet or self.min_vocab_size > 0
+
+
+def runs(chunks: Iterable[bytes], limit: int = RUN_BYTES) -> Iterator[bytes]:
+    """Regroup chunks of one text, cut anywhere, into runs cut where it does not change the text's tokens.
+
+    GPT-2's split pattern never lets a piece of non-space text run on into the white space behind it, and looks only
+    forward. So between a non-space character and a blank, tab or newline the text can be cut, and both halves encode
+    as they do in one. Where `limit` bytes hold no such place (one endless word or gap) a cut is forced. It follows
+    from the bytes alone: a file gives the same tokens however it is read.
+
+    Args:
+        chunks: the text as bytes; UTF-8 or not.
+        limit: bytes per run at most.
+
+    Yields:
+        Non-empty runs whose concatenation is the text; they don't depend on the chunks' borders.
+    """
+    rest = b""
+    for chunk in chunks:
+        data, start = rest + chunk, 0
+        while len(data) - start > limit:
+            end = _cut(data, start, limit)
+            yield data[start:end]
+            start = end
+        rest = data[start:]
+    if rest:
+        yield rest
+
+
+def _cut(data: bytes, start: int, limit: int) -> int:
+    border = _LAST_BORDER.match(data, start, start + limit + 1)
+    if border:
+        return border.end()
+    end = start + limit
+    while end > start + limit - 3 and data[end] & 0xC0 == 0x80:  # not inside a UTF-8 character
+        end -= 1
+    return end

@@ -6,8 +6,8 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minigpt.data.chunking import runs
 from minigpt.data.tokenizers.bpe import PATTERN
+from minigpt.data.tokenizers.scheme import runs
 
 TEXT = st.text(st.sampled_from("ab'st  \n\n\r\t.!12éж中\u00a0\u2003\u3000\u0085\x1f🙂"), max_size=120)
 
