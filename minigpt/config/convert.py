@@ -198,6 +198,11 @@ def value_from_text(kind: Any, text: str) -> Any:
     return text
 
 
+def as_typed(value: Any) -> str:
+    """A value as it is typed on a command line."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
 def shown(value: Any) -> str:
     """A value as a sentence quotes it: short, on one line."""
     text = {True: "true", False: "false", None: "null"}.get(value) if isinstance(value, bool | None) else None

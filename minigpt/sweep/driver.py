@@ -13,12 +13,12 @@ from minigpt.process.signals import Signals
 from minigpt.redact import redact_values
 from minigpt.report.record import read_mapping
 from minigpt.rundir.files import write_file
-from minigpt.sweep.choosing import Pruning, propose
 from minigpt.sweep.locks import STALE_SECONDS, Claim, claim, exclusive, is_alive, owner
 from minigpt.sweep.page import write_page
+from minigpt.sweep.process import make_slots
 from minigpt.sweep.results import cannot_write, write_results, write_slurm_script
+from minigpt.sweep.search import Pruning, propose
 from minigpt.sweep.settings import Sweep, changed_settings
-from minigpt.sweep.slots import make_slots, note_on_slots
 from minigpt.sweep.table import Table, news_of
 from minigpt.sweep.trial_runner import TrialRunner
 from minigpt.sweep.trial_store import FAILED, Trial, TrialStore, best_trial, is_finished
@@ -95,22 +95,22 @@ class Driver:
         self.table = Table(sweep)
         self.page_is_old, self.next_page_at = False, 0.0
         self.failures = 0  # in a row, since this driver began
-        self.ended = False  # no new trials
-        self.too_many = ""
-        self.waiting_since: float | None = None  # for trials of other workers that may yet be left to us
+        self.too_many = ""  # a sentence, once there are
+        self.busy_at = time.monotonic()  # when a trial last ran here
 
     def run(self) -> None:
         """Run until all trials have a result, or no more may be begun."""
         busy = True
         while busy or self.runners:
-            if self.signals.received is not None:
-                self.ended = True
-                for runner in self.runners.values():
-                    runner.stop()
-            busy = not self.ended and self.fill_slots()
-            for number in list(self.runners):
-                self.runners[number].advance(self.store.trials)
-                self.free_slot_if_over(number)
+            for runner in self.runners.values():
+                runner.stopping = self.signals.received is not None
+            busy = self.signals.received is None and not self.too_many and self.fill_slots()
+            for number, runner in list(self.runners.items()):
+                self.busy_at = time.monotonic()
+                if next(runner.steps, "over") == "over":
+                    del self.runners[number]
+                    runner.claim.release()
+                    self.publish(runner)
             if self.page_is_old and time.monotonic() > self.next_page_at:
                 self.draw_page()
             if self.table.is_due():
@@ -122,41 +122,42 @@ class Driver:
         sweep, trials = self.sweep, self.store.trials()
         done = self.table.done_before = sum(map(is_finished, trials))
         searched = f"{sweep.trials} trials of {', '.join(sweep.space)}"
-        gpus = sorted({gpu for slot in self.slots for gpu in slot.gpus})
-        on = f"GPU {', '.join(gpus)}" if gpus else f"CPU, {self.slots[0].threads} thread(s) each"
+        used = [gpu for slot in self.slots for gpu in slot.gpus]
+        on = f"GPU {', '.join(sorted(set(used)))}" if used else f"CPU, {self.slots[0].threads} thread(s) each"
         self.table.say(f"Sweep      {sweep.folder}: {searched}{f', {done} done' if trials else ''}")
         self.table.say(f"Workers    {len(self.slots)} on {platform.node()}: {on}")
-        notes = [note_on_slots(self.slots, sweep.config.trainer.devices)]
-        if self.store.was_torn:
-            notes.append("the journal's last line was torn and is cut; a copy is in journal.torn")
+        if len(used) > len(set(used)):
+            self.table.say("Note: several workers share a GPU, which needs memory for all of them at once")
+        if (sweep.folder / "journal.torn").exists():
+            self.table.say("Note: the journal's last line was torn and is cut; a copy is in journal.torn")
         if not locked:
-            notes.append(
-                "this file system has no locks. Run this sweep by one command at a time, and after a kill wait a "
+            self.table.say(
+                "Note: this file system has no locks. Run this sweep by one command at a time, and after a kill wait a "
                 "minute before you continue it"
             )
         if sweep.config.trials and sweep.trials < sweep.config.trials:
-            notes.append(f"the grid has {sweep.trials} points, so there are no more trials than that")
-        for note in filter(None, notes):
-            self.table.say(f"Note: {note}")
+            self.table.say(f"Note: the grid has {sweep.trials} points, so there are no more trials than that")
 
     def fill_slots(self) -> bool:
         """Give trials to idle slots; return whether there is, or may yet be, something to do."""
-        for slot in self.slots:
-            if slot.number not in self.runners:
-                taken = self.take_trial()
+        for number, slot in enumerate(self.slots):
+            if number not in self.runners:
+                taken, may_come = self.take_trial()
                 if taken is None:
-                    return bool(self.runners) or self.may_be_left()
-                self.waiting_since = None
+                    return may_come
+                self.busy_at = time.monotonic()  # when a trial last ran here
                 trial, right = taken
                 runner = TrialRunner(self.sweep, self.store, trial, claim=right, slot=slot, pruning=self.pruning)
-                self.runners[slot.number] = runner
-                runner.begin(self.store.trials)
-                self.free_slot_if_over(slot.number)
+                self.runners[number] = runner
         return True
 
-    def take_trial(self) -> tuple[Trial, Claim] | None:
-        """Claim a trial that nobody runs: one whose worker is gone, or a new one."""
-        sweep = self.sweep
+    def take_trial(self) -> tuple[tuple[Trial, Claim] | None, bool]:
+        """Claim a trial that nobody runs: one whose worker is gone, or a new one.
+
+        Returns:
+            The trial and the claim, or None, and whether there may be one later.
+        """
+        sweep, elsewhere = self.sweep, False
         with exclusive(sweep.folder / "sweep.lock"):
             trials = self.store.trials()
             here = {runner.trial.number for runner in self.runners.values()}
@@ -167,39 +168,26 @@ class Driver:
                 if right is not None:
                     now = self.store.trials()[trial.number]  # it may have ended between the look and the claim
                     if not is_finished(now):
-                        return now, right
+                        return (now, right), True
                     right.release()
-                elif self.is_dying(trial):
-                    return None  # to begin another one now would make the order of trials a matter of luck
-            if len(trials) >= sweep.trials:
-                return None
-            search, seed = sweep.config.search, sweep.config.sweep.seed
-            trial = self.store.begin(propose(sweep.space, search, seed=seed, number=len(trials), trials=trials))
-            right = claim(sweep.lock_of(trial.number))
-            assert right is not None, "a new trial is nobody's"
-            return trial, right
+                    continue
+                machine, process = owner(sweep.lock_of(trial.number))
+                if machine == platform.node() and not is_alive(process):
+                    # The training of a driver that was killed, and which is about to end. To begin another trial now
+                    # would make the order of trials a matter of luck.
+                    return None, True
+                elsewhere |= machine not in ("", platform.node())
+            if len(trials) < sweep.trials:
+                search, seed = sweep.config.search, sweep.config.sweep.seed
+                trial = self.store.begin(propose(sweep.space, search, seed=seed, number=len(trials), trials=trials))
+                right = claim(sweep.lock_of(trial.number))
+                assert right is not None, "a new trial is nobody's"
+                return (trial, right), True
+        # The worker on another machine may be gone: then its trial is left to us.
+        return None, elsewhere and time.monotonic() < self.busy_at + STALE_SECONDS + 10
 
-    def is_dying(self, trial: Trial) -> bool:
-        """Return whether a trial is held by a training whose driver was killed, and which is about to end."""
-        machine, process = owner(self.sweep.lock_of(trial.number))
-        return machine == platform.node() and not is_alive(process)
-
-    def may_be_left(self) -> bool:
-        """Return whether another worker's trial may yet be left to us: its driver is gone, or may be."""
-        running = [trial for trial in self.store.trials() if not is_finished(trial)]
-        if any(map(self.is_dying, running)):
-            return True
-        if {owner(self.sweep.lock_of(trial.number))[0] for trial in running} <= {"", platform.node()}:
-            return False
-        self.waiting_since = self.waiting_since or time.monotonic()
-        return time.monotonic() < self.waiting_since + STALE_SECONDS + 10
-
-    def free_slot_if_over(self, number: int) -> None:
-        """Free the slot of a trial that has ended, and publish its result."""
-        runner = self.runners[number]
-        if not runner.over:
-            return
-        del self.runners[number]
+    def publish(self, runner: TrialRunner) -> None:
+        """Tell of a trial's result, if it has one, and bring the files up to date."""
         trial, facts = runner.trial, runner.trial.user_attrs
         if not is_finished(trial):
             return
@@ -210,8 +198,7 @@ class Driver:
         if "same_as" not in facts:
             self.failures = self.failures + 1 if trial.state == FAILED else 0
         limit = self.sweep.config.sweep.max_failures
-        if limit and self.failures >= limit and not self.ended:
-            self.ended = True
+        if limit and self.failures >= limit and not self.too_many:
             self.too_many = (
                 f"{self.failures} trials in a row failed, so no more are begun (sweep.max_failures={limit}). The last: "
                 f"{facts['cause']}. All of its output: {runner.output}. Remove the cause, then the same command goes "
@@ -238,15 +225,15 @@ class Driver:
         """Print the final table and how the sweep ended; return the exit code."""
         self.write_files()
         self.draw_page()
-        trials, folder, signalled = self.store.trials(), self.sweep.folder, self.signals.received
+        trials, folder = self.store.trials(), self.sweep.folder
         self.table.close(trials)
         best = best_trial(trials)
         if best is not None:
             print(f"Best       trial {best.number}; train it again: cat {folder / 'best' / 'command.txt'}")
         print(f"Results    {folder / 'sweep.html'}   {folder / 'leaderboard.csv'}   {folder / 'summary.json'}")
-        if signalled is not None:
+        if self.signals.received is not None:
             print("Stopped, each trial with a checkpoint. The same command continues the sweep.")
-            if signalled == getattr(signal, "SIGUSR1", None):
+            if self.signals.received == getattr(signal, "SIGUSR1", None):
                 requeue_slurm_job(print)
             return STOPPED
         elsewhere = len(trials) - sum(map(is_finished, trials))

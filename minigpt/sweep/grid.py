@@ -9,15 +9,16 @@ import io
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from minigpt.config.compose import compose
 from minigpt.config.grid import FLAGS, Job, expand
 from minigpt.config.roles import default_run_dir
-from minigpt.faults import MEANINGS, STOPPED, UserFault
+from minigpt.faults import FINISHED, INTERRUPTED, MEANINGS, STOPPED, UserFault
 from minigpt.process.output import lasting_output
-from minigpt.process.signals import SIGNALS
+from minigpt.process.signals import Signals
+from minigpt.report.record import best_row
 from minigpt.rundir.rows import read_rows
 from minigpt.sweep.process import TrainingProcess
 
@@ -44,28 +45,28 @@ def run_grid(arguments: list[str], command: Sequence[str], *, say: Callable[[str
     Raises:
         UserFault: a fault in any job, or a grid that is not for -m; nothing has been started.
     """
-    jobs, axes = expand(arguments)
-    names = [" ".join(each for each in job if each.partition("=")[0].lstrip("+") in axes) for job in jobs]
-    folders = run_dirs(jobs, names)
-    width = max(len(str(folder)) for folder in folders)
+    jobs = expand(arguments)
+    folders = run_dirs(jobs)
     codes: list[int | None] = []
-    with lasting_output(), noted_signals() as received:
-        for number, (job, name) in enumerate(zip(jobs, names, strict=True), 1):
-            if not received:
+    with lasting_output(), Signals() as signals:
+        signals.noted_only = signals.quiet = True  # the training says that it stops
+        for number, (job, name) in enumerate(jobs, 1):
+            if signals.received is None:
                 say(f"=== Job {number} of {len(jobs)}: {name or 'as given'}")
-            codes.append(None if received else run_job([*command, *job], received))
+            codes.append(run_job([*command, *job], signals) if signals.received is None else None)
         say("")
-        for number, (code, folder, name) in enumerate(zip(codes, folders, names, strict=True), 1):
-            loss = best_loss(folder)
-            text = "" if loss is None else f"val/loss {loss:.4f}"
-            say(f"{number:>4}  {outcome(code):<38}{text:<18}{folder!s:<{width}}  {name}".rstrip())
+        width = max(len(str(folder)) for folder in folders)
+        for number, (code, folder, (_, name)) in enumerate(zip(codes, folders, jobs, strict=True), 1):
+            best = best_row(read_rows(folder / "metrics.jsonl"))
+            loss = f"val/loss {best['val/loss']:.4f}" if best else ""
+            say(f"{number:>4}  {outcome(code):<38}{loss:<18}{folder!s:<{width}}  {name}".rstrip())
         if None in codes or STOPPED in codes:
             say("The same command goes on with what is left.")
     failed = next((code for code in codes if code), 0)
     return 128 - failed if failed < 0 else failed or (STOPPED if None in codes else 0)
 
 
-def run_dirs(jobs: Sequence[Job], names: Sequence[str]) -> list[Path]:
+def run_dirs(jobs: Sequence[tuple[Job, str]]) -> list[Path]:
     """Return the run directory of each job.
 
     Raises:
@@ -74,49 +75,34 @@ def run_dirs(jobs: Sequence[Job], names: Sequence[str]) -> list[Path]:
     if "RANK" in os.environ:
         raise UserFault("-m starts one training after the other by itself. Start it without torchrun")
     folders: dict[Path, str] = {}
-    faults: dict[str, None] = {}
-    for job, name in zip(jobs, names, strict=True):
+    faults: list[str] = []
+    for job, name in jobs:
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # a note is given when the job begins
                 config = compose("train", job)
         except UserFault as fault:
-            faults |= dict.fromkeys(fault.faults)
+            faults += fault.faults
             continue
         folder = Path(os.path.expanduser(config.run.dir or default_run_dir(config)))
         if folder in folders:
-            faults[
-                f"-m: two jobs would have the same run directory, {folder} ({folders[folder]}, and {name}). Leave out "
-                "run.dir and values that are there twice; what changes no weights, like trainer.threads, names no run: "
-                "train it one by one, each with a run.dir"
-            ] = None
+            faults.append(
+                f"-m: {folders[folder]} and {name} would have the same run directory, {folder}. Leave out run.dir, "
+                "values that are there twice, and what changes no weights, like trainer.threads"
+            )
         folders[folder] = name
     if faults:
-        raise UserFault(*faults)
+        raise UserFault(*dict.fromkeys(faults))
     return list(folders)
 
 
-def run_job(command: Sequence[str], received: list[int]) -> int:
-    """Run a training to its end, passing each signal that we receive on to it once; return its exit code."""
-    process, sent = TrainingProcess(command), 0
-    while (code := process.poll()) is None:
-        for number in received[sent:]:
-            sent += 1
-            process.send(number)
+def run_job(command: Sequence[str], signals: Signals) -> int:
+    """Run a training to its end, passing a signal that we receive on to it; return its exit code."""
+    training = TrainingProcess(command)
+    while (code := training.poll()) is None:
+        if signals.received is not None:
+            training.stop(signals.received)
         time.sleep(POLL_SECONDS)
-    return STOPPED if code < 0 and received else code  # it had no handler yet
-
-
-@contextlib.contextmanager
-def noted_signals() -> Iterator[list[int]]:
-    """Yield a list that receives the signals that come inside a `with` block."""
-    received: list[int] = []
-    numbers = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
-    before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in numbers}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return STOPPED if code < 0 and signals.received is not None else code  # it had no handler yet
 
 
 def outcome(code: int | None) -> str:
@@ -125,11 +111,5 @@ def outcome(code: int | None) -> str:
         return "not begun"
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"
-    meaning = MEANINGS.get(code, f"exit code {code}").partition(",")[0]
-    return meaning if code in (0, STOPPED) or meaning.startswith("stopped") else f"failed ({meaning})"
-
-
-def best_loss(run: Path) -> float | None:
-    """Return the lowest val/loss in a run's metrics.jsonl."""
-    losses = (row.get("val/loss") for row in read_rows(run / "metrics.jsonl"))
-    return min((loss for loss in losses if isinstance(loss, float)), default=None)
+    meaning = MEANINGS.get(code, f"exit code {code}")
+    return meaning if code in (FINISHED, STOPPED, INTERRUPTED) else f"failed ({meaning})"

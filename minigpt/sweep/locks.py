@@ -48,23 +48,21 @@ def claim(path: Path) -> Claim | None:
     """Take a trial; return None if somebody has it: here, or on another machine that has been heard of lately."""
     path.parent.mkdir(exist_ok=True)
     file = open(path, "a+")  # noqa: SIM115 - stays open: closing it frees the lock
-    with contextlib.ExitStack() as undo:
-        undo.callback(file.close)
-        try:
-            locked = lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return None
-        machine, process = owner(path)
-        if machine == platform.node():
-            taken = not locked and process != os.getpid() and is_alive(process)
-        else:  # not every shared file system passes locks on to other machines
-            taken = machine != "" and _age(path) < STALE_SECONDS
-        if taken:
-            return None
-        file.truncate(0)
-        file.write(f"{platform.node()} {os.getpid()}")
-        file.flush()
-        undo.pop_all()
+    try:
+        locked = lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    machine, process = owner(path)
+    taken = machine != "" and _age(path) < STALE_SECONDS  # not every shared file system passes locks on
+    if machine == platform.node():
+        taken = not locked and process != os.getpid() and is_alive(process)
+    if taken:
+        file.close()
+        return None
+    file.truncate(0)
+    file.write(f"{platform.node()} {os.getpid()}")
+    file.flush()
     return Claim(file)
 
 

@@ -1,17 +1,55 @@
-"""One training process, as a sweep and `train -m` see it: its exit code, its output, and metrics.jsonl."""
+"""One training process, as a sweep and `train -m` see it: its devices, exit code, output, and metrics.jsonl."""
 
 import contextlib
 import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minigpt.config.schema import TrainerConfig
+from minigpt.faults import LAUNCHED
+from minigpt.machine.cores import usable_cores
 from minigpt.process.signals import LIFELINE
 from minigpt.rundir.rows import parse_row
 
-NOT_OURS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # of a torchrun around the sweep
+
+@dataclass(frozen=True)
+class Slot:
+    """One worker's share of the machine."""
+
+    gpus: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them; empty: none
+    threads: int  # CPU threads of each process of a trial
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that show a trial its GPUs."""
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
+
+
+def make_slots(workers: int, trainer: TrainerConfig) -> list[Slot]:
+    """Divide the machine's devices and cores into equal shares."""
+    gpus = [] if trainer.device in ("cpu", "mps") else find_gpus()
+    devices, slots = trainer.devices, []
+    threads = max(1, usable_cores() // (workers * (1 if gpus else devices)))
+    for number in range(workers):
+        places = range(number * devices, (number + 1) * devices) if gpus else ()
+        slots.append(Slot(tuple(dict.fromkeys(gpus[place % len(gpus)] for place in places)), threads))
+    return slots
+
+
+def find_gpus() -> list[str]:
+    """Return the names of the NVIDIA GPUs that this process may use, without loading torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [str(place) for place, _ in enumerate(line for line in listed.splitlines() if line.startswith("GPU "))]
 
 
 class TrainingProcess:
@@ -33,7 +71,8 @@ class TrainingProcess:
         lock: int | None = None,
     ):
         self.output = output
-        variables = {name: value for name, value in os.environ.items() if name not in NOT_OURS}
+        self.asked = False
+        variables = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
         with open(output or os.devnull, "ab") as stream:
             self.began_at = stream.tell()  # where in the file this process's output begins
             self.process = subprocess.Popen(
@@ -46,9 +85,11 @@ class TrainingProcess:
                 pass_fds=() if lock is None else (lock,),
             )
 
-    def send(self, number: int) -> None:
-        """Send a signal to the training."""
-        self.process.send_signal(number)
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Ask the training, once, to stop with a checkpoint."""
+        if not self.asked:
+            self.process.send_signal(number)
+        self.asked = True
 
     def kill(self) -> None:
         """Kill the training and all it started."""
@@ -70,10 +111,7 @@ class TrainingProcess:
         """Return the last lines of its output that are not empty."""
         assert self.output is not None
         try:
-            with open(self.output, "rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(self.began_at, size - 64 * 1024))
-                text = file.read().decode(errors="replace")
+            text = self.output.read_bytes()[self.began_at :].decode(errors="replace")
         except OSError:
             return []
         return [line.rstrip()[:500] for line in text.splitlines() if line.strip()][-lines:]

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.config.compose import compose, to_yaml
+from minigpt.config.convert import as_typed
 from minigpt.faults import StorageFailure
 from minigpt.invocation import command_line, typed
 from minigpt.redact import redact, redact_arguments, redact_values
 from minigpt.report.record import read_text
 from minigpt.rundir.files import write_file
-from minigpt.sweep.settings import Sweep, as_typed, overrides
+from minigpt.sweep.settings import Sweep, overrides
 from minigpt.sweep.trial_store import COMPLETE, Trial, best_trial, ranked, standard_error, state_of
 
 SLURM_SCRIPT = """\

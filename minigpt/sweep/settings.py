@@ -1,12 +1,10 @@
 """A sweep as its command line describes it, checked. Nothing is written before all of it is right."""
 
 import contextlib
-import copy
 import functools
-import hashlib
+import glob
 import importlib.util
 import io
-import json
 import math
 import os
 import shlex
@@ -18,13 +16,14 @@ from typing import Any
 
 from minigpt.config.check import find_faults
 from minigpt.config.compose import compose, find_groups, train_arguments
-from minigpt.config.convert import from_dict, settings, to_dict
-from minigpt.config.roles import NAMED, Change, config_hash, differences, old_config_hash
+from minigpt.config.convert import as_typed, from_dict, settings, values
+from minigpt.config.roles import NAMED, Change, config_hash, differences
 from minigpt.config.schema import SweepConfig, TrainConfig
 from minigpt.faults import UserFault
 from minigpt.invocation import typed
 from minigpt.redact import redact_arguments
-from minigpt.sweep.slots import Slot
+from minigpt.report.record import read_mapping
+from minigpt.sweep.process import Slot
 
 TRIALS = 20  # unless said otherwise
 MAX_SHOWN = 5  # impossible points are named
@@ -59,11 +58,7 @@ class Sweep:
 
     def steps_of(self, params: Mapping[str, Any]) -> int | None:
         """Return the optimizer steps of a whole run with these settings; None when only time limits it."""
-        now: dict[str, Any] = {
-            "trainer.max_tokens": self.config.trainer.max_tokens,
-            "trainer.max_steps": self.config.trainer.max_steps,
-        }
-        now = {**now, "batch_tokens": self.config.batch_tokens, **params}
+        now = {**values(self.config), **params}
         tokens = now["trainer.max_tokens"]
         return now["trainer.max_steps"] if tokens is None else math.ceil(tokens / now["batch_tokens"])
 
@@ -74,8 +69,8 @@ class Sweep:
 
     def peak_is_reached(self, params: Mapping[str, Any]) -> bool:
         """Return whether a trial's warm-up ends before its run, as far as single settings say."""
-        steps, warmup = self.steps_of(params), self.config.schedule.warmup_steps
-        return steps is None or params.get("schedule.warmup_steps", warmup) <= steps
+        steps = self.steps_of(params)
+        return steps is None or params.get("schedule.warmup_steps", self.config.schedule.warmup_steps) <= steps
 
     def run_dir(self, number: int, place: int) -> Path:
         """Return the run directory of a trial's seed at this place (0, 1, ...)."""
@@ -102,11 +97,6 @@ def overrides(point: Mapping[str, Any]) -> list[str]:
     return [f"{key}={as_typed(value)}" for key, value in point.items()]
 
 
-def as_typed(value: Any) -> str:
-    """Return a value as it is typed on a command line."""
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
-
-
 def read_sweep(arguments: list[str], train: list[str]) -> Sweep:
     """Return the sweep that a command line describes.
 
@@ -121,20 +111,20 @@ def read_sweep(arguments: list[str], train: list[str]) -> Sweep:
     config = compose("sweep", arguments)
     if importlib.util.find_spec("optuna") is None:
         raise UserFault(
-            f"Sweeps need the Python package 'optuna', which {sys.executable} lacks. Type: "
-            f"{sys.executable} -m pip install 'optuna>=4.9,<6'   (`make setup` brings it, too)"
+            f"Sweeps need the Python package 'optuna'. Type: {sys.executable} -m pip install 'optuna>=4.9,<6'"
         )
-    from minigpt.sweep.space import grid_size, read_space
+    from minigpt.sweep.search import grid_size, read_space
 
     theirs = train_arguments("sweep", arguments)
     space, faults = read_space(config.search.space, find_groups(TrainConfig), config.search.sampler)
-    faults = faults or _unfit_search(config, space) + _impossible_points(space, theirs, config)
+    faults = faults or _unfit_search(config, space) + _impossible_points(space, theirs, config.search.sampler)
     if faults:
         raise UserFault(*dict.fromkeys(faults))
     search = ["own", *(each.partition("=")[2] for each in arguments if each.startswith("search="))][-1]
-    folder = os.path.expanduser(config.sweep.dir or _default_folder(config, search.replace("/", "-")))
-    size = grid_size(space) if config.search.sampler == "grid" else None
-    trials = min(config.trials or size, size) if size else config.trials or TRIALS
+    folder = os.path.expanduser(config.sweep.dir or _default_folder(config, search))
+    trials = config.trials or TRIALS
+    if config.search.sampler == "grid":
+        trials = min(config.trials or sys.maxsize, grid_size(space))
     return Sweep(config, arguments, theirs, space, trials=trials, folder=Path(folder), train=train)
 
 
@@ -145,32 +135,28 @@ def changed_settings(saved: Mapping[str, Any], config: SweepConfig) -> list[Chan
         saved: flat, as an older version wrote it, too: that had a line `search.space KEY` for each searched setting.
         config: to compare it with.
     """
-    parts = {key: words for key, words in saved.items() if key.startswith("search.space ")}
-    flat = {key: value for key, value in saved.items() if key not in parts}
+    start = "search.space "
+    flat = {key: value for key, value in saved.items() if not key.startswith(start)}
+    parts = {key.removeprefix(start): words for key, words in saved.items() if key.startswith(start)}
     if parts:
-        flat["search.space"] = {key.partition(" ")[2]: words for key, words in parts.items()}
+        flat["search.space"] = parts
     return [change for change in differences(flat, config) if change.role in NAMED]
 
 
 def _default_folder(config: SweepConfig, search: str) -> str:
-    """Return sweeps/<experiment>-<search>-<hash>: the same command finds the sweep it began, under an old name too."""
-    start = f"sweeps/{config.experiment.replace('/', '-')}-{search}-"
-    plain = to_dict(config)
-    base = old_config_hash(from_dict(TrainConfig, {key: plain[key] for key in to_dict(TrainConfig())}))
-    words = {f"search.{key}": value for key, value in plain["search"].items() if key != "space"}
-    words |= {f"search.space {key}": value for key, value in config.search.space.items()}
-    words |= {"sweep.metric": config.sweep.metric, "sweep.seed": config.sweep.seed}
-    old = hashlib.sha256(json.dumps([base, config.seeds, words], sort_keys=True).encode()).hexdigest()[:8]
-    return start + (old if os.path.isdir(start + old) else config_hash(config))
+    """Return sweeps/<experiment>-<search>-<hash>: the same command finds the sweep it began, under an old hash too."""
+    start = "-".join(name.replace("/", "-") for name in (config.experiment, search))
+    for file in sorted(Path("sweeps").glob(f"{glob.escape(start)}-????????/sweep.yaml")):
+        if not changed_settings(read_mapping(file), config):
+            return str(file.parent)
+    return f"sweeps/{start}-{config_hash(config)}"
 
 
 def _unfit_search(config: SweepConfig, space: Mapping[str, Any]) -> list[str]:
     """Return what of a search does not fit the settings that it is made on."""
     pruner, trainer, faults = config.search.pruner, config.trainer, []
     if config.run.dir is not None:
-        faults.append(
-            "run.dir is given by the sweep, one to each trial. Leave it out; sweep.dir=DIR names the sweep's."
-        )
+        faults.append("The sweep gives each trial its run.dir. Leave it out; sweep.dir=DIR names the sweep's.")
     if config.seeds > 1 and "seed" in space:
         faults.append(f"seeds={config.seeds} and search.space seed: the seed can't be both. Leave out one of them.")
     if config.sweep.metric == "val/loss" and any(key.partition(".")[0] == "tokenizer" for key in space):
@@ -185,29 +171,23 @@ def _unfit_search(config: SweepConfig, space: Mapping[str, Any]) -> list[str]:
     return faults
 
 
-def _impossible_points(space: dict[str, Any], arguments: list[str], config: SweepConfig) -> list[str]:
+def _impossible_points(space: dict[str, Any], arguments: list[str], sampler: str) -> list[str]:
     """Return the points of the space that `train` would refuse, a sentence each."""
-    from minigpt.sweep.space import points_to_check
+    from minigpt.sweep.search import points_to_check
 
     known = settings(TrainConfig).keys() - {"experiment"}  # a group's choice changes many settings: compose it
-    bases: dict[tuple[str, ...], TrainConfig | None] = {(): config}
-    faults: dict[str, Mapping[str, Any]] = {}
-    for point in points_to_check(space, config.search.sampler):
+    composed = functools.cache(lambda chosen: values(compose("train", [*arguments, *chosen])))
+    faults: dict[str, str] = {}
+    for point in points_to_check(space, sampler):
+        alone = {key: value for key, value in point.items() if key in known}
         chosen = tuple(overrides({key: value for key, value in point.items() if key not in known}))
-        if chosen not in bases:
-            bases[chosen] = None
-            try:
-                with contextlib.redirect_stderr(io.StringIO()):  # notes on settings
-                    bases[chosen] = compose("train", [*arguments, *chosen])
-            except UserFault as fault:
-                faults |= {sentence: point for sentence in fault.faults if sentence not in faults}
-        tried = copy.deepcopy(bases[chosen])
-        if tried is not None:
-            for key in known & point.keys():
-                *way, last = key.split(".")
-                setattr(functools.reduce(getattr, way, tried), last, point[key])
-            for broken in find_faults(tried):
-                faults.setdefault(broken.sentence, point)
-    found = [f"At {', '.join(overrides(point))}: {sentence}" for sentence, point in faults.items()]
-    more = [f"... and {len(found) - MAX_SHOWN} more points of the search are impossible."]
-    return found[:MAX_SHOWN] + (more if len(found) > MAX_SHOWN else [])
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):  # notes on settings
+                config = from_dict(TrainConfig, composed(chosen) | alone)
+            sentences = [fault.sentence for fault in find_faults(config)]
+        except UserFault as fault:
+            sentences = list(fault.faults)
+        for sentence in sentences:
+            faults.setdefault(sentence, f"At {', '.join(overrides(point))}: {sentence}")
+    more = [f"... and {len(faults) - MAX_SHOWN} more points of the search are impossible."]
+    return list(faults.values())[:MAX_SHOWN] + (more if len(faults) > MAX_SHOWN else [])

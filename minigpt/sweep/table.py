@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from minigpt.config.convert import as_typed
 from minigpt.report.record import number
 from minigpt.report.words import duration, short_number
 from minigpt.sweep.locks import is_alive, owner
-from minigpt.sweep.settings import Sweep, as_typed, overrides
+from minigpt.sweep.settings import Sweep, overrides
 from minigpt.sweep.trial_runner import TrialRunner
 from minigpt.sweep.trial_store import COMPLETE, FAILED, PRUNED, Trial, is_finished, ranked, standard_error, state_of
 

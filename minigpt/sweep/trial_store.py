@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import optuna
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial as Trial
@@ -24,7 +25,10 @@ from minigpt.faults import UserFault
 from minigpt.redact import redact
 from minigpt.rundir.files import lock
 from minigpt.rundir.rows import parse_row
-from minigpt.sweep.space import Point, Space
+
+Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
+Space = dict[str, Distribution]  # searched setting -> its values
+Point = dict[str, Any]  # searched setting -> value
 
 COMPLETE, PRUNED, FAILED = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL
 ORDER = (COMPLETE, PRUNED, TrialState.RUNNING, TrialState.WAITING, FAILED)
@@ -53,23 +57,16 @@ class JournalLock:
         self.file.close()
 
 
-def cut_torn_line(journal: Path) -> int:
-    """Cut off what a kill or a full disk left of a journal's last line, and keep a copy of the file beside it.
-
-    Returns:
-        The number of bytes that were cut.
-    """
+def cut_torn_line(journal: Path) -> None:
+    """Cut off what a kill or a full disk left of a journal's last line, and keep a copy of the file beside it."""
     with open(journal, "ab+") as file:
-        size = file.tell()
-        file.seek(max(0, size - 1))
+        file.seek(max(0, file.tell() - 1))
         if file.read() in (b"\n", b""):
-            return 0
-        file.seek(0)
-        whole = file.read().rfind(b"\n") + 1
+            return
         shutil.copyfile(journal, journal.with_suffix(".torn"))
-        file.truncate(whole)
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
         os.fsync(file.fileno())
-        return size - whole
 
 
 class TrialStore:
@@ -88,7 +85,6 @@ class TrialStore:
 
     def __init__(self, folder: Path, name: str, space: Space, url: str | None = None):
         self.space = space
-        self.was_torn = False
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         self.storage: BaseStorage = self._open_journal(folder / "journal.jsonl") if url is None else open_database(url)
@@ -100,7 +96,6 @@ class TrialStore:
         try:
             journal_lock.acquire()
             journal_lock.release()
-            self.was_torn = journal.with_suffix(".torn").exists()
             return JournalStorage(JournalFileBackend(str(journal), lock_obj=journal_lock))  # type: ignore[arg-type]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             lines = enumerate(journal.read_bytes().split(b"\n"), start=1)
@@ -125,15 +120,12 @@ class TrialStore:
         self.storage.set_trial_intermediate_value(self._id(trial), tokens, value)
         return self.storage.get_trial(self._id(trial))
 
-    def note(self, trial: Trial, **facts: Any) -> Trial:
-        """Store facts about a trial; return it as it is now."""
+    def note(self, trial: Trial, state: TrialState | None = None, value: float | None = None, **facts: Any) -> Trial:
+        """Store facts about a trial, then its result if there is one, which is final; return the trial as it is now."""
         for name, fact in facts.items():
             self.storage.set_trial_user_attr(self._id(trial), name, fact)
-        return self.storage.get_trial(self._id(trial))
-
-    def finish(self, trial: Trial, state: TrialState, value: float | None = None) -> Trial:
-        """Store a trial's result, which does not change any more; return the trial as it is now."""
-        self.storage.set_trial_state_values(self._id(trial), state, None if value is None else [value])
+        if state is not None:
+            self.storage.set_trial_state_values(self._id(trial), state, None if value is None else [value])
         return self.storage.get_trial(self._id(trial))
 
     def _id(self, trial: Trial) -> int:

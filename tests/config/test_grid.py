@@ -7,13 +7,11 @@ from minigpt.faults import UserFault
 
 
 def test_the_last_list_changes_fastest_and_single_values_stay_as_typed():
-    jobs, axes = expand(["-m", "model=gpt2,gpt-nano", "trainer.max_steps=5", "seed=range(1,4)"])
-    assert jobs == [
-        [f"model={model}", "trainer.max_steps=5", f"seed={seed}"]
+    assert expand(["-m", "model=gpt2,gpt-nano", "trainer.max_steps=5", "seed=range(1,4)"]) == [
+        ([f"model={model}", "trainer.max_steps=5", f"seed={seed}"], f"model={model} seed={seed}")
         for model in ("gpt2", "gpt-nano")
         for seed in (1, 2, 3)
     ]
-    assert axes == {"model": ["gpt2", "gpt-nano"], "seed": [1, 2, 3]}
 
 
 @pytest.mark.parametrize(
@@ -28,14 +26,14 @@ def test_the_last_list_changes_fastest_and_single_values_stay_as_typed():
     ],
 )
 def test_each_kind_of_value(argument, texts):
-    assert expand(["--multirun", argument])[0] == [[text] for text in texts]
+    assert expand(["--multirun", argument]) == [([text], text) for text in texts]
 
 
 @pytest.mark.parametrize(
     "argument", ["samples.prompt=one, two", "data.source=a,b", "seed=", "seed=1,", "--config-dir=a,b", "x y=1", "seed"]
 )
 def test_what_lists_nothing_stays_as_it_is(argument):
-    assert expand(["-m", argument]) == ([[argument]], {})
+    assert expand(["-m", argument]) == [([argument], "")]
 
 
 @pytest.mark.parametrize("argument", ["seed=interval(1,5)", "model=glob(*)"])

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from minigpt.faults import STOPPED, UserFault
-from minigpt.sweep import grid
 from minigpt.sweep.grid import run_grid, wants_grid
 
 ROOT = Path(__file__).parents[2]
@@ -143,12 +142,14 @@ def test_only_a_command_with_the_flag_is_a_grid():
     assert not wants_grid(["-m", "seed=1", "--cfg=job"])
 
 
-def test_the_best_validation_is_shown(tmp_path):
-    assert grid.best_loss(tmp_path) is None
-    (tmp_path / "metrics.jsonl").write_text(
+def test_the_best_validation_is_shown(stub, tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "metrics.jsonl").write_text(
         '{"val/loss": 2.5}\n{"val/loss": 2.25}\n{"val/loss": null}\n{"step": 4}\n{"val'
     )
-    assert grid.best_loss(tmp_path) == 2.25
+    said = stub("seed=1", "run.dir=here")[1]
+    assert "val/loss 2.2500" in said[-1]
+    assert "val/loss" not in stub("seed=1", "run.dir=there")[1][-1]
 
 
 def test_train_py_trains_a_grid(tmp_path):

@@ -15,9 +15,9 @@ from optuna.distributions import CategoricalDistribution
 
 from minigpt.config.compose import compose
 from minigpt.config.convert import to_dict
-from minigpt.sweep.choosing import propose
 from minigpt.sweep.page import page
 from minigpt.sweep.results import leaderboard, write_results
+from minigpt.sweep.search import propose
 from minigpt.sweep.settings import read_sweep
 from minigpt.sweep.table import Table
 from minigpt.sweep.trial_runner import TrialRunner

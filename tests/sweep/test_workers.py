@@ -12,9 +12,10 @@ import pytest
 
 from minigpt.config.schema import TrainConfig, TrainerConfig
 from minigpt.invocation import command_line
-from minigpt.sweep import locks, slots
+from minigpt.sweep import driver, locks, process
 from minigpt.sweep.locks import claim, owner
-from minigpt.sweep.slots import make_slots, note_on_slots
+from minigpt.sweep.process import Slot, make_slots
+from minigpt.sweep.trial_store import TrialStore
 
 from .conftest import HERE, LR, made_trial, wait_until
 
@@ -66,6 +67,21 @@ def test_another_machine_keeps_its_trial_while_it_is_heard_of(tmp_path):
     assert path.stat().st_mtime > long_ago + 60
 
 
+def test_the_trial_of_a_machine_that_went_down_is_taken_over(sweep, tmp_path, monkeypatch):
+    """Whoever has nothing else to do waits until it is sure that nobody runs the trial."""
+    for module in (locks, driver):
+        monkeypatch.setattr(module, "STALE_SECONDS", 2.0)
+    two = sweep(tmp_path / "one", LR, "search.sampler=random", "trials=2")
+    plan = two.plan()
+    (plan.folder / "trials").mkdir(parents=True)
+    TrialStore(plan.folder, plan.name, plan.space).begin({"optimizer.lr": 0.01})
+    plan.lock_of(0).parent.mkdir()
+    plan.lock_of(0).write_text("elsewhere 17")
+    two()
+    assert two.states() == ["complete"] * 2
+    assert two.log() == ["start 0001", "end 0001", "start 0000", "end 0000"]
+
+
 def config(devices: int = 1, device: str = "auto") -> TrainConfig:
     return TrainConfig(trainer=TrainerConfig(devices=devices, device=device, strategy="ddp"))
 
@@ -76,26 +92,32 @@ def test_slots_share_the_gpus(monkeypatch):
     assert [slot.gpus for slot in make_slots(2, config(devices=2).trainer)] == [("3", "5"), ("6", "7")]
     assert make_slots(1, config().trainer)[0].environment == {"CUDA_VISIBLE_DEVICES": "3"}
     assert [slot.gpus for slot in make_slots(2, config(device="cpu").trainer)] == [(), ()]
-    assert "share 4 GPU(s)" in note_on_slots(make_slots(5, config().trainer), 1)
-    assert note_on_slots(make_slots(4, config().trainer), 1) == ""
+
+
+def test_workers_that_share_a_gpu_are_told_so(sweep, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    two = sweep(tmp_path / "one", LR, "search.sampler=random", "trials=1", "trainer.device=auto")
+    two("workers=2")
+    assert "share a GPU" not in capsys.readouterr().out
+    two("workers=3")
+    assert "several workers share a GPU" in capsys.readouterr().out
 
 
 def test_slots_share_the_cores(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(slots, "usable_cores", lambda: 8)
+    monkeypatch.setattr(process, "usable_cores", lambda: 8)
     assert [slot.threads for slot in make_slots(2, config().trainer)] == [4, 4]
     assert make_slots(2, config(devices=2).trainer)[0].threads == 2
     assert make_slots(1, config().trainer)[0].environment == {}
-    assert "9 on 8 CPU core(s)" in note_on_slots(make_slots(9, config().trainer), 1)
 
 
 def test_each_trial_gets_its_slots_threads(sweep, tmp_path):
     plan = sweep(tmp_path / "one", LR).plan("workers=2")
     trial = made_trial(3, {"optimizer.lr": 0.5})
-    command = plan.command(trial, 0, slots.Slot(0, (), 3))
+    command = plan.command(trial, 0, Slot((), 3))
     assert command[-3:] == ["optimizer.lr=0.5", f"run.dir={plan.folder}/trials/0003", "trainer.threads=3"]
     chosen = sweep(tmp_path / "one", LR).plan("trainer.threads=7")
-    assert chosen.command(trial, 0, slots.Slot(0, (), 3))[-1].startswith("run.dir=")
+    assert chosen.command(trial, 0, Slot((), 3))[-1].startswith("run.dir=")
 
 
 def test_the_slurm_script_is_a_worker_that_passes_signals_on(sweep, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from minigpt.config.schema import SearchConfig
-from minigpt.sweep.choosing import Pruning, marks, propose
+from minigpt.sweep.search import Pruning, marks, propose
 from minigpt.sweep.trial_store import COMPLETE, FAILED, PRUNED, Trial, best_trial, ranked, standard_error
 
 from .conftest import made_trial
