@@ -16,8 +16,8 @@ MODULES = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix("
 # Third-party package -> the only places in minigpt/ that may import it (a trailing dot means the whole room).
 HOMES = {
     "lightning": ("training.", "benchmark.steps"),
-    "hydra": ("config.groups", "config.grid"),
-    "omegaconf": ("config.groups",),
+    "hydra": ("config.files", "config.grid"),
+    "omegaconf": ("config.files",),
     "yaml": ("config.", "report.record", "rundir.run_directory", "sweep."),
     "tiktoken": ("data.tokenizers.",),
     "tokenizers": ("data.tokenizers.",),
@@ -107,7 +107,7 @@ def is_in(module: str, place: str) -> bool:
 def test_the_walk_sees_the_house():
     assert len(MODULES) > 20
     assert "minigpt.faults" in GRAPH["minigpt.config.convert"]
-    assert "hydra" in {name.partition(".")[0] for name in GRAPH["minigpt.config.groups"]}
+    assert "hydra" in {name.partition(".")[0] for name in GRAPH["minigpt.config.files"]}
 
 
 @pytest.mark.parametrize("package", HOMES)

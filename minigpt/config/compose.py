@@ -1,13 +1,12 @@
 """From a command line to a checked, typed config.
 
-The chosen YAML files are composed by Hydra (groups.py). Single settings never pass through its grammar: their text is
+The chosen YAML files are composed by Hydra (files.py). Single settings never pass through its grammar: their text is
 read by the type schema.py gives them, so commas, quotes and braces mean nothing special. Every fault of the files
 and the command line is reported at once, before torch is imported and before anything is written.
 """
 
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,8 @@ from minigpt.config.convert import (
     to_dict,
     value_from_text,
 )
-from minigpt.config.groups import compose_files, config_folder, find_groups, unfit_files
+from minigpt.config.files import compose_files, config_folder, find_groups, inherited_settings, unfit_files
 from minigpt.config.help import help_page
-from minigpt.config.inherit import inherited_settings
 from minigpt.faults import UserFault
 from minigpt.invocation import typed
 
@@ -50,19 +48,28 @@ class Request:
     choices: dict[str, str] = field(default_factory=dict)  # group -> choice
     values: dict[str, Any] = field(default_factory=dict)  # setting -> value
     faults: list[Fault] = field(default_factory=list)
-    unread: set[str] = field(default_factory=set)  # groups whose file is unknown; "experiment": it could say anything
-    config_dir: str | None = None
+    folder: Path | None = None  # --config-dir
     show: bool = False  # --cfg job
     help: bool = False
 
     def refuse(self, sentence: str, *keys: str) -> None:
-        """Note a fault."""
+        """Note a fault of some settings, or of a group whose file is unknown; "experiment": it could say anything."""
         self.faults.append(Fault(keys, sentence))
+
+    def refuse_what_is_certain(self, faults: list[Fault]) -> None:
+        """Note those faults that stand whatever becomes of the settings and files that were refused before."""
+        refused = {key for fault in self.faults for key in fault.keys}
+
+        def sources(key: str) -> set[str]:
+            return {key} if key in self.values else {key, key.partition(".")[0], "experiment"}
+
+        self.faults += [fault for fault in faults if all(refused.isdisjoint(sources(key)) for key in fault.keys)]
 
     def groups(self) -> dict[str, dict[str, Path]]:
         """The command's groups of files; none if configs/ has no file of the command's name."""
-        has_file = (config_folder() / f"{self.command}.yaml").is_file()
-        return find_groups(self.cls, self.config_dir) if has_file else {}
+        ours = config_folder()
+        folders = [ours, self.folder] if self.folder else [ours]
+        return find_groups(self.cls, *folders) if (ours / f"{self.command}.yaml").is_file() else {}
 
 
 def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
@@ -77,16 +84,17 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
         UserFault: with every fault of the command line, the files and the rules of check.py.
         SystemExit: code 0, after --help or --cfg job has printed.
     """
-    request = _read_arguments(Request(command, cls or CLASSES[command]), arguments)
+    request = Request(command, cls or CLASSES[command])
+    _read_arguments(request, arguments)
     if request.help:
         print(help_page(command, request.cls, request.groups()))
         raise SystemExit(0)
     config: Any
-    config, faults = read(request.cls, _inherit(request, _read_files(request)) | request.values)
-    faults = request.faults + [fault for fault in faults if not _touches(fault, request.faults)]
-    faults += [fault for fault in find_faults(config) if not _touches(fault, faults) and _certain(fault, request)]
-    if faults:
-        raise UserFault(*dict.fromkeys(fault.sentence for fault in faults))
+    config, wrong = read(request.cls, _inherit(request, _read_files(request)) | request.values)
+    request.refuse_what_is_certain(wrong)
+    request.refuse_what_is_certain(find_faults(config))
+    if request.faults:
+        raise UserFault(*dict.fromkeys(fault.sentence for fault in request.faults))
     if request.show:
         print(to_yaml(config), end="")
         raise SystemExit(0)
@@ -110,7 +118,7 @@ def to_yaml(config: Any) -> str:
 # --- the command line ---
 
 
-def _read_arguments(request: Request, arguments: list[str]) -> Request:
+def _read_arguments(request: Request, arguments: list[str]) -> None:
     known, groups = settings(request.cls), request.groups()
     words = next((key for key, setting in known.items() if setting.words), None)
     rest = list(arguments)
@@ -135,7 +143,6 @@ def _read_arguments(request: Request, arguments: list[str]) -> Request:
             request.refuse(_not_a_setting(request, name, follows))
         else:
             request.refuse(_unknown(request, key), key)
-    return request
 
 
 def _read_option(request: Request, name: str, text: str) -> None:
@@ -147,7 +154,7 @@ def _read_option(request: Request, name: str, text: str) -> None:
     elif not folder.is_dir() or not text or "${" in text:
         request.refuse(f"--config-dir wants a folder with group folders in it, got {text!r}.")
     else:
-        request.config_dir = str(folder.resolve())
+        request.folder = folder.resolve()
 
 
 def _read_setting(request: Request, key: str, text: str) -> None:
@@ -188,10 +195,9 @@ def _unknown(request: Request, key: str) -> str:
     for own, setting in settings(request.cls).items():
         if key in setting.aka.split():
             return f"No setting '{key}'. Here it is {own}: {setting.meaning}."
-    if not any(each.rpartition(".")[2] == key.rpartition(".")[2] for each in nearest(key, known)):
-        for other, other_class in CLASSES.items():
-            if key in settings(other_class):
-                return f"No setting '{key}' of the command {request.command}: it belongs to {other}."
+    owner = next((command for command, cls in CLASSES.items() if key in settings(cls)), None)
+    if owner and not any(each.rpartition(".")[2] == key.rpartition(".")[2] for each in known):
+        return f"No setting '{key}' of the command {request.command}: it belongs to {owner}."
     return no_setting(key, known)
 
 
@@ -203,15 +209,21 @@ def _read_files(request: Request) -> dict[str, Any]:
     groups = request.groups()
     if not groups:
         return {}
-    _refuse_unknown_choices(request, groups)
-    unfit = unfit_files(request.cls, request.config_dir) if request.config_dir else []
+    for group, choice in list(request.choices.items()):
+        if choice not in groups[group]:
+            del request.choices[group]
+            meant = [each for each in nearest(choice, groups[group]) if each]
+            hint = f" Did you mean {group}={meant[0]}?" if meant else ""
+            hint = f" {_one_value()}" if "," in choice else hint
+            request.refuse(f"No {group} {shown(choice)}.{hint} There are: {', '.join(groups[group])}.", group)
+    mapping: dict[str, Any] = {}
+    unfit = unfit_files(request.cls, request.folder) if request.folder else []
     try:
-        mapping = {} if unfit else compose_files(request.command, request.choices, request.config_dir)
+        mapping = {} if unfit else compose_files(request.command, request.choices, request.folder)
     except ValueError as error:
-        unfit, mapping = [f"The config files don't compose: {' '.join(str(error).split())[:600]}"], {}
+        unfit = [f"The config files don't compose: {' '.join(str(error).split())[:600]}"]
     for sentence in unfit:
-        request.refuse(sentence)
-        request.unread.add("experiment")
+        request.refuse(sentence, "experiment")
     if "experiment" in request.choices:
         mapping.setdefault("experiment", request.choices["experiment"])
     flat = flatten(mapping, settings(request.cls))
@@ -239,27 +251,3 @@ def _inherit(request: Request, mapping: dict[str, Any]) -> dict[str, Any]:
     if changes:
         print(f"Note: init.from={shown(source)} brings {', '.join(changes)}.", file=sys.stderr)
     return mapping | taken
-
-
-def _refuse_unknown_choices(request: Request, groups: Mapping[str, Mapping[str, Path]]) -> None:
-    for group, choice in list(request.choices.items()):
-        if choice not in groups[group]:
-            del request.choices[group]
-            request.unread.add(group)
-            meant = [each for each in nearest(choice, groups[group]) if each]
-            hint = f" Did you mean {group}={meant[0]}?" if meant else ""
-            hint = f" {_one_value()}" if "," in choice else hint
-            request.refuse(f"No {group} {shown(choice)}.{hint} There are: {', '.join(groups[group])}.")
-
-
-def _touches(fault: Fault, others: list[Fault]) -> bool:
-    """Whether a fault speaks of a setting that another fault already names."""
-    named = {key for other in others for key in other.keys}
-    return not named.isdisjoint(fault.keys)
-
-
-def _certain(fault: Fault, request: Request) -> bool:
-    """Whether a fault stands whatever the files that could not be read would have said."""
-    given = [key in request.values for key in fault.keys]
-    open_keys = [key for key in fault.keys if key.partition(".")[0] in request.unread or "experiment" in request.unread]
-    return all(given) or not open_keys

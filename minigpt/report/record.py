@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from minigpt.config.plain_yaml import plain_yaml
+from minigpt.config.files import plain_yaml
 from minigpt.faults import UserFault
 from minigpt.rundir.rows import read_rows
 

@@ -15,7 +15,7 @@ from minigpt.config import compose as compose_module
 from minigpt.config.commands import CLASSES
 from minigpt.config.compose import LITERAL, compose, train_arguments
 from minigpt.config.convert import fitted, from_dict, settings, to_dict, values
-from minigpt.config.groups import config_folder, find_groups
+from minigpt.config.files import config_folder, find_groups
 from minigpt.config.schema import SampleConfig, TrainConfig
 from minigpt.faults import UserFault
 

@@ -1,0 +1,123 @@
+"""The files that a config is made of: YAML under configs/ and in a folder of the user's, and a checkpoint's config.
+
+Hydra composes them. No resolver is ever evaluated, and nothing that a file names is called.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import minigpt
+from minigpt.config.convert import fitted, flatten, sections, settings
+
+MAX_CHARACTERS = 100_000  # of a YAML file, or of a checkpoint's config.json
+MAX_DEPTH = 20
+
+
+def config_folder() -> Path:
+    """configs/: inside the installed package, or beside it in a checkout."""
+    package = Path(minigpt.__file__).resolve().parent
+    return package / "configs" if (package / "configs").is_dir() else package.parent / "configs"
+
+
+def find_groups(cls: type, *folders: Path) -> dict[str, dict[str, Path]]:
+    """Group -> choice -> file, of some folders; without any, of ours. The first file of a name counts."""
+    found: dict[str, dict[str, Path]] = {}
+    for folder in folders or [config_folder()]:
+        for group in [*sections(cls), *(["experiment"] if "experiment" in settings(cls) else [])]:
+            for file in sorted((folder / group).rglob("*.yaml"), key=lambda file: file.with_suffix("")):
+                choice = file.relative_to(folder / group).with_suffix("").as_posix()
+                found.setdefault(group, {}).setdefault(choice, file)
+    return found
+
+
+def unfit_files(cls: type, folder: Path) -> list[str]:
+    """A sentence for each file of a folder, perhaps a stranger's, that Hydra would read for ever or evaluate."""
+    ours, found = find_groups(cls), []
+    for group, choices in find_groups(cls, folder).items():
+        for choice, file in choices.items():
+            if choice in ours.get(group, {}):
+                found.append(f"{file} has the name of minigpt's own {group}={choice}. Rename it.")
+            try:
+                content = plain_yaml(file.read_text(encoding="utf-8"))
+                if isinstance(content, dict) and "${" in str(content.get("defaults")):
+                    found.append(
+                        f"{file} has ${{...}} in its defaults, which is not evaluated. Write the value itself."
+                    )
+            except (OSError, UnicodeDecodeError, yaml.YAMLError):
+                continue  # Hydra says what is wrong with it, if it is chosen at all
+            except ValueError as error:
+                found.append(f"{file} can't be used: {error}.")
+    return found
+
+
+def compose_files(command: str, choices: Mapping[str, str], folder: Path | None) -> dict[str, Any]:
+    """What configs/COMMAND.yaml and the chosen files, ours or those of another folder, hold together, unresolved.
+
+    Raises:
+        ValueError: they don't compose.
+    """
+    import hydra  # here, so that a command without files does not wait for it
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    overrides = [f"{group}={_quoted(choice)}" for group, choice in choices.items()]
+    overrides += [f"hydra.searchpath=[{_quoted(f'file://{folder}')}]"] if folder else []
+    try:
+        with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
+            composed: Any = OmegaConf.to_container(hydra.compose(command, overrides=overrides), resolve=False)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, RecursionError, OSError) as error:
+        raise ValueError(str(error)) from error
+    return {str(key): value for key, value in composed.items()}
+
+
+def _quoted(text: str) -> str:
+    """A text as Hydra's grammar reads it back unchanged."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def plain_yaml(text: str) -> Any:
+    """What a YAML text that holds values and nothing else says, read without believing it.
+
+    Raises:
+        ValueError: it is too long or too deep, or holds an alias: nine lines of them stand for gigabytes.
+        yaml.YAMLError: it is no YAML, or wants an object made.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"it has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read")
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError(f"it holds the YAML alias *{event.anchor}, in whose place its value must stand")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+    return yaml.safe_load(text)
+
+
+def inherited_settings(cls: type, source: str) -> dict[str, Any]:
+    """Return the settings of a run's or checkpoint's model and tokenizer that its weights depend on.
+
+    Args:
+        cls: the config class that has them. A setting that the checkpoint lacks had its default.
+        source: as `init.from` has it. What can't be read there gives no settings; the training says what is wrong.
+    """
+    path = Path(os.path.expanduser(source))
+    places = ("config.json", "step-*[0-9]/config.json", "checkpoints/step-*[0-9]/config.json")
+    try:
+        with open([file for place in places for file in sorted(path.glob(place))][-1], encoding="utf-8") as newest:
+            stored = flatten(json.loads(newest.read(MAX_CHARACTERS)))
+    except (OSError, ValueError, RecursionError, AttributeError, IndexError):
+        return {}
+    known = [each for each in settings(cls).values() if each.role == "weights"]
+    found = {
+        each.key: fitted(each.kind, stored.get(each.key, each.default))
+        for each in known
+        if each.key.startswith(("model.", "tokenizer."))
+    }
+    return {} if any(wrong for _, wrong in found.values()) else {key: value for key, (value, _) in found.items()}
