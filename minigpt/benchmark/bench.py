@@ -14,7 +14,7 @@ from minigpt.benchmark.measurement import measure
 from minigpt.benchmark.settings import Plan
 from minigpt.benchmark.table import markdown
 from minigpt.data.prepare import Prepared
-from minigpt.machine.cores import usable_cores
+from minigpt.machine.hardware import usable_cores
 
 BUSY = 0.5  # load average above which figures are doubtful
 FLAGS = ("amx_bf16", "amx_tile", "avx512_bf16", "avx512f", "avx2", "asimd", "bf16", "sve")

@@ -113,7 +113,7 @@ def bare(task: dict[str, Any]) -> dict[str, Any]:
     config, prepared, choices = settle(task)
     gpt = new_model(config, choices, prepared.tokenizer.vocab_size)
     first = batches_of(config, prepared, choices)[0].to(choices.device)
-    choices, loss_function = try_loss(gpt, choices, lambda size: (first.tokens, first.targets), say=print)
+    choices, loss_function = try_loss(gpt, choices, lambda size: (first.tokens, first.targets))
 
     def loss_of(tokens: Tensor, targets: Tensor) -> Tensor:
         with autocast(choices.device, choices.precision):

@@ -5,14 +5,13 @@ machine gives the same bits. The choices are written to the run's choices.json a
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 from minigpt.config.convert import misfit, shown
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
-from minigpt.machine.cores import MAX_THREADS
-from minigpt.machine.hardware import Hardware
+from minigpt.machine.hardware import MAX_THREADS, Hardware
 from minigpt.model.counting import activation_bytes
 from minigpt.rundir.run_directory import RunDirectory
 
@@ -23,14 +22,14 @@ class Choices:
 
     device: str
     devices: int
-    precision: str  # fp32 | bf16 | fp64
+    precision: Literal["fp32", "bf16", "fp16", "fp64"]
     compile: bool
-    attention_kernel: str
+    attention_kernel: Literal["explicit", "fused"]
     micro_batch: int  # sequences per forward pass and device
     accumulate: int  # forward passes per optimizer step
     validation_batch: int
     threads: int
-    float32_products: str = "highest"  # torch's precision: highest, or medium where that is as exact and faster
+    float32_products: Literal["highest", "medium"] = "highest"  # torch's precision: medium where as exact, and faster
     hardware: str = ""  # for which the choices were made
 
 
@@ -104,13 +103,7 @@ def keep_choices(saved: Mapping[str, Any] | None, config: TrainConfig, hardware:
     choices = choose(config, hardware, vocab_size)
     if saved is None:
         return choices
-    fault = fault_in_choices(saved, config)
-    if fault:
-        raise UserFault(
-            f"choices.json in the run directory holds what no run chooses ({fault}). Put the file back as it was, or "
-            "remove it: then the choices are made anew, and bits may differ from here on"
-        )
-    there = Choices(**saved)
+    there = read_choices(saved, config)
     elsewhere = there.hardware not in ("", choices.hardware) or there.device != choices.device
     unfit = there.precision == "bf16" and not hardware.bf16 and config.trainer.precision == "auto"
     rounded = there.float32_products == "medium" and not hardware.onednn_fp32
@@ -144,24 +137,28 @@ def tell_changed_choices(run: RunDirectory, saved: Mapping[str, Any] | None, cho
         run.event("choices_changed", was=changed, now={name: now[name] for name in changed})
 
 
-def fault_in_choices(choices: Mapping[str, Any], config: TrainConfig) -> str:
-    """What in saved choices (of a run that may be a stranger's) can't be chosen for this config; "" if nothing."""
-    names = {field.name: field.default is MISSING for field in fields(Choices)}
-    unknown = [name for name in choices if name not in names]
-    missing = [name for name, needed in names.items() if needed and name not in choices]
-    if unknown or missing or (wrong := misfit(Choices, choices)):
-        return f"no choice is called {shown(unknown[0])}" if unknown else f"no {missing[0]}" if missing else wrong
-    chosen = Choices(**choices)
-    if chosen.precision not in ("fp32", "bf16", "fp16", "fp64") or chosen.attention_kernel not in ("explicit", "fused"):
-        return f"{shown(chosen.precision)}, {shown(chosen.attention_kernel)}"
-    if chosen.float32_products not in ("highest", "medium"):
-        return f"float32_products={shown(chosen.float32_products)}"
-    if not 1 <= chosen.threads <= MAX_THREADS or not 1 <= chosen.validation_batch <= 2**24:
-        return f"threads={chosen.threads}, validation_batch={chosen.validation_batch}"
+def read_choices(saved: Mapping[str, Any], config: TrainConfig) -> Choices:
+    """Return saved choices, which may be a stranger's, if they can be those of this config.
+
+    Raises:
+        UserFault: they can't.
+    """
     sequences = config.batch_tokens // config.model.block_size
-    if chosen.devices * chosen.micro_batch * chosen.accumulate != sequences:
-        return f"{chosen.devices} x {chosen.accumulate} x {chosen.micro_batch} windows, and a step has {sequences}"
-    return ""
+    try:
+        if fault := misfit(Choices, saved):
+            raise ValueError(fault)
+        choices = Choices(**saved)
+        if not 1 <= choices.threads <= MAX_THREADS or not 1 <= choices.validation_batch <= 2**24:
+            raise ValueError(f"threads={choices.threads}, validation_batch={choices.validation_batch}")
+        if choices.devices * choices.accumulate * choices.micro_batch != sequences:
+            made = f"{choices.devices} x {choices.accumulate} x {choices.micro_batch}"
+            raise ValueError(f"{made} windows, and a step has {sequences}")
+    except (TypeError, ValueError) as fault:
+        raise UserFault(
+            f"choices.json in the run directory holds what no run chooses ({fault}). Put the file back as it was, or "
+            "remove it: then the choices are made anew, and bits may differ from here on"
+        ) from None
+    return choices
 
 
 def _room_for_activations(config: TrainConfig, hardware: Hardware, vocab_size: int) -> int:

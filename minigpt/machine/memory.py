@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-import torch.nn as nn
 from torch import Tensor
 
 from minigpt.config.schema import TrainConfig
@@ -21,6 +20,7 @@ from minigpt.model.loss import autocast, next_token_loss
 from minigpt.process.group import Processes
 
 Batches = Callable[[int], tuple[Tensor, Tensor]]  # size -> (tokens, targets)
+WITHOUT_COMPILER = "torch.compile does not work {}; going on without it. trainer.compile=off skips the try"
 
 
 @functools.cache  # it holds for as long as the process lives
@@ -48,10 +48,19 @@ def fit_to_memory(
     Returns:
         The choices, with a micro-batch that fits everywhere, and the loss to train with, compiled where that works.
     """
+    windows = functools.partial(MicroBatches, prepared.train, seed=config.seed, block_size=config.model.block_size)
+
+    def first_batch(size: int) -> tuple[Tensor, Tensor]:
+        batch = windows(micro_batch=size, accumulate=1)[0].to(choices.device)
+        return batch.tokens, batch.targets
+
     gpt.to(choices.device).train()
-    batch = functools.partial(first_batch, prepared, config, choices.device)
-    fitting, loss_function = try_loss(gpt, choices, batch, update_bytes=update_bytes(config, gpt), say=print)
-    micro_batch = min(int(size) for size in processes.gather(str(fitting.micro_batch)))
+    fitting, loss_function = try_loss(gpt, choices, first_batch, update_bytes(config, gpt))
+    found = [each.split() for each in processes.gather(f"{fitting.micro_batch} {fitting.compile}")]
+    if fitting.compile and not all(compiles == "True" for _, compiles in found):
+        print(WITHOUT_COMPILER.format("on every rank"))
+        fitting, loss_function = replace(fitting, compile=False), next_token_loss
+    micro_batch = min(int(size) for size, _ in found)
     accumulate = choices.micro_batch * choices.accumulate // micro_batch
     return replace(fitting, micro_batch=micro_batch, accumulate=accumulate), loss_function
 
@@ -62,18 +71,7 @@ def update_bytes(config: TrainConfig, gpt: GPT) -> int:
     return 16 * matrices if config.optimizer.name == "muon" else 0
 
 
-def first_batch(prepared: Prepared, config: TrainConfig, device: str, size: int) -> tuple[Tensor, Tensor]:
-    """Return the run's first windows, to try things on: (tokens, targets), each (size, block_size)."""
-    windows = MicroBatches(
-        prepared.train, seed=config.seed, block_size=config.model.block_size, micro_batch=size, accumulate=1
-    )
-    batch = windows[0].to(device)
-    return batch.tokens, batch.targets
-
-
-def try_loss(
-    gpt: GPT, choices: Choices, batch: Batches, *, update_bytes: int = 0, say: Callable[[str], object]
-) -> tuple[Choices, LossFunction]:
+def try_loss(gpt: GPT, choices: Choices, batch: Batches, update_bytes: int = 0) -> tuple[Choices, LossFunction]:
     """Compile the loss if it was chosen, and find a micro-batch that fits, beginning with the chosen one.
 
     Args:
@@ -81,7 +79,6 @@ def try_loss(
         choices: as chosen from config and hardware.
         batch: size -> (tokens, targets), each (size, block_size), on the model's device.
         update_bytes: memory that the optimizer takes for a moment.
-        say: told of each size that does not fit, and of a compiler that fails.
 
     Returns:
         The choices that work here, and the loss that goes with them.
@@ -90,32 +87,23 @@ def try_loss(
         UserFault: not even a single sequence fits.
     """
     if choices.compile:
-        say("Compiling the training step (once; up to a minute or two) ...")
+        print("Compiling the training step (once; up to a minute or two) ...")
         compiled = compiled_loss(choices.device)
         try:
             with cut_for_ddp(gpt):
-                return fit_micro_batch(gpt, choices, batch, compiled, update_bytes=update_bytes, say=say), compiled
+                return fit_micro_batch(gpt, choices, batch, compiled, update_bytes), compiled
         except UserFault:
             raise
         except Exception as error:  # compilers fail in many ways, none of which may stop a run
             torch._dynamo.reset()
-            reason = str(error).strip().splitlines()
-            say(
-                f"torch.compile does not work here ({type(error).__name__}: {reason[0][:200] if reason else ''}); "
-                "going on without it. trainer.compile=off skips the try"
-            )
+            reason = (str(error).strip().splitlines() or [""])[0][:200]
+            print(WITHOUT_COMPILER.format(f"here ({type(error).__name__}: {reason})"))
             choices = replace(choices, compile=False)
-    return fit_micro_batch(gpt, choices, batch, next_token_loss, update_bytes=update_bytes, say=say), next_token_loss
+    return fit_micro_batch(gpt, choices, batch, next_token_loss, update_bytes), next_token_loss
 
 
 def fit_micro_batch(
-    gpt: nn.Module,
-    choices: Choices,
-    batch: Batches,
-    loss_function: LossFunction,
-    *,
-    update_bytes: int = 0,
-    say: Callable[[str], object],
+    gpt: GPT, choices: Choices, batch: Batches, loss_function: LossFunction, update_bytes: int
 ) -> Choices:
     """Return the choices with a micro-batch that fits. A smaller one means more of them: a step keeps its tokens."""
     sequences = choices.micro_batch * choices.accumulate
@@ -126,16 +114,16 @@ def fit_micro_batch(
                 "not even one sequence fits the device's memory, forward and backward. Use a smaller model or "
                 "model.block_size, or model.checkpoint_activations=true"
             )
-        micro_batch = smaller[-1]
-        say(
-            f"Memory     a micro-batch of {choices.micro_batch} does not fit; going on with {micro_batch} x "
-            f"{sequences // micro_batch} of them per step, the same {sequences} sequences"
+        less = replace(choices, micro_batch=smaller[-1], accumulate=sequences // smaller[-1])
+        print(
+            f"Memory     a micro-batch of {choices.micro_batch} does not fit; going on with {less.micro_batch} x "
+            f"{less.accumulate} of them per step, the same {sequences} sequences"
         )
-        choices = replace(choices, micro_batch=micro_batch, accumulate=sequences // micro_batch)
+        choices = less
     return choices
 
 
-def fits(gpt: nn.Module, choices: Choices, batch: Batches, loss_function: LossFunction, update_bytes: int = 0) -> bool:
+def fits(gpt: GPT, choices: Choices, batch: Batches, loss_function: LossFunction, update_bytes: int) -> bool:
     """Return whether one micro-batch goes forward and backward, and an update behind it, with the memory there is."""
     held: list[Tensor] = []  # the optimizer's averages, which the first update makes
     try:
@@ -158,9 +146,6 @@ def fits(gpt: nn.Module, choices: Choices, batch: Batches, loss_function: LossFu
     return True
 
 
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "_status_alloc_failed")
-
-
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Return whether an allocator, of whatever device or library, could not give what was asked for.
 
@@ -168,6 +153,6 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     """
     if error is None:
         return False
-    told = any(text in str(error).lower() for text in OUT_OF_MEMORY)
-    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return known or told or is_out_of_memory(error.__cause__ or error.__context__)
+    words = ("out of memory", "can't allocate memory", "not enough memory", "_status_alloc_failed")
+    told = isinstance(error, MemoryError | torch.OutOfMemoryError) or any(each in str(error).lower() for each in words)
+    return told or is_out_of_memory(error.__cause__ or error.__context__)

@@ -24,58 +24,37 @@ def count_parameters(model: GPT) -> dict[str, int]:
     return {part: count for part, count in parts.items() if count}
 
 
-def memory_bytes(config: TrainConfig, choices: Choices, parameters: int, model: GPT) -> int:
-    """Return an estimate: weights, gradients and two averages in fp32, and activations or what an update takes."""
-    options = {"precision": choices.precision, "kernel": choices.attention_kernel}
-    per_sequence = activation_bytes(config.model, model.vocab_size, **options)
-    return 16 * parameters + max(choices.micro_batch * per_sequence, update_bytes(config, model))
-
-
 def describe_plan(
-    config: TrainConfig,
-    choices: Choices,
-    hardware: Hardware,
-    *,
-    model: GPT,
-    prepared: Prepared,
-    total_steps: int | None,
+    config: TrainConfig, choices: Choices, hardware: Hardware, *, gpt: GPT, prepared: Prepared, total_steps: int | None
 ) -> str:
-    """The plan as text."""
-    model_config = config.model
-    parts = count_parameters(model)
-    parameters = sum(parts.values())
-    lines = [
-        f"Model      {parameters:,} parameters: {number_of(model_config.n_layer, 'layer')}, "
-        f"{number_of(model_config.n_head, 'head')}, width {model_config.n_embd}, context {model_config.block_size}, "
-        f"vocabulary {model.vocab_size:,}"
-    ]
-    lines += [f"           {count:>13,}  {part}" for part, count in parts.items()]
-    lines.append(
-        f"Data       {len(prepared.train):,} training tokens, {len(prepared.val):,} validation tokens "
-        f"({config.data.name}, {prepared.tokenizer.name} tokenizer)"
-    )
-    sequences = config.batch_tokens // model_config.block_size
-    lines.append(
-        f"Step       {config.batch_tokens:,} tokens = {sequences} windows of {model_config.block_size}"
-        f" = {number_of(choices.devices, 'device')} x {choices.accumulate} x micro-batch {choices.micro_batch}"
-    )
-    if total_steps:
-        tokens = total_steps * config.batch_tokens
-        lines.append(
-            f"Length     {total_steps:,} steps = {tokens:,} tokens = {tokens / len(prepared.train):.2f} passes over "
-            f"the data, {tokens / parameters:.1f} tokens per parameter"
-        )
+    """The plan as text. The memory is an estimate: averages count twice; then activations, or what an update takes."""
+    model, parts = config.model, count_parameters(gpt)
+    parameters, sequences = sum(parts.values()), config.batch_tokens // model.block_size
+    kernel, precision = choices.attention_kernel, choices.precision
+    activations = choices.micro_batch * activation_bytes(model, gpt.vocab_size, precision=precision, kernel=kernel)
+    memory = 16 * parameters + max(activations, update_bytes(config, gpt))
+    if total_steps is None:
+        length = f"{config.trainer.max_minutes:g} minutes of training"
     else:
-        lines.append(f"Length     {config.trainer.max_minutes:g} minutes of training")
-    memory = memory_bytes(config, choices, parameters, model)
-    lines.append(
-        f"Memory     about {memory / 1e9:.2f} GB of {hardware.memory_bytes / 1e9:.0f} GB per device (estimate)"
-    )
-    lines.append(
-        f"Device     {hardware.name}, {choices.precision}, {choices.attention_kernel} attention, "
-        f"{'compiled' if choices.compile else 'not compiled'}"
-        + (f", {choices.threads} threads" if choices.device == "cpu" else "")
-    )
+        tokens = total_steps * config.batch_tokens
+        length = (
+            f"{total_steps:,} steps = {tokens:,} tokens = {tokens / len(prepared.train):.2f} passes over the data, "
+            f"{tokens / parameters:.1f} tokens per parameter"
+        )
+    lines = [
+        f"Model      {parameters:,} parameters: {number_of(model.n_layer, 'layer')}, "
+        f"{number_of(model.n_head, 'head')}, width {model.n_embd}, context {model.block_size}, "
+        f"vocabulary {gpt.vocab_size:,}",
+        *[f"           {count:>13,}  {part}" for part, count in parts.items()],
+        f"Data       {len(prepared.train):,} training tokens, {len(prepared.val):,} validation tokens "
+        f"({config.data.name}, {prepared.tokenizer.name} tokenizer)",
+        f"Step       {config.batch_tokens:,} tokens = {sequences} windows of {model.block_size} = "
+        f"{number_of(choices.devices, 'device')} x {choices.accumulate} x micro-batch {choices.micro_batch}",
+        f"Length     {length}",
+        f"Memory     about {memory / 1e9:.2f} GB of {hardware.memory_bytes / 1e9:.0f} GB per device (estimate)",
+        f"Device     {hardware.name}, {precision}, {kernel} attention, {'' if choices.compile else 'not '}compiled"
+        + (f", {choices.threads} threads" if choices.device == "cpu" else ""),
+    ]
     return "\n".join(lines)
 
 

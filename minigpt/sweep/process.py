@@ -11,7 +11,7 @@ from typing import Any
 
 from minigpt.config.schema import TrainerConfig
 from minigpt.faults import LAUNCHED
-from minigpt.machine.cores import usable_cores
+from minigpt.machine.hardware import usable_cores
 from minigpt.process.signals import LIFELINE
 from minigpt.rundir.rows import parse_row
 

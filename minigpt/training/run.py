@@ -172,7 +172,7 @@ def train_from(job: Job, checkpoint: Path | None, state: RunState, changes: Sequ
     tell_changed_choices(run, saved_choices, choices)
     tell_changed_settings(run, changes)
     print(f"Run        {run.path}" + (f", continuing after step {state.step:,}" if checkpoint else ""))
-    print(describe_plan(config, choices, job.hardware, model=gpt, prepared=job.prepared, total_steps=steps_of(config)))
+    print(describe_plan(config, choices, job.hardware, gpt=gpt, prepared=job.prepared, total_steps=steps_of(config)))
     module = LanguageModel(gpt, config, choices, optimizer=optimizer, state=state)
     module.loss_function = loss_function
     tell_new_learning_rate(run, module)

@@ -3,6 +3,7 @@
 import json
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ def test_the_trial_leaves_room_for_the_averages_of_the_first_update(gpt, monkeyp
     monkeypatch.setattr(
         memory, "next_token_loss", lambda *a: alive.append(sum(each() is not None for each in held)) or loss(*a)
     )
-    try_loss(gpt, CHOICES, batch, say=print)
+    try_loss(gpt, CHOICES, batch)
     assert alive == [2 * len(list(gpt.parameters()))]
 
 
@@ -80,13 +81,12 @@ def test_the_trial_leaves_room_for_the_averages_of_the_first_update(gpt, monkeyp
     ],
 )
 @pytest.mark.parametrize("compiled", [False, True])
-def test_the_next_smaller_divisor_that_fits_is_taken_and_said(gpt, monkeypatch, error, compiled):
+def test_the_next_smaller_divisor_that_fits_is_taken_and_said(gpt, monkeypatch, capsys, error, compiled):
     tried = room_for(5, monkeypatch, error)
-    said = []
     monkeypatch.setattr(memory, "compiled_loss", lambda device: memory.next_token_loss)
-    choices, _ = try_loss(gpt, replace(CHOICES, compile=compiled), batch, say=said.append)
+    choices, _ = try_loss(gpt, replace(CHOICES, compile=compiled), batch)
     assert choices.compile == compiled
-    said = [line for line in said if "Compiling" not in line]
+    said = [line for line in capsys.readouterr().out.splitlines() if "Compiling" not in line]
     assert (choices.micro_batch, choices.accumulate) == (4, 6)
     assert tried == [12, 8, 6, 4]
     assert len(said) == 3
@@ -94,20 +94,21 @@ def test_the_next_smaller_divisor_that_fits_is_taken_and_said(gpt, monkeypatch, 
     assert all(parameter.grad is None for parameter in gpt.parameters())
 
 
-def test_what_fits_is_kept(gpt):
-    assert try_loss(gpt, CHOICES, batch, say=pytest.fail)[0] == CHOICES
+def test_what_fits_is_kept(gpt, capsys):
+    assert try_loss(gpt, CHOICES, batch)[0] == CHOICES
+    assert capsys.readouterr().out == ""
 
 
 def test_nothing_fits_is_a_fault_with_remedies(gpt, monkeypatch):
     room_for(0, monkeypatch, MemoryError())
     with pytest.raises(UserFault, match="checkpoint_activations=true"):
-        try_loss(gpt, CHOICES, batch, say=lambda line: None)
+        try_loss(gpt, CHOICES, batch)
 
 
 def test_other_errors_are_not_taken_for_missing_memory(gpt, monkeypatch):
     room_for(0, monkeypatch, RuntimeError("shapes cannot be multiplied"))
     with pytest.raises(RuntimeError, match="shapes"):
-        try_loss(gpt, CHOICES, batch, say=lambda line: None)
+        try_loss(gpt, CHOICES, batch)
 
 
 def test_a_run_that_does_not_fit_goes_on_with_less_and_keeps_the_choice(run, monkeypatch, capsys):
@@ -146,13 +147,38 @@ def test_muon_takes_memory_for_its_update(gpt):
     assert update_bytes(replace(config, optimizer=OptimizerConfig(name="muon")), gpt) == 16 * matrices
 
 
-def test_a_compiler_that_fails_leaves_choices_without_it(gpt, monkeypatch):
+def test_a_compiler_that_fails_leaves_choices_without_it(gpt, monkeypatch, capsys):
     def broken(gpt, tokens, targets):
         raise RuntimeError("no compiler here")
 
     monkeypatch.setattr(memory, "compiled_loss", lambda device: broken)
-    said = []
-    choices, loss = try_loss(gpt, replace(CHOICES, compile=True), batch, say=said.append)
+    choices, loss = try_loss(gpt, replace(CHOICES, compile=True), batch)
     assert not choices.compile
     assert loss is memory.next_token_loss
-    assert "torch.compile does not work here (RuntimeError: no compiler here)" in said[-1]
+    assert "torch.compile does not work here (RuntimeError: no compiler here)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("works", [(True, False), (False, True), (True, True), (False, False)])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_compiler_that_fails_on_one_rank_is_used_on_none(gpt, monkeypatch, capsys, works, rank):
+    """Else choices.json, which rank 0 writes, would say what only rank 0 does."""
+    told = [f"{micro_batch} {compiles}" for micro_batch, compiles in zip((12, 8), works, strict=True)]
+
+    def gather(text):
+        assert text == told[rank]
+        return told
+
+    mine = replace(CHOICES, compile=works[rank], micro_batch=(12, 8)[rank], accumulate=(2, 3)[rank])
+    compiled = object()
+    loss = compiled if works[rank] else memory.next_token_loss
+    monkeypatch.setattr(memory, "try_loss", lambda *_: (mine, loss))
+    choices, used = memory.fit_to_memory(
+        gpt,
+        TrainConfig(),
+        replace(CHOICES, compile=True),
+        prepared=SimpleNamespace(train=None),
+        processes=SimpleNamespace(gather=gather),
+    )
+    assert choices == replace(CHOICES, compile=all(works), micro_batch=8, accumulate=3)
+    assert used is (compiled if all(works) else memory.next_token_loss)
+    assert ("does not work on every rank" in capsys.readouterr().out) == (works[rank] and not all(works))
