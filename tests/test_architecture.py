@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "compare": "checkpoint config data faults machine model rundir numpy torch",
     "config": "faults invocation redact __init__ hydra omegaconf yaml",
     "data": "config faults redact rundir splitmix numpy tiktoken tokenizers torch",
-    "demo": "config data faults invocation report rundir sampling training",
+    "demo": "config data faults invocation report rundir sampling training numpy",
     "faults": "",
     "invocation": "",
     "machine": "config data faults model process rundir torch",

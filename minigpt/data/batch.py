@@ -5,8 +5,8 @@ millisecond, hundreds of times as fast as a model trains on it (docs/PERFORMANCE
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor
@@ -31,15 +31,15 @@ class Batch:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Batch":
         """The same batch on a device."""
-        moved = {name: part.to(device, non_blocking=non_blocking) for name, part in self._parts().items()}
-        return replace(self, **moved)
+        return self._each(lambda part: part.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "Batch":
         """The same batch in page-locked memory, from which a GPU copies without waiting."""
-        return replace(self, **{name: part.pin_memory() for name, part in self._parts().items()})
+        return self._each(Tensor.pin_memory)
 
-    def _parts(self) -> dict[str, Tensor]:
-        return {name: part for name, part in vars(self).items() if part is not None}
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        weights = None if self.weights is None else change(self.weights)
+        return Batch(change(self.tokens), change(self.targets), weights)
 
 
 @dataclass

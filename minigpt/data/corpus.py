@@ -20,7 +20,7 @@ from minigpt.config.schema import DataConfig
 from minigpt.data.download import download
 from minigpt.data.readers import READERS, read
 from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
-from minigpt.data.readers.kinds import HEAD_BYTES, kind_of_binary
+from minigpt.data.readers.plain import kind_of_binary
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.rundir.files import sha256_of, write_file
 
@@ -60,21 +60,13 @@ class Corpus:
     options: ReadOptions = field(default_factory=ReadOptions)
     notes: tuple[str, ...] = ()
 
-    def read(self, file: File) -> Iterator[Document]:
-        """Return the documents of one file.
-
-        Raises:
-            UserFault: it can't be read.
-        """
-        return read(file, self.options)
-
     def documents(self) -> Iterator[Document]:
         """Return all documents, in order. They can be asked for again, and are the same.
 
         Raises:
             UserFault: a file can't be read.
         """
-        return itertools.chain.from_iterable(map(self.read, self.files))
+        return itertools.chain.from_iterable(read(file, self.options) for file in self.files)
 
     @property
     def formats(self) -> list[str]:
@@ -87,8 +79,12 @@ class Corpus:
         return sum(file.size for file in self.files)
 
 
-def find_corpus(data: DataConfig, *, raw: bool = False, url: str = SHAKESPEARE_URL) -> Corpus:
-    """Return the corpus that a config names; Tiny Shakespeare is fetched from `url` if it is not in data.dir yet.
+def find_corpus(data: DataConfig, *, raw: bool = False) -> Corpus:
+    """Return the corpus that a config names; Tiny Shakespeare is fetched if it is not in data.dir yet.
+
+    Args:
+        data: the config.
+        raw: whether bytes need not be valid UTF-8.
 
     Raises:
         SourceGone: the source is missing or can't be fetched.
@@ -97,120 +93,113 @@ def find_corpus(data: DataConfig, *, raw: bool = False, url: str = SHAKESPEARE_U
     if data.name == "stdlib":
         return _stdlib()
     if data.name == "shakespeare_char":
-        path = _shakespeare(data, url)
-        return Corpus(data.name, (_file(path, path.name),), ReadOptions(raw=raw))
+        path = _shakespeare(data)
+        return Corpus(data.name, (File(path, path.name),), ReadOptions(raw=raw))
     source = typed_path(data.source or "")
     if source.is_dir() and source.resolve() == typed_path(data.dir).resolve():
         raise UserFault(
-            f"data.source={data.source} is data.dir itself, where prepared tokens land; move the text to a folder of "
-            "its own, or name another place for the tokens: data.dir=DIR"
+            f"data.source={source} is data.dir itself, where prepared tokens land; move the text to a folder of its "
+            "own, or name another place for the tokens: data.dir=DIR"
         )
     options = ReadOptions(codecs.lookup(data.encoding).name, data.errors, raw, data.key)
-    files, notes = _files(source, data, options.encoding)
-    return Corpus(data.name, files, options, notes)
+    if source.is_dir():
+        files, notes = _files(source, data, options.encoding)
+        return Corpus(data.name, files, options, notes)
+    if not source.exists():
+        raise SourceGone(f"data.source={source} does not exist (looked for {source.absolute()})")
+    if not source.is_file():
+        raise UserFault(f"data.source={source} is neither a file nor a folder; write the text to a file first")
+    file = File(source, source.name)
+    if not file.size:
+        raise UserFault(f"data.source={source} is empty (0 bytes); wanted text")
+    return Corpus(data.name, (file,), options)
+
+
+def typed_path(text: str) -> Path:
+    """A path as it was typed, a leading ~ being the home folder unless something here has that name."""
+    return Path(text if os.path.exists(text) else os.path.expanduser(text))
 
 
 def _stdlib() -> Corpus:
     root = Path(sysconfig.get_path("stdlib"))
-    found, missing = [], []
+    files, missing = [], []
     for module in _STDLIB:
-        file, package = root / f"{module}.py", root / module
-        files = [file] if file.is_file() else sorted(package.rglob("*.py"))
-        if not files:
-            missing.append(module)
-        for path in files:
-            label = path.relative_to(root).as_posix()
-            if not {"test", "tests"} & set(label.split("/")) and label not in _GENERATED and path.stat().st_size:
-                found.append(_file(path, label))
-    if not found:
+        file = root / f"{module}.py"
+        found = [file] if file.is_file() else list((root / module).rglob("*.py"))
+        files += [File(path, path.relative_to(root).as_posix()) for path in found]
+        missing += [] if found else [module]
+    files = [
+        file
+        for file in files
+        if file.size and file.label not in _GENERATED and not {"test", "tests"} & set(file.label.split("/"))
+    ]
+    if not files:
         raise SourceGone(
             f"data=stdlib needs the source of Python's standard library, and {root} has none of it (Python "
-            f"{platform.python_version()}). Use a Python that has its .py files, or your own text: data=text "
-            "data.source=FILE"
+            f"{platform.python_version()}). Use a Python that has it, or your own text: data=text data.source=FILE"
         )
     notes = (f"{len(missing)} modules are not installed here: {', '.join(missing)}",) if missing else ()
-    return Corpus("stdlib", _in_order(found), notes=notes)
+    return Corpus("stdlib", _in_order(files), notes=notes)
 
 
-def _shakespeare(data: DataConfig, url: str) -> Path:
+def _shakespeare(data: DataConfig) -> Path:
+    path = typed_path(data.source) if data.source else typed_path(data.dir) / "tinyshakespeare.txt"
+    got = sha256_of(path) if path.is_file() else "none: it is not a file"
+    if got == SHAKESPEARE_SHA256:
+        return path
     if data.source:
-        path = typed_path(data.source)
-        got = sha256_of(path) if path.is_file() else "none: it is not a file"
-        if got != SHAKESPEARE_SHA256:
-            raise (UserFault if path.exists() else SourceGone)(
-                f"{path} is not Tiny Shakespeare: its SHA-256 is {got}, wanted {SHAKESPEARE_SHA256}. For a text of "
-                f"your own use data=text data.source={data.source}"
-            )
-        return path
-    path = typed_path(data.dir) / "tinyshakespeare.txt"
-    if path.is_file() and sha256_of(path) == SHAKESPEARE_SHA256:
-        return path
+        raise (UserFault if path.exists() else SourceGone)(
+            f"{path} is not Tiny Shakespeare: its SHA-256 is {got}, wanted {SHAKESPEARE_SHA256}. For a text of your "
+            f"own use data=text data.source={data.source}"
+        )
     try:
-        content = download(url, SHAKESPEARE_SHA256)
-    except ConnectionError as error:
-        raise SourceGone(
-            f"Tiny Shakespeare can't be fetched from {url}: {error}. If you have the file, name it: data.source=FILE; "
-            "without any download: data=stdlib"
-        ) from None
-    try:
+        content = download(SHAKESPEARE_URL, SHAKESPEARE_SHA256)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, content)
+    except ConnectionError as error:
+        raise SourceGone(
+            f"Tiny Shakespeare can't be fetched from {SHAKESPEARE_URL}: {error}. If you have the file, name it: "
+            "data.source=FILE; without any download: data=stdlib"
+        ) from None
     except OSError as error:
         raise StorageFailure(f"can't write {path}: {error.strerror}. Choose another folder: data.dir=DIR") from None
     return path
 
 
-def typed_path(text: str) -> Path:
-    """A path as it was typed, a leading ~ being the home folder unless something here has that name."""
-    path = Path(text)
-    return Path(os.path.expanduser(text)) if text.startswith("~") and not path.exists() else path
-
-
-def _files(source: Path, data: DataConfig, encoding: str) -> tuple[tuple[File, ...], tuple[str, ...]]:
-    """The files of a file or folder, and notes on what was left out."""
-    if not source.exists():
-        raise SourceGone(f"data.source={source} does not exist (looked for {source.absolute()})")
-    if source.is_file():
-        if not source.stat().st_size:
-            raise UserFault(f"data.source={source} is empty (0 bytes); wanted text")
-        return (_file(source, source.name),), ()
-    if not source.is_dir():
-        raise UserFault(f"data.source={source} is neither a file nor a folder; write the text to a file first")
+def _files(folder: Path, data: DataConfig, encoding: str) -> tuple[tuple[File, ...], tuple[str, ...]]:
+    """The files of a folder, and notes on what was left out."""
     files, skipped = [], defaultdict[str, list[str]](list)
-    for path in _walk(source, typed_path(data.dir)):
-        label = path.relative_to(source).as_posix()
-        why = _reason_to_skip(path, label, data, encoding)
+    for path in _walk(folder, typed_path(data.dir)):
+        file = File(path, path.relative_to(folder).as_posix())
+        why = _reason_to_skip(file, data, encoding)
         if why:
-            skipped[why].append(label)
+            skipped[why].append(file.label)
         else:
-            files.append(_file(path, label))
+            files.append(file)
     notes = tuple(
         f"left out {len(labels):,} ({why}): {', '.join(sorted(labels)[:3])}{' ...' if len(labels) > 3 else ''}"
         for why, labels in skipped.items()
     )
     if not files:
-        raise UserFault("; ".join((f"data.source={source} holds no text (hidden files are left out)", *notes)))
+        raise UserFault("; ".join((f"data.source={folder} holds no text (hidden files are left out)", *notes)))
     return _in_order(files), notes
 
 
-def _reason_to_skip(path: Path, label: str, data: DataConfig, encoding: str) -> str | None:
+def _reason_to_skip(file: File, data: DataConfig, encoding: str) -> str | None:
     """Return the reason why a file of a folder is not read, or None."""
 
     def matches(patterns: str) -> bool:
-        names = (label, path.name)
+        names = (file.label, file.path.name)
         return any(fnmatch.fnmatch(name, pattern.strip()) for name in names for pattern in patterns.split(","))
 
     if data.include and not matches(data.include):
         return f"not in data.include={data.include}"
     if data.exclude and matches(data.exclude):
         return f"in data.exclude={data.exclude}"
-    if not path.is_file():
-        return "a broken link" if path.is_symlink() else "no plain file"
-    file = _file(path, label)
-    if not file.size:
-        return "empty"
+    if not file.path.is_file():
+        return "a broken link" if file.path.is_symlink() else "no plain file"
     try:
-        return kind_of_binary(next(file.chunks(HEAD_BYTES), b""), encoding)
+        return kind_of_binary(file, encoding) if file.size else "empty"
     except BadFile:
         return None  # named with all other bad files
 
@@ -227,11 +216,3 @@ def _walk(folder: Path, leave_out: Path) -> Iterator[Path]:
 
 def _in_order(files: Iterable[File]) -> tuple[File, ...]:
     return tuple(sorted(files, key=lambda file: os.fsencode(file.label)))
-
-
-def _file(path: Path, label: str) -> File:
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise UserFault(f"{path} can't be read: {error.strerror or error}") from None
-    return File(path, label, status.st_size, status.st_mtime_ns)

@@ -30,11 +30,9 @@ def check_length(split: str, n_tokens: int, block_size: int) -> None:
         UserFault: n_tokens < block_size + 1.
     """
     if n_tokens < block_size + 1:
-        remedy = f"Use model.block_size <= {n_tokens - 1} or more text." if n_tokens > 1 else "Use more text."
-        raise UserFault(
-            f"{split} split has {n_tokens:,} tokens; model.block_size={block_size} needs at least "
-            f"{block_size + 1:,}. {remedy}"
-        )
+        remedy = f"Use model.block_size <= {n_tokens - 1} or more text" if n_tokens > 1 else "Use more text"
+        wanted = f"model.block_size={block_size} needs at least {block_size + 1:,}"
+        raise UserFault(f"{split} split has {n_tokens:,} tokens; {wanted}. {remedy}")
 
 
 def epoch_windows(n_tokens: int, block_size: int) -> int:

@@ -49,9 +49,8 @@ class Tokenizer:
         self.vocab_size = len(tokens) + scheme.has_eot
         self.dtype = np.uint16 if self.vocab_size <= 65536 else np.uint32
         self._encoder = scheme.encoder(tokens)
-        self._tokens = list(tokens)
-        self._table = self._tokens + [b""] * scheme.has_eot
-        self._bytes_alone = self._tokens == SINGLE_BYTES
+        self._table = [*tokens, *[b""] * scheme.has_eot]
+        self._bytes_alone = list(tokens) == SINGLE_BYTES
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
         """Return the tokens of a text.
@@ -128,7 +127,7 @@ class Tokenizer:
             "vocab_size": self.vocab_size,
             "eot": self.eot,
             "pattern": TOKENIZERS[self.name].pattern,
-            "tokens": [base64.b64encode(token).decode() for token in self._tokens],
+            "tokens": [base64.b64encode(token).decode() for token in self._table[: self.eot]],
         }
 
     @cached_property

@@ -124,6 +124,7 @@ SONNET = b"Shall I compare thee to a summer's day?\n" * 20
 @pytest.fixture
 def yardstick(tmp_path, monkeypatch):
     """A small text in the place of Tiny Shakespeare, and a config that keeps it in data.dir."""
+    monkeypatch.setattr(module, "SHAKESPEARE_URL", "http://127.0.0.1:9/input.txt")
     monkeypatch.setattr(module, "SHAKESPEARE_SHA256", hashlib.sha256(SONNET).hexdigest())
     return DataConfig(name="shakespeare_char", dir=str(tmp_path / "data"))
 
@@ -137,7 +138,7 @@ def test_shakespeare_is_fetched_once(yardstick, monkeypatch):
 
     monkeypatch.setattr(module, "download", serve)
     for _ in range(2):
-        (file,) = find_corpus(yardstick, url="http://127.0.0.1:9/input.txt").files
+        (file,) = find_corpus(yardstick).files
         assert file.path.read_bytes() == SONNET
     assert fetched == [("http://127.0.0.1:9/input.txt", module.SHAKESPEARE_SHA256)]
 
@@ -147,8 +148,10 @@ def test_shakespeare_out_of_reach_names_the_ways_out(yardstick, monkeypatch):
         raise ConnectionError("no answer within 2 s")
 
     monkeypatch.setattr(module, "download", refuse)
-    with pytest.raises(SourceGone, match=r"http://x/: no answer within 2 s.*data.source=FILE.*data=stdlib"):
-        find_corpus(yardstick, url="http://x/")
+    with pytest.raises(
+        SourceGone, match=r"http://127.0.0.1:9/input.txt: no answer within 2 s.*data.source=FILE.*data=stdlib"
+    ):
+        find_corpus(yardstick)
 
 
 def test_shakespeare_that_cannot_be_kept_is_a_storage_failure(yardstick, monkeypatch, tmp_path):

@@ -106,7 +106,7 @@ def test_too_few_tokens_are_refused_with_what_would_fit():
     with pytest.raises(UserFault) as fault:
         window_starts(0, seed=1, n_tokens=100, block_size=128, sequences=4)
     assert str(fault.value) == (
-        "train split has 100 tokens; model.block_size=128 needs at least 129. Use model.block_size <= 99 or more text."
+        "train split has 100 tokens; model.block_size=128 needs at least 129. Use model.block_size <= 99 or more text"
     )
     with pytest.raises(UserFault, match=r"val split has 1 tokens.*Use more text"):
         check_length("val", 1, 8)

@@ -6,11 +6,11 @@ import pytest
 from minigpt.config.compose import compose
 from minigpt.config.schema import DataConfig, TokenizerConfig
 from minigpt.data.batch import MicroBatches
-from minigpt.data.ngram import ngram_bits_per_byte
 from minigpt.data.prepare import open_prepared, prepare
 from minigpt.data.tokenizer import load_tokenizer
 from minigpt.data.tokenizers import TOKENIZERS
 from minigpt.data.tokenizers.scheme import Scheme
+from minigpt.demo import ngram_bits_per_byte
 from minigpt.training.run import train
 
 TEXT = "".join(f"{number % 97:05d}{99_998 - number % 83:05d}" for number in range(600))

@@ -35,8 +35,11 @@ class File:
 
     path: Path
     label: str  # its path inside the corpus, with forward slashes
-    size: int  # bytes
-    mtime_ns: int
+
+    @property
+    def size(self) -> int:
+        """Bytes, as they lie on the disk."""
+        return self.path.stat().st_size
 
     @property
     def suffix(self) -> str:

@@ -9,24 +9,21 @@ from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
 def read_jsonl(file: File, options: ReadOptions) -> Iterator[Document]:
     """The text of each record under `data.key`. Blank lines and empty texts are passed over."""
     for number, line in enumerate(_lines(file), 1):
+        place = f"{file.path}, line {number:,}"
         try:
             record = json.loads(line.decode(options.encoding, options.errors).lstrip("\ufeff") or "null")
             text = "" if record is None else record[options.key]
             content = text.encode("utf-8", options.errors)
         except UnicodeError as error:
-            raise BadFile(
-                f"{file.path}, line {number:,}: {error}. Write it as UTF-8, or use data.errors=replace"
-            ) from None
+            raise BadFile(f"{place}: {error}. Write it as UTF-8, or use data.errors=replace") from None
         except (ValueError, RecursionError) as error:
             raise BadFile(
-                f"{file.path}, line {number:,} is not JSON ({error}); wanted one record a line. To train on the "
-                "file as it is, give it a name that ends in .txt"
+                f"{place} is not JSON ({error}); wanted one record a line. To train on the file as it is, name it .txt"
             ) from None
         except (LookupError, TypeError, AttributeError):
             has = f"has {', '.join(map(repr, list(record)[:8]))}" if isinstance(record, dict) else "is not an object"
             raise BadFile(
-                f"{file.path}, line {number:,}: the record {has}; wanted a text under {options.key!r}. Name another "
-                "key: data.key=KEY"
+                f"{place}: the record {has}; wanted a text under {options.key!r}. Name another key: data.key=KEY"
             ) from None
         if content:
             yield Document(f"{file.label}:{number}", iter([content]))

@@ -1,11 +1,28 @@
-"""Plain text: a file is a document."""
+"""Plain text: a file is a document. What is no text is recognised by its first bytes."""
 
 import codecs
 import itertools
 from collections.abc import Iterator
 
 from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
-from minigpt.data.readers.kinds import HEAD_BYTES, kind_of_binary
+
+HEAD_BYTES = 512  # by which a file that is no text is recognised
+
+_KINDS = {
+    b"\x89PNG": "a PNG picture",
+    b"\xff\xd8\xff": "a JPEG picture",
+    b"GIF8": "a GIF picture",
+    b"%PDF": "a PDF document",
+    b"PK\x03\x04": "a ZIP archive or an office document",
+    b"\x1f\x8b": "gzip data without .gz at the end of its name",
+    b"\x28\xb5\x2f\xfd": "zstd data, unpack it first",
+    b"\xfd7zXZ": "xz data, unpack it first",
+    b"BZh": "bzip2 data, unpack it first",
+    b"PAR1": "a Parquet table, write its text to a .jsonl file first",
+    b"SQLite format 3": "an SQLite database",
+    b"\x7fELF": "a program",
+    b"\x93NUMPY": "a NumPy array",
+}
 
 
 def read_plain(file: File, options: ReadOptions) -> Iterator[Document]:
@@ -33,12 +50,24 @@ def _utf8(file: File, options: ReadOptions) -> Iterator[bytes]:
         yield chunk if as_is else text.encode("utf-8", options.errors)
 
 
-def _remedy(file: File, options: ReadOptions) -> str:
+def kind_of_binary(file: File, encoding: str) -> str | None:
+    """What a file is by its first bytes; None if it may be text in this encoding."""
     head = next(file.chunks(HEAD_BYTES), b"")
-    kind = kind_of_binary(head, options.encoding)
+    for start, kind in _KINDS.items():
+        if head.startswith(start):
+            return kind
+    return "binary data: it holds NUL bytes" if b"\0" in head and encoding == "utf-8" and not _is_utf16(head) else None
+
+
+def _is_utf16(head: bytes) -> bool:
+    return head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+
+
+def _remedy(file: File, options: ReadOptions) -> str:
+    kind = kind_of_binary(file, options.encoding)
     if kind:
         return f"The file is {kind}. Leave it out: data.exclude={file.label}"
-    other = "utf-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "latin-1"
+    other = "utf-16" if _is_utf16(next(file.chunks(HEAD_BYTES), b"")) else "latin-1"
     return (
         f"If the text is in another encoding, name it: data.encoding={other}; to read bad bytes as U+FFFD: "
         "data.errors=replace; to train on the bytes as they are: tokenizer=byte"

@@ -82,10 +82,9 @@ def train_ranks(size: int, documents: Iterable[Iterable[bytes]]) -> list[bytes]:
     )
     text = itertools.chain.from_iterable(map(_valid_text, documents))
     _run_interruptibly(lambda parts: learner.train_from_iterator(parts, trainer), text)
-    by_id = sorted(learner.get_vocab().items(), key=lambda item: item[1])
-    tokens = [bytes(CHARACTER_TO_BYTE[c] for c in token) for token, _ in by_id]
-    merged = [token for token in tokens if len(token) > 1]
-    return SINGLE_BYTES + list(dict.fromkeys(merged))
+    numbers = learner.get_vocab()
+    tokens = [bytes(CHARACTER_TO_BYTE[c] for c in token) for token in sorted(numbers, key=numbers.__getitem__)]
+    return SINGLE_BYTES + [token for token in tokens if len(token) > 1]
 
 
 def _run_interruptibly(work: Callable[[Iterable[str]], object], text: Iterable[str]) -> None:
@@ -117,11 +116,7 @@ def _run_interruptibly(work: Callable[[Iterable[str]], object], text: Iterable[s
 def _valid_text(document: Iterable[bytes]) -> Iterator[str]:
     """The parts of a document that are UTF-8."""
     for run in runs(document):
-        text = run.decode("utf-8", "surrogateescape")
-        if run.isascii() or not _INVALID.search(text):
-            yield text
-        else:
-            yield from filter(None, _INVALID.split(text)[::2])
+        yield from filter(None, _INVALID.split(run.decode("utf-8", "surrogateescape"))[::2])
 
 
 BPE = Scheme(

@@ -44,7 +44,7 @@ def _gpt2_file() -> bytes:
     except ConnectionError as error:
         raise UserFault(
             f"tokenizer=gpt2 needs GPT-2's merges: {path} {problem}, and {VOCAB_URL} can't be fetched ({error}). "
-            "Put that file there, or the folder of tiktoken's cache in TIKTOKEN_CACHE_DIR, or use tokenizer=bpe"
+            "Put that file there, name the folder of tiktoken's cache in TIKTOKEN_CACHE_DIR, or use tokenizer=bpe"
         ) from None
     with contextlib.suppress(OSError):  # a cache that can't be written costs a download next time, no more
         folder.mkdir(parents=True, exist_ok=True)
