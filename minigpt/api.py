@@ -59,8 +59,7 @@ class TrainedGPT:
         if unknown := options.keys() - set(OPTIONS):
             raise TypeError(f"generate() has no option {min(unknown)!r}; it takes {', '.join(OPTIONS)}")
         from minigpt.config.check import find_faults
-        from minigpt.sampling.prompt import encode_prompt
-        from minigpt.sampling.write import write
+        from minigpt.sampling.write import encode_prompt, write
 
         options |= {"checkpoint": str(self.path), "max_new_tokens": max_new_tokens, "seed": seed}
         config = SampleConfig(temperature=temperature, **options)

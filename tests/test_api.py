@@ -14,7 +14,7 @@ from minigpt.data.prepare import prepare
 from minigpt.faults import UserFault
 from minigpt.model.evaluate import evaluate
 from minigpt.sampling.command import sample
-from minigpt.sampling.terminal import show
+from minigpt.sampling.stream import show
 
 
 def modules_after(code: str, folder) -> set[str]:

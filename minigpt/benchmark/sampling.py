@@ -96,8 +96,8 @@ def our_writer(new_gpt: Callable[[], GPT], tokenizer: Tokenizer, options: Sample
     decoder = choose_decoder(options, gpt)
 
     def writer(prompts: list[list[int]], new: int) -> int:
-        texts = write(gpt, tokenizer, prompts, replace(options, max_new_tokens=new), decoder=decoder)
-        return sum(len(text.sample.tokens) for text in texts)
+        samples = write(gpt, tokenizer, prompts, replace(options, max_new_tokens=new), decoder=decoder)
+        return sum(len(sample.tokens) for sample in samples)
 
     return writer
 

@@ -5,23 +5,23 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint
 from minigpt.config.schema import SampleConfig
-from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import FINISHED, UserFault
 from minigpt.machine.hardware import probe
 from minigpt.model.gpt import GPT
-from minigpt.sampling.generate import window_start
+from minigpt.sampling.generate import Sample, window_start
 from minigpt.sampling.interactive import converse
 from minigpt.sampling.native.decoder import NativeDecoder, native_decoder, round_to_int8
 from minigpt.sampling.native.library import NoNativeCode
-from minigpt.sampling.prompt import encode_prompt, start_token
-from minigpt.sampling.terminal import say, show
-from minigpt.sampling.write import Text, write
+from minigpt.sampling.stream import say, show
+from minigpt.sampling.write import encode_prompt, start_token, write
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32, "fp64": torch.float64}
 
@@ -40,13 +40,13 @@ def sample(config: SampleConfig) -> int:
     """
     try:
         loaded = load(config)
-        decoder = choose_decoder(config, loaded.model)
+        write_these = partial(write_texts, loaded, choose_decoder(config, loaded.model))
         if config.interactive:
             if config.prompt or config.prompt_file is not None:
                 say("note: interactive=true asks for the prompt; prompt= and prompt_file= are not used")
-            converse(loaded.model, loaded.tokenizer, config, decoder=decoder)
+            converse(replace(config, prompt_file=None, num_samples=1, stream=True), write_these)
         else:
-            write_once(loaded, config, decoder)
+            write_these(config)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader (`| head`) has seen enough; Python must not try to flush again at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -59,27 +59,18 @@ def load(config: SampleConfig) -> LoadedCheckpoint:
     Raises:
         UserFault: no such checkpoint or device.
     """
-    if config.checkpoint is None:
-        raise UserFault("no checkpoint was given, so there is no model to sample from. Type checkpoint=RUN")
-    device = choose_device(config)
+    assert config.checkpoint is not None, "config/check.py asks for it"
+    device = probe(config.device).device
+    if config.device not in ("auto", device):
+        raise UserFault(f"device={config.device}: this machine has none that PyTorch can use. Use device=auto or cpu")
+    if device == "mps" and config.precision == "fp64":
+        device = "cpu"  # MPS has no fp64
     loaded = load_checkpoint(config.checkpoint, config.which)
     loaded.model.to(device, DTYPES[config.precision]).eval()
     if config.precision == "int8":
         round_to_int8(loaded.model)
     say(f"{loaded.path}: on {device} in {config.precision}")
     return loaded
-
-
-def choose_device(config: SampleConfig) -> str:
-    """Return the device asked for; auto = the best there is. MPS has no fp64, which then runs on the CPU.
-
-    Raises:
-        UserFault: the device asked for is not there.
-    """
-    found = probe(config.device).device
-    if config.device not in ("auto", found):
-        raise UserFault(f"device={config.device}: this machine has none that PyTorch can use. Use device=auto or cpu")
-    return "cpu" if found == "mps" and config.precision == "fp64" else found
 
 
 def choose_decoder(config: SampleConfig, model: GPT) -> NativeDecoder | None:
@@ -117,7 +108,7 @@ def read_prompts(config: SampleConfig) -> list[str | bytes]:
     return prompts or [""]
 
 
-def write_once(loaded: LoadedCheckpoint, config: SampleConfig, decoder: NativeDecoder | None) -> None:
+def write_texts(loaded: LoadedCheckpoint, decoder: NativeDecoder | None, config: SampleConfig) -> None:
     """Continue the config's prompts and show them.
 
     Raises:
@@ -125,96 +116,59 @@ def write_once(loaded: LoadedCheckpoint, config: SampleConfig, decoder: NativeDe
     """
     prompts = read_prompts(config)
     encoded = [encode_prompt(loaded.tokenizer, prompt, allow_special=config.allow_special) for prompt in prompts]
-    for note in notes(loaded, config, prompts, encoded):
-        say(f"note: {note}")
-    block_size = loaded.model.config.block_size
-    beginnings = [shown_prompt(*each, loaded.tokenizer, block_size) for each in zip(prompts, encoded, strict=True)]
+    if not all(prompts):
+        say(f"note: an empty prompt starts from {start_token(loaded.tokenizer)[1]}")
+    if codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8":
+        say(f"note: this terminal writes {sys.stdout.encoding}, other characters become ?: set LC_ALL=C.UTF-8")
+    beginnings = [beginning(number, *each, loaded) for number, each in enumerate(zip(prompts, encoded, strict=True), 1)]
+    streaming = config.stream and len(prompts) * config.num_samples == 1
     started = time.perf_counter()
-    if config.stream and len(prompts) * config.num_samples == 1:
-        try:
+    try:
+        if streaming and not config.interactive:  # where it stands on the screen already, as it was typed
             show(beginnings[0])
-            texts = write(loaded.model, loaded.tokenizer, encoded, config, decoder=decoder, on_text=show)
-        finally:
-            show("\n")  # what is said next, of Ctrl-C too, has a line of its own
-    else:
-        texts = write_batch(loaded, config, encoded, decoder)
-        show_all(beginnings, texts, config.num_samples)
-    seconds = time.perf_counter() - started
-    tokens = sum(len(text.sample.tokens) for text in texts)
-    say(f"{tokens:,} tokens in {seconds:.1f} s: {tokens / seconds:,.0f} tokens/s{endings(texts)}")
+        on_text = show if streaming else lambda piece: None
+        samples = write(loaded.model, loaded.tokenizer, encoded, config, decoder=decoder, on_text=on_text)
+    except (MemoryError, RuntimeError) as error:
+        from minigpt.machine.memory import is_out_of_memory  # here, not above: it takes a fifth of a second
 
-
-def shown_prompt(prompt: str | bytes, tokens: Sequence[int], tokenizer: Tokenizer, block_size: int) -> str:
-    """Return what stands before a text: the prompt, or the end of it that the model reads; of binary data nothing."""
-    unread = window_start(len(tokens), block_size)
-    text = as_text(prompt)
-    return f"... {tokenizer.decode(tokens[unread:])}" if unread and text is not None else text or ""
-
-
-def as_text(prompt: str | bytes) -> str | None:
-    """Return a prompt as text, or None if its bytes are not UTF-8."""
-    try:
-        return prompt if isinstance(prompt, str) else prompt.decode()
-    except UnicodeDecodeError:
-        return None
-
-
-def write_batch(
-    loaded: LoadedCheckpoint, config: SampleConfig, encoded: Sequence[Sequence[int]], decoder: NativeDecoder | None
-) -> list[Text]:
-    """Write all samples at once.
-
-    Raises:
-        UserFault: they don't fit into memory.
-    """
-    try:
-        return write(loaded.model, loaded.tokenizer, encoded, config, decoder=decoder)
-    except RuntimeError as error:  # CUDA's is torch.OutOfMemoryError; the CPU's has no class of its own
-        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+        if is_out_of_memory(error):
             raise UserFault(
-                f"{len(encoded)} prompts x num_samples={config.num_samples} don't fit into memory at once. "
+                f"{len(prompts)} prompts x num_samples={config.num_samples} don't fit into memory at once. "
                 "Use a smaller num_samples"
             ) from None
         raise
+    finally:
+        if streaming:
+            show("\n")  # what is said next, of Ctrl-C too, has a line of its own
+    seconds = time.perf_counter() - started
+    for each in samples if not streaming else ():
+        if len(samples) > 1:
+            place = f"prompt {each.prompt + 1} of {len(prompts)}, sample {each.number + 1} of {config.num_samples}"
+            show(f"--- {place} ---\n")
+        show(f"{beginnings[each.prompt]}{each.text}\n")
+    tokens, seed = sum(len(each.tokens) for each in samples), f"; seed {config.seed}" if config.interactive else ""
+    say(f"{tokens:,} tokens in {seconds:.1f} s: {tokens / seconds:,.0f} tokens/s{endings(samples)}{seed}")
 
 
-def show_all(beginnings: Sequence[str], texts: Sequence[Text], num_samples: int) -> None:
-    """Print the texts, each under a headline if there are several."""
-    for text in texts:
-        if len(texts) > 1:
-            prompt, number = text.sample.prompt + 1, text.sample.number + 1
-            show(f"--- prompt {prompt} of {len(beginnings)}, sample {number} of {num_samples} ---\n")
-        show(f"{beginnings[text.sample.prompt]}{text.text}\n")
+def beginning(number: int, prompt: str | bytes, tokens: Sequence[int], loaded: LoadedCheckpoint) -> str:
+    """Return what stands before a text: the prompt, or, which is then said, only what can be shown of it."""
+    block_size = loaded.model.config.block_size
+    unread = window_start(len(tokens), block_size)
+    if unread:
+        say(
+            f"note: prompt {number} has {len(tokens):,} tokens and the model's window {block_size}: "
+            f"it reads the last {len(tokens) - unread}, and only they are shown"
+        )
+    try:
+        text = prompt if isinstance(prompt, str) else prompt.decode()
+    except UnicodeDecodeError:
+        say(f"note: prompt {number} is not UTF-8 text: its {len(prompt):,} bytes are read and not shown")
+        return ""
+    return f"... {loaded.tokenizer.decode(tokens[unread:])}" if unread else text
 
 
-def endings(texts: Sequence[Text]) -> str:
-    """Say how many texts ended before max_new_tokens, and why."""
+def endings(samples: Sequence[Sample]) -> str:
+    """Return how many texts ended before max_new_tokens, and why."""
     reasons = {"end of text": "the model's end-of-text token", "stopped": "a stop string"}
-    counts = {reason: sum(text.sample.ended == reason for text in texts) for reason in reasons}
+    counts = {reason: sum(each.ended == reason for each in samples) for reason in reasons}
     return "".join(f"; {count} ended by {reasons[reason]}" for reason, count in counts.items() if count)
-
-
-def notes(
-    loaded: LoadedCheckpoint, config: SampleConfig, prompts: Sequence[str | bytes], encoded: Sequence[Sequence[int]]
-) -> list[str]:
-    """Return what the user may not expect."""
-    block_size, V = loaded.model.config.block_size, loaded.tokenizer.vocab_size
-    found = []
-    if not all(prompts):
-        found.append(f"an empty prompt starts from {start_token(loaded.tokenizer)[1]}")
-    for index, tokens in enumerate(encoded):
-        if unread := window_start(len(tokens), block_size):
-            found.append(
-                f"prompt {index + 1} has {len(tokens):,} tokens and the model's window {block_size}: "
-                f"it reads the last {len(tokens) - unread}, and only they are shown"
-            )
-    for index, prompt in enumerate(prompts, 1):
-        if as_text(prompt) is None:
-            found.append(f"prompt {index} is not UTF-8 text: its {len(prompt):,} bytes are read and not shown")
-    if codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8":
-        found.append(f"this terminal writes {sys.stdout.encoding}, other characters become ?: set LC_ALL=C.UTF-8")
-    if config.top_k > V:
-        found.append(f"top_k={config.top_k} is more than the vocabulary of {V}: all tokens are kept")
-    if config.allow_special and loaded.tokenizer.eot is None:
-        found.append(f"allow_special=true changes nothing: tokenizer={loaded.tokenizer.name} has no control token")
-    return found

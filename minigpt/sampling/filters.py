@@ -1,6 +1,7 @@
 """What shapes the choice of the next token: pure functions, logits (B, V) in, logits (B, V) out.
 
-A token that is ruled out gets minus infinity; the likeliest token is never ruled out.
+A token that is ruled out gets minus infinity; the likeliest token is never ruled out. Options outside their ranges
+(config/schema.py) don't get here: who makes a SampleConfig of a user's values has it checked (config/check.py).
 """
 
 import math
@@ -24,9 +25,6 @@ def filter_logits(logits: Tensor, seen: Tensor | None, options: SampleConfig) ->
 
     Returns:
         (B, V).
-
-    Raises:
-        ValueError: an option outside its range.
     """
     if seen is not None:
         logits = repetition_penalty(logits, seen, options.repetition_penalty)
@@ -49,14 +47,9 @@ def repetition_penalty(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     Returns:
         (B, V).
 
-    Raises:
-        ValueError: a penalty of 0 or less.
-
     Source: Keskar et al. 2019, "CTRL", section 4.1; the split by sign is Hugging Face's, without which a
     penalty would help tokens with negative logits.
     """
-    if not 0 < penalty < math.inf:
-        raise ValueError(f"repetition_penalty: got {penalty}; wanted a number above 0 (1 = off)")
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
@@ -68,13 +61,8 @@ def temperature(logits: Tensor, value: float) -> Tensor:
     Returns:
         (B, V), shifted so that the largest is 0: no small temperature overflows.
 
-    Raises:
-        ValueError: a negative or non-finite temperature.
-
     Source: Ackley, Hinton and Sejnowski 1985, "A Learning Algorithm for Boltzmann Machines".
     """
-    if not 0 <= value < math.inf:
-        raise ValueError(f"temperature: got {value}; wanted 0 (greedy) or above")
     if value == 0:
         likeliest = logits.argmax(dim=-1, keepdim=True)
         return torch.full_like(logits, -math.inf).scatter(-1, likeliest, 0.0)
@@ -84,13 +72,8 @@ def temperature(logits: Tensor, value: float) -> Tensor:
 def top_k(logits: Tensor, k: int) -> Tensor:
     """Keep the k likeliest tokens, and those that tie with the k-th. 0 = off; k above V keeps all V.
 
-    Raises:
-        ValueError: a negative k.
-
     Source: Fan, Lewis and Dauphin 2018, "Hierarchical Neural Story Generation", section 5.2.
     """
-    if k < 0:
-        raise ValueError(f"top_k: got {k}; wanted 0 (off) or more")
     V = logits.shape[-1]
     if k == 0 or k >= V:
         return logits
@@ -103,13 +86,8 @@ def top_p(logits: Tensor, p: float) -> Tensor:
 
     Among equally likely tokens the lower id comes first.
 
-    Raises:
-        ValueError: p outside (0, 1].
-
     Source: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration", section 3.1.
     """
-    if not 0 < p <= 1:
-        raise ValueError(f"top_p: got {p}; wanted above 0 and at most 1 (1 = off)")
     if p == 1:
         return logits
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
@@ -121,13 +99,8 @@ def top_p(logits: Tensor, p: float) -> Tensor:
 def min_p(logits: Tensor, p: float) -> Tensor:
     """Drop tokens whose probability is below p times that of the likeliest. 0 = off.
 
-    Raises:
-        ValueError: p outside [0, 1].
-
     Source: Nguyen et al. 2024, "Turning Up the Heat: Min-p Sampling for Creative and Coherent LLM Outputs".
     """
-    if not 0 <= p <= 1:
-        raise ValueError(f"min_p: got {p}; wanted 0 (off) to 1")
     if p == 0:
         return logits
     return logits.masked_fill(logits < logits.amax(dim=-1, keepdim=True) + math.log(p), -math.inf)

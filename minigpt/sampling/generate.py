@@ -7,39 +7,19 @@ number behind the next token (`uniform`, in draw.py).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from minigpt.config.schema import SampleConfig
 from minigpt.faults import UserFault
+from minigpt.model.cache import KVCache
 from minigpt.sampling.draw import draw, uniform, upload
 from minigpt.sampling.filters import filter_logits
 
-
-class Forward(Protocol):
-    """A language model, as far as sampling is concerned."""
-
-    def __call__(self, tokens: Tensor, lengths: Sequence[int], cache: Any) -> Tensor:
-        """(B, T) ids on the CPU, padded right to T -> (B, V) logits after each row's last real token.
-
-        With a cache, the tokens follow what it holds and are appended to it, padding included; the loop
-        trims it to the real lengths.
-        """
-
-
-class Cache(Protocol):
-    """What the loop asks of a KV cache; minigpt.model.cache.KVCache is one."""
-
-    def set_lengths(self, lengths: Sequence[int]) -> None:
-        """Row b holds this many tokens."""
-
-    def select(self, rows: Sequence[int]) -> Any:
-        """A copy of these rows, which may repeat."""
-
-    def put(self, rows: Sequence[int], part: Any) -> None:
-        """Overwrite these rows."""
+# A language model: (B, T) ids on the CPU, padded right to T, and the B real lengths -> (B, V) logits after each row's
+# last real token. With a cache, the tokens follow what it holds and are appended to it, padding included.
+Forward = Callable[[Tensor, Sequence[int], KVCache | None], Tensor]
 
 
 @dataclass
@@ -49,7 +29,7 @@ class Sample:
     prompt: int  # which of the prompts it continues
     number: int  # which of that prompt's samples it is
     tokens: list[int] = field(default_factory=list)  # written so far: without the prompt and the end-of-text token
-    unread: int = 0  # tokens at the prompt's start that the model did not see: the prompt was longer than its window
+    text: str = ""  # what they say, without the prompt; `write` sets it
     ended: str = ""  # "length" | "end of text" | "stopped" (by on_token)
 
 
@@ -81,9 +61,9 @@ def generate(
     options: SampleConfig,
     *,
     block_size: int,
-    new_cache: Callable[[int], Cache] | None = None,
+    new_cache: Callable[[int], KVCache] | None = None,
     eot: int | None = None,
-    on_token: Callable[[int, int], bool] | None = None,
+    on_token: Callable[[int, int], bool] = lambda index, token: False,
 ) -> list[Sample]:
     """Continue every prompt num_samples times, all in one batch.
 
@@ -103,16 +83,11 @@ def generate(
     Raises:
         UserFault: the model's logits are NaN or infinite.
     """
-    if any(len(prompt) == 0 for prompt in prompts):
-        raise ValueError("generate: got an empty prompt; wanted at least one token to start from, e.g. end-of-text")
-    samples = [
-        Sample(index, number, unread=window_start(len(prompt), block_size))
-        for index, prompt in enumerate(prompts)
-        for number in range(options.num_samples)
-    ]
+    assert all(map(len, prompts)), "an empty prompt: there must be a token to start from, e.g. end-of-text"
+    samples = [Sample(index, number) for index in range(len(prompts)) for number in range(options.num_samples)]
     texts = [list(prompts[sample.prompt]) for sample in samples]
-    live = list(range(len(samples))) if options.max_new_tokens > 0 else []
-    reader = CachedReader(forward, new_cache, block_size) if new_cache else Reader(forward, block_size)
+    live = list(range(len(samples)))
+    reader = Reader(forward, block_size, new_cache)
     seen = None
     while live:
         logits = reader.next_logits([texts[index] for index in live])  # (B, V)
@@ -131,7 +106,7 @@ def generate(
                 continue
             sample.tokens.append(token)
             texts[index].append(token)
-            if on_token is not None and on_token(index, token):
+            if on_token(index, token):
                 sample.ended = "stopped"
             elif len(sample.tokens) == options.max_new_tokens:
                 sample.ended = "length"
@@ -169,59 +144,51 @@ def tokens_seen(texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
     return upload(seen, logits.device)
 
 
-def pad(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Return (B, T) ids, shorter rows filled up behind with 0."""
-    T = max(len(row) for row in rows)
-    return torch.tensor([[*row, *[0] * (T - len(row))] for row in rows])
-
-
 class Reader:
-    """Reads each text's whole window for every token: the readable twin of `CachedReader`."""
+    """Gives the logits that follow some texts, of which each grows by one token from call to call.
 
-    def __init__(self, forward: Forward, block_size: int):
+    With a cache it reads each token once, until a text's window moves: then that window is read anew. Without, it
+    reads the whole window for every token: slower, and the readable twin.
+    """
+
+    def __init__(self, forward: Forward, block_size: int, new_cache: Callable[[int], KVCache] | None = None):
         self.forward = forward
         self.block_size = block_size
-
-    def next_logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """(B, V) logits of each text's next token."""
-        windows = [text[window_start(len(text), self.block_size) :] for text in texts]
-        return self.forward(pad(windows), [len(window) for window in windows], None)
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Only these rows go on."""
-
-
-class CachedReader(Reader):
-    """Reads each token once, until a text's window moves: then that window is read anew."""
-
-    def __init__(self, forward: Forward, new_cache: Callable[[int], Cache], block_size: int):
-        super().__init__(forward, block_size)
         self.new_cache = new_cache
-        self.starts: list[int] = []  # where each row's window begins
+        self.starts: list[int] = []  # where each cached row's window begins
 
     def next_logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """(B, V) logits of each text's next token; each text is the one before with one token more."""
+        """Return (B, V) logits of each text's next token."""
         starts = [window_start(len(text), self.block_size) for text in texts]
+        if self.new_cache is None:
+            return self.read([text[start:] for text, start in zip(texts, starts, strict=True)])
         if not self.starts:
-            self.cache = self.read([text[start:-1] for text, start in zip(texts, starts, strict=True)])
+            self.cache = self.cached([text[start:-1] for text, start in zip(texts, starts, strict=True)])
         elif moved := [row for row, start in enumerate(starts) if start != self.starts[row]]:
-            self.cache.put(moved, self.read([texts[row][starts[row] : -1] for row in moved]))
+            self.cache.put(moved, self.cached([texts[row][starts[row] : -1] for row in moved]))
         self.starts = starts
-        return self.forward(torch.tensor([[text[-1]] for text in texts]), [1] * len(texts), self.cache)
+        return self.read([text[-1:] for text in texts], self.cache)
 
-    def read(self, windows: Sequence[Sequence[int]]) -> Cache:
-        """A cache that holds these windows; equal ones (the samples of one prompt) are read once."""
+    def read(self, rows: Sequence[Sequence[int]], cache: KVCache | None = None) -> Tensor:
+        """Return (B, V) logits after rows of tokens; the shorter ones are filled up behind with 0."""
+        lengths = [len(row) for row in rows]
+        padded = [[*row, *[0] * (max(lengths) - len(row))] for row in rows]
+        return self.forward(torch.tensor(padded), lengths, cache)
+
+    def cached(self, windows: Sequence[Sequence[int]]) -> KVCache:
+        """Return a cache that holds these windows; equal ones (the samples of one prompt) are read once."""
+        assert self.new_cache is not None
         different = list(dict.fromkeys(tuple(window) for window in windows))
-        lengths = [len(window) for window in different]
         cache = self.new_cache(len(different))
-        if max(lengths) > 0:
-            self.forward(pad(different), lengths, cache)
-            cache.set_lengths(lengths)
+        if any(different):
+            self.read(different, cache)
+            cache.set_lengths([len(window) for window in different])
         if len(different) == len(windows):
             return cache
         return cache.select([different.index(tuple(window)) for window in windows])
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Only these rows go on."""
-        self.cache = self.cache.select(rows)
-        self.starts = [self.starts[row] for row in rows]
+        """Let only these rows go on."""
+        if self.new_cache is not None:
+            self.cache = self.cache.select(rows)
+            self.starts = [self.starts[row] for row in rows]

@@ -1,61 +1,76 @@
-"""Tokens to text as they come: never half a character, never the beginning of a stop string."""
+"""Tokens to text as they come, never half a character, never the beginning of a stop string; and text to the screen."""
 
 import codecs
+import sys
 from collections.abc import Sequence
+
+# An untrained model writes any byte, and some would move the cursor or rename the window. On a terminal they
+# are shown as pictures (U+2400 ...); tabs and newlines are left.
+CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
+CONTROL_PICTURES |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
 class TextStream:
     """Turns the bytes of tokens into text that can be shown at once.
 
     A token may hold a part of a character, or a part of a stop string. What could still become either is held
-    back until it is decided. All pieces joined are `cut_at_stop(all bytes).decode(errors="replace")`.
+    back until it is decided. At the end `text` is `cut_at_stop(all bytes).decode(errors="replace")`.
 
     Args:
         stop: strings before which the text ends, each at least one character.
     """
 
     def __init__(self, stop: Sequence[str] = ()):
-        if "" in stop:
-            raise ValueError('stop: got an empty string; wanted at least one character in each, e.g. stop=["\\n"]')
         self.stop = [text.encode("utf-8", "surrogateescape") for text in stop]
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.held = b""
         self.stopped = False
+        self.text = ""
 
     def feed(self, data: bytes) -> str:
-        """Take one token's bytes; the text that is now certain. Nothing more comes after a stop string."""
-        if self.stopped:
-            return ""
+        """Take one token's bytes; return the text that is now certain. After a stop string only `finish` follows."""
         self.held += data
         kept = cut_at_stop(self.held, self.stop)
-        if len(kept) < len(self.held):
-            self.stopped, self.held = True, b""
-            return self.decoder.decode(kept, final=True)
-        certain = len(self.held) - self.undecided()
-        text = self.decoder.decode(self.held[:certain])
-        self.held = self.held[certain:]
-        return text
+        self.stopped, self.held = len(kept) < len(self.held), kept
+        return self._release(len(kept) - self.undecided())
 
     def undecided(self) -> int:
-        """Bytes at the end that could be the beginning of a stop string: the most that fit."""
-        for length in range(min(len(self.held), max(map(len, self.stop), default=1) - 1), 0, -1):
+        """Return how many bytes at the end could be the beginning of a stop string: the most that fit."""
+        for length in range(len(self.held), 0, -1):
             if any(stop.startswith(self.held[-length:]) for stop in self.stop):
                 return length
         return 0
 
     def finish(self) -> str:
-        """No more tokens: what was held back."""
-        if self.stopped:
-            return ""
-        self.stopped, held = True, self.held
-        return self.decoder.decode(held, final=True)
+        """Return what was held back: no more tokens come."""
+        return self._release(len(self.held), final=True)
+
+    def _release(self, size: int, *, final: bool = False) -> str:
+        piece = self.decoder.decode(self.held[:size], final)
+        self.held = self.held[size:]
+        self.text += piece
+        return piece
 
 
 def cut_at_stop(data: bytes, stop: Sequence[bytes]) -> bytes:
-    """The bytes before the stop string that is completed first (of those completed together, the longest).
+    """Return the bytes before the stop string that is completed first (of those completed together, the longest).
 
     That is the one a reader of single bytes would notice first, so the cut does not depend on how the text
     happens to be divided into tokens.
     """
     found = [(at + len(text), at) for text in stop if (at := data.find(text)) >= 0]
     return data[: min(found)[1]] if found else data
+
+
+def show(text: str) -> None:
+    """Print text of the model at once, as it is where it goes to a file, harmless where it goes to a terminal."""
+    if sys.stdout.isatty():
+        text = text.translate(CONTROL_PICTURES)
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))  # a terminal without é gets a ?
+    sys.stdout.flush()
+
+
+def say(text: str) -> None:
+    """Print words of our own to stderr: stdout is the model's alone."""
+    print(text, file=sys.stderr, flush=True)

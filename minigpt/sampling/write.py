@@ -1,28 +1,58 @@
 """Text in, text out: the model, the tokenizer and the sampling loop put together."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from minigpt.config.schema import SampleConfig
-from minigpt.data.tokenizer import Tokenizer
+from minigpt.config.schema import SampleConfig, SamplesConfig
+from minigpt.data.tokenizer import END_OF_TEXT, Tokenizer
+from minigpt.faults import UserFault
 from minigpt.model.cache import KVCache
 from minigpt.model.gpt import GPT
 from minigpt.sampling.draw import upload
 from minigpt.sampling.generate import Forward, Sample, generate
 from minigpt.sampling.native.decoder import MAX_ROWS, NativeDecoder
-from minigpt.sampling.prompt import encode_prompt
 from minigpt.sampling.stream import TextStream
 
 
-@dataclass
-class Text:
-    """A sample as text."""
+def encode_prompt(tokenizer: Tokenizer, prompt: str | bytes, *, allow_special: bool = False) -> list[int]:
+    """Return a prompt as tokens; at least one.
 
-    sample: Sample
-    text: str  # what was written, without the prompt
+    Args:
+        tokenizer: the model's.
+        prompt: text, or a file's bytes, which need not be UTF-8 where the tokenizer takes any bytes.
+        allow_special: let `<|endoftext|>` become the control token. Otherwise it is text like any other.
+
+    Returns:
+        Its tokens; the one of `start_token` if it is empty.
+
+    Raises:
+        UserFault: not text where text is needed, or a character the tokenizer does not know.
+    """
+    if not prompt:
+        return [start_token(tokenizer)[0]]
+    if isinstance(prompt, str):
+        return tokenizer.encode(prompt, allow_special=allow_special)
+    if not allow_special:
+        return tokenizer.encode_bytes(prompt).tolist()
+    try:
+        return tokenizer.encode(prompt.decode(), allow_special=True)
+    except UnicodeDecodeError as error:
+        raise UserFault(
+            f"the prompt is not UTF-8 text, which allow_special=true needs: byte {prompt[error.start]:#04x} at offset "
+            f"{error.start}. Leave allow_special out (then any bytes will do), or save the file as UTF-8"
+        ) from None
+
+
+def start_token(tokenizer: Tokenizer) -> tuple[int, str]:
+    """Return where a text without a prompt starts, as token and name: end-of-text, else a newline, else token 0."""
+    if tokenizer.eot is not None:
+        return tokenizer.eot, END_OF_TEXT
+    try:
+        return tokenizer.encode("\n")[0], "a newline"
+    except UserFault:  # the alphabet has none
+        return 0, f"{tokenizer.decode([0])!r}, the first character of its alphabet"
 
 
 def write(
@@ -32,8 +62,8 @@ def write(
     options: SampleConfig,
     *,
     decoder: NativeDecoder | None = None,
-    on_text: Callable[[str], None] | None = None,
-) -> list[Text]:
+    on_text: Callable[[str], object] = lambda piece: None,
+) -> list[Sample]:
     """Continue prompts with a model.
 
     Args:
@@ -45,21 +75,15 @@ def write(
         on_text: called with each piece of text as it is made; for a single sample.
 
     Returns:
-        The texts: all samples of prompt 0, then of prompt 1, ...
+        The samples: all of prompt 0, then of prompt 1, ...
 
     Raises:
         UserFault: the model's weights are not finite.
     """
     streams = [TextStream(options.stop) for _ in range(len(prompts) * options.num_samples)]
-    pieces: list[list[str]] = [[] for _ in streams]
-
-    def emit(index: int, piece: str) -> None:
-        pieces[index].append(piece)
-        if on_text is not None and piece:
-            on_text(piece)
 
     def on_token(index: int, token: int) -> bool:
-        emit(index, streams[index].feed(tokenizer.token_bytes(token)))
+        on_text(streams[index].feed(tokenizer.token_bytes(token)))
         return streams[index].stopped
 
     samples = generate(
@@ -71,49 +95,33 @@ def write(
         eot=tokenizer.eot,
         on_token=on_token,
     )
-    for index, stream in enumerate(streams):
-        emit(index, stream.finish())
-    return [Text(sample, "".join(parts)) for sample, parts in zip(samples, pieces, strict=True)]
+    for sample, stream in zip(samples, streams, strict=True):
+        on_text(stream.finish())
+        sample.text = stream.text
+    return samples
 
 
-def write_sample(
-    model: GPT,
-    tokenizer: Tokenizer,
-    prompt: str,
-    *,
-    max_new_tokens: int,
-    temperature: float = 0.8,
-    top_k: int = 0,
-    seed: int = 1337,
-) -> str:
-    """One sample of a model in training, which does not notice: its mode is restored, no global random number is drawn.
+def write_sample(model: GPT, tokenizer: Tokenizer, samples: SamplesConfig, *, seed: int) -> str:
+    """Return one sample of a model in training, without its prompt.
 
-    Args:
-        model: in any mode.
-        tokenizer: the one it is trained with.
-        prompt: text to continue; empty starts from `start_token`.
-        max_new_tokens: tokens to write.
-        temperature: 0 = greedy.
-        top_k: 0 = off.
-        seed: the text follows from it and the weights.
-
-    Returns:
-        What was written, without the prompt.
+    Training does not notice: the model's mode is restored, and no global random number is drawn.
 
     Raises:
         UserFault: a character the tokenizer does not know, or non-finite weights.
     """
-    options = SampleConfig(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed)
+    options = SampleConfig(
+        max_new_tokens=samples.max_new_tokens, temperature=samples.temperature, top_k=samples.top_k, seed=seed
+    )
     training = model.training
     model.eval()
     try:
-        return write(model, tokenizer, [encode_prompt(tokenizer, prompt)], options)[0].text
+        return write(model, tokenizer, [encode_prompt(tokenizer, samples.prompt)], options)[0].text
     finally:
         model.train(training)
 
 
 def gpt_forward(model: GPT, decoder: NativeDecoder | None = None) -> Forward:
-    """A GPT as the sampling loop wants it: only the last real position goes through the output layer."""
+    """Return a GPT as the sampling loop wants it: only the last real position goes through the output layer."""
     device = model.token_embedding.weight.device
 
     def forward(tokens: Tensor, lengths: Sequence[int], cache: KVCache | None) -> Tensor:

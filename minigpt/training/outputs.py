@@ -124,17 +124,9 @@ class Outputs:
         """Let the model write some text (rank 0 only)."""
         if not self.run.writes:
             return
-        options, step = module.config.samples, module.state.step
+        config, step = module.config, module.state.step
         with module.clock.paused():
-            text = write_sample(
-                module.gpt,
-                self.prepared.tokenizer,
-                options.prompt,
-                max_new_tokens=options.max_new_tokens,
-                temperature=options.temperature,
-                top_k=options.top_k,
-                seed=module.config.seed + step,
-            )
+            text = write_sample(module.gpt, self.prepared.tokenizer, config.samples, seed=config.seed + step)
             self.samples.add({"step": step, "text": text})
             self.screen.block(f"sample at step {step:,}", text)
 

@@ -23,7 +23,7 @@ from minigpt.data.tokenizer import Tokenizer, scheme_of
 from minigpt.faults import UserFault
 from minigpt.model.gpt import GPT
 from minigpt.rundir.run_directory import RunDirectory
-from minigpt.sampling.prompt import encode_prompt
+from minigpt.sampling.write import encode_prompt
 from minigpt.training.state import RunState
 
 

@@ -2,15 +2,18 @@
 
 import io
 import sys
+from functools import partial
 
 import pytest
 import torch
 
-from minigpt.config.schema import ModelConfig, SampleConfig
+from minigpt.checkpoint.load import LoadedCheckpoint
+from minigpt.config.schema import ModelConfig, SampleConfig, TrainConfig
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.model.gpt import GPT
-from minigpt.sampling import interactive
-from minigpt.sampling.terminal import CONTROL_PICTURES, show
+from minigpt.sampling import command, interactive
+from minigpt.sampling.command import write_texts
+from minigpt.sampling.stream import CONTROL_PICTURES, show
 from minigpt.sampling.write import write
 
 CHAR = build_tokenizer("char", alphabet="\n abc/")
@@ -19,13 +22,15 @@ CHAR = build_tokenizer("char", alphabet="\n abc/")
 @pytest.fixture
 def talk(monkeypatch, capsys, tmp_path):
     torch.manual_seed(2)
-    model = GPT(ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=9), CHAR.vocab_size).eval()
+    config = TrainConfig(model=ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=9))
+    model = GPT(config.model, CHAR.vocab_size).eval()
+    loaded = LoadedCheckpoint(model, CHAR, config, {}, tmp_path)
 
     def talk(*lines, **options):
         """stdout and stderr after these lines and the end of the input."""
-        config = SampleConfig(checkpoint=str(tmp_path), max_new_tokens=7, seed=10, **options)
+        config = SampleConfig(checkpoint=str(tmp_path), max_new_tokens=7, seed=10, interactive=True, **options)
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        interactive.converse(model, CHAR, config)
+        interactive.converse(config, partial(write_texts, loaded, None))
         captured = capsys.readouterr()
         return captured.out, captured.err
 
@@ -38,8 +43,8 @@ def talk(monkeypatch, capsys, tmp_path):
 def test_a_line_is_continued_and_each_text_has_its_seed(talk):
     out, err = talk("abc", "abc")
     assert out == f"{talk.text('abc')}\n{talk.text('abc', seed=11)}\n"
-    assert "seed 10]" in err
-    assert "seed 11]" in err
+    assert "seed 10\n" in err
+    assert "seed 11\n" in err
 
 
 def test_commands_set_the_options(talk):
@@ -51,9 +56,9 @@ def test_commands_set_the_options(talk):
 
 def test_commands_that_cannot_be_followed_change_nothing(talk):
     out, err = talk("/temp hot", "/topp 2", "/len 2.5", "/temperatur 1", "/tem 1", "/max_new_tokens x", "abc")
-    assert "/temp wants a number, got 'hot'" in err
+    assert "temperature must be a number, got 'hot'" in err
     assert "top_p must be more than 0 and at most 1, got 2.0" in err
-    assert "/len wants a whole number, got '2.5'" in err
+    assert "max_new_tokens must be a whole number, got '2.5'" in err
     assert "Did you mean /temp?" in err
     assert out == talk.text("abc") + "\n"
 
@@ -89,7 +94,7 @@ def test_ctrl_c_stops_the_text_then_leaves(talk, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(interactive, "continue_text", interrupted)
+        patch.setattr(command, "write", interrupted)
         assert "[stopped]" in talk("abc", "abc")[1]
     monkeypatch.setattr("builtins.input", interrupted)
     assert talk("abc")[0] == ""

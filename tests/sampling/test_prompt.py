@@ -4,7 +4,7 @@ import pytest
 
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.faults import UserFault
-from minigpt.sampling.prompt import encode_prompt, start_token
+from minigpt.sampling.write import encode_prompt, start_token
 
 BYTE = build_tokenizer("byte")
 CHAR = build_tokenizer("char", alphabet="\nabé")

@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from minigpt.config.schema import ModelConfig, SampleConfig
+from minigpt.config.schema import ModelConfig, SampleConfig, SamplesConfig
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.faults import UserFault
 from minigpt.model.gpt import GPT
-from minigpt.sampling.generate import CachedReader, Reader
+from minigpt.sampling.generate import Reader
 from minigpt.sampling.native.decoder import native_decoder, round_to_int8
 from minigpt.sampling.native.library import find_compiler
 from minigpt.sampling.write import gpt_forward, write, write_sample
@@ -38,7 +38,7 @@ def texts(model, prompts, **options):
 @torch.inference_mode()
 def test_cached_logits_are_the_uncached_ones_while_windows_move(dtype, kernel):
     model = tiny_gpt(dtype, kernel=kernel)
-    cached = CachedReader(gpt_forward(model), model.new_cache, BLOCK_SIZE)
+    cached = Reader(gpt_forward(model), BLOCK_SIZE, model.new_cache)
     uncached = Reader(gpt_forward(model), BLOCK_SIZE)
     written = [list(prompt) for prompt in PROMPTS]
     for step in range(45):
@@ -91,8 +91,8 @@ def test_streamed_pieces_are_the_text_and_the_text_is_the_tokens():
     pieces = []
     options = SampleConfig(max_new_tokens=60, temperature=1.5)
     [text] = write(tiny_gpt(), BYTE, [[72]], options, on_text=pieces.append)
-    assert "".join(pieces) == text.text == BYTE.decode(text.sample.tokens)
-    assert len(text.sample.tokens) == 60
+    assert "".join(pieces) == text.text == BYTE.decode(text.tokens)
+    assert len(text.tokens) == 60
     assert "\ufffd" in text.text  # bytes at random: there is something to get wrong
 
 
@@ -102,7 +102,7 @@ def test_a_stop_string_ends_the_text_before_it():
     stop = next(whole[at : at + 3] for at in range(5, 30) if "\ufffd" not in whole[at : at + 3])
     [text] = write(model, BYTE, [[72]], SampleConfig(max_new_tokens=40, seed=2, stop=["never", stop]))
     assert text.text == whole[: whole.index(stop)]
-    assert text.sample.ended == "stopped"
+    assert text.ended == "stopped"
 
 
 def test_end_of_text_ends_the_text():
@@ -110,7 +110,7 @@ def test_end_of_text_ends_the_text():
     with torch.no_grad():
         model.final_norm.bias.copy_(model.token_embedding.weight[BYTE.eot] * 50)
     [text] = write(model, BYTE, [[72]], SampleConfig(max_new_tokens=40, temperature=0.0))
-    assert (text.text, text.sample.ended) == ("", "end of text")
+    assert (text.text, text.ended) == ("", "end of text")
 
 
 def test_low_precision_writes_too():
@@ -126,6 +126,8 @@ def test_weights_that_are_no_numbers_are_named():
 
 
 def test_training_does_not_notice_a_live_sample():
+    samples = SamplesConfig(max_new_tokens=15, top_k=9, prompt="Hé")
+
     def train(with_samples):
         model = tiny_gpt(torch.float32, dropout=0.2).train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -135,7 +137,7 @@ def test_training_does_not_notice_a_live_sample():
             tokens = torch.randint(257, (2, 9))
             F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
             if with_samples:
-                written.append(write_sample(model, BYTE, "Hé", max_new_tokens=15, top_k=9, seed=4))
+                written.append(write_sample(model, BYTE, samples, seed=4))
                 assert all(module.training for module in model.modules())
             optimizer.step()
             optimizer.zero_grad()
@@ -150,9 +152,10 @@ def test_training_does_not_notice_a_live_sample():
 def test_a_live_sample_is_what_the_command_writes():
     model = tiny_gpt()
     [expected] = texts(model, [BYTE.encode("ab")], max_new_tokens=20, temperature=0.7, top_k=5, seed=9)
-    assert write_sample(model, BYTE, "ab", max_new_tokens=20, temperature=0.7, top_k=5, seed=9) == expected
+    options = SamplesConfig(max_new_tokens=20, temperature=0.7, top_k=5, prompt="ab")
+    assert write_sample(model, BYTE, options, seed=9) == expected
     assert not model.training
-    assert len(write_sample(model, BYTE, "", max_new_tokens=3, temperature=0.0)) > 0
+    assert len(write_sample(model, BYTE, SamplesConfig(max_new_tokens=3, temperature=0.0), seed=1)) > 0
 
 
 def test_the_mode_is_restored_after_a_fault():
@@ -160,5 +163,5 @@ def test_the_mode_is_restored_after_a_fault():
     with torch.no_grad():
         model.final_norm.weight[0] = torch.inf
     with pytest.raises(UserFault, match="non-finite"):
-        write_sample(model, BYTE, "a", max_new_tokens=1)
+        write_sample(model, BYTE, SamplesConfig(max_new_tokens=1, prompt="a"), seed=1)
     assert model.training
