@@ -9,19 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib import colormaps
+from matplotlib.colors import Normalize, PowerNorm
+from matplotlib.font_manager import fontManager, get_font
 from torch import Tensor
 
 from minigpt.attention.record import record_attention
 from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
-from minigpt.rundir.files import replaced
+from minigpt.report.drawing import drawing, write_png
 
-INK, HIDDEN = "#27313f", "#eceff3"  # text and lines; what can't be attended
+Labels = Sequence[str]  # of rows or columns
+
+HIDDEN = "#eceff3"  # what can't be attended
 FONT = "DejaVu Sans Mono"  # comes with matplotlib
 SHOWN = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥"})
 LONGEST_LABEL = 12  # characters
-READABLE = 64  # tokens; more still draw, in small print
 
 
 def draw_attention(checkpoint: str | Path, text: str, out: str | Path | None = None, which: str = "best") -> list[Path]:
@@ -41,10 +45,8 @@ def draw_attention(checkpoint: str | Path, text: str, out: str | Path | None = N
     """
     loaded = load_checkpoint(checkpoint, which)
     labels, weights = attention_to(loaded, text)
-    if out is None:
-        in_a_run = loaded.path.parent.name == "checkpoints"
-        out = loaded.path.parent.parent / "attention" if in_a_run else Path("attention")
-    folder = Path(os.path.expanduser(out))
+    run = loaded.path.parents[1] if loaded.path.parent.name == "checkpoints" else Path()
+    folder = Path(os.path.expanduser(out or run / "attention"))
     paths = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -75,9 +77,8 @@ def attention_to(loaded: LoadedCheckpoint, text: str) -> tuple[list[str], dict[s
     device = next(loaded.model.parameters()).device
     with torch.inference_mode(), record_attention(loaded.model) as recorded:
         loaded.model(torch.tensor([tokens[:longest]], device=device))
-    return token_labels(loaded.tokenizer, tokens[:longest]), {
-        name: weights[0].cpu() for name, weights in recorded.items()
-    }
+    weights = {name: each[0].cpu() for name, each in recorded.items()}
+    return token_labels(loaded.tokenizer, tokens[:longest]), weights
 
 
 def token_labels(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
@@ -88,53 +89,31 @@ def token_labels(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
     labels: list[str] = []
     while len(labels) < len(tokens):
         joined = [b"".join(map(tokenizer.token_bytes, tokens[len(labels) :][:size])) for size in range(1, 5)]
-        size = next((size for size, data in enumerate(joined, 1) if _is_text(data)), 1)
-        labels += [_label(joined[size - 1]), *["·"] * (size - 1)]
+        whole = [data.decode(errors="ignore").encode() == data for data in joined]
+        others = whole.index(True) if any(whole) else 0
+        labels += [_label(joined[others]), *["·"] * others]
     return labels[: len(tokens)]
-
-
-def _is_text(data: bytes) -> bool:
-    try:
-        return bool(data.decode()) or not data
-    except UnicodeDecodeError:
-        return False
 
 
 def _label(token: bytes) -> str:
     if not token:
         return "<eot>"
-    text = "".join(_character(character) for character in token.decode("utf-8", "surrogateescape"))
+    text = token.decode("utf-8", "backslashreplace").translate(SHOWN)
+    text = "".join(each if each.isprintable() and _font_with(each) else ascii(each)[1:-1] for each in text)
     text = re.sub(r"([␣↵⇥])\1{3,}", lambda run: f"{run[1]}×{len(run[0])}", text)
     return text if len(text) <= LONGEST_LABEL else text[: LONGEST_LABEL - 1] + "…"
-
-
-def _character(character: str) -> str:
-    shown = character.translate(SHOWN)
-    if "\udc80" <= shown <= "\udcff":  # a byte that is no UTF-8 on its own, as surrogateescape keeps it
-        return f"\\x{ord(shown) - 0xDC00:02x}"
-    if shown.isprintable() and _font_with(shown):
-        return shown
-    return f"\\u{ord(shown):04x}"
 
 
 @functools.cache
 def _font_with(character: str) -> str | None:
     """Return the name of a font that has the character: ours, else any that is installed."""
-    from matplotlib.font_manager import fontManager, get_font
-
     fonts = sorted(fontManager.ttflist, key=lambda font: font.name != FONT)
     real = (font for font in fonts if not font.name.startswith("Last Resort"))  # which has a box for everything
     return next((font.name for font in real if ord(character) in get_font(font.fname).get_charmap()), None)
 
 
 def draw_heads(
-    weights: Tensor,
-    path: Path,
-    *,
-    title: str,
-    rows: Sequence[str],
-    columns: Sequence[str] | None = None,
-    names: Sequence[str] | None = None,
+    weights: Tensor, path: Path, *, title: str, rows: Labels, columns: Labels | None = None, names: Labels | None = None
 ) -> None:
     """Draw the weights of some heads side by side, on one scale.
 
@@ -146,86 +125,59 @@ def draw_heads(
         columns: S labels of keys; default `rows`.
         names: H titles; default head 1, head 2, ...
     """
-    from matplotlib.colors import PowerNorm
-
-    columns = rows if columns is None else columns
     names = [f"head {head}" for head in range(1, len(weights) + 1)] if names is None else names
-    weights = weights.detach().float()
-    shown = weights.masked_fill(weights == 0, torch.nan).numpy()
-    top = max(float(weights.max()), 1e-6)
-
-    def fill(figure: Any, panels: list[Any]) -> None:
-        for panel, values, name in zip(panels, shown, names, strict=True):
-            image = panel.imshow(values, cmap=_colours(), norm=PowerNorm(0.5, vmin=0, vmax=top))  # small ones show too
-            _label_cells(panel, rows, columns)
-            panel.set_title(name, fontsize=9, pad=6)
-        bar = figure.colorbar(image, ax=panels, shrink=0.8, pad=0.02, aspect=30)
-        bar.outline.set_visible(False)
-        bar.ax.tick_params(labelsize=7, length=2)
-        bar.set_label("weight (colours show its square root)", fontsize=8)
-
-    _draw(path, title, fill, panels=len(weights), rows=len(rows), columns=len(columns))
+    scale = PowerNorm(0.5, vmin=0, vmax=max(float(weights.max()), 1e-6))  # small ones show, too
+    panels = dict(zip(names, weights.detach(), strict=True))
+    _draw(panels, path, title, scale, rows=rows, columns=columns or rows, bar="weight (colours show its square root)")
 
 
 def draw_masks(masks: dict[str, Tensor], path: Path, *, title: str) -> None:
     """Draw masks (T, S) side by side: blue may attend, grey is hidden. Not only booleans: 0 to 1 shades the blue."""
-
-    def fill(figure: Any, panels: list[Any]) -> None:
-        for panel, (name, mask) in zip(panels, masks.items(), strict=True):
-            panel.imshow(mask.float().masked_fill(mask == 0, torch.nan).numpy(), cmap=_colours(), vmin=0, vmax=1.5)
-            T, S = mask.shape
-            _label_cells(panel, [str(t) for t in range(T)], [str(s) for s in range(S)])
-            panel.set_title(name, fontsize=9, pad=6)
-
-    most = [max(mask.shape[axis] for mask in masks.values()) for axis in (0, 1)]
-    _draw(path, title, fill, panels=len(masks), rows=most[0], columns=most[1])
+    T, S = (max(mask.shape[axis] for mask in masks.values()) for axis in (0, 1))
+    _draw(masks, path, title, Normalize(0, 1.5), rows=[str(t) for t in range(T)], columns=[str(s) for s in range(S)])
 
 
-def _colours() -> Any:
-    from matplotlib import colormaps
+def _draw(
+    panels: dict[str, Tensor], path: Path, title: str, scale: Normalize, *, rows: Labels, columns: Labels, bar: str = ""
+) -> None:
+    """Draw named matrices (T, S) side by side and write the picture.
 
-    return colormaps["Blues"].with_extremes(bad=HIDDEN)
+    Args:
+        panels: the matrices; exact zeros are hidden.
+        path: of the PNG.
+        title: above all.
+        scale: from a value to a place on the scale of colours.
+        rows: labels; a smaller matrix has the first of them.
+        columns: likewise.
+        bar: label of the scale beside the matrices; "" = none.
+    """
+    across = len(panels) if len(panels) <= 3 else math.ceil(math.sqrt(len(panels)))
+    down = -(-len(panels) // across)
+    cell = min(0.19, 12 / max(len(rows), len(columns)))  # of more than 64 tokens in small print
+    width, height = (max(cell * len(labels), 1.4) + 0.9 for labels in (columns, rows))
+    colours = colormaps["Blues"].with_extremes(bad=HIDDEN)
+    with drawing(size=(across * width + 0.6, down * (height + 0.1) + 0.5), font_size=9, dpi=110) as figure:
+        legend = "rows: queries (the token that attends); columns: keys (what it attends to)"
+        figure.suptitle(f"{title}\n{legend}", fontsize=10)
+        for place, (name, matrix) in enumerate(panels.items(), start=1):
+            axes = figure.add_subplot(down, across, place)
+            values = matrix.float().masked_fill(matrix == 0, torch.nan).numpy()
+            image = axes.imshow(values, cmap=colours, norm=scale)
+            axes.set_title(name, fontsize=9, pad=6)
+            _label_cells(axes, rows[: len(matrix)], columns[: matrix.shape[1]])
+        if bar:
+            figure.colorbar(image, ax=figure.axes, shrink=0.8, pad=0.02, aspect=30, label=bar)
+        write_png(figure, path)
 
 
-def _label_cells(panel: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
-    """Labels at every row and column, and white lines between the cells."""
-    size = min(8.0, 480 / max(len(rows), len(columns)))
-    turned = 90 if max(map(len, columns)) > 1 else 0
+def _label_cells(axes: Any, rows: Labels, columns: Labels) -> None:
+    """Draw labels at every row and column, and white lines between the cells."""
     fonts = {_font_with(character) or FONT for character in set("".join([*rows, *columns]))}
-    style = {"fontsize": size, "fontfamily": [FONT, *sorted(fonts - {FONT})], "parse_math": False}
-    panel.set_yticks(range(len(rows)), labels=rows, **style)
-    panel.set_xticks(range(len(columns)), labels=columns, rotation=turned, **style)
-    panel.tick_params(length=0, pad=2, top=True, labeltop=True, bottom=False, labelbottom=False)
-    panel.set_xticks([s - 0.5 for s in range(1, len(columns))], minor=True)
-    panel.set_yticks([t - 0.5 for t in range(1, len(rows))], minor=True)
-    panel.grid(which="minor", color="white", linewidth=min(0.8, 20 / len(columns)))
-    panel.tick_params(which="minor", length=0)
-    panel.spines[:].set_visible(False)
-
-
-def _draw(path: Path, title: str, fill: Any, *, panels: int, rows: int, columns: int) -> None:
-    """Make a figure with so many panels of so many cells, let `fill` draw into them, write it in one step."""
-    import matplotlib  # here, not above: reading a text must not cost a second
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    across = panels if panels <= 3 else math.ceil(math.sqrt(panels))
-    down = -(-panels // across)
-    cell = 0.19 if max(rows, columns) <= READABLE else 12 / max(rows, columns)
-    width, height = (max(cell * cells, 1.4) + 0.9 for cells in (columns, rows))
-    colours: Any = dict.fromkeys(("text.color", "xtick.color", "ytick.color", "axes.labelcolor"), INK)
-    with matplotlib.rc_context(colours):
-        figure = Figure(figsize=(across * width + 0.6, down * (height + 0.1) + 0.5), dpi=110, facecolor="white")
-        figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
-        FigureCanvasAgg(figure)
-        figure.suptitle(
-            f"{title}\nrows: queries (the token that attends); columns: keys (what it attends to)",
-            fontsize=10,
-            parse_math=False,
-        )
-        grid = list(figure.subplots(down, across, squeeze=False).flat)
-        for unused in grid[panels:]:
-            unused.set_axis_off()
-        fill(figure, grid[:panels])
-        with replaced(path) as temporary:
-            figure.savefig(temporary, format="png", metadata={"Software": None})
+    style = {"fontsize": min(8.0, 480 / max(len(rows), len(columns))), "fontfamily": [FONT, *sorted(fonts - {FONT})]}
+    axes.set_yticks(range(len(rows)), labels=rows, **style)
+    axes.set_xticks(range(len(columns)), labels=columns, rotation=90 if max(map(len, columns)) > 1 else 0, **style)
+    axes.set_xticks([s - 0.5 for s in range(1, len(columns))], minor=True)
+    axes.set_yticks([t - 0.5 for t in range(1, len(rows))], minor=True)
+    axes.tick_params(which="both", length=0, pad=2, top=True, labeltop=True, bottom=False, labelbottom=False)
+    axes.grid(which="minor", color="white", linewidth=min(0.8, 20 / len(columns)))
+    axes.spines[:].set_visible(False)

@@ -1,4 +1,9 @@
-"""The page around a report: its HTML frame and its style sheet."""
+"""What a page is made of: its HTML frame and style sheet, cards and tables."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1f2733; --soft: #66707f; --paper: #fff; --card: #f5f7fa; --line: #e3e7ed;
@@ -13,12 +18,10 @@ h3 { font-size: 13px; font-weight: 600; color: var(--soft); margin: 14px 0 4px; 
 header p { color: var(--soft); margin: 4px 0 20px; overflow-wrap: anywhere; }
 section { margin-top: 34px; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(160px, 1fr)); gap: 10px; }
-.figures div { background: var(--card); border-radius: 10px; padding: 12px 14px; display: flex;
-  flex-direction: column; }
-.figures b { font-size: 22px; line-height: 1.3; white-space: nowrap; font-variant-numeric: tabular-nums; }
-.figures span { color: var(--soft); font-size: 13px; } .figures small { color: var(--soft); font-size: 12px; }
+.figures div { background: var(--card); border-radius: 10px; padding: 12px 14px; }
+.figures b, .figures span, .figures small { display: block; color: var(--soft); font-size: 13px; }
+.figures b { color: var(--ink); font-size: 22px; line-height: 1.3; white-space: nowrap; }
 svg { display: block; width: 100%; height: auto; }
-figure { margin: 0; } figcaption { font-size: 13px; color: var(--soft); }
 .wide { overflow-x: auto; } .wide > svg { min-width: 640px; }
 .small { display: grid; grid-template-columns: repeat(auto-fit, minmax(280px, 1fr)); gap: 16px; margin-top: 16px; }
 pre { background: var(--card); border-radius: 8px; padding: 10px 14px; margin: 0; overflow-x: auto;
@@ -28,29 +31,51 @@ table { border-collapse: collapse; width: 100%; font-size: 13px; }
 td { border-bottom: 1px solid var(--line); padding: 4px 12px 4px 0; vertical-align: top; overflow-wrap: anywhere; }
 td:first-child { color: var(--soft); white-space: nowrap; width: 1%; padding-right: 24px; }
 td:nth-child(2):not(:last-child) { white-space: nowrap; }
-.groups td:first-child { width: 60%; } .groups h3 { margin-top: 0; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(280px, 1fr)); gap: 0 28px; }
-.own td { font-weight: 650; color: var(--ink); }
-.groups { columns: 280px; column-gap: 28px; }
-.groups > div { break-inside: avoid; padding-bottom: 18px; }
-.note { color: var(--soft); font-size: 13px; margin: 0 0 10px; }
 details { margin-top: 14px; } summary { cursor: pointer; color: var(--soft); }
 """
 
 # No script is let in, whatever a sample or a setting holds.
 PAGE = """<!doctype html>
 <html lang="en">
-<head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <title>{name} · minigpt</title>
 <style>{style}</style>
-</head>
-<body>
 <header><h1>{name}</h1><p>{summary}</p></header>
 <div class="figures">{figures}</div>
 {body}
-</body>
 </html>
 """
+
+
+def page_of(
+    name: str, summary: str, cards: Iterable[Sequence[str]], sections: Mapping[str, str], style: str = ""
+) -> str:
+    """Return a page as HTML.
+
+    Args:
+        name: its headline.
+        summary: a line below.
+        cards: the headline figures: value, what it is, note.
+        sections: title -> HTML; an empty one is left out.
+        style: more CSS.
+    """
+    figures = "".join(
+        f"<div><b>{escape(value)}</b><span>{escape(label)}</span><small>{escape(note)}</small></div>"
+        for value, label, note in cards
+    )
+    body = "".join(f"<section><h2>{title}</h2>{part}</section>" for title, part in sections.items() if part)
+    return PAGE.format(name=escape(name), style=STYLE + style, summary=escape(summary), figures=figures, body=body)
+
+
+def table(rows: Iterable[Sequence[Any]]) -> str:
+    """Return rows of cells as a table; "" if there are none."""
+    cells = ("".join(f"<td>{escape(cell_text(cell))}</td>" for cell in row) for row in rows)
+    lines = "".join(f"<tr>{each}</tr>" for each in cells)
+    return f'<div class="wide"><table>{lines}</table></div>' if lines else ""
+
+
+def cell_text(value: Any) -> str:
+    """Return what stands in a cell for a value."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

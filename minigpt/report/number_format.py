@@ -1,8 +1,8 @@
-"""Figures as people read them."""
+"""Numbers as people read them."""
 
 
 def short_number(value: float) -> str:
-    """Three digits and a unit: 804,096 -> 804 k, 124,439,808 -> 124 M."""
+    """Return three digits and a unit: 804,096 -> 804 k, 124,439,808 -> 124 M."""
     for unit in ("", " k", " M", " G", " T"):
         if abs(value) < 999.5 or unit == " T":
             break
@@ -12,7 +12,7 @@ def short_number(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """The two largest units: 75 -> 1 min 15 s."""
+    """Return the two largest units: 75 -> 1 min 15 s."""
     whole = round(seconds)
     for size, unit, smaller, smaller_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= size:

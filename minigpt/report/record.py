@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
+from numpy.typing import NDArray
 
+from minigpt.config.convert import flatten
 from minigpt.config.files import plain_yaml
 from minigpt.faults import UserFault
 from minigpt.rundir.rows import read_rows
 
 Row = dict[str, Any]
+Numbers = NDArray[np.float64]
 MAX_HEADER_BYTES = 100_000_000  # of a safetensors file, by its format
 
 
@@ -25,7 +29,7 @@ class Record:
     rows: list[Row]  # metrics.jsonl, one a step, in order of steps
     events: list[Row]
     samples: list[Row]
-    config: dict[str, Any]
+    config: dict[str, Any]  # settings by their dotted names
     choices: dict[str, Any]
     environment: dict[str, Any]
     command: str
@@ -45,12 +49,10 @@ def read_record(run_dir: str | Path) -> Record:
         UserFault: it is no run directory.
     """
     path = Path(os.path.expanduser(run_dir))
-    if not path.is_dir():
-        raise UserFault(f"run.dir={path}: no such folder. Give the folder of a run, like runs/default-1a2b3c")
     if not (path / "metrics.jsonl").is_file():
+        what = "no metrics.jsonl in it, so no run has logged a step there" if path.is_dir() else "no such folder"
         raise UserFault(
-            f"run.dir={path}: no metrics.jsonl in it, so no run has logged a step there. Give the folder of a run, "
-            "like runs/default-1a2b3c, or train one: minigpt train"
+            f"run.dir={path}: {what}. Give the folder of a run, like runs/demo-1a2b3c: minigpt runs lists them"
         )
     rows = {row["step"]: row for row in read_rows(path / "metrics.jsonl") if number(row.get("step")) is not None}
     return Record(
@@ -58,7 +60,7 @@ def read_record(run_dir: str | Path) -> Record:
         rows=[rows[step] for step in sorted(rows)],  # a step that was written twice counts once, as last written
         events=read_rows(path / "events.jsonl"),
         samples=read_rows(path / "samples.jsonl"),
-        config=read_mapping(path / "config.yaml"),
+        config=flatten(read_mapping(path / "config.yaml")),
         choices=read_mapping(path / "choices.json"),
         environment=read_mapping(path / "environment.json"),
         command=read_text(path / "command.txt").strip(),
@@ -68,7 +70,7 @@ def read_record(run_dir: str | Path) -> Record:
 
 
 def read_text(path: Path) -> str:
-    """A file's text; empty if there is none."""
+    """Return a file's text; empty if there is none."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -76,7 +78,7 @@ def read_text(path: Path) -> str:
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """A YAML or JSON file (JSON is YAML) that holds a mapping; empty if it can't be read as one."""
+    """Read a YAML or JSON file that holds a mapping; return an empty one if it can't be read as one."""
     try:
         content = json.loads(read_text(path)) if path.suffix == ".json" else plain_yaml(read_text(path))
     except (ValueError, RecursionError, yaml.YAMLError):
@@ -85,43 +87,40 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None for anything else."""
+    """Return a finite number, or None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return value
 
 
-def column(rows: list[Row], key: str) -> tuple[list[float], list[float]]:
-    """Steps and values of the rows that hold a finite number under `key`."""
+def column(rows: list[Row], key: str) -> tuple[Numbers, Numbers]:
+    """Return steps and values of the rows that hold a finite number under `key`."""
     found = [(row["step"], row[key]) for row in rows if number(row.get(key)) is not None]
-    return [step for step, _ in found], [value for _, value in found]
+    steps, values = np.array(found, dtype=float).reshape(-1, 2).T
+    return steps, values
 
 
 def best_row(rows: list[Row]) -> Row | None:
-    """The row of the lowest validation loss, the first of equals; None before any validation."""
-    validated = [row for row in rows if number(row.get("val/loss")) is not None]
+    """Return the row of the lowest validation loss, the first of equals; None before any validation."""
+    validated = (row for row in rows if number(row.get("val/loss")) is not None)
     return min(validated, key=lambda row: row["val/loss"], default=None)
 
 
 def training_seconds(rows: list[Row]) -> float:
-    """Training time in all. The rows' clock may begin again at 0 where a run was continued."""
-    total, last = 0.0, 0.0
-    for row in rows:
-        seconds = number(row.get("seconds"))
-        if seconds is not None:
-            total += seconds - last if seconds >= last else seconds
-            last = seconds
-    return total
+    """Return the training time in all. The rows' clock may begin again at 0 where a run was continued."""
+    clock = np.array([row["seconds"] for row in rows if number(row.get("seconds")) is not None], dtype=float)
+    passed = np.diff(clock, prepend=0.0)
+    return float(np.where(passed >= 0, passed, clock).sum())
 
 
 def nats_per_bit(rows: list[Row]) -> float | None:
-    """Nats per token that one bit per byte is, which the tokenizer and the split decide; None if unknown."""
+    """Return the nats per token that one bit per byte is, which the tokenizer and the split decide; None if unknown."""
     row = best_row([row for row in rows if number(row.get("val/bits_per_byte"))])
     return row["val/loss"] / row["val/bits_per_byte"] if row else None
 
 
 def count_parameters(checkpoints: Path) -> int | None:
-    """Parameters of the model, from the headers of its newest checkpoint; padding rows are not counted."""
+    """Return the parameters of the model, from the headers of its newest checkpoint; padding rows are not counted."""
     folders = sorted(checkpoints.glob("step-*"))
     try:
         with open(folders[-1] / "model.safetensors", "rb") as file:

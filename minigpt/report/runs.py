@@ -9,8 +9,8 @@ from typing import Any
 
 from minigpt.checkpoint.store import DamagedCheckpoint, best_checkpoint, list_checkpoints, read_manifest
 from minigpt.faults import UserFault
+from minigpt.report.number_format import short_number
 from minigpt.report.record import Row, best_row, number, read_record
-from minigpt.report.words import short_number
 
 STATES = {"finished": "finished", "stopped": "stopped", "gave_up": "non-finite"}  # by a run's last event
 
@@ -23,9 +23,7 @@ def list_runs(folder: str) -> str:
     """
     path = Path(os.path.expanduser(folder))
     if not path.is_dir():
-        raise UserFault(
-            f"{path}: no such folder. Give a folder of runs or a run, minigpt runs DIR, or train one: minigpt train"
-        )
+        raise UserFault(f"{path}: no such folder. Give a folder of runs, or a run: minigpt runs DIR")
     if (path / "config.yaml").is_file():
         return list_checkpoints_of(path)
     runs = [file.parent for file in path.glob("*/metrics.jsonl")]
@@ -38,15 +36,14 @@ def list_runs(folder: str) -> str:
 def describe_run(run: Path) -> tuple[str, ...]:
     """Return what the table says of a run."""
     record = read_record(run)
-    parts = {name: record.config.get(name) for name in ("data", "tokenizer", "trainer")}
-    data, tokenizer, trainer = (part if isinstance(part, dict) else {} for part in parts.values())
-    best: Row = best_row(record.rows) or {}
+    config, best = record.config, best_row(record.rows) or {}
+    text = Path(str(config.get("data.source") or config.get("data.name", "?"))).name
     steps = f"{record.rows[-1]['step'] if record.rows else 0:,}"
-    if trainer.get("max_steps") and not trainer.get("max_tokens"):
-        steps += f" of {trainer['max_steps']:,}"
+    if number(config.get("trainer.max_steps")) and not config.get("trainer.max_tokens"):
+        steps += f" of {config['trainer.max_steps']:,}"
     return (
         run.name,
-        f"{Path(str(data.get('source') or data.get('name', '?'))).name}, {tokenizer.get('name', '?')}",
+        f"{text}, {config.get('tokenizer.name', '?')}",
         "-" if record.parameters is None else short_number(record.parameters),
         steps,
         _figure(best.get("val/loss")),
@@ -65,10 +62,8 @@ def state_of(run: Path, events: Sequence[Row]) -> str:
         return "running"
     except OSError:
         pass  # no lock, or a file system without
-    last = next(
-        (event["event"] for event in reversed(events) if event.get("event") in (*STATES, "began", "continued")), ""
-    )
-    return STATES.get(last, "interrupted")
+    turns = [event["event"] for event in events if event.get("event") in ("began", "continued", *STATES)]
+    return STATES.get(turns[-1], "interrupted") if turns else "interrupted"
 
 
 def list_checkpoints_of(run: Path) -> str:

@@ -14,9 +14,8 @@ import optuna
 
 from minigpt.config.convert import values
 from minigpt.redact import redact
-from minigpt.report.frame import PAGE, STYLE
-from minigpt.report.page import table
-from minigpt.report.words import duration, short_number
+from minigpt.report.frame import page_of, table
+from minigpt.report.number_format import duration, short_number
 from minigpt.rundir.files import write_file
 from minigpt.sweep.results import rerun_command
 from minigpt.sweep.settings import Sweep
@@ -28,11 +27,12 @@ MIN_COMPLETE = 8  # trials that tell something of the settings' importance
 CHART_STYLE: dict[Any, Any] = {"axes.facecolor": "#f5f7fa", "axes.labelsize": 10, "font.size": 10,
     "svg.fonttype": "none", "text.parse_math": False}  # a setting's text is text, dollar signs and all  # fmt: skip
 SWEEP_STYLE = """
+figure { margin: 0; } figcaption { font-size: 13px; color: var(--soft); }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(320px, 1fr)); gap: 16px; align-items: start; }
 .charts svg { background: white; border-radius: 8px; } .charts .broad { grid-column: 1 / -1; overflow-x: auto; }
 .charts svg text { font-size: inherit; fill: inherit; } .charts .broad svg { min-width: 640px; }
 .board td, .board th { white-space: nowrap; padding: 3px 12px 3px 0; text-align: right; width: auto; }
-.board td:last-child, .board th:last-child { text-align: left; } .pair td { overflow-wrap: normal; }
+.board td:last-child, .board th:last-child { text-align: left; }
 """
 
 
@@ -53,17 +53,10 @@ def page(sweep: Sweep, study: optuna.Study) -> str:
         "Leaderboard": board(sweep, trials),
         "What failed": failures(trials),
         "Commands": f"<pre>{html.escape(redact(chr(10).join(commands)))}</pre>",
-        "The search": table(search),
+        "The search": table(search.items()),
     }
-    body = "".join(f"<section><h2>{title}</h2>{part}</section>" for title, part in sections.items() if part)
     summary = f"{sweep.config.search.sampler} search of {', '.join(sweep.space)}; experiment {sweep.config.experiment}"
-    return PAGE.format(
-        name=html.escape(sweep.name),
-        style=STYLE + SWEEP_STYLE,
-        summary=html.escape(summary),
-        figures=figures(sweep, trials),
-        body=body,
-    )
+    return page_of(sweep.name, summary, cards(sweep, trials), sections, SWEEP_STYLE)
 
 
 def charts(sweep: Sweep, study: optuna.Study) -> str:
@@ -145,21 +138,19 @@ def _learning_curves(study: optuna.Study, metric: str) -> Any:
     return axes
 
 
-def figures(sweep: Sweep, trials: Sequence[Trial]) -> str:
-    """Return the headline figures."""
+def cards(sweep: Sweep, trials: Sequence[Trial]) -> list[tuple[str, str, str]]:
+    """Return the headline figures: value, what it is, note."""
     best, saved, counts = best_trial(trials), saved_share(trials), Counter(map(state_of, trials))
     tokens, seconds = (sum(trial.user_attrs.get(name, 0) for trial in trials) for name in ("tokens", "seconds"))
     note = ", ".join(f"{counts[state]} {state}" for state in ("pruned", "failed") if counts[state])
-    cards = [
+    found = [
         (f"{sum(map(is_finished, trials))} of {sweep.trials}", "trials", note),
         (short_number(tokens), "tokens trained on", f"pruning saved {saved:.0%}" if saved else ""),
         (duration(seconds), "of training", "all trials together"),
     ]
     if best is not None:
-        cards.insert(0, (value_text(best, best.value), f"best {sweep.config.sweep.metric}", f"trial {best.number}"))
-    return "".join(
-        f"<div><b>{value}</b><span>{name}</span><small>{small}</small></div>" for value, name, small in cards
-    )
+        found.insert(0, (value_text(best, best.value), f"best {sweep.config.sweep.metric}", f"trial {best.number}"))
+    return found
 
 
 def saved_share(trials: Sequence[Trial]) -> float:

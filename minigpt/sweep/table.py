@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from minigpt.config.convert import as_typed
+from minigpt.report.number_format import duration, short_number
 from minigpt.report.record import number
-from minigpt.report.words import duration, short_number
 from minigpt.sweep.locks import is_alive, owner
 from minigpt.sweep.settings import Sweep, overrides
 from minigpt.sweep.trial_runner import TrialRunner

@@ -46,7 +46,7 @@ def test_labels_show_white_space_bytes_and_long_runs():
     words = [b" the", b"\n", b"\t", b"        ", b"\xe2\x82", "é".encode(), b"x" * 20, b"\x00", b"a\r\n", "漢".encode()]
     tokenizer = SimpleNamespace(token_bytes=words.__getitem__)
     assert token_labels(tokenizer, range(len(words))) == [
-        "␣the", "↵", "⇥", "␣×8", r"\xe2\x82", "é", "x" * 11 + "…", r"\u0000", r"a\u000d↵", r"\u6f22",
+        "␣the", "↵", "⇥", "␣×8", r"\xe2\x82", "é", "x" * 11 + "…", r"\x00", r"a\r↵", r"\u6f22",
     ]  # fmt: skip
     assert token_labels(BYTES, [65, BYTES.eot]) == ["A", "<eot>"]
 
@@ -64,9 +64,9 @@ def test_a_character_that_our_font_lacks_is_drawn_from_another(monkeypatch):
     drawing._font_with.cache_clear()
     ours, other = font_manager.fontManager.ttflist[0], SimpleNamespace(name="Other", fname="other.ttf")
     monkeypatch.setattr(font_manager.fontManager, "ttflist", [other, ours])
-    real = font_manager.get_font
+    real = drawing.get_font
     other_font = SimpleNamespace(get_charmap=lambda: {ord("漢"): 1, ord("a"): 2})
-    monkeypatch.setattr(font_manager, "get_font", lambda path: other_font if path == "other.ttf" else real(path))
+    monkeypatch.setattr(drawing, "get_font", lambda path: other_font if path == "other.ttf" else real(path))
     assert token_labels(BYTES, list("漢a".encode())) == ["漢", "·", "·", "a"]
     assert (drawing._font_with("漢"), drawing._font_with("a")) == ("Other", drawing.FONT)
 

@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure
 
+from minigpt.config.convert import values
+from minigpt.config.schema import TrainConfig
 from minigpt.report import page as page_module
 from minigpt.report.curves import draw_metric
+from minigpt.report.number_format import duration, short_number
 from minigpt.report.page import events_section, page, write_report
 from minigpt.report.record import read_record
-from minigpt.report.words import duration, short_number
 
 
 class Reader(html.parser.HTMLParser):
@@ -77,9 +79,11 @@ def test_the_page_needs_and_runs_nothing_else(run):
 
 
 def test_settings_that_differ_from_the_default_stand_out(run):
-    source = page(read_record(run))
-    assert '<tr class="own"><td>seed</td><td>4242</td></tr>' in source
-    assert source.count('class="own"') == 1
+    shown, folded = page(read_record(run)).split("<h2>Settings</h2>")[1].split("<details>")
+    assert shown.count("<tr>") == 1
+    assert "<td>seed</td><td>4242</td>" in shown
+    assert "<td>trainer.max_steps</td>" in folded
+    assert f"{len(values(TrainConfig())) - 1} that have their default" in folded
 
 
 def test_the_baseline_is_shown_beside_the_loss(run):

@@ -60,7 +60,8 @@ def test_no_run_is_named(tmp_path):
 
 def test_column_keeps_finite_numbers_only():
     rows = [{"step": step, "x": x} for step, x in enumerate([1.5, None, float("nan"), float("inf"), "2", True, 3])]
-    assert column([*rows, {"step": 9}], "x") == ([0, 6], [1.5, 3])
+    assert [found.tolist() for found in column([*rows, {"step": 9}], "x")] == [[0, 6], [1.5, 3]]
+    assert [found.tolist() for found in column([], "x")] == [[], []]
 
 
 def test_training_time_adds_up_over_restarts():
