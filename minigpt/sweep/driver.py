@@ -8,7 +8,8 @@ import yaml
 
 from minigpt.config.convert import values
 from minigpt.data.prepare import prepare, require_vocabulary
-from minigpt.faults import FINISHED, STOPPED, TRIALS_FAILED, UserFault
+from minigpt.faults import FINISHED, STOPPED, TRIALS_FAILED, StorageFailure, UserFault
+from minigpt.process.output import lasting_output
 from minigpt.process.signals import Signals
 from minigpt.redact import redact_values
 from minigpt.report.record import read_mapping
@@ -16,7 +17,7 @@ from minigpt.rundir.files import write_file
 from minigpt.sweep.locks import STALE_SECONDS, Claim, claim, exclusive, is_alive, owner
 from minigpt.sweep.page import write_page
 from minigpt.sweep.process import make_slots
-from minigpt.sweep.results import cannot_write, write_results, write_slurm_script
+from minigpt.sweep.results import write_results, write_slurm_script
 from minigpt.sweep.search import Pruning, propose
 from minigpt.sweep.settings import Sweep, changed_settings
 from minigpt.sweep.table import Table, news_of
@@ -37,7 +38,7 @@ def run_sweep(sweep: Sweep) -> int:
         UserFault: the directory belongs to another sweep, or the data is at fault.
         StorageFailure: the directory can't be written.
     """
-    with Signals() as signals:
+    with lasting_output(), Signals() as signals:
         if not {key.partition(".")[0] for key in sweep.space} & {"data", "tokenizer", "experiment"}:
             require_vocabulary(sweep.config.data, sweep.config.tokenizer)
             prepare(sweep.config.data, sweep.config.tokenizer)  # once, before trials would wait for each other
@@ -51,9 +52,12 @@ def run_sweep(sweep: Sweep) -> int:
             driver = Driver(sweep, store, signals)
             driver.greet(locked)
             driver.run()
+            return driver.close()
         except OSError as error:
-            raise cannot_write(sweep.folder, error) from error
-        return driver.close()
+            raise StorageFailure(
+                f"sweep.dir={sweep.folder} can't be written: {error.strerror or error}. Free some space, or mend the "
+                "folder's permissions, then run the same command again: it goes on where it stopped"
+            ) from error
 
 
 def check_identity(sweep: Sweep) -> None:
@@ -226,7 +230,7 @@ class Driver:
         self.write_files()
         self.draw_page()
         trials, folder = self.store.trials(), self.sweep.folder
-        self.table.close(trials)
+        print(*self.table.lines(trials, rows=20), sep="\n")
         best = best_trial(trials)
         if best is not None:
             print(f"Best       trial {best.number}; train it again: cat {folder / 'best' / 'command.txt'}")

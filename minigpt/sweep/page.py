@@ -7,7 +7,6 @@ import statistics
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import optuna
@@ -19,8 +18,8 @@ from minigpt.report.number_format import duration, short_number
 from minigpt.rundir.files import write_file
 from minigpt.sweep.results import rerun_command
 from minigpt.sweep.settings import Sweep
-from minigpt.sweep.table import row_of, value_text
-from minigpt.sweep.trial_store import COMPLETE, FAILED, PRUNED, Trial, best_trial, is_finished, ranked, state_of
+from minigpt.sweep.table import rows_of, value_text
+from minigpt.sweep.trial_store import COMPLETE, FAILED, PRUNED, Trial, best_trial, is_finished, state_of
 
 SIZE = (4.6, 3.1)  # inches: as wide as a phone, so that the text is as large there as on a desk
 MIN_COMPLETE = 8  # trials that tell something of the settings' importance
@@ -66,24 +65,23 @@ def charts(sweep: Sweep, study: optuna.Study) -> str:
     name, parts = sweep.config.sweep.metric, []
     complete = [trial for trial in study.trials if trial.state == COMPLETE]
     if complete:
-        history = partial(plots.plot_optimization_history, study, target_name=name)
-        parts.append(_chart(f"{name} of each trial", history))
+        parts.append(_chart(f"{name} of each trial", plots.plot_optimization_history, study, target_name=name))
     if any(trial.intermediate_values for trial in study.trials):
-        parts.append(_chart("Learning curves", partial(_learning_curves, study, name)))
+        parts.append(_chart("Learning curves", _learning_curves, study, target_name=name))
     for key in sweep.space if complete else ():
-        values_over_key = partial(plots.plot_slice, study, [key], target_name=name)
-        parts.append(_chart(f"{name} over {key} (darker: later trials)", values_over_key))
+        caption = f"{name} over {key} (darker: later trials)"
+        parts.append(_chart(caption, plots.plot_slice, study, params=[key], target_name=name))
     if len(complete) > 1 and len(sweep.space) > 1:
-        lines = partial(plots.plot_parallel_coordinate, study, target_name=name)
-        parts.append(_chart(f"From the settings to {name} (darker: better)", lines, broad=True))
+        caption = f"From the settings to {name} (darker: better)"
+        parts.append(_chart(caption, plots.plot_parallel_coordinate, study, broad=True, target_name=name))
     if len(complete) >= MIN_COMPLETE and len({trial.value for trial in complete}) > 1 and len(sweep.space) > 1:
+        caption = "Importance: what sets the better trials apart (PED-ANOVA)"
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-        shares = partial(plots.plot_param_importances, study, evaluator=evaluator, target_name=name)
-        parts.append(_chart("Importance: what sets the better trials apart (PED-ANOVA)", shares))
+        parts.append(_chart(caption, plots.plot_param_importances, study, evaluator=evaluator, target_name=name))
     return f'<div class="charts">{"".join(parts)}</div>' if parts else ""
 
 
-def _chart(caption: str, draw: Callable[[], Any], *, broad: bool = False) -> str:
+def _chart(caption: str, draw: Callable[..., Any], study: optuna.Study, *, broad: bool = False, **options: Any) -> str:
     """Return a chart of Optuna's as an SVG element with its caption."""
     import matplotlib
     from matplotlib import pyplot
@@ -91,50 +89,44 @@ def _chart(caption: str, draw: Callable[[], Any], *, broad: bool = False) -> str
     style = CHART_STYLE | {"figure.figsize": (2 * SIZE[0], SIZE[1]) if broad else SIZE, "svg.hashsalt": caption}
     with matplotlib.rc_context(style), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # these functions are experimental, and trials may have equal values
-        axes = draw()
+        figure = draw(study, **options).figure
         matplotlib.rcParams.update(style)  # Optuna's style came over ours
-        for each in axes.figure.axes:
-            _simplify(each)
+        for axes in figure.axes:
+            _simplify(axes)
         text = io.StringIO()
-        axes.figure.savefig(text, format="svg", bbox_inches="tight")
-        pyplot.close(axes.figure)
+        figure.savefig(text, format="svg", bbox_inches="tight")
+        pyplot.close(figure)
     svg = text.getvalue()[text.getvalue().index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>| xmlns(:\w+)?=\"[^\"]*\"", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<svg width="[^"]*" height="[^"]*"', "<svg", svg)
     kind = "broad" if broad else "narrow"
     return f'<figure class="{kind}"><figcaption>{html.escape(caption)}</figcaption>{svg}</figure>'
 
 
 def _simplify(axes: Any) -> None:
-    """Remove title, legend and colour bar, and write the numbers of logarithmic axes out."""
-    from matplotlib.ticker import LogLocator, NullFormatter
+    """Remove what the caption says, legend and colour bar, and write the numbers of logarithmic axes as text."""
+    from matplotlib.ticker import LogFormatter
 
     if axes.get_label() == "<colorbar>":
         axes.remove()
         return
     axes.set_title("")
     axes.set_title("", loc="left")
-    legend = axes.get_legend()
-    if legend is not None:
-        legend.remove()
+    if axes.get_legend() is not None:
+        axes.get_legend().remove()
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "log":
-            low, high = axis.get_view_interval()
-            subs = (1.0,) if high > 1000 * low else (1.0, 3.0) if high > 30 * low else (1.0, 2.0, 5.0)
-            axis.set_major_locator(LogLocator(subs=subs))
             axis.set_major_formatter("{x:g}")
-            axis.set_minor_formatter(NullFormatter())
+            axis.set_minor_formatter(LogFormatter())
 
 
-def _learning_curves(study: optuna.Study, metric: str) -> Any:
+def _learning_curves(study: optuna.Study, target_name: str) -> Any:
     """Draw all learning curves, without the fall of the first steps, which would flatten the rest."""
     from optuna.visualization.matplotlib import plot_intermediate_values
 
     axes = plot_intermediate_values(study)
-    axes.set(xlabel="tokens", ylabel=f"best {metric} so far")
-    curves = [[value for _, value in sorted(trial.intermediate_values.items())] for trial in study.trials]
-    seen = sorted(value for curve in curves for value in curve[len(curve) // 8 :])
-    axes.set_ylim(top=1.001 * seen[int(0.97 * (len(seen) - 1))])
+    axes.set(xlabel="tokens", ylabel=f"best {target_name} so far")
+    seen = sorted(value for trial in study.trials for value in trial.intermediate_values.values())
+    axes.set_ylim(top=1.001 * seen[int(0.9 * (len(seen) - 1))])
     return axes
 
 
@@ -164,14 +156,11 @@ def saved_share(trials: Sequence[Trial]) -> float:
 
 
 def board(sweep: Sweep, trials: Sequence[Trial]) -> str:
-    """Return the table of all trials, the best first."""
-    rows = [["rank", "trial", sweep.config.sweep.metric, *sweep.space, "tok/s", "state"]]
-    for rank, trial in enumerate(ranked(trials), start=1):
-        rows.append(row_of(sweep, trial, rank if trial.state == COMPLETE else None))
-    cells = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
-    cells[0] = cells[0].replace("td>", "th>")
-    lines = "".join(f"<tr>{each}</tr>" for each in cells)
-    return f'<div class="wide"><table class="board">{lines}</table></div>' if trials else ""
+    """Return the table of all trials."""
+    lines = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows_of(sweep, trials)]
+    lines[0] = lines[0].replace("td>", "th>")
+    rows = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<div class="wide"><table class="board">{rows}</table></div>' if trials else ""
 
 
 def failures(trials: Sequence[Trial]) -> str:
@@ -179,7 +168,8 @@ def failures(trials: Sequence[Trial]) -> str:
     parts = []
     for trial in trials:
         if trial.state == FAILED and "same_as" not in trial.user_attrs:
-            tail = html.escape("\n".join(trial.user_attrs["tail"]))
-            cause = html.escape(trial.user_attrs["cause"])
+            cause, tail = (
+                html.escape(text) for text in (trial.user_attrs["cause"], "\n".join(trial.user_attrs["tail"]))
+            )
             parts.append(f"<details><summary>trial {trial.number}: {cause}</summary><pre>{tail}</pre></details>")
     return "".join(parts)

@@ -16,7 +16,7 @@ from optuna.distributions import CategoricalDistribution
 from minigpt.config.compose import compose
 from minigpt.config.convert import to_dict
 from minigpt.sweep.page import page
-from minigpt.sweep.results import leaderboard, write_results
+from minigpt.sweep.results import entries, leaderboard, write_results
 from minigpt.sweep.search import propose
 from minigpt.sweep.settings import read_sweep
 from minigpt.sweep.table import Table
@@ -99,7 +99,7 @@ def test_charts_are_as_wide_as_a_phone_and_readable_there(plan):
     """At 390 px a chart of at most 400 px keeps its text at 8.5 px or more; only the broad one scrolls."""
     text = page(plan, study_of(made_up(plan, 16)))
     charts = re.findall(
-        r"<figure class=\"(broad)?(?:narrow)?\">.*?<svg viewBox=\"0 0 ([\d.]+) .*?</figure>", text, re.DOTALL
+        r"<figure class=\"(broad)?(?:narrow)?\">.*?<svg [^>]*viewBox=\"0 0 ([\d.]+) .*?</figure>", text, re.DOTALL
     )
     assert len(charts) == 7
     assert [bool(broad) for broad, _ in charts].count(True) == 1
@@ -143,7 +143,7 @@ def test_the_page_of_a_young_sweep(plan, count):
 
 
 def test_the_leaderboard_has_a_column_for_each_setting(plan):
-    rows = list(csv.DictReader(io.StringIO(leaderboard(plan, made_up(plan, 8)))))
+    rows = list(csv.DictReader(io.StringIO(leaderboard(plan, entries(plan, made_up(plan, 8))))))
     assert list(rows[0]) == ["rank", "value", "state", "optimizer.lr", "schedule.name", "model.n_layer", "run.dir"]
     assert [row["rank"] for row in rows] == ["1", "2", "3", "4", "", "", "", ""]
     values = [float(row["value"]) for row in rows[:4]]
@@ -164,7 +164,7 @@ def test_best_reruns_as_is(plan):
     assert configs[0].schedule.name == trials[0].params["schedule.name"]
     assert configs[0].experiment == "demo"
     summary = json.loads((plan.folder / "summary.json").read_text())
-    assert summary["best"]["number"] == json.loads((best / "trial.json").read_text())["number"] == 0
+    assert summary["best"]["number"] == 0
     assert summary["states"] == {"complete": 4, "pruned": 2, "failed": 2}
     assert not list(plan.folder.rglob("*.tmp*"))
 
@@ -178,7 +178,7 @@ def test_a_rate_whose_peak_was_never_reached_is_named(tmp_path):
     points = [(5, 20), (50, 20), (50, 100)]
     params = [{"schedule.warmup_steps": warmup, "trainer.max_steps": steps} for warmup, steps in points]
     trials = [made_trial(number, each, COMPLETE, 1.0 + number) for number, each in enumerate(params)]
-    lines = Table(plan, io.StringIO()).lines(trials, [], rows=10)
+    lines = Table(plan, io.StringIO()).lines(trials, rows=10)
     assert ["never reached" in line for line in lines[1:4]] == [False, True, False]
 
 
@@ -221,7 +221,7 @@ def test_without_a_terminal_there_are_plain_lines_only(plan):
     trials = made_up(plan, 4)
     assert not table.is_due()
     table.say("news")
-    table.close(trials)
+    table.say("\n".join(table.lines(trials, rows=20)))
     assert "\x1b" not in screen.getvalue()
     assert screen.getvalue().isascii()
     assert screen.getvalue().startswith("news\nrank  trial  val/loss")
