@@ -18,7 +18,7 @@ from pathlib import Path
 
 from minigpt.config.schema import DataConfig
 from minigpt.data.download import download
-from minigpt.data.readers import READERS, read
+from minigpt.data.readers import read
 from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
 from minigpt.data.readers.plain import kind_of_binary
 from minigpt.faults import StorageFailure, UserFault
@@ -67,11 +67,6 @@ class Corpus:
             UserFault: a file can't be read.
         """
         return itertools.chain.from_iterable(read(file, self.options) for file in self.files)
-
-    @property
-    def formats(self) -> list[str]:
-        """The formats among its files that are not plain text."""
-        return sorted({file.suffix for file in self.files} & READERS.keys())
 
     @property
     def size(self) -> int:

@@ -22,6 +22,7 @@ from typing import Any
 from minigpt.config.schema import DataConfig, TokenizerConfig
 from minigpt.data.corpus import Corpus, SourceGone, find_corpus, typed_path
 from minigpt.data.make import FORMAT, Say, make, progress_lines, size_text
+from minigpt.data.readers import READERS
 from minigpt.data.shards import TokenSplit, fingerprint
 from minigpt.data.survey import Survey, signature, survey
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, scheme_of
@@ -84,7 +85,8 @@ def prepare(
             raise
         say(f"data: {fault}. Using the tokens prepared from it earlier")
         return _open(newest, say)
-    keys |= {"formats": corpus.formats} if corpus.formats else {}
+    formats = sorted({file.suffix for file in corpus.files} & READERS.keys())
+    keys |= {"formats": formats} if formats else {}  # other than plain text
     known = {folder: content for folder, content in known.items() if content["keys"] == keys}
     for folder, content in known.items():
         if content.get("signature") == signature(corpus):

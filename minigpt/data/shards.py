@@ -142,16 +142,16 @@ class TokenSplit:
         self._length: int = sidecar["tokens"]
         self._shard_tokens: int = sidecar["shard_tokens"]
         self._dtype = np.dtype(sidecar["dtype"])
-        self._shards = [
-            _open_shard(folder / entry["file"], entry["tokens"], self._dtype) for entry in sidecar["shards"]
-        ]
-        for entry, shard in zip(sidecar["shards"], self._shards, strict=True):
+        self._shards = []
+        for entry in sidecar["shards"]:
             path, is_small = folder / entry["file"], self._dtype.itemsize * self._length <= VERIFY_BYTES
+            shard = _open_shard(path, entry["tokens"], self._dtype)
             changed = is_small and sha256_of(path) != entry["sha256"]
             if changed or sidecar["max_token"] >= tokenizer.vocab_size:
                 _refuse_strange_token(path, shard, tokenizer)
             if changed:
                 raise UserFault(f"{path} was changed since it was made: its SHA-256 is not that of {name}.json")
+            self._shards.append(shard)
 
     def __len__(self) -> int:
         return self._length
@@ -242,11 +242,9 @@ def _open_shard(path: Path, tokens: int, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 def _refuse_strange_token(path: Path, shard: NDArray[Any], tokenizer: Tokenizer) -> None:
     """Name the first token outside the vocabulary, if there is one."""
-    for start in range(0, len(shard), 1 << 24):
-        strange = np.flatnonzero(shard[start : start + (1 << 24)] >= tokenizer.vocab_size)
-        if strange.size:
-            at = start + int(strange[0])
-            raise UserFault(
-                f"{path} holds token id {int(shard[at])} at position {at:,}; the vocab_size of its {tokenizer.name} "
-                f"tokenizer is {tokenizer.vocab_size:,}"
-            )
+    strange = np.flatnonzero(shard >= tokenizer.vocab_size)
+    if strange.size:
+        raise UserFault(
+            f"{path} holds token id {int(shard[strange[0]])} at position {int(strange[0]):,}; the vocab_size of its "
+            f"{tokenizer.name} tokenizer is {tokenizer.vocab_size:,}"
+        )
