@@ -68,6 +68,7 @@ class Heartbeat:
         self.folder = folder
         self.children: dict[int, subprocess.Popen] = {}
         self.peers: dict[int, Peer] = {}
+        self._names_causes = rank < 2  # rank 1 where rank 0 itself is lost
         self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ and rank == 0 else None
         self._sending = threading.Lock()
         self._ending = threading.Lock()  # taken by the thread that ends the process, never given back
@@ -208,11 +209,6 @@ class Heartbeat:
         if code in (None, -signal.SIGKILL):
             return "ended without a word (killed, or out of memory)"
         return f"ended with exit code {code}" if code >= 0 else f"was killed ({signal.strsignal(-code)})"
-
-    @property
-    def _names_causes(self) -> bool:
-        """Whether this process is the one that names a cause: rank 1 where rank 0 itself is lost."""
-        return self.rank < 2
 
     def _lost(self, rank: int, pid: int, how: str) -> NoReturn:
         """Name the cause, unless someone else does, and end all."""

@@ -71,7 +71,12 @@ class RunDirectory:
         gone = self.writes and not self.path.is_dir()
         if self._lock_file is not None:
             if isinstance(error, UserFault) and not (self.path / "config.yaml").exists():
-                self._leave_nothing()
+                with contextlib.suppress(
+                    OSError
+                ):  # nothing is left of a run that never began, but what others put there
+                    (self.path / "run.lock").unlink()
+                    self.checkpoints.rmdir()
+                    self.path.rmdir()
             self._lock_file.close()
         if isinstance(error, OSError) and gone:
             raise folder_gone(self.path) from error
@@ -92,14 +97,6 @@ class RunDirectory:
                     f"{entry.path!r} is a link, or no plain file or folder, and would lead a run out of its folder. "
                     "Remove it, or choose another run.dir (which may itself be a link)"
                 )
-
-    def _leave_nothing(self) -> None:
-        """Of a run that never began; whatever else lies there stays."""
-        with contextlib.suppress(OSError):
-            for name in ("run.lock", "data.json"):
-                (self.path / name).unlink(missing_ok=True)
-            self.checkpoints.rmdir()
-            self.path.rmdir()
 
     def _lock(self) -> IO[str]:
         """Return the lock file, which says whose it is; closing it frees the lock."""
@@ -198,6 +195,7 @@ def _windows(content: Any) -> list[list[int]]:
 
 def environment() -> dict[str, Any]:
     """Versions and machine, for whoever wants to repeat the run. Nothing of the environment's variables."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_initialized() else 0  # to ask for names would set CUDA up
     return {
         "minigpt": __version__,
         "commit": _commit(),
@@ -207,7 +205,7 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
-        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "gpus": [torch.cuda.get_device_name(index) for index in range(gpus)],
     }
 
 

@@ -24,13 +24,11 @@ SETTINGS = {
     "disable_code": True,
     "disable_git": True,
     "disable_job_creation": True,
-    "save_code": False,
     "x_disable_meta": True,  # host, user, e-mail, command line, paths
     "x_disable_machine_info": True,
     "x_disable_stats": True,
     "x_save_requirements": False,
     "silent": True,
-    "quiet": True,
 }
 
 

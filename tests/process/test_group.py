@@ -141,6 +141,33 @@ def test_two_processes_compute_what_one_does_and_stop_together_and_one_goes_on(r
     assert_close(rows(whole), rows(run))
 
 
+COUNT_COLLECTIVES = """
+import json, os
+import torch.distributed as dist
+names = "all_reduce reduce barrier monitored_barrier broadcast all_gather all_gather_into_tensor gather scatter "
+names += "broadcast_object_list all_gather_object gather_object"
+if step == 1:
+    calls = module.collectives = []
+    def counted(name, real):
+        return lambda *arguments, **options: calls.append([module.state.step + 1, name]) or real(*arguments, **options)
+    for name in names.split():
+        setattr(dist, name, counted(name, getattr(dist, name)))
+if step == 5:
+    with open(os.path.join(os.environ["TRIAL_FOLDER"], f"calls-{rank}"), "w") as file:
+        json.dump(module.collectives, file)
+"""
+
+
+def test_a_step_of_several_processes_has_one_collective_beside_its_gradients(run):
+    """Finding 15: the loss, the norm, the time and the requests to stop travel in one all-reduce, with no barrier."""
+    settings = ["trainer.max_steps=5", "checkpoint.every_steps=2", "validate.every_steps=0", "samples.every_steps=0"]
+    trial = Trial(run, PLAIN, *settings, fault=COUNT_COLLECTIVES)
+    assert trial.wait() == 0, trial.said()
+    for rank in (0, 1):
+        calls = json.loads((trial.folder / f"calls-{rank}").read_text())
+        assert calls == [[step, "all_reduce"] for step in (1, 2, 3, 4)]
+
+
 def test_what_one_process_began_two_go_on_with(run):
     """R5, the other way round."""
     whole = sibling(run, "whole")

@@ -132,6 +132,20 @@ def test_a_device_that_is_not_there_is_named(run):
         run("trainer.device=cuda")
 
 
+def test_a_run_on_the_cpu_leaves_a_gpu_alone(run, monkeypatch):
+    """Finding 19: pinned memory, or a question about the GPU, would open a CUDA context of some hundred megabytes."""
+
+    def opened(*_, **__):
+        raise AssertionError("CUDA is set up")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", opened)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", opened)
+    run("trainer.device=cpu", "trainer.max_steps=3", "checkpoint.every_steps=1")
+    assert json.loads((run.path / "environment.json").read_text())["gpus"] == []
+
+
 def test_a_second_process_is_kept_out(run, tmp_path):
     holder = (
         "import sys, fcntl; f = open(sys.argv[1], 'a+'); fcntl.flock(f, fcntl.LOCK_EX); "
