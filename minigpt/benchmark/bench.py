@@ -1,99 +1,109 @@
-"""What the parts of a benchmark share: the plan, the folder, the machine, and how a result looks."""
+"""What the parts of a benchmark share: measurements taken in turn, and the table that they end in."""
 
-import importlib.metadata
-import os
-import platform
-import subprocess
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from minigpt.benchmark.measurement import measure
-from minigpt.benchmark.settings import Plan
-from minigpt.benchmark.table import markdown
-from minigpt.data.prepare import Prepared
-from minigpt.machine.hardware import usable_cores
+from minigpt.benchmark.measurement import measure, numbers
+from minigpt.benchmark.settings import WARM_UP, Plan
+from minigpt.benchmark.table import number, spread
+from minigpt.faults import UserFault
 
-BUSY = 0.5  # load average above which figures are doubtful
-FLAGS = ("amx_bf16", "amx_tile", "avx512_bf16", "avx512f", "avx2", "asimd", "bf16", "sve")
+HEADS = ["measured", "ms/step", "tokens/s", "first, s", "times as long"]
+
+Measurement = dict[str, Any]  # ms of a step, tokens of a step, first: seconds to the first step, where it is known
+Found = dict[str, list[Measurement]]  # contender -> a measurement per round
+
+say = partial(print, flush=True)  # at once: a benchmark is long
 
 
 @dataclass(frozen=True)
 class Section:
-    """What came out of a part: a table whose second column holds the main figure."""
+    """What came out of a part."""
 
     title: str
-    heads: list[str]
-    rows: list[list[str]]
-    note: str = ""
+    rows: list[list[str]]  # under HEADS
+    notes: Sequence[str] = ()
     summary: str = ""  # for the last line of all
     void: bool = False  # whether its speeds don't count
-
-    @property
-    def text(self) -> str:
-        """The section in Markdown."""
-        return f"{markdown(self.heads, self.rows)}\n\n{self.note}".rstrip()
+    measurements: Found = field(default_factory=dict)
 
 
 @dataclass
 class Bench:
-    """A benchmark that is going on."""
+    """The benchmark of one size, going on."""
 
     plan: Plan
-    folder: Path  # for all files; the tokens are in folder/tokens
-    prepared: Prepared
-    choices: dict[str, Any]  # what minigpt.benchmark.steps.probe returned
-    say: Callable[[str], object] = print
-    tokens_per_second: float | None = None  # of training, once that is known
+    folder: Path  # for all files
+    choices: dict[str, Any] = field(default_factory=dict)  # what minigpt.benchmark.steps.probe returned
 
-    def training(self, changes: Mapping[str, Any] | None = None, *, steps: int = 0, tokens: str = "tokens") -> Any:
-        """See `Plan.training`."""
-        return self.plan.training(self.folder / tokens, changes or {}, steps)
+    def words(self, *changes: str, steps: int = 0) -> list[str]:
+        """The command line of one training, in a run directory of its own.
 
-    def measure(self, job: str, **task: Any) -> dict[str, Any]:
-        """See minigpt.benchmark.measurement.measure."""
-        return measure(self.folder, job, **{"threads": self.choices["threads"], **task})
+        Args:
+            changes: settings that differ from the plan's.
+            steps: optimizer steps; 0: those of a measurement, one more than the gaps between them.
+        """
+        text = ("data=text", f"data.source={self.folder / 'text.txt'}", f"data.dir={self.folder / 'data'}")
+        length = f"trainer.max_steps={steps or WARM_UP + (self.plan.config.steps or 0) + 1}"
+        own = (*text, "tokenizer=char", length, "validate.every_steps=0")
+        return [*self.plan.settings, *own, f"run.dir={self.folder / f'run-{next(numbers)}'}", *changes]
 
-    def tell(self, number: int, text: str) -> None:
-        """Say what a round brought."""
-        self.say(f"Round {number + 1}/{self.plan.config.rounds}  {text}")
+    def measure(self, job: str, *changes: str, **task: Any) -> dict[str, Any]:
+        """Do a job (see minigpt.benchmark.measurement.measure) with the settings of the plan and these."""
+        words = task.pop("words", None) or self.words(*changes)
+        return measure(self.folder, job, threads=self.choices.get("threads", 0), words=words, **task)
 
+    def in_turn(self, contenders: Mapping[str, Callable[[], Measurement]]) -> tuple[Found, list[str]]:
+        """Measure all contenders in each round, A B C A B C ...
 
-def describe_machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor, its vector extensions, and the software's versions."""
-    text = cpuinfo.read_text() if cpuinfo.exists() else ""
-    pairs = (line.partition(":")[::2] for line in text.splitlines())
-    facts = {key.strip(): value.strip() for key, value in pairs}  # of the last core: they are alike
-    name = facts.get("model name") or platform.processor() or platform.machine()
-    family = f" (family {facts['cpu family']} model {facts.get('model')})" if "cpu family" in facts else ""
-    flags = (facts.get("flags") or facts.get("Features") or "").split()
-    able = " ".join(flag for flag in FLAGS if flag in flags) or "no vector extensions known"
-    return (
-        f"Machine    {name}{family}, {usable_cores()} cores, {able}; "
-        f"{platform.system()} {platform.release()}, Python {platform.python_version()}, "
-        f"torch {importlib.metadata.version('torch')}"
-    )
+        Returns:
+            The measurements, and a note for each contender that failed and is left out.
 
+        Raises:
+            UserFault: one failed whose name begins with minigpt.
+        """
+        found: Found = {name: [] for name in contenders}
+        notes, rounds = [], self.plan.config.rounds
+        for turn in range(1, rounds + 1):
+            for name in list(found):
+                try:
+                    found[name].append(contenders[name]())
+                except UserFault as fault:
+                    if name.startswith("minigpt"):
+                        raise
+                    notes.append(f"{name} is left out: {fault}")
+                    say(f"WARNING    {notes[-1]}")
+                    del found[name]
+                else:
+                    say(f"Round {turn}/{rounds}  {name:<30} {found[name][-1]['ms']:10,.2f} ms/step")
+        return found, notes
 
-def describe_moment(load: tuple[float, ...] | None = None) -> str:
-    """Date and load averages, and a warning where something else is running."""
-    load = load or os.getloadavg()
-    line = time.strftime("Date       %Y-%m-%d %H:%M:%S %Z, load average ") + " ".join(f"{each:.2f}" for each in load)
-    if load[0] <= BUSY:
-        return line
-    return (
-        f"{line}\nWARNING: the load average is {load[0]:.2f}: something else is running, and what follows measures "
-        f"that, too. Wait until it is below {BUSY:g} for figures that hold"
-    )
+    def section(
+        self, title: str, found: Found, notes: Sequence[str], *, baseline: Callable[[str], str], void: bool = False
+    ) -> Section:
+        """A row per contender. Ratios are taken within a round, whose measurements saw the same machine.
 
-
-def commit_of(folder: Path) -> str:
-    """The commit of a checkout, with a mark if files were changed; "unknown" if the folder is none."""
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    return done.stdout.strip() if done.returncode == 0 else "unknown"
+        Args:
+            title: of the part.
+            found: all measurements.
+            notes: what must be known to read the table.
+            baseline: contender -> that of ours which it is set against.
+            void: whether the speeds don't count.
+        """
+        rows = []
+        for name, measurements in found.items():
+            times = [each["ms"] for each in measurements]
+            own = [each["ms"] for each in found[baseline(name)]]
+            speed = statistics.median(1e3 * each["tokens"] / each["ms"] for each in measurements)
+            firsts = [each["first"] for each in measurements if each.get("first") is not None]
+            first = number(statistics.median(firsts)) if firsts else ""
+            ratio = "1" if times == own else spread([one / other for one, other in zip(times, own, strict=True)])
+            rows.append([name, spread(times), number(speed), first, ratio])
+        facts = f"{self.plan.config.preset} {self.choices['precision']}{' compiled' * self.choices['compile']}"
+        ratios = "; ".join(f"{name} {ratio}" for name, *_, ratio in rows if ratio != "1")
+        start = "VOID: the curves differ. " if void else ""
+        return Section(title, rows, notes, f"{start}{title} {facts}, times as long: {ratios}", void, found)

@@ -1,38 +1,32 @@
-"""One measurement in a process of its own: `python -m minigpt.benchmark.measurement TASK.json RESULT.json`."""
+"""One measurement in a process of its own: `python -m minigpt.benchmark.measurement JOB FILE`."""
 
-import contextlib
 import importlib
 import itertools
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from minigpt.faults import UserFault, run_script
+from minigpt.invocation import PACKAGE
 
-_numbers = itertools.count()
-
-
-class MeasurementFailed(UserFault):
-    """The process of a measurement ended with an error."""
+numbers = itertools.count()  # for names of files and folders
 
 
-def find_job(name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """The function that a task names, like steps.train_py; only its module is imported."""
-    module, _, function = name.partition(".")
-    return getattr(importlib.import_module(f"minigpt.benchmark.{module}"), function)
+def do(job: str, task: dict[str, Any]) -> dict[str, Any]:
+    """Call the function that a job names, like steps.train_py; only its module is imported."""
+    module, _, function = job.partition(".")
+    return getattr(importlib.import_module(f"minigpt.benchmark.{module}"), function)(**task)
 
 
 def main(arguments: list[str]) -> int:
-    """Do the task and write its result."""
-    task_file, result_file = map(Path, arguments)
-    task = json.loads(task_file.read_text())
-    result_file.write_text(json.dumps(find_job(task["job"])(task)))
+    """Do a job with the arguments in a JSON file, and write its result in their place."""
+    job, file = arguments[0], Path(arguments[1])
+    file.write_text(json.dumps(do(job, json.loads(file.read_text()))))
     return 0
 
 
@@ -41,60 +35,62 @@ def measure(folder: Path, job: str, *, threads: int = 0, **task: Any) -> dict[st
 
     Args:
         folder: for its files.
-        job: see `find_job`.
-        threads: see `environment`.
-        task: what the job is told.
+        job: see `do`.
+        threads: see `run`.
+        task: the job's arguments.
 
     Returns:
-        The job's result, with `began`, the time.time() when its process was started.
+        The job's result; of a `first_at` in it (time.time()) also `first`, the seconds since its process was started.
 
     Raises:
-        MeasurementFailed: it ended with an error.
+        UserFault: it ended with an error.
     """
-    name = f"{next(_numbers):03d}-{job}"
-    task_file, result_file, log = (folder / f"{name}{end}" for end in (".json", ".result.json", ".log"))
-    task_file.write_text(json.dumps({"job": job, **task}))
-    command = [sys.executable, "-m", "minigpt.benchmark.measurement", str(task_file), str(result_file)]
+    file = folder / f"{next(numbers):03d}.json"
+    file.write_text(json.dumps(task))
     began = time.time()
-    with open(log, "wb") as output, started(command, folder, threads, stdout=output) as process:
-        code = process.wait()
-    if code != 0:
-        raise MeasurementFailed(failure(job, code, log.read_text(errors="replace")))
-    return {"began": began} | json.loads(result_file.read_text())
+    run(job, [sys.executable, "-m", "minigpt.benchmark.measurement", job, str(file)], folder, threads)
+    result = json.loads(file.read_text())
+    return result | ({"first": result["first_at"] - began} if "first_at" in result else {})
 
 
-@contextlib.contextmanager
-def started(
-    command: Sequence[str], folder: Path, threads: int = 0, *, stdout: Any = subprocess.PIPE
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a session of its own; it and its children are killed when the block ends."""
-    process = subprocess.Popen(
-        command, cwd=folder, env=environment(threads), stdout=stdout, stderr=subprocess.STDOUT, start_new_session=True
-    )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+def run(name: str, command: Sequence[str], folder: Path, threads: int = 0) -> list[tuple[float, str]]:
+    """Run a program in a folder to its end.
 
+    Args:
+        name: what to call it where it fails.
+        command: that starts it.
+        folder: where it runs.
+        threads: it may use, as many as ours; 0 leaves that to it.
 
-def environment(threads: int) -> dict[str, str]:
-    """The environment of every contender: as many threads as ours, whatever the shell says; 0 leaves it as it is."""
-    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    numbers = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)} if threads else {}
-    # PYTHONPATH: `-m minigpt...` works from any folder.
-    return {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(paths), **numbers}
+    Returns:
+        The lines of its output, each behind the moment (time.time()) when it came.
 
-
-def failure(what: str, code: int, output: str) -> str:
-    """The sentence about a process that failed, with the end of what it printed."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith(("Error:", "- "))] or lines[-1:] or ["it printed nothing"]
-    return f"{what}: its process ended with exit code {code}: {' '.join(told)[:400]}"
+    Raises:
+        UserFault: it ended with an error.
+    """
+    paths = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))  # for -m in any folder
+    variables = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": paths}
+    if threads:
+        variables |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        try:
+            lines = [(time.time(), line.strip()) for line in process.stdout or ()]
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        texts = [text for _, text in lines if text] or ["it printed nothing"]
+        told = " ".join([text for text in texts if text.startswith(("Error:", "- "))] or texts[-1:])
+        raise UserFault(f"{name}: its process ended with exit code {process.returncode}: {told[:400]}")
+    return lines
 
 
 if __name__ == "__main__":

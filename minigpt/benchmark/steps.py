@@ -1,4 +1,4 @@
-"""Training as measured: all of train.py, and the shortest loop around the same model."""
+"""Training as measured: all of train.py, and the shortest loop around the same model. Each job is a process."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +9,8 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from minigpt.config.convert import from_dict
+from minigpt.benchmark.settings import WARM_UP
+from minigpt.config.compose import compose
 from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import MicroBatches
 from minigpt.data.prepare import Prepared, prepare
@@ -24,69 +25,73 @@ from minigpt.training.seeding import fold
 
 
 class Stopwatch(L.Callback):
-    """Notes the moment just before each optimizer step.
+    """Notes the moment just before each optimizer step."""
 
-    Args:
-        warm_up: steps that do not count.
-    """
-
-    def __init__(self, warm_up: int):
-        self.warm_up = warm_up
+    def __init__(self) -> None:
         self.moments: list[float] = []
-        self.left_out: list[tuple[float, float]] = []  # (when, seconds) of each validation
-        self.first_step_at = 0.0  # time.time()
 
     def on_before_optimizer_step(self, *_: Any) -> None:
         self.tick()
 
-    def on_validation_start(self, *_: Any) -> None:
-        self.left_out.append((time.perf_counter(), 0.0))
-
-    def on_validation_end(self, *_: Any) -> None:
-        began = self.left_out.pop()[0]
-        self.left_out.append((began, time.perf_counter() - began))
-
     def tick(self) -> None:
         """Note that a step's gradients are there."""
-        self.first_step_at = self.first_step_at or time.time()
-        self.moments.append(time.perf_counter())
+        self.moments.append(time.time())
 
-    def result(self) -> dict[str, Any]:
-        """Milliseconds per step: the wall time from the end of the warm-up to the last moment, less validations."""
-        start, end = self.moments[self.warm_up], self.moments[-1]
-        inside = [seconds for when, seconds in self.left_out if start <= when <= end]
-        steps = len(self.moments) - 1 - self.warm_up
-        milliseconds = 1e3 * (end - start - sum(inside)) / steps
-        return {"ms": milliseconds, "steps": steps, "first_step_at": self.first_step_at, "left_out": inside}
+    def result(self, tokens: int) -> dict[str, Any]:
+        """Milliseconds per step of so many tokens after the warm-up, and when the first step was reached."""
+        counted = self.moments[WARM_UP:]
+        ms = 1e3 * (counted[-1] - counted[0]) / (len(counted) - 1)
+        return {"ms": ms, "tokens": tokens, "first_at": self.moments[0]}
 
 
-def train_py(task: dict[str, Any]) -> dict[str, Any]:
-    """Time minigpt.training.run.train() with all that a user's run has.
-
-    Args:
-        task: config (with run.dir), warm_up.
-    """
-    stopwatch = Stopwatch(task["warm_up"])
-    code = train(from_dict(TrainConfig, task["config"]), callbacks=[stopwatch])
-    assert code == 0, f"train() ended with {code}"
-    return stopwatch.result()
-
-
-def probe(task: dict[str, Any]) -> dict[str, Any]:
-    """What a run of this config would choose on this machine, and its vocabulary."""
-    config, prepared, choices = settle(task)
-    return asdict(choices) | {"name": find_device(config).name, "vocab_size": prepared.tokenizer.vocab_size}
-
-
-def settle(task: dict[str, Any]) -> tuple[TrainConfig, Prepared, Choices]:
-    """The task's config, tokens and automatic choices as train() makes them, and the process set up as it does."""
-    config = from_dict(TrainConfig, task["config"])
+def settle(words: Sequence[str]) -> tuple[TrainConfig, Prepared, Choices]:
+    """The config, tokens and automatic choices of a train command, and the process set up as train() does."""
+    config = compose("train", list(words))
     prepared = prepare(config.data, config.tokenizer, say=lambda _: None)
     choices = choose(config, find_device(config), prepared.tokenizer.vocab_size)
     torch.set_num_threads(choices.threads)
     torch.set_float32_matmul_precision(choices.float32_products)
     keep_freed_memory()
     return config, prepared, choices
+
+
+def probe(words: Sequence[str]) -> dict[str, Any]:
+    """What a run of these settings would choose on this machine."""
+    config, _, choices = settle(words)
+    return asdict(choices) | {"name": find_device(config).name}
+
+
+def train_py(words: Sequence[str]) -> dict[str, Any]:
+    """Time minigpt.training.run.train() with all that a user's run has."""
+    config, stopwatch = compose("train", list(words)), Stopwatch()
+    code = train(config, callbacks=[stopwatch])
+    assert code == 0, f"train() ended with {code}"
+    return stopwatch.result(config.batch_tokens)
+
+
+def bare(words: Sequence[str]) -> dict[str, Any]:
+    """Time our model in the shortest loop, without Lightning, callback, row or save."""
+    config, prepared, choices = settle(words)
+    gpt = new_model(config, choices, prepared.tokenizer.vocab_size)
+    first = batches_of(config, prepared, choices)[0].to(choices.device)
+    choices, loss_function = try_loss(gpt, choices, lambda size: (first.tokens, first.targets))
+
+    def loss_of(tokens: Tensor, targets: Tensor) -> Tensor:
+        with autocast(choices.device, choices.precision):
+            return loss_function(gpt, tokens, targets)
+
+    return shortest_loop(config, prepared, choices, loss_of, build_optimizer(config.optimizer, gpt))
+
+
+def batches(words: Sequence[str], start: int) -> dict[str, Any]:
+    """Time the making of batches alone, from a step on."""
+    config, prepared, choices = settle(words)
+    stream, stopwatch = iter(batches_of(config, prepared, choices, start)), Stopwatch()
+    for _ in range(config.trainer.max_steps or 0):
+        for _ in range(choices.accumulate):
+            next(stream)
+        stopwatch.tick()
+    return stopwatch.result(config.batch_tokens)
 
 
 def new_model(config: TrainConfig, choices: Choices, vocab_size: int) -> GPT:
@@ -108,22 +113,6 @@ def batches_of(config: TrainConfig, prepared: Prepared, choices: Choices, start_
     )
 
 
-def bare(task: dict[str, Any]) -> dict[str, Any]:
-    """Time our model in the shortest loop, without Lightning, callback, row or save; the task is train_py's."""
-    config, prepared, choices = settle(task)
-    gpt = new_model(config, choices, prepared.tokenizer.vocab_size)
-    first = batches_of(config, prepared, choices)[0].to(choices.device)
-    choices, loss_function = try_loss(gpt, choices, lambda size: (first.tokens, first.targets))
-
-    def loss_of(tokens: Tensor, targets: Tensor) -> Tensor:
-        with autocast(choices.device, choices.precision):
-            return loss_function(gpt, tokens, targets)
-
-    stopwatch = Stopwatch(task["warm_up"])
-    shortest_loop(config, prepared, choices, loss_of, build_optimizer(config.optimizer, gpt), stopwatch=stopwatch)
-    return stopwatch.result()
-
-
 def shortest_loop(
     config: TrainConfig,
     prepared: Prepared,
@@ -131,9 +120,8 @@ def shortest_loop(
     loss_of: Callable[[Tensor, Tensor], Tensor],
     optimizer: torch.optim.Optimizer,
     *,
-    stopwatch: Stopwatch,
     rates: Sequence[float] = (),
-) -> list[float]:
+) -> dict[str, Any]:
     """Train for the config's steps on its batches, with nothing around a step.
 
     Args:
@@ -142,25 +130,24 @@ def shortest_loop(
         choices: the device and the micro-batches.
         loss_of: (tokens, targets) -> mean loss.
         optimizer: of the model inside `loss_of`.
-        stopwatch: told of each step.
         rates: learning rate of each step; none: the optimizer's.
 
     Returns:
-        The loss of each step.
+        The measurement, and the `losses` of all steps.
     """
-    batches = batches_of(config, prepared, choices)
+    micro_batches, stopwatch = batches_of(config, prepared, choices), Stopwatch()
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     total, losses = config.trainer.max_steps or 0, []
     for step in range(total):
         loss = torch.zeros((), device=choices.device)
         for part in range(choices.accumulate):
-            batch = batches[step * choices.accumulate + part].to(choices.device)
+            batch = micro_batches[step * choices.accumulate + part].to(choices.device)
             share = loss_of(batch.tokens, batch.targets) / choices.accumulate
             share.backward()
             loss = loss + share.detach()
         if config.optimizer.grad_clip:
             torch.nn.utils.clip_grad_norm_(parameters, config.optimizer.grad_clip)
-        if choices.device == "cuda" and step in (stopwatch.warm_up, total - 1):
+        if choices.device == "cuda" and step in (WARM_UP, total - 1):
             torch.cuda.synchronize()
         stopwatch.tick()
         for group in optimizer.param_groups if rates else []:
@@ -168,4 +155,4 @@ def shortest_loop(
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss)
-    return torch.stack(losses).tolist()
+    return stopwatch.result(config.batch_tokens) | {"losses": torch.stack(losses).tolist()}

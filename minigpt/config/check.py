@@ -262,7 +262,7 @@ def storage_is_a_url(storage: str | None) -> Iterator[str]:
 
 @rule("what")
 def parts_can_be_measured(what: str) -> Iterator[str]:
-    parts = ("training", "sampling", "loading", "variants", "resuming")
+    parts = ("training", "sampling", "variants", "resuming")
     for part in set(what.split(",")) - set(parts):
         yield f"what={what}: {shown(part)} can't be measured. Give some of {','.join(parts)}."
 

@@ -104,7 +104,7 @@ class BenchmarkConfig(TrainConfig):
     preset: Literal["c0", "c1", "124m", "350m", "gpu"] = setting(
         "c0", "c0: nanoGPT's CPU preset, c1: 10.6M, 124m, 350m: GPT-2; gpu: both with all parts", "weights"
     )
-    what: str = setting("training,sampling,loading", "parts; also variants,resuming", "watch")
+    what: str = setting("training,sampling", "parts; also variants,resuming", "watch")
     rounds: int = setting(5, "measurements of each contender, in turn, each in a process", "watch", low=1, high=10**6)
     steps: int | None = setting(None, "timed in a measurement; default: the preset's", "watch", low=1, high=10**6)
     nanogpt: str | None = setting(None, "a checkout, which runs beside; losses must agree", "watch", literal=True)

@@ -23,7 +23,7 @@ from minigpt.config.convert import flatten, to_dict
 from minigpt.config.files import plain_yaml
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import StorageFailure, UserFault
-from minigpt.invocation import typed_words
+from minigpt.invocation import PACKAGE, typed_words
 from minigpt.redact import redact_arguments, redact_values
 from minigpt.rundir.files import lock, write_file
 from minigpt.rundir.rows import append_rows, folder_gone
@@ -198,7 +198,7 @@ def environment() -> dict[str, Any]:
     gpus = torch.cuda.device_count() if torch.cuda.is_initialized() else 0  # to ask for names would set CUDA up
     return {
         "minigpt": __version__,
-        "commit": _commit(),
+        "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "lightning": importlib.metadata.version("lightning"),
@@ -209,9 +209,8 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _commit() -> str | None:
-    """The commit of minigpt's own source, if it lies in a checkout and there is a git to ask."""
-    source = Path(__file__).resolve().parents[2]
+def commit(source: Path = PACKAGE.parent) -> str | None:
+    """The commit of minigpt's own source, or of another folder, if it is a checkout and there is a git to ask."""
     if not (source / ".git").exists() or shutil.which("git") is None:
         return None
     found = subprocess.run(["git", "-C", str(source), "rev-parse", "HEAD"], capture_output=True, text=True)

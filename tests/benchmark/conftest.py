@@ -1,20 +1,20 @@
-"""Something that looks like a checkout of nanoGPT, written from its description, and a tiny plan."""
+"""Something that looks like a checkout of nanoGPT, written from its description, and a tiny benchmark."""
 
 import json
+import signal
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from minigpt.benchmark import bench as bench_module
-from minigpt.benchmark import command, settings
-from minigpt.benchmark import tokens as made
+from minigpt.benchmark import tokens
 from minigpt.benchmark.bench import Bench
-from minigpt.benchmark.measurement import find_job
-from minigpt.benchmark.settings import Plan, read_plans
-from minigpt.benchmark.tokens import make_tokens
+from minigpt.benchmark.measurement import do
+from minigpt.benchmark.settings import read_plans
+from minigpt.benchmark.tokens import write_text
+from minigpt.faults import UserFault
 
 TINY = [
     "preset=c0",
@@ -115,9 +115,12 @@ for n in range(0, int(settings['max_iters']) + 1, int(settings['log_interval']))
 
 
 @pytest.fixture(autouse=True)
-def few_tokens(monkeypatch):
-    """So that a validation of the whole split takes no time."""
-    monkeypatch.setattr(made, "SMALL_TOKENS", 60_000)
+def small_and_alone(monkeypatch):
+    """Texts so short that a validation of the whole split takes no time; signals are handled as before afterwards."""
+    monkeypatch.setattr(tokens, "COUNTS", {65: 60_000, 50257: 2_000})
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture
@@ -131,42 +134,36 @@ def checkout(tmp_path) -> Path:
 
 
 @pytest.fixture
-def plan_of(monkeypatch, tmp_path):
-    """Arguments -> a plan whose measurements take no time."""
-    presets = {name: replace(preset, warm_up=1) for name, preset in settings.PRESETS.items()}
-    monkeypatch.setattr(settings, "PRESETS", presets)
-    common = ["rounds=1", "steps=2", "curve_steps=4", "new_tokens=4"]
-
-    def plan_of(*arguments, all_sizes=False):
-        plans = read_plans([*TINY, *common, *arguments])
-        return plans if all_sizes else plans[0]
-
-    return plan_of
+def plans_of():
+    """Arguments -> plans whose measurements take no time."""
+    common = ["rounds=1", "steps=2", "curve_steps=14", "new_tokens=4"]
+    return lambda *arguments: read_plans([*TINY, *common, *arguments])
 
 
 @pytest.fixture
-def tiny(plan_of) -> Plan:
-    """A plan whose measurements take no time."""
-    return plan_of()
+def bench_of(tmp_path, plans_of):
+    """Arguments -> a tiny benchmark whose text is made, and what is known of its choices."""
+
+    def make(*arguments, **choices):
+        (plan,) = plans_of(*arguments)
+        write_text(tmp_path / "text.txt", plan.vocab_size)
+        known = {"device": "cpu", "threads": 1, "precision": "fp32", "compile": False, "micro_batch": 4}
+        return Bench(plan, tmp_path, {**known, "accumulate": 1, **choices})
+
+    return make
+
+
+@pytest.fixture
+def words(bench_of):
+    """Changed settings -> the command line of a training of the tiny benchmark."""
+    return bench_of().words
 
 
 @pytest.fixture
 def rows():
-    """The rows of a run's metrics.jsonl."""
-    return lambda run: [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-@pytest.fixture
-def tokens(tmp_path) -> Path:
-    """Where a run of the tiny plan finds its tokens."""
-    make_tokens(tmp_path / "tokens", 65)
-    return tmp_path / "tokens"
-
-
-@pytest.fixture
-def config(tiny, tokens):
-    """Changed settings -> the config of a training of the tiny plan."""
-    return lambda changes={}, steps=0: tiny.training(tokens, changes, steps)
+    """The rows of the metrics.jsonl of the run that a command line makes."""
+    place = lambda words: next(Path(word.removeprefix("run.dir=")) for word in words if word.startswith("run.dir="))  # noqa: E731
+    return lambda words: [json.loads(line) for line in (place(words) / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture
@@ -175,27 +172,14 @@ def at_once(monkeypatch):
 
     def measure(folder, job, *, threads=0, **task):
         began = time.time()
-        result = find_job(job)(json.loads(json.dumps(task)))
-        return {"began": began} | json.loads(json.dumps(result))
+        try:
+            result = json.loads(json.dumps(do(job, json.loads(json.dumps(task)))))
+        except Exception as fault:
+            raise UserFault(f"{job}: {type(fault).__name__}: {fault}") from fault
+        return result | ({"first": result["first_at"] - began} if "first_at" in result else {})
 
     monkeypatch.setattr(bench_module, "measure", measure)
-    monkeypatch.setattr(command, "measure", measure)
     monkeypatch.setattr(sys, "path", list(sys.path))  # of nanoGPT's model.py
     monkeypatch.delitem(sys.modules, "model", raising=False)
     yield measure
     sys.modules.pop("model", None)
-
-
-@pytest.fixture
-def bench_of(tmp_path, at_once):
-    """A plan -> a benchmark of it, its tokens made, in this process; what it says is in `said`."""
-
-    def make(plan, **facts):
-        prepared = make_tokens(tmp_path / "tokens", plan.preset.vocab_size)
-        choices = at_once(tmp_path, "steps.probe", config=plan.training(tmp_path / "tokens", {})) | facts
-        said = []
-        bench = Bench(plan, tmp_path, prepared, choices, said.append)
-        bench.said = said
-        return bench
-
-    return make

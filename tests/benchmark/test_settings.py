@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from minigpt.benchmark.settings import PRESETS, read_plans
+from minigpt.benchmark.bench import Bench
+from minigpt.benchmark.settings import PRESETS, WARM_UP, read_plans
 from minigpt.config.commands import BenchmarkConfig
-from minigpt.config.convert import from_dict, settings
-from minigpt.config.schema import TrainConfig
+from minigpt.config.compose import compose
+from minigpt.config.convert import settings
 from minigpt.faults import UserFault
 
 ROOT = Path(__file__).parents[2]
@@ -21,24 +22,29 @@ def faults(*arguments):
     return list(caught.value.faults)
 
 
+def trained(plan, folder, *changes):
+    (folder / "text.txt").write_text("any")
+    return compose("train", Bench(plan, folder).words(*changes))
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_alone_is_a_plan_with_the_published_sizes(preset, tmp_path):
     (plan,) = read_plans([f"preset={preset}"])
     sizes = {"c0": (4, 4, 128, 64, 12), "c1": (6, 6, 384, 256, 16), "124m": (12, 12, 768, 1024, 32)}
     sizes = (sizes | {"350m": (24, 16, 1024, 1024, 16)})[preset]
-    config = from_dict(TrainConfig, plan.training(tmp_path, {}))
+    config = trained(plan, tmp_path)
     model = config.model
     assert (model.n_layer, model.n_head, model.n_embd, model.block_size) == sizes[:4]
     assert config.batch_tokens == sizes[4] * model.block_size
     assert (model.bias, model.activation, model.dropout) == (False, "gelu", 0.0)
     assert plan.config.rounds == 5
-    assert plan.config.what == "training,sampling,loading"
-    assert config.trainer.max_steps == plan.preset.warm_up + plan.preset.steps + 1
+    assert plan.config.what == "training,sampling"
+    assert config.trainer.max_steps == WARM_UP + PRESETS[preset].steps + 1
 
 
 def test_settings_of_train_come_after_the_presets_and_both_reach_the_measurement(tmp_path):
     (plan,) = read_plans(["preset=c1", "trainer.precision=fp32", "model.n_layer=2", "steps=7", "rounds=2"])
-    config = from_dict(TrainConfig, plan.training(tmp_path, {"optimizer.lr": 0.5}))
+    config = trained(plan, tmp_path, "optimizer.lr=0.5")
     assert (config.trainer.precision, config.model.n_layer, config.model.n_embd) == ("fp32", 2, 384)
     assert (config.trainer.max_steps, config.optimizer.lr) == (10 + 7 + 1, 0.5)
     assert (config.data.source, config.tokenizer.name) == (str(tmp_path / "text.txt"), "char")
@@ -54,8 +60,8 @@ def test_settings_of_train_come_after_the_presets_and_both_reach_the_measurement
         (["preset=c0", "round=3"], "No setting 'round'. Did you mean 'rounds'?"),
         (["preset=c0", "what=training,speed"], "'speed' can't be measured"),
         (["preset=c0", "trainer.max_steps=9"], "trainer.max_steps is the benchmark's own to give"),
-        (["preset=c0", "data=stdlib"], "the benchmark makes its own tokens"),
-        (["preset=c0", "tokenizer.vocab_size=300"], "the benchmark makes its own tokens"),
+        (["preset=c0", "data=stdlib"], "the benchmark's own to give: it makes its own text"),
+        (["preset=c0", "tokenizer.vocab_size=300"], "the benchmark's own to give: it makes its own text"),
         (["preset=c0", "model.n_hed=3"], "Did you mean 'model.n_head'"),
         (["preset=c0", "model.n_head=3"], "n_head"),
         (["preset=c0", "nanogpt=/nowhere"], "git clone https://github.com/karpathy/nanoGPT"),
