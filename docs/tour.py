@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent / "examples"))
@@ -225,6 +226,8 @@ def main(arguments: list[str]) -> int:
         share = encoder_decoder.exactly_reversed(encoder, decoder, 5000, torch.Generator().manual_seed(1))
         page = fill(page, "reversed", f"**{100 * share:.2f} %** of 5,000 words it has never seen come out exactly.")
         draw_reversal(encoder, decoder)
+        for picture in PICTURES.glob("*.png"):  # 256 colours are enough: a third of the bytes
+            Image.open(picture).convert("RGB").quantize(256).save(picture, optimize=True)
         page = write_numbers(page)
         PAGE.write_text(page)
         print(f"wrote {PAGE} and {PICTURES}; sections 12 and 15 say what some heads do: see whether they still do it")

@@ -126,9 +126,9 @@ def draw_heads(
         names: H titles; default head 1, head 2, ...
     """
     names = [f"head {head}" for head in range(1, len(weights) + 1)] if names is None else names
-    scale = PowerNorm(0.5, vmin=0, vmax=max(float(weights.max()), 1e-6))  # small ones show, too
     panels = dict(zip(names, weights.detach(), strict=True))
-    _draw(panels, path, title, scale, rows=rows, columns=columns or rows, bar="weight (colours show its square root)")
+    scale = PowerNorm(0.5, vmin=0, vmax=max(float(weights.detach().max()), 1e-6))  # small ones show, too
+    _draw(panels, path, title, scale, rows=rows, columns=columns or rows, bar="weight (square-root scale)")
 
 
 def draw_masks(masks: dict[str, Tensor], path: Path, *, title: str) -> None:
@@ -156,7 +156,8 @@ def _draw(
     cell = min(0.19, 12 / max(len(rows), len(columns)))  # of more than 64 tokens in small print
     width, height = (max(cell * len(labels), 1.4) + 0.9 for labels in (columns, rows))
     colours = colormaps["Blues"].with_extremes(bad=HIDDEN)
-    with drawing(size=(across * width + 0.6, down * (height + 0.1) + 0.5), font_size=9, dpi=110) as figure:
+    with drawing(size=(across * width + 0.6, down * (height + 0.1) + 0.5), font_size=8, dpi=110) as figure:
+        figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
         legend = "rows: queries (the token that attends); columns: keys (what it attends to)"
         figure.suptitle(f"{title}\n{legend}", fontsize=10)
         for place, (name, matrix) in enumerate(panels.items(), start=1):
