@@ -3,6 +3,7 @@
 import platform
 import signal
 import time
+from dataclasses import dataclass
 
 import yaml
 
@@ -80,26 +81,24 @@ def check_identity(sweep: Sweep) -> None:
         )
 
 
+@dataclass(eq=False)
 class Driver:
-    """Gives trials to this machine's slots until there are no more.
+    """Gives trials to this machine's slots until there are no more."""
 
-    Args:
-        sweep: to run.
-        store: of its trials.
-        signals: looked at between two rounds.
-    """
+    sweep: Sweep
+    store: TrialStore  # of its trials
+    signals: Signals  # looked at between two rounds
+    page_is_old: bool = False
+    next_page_at: float = 0.0
+    failures: int = 0  # in a row, since this driver began
+    too_many: str = ""  # a sentence, once there are
+    may_come: bool = True  # whether there will be something to do, although there is nothing now
 
-    def __init__(self, sweep: Sweep, store: TrialStore, signals: Signals):
-        self.sweep = sweep
-        self.store = store
-        self.signals = signals
-        self.slots = make_slots(sweep.config.workers, sweep.config.trainer)
+    def __post_init__(self) -> None:
+        self.slots = make_slots(self.sweep.config.workers, self.sweep.config.trainer)
         self.runners: dict[int, TrialRunner] = {}  # by the number of the slot
-        self.pruning = Pruning(sweep.config.search, first=sweep.mark_tokens, last=sweep.total_tokens)
-        self.table = Table(sweep)
-        self.page_is_old, self.next_page_at = False, 0.0
-        self.failures = 0  # in a row, since this driver began
-        self.too_many = ""  # a sentence, once there are
+        self.pruning = Pruning(self.sweep.config.search, first=self.sweep.mark_tokens, last=self.sweep.total_tokens)
+        self.table = Table(self.sweep)
         self.busy_at = time.monotonic()  # when a trial last ran here
 
     def run(self) -> None:
@@ -111,7 +110,7 @@ class Driver:
             busy = self.signals.received is None and not self.too_many and self.fill_slots()
             for number, runner in list(self.runners.items()):
                 self.busy_at = time.monotonic()
-                if next(runner.steps, "over") == "over":
+                if next(runner.looks, "over") == "over":
                     del self.runners[number]
                     runner.claim.release()
                     self.publish(runner)
@@ -136,35 +135,26 @@ class Driver:
             self.table.say("Note: the journal's last line was torn and is cut; a copy is in journal.torn")
         if not locked:
             self.table.say(
-                "Note: this file system has no locks. Run this sweep by one command at a time, and after a kill wait a "
-                "minute before you continue it"
+                "Note: this file system has no locks. Run this sweep by one command at a time, and wait a minute "
+                "after a kill"
             )
-        if sweep.config.trials and sweep.trials < sweep.config.trials:
-            self.table.say(f"Note: the grid has {sweep.trials} points, so there are no more trials than that")
 
     def fill_slots(self) -> bool:
         """Give trials to idle slots; return whether there is, or may yet be, something to do."""
         for number, slot in enumerate(self.slots):
             if number not in self.runners:
-                taken, may_come = self.take_trial()
+                taken = self.take_trial()
                 if taken is None:
-                    return may_come
-                self.busy_at = time.monotonic()  # when a trial last ran here
-                trial, right = taken
-                runner = TrialRunner(self.sweep, self.store, trial, claim=right, slot=slot, pruning=self.pruning)
-                self.runners[number] = runner
+                    return self.may_come
+                self.runners[number] = TrialRunner(self.sweep, self.store, *taken, slot, self.pruning)
         return True
 
-    def take_trial(self) -> tuple[tuple[Trial, Claim] | None, bool]:
-        """Claim a trial that nobody runs: one whose worker is gone, or a new one.
-
-        Returns:
-            The trial and the claim, or None, and whether there may be one later.
-        """
+    def take_trial(self) -> tuple[Trial, Claim] | None:
+        """Claim a trial that nobody runs: one whose worker is gone, or a new one."""
         sweep, elsewhere = self.sweep, False
+        here = {runner.trial.number for runner in self.runners.values()}
         with exclusive(sweep.folder / "sweep.lock"):
             trials = self.store.trials()
-            here = {runner.trial.number for runner in self.runners.values()}
             for trial in trials:
                 if is_finished(trial) or trial.number in here:
                     continue
@@ -172,23 +162,25 @@ class Driver:
                 if right is not None:
                     now = self.store.trials()[trial.number]  # it may have ended between the look and the claim
                     if not is_finished(now):
-                        return (now, right), True
+                        return now, right
                     right.release()
                     continue
                 machine, process = owner(sweep.lock_of(trial.number))
                 if machine == platform.node() and not is_alive(process):
                     # The training of a driver that was killed, and which is about to end. To begin another trial now
                     # would make the order of trials a matter of luck.
-                    return None, True
+                    self.may_come = True
+                    return None
                 elsewhere |= machine not in ("", platform.node())
             if len(trials) < sweep.trials:
                 search, seed = sweep.config.search, sweep.config.sweep.seed
                 trial = self.store.begin(propose(sweep.space, search, seed=seed, number=len(trials), trials=trials))
                 right = claim(sweep.lock_of(trial.number))
                 assert right is not None, "a new trial is nobody's"
-                return (trial, right), True
+                return trial, right
         # The worker on another machine may be gone: then its trial is left to us.
-        return None, elsewhere and time.monotonic() < self.busy_at + STALE_SECONDS + 10
+        self.may_come = elsewhere and time.monotonic() < self.busy_at + STALE_SECONDS + 10
+        return None
 
     def publish(self, runner: TrialRunner) -> None:
         """Tell of a trial's result, if it has one, and bring the files up to date."""
@@ -204,9 +196,8 @@ class Driver:
         limit = self.sweep.config.sweep.max_failures
         if limit and self.failures >= limit and not self.too_many:
             self.too_many = (
-                f"{self.failures} trials in a row failed, so no more are begun (sweep.max_failures={limit}). The last: "
-                f"{facts['cause']}. All of its output: {runner.output}. Remove the cause, then the same command goes "
-                "on with the next trials"
+                f"{limit} trials in a row failed, so no more are begun (sweep.max_failures={limit}). The last, see "
+                f"{runner.output}: {facts['cause']}. Remove the cause; the same command goes on with the next trials"
             )
 
     def write_files(self) -> None:
@@ -240,9 +231,6 @@ class Driver:
             if self.signals.received == getattr(signal, "SIGUSR1", None):
                 requeue_slurm_job(print)
             return STOPPED
-        elsewhere = len(trials) - sum(map(is_finished, trials))
-        if elsewhere:
-            print(f"{elsewhere} trial(s) still run under other workers; the last one to end writes the last table.")
         if self.too_many:
             print(f"Stopped early: {self.too_many}")
         return TRIALS_FAILED if any(trial.state == FAILED for trial in trials) else FINISHED

@@ -19,7 +19,7 @@ from minigpt.rundir.files import write_file
 from minigpt.sweep.results import rerun_command
 from minigpt.sweep.settings import Sweep
 from minigpt.sweep.table import rows_of, value_text
-from minigpt.sweep.trial_store import COMPLETE, FAILED, PRUNED, Trial, best_trial, is_finished, state_of
+from minigpt.sweep.trial_store import COMPLETE, PRUNED, Trial, best_trial, is_finished, state_of
 
 SIZE = (4.6, 3.1)  # inches: as wide as a phone, so that the text is as large there as on a desk
 MIN_COMPLETE = 8  # trials that tell something of the settings' importance
@@ -50,7 +50,6 @@ def page(sweep: Sweep, study: optuna.Study) -> str:
     sections = {
         "Charts": charts(sweep, study),
         "Leaderboard": board(sweep, trials),
-        "What failed": failures(trials),
         "Commands": f"<pre>{html.escape(redact(chr(10).join(commands)))}</pre>",
         "The search": table(search.items()),
     }
@@ -161,15 +160,3 @@ def board(sweep: Sweep, trials: Sequence[Trial]) -> str:
     lines[0] = lines[0].replace("td>", "th>")
     rows = "".join(f"<tr>{line}</tr>" for line in lines)
     return f'<div class="wide"><table class="board">{rows}</table></div>' if trials else ""
-
-
-def failures(trials: Sequence[Trial]) -> str:
-    """Return cause and last lines of each failed trial, folded away."""
-    parts = []
-    for trial in trials:
-        if trial.state == FAILED and "same_as" not in trial.user_attrs:
-            cause, tail = (
-                html.escape(text) for text in (trial.user_attrs["cause"], "\n".join(trial.user_attrs["tail"]))
-            )
-            parts.append(f"<details><summary>trial {trial.number}: {cause}</summary><pre>{tail}</pre></details>")
-    return "".join(parts)

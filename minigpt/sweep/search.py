@@ -90,15 +90,16 @@ def rounded(distribution: Distribution, value: Any) -> Any:
     return min(max(short, distribution.low), distribution.high)
 
 
-def listed(distribution: Distribution) -> list[Any] | None:
+def listed(distribution: Distribution) -> Sequence[Any] | None:
     """Return all values of choices or of a range with steps, None for other ranges."""
     if isinstance(distribution, CategoricalDistribution):
-        return list(distribution.choices)
-    low, step = distribution.low, distribution.step
+        return distribution.choices
+    low, high, step = distribution.low, distribution.high, distribution.step
     if step is None or distribution.log:
         return None
-    count = int((distribution.high - low) / step + 1e-9) + 1
-    return [rounded(distribution, low + place * step) for place in range(count)]
+    if isinstance(distribution, IntDistribution):
+        return range(distribution.low, distribution.high + 1, distribution.step)
+    return [rounded(distribution, low + place * step) for place in range(round((high - low) / step) + 1)]
 
 
 def grid_size(space: Space) -> int:
@@ -112,15 +113,13 @@ def grid_points(space: Space) -> Iterator[Point]:
         yield dict(zip(space, values, strict=True))
 
 
-def points_to_check(space: Space, sampler: str) -> Iterator[Point]:
-    """Yield a grid's points, or all combinations of choices and ends of ranges; of too many, some, always the same."""
-    values = {key: getattr(each, "choices", None) or (each.low, each.high) for key, each in space.items()}  # type: ignore[union-attr]
-    if sampler == "grid":
-        values = {key: listed(each) for key, each in space.items()}
-    combinations: Iterable[tuple] = itertools.product(*values.values())
-    if math.prod(map(len, values.values())) > MAX_CHECKED:
-        chance = random.Random(0)
-        combinations = (tuple(map(chance.choice, values.values())) for _ in range(MAX_CHECKED))
+def points_to_check(space: Space) -> Iterator[Point]:
+    """Yield all points, of a range without steps the ends; of too many, some, always the same."""
+    values = [listed(each) or (each.low, each.high) for each in space.values()]  # type: ignore[union-attr]
+    chance = random.Random(0)
+    combinations: Iterable[tuple] = (tuple(map(chance.choice, values)) for _ in range(MAX_CHECKED))
+    if math.prod(map(len, values)) <= MAX_CHECKED:
+        combinations = itertools.product(*values)
     for point in combinations:
         yield dict(zip(space, point, strict=True))
 

@@ -117,7 +117,7 @@ def read_sweep(arguments: list[str], train: list[str]) -> Sweep:
 
     theirs = train_arguments("sweep", arguments)
     space, faults = read_space(config.search.space, find_groups(TrainConfig), config.search.sampler)
-    faults = faults or _unfit_search(config, space) + _impossible_points(space, theirs, config.search.sampler)
+    faults = faults or _unfit_search(config, space) + _impossible_points(space, theirs)
     if faults:
         raise UserFault(*dict.fromkeys(faults))
     search = ["own", *(each.partition("=")[2] for each in arguments if each.startswith("search="))][-1]
@@ -171,14 +171,14 @@ def _unfit_search(config: SweepConfig, space: Mapping[str, Any]) -> list[str]:
     return faults
 
 
-def _impossible_points(space: dict[str, Any], arguments: list[str], sampler: str) -> list[str]:
+def _impossible_points(space: dict[str, Any], arguments: list[str]) -> list[str]:
     """Return the points of the space that `train` would refuse, a sentence each."""
     from minigpt.sweep.search import points_to_check
 
     known = settings(TrainConfig).keys() - {"experiment"}  # a group's choice changes many settings: compose it
     composed = functools.cache(lambda chosen: values(compose("train", [*arguments, *chosen])))
     faults: dict[str, str] = {}
-    for point in points_to_check(space, sampler):
+    for point in points_to_check(space):
         alone = {key: value for key, value in point.items() if key in known}
         chosen = tuple(overrides({key: value for key, value in point.items() if key not in known}))
         try:

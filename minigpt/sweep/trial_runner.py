@@ -1,11 +1,13 @@
 """One trial on one slot: its trainings one after the other, watched until its result is known."""
 
 import contextlib
+import math
 import re
 import signal
 import statistics
 import time
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,33 +24,24 @@ MAX_RESTARTS = 3  # of a training that a signal stopped without our asking
 OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|\bMemoryError\b", re.IGNORECASE)
 
 
+@dataclass(eq=False)
 class TrialRunner:
-    """Carries a trial from where it stands to its result.
+    """Carries a trial from where it stands to its result."""
 
-    Args:
-        sweep: the trial's.
-        store: keeps results.
-        trial: to run.
-        claim: on the trial.
-        slot: the devices and threads to run it on.
-        pruning: decides whether the trial is stopped early.
-    """
+    sweep: Sweep
+    store: TrialStore  # keeps results
+    trial: Trial
+    claim: Claim  # on the trial
+    slot: Slot  # the devices and threads to run it on
+    pruning: Pruning  # decides whether the trial is stopped early
+    process: TrainingProcess | None = None
+    pruned: float | None = None  # the value with which the pruner stopped it
+    stopping: bool = False  # because the whole sweep stops
 
-    def __init__(self, sweep: Sweep, store: TrialStore, trial: Trial, *, claim: Claim, slot: Slot, pruning: Pruning):
-        self.sweep = sweep
-        self.store = store
-        self.trial = trial
-        self.claim = claim
-        self.slot = slot
-        self.pruning = pruning
-        self.values: list[float] = list(trial.user_attrs.get("values", []))  # of the seeds that are done
-        self.process: TrainingProcess | None = None
+    def __post_init__(self) -> None:
+        self.values: list[float] = list(self.trial.user_attrs.get("values", []))  # of the seeds that are done
         self.rows = GrowingRows(self.run_dir / "metrics.jsonl")
-        self.judged = 0  # tokens at the last mark that the pruner was asked about
-        self.pruned: float | None = None  # the value with which the pruner stopped it
-        self.hung = False
-        self.stopping = False  # because the whole sweep stops
-        self.steps = self.run()  # the sweep's loop advances it
+        self.looks = self.run()  # the sweep's loop advances it
 
     @property
     def run_dir(self) -> Path:
@@ -74,13 +67,13 @@ class TrialRunner:
             self.rows = GrowingRows(self.run_dir / "metrics.jsonl")
             self.rows.refresh()
             self.judge()  # whoever reported the last mark may have been killed before the verdict
-            code = STOPPED
+            code: int | None = STOPPED
             if self.pruned is None and not self.stopping:
                 code = yield from self.train()
             if self.pruned is not None:
                 self.trial = self.store.note(self.trial, PRUNED, self.pruned, **self.speed())
                 return
-            if self.hung:
+            if code is None:
                 return self.fail(f"hung: no new row for {self.sweep.config.sweep.hang_minutes:g} min")
             if code == FINISHED:
                 metric = self.sweep.config.sweep.metric
@@ -98,15 +91,16 @@ class TrialRunner:
                 return self.fail(cause_of(code, self.process.last_lines()))
         self.trial = self.store.note(self.trial, COMPLETE, statistics.fmean(self.values))
 
-    def train(self) -> Generator[None, None, int]:
-        """Begin or continue the training of the next seed, and watch it; return its exit code."""
+    def train(self) -> Generator[None, None, int | None]:
+        """Begin or continue the training of the next seed, and watch it; return its exit code, None if it hung."""
         stop_file = self.run_dir / "STOP"  # all processes of the training obey it after the same step
         stop_file.unlink(missing_ok=True)  # of a sweep that was killed after asking
         self.output.parent.mkdir(exist_ok=True)
         command = self.sweep.command(self.trial, len(self.values), self.slot)
         environment, lock = self.slot.environment, self.claim.file.fileno()
         self.process = TrainingProcess(command, self.output, environment=environment, lock=lock)
-        limit, last_row = 60 * self.sweep.config.sweep.hang_minutes, time.monotonic()
+        limit, last_row = 60 * self.sweep.config.sweep.hang_minutes or math.inf, time.monotonic()
+        hung = False
         while (code := self.process.poll()) is None:
             yield
             self.claim.beat()
@@ -118,13 +112,13 @@ class TrialRunner:
                 if self.pruned is not None:
                     with contextlib.suppress(OSError):
                         stop_file.touch()
-            if limit > 0 and time.monotonic() > last_row + limit:
-                self.hung = True
+            if time.monotonic() > last_row + limit:
+                hung = True
                 self.process.kill()
         self.rows.refresh()
         self.judge()
         stop_file.unlink(missing_ok=True)
-        return code
+        return None if hung else code
 
     def judge(self) -> None:
         """Report the first seed's value at each new mark, and note if the pruner finds it behind there."""
@@ -134,9 +128,8 @@ class TrialRunner:
             curve = self.trial.intermediate_values
             if tokens not in curve:
                 self.trial = self.store.report(self.trial, tokens, value)
-            elif tokens <= self.judged or tokens < max(curve):
+            elif tokens < max(curve):
                 continue  # decided
-            self.judged = tokens
             if self.pruning.is_behind(self.trial.number, self.store.trials()):
                 self.pruned = value
                 return

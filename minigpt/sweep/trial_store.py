@@ -4,6 +4,7 @@ A trial's `user_attrs` hold what is known of it besides: cause, tail, values (on
 tokens_per_second, same_as. Its `intermediate_values` are tokens -> best value so far, where trials are compared.
 """
 
+import contextlib
 import math
 import os
 import shutil
@@ -12,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
@@ -23,8 +24,8 @@ from optuna.trial import TrialState, create_trial
 
 from minigpt.faults import UserFault
 from minigpt.redact import redact
-from minigpt.rundir.files import lock
 from minigpt.rundir.rows import parse_row
+from minigpt.sweep.locks import exclusive
 
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
 Space = dict[str, Distribution]  # searched setting -> its values
@@ -42,19 +43,17 @@ class JournalLock:
 
     def __init__(self, journal: Path):
         self.journal = journal
-        self.file: IO[str] | None = None
+        self.held = contextlib.ExitStack()
 
     def acquire(self) -> bool:
         """Wait for the lock."""
-        self.file = open(self.journal.with_suffix(".lock"), "a")  # noqa: SIM115 - held until release
-        lock(self.file)
+        self.held.enter_context(exclusive(self.journal.with_suffix(".lock")))
         cut_torn_line(self.journal)
         return True
 
     def release(self) -> None:
         """Let others write."""
-        assert self.file is not None
-        self.file.close()
+        self.held.close()
 
 
 def cut_torn_line(journal: Path) -> None:
@@ -101,8 +100,8 @@ class TrialStore:
             lines = enumerate(journal.read_bytes().split(b"\n"), start=1)
             place = next((f" in line {number:,}" for number, line in lines if line and parse_row(line) is None), "")
             raise UserFault(
-                f"{journal} is damaged{place}, and what follows can't be trusted. Put the file back as it was, "
-                "cut it there (trials after it run again), or start another sweep with sweep.dir=NEW_DIR"
+                f"{journal} is damaged{place}. Put the file back as it was, cut it there (trials after it run again), "
+                "or start another sweep with sweep.dir=NEW_DIR"
             ) from error
 
     def trials(self) -> list[Trial]:
@@ -142,9 +141,8 @@ def open_database(url: str) -> RDBStorage:
         return RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 60}} if url.startswith("sqlite") else None)
     except Exception as error:  # SQLAlchemy's and each driver's own
         raise UserFault(
-            f"sweep.storage={redact(url)} can't be opened: {redact(' '.join(str(error).split())[:300])}. Give a URL "
-            "like sqlite:///sweeps/all.db or postgresql://USER@HOST/DATABASE (which needs python -m pip install "
-            "psycopg2-binary), or leave it out for a journal file in sweep.dir"
+            f"sweep.storage={redact(url)} can't be opened: {redact(' '.join(str(error).split())[:300])}. Correct it "
+            "(PostgreSQL needs python -m pip install psycopg2-binary), or leave it out for a journal file in sweep.dir"
         ) from error
 
 

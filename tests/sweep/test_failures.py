@@ -123,6 +123,7 @@ def test_everything_wrong_is_said_at_once_and_nothing_is_written(sweep, tmp_path
     ("settings", "words"),
     [
         (["""search.space={"model.n_head": {"choices": [2, 3]}}"""], "At model.n_head=3: model.n_embd=128 is not"),
+        (["""search.space={"model.n_head": {"low": 2, "high": 4}}"""], "At model.n_head=3: model.n_embd=128 is not"),
         (["""search.space={"schedule": {"choices": ["wsd", "cos"]}}"""], "At schedule=cos: No schedule 'cos'"),
         (["""search.space={"tokenizer": {"choices": ["byte"]}}"""], "Add sweep.metric=val/bits_per_byte"),
         (["""search.space={"seed": {"choices": [1, 2]}}""", "seeds=2"], "the seed can't be both"),
