@@ -5,6 +5,7 @@ import functools
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -15,10 +16,13 @@ from minigpt.data.prepare import Prepared
 from minigpt.faults import UserFault
 from minigpt.machine.choices import Choices
 from minigpt.machine.compiling import LossFunction, compiled_loss, cut_for_ddp
+from minigpt.machine.hardware import Hardware
+from minigpt.model.counting import activation_bytes
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss
 from minigpt.process.group import Processes
 
+SURE_SHARE = 0.1  # of a machine's memory: a run that needs less of it fits
 Batches = Callable[[int], tuple[Tensor, Tensor]]  # size -> (tokens, targets)
 WITHOUT_COMPILER = "torch.compile does not work {}; going on without it. trainer.compile=off skips the try"
 
@@ -41,9 +45,11 @@ def keep_freed_memory() -> None:
 
 
 def fit_to_memory(
-    gpt: GPT, config: TrainConfig, choices: Choices, *, prepared: Prepared, processes: Processes
+    gpt: GPT, config: TrainConfig, choices: Choices, *, hardware: Hardware, prepared: Prepared, processes: Processes
 ) -> tuple[Choices, LossFunction]:
     """Try one micro-batch; if it does not fit the memory of some device, all go on with a smaller one.
+
+    On a CPU that has many times the memory which the run needs, nothing is tried: the first step comes sooner.
 
     Returns:
         The choices, with a micro-batch that fits everywhere, and the loss to train with, compiled where that works.
@@ -55,7 +61,10 @@ def fit_to_memory(
         return batch.tokens, batch.targets
 
     gpt.to(choices.device).train()
-    fitting, loss_function = try_loss(gpt, choices, first_batch, update_bytes(config, gpt))
+    fitting, loss_function = choices, cast(LossFunction, next_token_loss)
+    need = choices.devices * memory_bytes(config, choices, gpt)
+    if choices.device != "cpu" or choices.compile or need > SURE_SHARE * hardware.memory_bytes:
+        fitting, loss_function = try_loss(gpt, choices, first_batch, update_bytes(config, gpt))
     found = [each.split() for each in processes.gather(f"{fitting.micro_batch} {fitting.compile}")]
     if fitting.compile and not all(compiles == "True" for _, compiles in found):
         print(WITHOUT_COMPILER.format("on every rank"))
@@ -63,6 +72,14 @@ def fit_to_memory(
     micro_batch = min(int(size) for size, _ in found)
     accumulate = choices.micro_batch * choices.accumulate // micro_batch
     return replace(fitting, micro_batch=micro_batch, accumulate=accumulate), loss_function
+
+
+def memory_bytes(config: TrainConfig, choices: Choices, gpt: GPT) -> int:
+    """Return an estimate: weights, gradients and two averages in fp32, and activations or what an update takes."""
+    options = {"precision": choices.precision, "kernel": choices.attention_kernel}
+    activations = choices.micro_batch * activation_bytes(config.model, gpt.vocab_size, **options)
+    parameters = sum(parameter.numel() for parameter in gpt.parameters())
+    return 16 * parameters + max(activations, update_bytes(config, gpt))
 
 
 def update_bytes(config: TrainConfig, gpt: GPT) -> int:

@@ -4,8 +4,7 @@ from minigpt.config.schema import TrainConfig
 from minigpt.data.prepare import Prepared
 from minigpt.machine.choices import Choices
 from minigpt.machine.hardware import Hardware
-from minigpt.machine.memory import update_bytes
-from minigpt.model.counting import activation_bytes
+from minigpt.machine.memory import memory_bytes
 from minigpt.model.gpt import GPT
 
 
@@ -27,12 +26,10 @@ def count_parameters(model: GPT) -> dict[str, int]:
 def describe_plan(
     config: TrainConfig, choices: Choices, hardware: Hardware, *, gpt: GPT, prepared: Prepared, total_steps: int | None
 ) -> str:
-    """The plan as text. The memory is an estimate: averages count twice; then activations, or what an update takes."""
+    """The plan as text."""
     model, parts = config.model, count_parameters(gpt)
     parameters, sequences = sum(parts.values()), config.batch_tokens // model.block_size
-    kernel, precision = choices.attention_kernel, choices.precision
-    activations = choices.micro_batch * activation_bytes(model, gpt.vocab_size, precision=precision, kernel=kernel)
-    memory = 16 * parameters + max(activations, update_bytes(config, gpt))
+    kernel, precision, memory = choices.attention_kernel, choices.precision, memory_bytes(config, choices, gpt)
     if total_steps is None:
         length = f"{config.trainer.max_minutes:g} minutes of training"
     else:

@@ -17,6 +17,8 @@ from minigpt.config.schema import ModelConfig
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss
 
+PRIME = 1_000_003  # sequences of a counted batch: only what grows with it has a multiple of so many bytes
+
 
 def flops_per_token(config: ModelConfig, vocab_size: int) -> float:
     """Return the floating-point operations per token of a training step: matrix products, forward and backward.
@@ -52,26 +54,23 @@ def activation_bytes(config: ModelConfig, vocab_size: int, *, precision: str, ke
 def _activation_bytes(settings: tuple[tuple[str, Any], ...], vocab_size: int, precision: str, kernel: str) -> int:
     config = ModelConfig(**dict(settings))
 
-    def count(batch: int) -> tuple[int, int]:
-        gpt, tokens = _plain_model(config, vocab_size, 1, kernel, batch)
-        saved: dict[int, int] = {}  # storage -> bytes: views of one tensor count once
-        around_block: list[int] = []
+    saved: dict[int, int] = {}  # storage -> bytes of one sequence: views of one tensor count once
+    around_block: list[int] = []
 
-        def save(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            saved[storage._cdata] = storage.nbytes()
-            return tensor
+    def save(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.nbytes() % PRIME == 0:  # it grows with the batch: no weight, no constant
+            saved[storage._cdata] = storage.nbytes() // PRIME
+        return tensor
 
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        gpt, tokens = _plain_model(config, vocab_size, 1, kernel, batch=PRIME)
         for add_hook in (gpt.blocks[0].register_forward_pre_hook, gpt.blocks[0].register_forward_hook):
             add_hook(lambda *_: around_block.append(sum(saved.values())))
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor), autocast("cpu", precision):
             loss = next_token_loss(gpt, tokens, tokens)  # kept until all is counted: no storage may be used twice
+        everything, block = sum(saved.values()), around_block[1] - around_block[0]
         del loss
-        return sum(saved.values()), around_block[1] - around_block[0]
-
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        (all_1, block_1), (all_2, block_2) = count(1), count(2)
-    block, everything = block_2 - block_1, all_2 - all_1  # what grows with the batch: no weights, no constants
     kept = 4 * config.block_size * config.n_embd if config.checkpoint_activations else block
     return everything + config.n_layer * kept + 8 * config.block_size * vocab_size
 

@@ -153,7 +153,9 @@ def train_from(job: Job, checkpoint: Path | None, state: RunState, changes: Sequ
         gpt.double()
     averages = restoring.restore_weights(gpt, config, checkpoint, tokenizer)
     data_facts = restoring.check_fingerprint(run, job.prepared)
-    choices, loss_function = fit_to_memory(gpt, config, choices, prepared=job.prepared, processes=job.processes)
+    choices, loss_function = fit_to_memory(
+        gpt, config, choices, hardware=job.hardware, prepared=job.prepared, processes=job.processes
+    )
     optimizer = build_optimizer(config.optimizer, gpt, precision=choices.precision)
     if averages is not None:
         unpack_optimizer(averages, optimizer)

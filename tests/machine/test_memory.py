@@ -116,6 +116,7 @@ def test_a_run_that_does_not_fit_goes_on_with_less_and_keeps_the_choice(run, mon
     plain = run.rows()
     run.path = run.folder / "small"
     with monkeypatch.context() as patch:
+        patch.setattr(memory, "SURE_SHARE", 0)
         room_for(5, patch, MemoryError())
         run("batch_tokens=96", "schedule=constant", "trainer.max_steps=3")
     assert "does not fit" in capsys.readouterr().out
@@ -123,6 +124,16 @@ def test_a_run_that_does_not_fit_goes_on_with_less_and_keeps_the_choice(run, mon
     run("batch_tokens=96", "schedule=constant")  # continued where memory would suffice: the choice stays
     assert json.loads((run.path / "choices.json").read_text())["micro_batch"] == 4
     assert [row["train/loss"] for row in run.rows()][-1] == pytest.approx(plain[-1]["train/loss"], abs=1e-5)
+
+
+def test_a_run_that_needs_a_small_part_of_the_memory_begins_without_a_trial(run, monkeypatch):
+    sizes = []
+    monkeypatch.setattr(memory, "fits", lambda gpt, choices, *_: not sizes.append(choices.micro_batch))
+    run("trainer.max_steps=1")
+    assert sizes == []
+    monkeypatch.setattr(memory, "SURE_SHARE", 0)
+    run("trainer.max_steps=2")
+    assert sizes == [8]
 
 
 def test_the_trial_makes_room_for_the_optimizer_and_its_update(gpt, monkeypatch):
@@ -176,6 +187,7 @@ def test_a_compiler_that_fails_on_one_rank_is_used_on_none(gpt, monkeypatch, cap
         gpt,
         TrainConfig(),
         replace(CHOICES, compile=True),
+        hardware=SimpleNamespace(memory_bytes=8 << 30),
         prepared=SimpleNamespace(train=None),
         processes=SimpleNamespace(gather=gather),
     )
