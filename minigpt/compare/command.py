@@ -1,16 +1,18 @@
-"""What scripts/compare.py does: open the runs, score them, judge, print."""
+"""What `minigpt compare` does: open the runs, score them, and say in plain words which side is better."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from minigpt.compare.interval import MIN_WINDOWS, difference
-from minigpt.compare.scores import Run, Scores, open_run, score
-from minigpt.compare.sides import Side, by_settings, comparable, name_sides, refuse_equal_seeds
-from minigpt.compare.verdict import LEVEL, plus_minus, scope, verdict
+from minigpt.compare.interval import MIN_WINDOWS, Difference, difference
+from minigpt.compare.scores import Scores, score
+from minigpt.compare.sides import Run, Side, comparable, name_sides, once_per_seed, open_run, settings_of
 from minigpt.config.commands import CompareConfig
 from minigpt.faults import NoUsableCheckpoint, UserFault
 from minigpt.machine.hardware import probe
+
+LEVEL = 0.95
 
 
 def compare(config: CompareConfig, say: Callable[[str], object] = print) -> None:
@@ -28,64 +30,84 @@ def compare(config: CompareConfig, say: Callable[[str], object] = print) -> None
         groups.append([]) if path == "vs" else groups[-1].append(path)
     if len(config.runs) < 2 or not all(groups):
         raise UserFault("compare wants two runs or more, and runs on both sides of `vs`, like RUN_A RUN_B")
+    opened: list[tuple[int, Run]] = []  # the user's group, a run of it
     left_out: list[str] = []
-    opened = [_open(group, config, left_out) for group in groups]
-    runs = comparable([run for group in opened for run in group], left_out)
-    if len(runs) < 2 or (len(groups) > 1 and left_out):
+    for number, path in ((number, path) for number, group in enumerate(groups) for path in group):
+        try:
+            opened.append((number, open_run(path, config.which, config.data.dir)))
+        except (UserFault, NoUsableCheckpoint) as fault:
+            left_out.append(str(fault))
+    runs = comparable([run for _, run in opened], left_out)
+    divided = len(groups) > 1
+    kept = once_per_seed(opened if divided else [(repr(settings_of(run)), run) for run in runs], left_out)
+    if sum(map(len, kept)) < 2 or (divided and left_out):
         raise UserFault(*left_out)
-    if len(groups) > 1:
-        refuse_equal_seeds(opened)
-    sides = name_sides(opened if len(groups) > 1 else by_settings(runs, left_out))
-    runs = [run for side in sides for run in side.runs]
-    if len(runs) < 2:
-        raise UserFault(*left_out)
+    sides = name_sides(kept if len(kept) > 1 else [[run] for run in kept[0]])
     hardware = probe(config.device)
     if config.device not in ("auto", hardware.device):
         raise UserFault(f"device={config.device}: this machine, or this build of PyTorch, has none. Use device=auto")
-    scores = score(runs, device=hardware.device, say=say)
+    scores = score([run for side in sides for run in side.runs], device=hardware.device, say=say)
     if len(scores.sizes) < MIN_WINDOWS:
         raise UserFault(
-            f"the validation text is {len(scores.sizes)} windows of {scores.window:,} long; at least {MIN_WINDOWS} "
-            "are wanted to judge a difference. Train on more text, or with a larger data.val_fraction"
+            f"the validation text is {len(scores.sizes)} windows of {scores.window:,} long; at least {MIN_WINDOWS} are "
+            "wanted. Train on more text, or with a larger data.val_fraction"
         )
-    say("")
-    for line in report(sides, scores):
+    for line in ["", *report(sides, scores), *([""] if left_out else []), *(f"Left out  {why}" for why in left_out)]:
         say(line)
-    for number, reason in enumerate(left_out):
-        say(f"Left out  {reason}" if number else f"\nLeft out  {reason}")
-
-
-def _open(paths: Sequence[str], config: CompareConfig, left_out: list[str]) -> list[Run]:
-    runs = []
-    for path in paths:
-        try:
-            runs.append(open_run(path, config.which, config.data.dir))
-        except (UserFault, NoUsableCheckpoint) as fault:
-            left_out.append(str(fault))
-    return runs
 
 
 def report(sides: Sequence[Side], scores: Scores) -> list[str]:
-    """The sides, and the verdict; with more than two sides a table against the first."""
+    """The sides, and the verdict; with more than two sides a verdict on each against the first."""
     lines = [
         f"Text  {scores.sizes.sum():,.0f} {scores.unit.split()[-1]}s to predict, in {len(scores.sizes):,} windows "
         f"of {scores.window:,}; losses in {scores.unit}"
     ]
     stacked = [np.stack([scores.losses[run.weights] for run in side.runs]) for side in sides]
     for side, losses in zip(sides, stacked, strict=True):
-        seeds = ", ".join(str(run.config.seed) for run in side.runs)
-        words = f"seed{'s' if len(side.runs) > 1 else ''} {seeds}"
-        lines.append(f"{side.name}     {losses.mean(axis=0).sum() / scores.sizes.sum():.4f}  {words}  {side.label}")
-    lines.append("")
-    first, others = sides[0].name, sides[1:]
+        seeds = f"seed{'s' if len(side.runs) > 1 else ''} {', '.join(str(run.config.seed) for run in side.runs)}"
+        lines.append(f"{side.name}     {losses.mean(axis=0).sum() / scores.sizes.sum():.4f}  {seeds}  {side.label}")
+    first, others = sides[0].name, [side.name for side in sides[1:]]
     level = 1 - (1 - LEVEL) / len(others)  # so that all lines hold at once (Bonferroni)
     found = [difference(stacked[0], losses, scores.sizes) for losses in stacked[1:]]
-    scopes = dict.fromkeys(scope(each, first, side.name) for side, each in zip(others, found, strict=True))
+    told = [verdict(first, other, each, scores.unit, level) for other, each in zip(others, found, strict=True)]
+    scopes = dict.fromkeys(scope(each, first, other) for other, each in zip(others, found, strict=True))
     if len(others) == 1:
-        lines.append(verdict(first, others[0].name, found[0], unit=scores.unit))
-        return [*lines, f"+- is a 95 % interval. {next(iter(scopes))}"]
-    lines.append(f"Against {first} ({scores.unit}; all intervals together hold with 95 %)")
-    for side, each in zip(others, found, strict=True):
-        told = verdict(first, side.name, each, unit=scores.unit, level=level)
-        lines.append(f"  {side.name}  {plus_minus(each.value, each.half_width(level)):>20}  {told}")
-    return [*lines, *scopes]
+        return [*lines, "", told[0], f"+- is a 95 % interval. {next(iter(scopes))}"]
+    lines += ["", f"Against {first} (+- are intervals that all hold together with 95 %)"]
+    return [*lines, *(f"  {other}  {line}" for other, line in zip(others, told, strict=True)), *scopes]
+
+
+def verdict(a: str, b: str, found: Difference, unit: str, level: float = LEVEL) -> str:
+    """Which side is better and by how much, or what it would take to tell."""
+    half = found.half_width(level)
+    if abs(found.value) > half:
+        return f"{b if found.value < 0 else a} is better by {plus_minus(abs(found.value), half)} {unit}"
+    if found.value == 0:
+        advice = "they are equal"
+    elif found.seed_variance is None:
+        times = max(1.1, found.text_missing(level))
+        advice = f"a validation text about {times:.2g} times as long would" if times < 100 else "they are all but equal"
+    elif missing := found.seeds_missing(level):
+        advice = f"about {missing} more {'seed' if missing == 1 else 'seeds'} a side would"
+    else:
+        advice = "more seeds alone would not; the difference is too small for this validation text"
+    return f"cannot tell: {b} - {a} = {plus_minus(found.value, half)} {unit}; {advice}"
+
+
+def scope(found: Difference, a: str, b: str) -> str:
+    """What the verdict is about."""
+    if found.seed_variance is None:
+        return (
+            "One seed a side: this judges these two checkpoints, not the settings. To judge those, train each with "
+            "other seeds (seed=1, seed=2, ...), which may differ by more."
+        )
+    spread = f"Runs of one side differ by {math.sqrt(found.seed_variance):.4f} (standard deviation over seeds)."
+    if 1 in found.seeds:
+        spread += f" {a if found.seeds[0] == 1 else b} has one seed: it is taken to scatter as the other does."
+    return f"{spread} This judges the settings, on text of this kind."
+
+
+def plus_minus(value: float, half: float) -> str:
+    """Like 0.0123 +- 0.0042: two digits of the uncertainty that count, at least three places."""
+    places = 3 if half == 0 else min(9, max(3, 1 - math.floor(math.log10(half))))
+    return f"{value:.{places}f} +- {half:.{places}f}"

@@ -54,9 +54,7 @@ class Difference:
 
     def text_missing(self, level: float) -> float:
         """How many times as much text would tell two checkpoints apart if `value` is right."""
-        return (
-            (t_quantile((1 + level) / 2, self.blocks - 1) / self.value) ** 2 * self.text_variance if self.value else 0
-        )
+        return (t_quantile((1 + level) / 2, self.blocks - 1) / self.value) ** 2 * self.text_variance
 
 
 def difference(a: Array, b: Array, sizes: Array) -> Difference:

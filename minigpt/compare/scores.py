@@ -1,102 +1,22 @@
 """The losses of trained models on the same windows of the same text."""
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from minigpt.checkpoint.load import find_checkpoint, load_checkpoint, read_config, read_state, read_tokenizer
-from minigpt.checkpoint.pack import MODEL
-from minigpt.checkpoint.store import read_manifest
-from minigpt.config.convert import shown
-from minigpt.config.schema import TrainConfig
-from minigpt.data.prepare import open_prepared
-from minigpt.data.shards import TokenSplit
-from minigpt.data.tokenizer import Tokenizer
-from minigpt.faults import UserFault
+from minigpt.checkpoint.load import load_checkpoint
+from minigpt.compare.sides import Run
 from minigpt.model.evaluate import token_losses
-from minigpt.rundir.run_directory import RunDirectory
 
 MAX_LOGITS = 1 << 26  # at one time
 MAX_WINDOWS = 64
-PIECE = 1 << 20  # tokens decoded at one time
 
 Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Run:
-    """A checkpoint to compare, and the text it is validated on."""
-
-    path: str  # as it was typed
-    checkpoint: Path
-    config: TrainConfig
-    step: int
-    tokenizer: Tokenizer
-    val: TokenSplit
-    weights: str  # SHA-256
-
-    @property
-    def is_checkpoint(self) -> bool:
-        """Whether a checkpoint of its own was given, not a run."""
-        return Path(self.path).expanduser() == self.checkpoint
-
-
-def open_run(path: str, which: str, data_dir: str | None = None) -> Run:
-    """Find a run's checkpoint and its tokens, which are known by their fingerprint: no text is looked for.
-
-    Args:
-        path: a run directory, or a checkpoint in it.
-        which: of a run, "best" or "latest".
-        data_dir: where prepared tokens are; None: where the run says, else data/.
-
-    Raises:
-        UserFault, NoUsableCheckpoint: something of it is missing or damaged.
-    """
-    checkpoint = find_checkpoint(path, which)
-    config, tokenizer, state = read_config(checkpoint), read_tokenizer(checkpoint), read_state(checkpoint)
-    folder = checkpoint.parent.parent
-    facts = RunDirectory(folder, writes=False).read_json("data.json")
-    if facts is None:
-        raise UserFault(
-            f"{folder / 'data.json'} is missing: it says which tokens {path} was trained on. Give a run directory, or "
-            "a checkpoint that still lies in its run directory"
-        )
-    places = dict.fromkeys([config.data.dir, "data"] if data_dir is None else [data_dir])
-    found = (open_prepared(place, str(facts.get("fingerprint"))) for place in places)
-    prepared = next((each for each in found if each), None)
-    if prepared is None:
-        raise UserFault(
-            f"the tokens that {path} was trained on are not in {' or '.join(map(shown, places))}. Say where with "
-            f"data.dir=DIR, or make them again: minigpt prepare data={config.data.name} "
-            f"tokenizer={config.tokenizer.name} ..."
-        )
-    if prepared.tokenizer.hash != tokenizer.hash:
-        raise UserFault(f"{checkpoint} has another tokenizer than the tokens its run names ({prepared.folder})")
-    step = state.get("step")
-    return Run(
-        path,
-        checkpoint,
-        config,
-        step if isinstance(step, int) else 0,
-        tokenizer,
-        prepared.val,
-        str(read_manifest(checkpoint)["files"][MODEL]["sha256"]),
-    )
-
-
-def val_text_sha256(run: Run) -> str:
-    """Return the SHA-256 of the validation text, whatever tokens it is in."""
-    digest = hashlib.sha256()
-    for start in range(0, len(run.val), PIECE):
-        digest.update(run.tokenizer.decode_bytes(run.val.tokens(start, start + PIECE)))
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

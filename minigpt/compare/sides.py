@@ -1,15 +1,36 @@
-"""Which runs can be compared, and which stand for the same settings: equal but for the seed, or as the user says."""
+"""The runs to compare: which can be, and which stand for the same settings, equal but for the seed."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from minigpt.compare.scores import Run, val_text_sha256
+from minigpt.checkpoint.load import find_checkpoint, read_config
+from minigpt.checkpoint.pack import MODEL
+from minigpt.checkpoint.store import read_manifest
 from minigpt.config.convert import shown, values
 from minigpt.config.roles import with_role
 from minigpt.config.schema import TrainConfig
+from minigpt.data.prepare import open_prepared
+from minigpt.data.shards import TokenSplit
+from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
+from minigpt.rundir.run_directory import RunDirectory
 
 MAX_CHANGES = 6  # named in a line
+PIECE = 1 << 20  # tokens decoded at one time
+
+
+@dataclass(frozen=True)
+class Run:
+    """A checkpoint to compare, and the text it is validated on."""
+
+    path: str  # as it was typed
+    checkpoint: Path
+    config: TrainConfig
+    tokenizer: Tokenizer
+    val: TokenSplit
+    weights: str  # SHA-256
 
 
 @dataclass(frozen=True)
@@ -21,6 +42,36 @@ class Side:
     label: str  # their path, and what is different from the first side
 
 
+def open_run(path: str, which: str, data_dir: str | None = None) -> Run:
+    """Find a run's checkpoint and its tokens, which are known by their fingerprint: no text is looked for.
+
+    Args:
+        path: a run directory, or a checkpoint in it.
+        which: of a run, "best" or "latest".
+        data_dir: where prepared tokens are; None: where the run says, else data/.
+
+    Raises:
+        UserFault, NoUsableCheckpoint: something of it is missing or damaged.
+    """
+    checkpoint = find_checkpoint(path, which)
+    config, folder = read_config(checkpoint), checkpoint.parent.parent
+    facts = RunDirectory(folder, writes=False).read_json("data.json")
+    if facts is None:
+        raise UserFault(
+            f"{folder / 'data.json'} is missing: it names the tokens of {path}. Give a run, or a part of one"
+        )
+    places = dict.fromkeys([config.data.dir, "data"] if data_dir is None else [data_dir])
+    found = (open_prepared(place, str(facts.get("fingerprint"))) for place in places)
+    prepared = next((each for each in found if each), None)
+    if prepared is None:
+        raise UserFault(
+            f"the tokens that {path} was trained on are not in {' or '.join(map(shown, places))}. Say where with "
+            f"data.dir=DIR, or make them: minigpt prepare data={config.data.name} tokenizer={config.tokenizer.name} ..."
+        )
+    weights = str(read_manifest(checkpoint)["files"][MODEL]["sha256"])
+    return Run(path, checkpoint, config, prepared.tokenizer, prepared.val, weights)
+
+
 def comparable(runs: Sequence[Run], left_out: list[str]) -> list[Run]:
     """The runs on the text that most of them are validated on, each weights once.
 
@@ -28,57 +79,55 @@ def comparable(runs: Sequence[Run], left_out: list[str]) -> list[Run]:
         runs: all that could be opened.
         left_out: gets a sentence for each of the others.
     """
-    several = len({run.val.fingerprint for run in runs}) > 1
-    hashes = {run.val.fingerprint: val_text_sha256(run) if several else "" for run in runs}
+    firsts = {run.val.fingerprint: run for run in reversed(runs)}
+    hashes = {fingerprint: val_text_sha256(run) for fingerprint, run in firsts.items()}
     texts = [hashes[run.val.fingerprint] for run in runs]
     common = max(texts, key=texts.count, default="")  # the first of equals
     kept: dict[str, Run] = {}  # weights -> run
     for run, text in zip(runs, texts, strict=True):
         if text != common:
-            other = runs[texts.index(common)]
+            other = runs[texts.index(common)].path
             left_out.append(
-                f"{run.path} is validated on another text than {other.path} ({run.val.bytes:,} and "
-                f"{other.val.bytes:,} bytes): their losses can't be compared. Compare runs with the same data keys"
+                f"{run.path} is validated on another text than {other}. Compare runs with the same data keys"
             )
         elif kept.setdefault(run.weights, run) is not run:
-            twin = kept[run.weights].path
-            left_out.append(f"{run.path} and {twin} hold the same weights: there is nothing to compare in them")
+            left_out.append(
+                f"{run.path} and {kept[run.weights].path} hold the same weights: nothing to compare in them"
+            )
     return list(kept.values())
 
 
-def by_settings(runs: Sequence[Run], left_out: list[str]) -> list[list[Run]]:
-    """Runs grouped by their settings; those of one setting alone are a group each. A seed counts once in a group."""
-    groups: dict[str, dict[int, Run]] = {}
-    for run in runs:
-        group = groups.setdefault(repr(settings_of(run)), {})
-        if group.setdefault(run.config.seed, run) is not run:
-            left_out.append(f"{run.path} has the settings and the seed of {group[run.config.seed].path}")
-    sides = [list(group.values()) for group in groups.values()]
-    return sides if len(sides) > 1 else [[run] for run in sides[0]]
+def val_text_sha256(run: Run) -> str:
+    """Return the SHA-256 of the validation text, whatever tokens it is in."""
+    digest = hashlib.sha256()
+    for start in range(0, len(run.val), PIECE):
+        digest.update(run.tokenizer.decode_bytes(run.val.tokens(start, start + PIECE)))
+    return digest.hexdigest()
+
+
+def once_per_seed(runs: Iterable[tuple[object, Run]], left_out: list[str]) -> list[list[Run]]:
+    """Runs grouped by the key before each. In a group a seed counts once: twins tell nothing about other seeds.
+
+    Args:
+        runs: what stands for the same settings, and a run of them.
+        left_out: gets a sentence for each run that does not count.
+    """
+    groups: dict[object, dict[int, Run]] = {}
+    for key, run in runs:
+        twin = groups.setdefault(key, {}).setdefault(run.config.seed, run)
+        if twin is not run:
+            left_out.append(
+                f"{twin.path} and {run.path} are one side, and both have seed={run.config.seed}: give one of them, or "
+                "write `vs` between two sides, RUN ... vs RUN ..."
+            )
+    return [list(group.values()) for group in groups.values()]
 
 
 def settings_of(run: Run) -> dict[str, object]:
-    """What decides how good the model becomes, but for the seed."""
+    """What decides how good the model becomes, but for the seed; a checkpoint that was given itself is such a thing."""
     deciding = with_role(TrainConfig, "weights", "schedule") - {"seed"}
     kept: dict[str, object] = {key: value for key, value in values(run.config).items() if key in deciding}
-    return kept | ({"step": run.step} if run.is_checkpoint else {})
-
-
-def refuse_equal_seeds(groups: Sequence[Sequence[Run]]) -> None:
-    """Refuse sides in which a seed is there twice.
-
-    Raises:
-        UserFault: there is one.
-    """
-    for group in groups:
-        seeds: dict[int, Run] = {}
-        for run in group:
-            twin = seeds.setdefault(run.config.seed, run)
-            if twin is not run:
-                raise UserFault(
-                    f"{twin.path} and {run.path} are one side, and both have seed={run.config.seed}: they tell nothing "
-                    "about other seeds. Give one of them, or write `vs` between two sides: RUN ... vs RUN ..."
-                )
+    return kept | ({"checkpoint": run.checkpoint.name} if Path(run.path).expanduser() == run.checkpoint else {})
 
 
 def name_sides(groups: Sequence[list[Run]]) -> list[Side]:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from minigpt.compare.command import compare
-from minigpt.compare.scores import open_run, score, val_text_sha256
-from minigpt.compare.sides import by_settings
+from minigpt.compare.scores import score
+from minigpt.compare.sides import once_per_seed, open_run, settings_of, val_text_sha256
 from minigpt.config.compose import compose
 from minigpt.faults import UserFault
 
@@ -58,9 +58,9 @@ def test_two_seeds_of_one_setting_are_two_checkpoints(place):
 
 def test_more_than_two_sides_are_a_table_against_the_first(place):
     text = said(place, "a1", "b1", "long")
-    assert "Against A (nats per token; all intervals together hold with 95 %)" in text
-    assert re.search(r"^  B +\S+ \+- \S+  A is better by", text, re.MULTILINE)
-    assert re.search(r"^  C +\S+ \+- \S+  ", text, re.MULTILINE)
+    assert "Against A (+- are intervals that all hold together with 95 %)" in text
+    assert re.search(r"^  B  A is better by \S+ \+- \S+ nats per token$", text, re.MULTILINE)
+    assert re.search(r"^  C  .* \S+ \+- \S+ nats per token", text, re.MULTILINE)
     assert "model.block_size: 8 -> 16" in text
 
 
@@ -93,6 +93,7 @@ FAULTS = {
     "the same run": (["a1", "a1"], "the same weights"),
     "one run": (["a1"], "two runs or more"),
     "an empty side": (["a1", "vs"], "both sides of `vs`"),
+    "an empty side between two": (["a1", "vs", "vs", "b1"], "both sides of `vs`"),
     "no run": (["a1", "nowhere"], "no such folder"),
     "an unknown option": (["a1", "b1", "--fast"], "'--fast' is not how a setting is written"),
     "a wrong choice": (["a1", "b1", "which=first"], "must be one of best, latest"),
@@ -129,8 +130,8 @@ def test_a_seed_counts_once_among_equal_settings(place):
     one, other, third = (open_run(str(place / name), "best") for name in ("a1", "b1", "a2"))
     again = replace(other, config=one.config)  # other weights under the settings and the seed of a1
     left_out: list[str] = []
-    assert by_settings([one, again, third], left_out) == [[one], [third]]
-    assert left_out == [f"{again.path} has the settings and the seed of {one.path}"]
+    assert once_per_seed([(repr(settings_of(run)), run) for run in (one, again, third)], left_out) == [[one, third]]
+    assert [line.startswith(f"{one.path} and {again.path} are one side, and both have") for line in left_out] == [True]
 
 
 def test_comparing_loads_no_lightning(place):

@@ -2,8 +2,8 @@
 
 import pytest
 
+from minigpt.compare.command import LEVEL, plus_minus, scope, verdict
 from minigpt.compare.interval import Difference
-from minigpt.compare.verdict import LEVEL, plus_minus, scope, verdict
 
 UNIT = "nats per token"
 
@@ -27,7 +27,9 @@ def test_what_would_tell_is_said():
 
 def test_one_seed_says_so():
     assert "these two checkpoints, not the settings" in scope(Difference(0.1, (1, 1), None, 1e-4, 9), "A", "B")
-    assert "B has one seed: it is taken to scatter as A does" in scope(Difference(0.1, (3, 1), 1e-4, 1e-4, 9), "A", "B")
+    assert "B has one seed: it is taken to scatter as the other does" in scope(
+        Difference(0.1, (3, 1), 1e-4, 1e-4, 9), "A", "B"
+    )
     assert "judges the settings" in scope(Difference(0.1, (2, 2), 1e-4, 1e-4, 9), "A", "B")
 
 
