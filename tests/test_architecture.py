@@ -54,7 +54,7 @@ MAY_IMPORT = {
     "report": "attention checkpoint config data faults rundir matplotlib numpy torch yaml",
     "rundir": "config faults invocation redact __init__ torch wandb yaml",
     "sampling": "attention checkpoint config data faults machine model rundir splitmix torch",
-    "sweep": "config data faults invocation machine process redact report rundir training matplotlib optuna yaml",
+    "sweep": "config data faults invocation machine process redact report rundir training matplotlib optuna torch yaml",
     "splitmix": "numpy",
     "training": "checkpoint config data faults invocation machine model process redact report rundir sampling "
     "splitmix __init__ lightning torch",

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from minigpt.config.schema import TrainerConfig
 from minigpt.faults import LAUNCHED
 from minigpt.machine.hardware import usable_cores
@@ -41,15 +43,11 @@ def make_slots(workers: int, trainer: TrainerConfig) -> list[Slot]:
 
 
 def find_gpus() -> list[str]:
-    """Return the names of the NVIDIA GPUs that this process may use, without loading torch."""
+    """Return the names of the GPUs that this process may use."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [str(place) for place, _ in enumerate(line for line in listed.splitlines() if line.startswith("GPU "))]
+    return [str(place) for place in range(torch.cuda.device_count())]
 
 
 class TrainingProcess:
@@ -107,14 +105,14 @@ class TrainingProcess:
             self.process.stdin.close()
         return code
 
-    def last_lines(self, lines: int = 20) -> list[str]:
-        """Return the last lines of its output that are not empty."""
+    def last_lines(self) -> list[str]:
+        """Return the last 20 lines of its output that are not empty."""
         assert self.output is not None
         try:
             text = self.output.read_bytes()[self.began_at :].decode(errors="replace")
         except OSError:
             return []
-        return [line.rstrip()[:500] for line in text.splitlines() if line.strip()][-lines:]
+        return [line.rstrip()[:500] for line in text.splitlines() if line.strip()][-20:]
 
 
 class GrowingRows:

@@ -142,7 +142,6 @@ def propose(space: Space, search: SearchConfig, *, seed: int, number: int, trial
     own_seed = zlib.crc32(f"{seed}/{number}".encode())
     known = sorted((trial for trial in trials if trial.state != FAILED), key=lambda trial: trial.number)
     sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(own_seed)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         measured = sum(trial.state in (COMPLETE, PRUNED) for trial in known)
@@ -190,8 +189,7 @@ class Pruning:
             pruner = optuna.pruners.MedianPruner(n_startup_trials=search.startup_trials)
         elif search.pruner == "hyperband":
             pruner = optuna.pruners.HyperbandPruner(first, max(first, last), search.reduction_factor)
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        # Hyperband's brackets follow from the study's name, which is therefore the same everywhere.
+            # Hyperband's brackets follow from the study's name, which is therefore the same everywhere.
         self.study = optuna.create_study(study_name="sweep", sampler=optuna.samplers.RandomSampler(), pruner=pruner)
         self.copies: list[optuna.Trial] = []
         self.verdicts: dict[int, bool] = {}  # at each trial's last mark

@@ -6,6 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from minigpt.config.convert import as_typed
@@ -92,21 +93,16 @@ def news_of(trial: Trial, sweep: Sweep) -> str:
     return line + (f", {duration(facts['seconds'])}" if "seconds" in facts else "")
 
 
+@dataclass(eq=False)
 class Table:
-    """Shows a sweep while it runs.
+    """Shows a sweep while it runs."""
 
-    Args:
-        sweep: to show.
-        stream: default stdout.
-    """
-
-    def __init__(self, sweep: Sweep, stream: Any = None):
-        self.sweep = sweep
-        self.stream = stream or sys.stdout
-        self.drawn = 0  # lines of the table on the screen
-        self.drawn_at = 0.0
-        self.began = time.monotonic()
-        self.done_before = 0  # trials that had a result when this worker began
+    sweep: Sweep
+    stream: Any = field(default_factory=lambda: sys.stdout)
+    drawn: int = 0  # lines of the table on the screen
+    drawn_at: float = 0.0
+    began: float = field(default_factory=time.monotonic)
+    done_before: int = 0  # trials that had a result when this worker began
 
     def say(self, text: str) -> None:
         """Print a line that stays, above the table."""

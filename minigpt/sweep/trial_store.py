@@ -32,6 +32,7 @@ Space = dict[str, Distribution]  # searched setting -> its values
 Point = dict[str, Any]  # searched setting -> value
 
 COMPLETE, PRUNED, FAILED = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL
+optuna.logging.set_verbosity(optuna.logging.WARNING)  # each trial's beginning and end have lines of ours
 ORDER = (COMPLETE, PRUNED, TrialState.RUNNING, TrialState.WAITING, FAILED)
 
 
@@ -84,7 +85,6 @@ class TrialStore:
 
     def __init__(self, folder: Path, name: str, space: Space, url: str | None = None):
         self.space = space
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         self.storage: BaseStorage = self._open_journal(folder / "journal.jsonl") if url is None else open_database(url)
         self.study = optuna.create_study(storage=self.storage, study_name=name, load_if_exists=True)
