@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from minigpt.config.schema import TokenizerConfig
 from minigpt.data.shards import SplitWriter, fingerprint
 from minigpt.data.split import describe_split, small_split, split
 from minigpt.data.survey import Survey, signature
-from minigpt.data.tokenizer import Tokenizer, build_tokenizer, scheme_of
+from minigpt.data.tokenizer import Tokenizer, build_tokenizer
 from minigpt.faults import UserFault
 from minigpt.rundir.files import write_json
 
@@ -22,10 +21,15 @@ LEARN_BYTES = 1 << 27  # a BPE vocabulary is learned from so much of the trainin
 PROGRESS_SECONDS = 5.0
 
 
-def make(
-    folder: Path, keys: dict[str, Any], found: Survey, *, config: TokenizerConfig, given: Tokenizer | None, say: Say
-) -> None:
+def make(folder: Path, keys: dict[str, Any], found: Survey, *, given: Tokenizer | None, say: Say) -> None:
     """Write everything into `folder`, prepared.json last. No one else may be writing there.
+
+    Args:
+        folder: an existing folder.
+        keys: what decides the tokens besides the text, as prepared.json keeps it.
+        found: the text.
+        given: the tokenizer; without one it is learned from the text.
+        say: takes lines for the user.
 
     Raises:
         UserFault: a split would be empty, the vocabulary impossible, or the source changed since it was surveyed.
@@ -33,9 +37,8 @@ def make(
     """
     for left_over in folder.glob("*.tmp"):  # of a process that was killed: the lock is ours
         left_over.unlink(missing_ok=True)
-    fraction = keys["val_fraction"]
-    tokenizer = given or _learn(config, found, fraction, say)
-    sidecars = _encode(folder, found, fraction, tokenizer, say)
+    tokenizer = given or _learn(keys, found, say)
+    sidecars = _encode(folder, found, keys["val_fraction"], tokenizer, say)
     if signature(found.corpus) != found.signature or sum(sidecar["bytes"] for sidecar in sidecars) != found.bytes:
         raise UserFault("the source was changed while it was read; wait until it is complete and run this again")
     write_json(folder / "tokenizer.json", tokenizer.to_json())
@@ -44,18 +47,18 @@ def make(
         "keys": keys,
         "signature": found.signature,
         "fingerprint": fingerprint([sidecar["fingerprint"] for sidecar in sidecars]),
-        "summary": _summary(keys, found, sidecars, tokenizer=tokenizer, wanted=0 if given else config.vocab_size),
+        "summary": _summary(keys, found, sidecars, tokenizer),
     }
     write_json(folder / "prepared.json", content)
 
 
-def _learn(config: TokenizerConfig, found: Survey, val_fraction: float, say: Say) -> Tokenizer:
+def _learn(keys: dict[str, Any], found: Survey, say: Say) -> Tokenizer:
     """A tokenizer learned from the training text."""
-    total = min(LEARN_BYTES, found.bytes)
-    if scheme_of(config.name).min_vocab_size:
-        say(f"data: learning {config.vocab_size:,} tokens from up to {size_text(total)} of the training text")
-    train = _training_text(found, val_fraction, progress_lines("learning", total, say))
-    return build_tokenizer(config.name, vocab_size=config.vocab_size, alphabet=found.alphabet, train=train)
+    total, vocab_size = min(LEARN_BYTES, found.bytes), keys["vocab_size"] or 0
+    if vocab_size:
+        say(f"data: learning {vocab_size:,} tokens from up to {size_text(total)} of the training text")
+    train = _training_text(found, keys["val_fraction"], progress_lines("learning", total, say))
+    return build_tokenizer(keys["tokenizer"], vocab_size=vocab_size, alphabet=found.alphabet, train=train)
 
 
 def _training_text(found: Survey, val_fraction: float, progress: Callable[[int], None]) -> Iterator[Iterator[bytes]]:
@@ -108,8 +111,9 @@ def _encode(folder: Path, found: Survey, val_fraction: float, tokenizer: Tokeniz
 
 
 def _summary(
-    keys: dict[str, Any], found: Survey, sidecars: list[dict[str, Any]], *, tokenizer: Tokenizer, wanted: int
+    keys: dict[str, Any], found: Survey, sidecars: list[dict[str, Any]], tokenizer: Tokenizer
 ) -> dict[str, Any]:
+    wanted = keys["vocab_size"] or 0
     train, val = ({key: sidecar[key] for key in ("tokens", "bytes")} for sidecar in sidecars)
     notes = list(found.corpus.notes)
     if found.crlf:
@@ -118,7 +122,7 @@ def _summary(
         notes.append(f"{found.marks:,} documents begin with a byte-order mark; data.encoding=utf-8-sig drops it")
     if found.nul:
         notes.append(f"{found.nul:,} NUL bytes; they are kept as they are")
-    if scheme_of(tokenizer.name).min_vocab_size and tokenizer.vocab_size < wanted:
+    if tokenizer.vocab_size < wanted:
         notes.append(f"the text yields {tokenizer.vocab_size:,} BPE tokens, fewer than tokenizer.vocab_size={wanted:,}")
     if train["tokens"] <= 1024:
         notes.append(f"so few tokens allow model.block_size={train['tokens'] - 1} at most")

@@ -99,7 +99,7 @@ def prepare(
     folder = root / _folder_name(keys, found.sha256)
     if known and folder not in known:
         say(f"data: the source changed since {next(iter(known))} was prepared; preparing it anew")
-    _find_or_make(folder, keys, found, config=tokenizer, given=ready, say=say)
+    _find_or_make(folder, keys, found, given=ready, say=say)
     return _open(folder, say)
 
 
@@ -111,9 +111,7 @@ def _listing(corpus: Corpus) -> list[str]:
     return [*corpus.notes, f"reading {files}, {size_text(corpus.size)}"]
 
 
-def _find_or_make(
-    folder: Path, keys: dict[str, Any], found: Survey, *, config: TokenizerConfig, given: Tokenizer | None, say: Say
-) -> None:
+def _find_or_make(folder: Path, keys: dict[str, Any], found: Survey, *, given: Tokenizer | None, say: Say) -> None:
     """See that `folder` holds the tokens of a source that has been read."""
     content = _read_prepared(folder)
     if content:  # touched or copied, but the same text
@@ -124,7 +122,7 @@ def _find_or_make(
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder, say):
             if not _read_prepared(folder):
-                make(folder, keys, found, config=config, given=given, say=say)
+                make(folder, keys, found, given=given, say=say)
     except OSError as error:
         raise StorageFailure(
             f"{error.filename or folder} can't be written: {error.strerror or error}. Make room (up to "
