@@ -21,9 +21,9 @@ from minigpt.invocation import typed
 
 MAX_WHOLE = 10**12  # of a whole number that states no upper limit: it catches slips of the keyboard
 
-Rule = tuple[tuple[str, ...], Callable[..., Iterator[str]]]
-RULES: list[Rule] = []
-NOTES: list[Rule] = []  # on what is allowed, but seldom meant
+Check = Callable[..., Iterator[str]]  # the values of some settings -> a sentence for each rule that they break
+RULES: list[tuple[tuple[str, ...], Check]] = []  # the settings that a check reads, and the check
+NOTES: list[tuple[tuple[str, ...], Check]] = []  # on what is allowed, but seldom meant
 
 
 def check(config: Any) -> list[str]:
@@ -33,25 +33,20 @@ def check(config: Any) -> list[str]:
 
 def find_faults(config: Any) -> list[Fault]:
     """What `check` reports, with the settings each fault touches."""
-    now = values(config)
-    known = settings(config.__class__)
+    now, known = values(config), settings(config.__class__)
     found = [Fault((key,), sentence) for key, each in known.items() for sentence in _wrong_alone(each, now[key])]
-    return found + _broken(RULES, now, without={key for fault in found for key in fault.keys})
+    wrong = {key for fault in found for key in fault.keys}
+    return found + _broken(RULES, {key: value for key, value in now.items() if key not in wrong})
 
 
 def find_notes(config: Any) -> list[str]:
     """Choices that are allowed but seldom meant; worth a line before the work begins."""
-    return [note.sentence for note in _broken(NOTES, values(config), without=set())]
+    return [note.sentence for note in _broken(NOTES, values(config))]
 
 
-def _broken(rules: list[Rule], now: Mapping[str, Any], *, without: set[str]) -> list[Fault]:
-    known = now.keys() - without
-    return [
-        Fault(keys, text)
-        for keys, rule in rules
-        if known.issuperset(keys)
-        for text in rule(*(now[key] for key in keys))
-    ]
+def _broken(rules: list[tuple[tuple[str, ...], Check]], now: Mapping[str, Any]) -> list[Fault]:
+    held = [(keys, rule) for keys, rule in rules if now.keys() >= {*keys}]
+    return [Fault(keys, sentence) for keys, rule in held for sentence in rule(*(now[key] for key in keys))]
 
 
 def _wrong_alone(setting: Setting, value: Any) -> Iterator[str]:
@@ -77,15 +72,10 @@ def _wrong_alone(setting: Setting, value: Any) -> Iterator[str]:
             yield f"{key} must be {' and '.join([*wanted, 'finite'] if inside else wanted)}, got {shown(value)}."
 
 
-# --- rules: the values of some settings -> a sentence for each that is broken ---
+def rule(*keys: str, into: list[tuple[tuple[str, ...], Check]] = RULES) -> Callable[[Check], Check]:
+    """Register a check of the values of these settings."""
 
-
-def rule(
-    *keys: str, into: list[Rule] = RULES
-) -> Callable[[Callable[..., Iterator[str]]], Callable[..., Iterator[str]]]:
-    """Register a rule on the values of these settings."""
-
-    def register(function: Callable[..., Iterator[str]]) -> Callable[..., Iterator[str]]:
+    def register(function: Check) -> Check:
         into.append((keys, function))
         return function
 
@@ -95,36 +85,24 @@ def rule(
 @rule("experiment")
 def experiment_names_a_folder(experiment: str) -> Iterator[str]:
     if not re.fullmatch(r"[\w][\w.+-]*(/[\w][\w.+-]*)*", experiment) or len(experiment) > 100:
-        yield (
-            f"experiment={shown(experiment)} names the run's folder: letters, digits and . _ + - only, 100 at most. "
-            "Rename the experiment, or give run.dir."
-        )
+        yield f"experiment={shown(experiment)} names a folder: letters, digits, . _ + - only, 100 at most. Rename it."
 
 
 @rule("model.n_embd", "model.n_head")
 def heads_divide_width(n_embd: int, n_head: int) -> Iterator[str]:
     if n_embd % n_head:
-        yield (
-            f"model.n_embd={n_embd} is not a multiple of model.n_head={n_head}: every head gets the same width. "
-            f"Use {_nearest_multiples('model.n_embd', n_embd, n_head)}."
-        )
+        remedy = f"Use {_nearest_multiples('model.n_embd', n_embd, n_head)}."
+        yield f"model.n_embd={n_embd} is not a multiple of model.n_head={n_head}. {remedy}"
 
 
 @rule("batch_tokens", "model.block_size", "trainer.micro_batch", "trainer.devices")
 def batch_splits_evenly(batch_tokens: int, block_size: int, micro_batch: int, devices: int) -> Iterator[str]:
-    unit = max(micro_batch, 1) * devices * block_size
-    if batch_tokens % block_size:
-        yield (
-            f"batch_tokens={batch_tokens} is not a multiple of model.block_size={block_size}: a step reads whole "
-            f"windows. Use {_nearest_multiples('batch_tokens', batch_tokens, block_size)}."
-        )
-    elif batch_tokens % unit:
-        factors = {"trainer.micro_batch": micro_batch or 1, "trainer.devices": devices}
-        parts = [f"model.block_size={block_size}", *(f"{key}={n}" for key, n in factors.items() if n > 1)]
-        yield (
-            f"batch_tokens={batch_tokens} can't be split evenly into {' x '.join(parts)} = {unit} tokens. "
-            f"Use {_nearest_multiples('batch_tokens', batch_tokens, unit)}."
-        )
+    factors = {"model.block_size": block_size, "trainer.micro_batch": micro_batch or 1, "trainer.devices": devices}
+    unit = math.prod(factors.values())
+    if batch_tokens % unit:
+        parts = " x ".join(f"{key}={number}" for key, number in factors.items() if number > 1)
+        remedy = f"Use {_nearest_multiples('batch_tokens', batch_tokens, unit)}."
+        yield f"batch_tokens={batch_tokens} is not a multiple of {unit} tokens, {parts}. {remedy}"
 
 
 @rule("trainer.devices", "trainer.strategy")
@@ -150,10 +128,7 @@ def run_has_an_end(*limits: float | None) -> Iterator[str]:
 @rule("trainer.patience", "validate.every_steps")
 def patience_needs_validations(patience: int, every_steps: int) -> Iterator[str]:
     if patience and not every_steps:
-        yield (
-            f"trainer.patience={patience} counts validations, and validate.every_steps=0 makes none before the end. "
-            "Set validate.every_steps, or trainer.patience=0."
-        )
+        yield f"trainer.patience={patience} counts validations: set validate.every_steps, or trainer.patience=0."
 
 
 @rule("data.name", "data.source", "data.dir")
@@ -164,10 +139,7 @@ def source_is_there(name: str, source: str | None, folder: str) -> Iterator[str]
         elif source == "":
             yield "data.source is empty. Give a file or folder, or leave it out."
     elif name == "stdlib":
-        yield (
-            f"data=stdlib reads Python's own source and would ignore data.source={shown(source)}. "
-            "To train on your text, add data=text."
-        )
+        yield f"data=stdlib would ignore data.source={shown(source)}. To train on your text, add data=text."
     elif not _there(source) and not _was_prepared(source, folder):
         yield f"data.source={shown(source)} does not exist{_from_here(source)}. Give an existing file or folder."
     elif name == "shakespeare_char" and os.path.isdir(_at(source)):
@@ -198,10 +170,7 @@ def encoding_is_known(encoding: str) -> Iterator[str]:
 @rule("logger.name")
 def tensorboard_is_installed(name: str) -> Iterator[str]:
     if name == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
-        yield (
-            f"logger=tensorboard needs the Python package 'tensorboard', which {sys.executable} lacks. "
-            f"Type: {sys.executable} -m pip install tensorboard"
-        )
+        yield f"logger=tensorboard needs a package that is not here. Type: {sys.executable} -m pip install tensorboard"
 
 
 @rule("init.from")
@@ -213,8 +182,8 @@ def starting_weights_are_there(source: str | None) -> Iterator[str]:
 @rule("checkpoint")
 def checkpoint_is_there(checkpoint: str | None) -> Iterator[str]:
     if not checkpoint or not _there(checkpoint):
-        newest = _newest_run()
-        remedy = f"Try checkpoint={newest}" if newest else f"Train one first: {typed('train')}"
+        runs = [path for path in glob.glob("runs/*") if os.path.isdir(path)]
+        remedy = f"Try checkpoint={max(runs, key=os.path.getmtime)}" if runs else f"Train one first: {typed('train')}"
         if checkpoint:
             yield f"checkpoint={shown(checkpoint)} does not exist{_from_here(checkpoint)}. {remedy}"
         else:
@@ -233,10 +202,8 @@ def prompts_are_text(prompts: list[str] | str) -> Iterator[str]:
     for prompt in [prompts] if isinstance(prompts, str) else prompts:
         bad = re.search("[\ud800-\udfff]", prompt)
         if bad:
-            yield (
-                f"The prompt {shown(prompt)} is not valid UTF-8 at position {bad.start()}. "
-                "Put it in a UTF-8 file: prompt_file="
-            )
+            where = f"not valid UTF-8 at position {bad.start()}"
+            yield f"The prompt {shown(prompt)} is {where}. Put it in a UTF-8 file: prompt_file="
 
 
 @rule("prompt_file")
@@ -254,10 +221,8 @@ def stops_are_not_empty(stop: list[str]) -> Iterator[str]:
 @rule("sweep.storage")
 def storage_is_a_url(storage: str | None) -> Iterator[str]:
     if storage is not None and not re.match(r"[a-z][\w+]*://.", storage):
-        yield (
-            f"sweep.storage={shown(storage)} is not the URL of a database. Write sqlite:///FILE or "
-            "postgresql://USER@HOST/DATABASE, or leave it out for a journal file in sweep.dir."
-        )
+        remedy = "Write sqlite:///FILE or postgresql://USER@HOST/DATABASE, or leave it out for a file in sweep.dir."
+        yield f"sweep.storage={shown(storage)} is not the URL of a database. {remedy}"
 
 
 @rule("what")
@@ -269,13 +234,10 @@ def parts_can_be_measured(what: str) -> Iterator[str]:
 
 @rule("nanogpt")
 def checkout_is_there(nanogpt: str | None) -> Iterator[str]:
-    for name in ("train.py", "model.py", "configurator.py") if nanogpt is not None else ():
-        if not nanogpt or not os.path.isfile(os.path.join(_at(nanogpt), name)):
-            yield (
-                f"nanogpt={nanogpt}: there is no {name} in it{_from_here(nanogpt or '')}. Give a checkout: "
-                "git clone https://github.com/karpathy/nanoGPT"
-            )
-            break
+    names = ("train.py", "model.py", "configurator.py")
+    if nanogpt is not None and not all(os.path.isfile(os.path.join(_at(nanogpt), name)) for name in names):
+        remedy = "Give a checkout: git clone https://github.com/karpathy/nanoGPT"
+        yield f"nanogpt={shown(nanogpt)} is no folder with {', '.join(names)}{_from_here(nanogpt)}. {remedy}"
 
 
 @rule("trainer.strategy", "trainer.devices", into=NOTES)
@@ -288,10 +250,8 @@ def ddp_has_devices(strategy: str, devices: int) -> Iterator[str]:
 def warmup_ends(warmup_steps: int, max_steps: int | None, max_tokens: int | None, batch_tokens: int) -> Iterator[str]:
     steps = math.ceil(max_tokens / batch_tokens) if max_tokens else max_steps
     if steps is not None and warmup_steps > steps:
-        yield (
-            f"schedule.warmup_steps={warmup_steps} is longer than the run of {steps} steps: the learning rate "
-            f"never reaches its peak. To reach it, type schedule.warmup_steps={steps // 10}."
-        )
+        remedy = f"The learning rate never reaches its peak. Try schedule.warmup_steps={steps // 10}."
+        yield f"schedule.warmup_steps={warmup_steps} is longer than the run of {steps} steps. {remedy}"
 
 
 def _nearest_multiples(key: str, value: int, unit: int) -> str:
@@ -311,11 +271,3 @@ def _there(path: str) -> bool:
 
 def _from_here(path: str) -> str:
     return f" (looked from {os.getcwd()})" if path and not os.path.isabs(os.path.expanduser(path)) else ""
-
-
-def _newest_run() -> str:
-    try:
-        runs = [entry for entry in os.scandir("runs") if entry.is_dir()]
-        return max(runs, key=lambda entry: entry.stat().st_mtime).path if runs else ""
-    except OSError:
-        return ""

@@ -30,12 +30,8 @@ class ModelConfig:
     block_size: int = setting(128, "context length T in tokens", "weights", low=1, high=2**24)
     dropout: float = setting(0.0, "on embeddings, attention weights and block outputs", "schedule", low=0, below=1)
     bias: bool = setting(True, "biases in Linear and LayerNorm layers (GPT-2: true)", "weights")
-    activation: Literal["gelu_tanh", "gelu", "relu_squared"] = setting(
-        "gelu_tanh", "gelu_tanh is GPT-2's; gelu is exact (nanoGPT)", "weights"
-    )
-    attention: Literal["softmax", "rotary", "linear"] = setting(
-        "softmax", "rotary: positions are in it, none embedded", "weights"
-    )
+    activation: Literal["gelu_tanh", "gelu", "relu_squared"] = setting("gelu_tanh", "gelu: nanoGPT's, exact", "weights")
+    attention: Literal["softmax", "rotary", "linear"] = setting("softmax", "rotary: it holds the positions", "weights")
     qk_norm: Literal["auto", "none", "layernorm"] = setting(
         "auto", "norm of queries and keys, head by head; auto: layernorm if rotary", "weights", since="0.2.0"
     )
@@ -86,13 +82,9 @@ class OptimizerConfig:
 class ScheduleConfig:
     """The learning rate over the run: linear warm-up, then this shape."""
 
-    name: Literal["cosine", "linear", "wsd", "constant"] = setting(
-        "cosine", "wsd: constant, then linear decay", "schedule"
-    )
+    name: Literal["cosine", "linear", "wsd", "constant"] = setting("cosine", "wsd: constant, then linear", "schedule")
     warmup_steps: int = setting(100, "optimizer steps of linear warm-up", "schedule", aka="warmup_iters", low=0)
-    final_lr_fraction: float = setting(
-        0.1, "learning rate at the end, as a fraction of the peak", "schedule", aka="min_lr", low=0, high=1
-    )
+    final_lr_fraction: float = setting(0.1, "of the peak, at the end", "schedule", aka="min_lr", low=0, high=1)
     decay_fraction: float = setting(0.3, "wsd: last part of the run, where the rate falls", "schedule", low=0, high=1)
 
 
@@ -161,9 +153,7 @@ class CheckpointConfig:
 class LoggerConfig:
     """metrics.jsonl is always written; wandb or TensorBoard comes on top."""
 
-    name: Literal["files", "wandb", "tensorboard"] = setting(
-        "files", "what is written besides", "watch", aka="wandb_log"
-    )
+    name: Literal["files", "wandb", "tensorboard"] = setting("files", "what is added", "watch", aka="wandb_log")
     every_steps: int = setting(10, "steps between rows and progress lines", "watch", aka="log_interval", low=1)
     project: str = setting("minigpt", "wandb only", "watch")
     mode: Literal["offline", "online"] = setting("offline", "wandb only", "watch")

@@ -75,10 +75,10 @@ def test_every_number_is_held_to_its_range(cls):
         ({"model__n_head": 12, "model__n_embd": 100}, ["model.n_embd=100", "model.n_head=12", "=96 or 108."]),
         ({"model__n_head": 200}, ["model.n_embd=128", "Use model.n_embd=200."]),
         ({"batch_tokens": 1000}, ["batch_tokens=1000", "block_size=128", "batch_tokens=896 or 1024."]),
-        ({"trainer__micro_batch": 5}, ["micro_batch=5", "= 640 tokens", "batch_tokens=3840 or 4480."]),
+        ({"trainer__micro_batch": 5}, ["micro_batch=5", "of 640 tokens", "batch_tokens=3840 or 4480."]),
         (
             {"trainer__devices": 3, "trainer__strategy": "ddp"},
-            ["trainer.devices=3", "= 384 tokens", "batch_tokens=3840 or 4224."],
+            ["trainer.devices=3", "of 384 tokens", "batch_tokens=3840 or 4224."],
         ),
         ({"trainer__devices": 2}, ["trainer=ddp trainer.devices=2"]),
         ({"trainer__device": "mps", "trainer__precision": "bf16"}, ["mps", "trainer.precision=fp32"]),

@@ -397,8 +397,7 @@ def test_a_command_that_trains_takes_the_settings_of_train_too(script, tmp_path,
     assert train_arguments(script, [*own[script], *shared]) == shared
     assert faults_of(script, "trainer.max_step=5", "model.n_head=3") == [
         "No setting 'trainer.max_step'. Did you mean 'trainer.max_steps'?",
-        "model.n_embd=128 is not a multiple of model.n_head=3: every head gets the same width. "
-        "Use model.n_embd=126 or 129.",
+        "model.n_embd=128 is not a multiple of model.n_head=3. Use model.n_embd=126 or 129.",
     ]
     with pytest.raises(SystemExit):
         compose(script, ["--help"])
