@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from minigpt.faults import UserFault, run_script
+from minigpt.faults import FINISHED, UserFault, run_script
 from minigpt.invocation import command_line, typed
 
 
@@ -159,22 +159,8 @@ def _compose(command: str, arguments: list[str]) -> Any:
     return compose(command, arguments)
 
 
-COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
-    function.__name__.replace("_", "-"): function
-    for function in (
-        train,
-        sample,
-        sweep,
-        prepare,
-        compare,
-        runs,
-        report,
-        benchmark,
-        verify_resume,
-        draw_attention,
-        demo,
-    )
-}
+FUNCTIONS = (train, sample, sweep, prepare, compare, runs, report, benchmark, verify_resume, draw_attention, demo)
+COMMANDS: dict[str, Callable[[list[str]], int | None]] = {each.__name__.replace("_", "-"): each for each in FUNCTIONS}
 
 
 def main() -> None:
@@ -189,19 +175,14 @@ def run(name: str) -> None:
 
 def _dispatch(words: list[str]) -> int | None:
     name, *arguments = words or ["--help"]
-    if name in ("--help", "-h", "help"):
-        print(list_of_commands())
-        return 0
-    command = COMMANDS.get(name)
-    if command is None:
+    if command := COMMANDS.get(name):
+        return command(arguments)
+    if name not in ("--help", "-h", "help"):
         near = difflib.get_close_matches(name.replace("_", "-"), COMMANDS, n=1, cutoff=0.5)
         hint = f"Did you mean minigpt {near[0]}?" if near else "`minigpt --help` lists them"
         raise UserFault(f"minigpt has no command {name!r}. {hint}")
-    return command(arguments)
-
-
-def list_of_commands() -> str:
-    """Return what `minigpt --help` prints: a line for each command."""
-    lines = [f"  {name:<16}{(function.__doc__ or '').splitlines()[0]}" for name, function in COMMANDS.items()]
-    end = "minigpt COMMAND --help lists what a command takes; minigpt train --help has the exit codes, too."
-    return "\n".join(["Usage: minigpt COMMAND [group=choice] [key=value ...]", "", *lines, "", end])
+    print("Usage: minigpt COMMAND [group=choice] [key=value ...]\n")
+    for each, function in COMMANDS.items():
+        print(f"  {each:<16}{(function.__doc__ or '').splitlines()[0]}")
+    print("\nminigpt COMMAND --help lists what a command takes; minigpt train --help has the exit codes, too.")
+    return FINISHED

@@ -75,10 +75,8 @@ class StoppedEarly(BaseException):
 
     def __init__(self, number: int):
         self.exit_code = INTERRUPTED if number == signal.SIGINT else STOPPED
-        super().__init__(
-            f"Stopped by {signal.Signals(number).name} with no step begun: nothing is lost. "
-            "The same command does what was left."
-        )
+        name = signal.Signals(number).name
+        super().__init__(f"Stopped by {name} with no step begun: nothing is lost. The same command does what was left.")
 
 
 def run_script(main: Callable[[list[str]], int | None]) -> None:
@@ -112,13 +110,12 @@ def launched_rank() -> int | None:
 
 def explain(error: BaseException) -> tuple[int, str]:
     """The exit code that an exception stands for, and what to print about it."""
-    if isinstance(error, UserFault | NoUsableCheckpoint | StorageFailure | NonFiniteTraining):
-        lines = error.faults if isinstance(error, UserFault) else [str(error)]
-        if len(lines) == 1:
-            return error.exit_code, f"Error: {lines[0]}"
-        return error.exit_code, f"{len(lines)} errors:" + "".join(f"\n- {line}" for line in lines)
     if isinstance(error, StoppedEarly):
         return error.exit_code, str(error)
+    if isinstance(error, UserFault) and len(error.faults) != 1:
+        return USER_FAULT, f"{len(error.faults)} errors:" + "".join(f"\n- {line}" for line in error.faults)
+    if isinstance(error, UserFault | NoUsableCheckpoint | StorageFailure | NonFiniteTraining):
+        return error.exit_code, f"Error: {error}"
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
         if package != "minigpt" and package not in sys.stdlib_module_names:
@@ -129,24 +126,17 @@ def explain(error: BaseException) -> tuple[int, str]:
 def unfit_python(version: tuple[int, ...] = sys.version_info[:3], platform: str = sys.platform) -> str:
     """Why minigpt can't run on this Python or system, and what to do; "" if it can."""
     if platform == "win32":
-        return (
-            "minigpt runs on Linux, macOS, and on Windows through WSL. "
-            "Type `wsl --install` once, open Ubuntu, and run the same command there."
-        )
+        return "minigpt runs on Linux, macOS, and on Windows through WSL. Type `wsl --install`, and run it in Ubuntu."
     if not PYTHONS[0] <= version[:2] <= PYTHONS[1]:
         found, first, last = (".".join(map(str, each[:2])) for each in (version, *PYTHONS))
-        return (
-            f"minigpt needs Python {first} to {last}, this is Python {found} ({sys.executable}). "
-            "Run `make setup` (PYTHON=/path/to/python3.12 chooses one), then use .venv/bin/python."
-        )
+        remedy = "Run `make setup` (PYTHON=/path/to/python3.12 chooses one), then use .venv/bin/python."
+        return f"minigpt needs Python {first} to {last}, this is Python {found} ({sys.executable}). {remedy}"
     return ""
 
 
 def missing_package(package: str) -> str:
     """The sentence for a package that this environment lacks."""
-    missing = f"the Python package '{package}' is missing in {sys.executable}. "
+    remedy = f"Type: {sys.executable} -m pip check   and install what it says minigpt-framework requires."
     if os.path.isfile(os.path.join(os.path.dirname(__file__), "..", "Makefile")):
-        return missing + (
-            "Run `make setup`, then use `.venv/bin/python` instead of `python` (or `source .venv/bin/activate` first)."
-        )
-    return missing + f"Type: {sys.executable} -m pip check   and install what it says minigpt-framework requires."
+        remedy = "Run `make setup`, then use `.venv/bin/python` instead of `python`."
+    return f"the Python package '{package}' is missing in {sys.executable}. {remedy}"

@@ -52,14 +52,12 @@ def redact_values(plain: Any) -> Any:
 
 def redact_arguments(arguments: list[str]) -> list[str]:
     """A command line without its secrets: `NAME=VALUE` and `--NAME VALUE` lose the value if the name says secret."""
-    shown: list[str] = []
-    for argument in arguments:
+    shown = []
+    for before, argument in zip(["", *arguments], arguments, strict=False):
         name, equals, _ = argument.partition("=")
-        follows = bool(shown) and shown[-1].startswith("--") and "=" not in shown[-1]
         if equals and _SECRET_NAME.search(name):
             shown.append(f"{name}={REDACTED}")
-        elif follows and _SECRET_NAME.search(shown[-1]):
-            shown.append(REDACTED)
         else:
-            shown.append(redact(argument))
+            secret = before.startswith("--") and "=" not in before and _SECRET_NAME.search(before)
+            shown.append(REDACTED if secret else redact(argument))
     return shown

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from minigpt.checkpoint.store import list_checkpoints, step_of
+from minigpt.checkpoint.store import list_checkpoints
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
 from minigpt.rundir.rows import TIMINGS, read_rows
@@ -35,16 +35,25 @@ def verify_resume(config: TrainConfig, command: Sequence[str], *, kills: int, fo
         UserFault: the settings promise no equal bytes, or the training itself fails.
     """
     if config.trainer.max_minutes is not None:
-        raise UserFault(
-            "trainer.max_minutes ends a run by the clock, so two runs end at different steps. "
-            "Verify with trainer.max_steps=60 trainer.max_minutes=null"
-        )
+        remedy = "Verify with trainer.max_steps=60 trainer.max_minutes=null"
+        raise UserFault(f"trainer.max_minutes ends a run by the clock, and two runs at different steps. {remedy}")
     straight, killed = folder / "straight", folder / "killed"
     begun = time.perf_counter()
     _train(command, straight)
     seconds = time.perf_counter() - begun
     print(f"Straight run   {last_checkpoint(straight).name} after {seconds:.1f} s", flush=True)
-    done = kill_often(command, killed, straight, seconds=seconds, kills=kills, moments=random.Random(seed))
+    training = float(read_rows(straight / "metrics.jsonl")[-1]["seconds"])
+    moments, done = random.Random(seed), 0
+    while done < kills:
+        starting = done > 0 and moments.random() < 0.15
+        longest = seconds - training if starting else 2 * training / (kills + 1)
+        if not _train(command, killed, kill_after=moments.uniform(0, longest), starting=starting):
+            break  # the run had ended before
+        done += 1
+        steps = [row["step"] for row in read_rows(killed / "metrics.jsonl")] or [0]
+        newest = [path.name for path in list_checkpoints(killed / "checkpoints")] or ["none"]
+        when = f"newest checkpoint {newest[-1]}{' (while it started)' if starting else ''}"
+        print(f"Kill {done:>3}       after the row of step {steps[-1]}, {when}", flush=True)
     _train(command, killed)
     compared, differences = compare_runs(straight, killed)
     print("\n".join([f"Compared       {compared}", *(f"Different      {each}" for each in differences)]))
@@ -56,40 +65,6 @@ def verify_resume(config: TrainConfig, command: Sequence[str], *, kills: int, fo
     if config.trainer.device != "cpu" and not config.trainer.deterministic:
         print("On a GPU, equal bits need trainer.deterministic=true")
     return 1
-
-
-def kill_often(
-    command: Sequence[str], run: Path, straight: Path, *, seconds: float, kills: int, moments: random.Random
-) -> int:
-    """Start a training again and again and kill it, spread over its length; now and then while it starts.
-
-    Args:
-        command: as of `verify_resume`.
-        run: of the training that is killed.
-        straight: the run of the one that was not.
-        seconds: which that took, the start included.
-        kills: how many.
-        moments: decides when.
-
-    Returns:
-        How many kills came while the run was going on.
-    """
-    training = max(float(read_rows(straight / "metrics.jsonl")[-1]["seconds"]), 0.1)
-    for number in range(1, kills + 1):
-        saved = list_checkpoints(run / "checkpoints")
-        left = 1 - (step_of(saved[-1]) / step_of(last_checkpoint(straight)) if saved else 0)
-        starting = number > 1 and moments.random() < 0.15
-        longest = seconds - training if starting else 2 * training * left / (kills - number + 2)
-        if not _train(command, run, kill_after=moments.random() * longest, starting=starting):
-            return number - 1  # the run had ended before
-        steps = [row["step"] for row in read_rows(run / "metrics.jsonl")] or [0]
-        newest = [path.name for path in list_checkpoints(run / "checkpoints")] or ["none"]
-        when = " (while it started)" if starting else ""
-        print(
-            f"Kill {number:>3}       after the row of step {steps[-1]}, newest checkpoint {newest[-1]}{when}",
-            flush=True,
-        )
-    return kills
 
 
 def last_checkpoint(run: Path) -> Path:
@@ -116,9 +91,8 @@ def compare_runs(one: Path, other: Path) -> tuple[str, list[str]]:
     _, mismatched, missing = filecmp.cmpfiles(first, second, names, shallow=False)
     differences += [f"{name}: other bytes" for name in sorted(mismatched + missing)]
     rows, other_rows = (read_rows(run / "metrics.jsonl") for run in (one, other))
-    row: dict[str, object]
-    other_row: dict[str, object]
-    for row, other_row in itertools.zip_longest(rows, other_rows, fillvalue={}):
+    none: dict[str, object] = {}
+    for row, other_row in itertools.zip_longest(rows, other_rows, fillvalue=none):
         keys = {key for key in row.keys() | other_row.keys() if row.get(key) != other_row.get(key)} - set(TIMINGS)
         if keys:
             where = f"metrics.jsonl ({len(rows)} and {len(other_rows)} rows), step {(row or other_row).get('step')}"
