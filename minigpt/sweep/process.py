@@ -9,11 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from minigpt.config.schema import TrainerConfig
 from minigpt.faults import LAUNCHED
-from minigpt.machine.hardware import usable_cores
 from minigpt.process.signals import LIFELINE
 from minigpt.rundir.rows import parse_row
 
@@ -33,6 +30,8 @@ class Slot:
 
 def make_slots(workers: int, trainer: TrainerConfig) -> list[Slot]:
     """Divide the machine's devices and cores into equal shares."""
+    from minigpt.machine.hardware import usable_cores
+
     gpus = [] if trainer.device in ("cpu", "mps") else find_gpus()
     devices, slots = trainer.devices, []
     threads = max(1, usable_cores() // (workers * (1 if gpus else devices)))
@@ -47,6 +46,8 @@ def find_gpus() -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
+    import torch  # here, not above: faults of a command line are named without it
+
     return [str(place) for place in range(torch.cuda.device_count())]
 
 

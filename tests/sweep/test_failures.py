@@ -139,6 +139,11 @@ def test_faults_of_a_search(sweep, tmp_path, settings, words):
     assert words in fault
 
 
+def test_the_command_line_is_read_without_torch():
+    code = "import sys, minigpt.sweep.settings, minigpt.sweep.grid; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 def test_without_optuna_the_command_that_brings_it(sweep, tmp_path, monkeypatch):
     monkeypatch.setattr(plan_module.importlib.util, "find_spec", lambda name: None)
     (fault,) = faults_of(sweep(tmp_path / "one", LR))

@@ -12,7 +12,8 @@ import pytest
 
 from minigpt.config.schema import TrainConfig, TrainerConfig
 from minigpt.invocation import command_line
-from minigpt.sweep import driver, locks, process
+from minigpt.machine import hardware
+from minigpt.sweep import driver, locks
 from minigpt.sweep.locks import claim, owner
 from minigpt.sweep.process import Slot, make_slots
 from minigpt.sweep.trial_store import TrialStore
@@ -105,7 +106,7 @@ def test_workers_that_share_a_gpu_are_told_so(sweep, tmp_path, monkeypatch, caps
 
 def test_slots_share_the_cores(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(process, "usable_cores", lambda: 8)
+    monkeypatch.setattr(hardware, "usable_cores", lambda: 8)
     assert [slot.threads for slot in make_slots(2, config().trainer)] == [4, 4]
     assert make_slots(2, config(devices=2).trainer)[0].threads == 2
     assert make_slots(1, config().trainer)[0].environment == {}
