@@ -153,10 +153,7 @@ def medium_is_exact() -> bool:
 
 
 def _main_memory() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return 8 << 30
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def peak_flops(hardware: Hardware, precision: str) -> float | None:

@@ -103,7 +103,7 @@ def joined(trainer: TrainerConfig, device: str, signals: Signals) -> Iterator[Pr
     if trainer.devices == 1:
         yield Processes(signals=signals)
         return
-    rank = rank if rank is not None and started > 1 else 0
+    rank = rank or 0
     heartbeat = Heartbeat(rank, trainer.devices, _meeting_folder(started > 1))
     signals.quiet = rank > 0
     signals.before_exit = heartbeat.fail
