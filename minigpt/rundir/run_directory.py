@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import functools
 import importlib.metadata
 import json
 import os
@@ -209,6 +210,7 @@ def environment() -> dict[str, Any]:
     }
 
 
+@functools.cache  # git is asked once a process
 def commit(source: Path = PACKAGE.parent) -> str | None:
     """The commit of minigpt's own source, or of another folder, if it is a checkout and there is a git to ask."""
     if not (source / ".git").exists() or shutil.which("git") is None:
