@@ -49,7 +49,7 @@ class Bench:
         """
         text = ("data=text", f"data.source={self.folder / 'text.txt'}", f"data.dir={self.folder / 'data'}")
         length = f"trainer.max_steps={steps or WARM_UP + (self.plan.config.steps or 0) + 1}"
-        own = (*text, "tokenizer=char", length, "validate.every_steps=0")
+        own = (*text, "tokenizer=char", length, "validate.every_steps=0", "data.val_fraction=0.01")  # soon validated
         return [*self.plan.settings, *own, f"run.dir={self.folder / f'run-{next(numbers)}'}", *changes]
 
     def measure(self, job: str, *changes: str, **task: Any) -> dict[str, Any]:

@@ -44,7 +44,9 @@ def benchmark(plans: Sequence[Plan]) -> int:
     facts = [f"{name} {value}" for name, value in environment().items()]
     about = [f"Machine    {time.strftime('%Y-%m-%d %H:%M:%S %Z')}, {', '.join(facts)}{beside}"]
     if os.getloadavg()[0] > BUSY:
-        about.append(f"WARNING: the load average is {os.getloadavg()[0]:.2f}: something else runs. Wait until it ended")
+        about.append(
+            f"WARNING: the load average is {os.getloadavg()[0]:.2f}: something else is running; wait for its end"
+        )
     say("\n".join(about))
     sections: list[tuple[str, Section]] = []
     for plan in plans:

@@ -86,6 +86,6 @@ def test_it_finds_its_data_and_runs_as_it_is_shipped(device, names, bench_of, ch
     made = bench.folder / "nanogpt" / "data" / "made"
     assert pickle.loads((made / "meta.pkl").read_bytes()) == {"vocab_size": 65}
     train, val = ((made / f"{name}.bin").stat().st_size // 2 for name in ("train", "val"))
-    assert (train + val, val > 5_000) == (60_065, True)
+    assert (train + val, val > 500) == (60_065, True)
     if device == "cuda":
         assert found["nanoGPT bench.py"]() == {"ms": 3.25, "tokens": 32}
