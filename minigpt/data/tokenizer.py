@@ -144,7 +144,7 @@ def scheme_of(name: str, vocab_size: int | None = None) -> Scheme:
         UserFault: there is none, or it can't.
     """
     if name not in TOKENIZERS:
-        raise UserFault(f"tokenizer.name={name!r} is not known; wanted one of {', '.join(TOKENIZERS)}")
+        raise UserFault(f"tokenizer.name={shown(name)} is not known; wanted one of {', '.join(TOKENIZERS)}")
     scheme = TOKENIZERS[name]
     if vocab_size is not None and vocab_size < scheme.min_vocab_size:
         raise UserFault(
