@@ -108,7 +108,7 @@ def generate(
             texts[index].append(token)
             if on_token(index, token):
                 sample.ended = "stopped"
-            elif len(sample.tokens) == options.max_new_tokens:
+            elif len(sample.tokens) >= options.max_new_tokens:
                 sample.ended = "length"
         if seen is not None:
             seen.scatter_(1, drawn[:, None], True)
