@@ -20,3 +20,11 @@ def scramble(x: Words) -> Words:
     word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 & MASK_64
     word = (word ^ (word >> 27)) * 0x94D049BB133111EB & MASK_64
     return word ^ (word >> 31)
+
+
+def fold(*numbers: int) -> int:
+    """Mix integers into one 63-bit seed, so that dropout follows from (seed, micro-batch, rank): nothing to save."""
+    state = 0
+    for number in numbers:
+        state = scramble((state + number + GOLDEN) & MASK_64)
+    return state >> 1

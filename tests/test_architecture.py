@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "__main__": "cli",
     "api": "checkpoint config faults sampling training torch",
     "attention": "torch numpy",  # numpy: the random numbers of dropout
-    "benchmark": "config data faults invocation machine model rundir sampling training verify "
+    "benchmark": "config data faults invocation machine model rundir sampling splitmix training verify "
     "lightning numpy safetensors torch",
     "checkpoint": "config data faults model rundir __init__ safetensors torch",
     "cli": "benchmark compare config data demo faults invocation process report sampling sweep training verify",

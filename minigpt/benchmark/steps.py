@@ -19,9 +19,9 @@ from minigpt.machine.hardware import find_device
 from minigpt.machine.memory import keep_freed_memory, try_loss
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast
+from minigpt.splitmix import fold
 from minigpt.training.optimizer import build_optimizer
 from minigpt.training.run import train
-from minigpt.training.seeding import fold
 
 
 class Stopwatch(L.Callback):

@@ -24,7 +24,7 @@ from minigpt.sweep.settings import Sweep, changed_settings
 from minigpt.sweep.table import Table, news_of
 from minigpt.sweep.trial_runner import TrialRunner
 from minigpt.sweep.trial_store import FAILED, Trial, TrialStore, best_trial, is_finished
-from minigpt.training.stopping import requeue_slurm_job
+from minigpt.training.ending import requeue_slurm_job
 
 POLL_SECONDS = 0.1
 

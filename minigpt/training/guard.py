@@ -7,12 +7,55 @@ returns it stops. The batches that are left out are kept by the run, so a run th
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 
 from minigpt.config.schema import GuardConfig
+from minigpt.training.ending import StopRequest
+
+
+class Measurement:
+    """The numbers of a step on their way from the device to the host.
+
+    Args:
+        numbers: loss, gradient norm, mean weight of a token, scale of the loss; with several ranks also seconds and
+            requests to stop.
+        lr: learning rate of the step.
+    """
+
+    def __init__(self, numbers: Tensor, lr: float):
+        self.lr = lr
+        self.numbers = numbers
+        self.read_numbers: list[float] = []
+        self.arrived: torch.cuda.Event | None = None
+        if numbers.is_cuda:  # the device goes on while they are copied
+            self.numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
+            self.arrived = torch.cuda.Event()
+            self.arrived.record()
+
+    def read(self) -> list[float]:
+        """Return the numbers; waits for the device if they are not there yet."""
+        if not self.read_numbers:
+            if self.arrived is not None:
+                self.arrived.synchronize()
+            self.read_numbers = self.numbers.tolist()
+        return self.read_numbers
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What an optimizer step came to, over all its micro-batches and ranks."""
+
+    loss: float  # nats per token
+    grad_norm: float  # before clipping
+    weight: float  # mean over the tokens; 1 without weights
+    lr: float
+    fault: str | None  # why it was skipped
+    overflow: bool  # fp16: skipped because a scaled gradient overflowed; the scale is lower from then on
+    request: StopRequest  # of any rank
 
 
 class RollBack(Exception):

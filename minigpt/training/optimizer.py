@@ -1,12 +1,134 @@
-"""The run's one optimizer."""
+"""The run's one optimizer (AdamW or Muon), and its learning rate as a pure function of how far the run is."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.nn as nn
+from torch import Tensor
 
-from minigpt.config.schema import OptimizerConfig
-from minigpt.training.muon import Muon
+from minigpt.config.schema import OptimizerConfig, ScheduleConfig
+
+# Each line (a, b, c) is one step X <- a X + (b X X^T + c (X X^T)^2) X, which pushes all singular values towards 1.
+POLYNOMIALS = (
+    (4.0848, -6.8946, 2.9270),
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
+)
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """Nearly the orthogonal matrix next to each: U V^T of its singular value decomposition U S V^T.
+
+    Args:
+        matrices: (N, rows, columns), rows <= columns; in bf16 or wider.
+
+    Returns:
+        As `matrices`; singular values between about 0.7 and 1.2.
+    """
+    X = matrices / (1.02 * torch.linalg.matrix_norm(matrices, keepdim=True) + 1e-7)
+    for a, b, c in POLYNOMIALS:
+        S = torch.bmm(X, X.mT)
+        X = torch.baddbmm(X, torch.baddbmm(S, S, S, beta=b, alpha=c), X, beta=a)
+    return X
+
+
+class Muon(torch.optim.AdamW):
+    """One optimizer over a whole model: Muon for its matrices, AdamW for the rest.
+
+    Muon moves a matrix by the nearest orthogonal matrix to its averaged gradient. That gradient is dominated by few
+    directions; made orthogonal, the update moves all directions by the same length, which takes the blocks of a small
+    GPT to the same loss in far fewer steps.
+
+    Matrices of one shape, up to transposition, are made orthogonal together.
+
+    Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; coefficients of the
+    iteration: YouJiacheng's, as credited in github.com/KellerJordan/modded-nanogpt.
+
+    Args:
+        matrices: 2-d parameters; the optimizer's first group.
+        others: all other parameters, split into decayed (2-d) and undecayed: its second and third group.
+        lr: of AdamW's part. Each group's is its `initial_lr`, which a schedule multiplies.
+        matrix_lr: of Muon's part: the update of a square matrix has singular values of about this size.
+        momentum: decay of the matrices' averaged gradient (Nesterov's form).
+        products: dtype of the iteration: bf16 where the hardware multiplies it fast.
+        options: AdamW's betas, eps, and weight_decay (decoupled, on all 2-d parameters).
+    """
+
+    def __init__(
+        self,
+        matrices: Iterable[nn.Parameter],
+        others: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        matrix_lr: float,
+        momentum: float,
+        products: torch.dtype = torch.float32,
+        **options: Any,
+    ):
+        first, rest = list(matrices), list(others)
+        groups: list[dict[str, Any]] = [
+            {"params": first, "lr": matrix_lr, "initial_lr": matrix_lr},
+            {"params": [parameter for parameter in rest if parameter.dim() >= 2], "initial_lr": lr},
+            {"params": [parameter for parameter in rest if parameter.dim() < 2], "initial_lr": lr, "weight_decay": 0.0},
+        ]
+        super().__init__([group for group in groups if group["params"]], lr=lr, fused=True, **options)
+        self.matrices, self.momentum, self.products = set(first), momentum, products
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        torch.optim.Optimizer.__setstate__(self, state)  # AdamW's wants a "step" of every parameter, matrices too
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Update every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        group = self.param_groups[0]
+        moved = [
+            parameter for parameter in group["params"] if parameter in self.matrices and parameter.grad is not None
+        ]
+        gradients = [parameter.grad for parameter in moved]
+        if moved:
+            self.move_matrices(moved, group["lr"], group["weight_decay"])
+        for parameter in moved:
+            parameter.grad = None  # so that AdamW passes over it
+        super().step()
+        for parameter, gradient in zip(moved, gradients, strict=True):
+            parameter.grad = gradient
+        return loss
+
+    def move_matrices(self, parameters: list[nn.Parameter], lr: float, weight_decay: float) -> None:
+        """Muon: average, make orthogonal, step; where `found_inf` is set on the device, nothing changes."""
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        for parameter in parameters:
+            if parameter not in self.state:
+                self.state[parameter]["momentum"] = torch.zeros_like(parameter)
+        averages = [self.state[parameter]["momentum"] for parameter in parameters]
+        skip: Tensor = getattr(self, "found_inf", torch.zeros(()))
+        changed = [*parameters, *averages]
+        before = [tensor.clone() for tensor in changed] if hasattr(self, "found_inf") else []
+        torch._foreach_lerp_(averages, gradients, 1 - self.momentum)
+        ahead = torch._foreach_lerp(gradients, averages, self.momentum)
+        if weight_decay:
+            torch._foreach_mul_(list[Tensor](parameters), 1 - lr * weight_decay)
+        shapes: dict[tuple[int, ...], list[int]] = {}
+        for index, parameter in enumerate(parameters):
+            shapes.setdefault(tuple(sorted(parameter.shape)), []).append(index)
+        for indices in shapes.values():
+            upright = [parameters[index].shape[0] > parameters[index].shape[1] for index in indices]
+            lying = [ahead[index].T if tall else ahead[index] for index, tall in zip(indices, upright, strict=True)]
+            updates = orthogonal(torch.stack(lying).to(self.products)).to(parameters[0].dtype)
+            for index, tall, update in zip(indices, upright, updates, strict=True):
+                rows, columns = parameters[index].shape
+                length = lr * max(1.0, rows / columns) ** 0.5  # so that outputs move as much for every shape
+                parameters[index].add_(update.T if tall else update, alpha=-length)
+        for tensor, old in zip(changed, before, strict=False):
+            tensor.copy_(torch.where(skip > 0, old, tensor))
 
 
 def adamw(config: OptimizerConfig, model: nn.Module, precision: str) -> torch.optim.Optimizer:
@@ -63,3 +185,54 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module, *, precision: str
         Each group has its peak learning rate as `initial_lr`; the schedule multiplies that.
     """
     return OPTIMIZERS[config.name](config, model, precision)
+
+
+def cosine(progress: float, final: float, config: ScheduleConfig) -> float:
+    """Half a cosine from 1 to `final`. Source: Loshchilov & Hutter 2017, SGDR, equation 5."""
+    return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def linear(progress: float, final: float, config: ScheduleConfig) -> float:
+    """A straight line from 1 to `final`."""
+    return 1 + (final - 1) * progress
+
+
+def wsd(progress: float, final: float, config: ScheduleConfig) -> float:
+    """Warm-up, stable, decay: 1, then a straight line to `final` over the last `decay_fraction`.
+
+    Source: Hu et al. 2024, MiniCPM.
+    """
+    return linear(max(0.0, (progress - (1 - config.decay_fraction)) / config.decay_fraction), final, config)
+
+
+def constant(progress: float, final: float, config: ScheduleConfig) -> float:
+    """1 throughout."""
+    return 1.0
+
+
+SHAPES: dict[str, Callable[[float, float, ScheduleConfig], float]] = {
+    "cosine": cosine,
+    "linear": linear,
+    "wsd": wsd,
+    "constant": constant,
+}
+
+
+def lr_factor(step: int, progress: float, total_steps: int | None, config: ScheduleConfig) -> float:
+    """The factor on the peak learning rate for one optimizer step.
+
+    Args:
+        step: optimizer steps done before this one (the first is 0).
+        progress: how far the run is, 0 to 1: step / total_steps, or the share of max_minutes if that is larger.
+        total_steps: optimizer steps of the run; None if only max_minutes limits it.
+        config: shape and warm-up.
+
+    Returns:
+        (step + 1) / (warmup_steps + 1) during warm-up (as in nanoGPT), then the shape's value, down to
+        `final_lr_fraction`.
+    """
+    if step < config.warmup_steps:
+        return (step + 1) / (config.warmup_steps + 1)
+    warmup = config.warmup_steps / total_steps if total_steps else 0.0
+    after_warmup = (progress - warmup) / (1 - warmup) if warmup < 1 else 1.0
+    return SHAPES[config.name](min(max(after_warmup, 0.0), 1.0), config.final_lr_fraction, config)

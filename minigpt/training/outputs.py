@@ -1,6 +1,9 @@
-"""What a run shows and keeps: validations, rows, samples and checkpoints."""
+"""What a run shows and keeps: validations, rows, samples and checkpoints, and the line that moves in a terminal."""
 
 import math
+import shutil
+import sys
+import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +13,7 @@ import torch.distributed as dist
 
 from minigpt.checkpoint.pack import CONFIG, TOKENIZER, optimizer_tensors, to_json
 from minigpt.config.convert import to_dict
-from minigpt.config.schema import RunConfig
+from minigpt.config.schema import RunConfig, TrainConfig
 from minigpt.data.prepare import Prepared
 from minigpt.model.evaluate import Score, evaluate
 from minigpt.redact import redact_values
@@ -18,13 +21,15 @@ from minigpt.rundir.loggers import RemoteLogger, TensorBoard
 from minigpt.rundir.rows import RowFile
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.sampling.write import write_sample
-from minigpt.training.callbacks import pack_states
+from minigpt.training.guard import StepResult
 from minigpt.training.lightning_engine import call_callbacks, publish
-from minigpt.training.progress import Screen
-from minigpt.training.saving import Files, Saving, Snapshot
+from minigpt.training.saving import Files, Saving, Snapshot, pack_states
 
 if TYPE_CHECKING:
     from minigpt.training.step import LanguageModel
+
+
+PLAIN_LINE_SECONDS = 5.0  # without a terminal, at most one line in this time, validations apart
 
 
 class Outputs:
@@ -150,3 +155,117 @@ class Outputs:
                 files=pack_states(trainer.callbacks)[0],  # type: ignore[attr-defined]
             )
             self.saving.save(snapshot, last=last)
+
+
+class Meter:
+    """Makes the rows: loss, gradient norm, learning rate and speed.
+
+    Args:
+        batch_tokens: tokens of an optimizer step.
+        flops_per_token: forward and backward FLOPs.
+        peak: the devices' FLOP/s together; None when unknown.
+    """
+
+    def __init__(self, batch_tokens: int, flops_per_token: float, peak: float | None):
+        self.batch_tokens = batch_tokens
+        self.flops_per_token = flops_per_token
+        self.peak = peak
+        self.last_step: int | None = None
+        self.last_seconds = 0.0
+
+    def row(self, step: int, result: StepResult, seconds: float) -> dict[str, Any]:
+        """Return the row of a step; its speed is that since the row before."""
+        speed = None
+        if self.last_step is not None and seconds > self.last_seconds:
+            speed = (step - self.last_step) * self.batch_tokens / (seconds - self.last_seconds)
+        self.last_step, self.last_seconds = step, seconds
+        return {
+            "step": step,
+            "tokens": step * self.batch_tokens,
+            "train/loss": result.loss if math.isfinite(result.loss) else None,
+            "train/grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else None,
+            "lr": result.lr,
+            "seconds": round(seconds, 3),
+            "tokens_per_second": round(speed, 1) if speed else None,
+            "mfu": round(speed * self.flops_per_token / self.peak, 4) if speed and self.peak else None,
+        }
+
+
+def duration(seconds: float) -> str:
+    """1:02:03 or 2:03."""
+    hours, rest = divmod(int(seconds + 0.5), 3600)
+    minutes, seconds = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+class Screen:
+    """Prints step, loss, time left, speed and learning rate (rank 0 only).
+
+    A dead terminal must not stop a run: what can't be printed is dropped.
+
+    Args:
+        config: of the run.
+        total_steps: optimizer steps of the run, or None.
+        stream: to print to; stdout if None.
+    """
+
+    def __init__(self, config: TrainConfig, total_steps: int | None, stream: Any = None):
+        self.config = config
+        self.total_steps = total_steps
+        self.stream = stream or sys.stdout
+        self.in_place = self.stream.isatty()
+        self.shown_at = 0.0
+        self.line_open = False
+
+    def print(self, text: str = "") -> None:
+        """A whole line, after clearing the moving one."""
+        self._write(("\r\x1b[K" if self.line_open else "") + text + "\n")
+        self.line_open = False
+
+    def block(self, title: str, text: str) -> None:
+        """Several lines under a title."""
+        self.print(f"--- {title} " + "-" * max(3, 60 - len(title)))
+        self.print(text.rstrip("\n"))
+        self.print("-" * 65)
+
+    def _write(self, text: str) -> None:
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except (OSError, ValueError):
+            self.in_place = False
+
+    def show(self, row: dict[str, Any]) -> None:
+        """Show a step's row: a moving line in a terminal, cut between its parts; elsewhere a line now and then."""
+        parts = describe(row, self.config, self.total_steps)
+        now = time.monotonic()
+        if "val/loss" in row or (not self.in_place and (now - self.shown_at >= PLAIN_LINE_SECONDS or row["step"] == 1)):
+            self.print("  ".join(parts))
+            self.shown_at = now
+        elif self.in_place:
+            width = shutil.get_terminal_size().columns - 1
+            while len("  ".join(parts)) > width and len(parts) > 1:
+                parts.pop()
+            self._write("\r" + "  ".join(parts)[:width] + "\x1b[K")
+            self.line_open = True
+
+    def close(self) -> None:
+        """Leave the moving line as it is."""
+        if self.line_open:
+            self.print()
+
+
+def describe(row: dict[str, Any], config: TrainConfig, total: int | None) -> list[str]:
+    """Return the parts of a row's line, the most important first; what is not known is left out."""
+    step, speed, minutes = row["step"], row["tokens_per_second"], config.trainer.max_minutes
+    digits = len(f"{total:,}") if total else 1
+    parts = [f"step {step:>{digits},}" + (f"/{total:,} {step / total:4.0%}" if total else "")]
+    parts.append("loss not finite" if row["train/loss"] is None else f"loss {row['train/loss']:.4f}")
+    if row.get("val/loss") is not None:
+        parts.append(f"val {row['val/loss']:.4f} ({row['val/bits_per_byte']:.3f} bits/byte)")
+    if speed:
+        left = [(total - step) * config.batch_tokens / speed] if total else []
+        left += [60 * minutes - row["seconds"]] if minutes else []
+        parts += [f"ETA {duration(max(0.0, min(left)))}", f"{speed:,.0f} tok/s"]
+    parts.append(f"lr {row['lr']:.2e}")
+    return [*parts, f"MFU {row['mfu']:.1%}"] if row["mfu"] is not None else parts

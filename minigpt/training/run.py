@@ -33,14 +33,13 @@ from minigpt.process.output import lasting_output
 from minigpt.process.signals import Signals
 from minigpt.rundir.rows import cut_rows_after, read_rows
 from minigpt.rundir.run_directory import RunDirectory
-from minigpt.training import restoring
-from minigpt.training.callbacks import pack_states, restore_states
+from minigpt.splitmix import fold
+from minigpt.training import run_state
 from minigpt.training.ending import close, tell_finished
 from minigpt.training.guard import RollBack
 from minigpt.training.lightning_engine import build_trainer, quiet_lightning
 from minigpt.training.optimizer import build_optimizer
-from minigpt.training.seeding import fold
-from minigpt.training.state import RunState, reached_limit, steps_of
+from minigpt.training.saving import pack_states, restore_states
 from minigpt.training.step import LanguageModel, StepEnd
 
 
@@ -96,10 +95,10 @@ def train_together(
     """What each process of a run does. Rank 0 writes and prints; where others read what it writes, they wait for it."""
     processes.require_equal_on_all_ranks("a config", flatten(to_dict(config)))
     with processes.rank_zero_first():
-        changes = restoring.refuse_changed_run(path, config)
-        prepared = restoring.prepare_tokens(config)
+        changes = run_state.refuse_changed_run(path, config)
+        prepared = run_state.prepare_tokens(config)
     processes.require_equal_on_all_ranks("tokens", {"fingerprint": prepared.fingerprint})
-    restoring.refuse_unfit_data(config, prepared)
+    run_state.refuse_unfit_data(config, prepared)
     with RunDirectory(path, writes=processes.rank == 0) as run:
         return begin_or_continue(Job(config, hardware, prepared, processes, run, callbacks), changes)
 
@@ -117,8 +116,8 @@ def begin_or_continue(job: Job, changes: Sequence[Change]) -> int:
         job.processes.require_equal_on_all_ranks(
             "a checkpoint", {"folder": checkpoint and checkpoint.name, "manifest": manifest}
         )
-        state = restoring.read_run_state(checkpoint)
-        if limit := reached_limit(state, job.config):
+        state = run_state.read_run_state(checkpoint)
+        if limit := run_state.reached_limit(state, job.config):
             tell_finished(run, state, limit)
             return FINISHED
         try:
@@ -128,7 +127,7 @@ def begin_or_continue(job: Job, changes: Sequence[Change]) -> int:
             changes = ()
 
 
-def train_from(job: Job, checkpoint: Path | None, state: RunState, changes: Sequence[Change]) -> int:
+def train_from(job: Job, checkpoint: Path | None, state: run_state.RunState, changes: Sequence[Change]) -> int:
     """Train from a checkpoint, or from the start, to the end of the run or to a stop.
 
     Args:
@@ -151,8 +150,8 @@ def train_from(job: Job, checkpoint: Path | None, state: RunState, changes: Sequ
     gpt = GPT(config.model, tokenizer.vocab_size, kernel=choices.attention_kernel)
     if choices.precision == "fp64":
         gpt.double()
-    averages = restoring.restore_weights(gpt, config, checkpoint, tokenizer)
-    data_facts = restoring.check_fingerprint(run, job.prepared)
+    averages = run_state.restore_weights(gpt, config, checkpoint, tokenizer)
+    data_facts = run_state.check_fingerprint(run, job.prepared)
     choices, loss_function = fit_to_memory(
         gpt, config, choices, hardware=job.hardware, prepared=job.prepared, processes=job.processes
     )
@@ -174,7 +173,11 @@ def train_from(job: Job, checkpoint: Path | None, state: RunState, changes: Sequ
     tell_changed_choices(run, saved_choices, choices)
     tell_changed_settings(run, changes)
     print(f"Run        {run.path}" + (f", continuing after step {state.step:,}" if checkpoint else ""))
-    print(describe_plan(config, choices, job.hardware, gpt=gpt, prepared=job.prepared, total_steps=steps_of(config)))
+    print(
+        describe_plan(
+            config, choices, job.hardware, gpt=gpt, prepared=job.prepared, total_steps=run_state.steps_of(config)
+        )
+    )
     module = LanguageModel(gpt, config, choices, optimizer=optimizer, state=state)
     module.loss_function = loss_function
     tell_new_learning_rate(run, module)

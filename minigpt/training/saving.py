@@ -11,16 +11,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch.nn as nn
 from torch import Tensor
 
 from minigpt import __version__
-from minigpt.checkpoint.pack import MODEL, OPTIMIZER, STATE, copy_tensors, first_non_finite, pack_tensors, to_json
+from minigpt.checkpoint import load, pack
 from minigpt.checkpoint.store import list_checkpoints, prune, require_space, write_checkpoint
 from minigpt.config.schema import CheckpointConfig
 from minigpt.faults import NonFiniteTraining, StorageFailure
 from minigpt.rundir.rows import RowFile, folder_gone
 
+TENSOR = "__tensor__"  # stands for a tensor in callbacks.json, with its name in callbacks.safetensors
 PAUSES = (0, 1, 2, 4, 8, 16, 32, 64, 64, 64)  # seconds from a failed save to the next try; then the run ends
 
 Files = dict[str, Sequence[bytes | memoryview]]  # contents by file name, in parts
@@ -113,7 +115,7 @@ class Saving:
         """
         began = time.perf_counter()
         self.collect()
-        broken = first_non_finite(snapshot.weights)
+        broken = pack.first_non_finite(snapshot.weights)
         if broken is not None:
             sentence = f"weight {broken} is not finite after step {snapshot.step}; no checkpoint of it is written"
             if last:
@@ -135,9 +137,9 @@ class Saving:
     def begin_write(self, snapshot: Snapshot, began: float) -> None:
         """Copy what a checkpoint holds and hand it to the thread."""
         files: Files = {
-            MODEL: pack_tensors(copy_tensors(snapshot.weights, self.memory[0])),
-            OPTIMIZER: pack_tensors(copy_tensors(snapshot.averages, self.memory[1])),
-            STATE: [to_json(snapshot.state)],
+            pack.MODEL: pack.pack_tensors(pack.copy_tensors(snapshot.weights, self.memory[0])),
+            pack.OPTIMIZER: pack.pack_tensors(pack.copy_tensors(snapshot.averages, self.memory[1])),
+            pack.STATE: [pack.to_json(snapshot.state)],
             **self.fixed,
             **snapshot.files,
         }
@@ -204,3 +206,64 @@ class Saving:
                 seconds_training_waited=round(sum(self.waited), 3),
                 seconds_until_durable_at_most=round(max(self.until_durable), 3),
             )
+
+
+def pack_states(callbacks: Sequence[L.Callback]) -> tuple[Files, list[str]]:
+    """Return the files that hold the callbacks' `state_dict()`, and a sentence for each that can't be saved."""
+    states: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    problems = []
+    for callback in callbacks:
+        key, own = callback.state_key, dict[str, Tensor]()
+        try:
+            state = _plain(callback.state_dict(), key, own)
+        except TypeError as reason:
+            problems.append(f"the state of the callback {type(callback).__name__} can't be saved ({reason})")
+            continue
+        if state:
+            states[key] = state
+            tensors |= own
+    files: Files = {pack.CALLBACKS: [pack.to_json(states)]} if states else {}
+    if tensors:
+        files[pack.CALLBACK_TENSORS] = pack.pack_tensors(pack.copy_tensors(tensors, {}))
+    return files, problems
+
+
+def _plain(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """Return a value as JSON holds it; its tensors go to `tensors`."""
+    if isinstance(value, Tensor):
+        tensors[name] = value
+        return {TENSOR: name}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _plain(part, f"{name}.{key}", tensors) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part, f"{name}.{place}", tensors) for place, part in enumerate(value)]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{name} is a {type(value).__name__}; wanted JSON or tensors")
+
+
+def restore_states(callbacks: Sequence[L.Callback], checkpoint: Path) -> None:
+    """Give each callback the state that a checkpoint holds of it.
+
+    Raises:
+        UserFault: the checkpoint's files are damaged.
+    """
+    if not callbacks or not (checkpoint / pack.CALLBACKS).is_file():
+        return
+    states, tensors = load.read_json(checkpoint, pack.CALLBACKS), {}
+    if (checkpoint / pack.CALLBACK_TENSORS).is_file():
+        content = load.read_file(checkpoint, pack.CALLBACK_TENSORS)
+        tensors = pack.unpack_tensors(content, str(checkpoint / pack.CALLBACK_TENSORS), floats_only=False)
+    for callback in callbacks:
+        if callback.state_key in states:
+            callback.load_state_dict(_whole(states[callback.state_key], tensors))
+
+
+def _whole(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Undo `_plain`; tuples have become lists."""
+    if isinstance(value, dict):
+        if value.keys() == {TENSOR}:
+            return tensors[value[TENSOR]]
+        return {key: _whole(part, tensors) for key, part in value.items()}
+    return [_whole(part, tensors) for part in value] if isinstance(value, list) else value

@@ -26,13 +26,22 @@ from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
 from minigpt.process.signals import Signals
 from minigpt.rundir.run_directory import RunDirectory
-from minigpt.training.guard import RollBack, drop, fault_of, gradients_of, norm_of, scale, scale_on_device
-from minigpt.training.measure import Measurement, Meter, StepResult
-from minigpt.training.outputs import Outputs
-from minigpt.training.schedule import lr_factor
-from minigpt.training.seeding import fold, seed_device
-from minigpt.training.state import Clock, RunState, out_of_patience, steps_of
-from minigpt.training.stopping import StopRequest, StopRequests
+from minigpt.splitmix import fold
+from minigpt.training.ending import StopRequest, StopRequests
+from minigpt.training.guard import (
+    Measurement,
+    RollBack,
+    StepResult,
+    drop,
+    fault_of,
+    gradients_of,
+    norm_of,
+    scale,
+    scale_on_device,
+)
+from minigpt.training.optimizer import lr_factor
+from minigpt.training.outputs import Meter, Outputs
+from minigpt.training.run_state import Clock, RunState, out_of_patience, steps_of
 
 
 class LanguageModel(L.LightningModule):
@@ -330,3 +339,16 @@ class StepEnd:
 def is_due(step: int, *every_steps: int) -> bool:
     """Whether something that comes every so many steps comes now; 0 = never."""
     return any(every > 0 and step % every == 0 for every in every_steps)
+
+
+def seed_device(seed: int, device: torch.device) -> None:
+    """Seed the generators that a step on `device` draws from.
+
+    Not `torch.manual_seed`: without CUDA in use it keeps a stack trace of every call, a millisecond a step and memory
+    that grows for ever.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)

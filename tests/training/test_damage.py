@@ -16,7 +16,7 @@ from minigpt.checkpoint import store
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.checkpoint.store import DamagedCheckpoint, list_checkpoints, verify
 from minigpt.faults import NoUsableCheckpoint, UserFault
-from minigpt.training.restoring import read_run_state
+from minigpt.training.run_state import read_run_state
 from minigpt.verify import compare_runs
 
 SETTINGS = ["trainer.max_steps=8", "checkpoint.every_steps=2", "checkpoint.keep_last=3"]

@@ -9,8 +9,7 @@ from minigpt.config.schema import ModelConfig, OptimizerConfig
 from minigpt.faults import UserFault
 from minigpt.model.gpt import GPT
 from minigpt.training import saving
-from minigpt.training.muon import Muon, orthogonal
-from minigpt.training.optimizer import build_optimizer
+from minigpt.training.optimizer import Muon, build_optimizer, orthogonal
 from minigpt.verify import compare_runs
 
 NUMBERS = {"lr": 0.01, "matrix_lr": 0.02, "momentum": 0.9, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from minigpt.config.schema import TrainConfig
-from minigpt.training.progress import Screen, describe, duration
+from minigpt.training.outputs import Screen, describe, duration
 
 ROW = {
     "step": 840, "train/loss": 3.604, "lr": 5e-4, "seconds": 12.0, "tokens_per_second": 21_450.0, "mfu": None,

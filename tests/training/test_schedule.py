@@ -5,7 +5,7 @@ import math
 import pytest
 
 from minigpt.config.schema import ScheduleConfig
-from minigpt.training.schedule import lr_factor
+from minigpt.training.optimizer import lr_factor
 
 
 def factor(step, total=2000, **options):

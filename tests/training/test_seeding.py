@@ -2,7 +2,8 @@
 
 import torch
 
-from minigpt.training.seeding import fold, seed_device
+from minigpt.splitmix import fold
+from minigpt.training.step import seed_device
 
 
 def test_seeds_differ_for_any_neighbouring_seed_batch_and_rank():

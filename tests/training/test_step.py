@@ -16,11 +16,11 @@ from minigpt.data.order import batch_of_step
 from minigpt.machine.choices import Choices
 from minigpt.model.gpt import GPT
 from minigpt.process.signals import Signals
-from minigpt.training.measure import StepResult
+from minigpt.training.ending import StopRequests
+from minigpt.training.guard import StepResult
 from minigpt.training.run import train
-from minigpt.training.state import RunState
+from minigpt.training.run_state import RunState
 from minigpt.training.step import LanguageModel
-from minigpt.training.stopping import StopRequests
 from minigpt.verify import compare_runs
 
 CHOICES = Choices("cpu", 1, "fp32", False, "explicit", micro_batch=12, accumulate=2, validation_batch=4, threads=1)

@@ -18,7 +18,7 @@ from minigpt import faults
 from minigpt.checkpoint import store
 from minigpt.checkpoint.store import list_checkpoints, verify
 from minigpt.rundir.rows import TIMINGS
-from minigpt.training import ending, restoring, saving
+from minigpt.training import ending, run_state, saving
 from minigpt.training import run as run_module
 from minigpt.training.outputs import Outputs
 from minigpt.training.step import LanguageModel
@@ -69,7 +69,7 @@ def twin(straight, tmp_path):
 
 
 PHASES = {
-    "data preparation": (restoring, "prepare_tokens", 1),
+    "data preparation": (run_state, "prepare_tokens", 1),
     "the model's making": (run_module, "GPT", 1),
     "Lightning's set-up": (LanguageModel, "configure_optimizers", 1),
     "the first micro-batch": (LanguageModel, "training_step", 1),
@@ -141,7 +141,7 @@ CODES = {
     4: lambda run, patch: [f"run.dir={run.folder / 'text.txt' / 'run'}"],
     5: lambda run, patch: break_the_loss(patch) or ["guard.max_skips=1", "guard.max_rollbacks=0"],
     75: lambda run, patch: kill_self_before(patch, LanguageModel, "training_step", signal.SIGTERM),
-    130: lambda run, patch: kill_self_before(patch, restoring, "prepare_tokens", signal.SIGINT),
+    130: lambda run, patch: kill_self_before(patch, run_state, "prepare_tokens", signal.SIGINT),
 }
 
 

@@ -17,11 +17,11 @@ from minigpt.machine.choices import Choices
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import weighted_loss_sum
 from minigpt.process.signals import Signals
+from minigpt.training.ending import StopRequests
 from minigpt.training.lightning_engine import build_trainer, quiet_lightning
 from minigpt.training.optimizer import build_optimizer
-from minigpt.training.state import RunState
+from minigpt.training.run_state import RunState
 from minigpt.training.step import LanguageModel
-from minigpt.training.stopping import StopRequests
 
 V, T, WINDOWS = 13, 5, 24  # windows in a step
 CHOICES = Choices("cpu", 1, "fp64", False, "explicit", micro_batch=4, accumulate=6, validation_batch=4, threads=1)

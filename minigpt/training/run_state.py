@@ -1,17 +1,13 @@
-"""Where a run stands: read from its checkpoint, and refused where config or data are not those it began with."""
+"""Where a run stands: how far it is and when it ends; read from its checkpoint, and refused where it no longer fits."""
 
-from dataclasses import fields
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from minigpt.checkpoint.load import (
-    find_checkpoint,
-    load_weights,
-    read_file,
-    read_state,
-    read_tensors,
-    read_tokenizer,
-    unusable,
-)
+from minigpt.checkpoint import load
 from minigpt.checkpoint.pack import MODEL, OPTIMIZER, STATE
 from minigpt.checkpoint.store import list_checkpoints, step_of
 from minigpt.config.convert import misfit, shown
@@ -24,7 +20,81 @@ from minigpt.faults import UserFault
 from minigpt.model.gpt import GPT
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.sampling.write import encode_prompt
-from minigpt.training.state import RunState
+
+
+@dataclass
+class RunState:
+    """Where a run stands. Saved with each checkpoint, and equal for equal runs."""
+
+    step: int = 0  # optimizer steps done
+    best_step: int = 0  # of the lowest val/loss so far
+    best_loss: float | None = None  # nats per token
+    seconds: float = 0.0  # training time used; counted only when max_minutes limits the run
+    bad_steps: int = 0  # skipped in a row, up to now
+    recent_losses: list[float] = field(default_factory=list)  # of good steps; kept only when guard.spike_zscore is on
+    loss_scale: float = 0.0  # fp16 only: the factor on the loss
+    loss_scale_steps: int = 0  # fp16 only: steps without an overflow since it changed
+
+
+def out_of_patience(state: RunState, config: TrainConfig) -> bool:
+    """Whether `trainer.patience` validations have passed since the best one."""
+    allowed = config.trainer.patience * config.validate.every_steps
+    return allowed > 0 and state.step - state.best_step >= allowed
+
+
+def steps_of(config: TrainConfig) -> int | None:
+    """Optimizer steps of a run; None when only time limits it. A step is never cut, so max_tokens rounds up."""
+    if config.trainer.max_tokens is not None:
+        return math.ceil(config.trainer.max_tokens / config.batch_tokens)
+    return config.trainer.max_steps
+
+
+def reached_limit(state: RunState, config: TrainConfig) -> str | None:
+    """The limit that a run standing at `state` has reached, or None if it goes on."""
+    total_steps, minutes = steps_of(config), config.trainer.max_minutes
+    if total_steps is not None and state.step >= total_steps:
+        return "max_tokens" if config.trainer.max_tokens is not None else "max_steps"
+    if minutes is not None and state.seconds >= 60 * minutes:
+        return "max_minutes"
+    return "patience" if out_of_patience(state, config) else None
+
+
+class Clock:
+    """Counts training time: seconds without validations, samples and saves.
+
+    Args:
+        seconds: counted before, in a run that continues.
+    """
+
+    def __init__(self, seconds: float = 0.0):
+        self._counted = seconds
+        self._since: float | None = None
+
+    def start(self) -> None:
+        """Start counting, or go on after `stop`."""
+        if self._since is None:
+            self._since = time.perf_counter()
+
+    def stop(self) -> None:
+        """Stop counting."""
+        self._counted = self.seconds
+        self._since = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds counted so far."""
+        return self._counted + (time.perf_counter() - self._since if self._since is not None else 0.0)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out the time that a `with` block takes."""
+        running = self._since is not None
+        self.stop()
+        try:
+            yield
+        finally:
+            if running:
+                self.start()
 
 
 def refuse_changed_run(path: Path, config: TrainConfig) -> list[Change]:
@@ -69,7 +139,7 @@ def prepare_tokens(config: TrainConfig) -> Prepared:
     """
     given = None
     if config.init.source is not None and scheme_of(config.tokenizer.name).is_learned:
-        theirs = read_tokenizer(find_checkpoint(config.init.source))
+        theirs = load.read_tokenizer(load.find_checkpoint(config.init.source))
         given = theirs if theirs.name == config.tokenizer.name else None  # else refused by restore_weights
     try:
         return prepare(config.data, config.tokenizer, given=given)
@@ -99,11 +169,11 @@ def read_run_state(checkpoint: Path | None) -> RunState:
     """Where a checkpoint stands."""
     if checkpoint is None:
         return RunState()
-    state = read_state(checkpoint)
+    state = load.read_state(checkpoint)
     names = {field.name for field in fields(RunState)}
     wrong = misfit(RunState, state)
     if wrong or state.get("step") != step_of(checkpoint):
-        raise unusable(checkpoint, f"{STATE} does not say where it stands ({wrong or shown(state.get('step'))})")
+        raise load.unusable(checkpoint, f"{STATE} does not say where it stands ({wrong or shown(state.get('step'))})")
     return RunState(**{name: value for name, value in state.items() if name in names})
 
 
@@ -114,11 +184,11 @@ def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, toke
         The optimizer's state to continue with, or None.
     """
     if checkpoint is not None:
-        load_weights(gpt, read_tensors(checkpoint, MODEL), str(checkpoint))
-        return read_file(checkpoint, OPTIMIZER)
+        load.load_weights(gpt, load.read_tensors(checkpoint, MODEL), str(checkpoint))
+        return load.read_file(checkpoint, OPTIMIZER)
     if config.init.source is not None:
-        origin = find_checkpoint(config.init.source)
-        theirs = read_tokenizer(origin)
+        origin = load.find_checkpoint(config.init.source)
+        theirs = load.read_tokenizer(origin)
         if theirs.hash != tokenizer.hash:
             raise UserFault(
                 f"init.from={config.init.source}: its weights know a {theirs.name} tokenizer of {theirs.vocab_size:,} "
@@ -126,5 +196,5 @@ def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, toke
                 f"{tokenizer.vocab_size:,} ({tokenizer.hash[:12]}): the same numbers would be other text. "
                 f"Use tokenizer={theirs.name}"
             )
-        load_weights(gpt, read_tensors(origin, MODEL), str(origin))
+        load.load_weights(gpt, load.read_tensors(origin, MODEL), str(origin))
     return None
