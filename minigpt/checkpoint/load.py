@@ -15,24 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
-from minigpt.checkpoint.pack import (
-    CALLBACKS,
-    CONFIG,
-    MODEL,
-    STATE,
-    TOKENIZER,
-    first_non_finite,
-    looks_like,
-    unpack_tensors,
-)
-from minigpt.checkpoint.store import (
-    DamagedCheckpoint,
-    best_checkpoint,
-    list_checkpoints,
-    read_manifest,
-    read_patiently,
-    verify,
-)
+from minigpt.checkpoint import pack, store
+from minigpt.checkpoint.pack import CONFIG, MODEL, STATE, TOKENIZER
+from minigpt.checkpoint.store import DamagedCheckpoint
 from minigpt.config.check import find_faults
 from minigpt.config.convert import flatten, read, settings, shown
 from minigpt.config.schema import ModelConfig, TrainConfig
@@ -41,7 +26,7 @@ from minigpt.faults import NoUsableCheckpoint, UserFault
 from minigpt.model.empty import empty_gpt
 from minigpt.model.gpt import GPT
 
-MAX_BYTES = {CONFIG: 1 << 16, STATE: 1 << 20, TOKENIZER: 1 << 24, CALLBACKS: 1 << 24}  # many times what ours need
+MAX_BYTES = {CONFIG: 1 << 16, STATE: 1 << 20, TOKENIZER: 1 << 24, pack.CALLBACKS: 1 << 24}  # many times what ours need
 OTHER_SETTING = re.compile(r"(?!model\b)(?=.{1,100}$)[a-z]\w*(\.[a-z]\w*)*")  # that another version may have
 
 
@@ -78,11 +63,11 @@ def find_checkpoint(path: str | Path, which: str = "best") -> Path:
     if (path / "MANIFEST.json").is_file():
         return path
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    found = best_checkpoint(folder) if which == "best" else None
+    found = store.best_checkpoint(folder) if which == "best" else None
     reasons = []
-    for checkpoint in reversed(list_checkpoints(folder)) if found is None else ():
+    for checkpoint in reversed(store.list_checkpoints(folder)) if found is None else ():
         try:
-            verify(checkpoint)
+            store.verify(checkpoint)
             return checkpoint
         except DamagedCheckpoint as damage:
             reasons.append(f"  {damage}")
@@ -114,9 +99,8 @@ def load_checkpoint(path: str | Path, which: str = "best", *, kernel: str = "fus
     state = read_state(folder)
     weights = read_tensors(folder, MODEL)
     _refuse_other_shapes(expected_shapes(config.model, tokenizer.vocab_size, len(weights)), weights, str(folder))
-    model = empty_gpt(
-        config.model, tokenizer.vocab_size, kernel=kernel
-    )  # as large as the bytes just read, and no larger
+    # The model is as large as the bytes just read, and no larger.
+    model = empty_gpt(config.model, tokenizer.vocab_size, kernel=kernel)
     load_weights(model, weights, str(folder))
     return LoadedCheckpoint(model.eval(), tokenizer, config, state, folder)
 
@@ -136,15 +120,15 @@ def read_file(folder: Path, name: str) -> bytes:
         UserFault: it is missing, no plain file, not in the manifest, or other than the manifest says.
     """
     try:
-        entry = read_manifest(folder)["files"].get(name)
+        entry = store.read_manifest(folder)["files"].get(name)
         if not isinstance(entry, dict):
             raise unusable(folder, f"its manifest has no {name}")
         most, path = MAX_BYTES.get(name, math.inf), folder / name
-        size = read_patiently(path, lambda file: os.fstat(file.fileno()).st_size)
+        size = store.read_patiently(path, lambda file: os.fstat(file.fileno()).st_size)
         if size > most:  # of a sparse file, too, nothing is read before
             raise unusable(folder, f"{name} is {size:,} bytes; at most {most:,} make sense")
         whole = size == entry.get("bytes")
-        content = read_patiently(path, lambda file: file.read(size + 1)) if whole else b""
+        content = store.read_patiently(path, lambda file: file.read(size + 1)) if whole else b""
     except DamagedCheckpoint as error:
         raise unusable(folder, error) from None
     if not whole or hashlib.sha256(content).hexdigest() != entry.get("sha256"):
@@ -162,7 +146,7 @@ def read_json(folder: Path, name: str) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise unusable(folder, f"{name} is no JSON ({type(error).__name__}){looks_like(content)}") from None
+        raise unusable(folder, f"{name} is no JSON ({type(error).__name__}){pack.looks_like(content)}") from None
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -222,7 +206,7 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     Raises:
         UserFault: as `read_file`; or it is no safetensors file.
     """
-    return unpack_tensors(read_file(folder, name), f"{folder / name}")
+    return pack.unpack_tensors(read_file(folder, name), f"{folder / name}")
 
 
 def expected_shapes(config: ModelConfig, vocab_size: int, most_tensors: int) -> dict[str, tuple[int, ...]]:
@@ -250,7 +234,7 @@ def load_weights(model: GPT, weights: dict[str, Tensor], origin: str) -> None:
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     _refuse_other_shapes(expected, weights, origin)
     model.load_state_dict(weights)
-    broken = first_non_finite(model.state_dict())  # after the copy: what is finite in fp64 need not be in fp32
+    broken = pack.first_non_finite(model.state_dict())  # after the copy: what is finite in fp64 need not be in fp32
     if broken is not None:
         raise UserFault(f"the checkpoint {origin} holds non-finite weights ({broken}). Use an earlier checkpoint")
 

@@ -11,13 +11,8 @@ from torch import Tensor
 from minigpt.config.convert import shown
 from minigpt.faults import UserFault
 
-MODEL, OPTIMIZER, STATE, CONFIG, TOKENIZER = (
-    "model.safetensors",
-    "optimizer.safetensors",
-    "state.json",
-    "config.json",
-    "tokenizer.json",
-)
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+STATE, CONFIG, TOKENIZER = "state.json", "config.json", "tokenizer.json"
 CALLBACKS, CALLBACK_TENSORS = "callbacks.json", "callbacks.safetensors"  # only where a user's own callbacks have state
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _DTYPES = {

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -31,8 +32,6 @@ MAX_MANIFEST_BYTES = 1 << 20
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _NAME = re.compile(r"step-(\d{9,})")
 _UNFINISHED = re.compile(r"\.step-\d+\.tmp-(\d+)(-old)?")
-
-
 READ_PAUSES = (0.1, 0.4, 1.5)  # seconds before a read that failed is tried again
 # What a file that is gone, or no plain file, is refused with; any other error says nothing about the file's bytes.
 DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO)
@@ -238,7 +237,7 @@ def verify(path: Path) -> dict[str, Any]:
     for name, entry in manifest["files"].items():
         if not isinstance(entry, dict) or not _FILE.fullmatch(name):
             raise DamagedCheckpoint(f"{path}: {MANIFEST} names {name!r}, which is no file of a checkpoint")
-        size, digest = read_patiently(path / name, lambda file: (os.fstat(file.fileno()).st_size, _sha256(file)))
+        size, digest = read_patiently(path / name, _size_and_sha256)
         if size != entry.get("bytes"):
             raise DamagedCheckpoint(f"{path / name}: {size} bytes; the manifest says {entry.get('bytes')}")
         if digest != entry.get("sha256"):
@@ -246,8 +245,8 @@ def verify(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _sha256(file: BufferedReader) -> str:
-    return hashlib.file_digest(file, "sha256").hexdigest()
+def _size_and_sha256(file: BufferedReader) -> tuple[int, str]:
+    return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def set_aside(path: Path) -> Path:
@@ -307,30 +306,19 @@ def _alive(pid: int) -> bool:
         return False  # our own earlier try
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)  # another user's process lives, too
     return True
 
 
 def best_checkpoint(folder: Path) -> Path | None:
     """The checkpoint with the lowest recorded validation loss; the newest if none was validated."""
-    best, best_loss = None, float("inf")
+    losses: dict[Path, Any] = {}
     for path in list_checkpoints(folder):
-        try:
-            loss = read_manifest(path).get("val_loss")
-        except DamagedCheckpoint:
-            continue
-        if not isinstance(loss, int | float):
-            loss = None
-        if loss is None and best is None:
-            best = path
-        elif loss is not None and loss <= best_loss:
-            best, best_loss = path, loss
-        elif best_loss == float("inf"):
-            best = path
-    return best
+        with contextlib.suppress(DamagedCheckpoint):
+            losses[path] = read_manifest(path).get("val_loss")
+    validated = [path for path, loss in losses.items() if isinstance(loss, int | float) and math.isfinite(loss)]
+    return min(reversed(validated), key=losses.__getitem__, default=next(reversed(losses), None))
 
 
 def prune(folder: Path, *, keep_last: int, keep_every_steps: int) -> None:

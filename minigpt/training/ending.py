@@ -87,7 +87,10 @@ def close(run: RunDirectory, module: "LanguageModel") -> int:
     if not run.writes:
         return STOPPED if reason == "signal" else FINISHED
     run.event("stopped" if reason == "signal" else "finished", step=state.step, reason=reason or limit)
-    report(run)
+    try:
+        write_report(run.path)
+    except Exception as error:  # trouble with it never spoils the training
+        print(f"The report could not be drawn: {type(error).__name__}: {error}")
     if reason == "signal":
         print(f"\nStopped after step {state.step:,}. Checkpoint in {run.path}; the same command continues the run.")
         mark_stopped(run.path)
@@ -107,14 +110,6 @@ def close(run: RunDirectory, module: "LanguageModel") -> int:
         print(f"\nEnded after step {state.step:,}: {why}.")
     print_results(run)
     return FINISHED
-
-
-def report(run: RunDirectory) -> None:
-    """Draw the run; trouble with it never spoils the training."""
-    try:
-        write_report(run.path)
-    except Exception as error:
-        print(f"The report could not be drawn: {type(error).__name__}: {error}")
 
 
 def print_results(run: RunDirectory) -> None:

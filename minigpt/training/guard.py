@@ -5,12 +5,12 @@ After too many in a row the run goes back to the last good checkpoint and leaves
 returns it stops. The batches that are left out are kept by the run, so a run that continues leaves them out too.
 """
 
+import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn as nn
 from torch import Tensor
 
 from minigpt.config.schema import GuardConfig
@@ -29,20 +29,18 @@ class Measurement:
     def __init__(self, numbers: Tensor, lr: float):
         self.lr = lr
         self.numbers = numbers
-        self.read_numbers: list[float] = []
         self.arrived: torch.cuda.Event | None = None
         if numbers.is_cuda:  # the device goes on while they are copied
             self.numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
             self.arrived = torch.cuda.Event()
             self.arrived.record()
 
-    def read(self) -> list[float]:
-        """Return the numbers; waits for the device if they are not there yet."""
-        if not self.read_numbers:
-            if self.arrived is not None:
-                self.arrived.synchronize()
-            self.read_numbers = self.numbers.tolist()
-        return self.read_numbers
+    @functools.cached_property
+    def values(self) -> list[float]:
+        """The numbers on the host; asking waits for the device if they are not there yet."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.numbers.tolist()
 
 
 @dataclass(frozen=True)
@@ -92,22 +90,6 @@ def fault_of(loss: float, grad_norm: float, window: Sequence[float], config: Gua
     if config.spike_zscore and (score := z_score(loss, window)) > config.spike_zscore:
         return f"the loss {loss:.4f} is a spike ({score:.1f} standard deviations above the recent mean)"
     return None
-
-
-def gradients_of(model: nn.Module) -> list[Tensor]:
-    """The gradients that a model's parameters have."""
-    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-
-
-def norm_of(gradients: list[Tensor]) -> Tensor:
-    """The norm of all gradients together."""
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-
-
-def drop(parameters: Iterable[nn.Parameter]) -> None:
-    """Leave the gradients out: an optimizer passes over parameters without one."""
-    for parameter in parameters:
-        parameter.grad = None
 
 
 def scale(gradients: list[Tensor], grad_norm: float, limit: float, weight: float) -> None:

@@ -11,7 +11,7 @@ import lightning as L
 import torch
 import torch.distributed as dist
 
-from minigpt.checkpoint.pack import CONFIG, TOKENIZER, optimizer_tensors, to_json
+from minigpt.checkpoint.pack import CONFIG, MODEL, OPTIMIZER, STATE, TOKENIZER, optimizer_tensors, to_json
 from minigpt.config.convert import to_dict
 from minigpt.config.schema import RunConfig, TrainConfig
 from minigpt.data.prepare import Prepared
@@ -23,7 +23,7 @@ from minigpt.rundir.run_directory import RunDirectory
 from minigpt.sampling.write import write_sample
 from minigpt.training.guard import StepResult
 from minigpt.training.lightning_engine import call_callbacks, publish
-from minigpt.training.saving import Files, Saving, Snapshot, pack_states
+from minigpt.training.saving import Files, Saving, pack_states
 
 if TYPE_CHECKING:
     from minigpt.training.step import LanguageModel
@@ -146,15 +146,11 @@ class Outputs:
             if module.scaler.is_enabled():
                 state.loss_scale = module.scaler.get_scale()
                 state.loss_scale_steps = module.scaler.state_dict()["_growth_tracker"]
-            snapshot = Snapshot(
-                step=state.step,
-                weights=module.gpt.state_dict(),
-                averages=optimizer_tensors(module.optimizer),
-                state=asdict(state) | {"seconds": seconds, "tokens": state.step * config.batch_tokens},
-                facts={"val_loss": row.get("val/loss")} | ({"bad_steps": state.bad_steps} if state.bad_steps else {}),
-                files=pack_states(trainer.callbacks)[0],  # type: ignore[attr-defined]
-            )
-            self.saving.save(snapshot, last=last)
+            tensors = {MODEL: module.gpt.state_dict(), OPTIMIZER: optimizer_tensors(module.optimizer)}
+            stands = asdict(state) | {"seconds": seconds, "tokens": state.step * config.batch_tokens}
+            files = {STATE: [to_json(stands)], **pack_states(trainer.callbacks)[0]}  # type: ignore[attr-defined]
+            facts = {"val_loss": row.get("val/loss")} | ({"bad_steps": state.bad_steps} if state.bad_steps else {})
+            self.saving.save(state.step, tensors, files, facts, last=last)
 
 
 class Meter:

@@ -71,14 +71,8 @@ class Clock:
         self._since: float | None = None
 
     def start(self) -> None:
-        """Start counting, or go on after `stop`."""
-        if self._since is None:
-            self._since = time.perf_counter()
-
-    def stop(self) -> None:
-        """Stop counting."""
-        self._counted = self.seconds
-        self._since = None
+        """Start counting, or go on."""
+        self._since = time.perf_counter()
 
     @property
     def seconds(self) -> float:
@@ -88,13 +82,11 @@ class Clock:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Leave out the time that a `with` block takes."""
-        running = self._since is not None
-        self.stop()
+        self._counted, self._since = self.seconds, None
         try:
             yield
         finally:
-            if running:
-                self.start()
+            self.start()
 
 
 def refuse_changed_run(path: Path, config: TrainConfig) -> list[Change]:

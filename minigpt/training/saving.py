@@ -7,7 +7,6 @@ thread and one copy, so a save waits for the one before it, and the end of a run
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +25,7 @@ TENSOR = "__tensor__"  # stands for a tensor in callbacks.json, with its name in
 PAUSES = (0, 1, 2, 4, 8, 16, 32, 64, 64, 64)  # seconds from a failed save to the next try; then the run ends
 
 Files = dict[str, Sequence[bytes | memoryview]]  # contents by file name, in parts
-
-
-@dataclass
-class Snapshot:
-    """What a checkpoint holds of a run, as it is now."""
-
-    step: int
-    weights: Mapping[str, Tensor]
-    averages: Mapping[str, Tensor]  # the optimizer's
-    state: Mapping[str, Any]  # state.json
-    facts: Mapping[str, Any]  # further entries of the manifest
-    files: Files = field(default_factory=dict)  # further files
+Tensors = Mapping[str, Mapping[str, Tensor]]  # by file name and their own
 
 
 class Saving:
@@ -70,7 +58,7 @@ class Saving:
         self.row_files = row_files
         self.say = say
         self.note = note
-        self.memory: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})  # copies of weights, of averages
+        self.memory: dict[str, dict[str, Tensor]] = {}  # copies, by file name
         self.thread: ThreadPoolExecutor | None = None
         self.writing: Future[float] | None = None  # gives the seconds until durable
         self.failures = 0  # in a row
@@ -106,8 +94,15 @@ class Saving:
             self.collect()
         return last or self.retry_is_due() or (due and self.retry_at is None)
 
-    def save(self, snapshot: Snapshot, *, last: bool) -> None:
+    def save(self, step: int, tensors: Tensors, files: Files, facts: Mapping[str, Any], *, last: bool) -> None:
         """Copy a run's state and have it written; of its last step, wait until it is durable.
+
+        Args:
+            step: optimizer steps done.
+            tensors: weights and averages, by file name.
+            files: further files.
+            facts: further entries of the manifest.
+            last: whether training ends here.
 
         Raises:
             StorageFailure: it is the last, or failed too often, or the run directory is gone.
@@ -115,9 +110,9 @@ class Saving:
         """
         began = time.perf_counter()
         self.collect()
-        broken = pack.first_non_finite(snapshot.weights)
+        broken = pack.first_non_finite(tensors[pack.MODEL])
         if broken is not None:
-            sentence = f"weight {broken} is not finite after step {snapshot.step}; no checkpoint of it is written"
+            sentence = f"weight {broken} is not finite after step {step}; no checkpoint of it is written"
             if last:
                 raise NonFiniteTraining(sentence)
             self.say(f"WARNING: {sentence}")  # the guard takes the run back
@@ -125,7 +120,7 @@ class Saving:
         try:
             for file in self.row_files:
                 file.settle()
-            self.begin_write(snapshot, began)
+            self.begin_write(step, tensors, files, facts, began)
             if last:
                 self.collect(forgive=False)
         except StorageFailure as fault:
@@ -134,24 +129,18 @@ class Saving:
             self.forgive(fault)
         self.waited.append(time.perf_counter() - began)
 
-    def begin_write(self, snapshot: Snapshot, began: float) -> None:
+    def begin_write(self, step: int, tensors: Tensors, files: Files, facts: Mapping[str, Any], began: float) -> None:
         """Copy what a checkpoint holds and hand it to the thread."""
-        files: Files = {
-            pack.MODEL: pack.pack_tensors(pack.copy_tensors(snapshot.weights, self.memory[0])),
-            pack.OPTIMIZER: pack.pack_tensors(pack.copy_tensors(snapshot.averages, self.memory[1])),
-            pack.STATE: [pack.to_json(snapshot.state)],
-            **self.fixed,
-            **snapshot.files,
-        }
-        facts = {"minigpt": __version__, **snapshot.facts}
+        copies = {name: pack.copy_tensors(each, self.memory.setdefault(name, {})) for name, each in tensors.items()}
+        packed: Files = {name: pack.pack_tensors(each) for name, each in copies.items()}
         assert self.thread is not None
         self.retry_at = None
-        self.writing = self.thread.submit(self.write, snapshot.step, files, facts, began)
+        self.writing = self.thread.submit(self.write, step, packed | self.fixed | files, facts, began)
 
     def write(self, step: int, files: Files, facts: Mapping[str, Any], began: float) -> float:
         """Bring a checkpoint to the disk, then remove what is no longer needed (in the thread)."""
         rows = [file.path for file in self.row_files if file.path.exists()]
-        write_checkpoint(self.folder, step, files, facts, after=[*rows, self.folder.parent])
+        write_checkpoint(self.folder, step, files, {"minigpt": __version__, **facts}, after=[*rows, self.folder.parent])
         seconds = time.perf_counter() - began
         prune(self.folder, keep_last=self.keep.keep_last, keep_every_steps=self.keep.keep_every_steps)
         return seconds

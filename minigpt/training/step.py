@@ -28,17 +28,7 @@ from minigpt.process.signals import Signals
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.splitmix import fold
 from minigpt.training.ending import StopRequest, StopRequests
-from minigpt.training.guard import (
-    Measurement,
-    RollBack,
-    StepResult,
-    drop,
-    fault_of,
-    gradients_of,
-    norm_of,
-    scale,
-    scale_on_device,
-)
+from minigpt.training.guard import Measurement, RollBack, StepResult, fault_of, scale, scale_on_device
 from minigpt.training.optimizer import lr_factor
 from minigpt.training.outputs import Meter, Outputs
 from minigpt.training.run_state import Clock, RunState, out_of_patience, steps_of
@@ -132,8 +122,9 @@ class LanguageModel(L.LightningModule):
         """
         if self.scaler.is_enabled():
             self.scaler.unscale_(optimizer)
-        gradients, limit = gradients_of(self.gpt), self.config.optimizer.grad_clip
-        numbers = self.measure(norm_of(gradients))
+        parameters, limit = list(self.gpt.parameters()), self.config.optimizer.grad_clip
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        numbers = self.measure(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
         self.scaler.update()  # lower from here on if a gradient overflowed
         self.unread.append(Measurement(numbers, self.config.optimizer.lr * self.lr_factor()))
         if self.late:
@@ -143,7 +134,8 @@ class LanguageModel(L.LightningModule):
         if result.fault is None and not result.overflow:
             scale(gradients, result.grad_norm, limit, result.weight)
         else:
-            drop(self.gpt.parameters())
+            for parameter in parameters:
+                parameter.grad = None  # an optimizer passes over parameters without one
 
     def measure(self, grad_norm: Tensor) -> Tensor:
         """Return the step's loss, gradient norm and mean weight, over micro-batches and ranks.
@@ -169,7 +161,7 @@ class LanguageModel(L.LightningModule):
 
     def result_of(self, measurement: Measurement) -> StepResult:
         """Return what a step came to, as the host sees it."""
-        loss, grad_norm, weight, loss_scale, *told = measurement.read()
+        loss, grad_norm, weight, loss_scale, *told = measurement.values
         if told:
             self._seconds, *asked = told
             request = StopRequest(*(each > 0 for each in asked))

@@ -77,9 +77,9 @@ def ours(folder: Path, arguments: list[str]) -> tuple[list[float], float]:
     seconds = []
     real = Saving.save
 
-    def save(self, snapshot, *, last):
+    def save(self, *state, last):
         began = time.perf_counter()
-        real(self, snapshot, last=last)
+        real(self, *state, last=last)
         if not last:
             seconds.append(time.perf_counter() - began)
 

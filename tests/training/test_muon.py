@@ -114,9 +114,9 @@ def test_a_run_with_it_continues_to_the_same_bytes(run, monkeypatch, precision):
     straight = run.path.rename(run.path.with_name("straight"))
     real = saving.Saving.save
 
-    def stop_after_four(self, snapshot, *, last):
-        real(self, snapshot, last=last)
-        if snapshot.step == 4:
+    def stop_after_four(self, step, *state, last):
+        real(self, step, *state, last=last)
+        if step == 4:
             self.collect()
             raise RuntimeError("the power went")
 
