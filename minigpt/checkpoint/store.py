@@ -203,8 +203,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
         StorageFailure: the system refuses to read it.
         UserFault: of another format version.
     """
-    if not os.path.lexists(path / MANIFEST):
-        raise DamagedCheckpoint(f"{path}: no {MANIFEST}: not a checkpoint, or one cut short")
     content = read_patiently(path / MANIFEST, lambda file: file.read(MAX_MANIFEST_BYTES))
     try:
         manifest = json.loads(content)

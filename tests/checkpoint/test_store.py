@@ -186,6 +186,21 @@ def test_a_read_that_fails_for_a_moment_sets_no_healthy_checkpoint_aside(tmp_pat
     assert latest_usable(tmp_path, say=lambda _: pytest.fail("set aside")) == newest
 
 
+@pytest.mark.parametrize("call", ["open", "stat", "lstat"])
+def test_no_call_of_the_system_that_fails_for_a_moment_sets_a_healthy_checkpoint_aside(tmp_path, monkeypatch, call):
+    newest = write(tmp_path, 6)
+    monkeypatch.setattr(store, "READ_PAUSES", (0, 0))
+    real, failed = getattr(os, call), []
+
+    def shaky(path, *arguments, **options):
+        if str(path).endswith("MANIFEST.json") and not failed:
+            raise OSError(failed.append(1) or errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, call, shaky)
+    assert latest_usable(tmp_path, say=lambda _: pytest.fail("set aside")) == newest
+
+
 def test_a_read_that_fails_for_good_is_named_and_the_checkpoint_stays(tmp_path, monkeypatch):
     newest = write(tmp_path, 6)
     monkeypatch.setattr(store, "READ_PAUSES", (0, 0))
