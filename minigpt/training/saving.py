@@ -63,6 +63,7 @@ class Saving:
         self.writing: Future[float] | None = None  # gives the seconds until durable
         self.failures = 0  # in a row
         self.retry_at: float | None = None  # time.monotonic()
+        self.durable_step = -1  # of the newest checkpoint that was written
         self.waited: list[float] = []  # seconds, each save
         self.until_durable: list[float] = []  # seconds, each save that succeeded
 
@@ -110,6 +111,8 @@ class Saving:
         """
         began = time.perf_counter()
         self.collect()
+        if step == self.durable_step:
+            return
         broken = pack.first_non_finite(tensors[pack.MODEL])
         if broken is not None:
             sentence = f"weight {broken} is not finite after step {step}; no checkpoint of it is written"
@@ -141,7 +144,7 @@ class Saving:
         """Bring a checkpoint to the disk, then remove what is no longer needed (in the thread)."""
         rows = [file.path for file in self.row_files if file.path.exists()]
         write_checkpoint(self.folder, step, files, {"minigpt": __version__, **facts}, after=[*rows, self.folder.parent])
-        seconds = time.perf_counter() - began
+        self.durable_step, seconds = step, time.perf_counter() - began
         prune(self.folder, keep_last=self.keep.keep_last, keep_every_steps=self.keep.keep_every_steps)
         return seconds
 

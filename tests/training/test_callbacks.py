@@ -6,6 +6,7 @@ import lightning as L
 import pytest
 import torch
 
+from minigpt.checkpoint.store import best_checkpoint, read_manifest
 from minigpt.config.compose import compose
 from minigpt.faults import STOPPED
 from minigpt.training.run import train
@@ -96,6 +97,19 @@ def test_a_callback_may_end_the_training_with_a_checkpoint_and_the_run_goes_on(r
     assert sorted(path.name for path in run.path.glob("checkpoints/step-*"))[-1] == "step-000000004"
     start(run, callbacks=[])
     assert compare_runs(whole, run.path)[1] == []
+
+
+def test_a_checkpoint_keeps_its_validation_when_a_callback_ends_the_training_behind_its_save(run):
+    stop = L.Callback()
+
+    def end(trainer, pl_module, *_):
+        trainer.should_stop = trainer.should_stop or pl_module.state.step == 4
+
+    stop.on_train_batch_end = end
+    start(run, "checkpoint.every_steps=2", callbacks=[stop])
+    newest = run.path / "checkpoints/step-000000004"
+    assert read_manifest(newest)["val_loss"] == run.rows()[-1]["val/loss"]
+    assert best_checkpoint(newest.parent) == newest
 
 
 class Average(L.Callback):
