@@ -105,8 +105,9 @@ def batch_of_step(step: int, skipped_batches: Sequence[Sequence[int]]) -> int:
         step: optimizer steps done before.
         skipped_batches: (first, last) batch numbers of each window, both included.
     """
-    batch = step
+    batch, left_out = step, -1  # up to which the windows before reach: they may overlap
     for first, last in sorted(skipped_batches, key=tuple):
         if batch >= first:
-            batch += last - first + 1
+            batch += max(0, last - max(first - 1, left_out))
+        left_out = max(left_out, last)
     return batch

@@ -233,8 +233,10 @@ def roll_back(job: Job, request: RollBack) -> None:
         )
     window = [batch_of_step(step - 1, skipped_batches) for step in (request.first_step, request.last_step)]
     if run.writes:
-        run.write_text("skipped_batches.json", json.dumps([*skipped_batches, window]) + "\n")
+        # In this order: killed in between, the run meets the bad batches again. The other way round it would go on from
+        # a checkpoint made among them as if it had been made without them.
         discard_from(run.checkpoints, request.first_step)
+        run.write_text("skipped_batches.json", json.dumps([*skipped_batches, window]) + "\n")
     run.event("rolled_back", first_step=request.first_step, last_step=request.last_step, batches_passed_over=window)
     print(f"Going back: {steps} were bad. Their batches ({window[0]:,} to {window[1]:,}) are left out from now on.")
     job.processes.wait()

@@ -154,6 +154,15 @@ def test_steps_train_on_the_batches_that_are_left_in_order(windows, steps):
     assert [batch_of_step(step, skipped_batches) for step in range(steps)] == wanted
 
 
+@given(windows=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), max_size=5), steps=st.integers(1, 60))
+def test_windows_that_overlap_leave_each_batch_out_once(windows, steps):
+    """As when a run goes on with other rules, or on other hardware, and more around a window turns out bad."""
+    windows = [(first, first + length) for first, length in windows]
+    banned = {batch for first, last in windows for batch in range(first, last + 1)}
+    wanted = [batch for batch in range(steps + len(banned)) if batch not in banned][:steps]
+    assert [batch_of_step(step, windows) for step in range(steps)] == wanted
+
+
 def test_a_roll_back_finds_a_checkpoint_however_many_saves_fall_into_the_bad_window(run, monkeypatch):
     """Steps 31 to 41 are bad and saves come every four steps: two of them once pushed out the last good one."""
     seen = poison(monkeypatch, set(range(30, 41)))
@@ -171,6 +180,35 @@ def test_a_roll_back_without_a_checkpoint_stops_and_the_next_start_leaves_the_ba
     seen.clear()
     run(*SETTINGS, "checkpoint.every_steps=50", "validate.every_steps=0")
     assert seen == [0, 1, 2, 3, *range(7, 15)]
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("instant", ["before", "between", "after"])
+def test_a_kill_in_the_middle_of_a_roll_back_changes_no_byte(run, monkeypatch, tmp_path, instant):
+    """Saves of steps 9 and 12 fall into the bad window, of steps 8 to 13."""
+    poison(monkeypatch, set(range(7, 13)))
+    rules = ["trainer.max_steps=16", "checkpoint.every_steps=3", "guard.max_skips=5", "validate.every_steps=7"]
+    run(*rules)
+    straight, run.path = run.path, tmp_path / "again"
+    real = store._remove
+
+    def remove(path):
+        if instant != "before":
+            real(path)
+        if instant != "after" or path.name == "step-000000012":
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("minigpt.training.run.discard_from", lambda folder, step: [
+            remove(path) for path in list_checkpoints(folder) if store.step_of(path) >= step
+        ])  # fmt: skip
+        with pytest.raises(Killed):
+            run(*rules)
+    run(*rules)
+    assert compare_runs(straight, run.path)[1] == []
 
 
 def test_weights_that_are_not_finite_are_not_saved_and_the_guard_goes_back(run, monkeypatch, capsys):
