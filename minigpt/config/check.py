@@ -170,7 +170,7 @@ def encoding_is_known(encoding: str) -> Iterator[str]:
 @rule("logger.name")
 def tensorboard_is_installed(name: str) -> Iterator[str]:
     if name == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
-        yield f"logger=tensorboard needs a package that is not here. Type: {sys.executable} -m pip install tensorboard"
+        yield f"logger=tensorboard needs the package 'tensorboard'. Type: {sys.executable} -m pip install tensorboard"
 
 
 @rule("init.from")

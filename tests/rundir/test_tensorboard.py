@@ -69,7 +69,7 @@ def test_a_fault_costs_one_sentence(tmp_path, writers):
 
 def test_a_missing_package_is_named_before_anything_is_written(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None)
-    with pytest.raises(UserFault, match=r"needs the Python package 'tensorboard', .* -m pip install tensorboard"):
+    with pytest.raises(UserFault, match=r"needs the package 'tensorboard'. Type: .* -m pip install tensorboard"):
         compose("train", ["logger=tensorboard"])
     compose("train", [])
 
