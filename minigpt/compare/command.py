@@ -48,19 +48,17 @@ def compare(config: CompareConfig, say: Callable[[str], object] = print) -> None
         raise UserFault(f"device={config.device}: this machine, or this build of PyTorch, has none. Use device=auto")
     scores = score([run for side in sides for run in side.runs], device=hardware.device, say=say)
     if len(scores.sizes) < MIN_WINDOWS:
-        raise UserFault(
-            f"the validation text is {len(scores.sizes)} windows of {scores.window:,} long; at least {MIN_WINDOWS} are "
-            "wanted. Train on more text, or with a larger data.val_fraction"
-        )
+        got = f"the validation text is {len(scores.sizes)} windows of {scores.window:,} long"
+        raise UserFault(f"{got}; at least {MIN_WINDOWS} are wanted. Use more text, or a larger data.val_fraction")
     for line in ["", *report(sides, scores), *([""] if left_out else []), *(f"Left out  {why}" for why in left_out)]:
         say(line)
 
 
 def report(sides: Sequence[Side], scores: Scores) -> list[str]:
     """The sides, and the verdict; with more than two sides a verdict on each against the first."""
+    windows = f"{len(scores.sizes):,} windows of {scores.window:,}"
     lines = [
-        f"Text  {scores.sizes.sum():,.0f} {scores.unit.split()[-1]}s to predict, in {len(scores.sizes):,} windows "
-        f"of {scores.window:,}; losses in {scores.unit}"
+        f"Text  {scores.sizes.sum():,.0f} {scores.unit.split()[-1]}s to predict, in {windows}; losses in {scores.unit}"
     ]
     stacked = [np.stack([scores.losses[run.weights] for run in side.runs]) for side in sides]
     for side, losses in zip(sides, stacked, strict=True):
@@ -97,10 +95,8 @@ def verdict(a: str, b: str, found: Difference, unit: str, level: float = LEVEL) 
 def scope(found: Difference, a: str, b: str) -> str:
     """What the verdict is about."""
     if found.seed_variance is None:
-        return (
-            "One seed a side: this judges these two checkpoints, not the settings. To judge those, train each with "
-            "other seeds (seed=1, seed=2, ...), which may differ by more."
-        )
+        judged = "One seed a side: this judges these two checkpoints, not the settings."
+        return f"{judged} To judge those, train each with other seeds (seed=1, seed=2, ...), which may differ by more."
     spread = f"Runs of one side differ by {math.sqrt(found.seed_variance):.4f} (standard deviation over seeds)."
     if 1 in found.seeds:
         spread += f" {a if found.seeds[0] == 1 else b} has one seed: it is taken to scatter as the other does."

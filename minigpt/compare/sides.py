@@ -57,17 +57,14 @@ def open_run(path: str, which: str, data_dir: str | None = None) -> Run:
     config, folder = read_config(checkpoint), checkpoint.parent.parent
     facts = RunDirectory(folder, writes=False).read_json("data.json")
     if facts is None:
-        raise UserFault(
-            f"{folder / 'data.json'} is missing: it names the tokens of {path}. Give a run, or a part of one"
-        )
+        raise UserFault(f"{folder / 'data.json'} is missing: it names the tokens of {path}. Give a run or its part")
     places = dict.fromkeys([config.data.dir, "data"] if data_dir is None else [data_dir])
     found = (open_prepared(place, str(facts.get("fingerprint"))) for place in places)
     prepared = next((each for each in found if each), None)
     if prepared is None:
-        raise UserFault(
-            f"the tokens that {path} was trained on are not in {' or '.join(map(shown, places))}. Say where with "
-            f"data.dir=DIR, or make them: minigpt prepare data={config.data.name} tokenizer={config.tokenizer.name} ..."
-        )
+        remedy = f"or make them: minigpt prepare data={config.data.name} tokenizer={config.tokenizer.name} ..."
+        tried = " or ".join(map(shown, places))
+        raise UserFault(f"the tokens of {path} are not in {tried}. Say where with data.dir=DIR, {remedy}")
     weights = str(read_manifest(checkpoint)["files"][MODEL]["sha256"])
     return Run(path, checkpoint, config, prepared.tokenizer, prepared.val, weights)
 
@@ -87,13 +84,9 @@ def comparable(runs: Sequence[Run], left_out: list[str]) -> list[Run]:
     for run, text in zip(runs, texts, strict=True):
         if text != common:
             other = runs[texts.index(common)].path
-            left_out.append(
-                f"{run.path} is validated on another text than {other}. Compare runs with the same data keys"
-            )
+            left_out.append(f"{run.path} is validated on another text than {other}. Use the same data keys")
         elif kept.setdefault(run.weights, run) is not run:
-            left_out.append(
-                f"{run.path} and {kept[run.weights].path} hold the same weights: nothing to compare in them"
-            )
+            left_out.append(f"{run.path} and {kept[run.weights].path} hold the same weights: nothing to compare")
     return list(kept.values())
 
 
@@ -116,10 +109,8 @@ def once_per_seed(runs: Iterable[tuple[object, Run]], left_out: list[str]) -> li
     for key, run in runs:
         twin = groups.setdefault(key, {}).setdefault(run.config.seed, run)
         if twin is not run:
-            left_out.append(
-                f"{twin.path} and {run.path} are one side, and both have seed={run.config.seed}: give one of them, or "
-                "write `vs` between two sides, RUN ... vs RUN ..."
-            )
+            both = f"{twin.path} and {run.path} are one side, and both have seed={run.config.seed}"
+            left_out.append(f"{both}: give one of them, or write `vs` between two sides, RUN ... vs RUN ...")
     return [list(group.values()) for group in groups.values()]
 
 

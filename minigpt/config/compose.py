@@ -241,11 +241,9 @@ def _inherit(request: Request, mapping: dict[str, Any]) -> dict[str, Any]:
     typed_keys = {key for key in given if key in request.values or key.partition(".")[0] in request.choices}
     for key in theirs.keys() & typed_keys - {"model.block_size"}:  # rotary positions may grow
         if fitted(settings(request.cls)[key].kind, given[key])[0] != theirs[key]:
-            request.refuse(
-                f"{key}={shown(given[key])} does not fit init.from={shown(source)}, whose weights have "
-                f"{key}={shown(theirs[key])}. Leave it out: it is taken from there.",
-                key,
-            )
+            wanted = f"{key}={shown(theirs[key])}. Leave it out: it is taken from there."
+            wrong = f"{key}={shown(given[key])} does not fit init.from={shown(source)}, whose weights have"
+            request.refuse(f"{wrong} {wanted}", key)
     taken = {key: value for key, value in theirs.items() if key not in typed_keys}
     changes = [f"{key}={shown(value)}" for key, value in taken.items() if given.get(key, value) != value]
     if changes:

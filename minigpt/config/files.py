@@ -45,9 +45,7 @@ def unfit_files(cls: type, folder: Path) -> list[str]:
             try:
                 content = plain_yaml(file.read_text(encoding="utf-8"))
                 if isinstance(content, dict) and "${" in str(content.get("defaults")):
-                    found.append(
-                        f"{file} has ${{...}} in its defaults, which is not evaluated. Write the value itself."
-                    )
+                    found.append(f"{file} has ${{...}} in its defaults, which is not evaluated. Write the value.")
             except (OSError, UnicodeDecodeError, yaml.YAMLError):
                 continue  # Hydra says what is wrong with it, if it is chosen at all
             except ValueError as error:
@@ -114,10 +112,7 @@ def inherited_settings(cls: type, source: str) -> dict[str, Any]:
             stored = flatten(json.loads(newest.read(MAX_CHARACTERS)))
     except (OSError, ValueError, RecursionError, AttributeError, IndexError):
         return {}
-    known = [each for each in settings(cls).values() if each.role == "weights"]
-    found = {
-        each.key: fitted(each.kind, stored.get(each.key, each.default))
-        for each in known
-        if each.key.startswith(("model.", "tokenizer."))
-    }
+    known = [each for key, each in settings(cls).items() if key.startswith(("model.", "tokenizer."))]
+    fixed = [each for each in known if each.role == "weights"]
+    found = {each.key: fitted(each.kind, stored.get(each.key, each.default)) for each in fixed}
     return {} if any(wrong for _, wrong in found.values()) else {key: value for key, (value, _) in found.items()}

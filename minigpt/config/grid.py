@@ -25,9 +25,7 @@ def expand(arguments: list[str]) -> list[tuple[Job, str]]:
     parts = [_alternatives(argument) for argument in arguments if argument not in FLAGS]
     count = math.prod(map(len, parts))
     if count > MAX_JOBS:
-        raise UserFault(
-            f"-m: {count:,} combinations, at most {MAX_JOBS:,} are trained. Use fewer values, or minigpt sweep"
-        )
+        raise UserFault(f"-m: {count:,} combinations, at most {MAX_JOBS:,}. Use fewer values, or minigpt sweep")
     several = [len(part) > 1 for part in parts]
     return [(list(job), " ".join(itertools.compress(job, several))) for job in itertools.product(*parts)]
 
@@ -44,8 +42,6 @@ def _alternatives(argument: str) -> list[str]:
     if not override.is_sweep_override():
         return [argument]
     if not override.is_discrete_sweep() or "glob(" in argument:
-        raise UserFault(
-            f"{shown(argument)}: -m trains plain grids. List values, like key=a,b; minigpt sweep searches ranges"
-        )
+        raise UserFault(f"{shown(argument)}: -m trains plain grids, key=a,b. minigpt sweep searches ranges")
     values = [getattr(value, "text", value) for value in override.sweep_iterator()]  # of what is in quotes, the text
     return [f"{name}={as_typed(value)}" for value in values]

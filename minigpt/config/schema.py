@@ -15,9 +15,7 @@ Toggle = Literal["auto", "on", "off"]
 Which = Literal["best", "latest"]
 
 # Settings that are no more -> why. Stored, they are ignored; typed, they are refused.
-REMOVED = {
-    "data.workers": "batches are made in the training process, hundreds of times as fast as it trains on them",
-}
+REMOVED = {"data.workers": "batches are made in the training process, hundreds of times as fast as it trains"}
 
 
 @dataclass
@@ -51,9 +49,7 @@ class DataConfig:
     """Where the text comes from and where its tokens are kept."""
 
     name: Literal["stdlib", "shakespeare_char", "text"] = setting("stdlib", "stdlib: Python's own source", "weights")
-    source: str | None = setting(
-        None, "text: file or folder; shakespeare_char: a local copy of it", "content", aka="dataset", literal=True
-    )
+    source: str | None = setting(None, "file, folder, or a copy of Shakespeare", "content", aka="dataset", literal=True)
     dir: str = setting("data", "folder for the prepared tokens", "watch", folder=True)
     val_fraction: float = setting(0.1, "last part of the text, held out for validation", "weights", above=0, below=1)
     encoding: str = setting("utf-8", "encoding of the source files", "weights")

@@ -92,8 +92,5 @@ class MicroBatches:
         mine = starts.reshape(self.accumulate, self.world_size, self.micro_batch)[part, self.rank]
         windows = torch.from_numpy(self.split.windows(mine, self.block_size + 1))
         weights = self.split.weights(mine + 1, self.block_size)
-        return Batch(
-            windows[:, :-1].contiguous(),
-            windows[:, 1:].contiguous(),
-            None if weights is None else torch.from_numpy(weights),
-        )
+        counts = None if weights is None else torch.from_numpy(weights)
+        return Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous(), counts)

@@ -9,7 +9,6 @@ import codecs
 import fnmatch
 import itertools
 import os
-import platform
 import sysconfig
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -92,10 +91,8 @@ def find_corpus(data: DataConfig, *, raw: bool = False) -> Corpus:
         return Corpus(data.name, (File(path, path.name),), ReadOptions(raw=raw))
     source = typed_path(data.source or "")
     if source.is_dir() and source.resolve() == typed_path(data.dir).resolve():
-        raise UserFault(
-            f"data.source={source} is data.dir itself, where prepared tokens land; move the text to a folder of its "
-            "own, or name another place for the tokens: data.dir=DIR"
-        )
+        remedy = "Move the text to a folder of its own, or name another place for the tokens: data.dir=DIR"
+        raise UserFault(f"data.source={source} is data.dir itself, where prepared tokens land. {remedy}")
     options = ReadOptions(codecs.lookup(data.encoding).name, data.errors, raw, data.key)
     if source.is_dir():
         files, notes = _files(source, data, options.encoding)
@@ -129,10 +126,8 @@ def _stdlib() -> Corpus:
         if file.size and file.label not in _GENERATED and not {"test", "tests"} & set(file.label.split("/"))
     ]
     if not files:
-        raise SourceGone(
-            f"data=stdlib needs the source of Python's standard library, and {root} has none of it (Python "
-            f"{platform.python_version()}). Use a Python that has it, or your own text: data=text data.source=FILE"
-        )
+        remedy = "Use a Python that has it, or your own text: data=text data.source=FILE"
+        raise SourceGone(f"data=stdlib needs the source of Python's standard library, which {root} lacks. {remedy}")
     notes = (f"{len(missing)} modules are not installed here: {', '.join(missing)}",) if missing else ()
     return Corpus("stdlib", _in_order(files), notes=notes)
 
@@ -143,19 +138,16 @@ def _shakespeare(data: DataConfig) -> Path:
     if got == SHAKESPEARE_SHA256:
         return path
     if data.source:
-        raise (UserFault if path.exists() else SourceGone)(
-            f"{path} is not Tiny Shakespeare: its SHA-256 is {got}, wanted {SHAKESPEARE_SHA256}. For a text of your "
-            f"own use data=text data.source={data.source}"
-        )
+        fault = UserFault if path.exists() else SourceGone
+        wrong = f"{path} is not Tiny Shakespeare: its SHA-256 is {got}, wanted {SHAKESPEARE_SHA256}"
+        raise fault(f"{wrong}. For a text of your own use data=text data.source={data.source}")
     try:
         content = download(SHAKESPEARE_URL, SHAKESPEARE_SHA256)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, content)
     except ConnectionError as error:
-        raise SourceGone(
-            f"Tiny Shakespeare can't be fetched from {SHAKESPEARE_URL}: {error}. If you have the file, name it: "
-            "data.source=FILE; without any download: data=stdlib"
-        ) from None
+        remedy = "If you have the file, name it: data.source=FILE; without any download: data=stdlib"
+        raise SourceGone(f"Tiny Shakespeare can't be fetched from {SHAKESPEARE_URL}: {error}. {remedy}") from None
     except OSError as error:
         raise StorageFailure(f"can't write {path}: {error.strerror}. Choose another folder: data.dir=DIR") from None
     return path

@@ -124,10 +124,9 @@ def _find_or_make(folder: Path, keys: dict[str, Any], found: Survey, *, given: T
             if not _read_prepared(folder):
                 make(folder, keys, found, given=given, say=say)
     except OSError as error:
-        raise StorageFailure(
-            f"{error.filename or folder} can't be written: {error.strerror or error}. Make room (up to "
-            f"{2 * found.bytes / 1e6:,.1f} MB are needed) or choose another folder: data.dir=DIR"
-        ) from error
+        wrong = f"{error.filename or folder} can't be written: {error.strerror or error}"
+        remedy = f"Make room (up to {2 * found.bytes / 1e6:,.1f} MB are needed) or choose another folder: data.dir=DIR"
+        raise StorageFailure(f"{wrong}. {remedy}") from error
 
 
 @contextlib.contextmanager

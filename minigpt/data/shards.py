@@ -202,10 +202,9 @@ def _read_sidecar(folder: Path, name: str, tokenizer: Tokenizer) -> dict[str, An
         raise UserFault(f'{path} is not a sidecar of ours; wanted "format": "{_FORMAT}", "version": 1')
     if sidecar.get("tokenizer_hash") != tokenizer.hash:
         theirs, hashed = (shown(str(sidecar.get(key)))[1:-1] for key in ("tokenizer", "tokenizer_hash"))
-        raise UserFault(
-            f"the tokens of {folder} were made by a {theirs} tokenizer with SHA-256 {hashed[:12]}..., the tokenizer "
-            f"here is {tokenizer.name} with {tokenizer.hash[:12]}..."
-        )
+        made = f"were made by a {theirs} tokenizer with SHA-256 {hashed[:12]}..."
+        here = f"the tokenizer here is {tokenizer.name} with {tokenizer.hash[:12]}..."
+        raise UserFault(f"the tokens of {folder} {made}, {here}")
     try:
         shards = sidecar["shards"]
         sizes, hashes = [entry["tokens"] for entry in shards], [entry["sha256"] for entry in shards]
@@ -244,7 +243,5 @@ def _refuse_strange_token(path: Path, shard: NDArray[Any], tokenizer: Tokenizer)
     """Name the first token outside the vocabulary, if there is one."""
     strange = np.flatnonzero(shard >= tokenizer.vocab_size)
     if strange.size:
-        raise UserFault(
-            f"{path} holds token id {int(shard[strange[0]])} at position {int(strange[0]):,}; the vocab_size of its "
-            f"{tokenizer.name} tokenizer is {tokenizer.vocab_size:,}"
-        )
+        held = f"token id {int(shard[strange[0]])} at position {int(strange[0]):,}"
+        raise UserFault(f"{path} holds {held}; the vocab_size of its tokenizer is {tokenizer.vocab_size:,}")

@@ -53,10 +53,8 @@ def describe_split(name: str, val_fraction: float) -> str:
 
 def small_split(name: str, got: str, val_fraction: float) -> UserFault:
     """Return the fault of a split that is too small to train on or to validate with."""
-    return UserFault(
-        f"the {name} split has {got} (data.val_fraction={val_fraction:g}), and predicting one token takes at least 2. "
-        f"Use more text or a {'smaller' if name == 'train' else 'larger'} data.val_fraction"
-    )
+    remedy = f"Use more text or a {'smaller' if name == 'train' else 'larger'} data.val_fraction (now {val_fraction:g})"
+    return UserFault(f"the {name} split has {got}, and predicting one token takes at least 2. {remedy}")
 
 
 def _by_label(documents: Iterator[Document], val_fraction: float) -> Iterator[_Piece]:

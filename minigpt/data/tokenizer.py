@@ -65,10 +65,8 @@ class Tokenizer:
         try:
             data = text.encode()
         except UnicodeEncodeError as error:
-            raise UserFault(
-                f"text holds a lone surrogate U+{ord(text[error.start]):04X} at character {error.start:,}: it stands "
-                "for no character. Wanted valid text; save it as UTF-8 and try again"
-            ) from None
+            what = f"a lone surrogate U+{ord(text[error.start]):04X} at character {error.start:,}"
+            raise UserFault(f"text holds {what}: it stands for no character. Save it as UTF-8 and try again") from None
         if not allow_special or self.eot is None:
             return self.encode_bytes(data).tolist()
         tokens: list[int] = []
@@ -102,10 +100,8 @@ class Tokenizer:
         tokens = np.asarray(tokens, dtype=np.int64)
         if tokens.size and (tokens.min() < 0 or tokens.max() >= self.vocab_size):
             at = int(np.argmax((tokens < 0) | (tokens >= self.vocab_size)))
-            raise ValueError(
-                f"token {int(tokens[at])} at position {at} is outside the {self.name} tokenizer's vocabulary of "
-                f"{self.vocab_size:,}; wanted 0 to {self.vocab_size - 1:,}"
-            )
+            wrong = f"token {int(tokens[at])} at position {at} is outside the {self.name} tokenizer's vocabulary"
+            raise ValueError(f"{wrong} of {self.vocab_size:,}; wanted 0 to {self.vocab_size - 1:,}")
         if self._bytes_alone:  # three times as many tokens as bpe has for a text, so worth a path of its own
             return tokens[tokens != self.eot].astype(np.uint8).tobytes()
         return b"".join(map(self._table.__getitem__, tokens.tolist()))
@@ -147,10 +143,8 @@ def scheme_of(name: str, vocab_size: int | None = None) -> Scheme:
         raise UserFault(f"tokenizer.name={shown(name)} is not known; wanted one of {', '.join(TOKENIZERS)}")
     scheme = TOKENIZERS[name]
     if vocab_size is not None and vocab_size < scheme.min_vocab_size:
-        raise UserFault(
-            f"tokenizer.vocab_size={vocab_size} is too small for tokenizer={name}; wanted at least "
-            f"{scheme.min_vocab_size}: the 256 bytes and end-of-text. For a smaller vocabulary use tokenizer=char"
-        )
+        wanted = f"at least {scheme.min_vocab_size}: the 256 bytes and end-of-text. Or use tokenizer=char"
+        raise UserFault(f"tokenizer.vocab_size={vocab_size} is too small for tokenizer={name}; wanted {wanted}")
     return scheme
 
 
@@ -178,16 +172,12 @@ def load_tokenizer(content: Any, where: object = "this") -> Tokenizer:
     try:
         tokenizer = Tokenizer(content["name"], [base64.b64decode(token, validate=True) for token in content["tokens"]])
     except (LookupError, TypeError, binascii.Error):
-        raise UserFault(
-            f'{where} is not a usable tokenizer; wanted "format": "{_FORMAT}", "name": one of '
-            f'{", ".join(TOKENIZERS)}, "tokens": a list of base64 strings'
-        ) from None
+        wanted = f'"format": "{_FORMAT}", "name": one of {", ".join(TOKENIZERS)}, "tokens": a list of base64 strings'
+        raise UserFault(f"{where} is not a usable tokenizer; wanted {wanted}") from None
     except ValueError as fault:
         raise UserFault(f"{where} is not a usable tokenizer: {fault}") from None
     for key, wanted in tokenizer.to_json().items():
         if content.get(key) != wanted:
-            raise UserFault(
-                f'{where} is not a usable tokenizer: its "{key}" is {shown(content.get(key))}, and with '
-                f"{len(content['tokens']):,} tokens of tokenizer={tokenizer.name} it must be {shown(wanted)}"
-            )
+            must = f"with {len(content['tokens']):,} tokens of tokenizer={tokenizer.name} it must be {shown(wanted)}"
+            raise UserFault(f'{where} is not a usable tokenizer: its "{key}" is {shown(content.get(key))}, and {must}')
     return tokenizer

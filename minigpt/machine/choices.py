@@ -58,7 +58,8 @@ def choose(config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:
     room = _room_for_activations(config, hardware, vocab_size)
     per_sequence = activation_bytes(model, vocab_size, precision=precision, kernel=kernel)
     at_once = 4096 if device == "cpu" else 16384  # tokens of a validation batch: on a CPU they fit the caches
-    micro_batch = trainer.micro_batch or _largest_divisor(sequences, room // per_sequence)
+    divisors = [size for size in range(1, sequences + 1) if sequences % size == 0]
+    micro_batch = trainer.micro_batch or max(size for size in divisors if size <= max(1, room // per_sequence))
     return Choices(
         device=device,
         devices=trainer.devices,
@@ -126,10 +127,8 @@ def tell_changed_choices(run: RunDirectory, saved: Mapping[str, Any] | None, cho
     now = asdict(choices)
     changed = {name: value for name, value in (saved or {}).items() if value != now[name]}
     if "devices" in changed:
-        print(
-            f"Devices    {choices.devices} instead of {changed['devices']}: each step trains on the same "
-            "tokens as before, but sums are taken in another order, so the last bits may differ"
-        )
+        note = "each step trains on the same tokens, but sums are taken in another order: the last bits may differ"
+        print(f"Devices    {choices.devices} instead of {changed['devices']}: {note}")
         run.event("devices_changed", was=changed.pop("devices"), now=choices.devices)
     if changed:
         told = ", ".join(f"{name} {shown(was)} -> {shown(now[name])}" for name, was in changed.items())
@@ -154,10 +153,8 @@ def read_choices(saved: Mapping[str, Any], config: TrainConfig) -> Choices:
             made = f"{choices.devices} x {choices.accumulate} x {choices.micro_batch}"
             raise ValueError(f"{made} windows, and a step has {sequences}")
     except (TypeError, ValueError) as fault:
-        raise UserFault(
-            f"choices.json in the run directory holds what no run chooses ({fault}). Put the file back as it was, or "
-            "remove it: then the choices are made anew, and bits may differ from here on"
-        ) from None
+        remedy = "Put the file back as it was, or remove it: then they are made anew, and bits may differ from here on"
+        raise UserFault(f"choices.json in the run directory holds what no run chooses ({fault}). {remedy}") from None
     return choices
 
 
@@ -167,7 +164,3 @@ def _room_for_activations(config: TrainConfig, hardware: Hardware, vocab_size: i
     parameters = 12 * model.n_layer * model.n_embd**2 + (vocab_size + model.block_size) * model.n_embd
     left = max(0, hardware.memory_bytes - 16 * parameters)  # weights, gradients and two averages in fp32
     return left // (4 * config.trainer.devices) if hardware.device == "cpu" else left // 2
-
-
-def _largest_divisor(number: int, limit: int) -> int:
-    return max(divisor for divisor in range(1, number + 1) if number % divisor == 0 and divisor <= max(1, limit))

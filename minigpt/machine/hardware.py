@@ -61,10 +61,7 @@ def find_device(config: TrainConfig) -> Hardware:
     hardware = probe(config.trainer.device)
     wanted = config.trainer.device
     if wanted not in ("auto", hardware.device):
-        raise UserFault(
-            f"trainer.device={wanted}: this machine, or this build of PyTorch, has none; got {hardware.device}. "
-            "Use trainer.device=auto"
-        )
+        raise UserFault(f"trainer.device={wanted}: this machine has none that PyTorch can use. Use trainer.device=auto")
     count = torch.cuda.device_count()
     if hardware.device == "cuda" and config.trainer.devices > count:
         raise UserFault(f"trainer.devices={config.trainer.devices}: this machine has {count} GPU(s)")

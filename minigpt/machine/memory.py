@@ -127,15 +127,11 @@ def fit_micro_batch(
     while not fits(gpt, choices, batch, loss_function, update_bytes):
         smaller = [size for size in range(1, choices.micro_batch) if sequences % size == 0]
         if not smaller:
-            raise UserFault(
-                "not even one sequence fits the device's memory, forward and backward. Use a smaller model or "
-                "model.block_size, or model.checkpoint_activations=true"
-            )
+            remedy = "Use a smaller model or model.block_size, or model.checkpoint_activations=true"
+            raise UserFault(f"not even one sequence fits the device's memory, forward and backward. {remedy}")
         less = replace(choices, micro_batch=smaller[-1], accumulate=sequences // smaller[-1])
-        print(
-            f"Memory     a micro-batch of {choices.micro_batch} does not fit; going on with {less.micro_batch} x "
-            f"{less.accumulate} of them per step, the same {sequences} sequences"
-        )
+        fitting = f"going on with {less.micro_batch} x {less.accumulate} of them per step"
+        print(f"Memory     a micro-batch of {choices.micro_batch} does not fit; {fitting}, of {sequences} sequences")
         choices = less
     return choices
 

@@ -34,10 +34,8 @@ def describe_plan(
         length = f"{config.trainer.max_minutes:g} minutes of training"
     else:
         tokens = total_steps * config.batch_tokens
-        length = (
-            f"{total_steps:,} steps = {tokens:,} tokens = {tokens / len(prepared.train):.2f} passes over the data, "
-            f"{tokens / parameters:.1f} tokens per parameter"
-        )
+        passes, each = tokens / len(prepared.train), f"{tokens / parameters:.1f} tokens per parameter"
+        length = f"{total_steps:,} steps = {tokens:,} tokens = {passes:.2f} passes over the data, {each}"
     lines = [
         f"Model      {parameters:,} parameters: {number_of(model.n_layer, 'layer')}, "
         f"{number_of(model.n_head, 'head')}, width {model.n_embd}, context {model.block_size}, "

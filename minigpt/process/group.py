@@ -68,10 +68,9 @@ class Processes:
         for rank, lines in enumerate(said):
             if lines != said[0]:
                 theirs, ours = (sorted(set(one) - set(other)) for one, other in ((lines, said[0]), (said[0], lines)))
-                raise UserFault(
-                    f"rank {rank} has {what} other than rank 0: {'; '.join(theirs)} where rank 0 has "
-                    f"{'; '.join(ours)}. Start all processes of a run with one command, on the same files"
-                )
+                both = f"{'; '.join(theirs)} where rank 0 has {'; '.join(ours)}"
+                remedy = "Start all processes of a run with one command, on the same files"
+                raise UserFault(f"rank {rank} has {what} other than rank 0: {both}. {remedy}")
 
     @contextlib.contextmanager
     def rank_zero_first(self) -> Iterator[None]:
@@ -95,11 +94,10 @@ def joined(trainer: TrainerConfig, device: str, signals: Signals) -> Iterator[Pr
     rank = launched_rank()
     started = 1 if rank is None else int(os.environ["WORLD_SIZE"])
     if started not in (1, trainer.devices):
-        raise UserFault(
-            f"{started} processes were started, but trainer.devices={trainer.devices}. Add trainer=ddp "
-            f"trainer.devices={started} (one machine), or start one process only. If no launcher started this "
-            f"command, its variables are left over from another job: unset {' '.join(LAUNCHED)}"
-        )
+        wrong = f"{started} processes were started, but trainer.devices={trainer.devices}"
+        remedy = f"Add trainer=ddp trainer.devices={started} (one machine), or start one process only"
+        other = f"If no launcher did, its variables are left over from another job: unset {' '.join(LAUNCHED)}"
+        raise UserFault(f"{wrong}. {remedy}. {other}")
     if trainer.devices == 1:
         yield Processes(signals=signals)
         return

@@ -215,11 +215,8 @@ class Heartbeat:
         if not self._names_causes:
             time.sleep(GRACE_SECONDS)  # who names it must see the cause, not the end that is made of it here
             self._end(BUG, "")
-        self._end(
-            BUG,
-            f"Error: rank {rank} (process {pid}) {how}. All processes of the run end. "
-            "The same command goes on from the last checkpoint, if there is one.",
-        )
+        again = "The same command goes on from the last checkpoint, if there is one."
+        self._end(BUG, f"Error: rank {rank} (process {pid}) {how}. All processes of the run end. {again}")
 
     def _end(self, code: int, text: str) -> NoReturn:
         """Print, tell the others, and be gone: no clean-up that could wait for a process that is not there."""

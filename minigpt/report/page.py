@@ -32,10 +32,8 @@ def write_report(run_dir: str | Path) -> None:
         draw_loss(record, record.path / "loss.png")
         write_file(record.path / "report.html", page(record))
     except OSError as error:
-        raise StorageFailure(
-            f"run.dir={record.path}: the report can't be written there: {error.strerror or error}. "
-            "Make room, or mend the folder's permissions"
-        ) from error
+        wrong = f"run.dir={record.path}: the report can't be written there: {error.strerror or error}"
+        raise StorageFailure(f"{wrong}. Make room, or mend the folder's permissions") from error
 
 
 def page(record: Record) -> str:

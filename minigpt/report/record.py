@@ -51,9 +51,7 @@ def read_record(run_dir: str | Path) -> Record:
     path = Path(os.path.expanduser(run_dir))
     if not (path / "metrics.jsonl").is_file():
         what = "no metrics.jsonl in it, so no run has logged a step there" if path.is_dir() else "no such folder"
-        raise UserFault(
-            f"run.dir={path}: {what}. Give the folder of a run, like runs/demo-1a2b3c: minigpt runs lists them"
-        )
+        raise UserFault(f"run.dir={path}: {what}. Give the folder of a run: minigpt runs lists them")
     rows = {row["step"]: row for row in read_rows(path / "metrics.jsonl") if number(row.get("step")) is not None}
     return Record(
         path=path,

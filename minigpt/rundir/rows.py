@@ -108,10 +108,9 @@ class RowFile:
             raise folder_gone(self.path.parent) from None
         except OSError as error:
             if not was_waiting:
-                self.say(
-                    f"WARNING: {self.path} can't be written: {error.strerror or error}. Training goes on, but no "
-                    "checkpoint is made until it can: its rows are kept in memory and tried again. Free some space"
-                )
+                wrong = f"{self.path} can't be written: {error.strerror or error}"
+                until = "its rows are kept in memory and tried again, and no checkpoint is made. Free some space"
+                self.say(f"WARNING: {wrong}. Training goes on: {until}")
             return
         self.waiting = []
         if was_waiting:
@@ -131,7 +130,5 @@ class RowFile:
 
 def folder_gone(run: Path) -> StorageFailure:
     """The fault of a run directory that was there when the run began."""
-    return StorageFailure(
-        f"run.dir={run} is gone: it was deleted or moved while the run was going on. Put it back, then run the same "
-        "command again; without it the same command begins anew"
-    )
+    remedy = "Put it back, then run the same command again; without it the same command begins anew"
+    return StorageFailure(f"run.dir={run} is gone: it was deleted or moved while the run was going on. {remedy}")

@@ -85,19 +85,15 @@ class RunDirectory:
             raise self._unwritable(error) from error
 
     def _unwritable(self, error: OSError) -> StorageFailure:
-        return StorageFailure(
-            f"run.dir={self.path} can't be written: {error.strerror or error}. Checkpoints that are there are "
-            "untouched. Mend the folder, or free some space, and run the same command again, or choose another run.dir"
-        )
+        wrong = f"run.dir={self.path} can't be written: {error.strerror or error}. Its checkpoints are untouched"
+        return StorageFailure(f"{wrong}. Mend it, free some space, or choose another run.dir; then run it again")
 
     def _refuse_links(self) -> None:
         """A stranger's run may hold a link where we would write or remove: to files of yours, or to another run."""
         for entry in os.scandir(self.path):
             if not entry.is_dir(follow_symlinks=False) and not entry.is_file(follow_symlinks=False):
-                raise UserFault(
-                    f"{entry.path!r} is a link, or no plain file or folder, and would lead a run out of its folder. "
-                    "Remove it, or choose another run.dir (which may itself be a link)"
-                )
+                remedy = "Remove it, or choose another run.dir (which may itself be a link)"
+                raise UserFault(f"{entry.path!r} is a link or the like, and would lead out of the run. {remedy}")
 
     def _lock(self) -> IO[str]:
         """Return the lock file, which says whose it is; closing it frees the lock."""
@@ -151,11 +147,9 @@ class RunDirectory:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise UserFault(
-                f"{self.path / name} is not what a run writes there ({type(error).__name__}: "
-                f"{' '.join(str(error).split())[:200]}). Put the file back as it was, or start another run with "
-                f"run.dir=NEW_DIR (init.from={self.path} starts it from these weights)"
-            ) from None
+            what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            remedy = f"Put it back as it was, or start a run of its weights: run.dir=NEW_DIR init.from={self.path}"
+            raise UserFault(f"{self.path / name} is not what a run writes there ({what}). {remedy}") from None
 
     def write_text(self, name: str, text: str) -> None:
         """Write a small file whole, or leave it as it was (rank 0 only)."""

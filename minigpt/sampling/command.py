@@ -102,9 +102,8 @@ def read_prompts(config: SampleConfig) -> list[str | bytes]:
         try:
             prompts.append(Path(os.path.expanduser(config.prompt_file)).read_bytes())
         except OSError as error:
-            raise UserFault(
-                f"prompt_file={config.prompt_file} can't be read: {error.strerror or error}. Give a text file"
-            ) from None
+            why = error.strerror or error
+            raise UserFault(f"prompt_file={config.prompt_file} can't be read: {why}. Give a text file") from None
     return prompts or [""]
 
 
@@ -118,6 +117,8 @@ def write_texts(loaded: LoadedCheckpoint, decoder: NativeDecoder | None, config:
     encoded = [encode_prompt(loaded.tokenizer, prompt, allow_special=config.allow_special) for prompt in prompts]
     if not all(prompts):
         say(f"note: an empty prompt starts from {start_token(loaded.tokenizer)[1]}")
+    if config.top_k > loaded.tokenizer.vocab_size:
+        say(f"note: top_k={config.top_k} is more than the vocabulary of {loaded.tokenizer.vocab_size:,}: all are kept")
     if codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8":
         say(f"note: this terminal writes {sys.stdout.encoding}, other characters become ?: set LC_ALL=C.UTF-8")
     beginnings = [beginning(number, *each, loaded) for number, each in enumerate(zip(prompts, encoded, strict=True), 1)]
@@ -132,10 +133,8 @@ def write_texts(loaded: LoadedCheckpoint, decoder: NativeDecoder | None, config:
         from minigpt.machine.memory import is_out_of_memory  # here, not above: it takes a fifth of a second
 
         if is_out_of_memory(error):
-            raise UserFault(
-                f"{len(prompts)} prompts x num_samples={config.num_samples} don't fit into memory at once. "
-                "Use a smaller num_samples"
-            ) from None
+            many = f"{len(prompts)} prompts x num_samples={config.num_samples} don't fit into memory at once"
+            raise UserFault(f"{many}. Use a smaller num_samples") from None
         raise
     finally:
         if streaming:
@@ -155,10 +154,8 @@ def beginning(number: int, prompt: str | bytes, tokens: Sequence[int], loaded: L
     block_size = loaded.model.config.block_size
     unread = window_start(len(tokens), block_size)
     if unread:
-        say(
-            f"note: prompt {number} has {len(tokens):,} tokens and the model's window {block_size}: "
-            f"it reads the last {len(tokens) - unread}, and only they are shown"
-        )
+        window = f"{len(tokens):,} tokens and the model's window {block_size}"
+        say(f"note: prompt {number} has {window}: it reads the last {len(tokens) - unread}, and only they are shown")
     try:
         text = prompt if isinstance(prompt, str) else prompt.decode()
     except UnicodeDecodeError:

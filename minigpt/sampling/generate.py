@@ -95,9 +95,8 @@ def generate(
         if options.repetition_penalty != 1 and seen is None:
             seen = tokens_seen([texts[index] for index in live], logits)
         uniforms = [uniform(options.seed, samples[index].number, len(texts[index])) for index in live]
-        drawn = draw(
-            filter_logits(logits, seen, options), upload(torch.tensor(uniforms, dtype=torch.float64), logits.device)
-        )
+        numbers = upload(torch.tensor(uniforms, dtype=torch.float64), logits.device)
+        drawn = draw(filter_logits(logits, seen, options), numbers)
         tokens = read_tokens(drawn, logits)
         for index, token in zip(live, tokens, strict=True):
             sample = samples[index]
@@ -129,10 +128,8 @@ def read_tokens(drawn: Tensor, logits: Tensor) -> list[int]:
     finite = logits.sum(dim=-1).isfinite()  # in fp64 no sum of fp32 logits overflows
     tokens, are_finite = torch.stack([drawn, finite.to(drawn.dtype)]).cpu().tolist()
     if not all(are_finite):
-        raise UserFault(
-            "the checkpoint holds non-finite weights: got NaN or infinite logits; wanted numbers. "
-            "Sample from an earlier checkpoint: checkpoint=RUN/checkpoints/step-..."
-        )
+        remedy = "Sample from an earlier checkpoint: checkpoint=RUN/checkpoints/step-..."
+        raise UserFault(f"the checkpoint holds non-finite weights: got NaN or infinite logits. {remedy}")
     return tokens
 
 

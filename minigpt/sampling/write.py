@@ -39,10 +39,9 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | bytes, *, allow_special: b
     try:
         return tokenizer.encode(prompt.decode(), allow_special=True)
     except UnicodeDecodeError as error:
-        raise UserFault(
-            f"the prompt is not UTF-8 text, which allow_special=true needs: byte {prompt[error.start]:#04x} at offset "
-            f"{error.start}. Leave allow_special out (then any bytes will do), or save the file as UTF-8"
-        ) from None
+        place = f"byte {prompt[error.start]:#04x} at offset {error.start}"
+        remedy = "Leave allow_special out (then any bytes will do), or save the file as UTF-8"
+        raise UserFault(f"the prompt is not UTF-8 text, which allow_special=true needs: {place}. {remedy}") from None
 
 
 def start_token(tokenizer: Tokenizer) -> tuple[int, str]:

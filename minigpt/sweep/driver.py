@@ -55,10 +55,8 @@ def run_sweep(sweep: Sweep) -> int:
             driver.run()
             return driver.close()
         except OSError as error:
-            raise StorageFailure(
-                f"sweep.dir={sweep.folder} can't be written: {error.strerror or error}. Free some space, or mend the "
-                "folder's permissions, then run the same command again: it goes on where it stopped"
-            ) from error
+            wrong = f"sweep.dir={sweep.folder} can't be written: {error.strerror or error}"
+            raise StorageFailure(f"{wrong}. Free some space or mend it; the same command then goes on") from error
 
 
 def check_identity(sweep: Sweep) -> None:
@@ -74,11 +72,9 @@ def check_identity(sweep: Sweep) -> None:
         return
     changed = changed_settings(read_mapping(file), sweep.config)
     if changed:
-        raise UserFault(
-            f"sweep.dir={sweep.folder} was begun with other settings, and its trials could not be compared:\n"
-            + "\n".join(f"  {change}" for change in changed)
-            + "\nUse the old values, or start another sweep with sweep.dir=NEW_DIR"
-        )
+        listed = "\n  ".join(map(str, changed))
+        remedy = "Use the old values, or start another sweep with sweep.dir=NEW_DIR"
+        raise UserFault(f"sweep.dir={sweep.folder} was begun with other settings:\n  {listed}\n{remedy}")
 
 
 @dataclass(eq=False)
@@ -134,10 +130,7 @@ class Driver:
         if (sweep.folder / "journal.torn").exists():
             self.table.say("Note: the journal's last line was torn and is cut; a copy is in journal.torn")
         if not locked:
-            self.table.say(
-                "Note: this file system has no locks. Run this sweep by one command at a time, and wait a minute "
-                "after a kill"
-            )
+            self.table.say("Note: no file locks here. Run one command at a time, and wait a minute after a kill")
 
     def fill_slots(self) -> bool:
         """Give trials to idle slots; return whether there is, or may yet be, something to do."""

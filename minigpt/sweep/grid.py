@@ -85,10 +85,8 @@ def run_dirs(jobs: Sequence[tuple[Job, str]]) -> list[Path]:
             continue
         folder = Path(os.path.expanduser(config.run.dir or default_run_dir(config)))
         if folder in folders:
-            faults.append(
-                f"-m: {folders[folder]} and {name} would have the same run directory, {folder}. Leave out run.dir, "
-                "values that are there twice, and what changes no weights, like trainer.threads"
-            )
+            same = f"-m: {folders[folder]} and {name} would have the same run directory, {folder}"
+            faults.append(f"{same}. Leave out run.dir, values that are there twice, and what changes no weights")
         folders[folder] = name
     if faults:
         raise UserFault(*dict.fromkeys(faults))

@@ -35,10 +35,8 @@ def read_space(words: Mapping[str, Any], groups: Container[str], sampler: str) -
     space: Space = {}
     faults = []
     if not words:
-        faults.append(
-            "Nothing is searched. Give a search of configs/search/ (search=lr), or a space of your own: "
-            """search.space='{"optimizer.lr": {"low": 1e-4, "high": 1e-2, "log": true}}'"""
-        )
+        example = """search.space='{"optimizer.lr": {"low": 1e-4, "high": 1e-2, "log": true}}'"""
+        faults.append(f"Nothing is searched. Give a search of configs/search/ (search=lr), or your own: {example}")
     for key in words:
         try:
             space[key] = _read_setting(key, words[key], groups)
@@ -67,9 +65,7 @@ def _read_setting(key: str, words: Any, groups: Container[str]) -> Distribution:
         raise ValueError("it takes no numbers, so it has no range. Give {choices: [...]}.")
     number = int if fitted(kind, 1.5)[1] else float
     given = {"low": None, "high": None, **words}
-    limits: dict[str, Any] = {
-        name: _fitted(bool if name == "log" else number, value, name) for name, value in given.items()
-    }
+    limits = {name: _fitted(bool if name == "log" else number, value, name) for name, value in given.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # high becomes the last value that steps from low reach
         return IntDistribution(**limits) if number is int else FloatDistribution(**limits)

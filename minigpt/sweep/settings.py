@@ -110,9 +110,7 @@ def read_sweep(arguments: list[str], train: list[str]) -> Sweep:
     """
     config = compose("sweep", arguments)
     if importlib.util.find_spec("optuna") is None:
-        raise UserFault(
-            f"Sweeps need the Python package 'optuna'. Type: {sys.executable} -m pip install 'optuna>=4.9,<6'"
-        )
+        raise UserFault(f"Sweeps need the package 'optuna'. Type: {sys.executable} -m pip install 'optuna>=4.9,<6'")
     from minigpt.sweep.search import grid_size, read_space
 
     theirs = train_arguments("sweep", arguments)
@@ -162,10 +160,8 @@ def _unfit_search(config: SweepConfig, space: Mapping[str, Any]) -> list[str]:
     if config.sweep.metric == "val/loss" and any(key.partition(".")[0] == "tokenizer" for key in space):
         faults.append("val/loss can't be compared between tokenizers. Add sweep.metric=val/bits_per_byte.")
     if pruner != "none" and not config.search.prune_every_tokens and not config.validate.every_steps:
-        faults.append(
-            f"search.pruner={pruner} compares validations, and validate.every_steps=0 makes none before the end. "
-            "Set validate.every_steps, or search.pruner=none."
-        )
+        none = f"search.pruner={pruner} compares validations, and validate.every_steps=0 makes none before the end"
+        faults.append(f"{none}. Set validate.every_steps, or search.pruner=none.")
     if pruner == "hyperband" and trainer.max_steps is None and trainer.max_tokens is None:
         faults.append("search.pruner=hyperband wants to know how long a run is. Set trainer.max_steps or max_tokens.")
     return faults

@@ -32,11 +32,8 @@ def rows_of(
     order = ranked(trials)
     ranks = {trial.number: str(rank) for rank, trial in enumerate(order, start=1) if trial.state == COMPLETE}
     for trial in sorted(order, key=is_finished)[:most]:
-        speed, value, state = (
-            number(trial.user_attrs.get("tokens_per_second")),
-            trial.value,
-            state_in_words(sweep, trial),
-        )
+        speed = number(trial.user_attrs.get("tokens_per_second"))
+        value, state = trial.value, state_in_words(sweep, trial)
         if trial.number in here:
             speed, value, state = progress(sweep, here[trial.number])
         if not sweep.peak_is_reached(trial.params):

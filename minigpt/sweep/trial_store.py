@@ -99,10 +99,8 @@ class TrialStore:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             lines = enumerate(journal.read_bytes().split(b"\n"), start=1)
             place = next((f" in line {number:,}" for number, line in lines if line and parse_row(line) is None), "")
-            raise UserFault(
-                f"{journal} is damaged{place}. Put the file back as it was, cut it there (trials after it run again), "
-                "or start another sweep with sweep.dir=NEW_DIR"
-            ) from error
+            remedy = "Put the file back as it was, cut it there (later trials run again), or give a sweep.dir=NEW_DIR"
+            raise UserFault(f"{journal} is damaged{place}. {remedy}") from error
 
     def trials(self) -> list[Trial]:
         """Return all trials, by number."""
@@ -140,10 +138,9 @@ def open_database(url: str) -> RDBStorage:
     try:
         return RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 60}} if url.startswith("sqlite") else None)
     except Exception as error:  # SQLAlchemy's and each driver's own
-        raise UserFault(
-            f"sweep.storage={redact(url)} can't be opened: {redact(' '.join(str(error).split())[:300])}. Correct it "
-            "(PostgreSQL needs python -m pip install psycopg2-binary), or leave it out for a journal file in sweep.dir"
-        ) from error
+        why = redact(" ".join(str(error).split())[:300])
+        remedy = "Correct it (PostgreSQL needs pip install psycopg2-binary), or leave it out for a journal file"
+        raise UserFault(f"sweep.storage={redact(url)} can't be opened: {why}. {remedy}") from error
 
 
 def state_of(trial: Trial) -> str:

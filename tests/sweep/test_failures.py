@@ -259,7 +259,7 @@ def test_a_file_system_without_locks_runs_a_sweep_with_a_sentence(sweep, tmp_pat
     monkeypatch.setattr(locks.fcntl, "flock", flock)
     one = sweep(tmp_path / "one", LR, "search.sampler=random", "trials=2", "workers=2")()
     assert one.states() == ["complete"] * 2
-    assert "this file system has no locks. Run this sweep by one command at a time" in capsys.readouterr().out
+    assert "no file locks here. Run one command at a time" in capsys.readouterr().out
     path = tmp_path / "lock"
     path.write_text(f"{platform.node()} {os.getppid()}")  # another process of this machine, which lives
     assert locks.claim(path) is None

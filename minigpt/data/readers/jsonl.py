@@ -17,14 +17,11 @@ def read_jsonl(file: File, options: ReadOptions) -> Iterator[Document]:
         except UnicodeError as error:
             raise BadFile(f"{place}: {error}. Write it as UTF-8, or use data.errors=replace") from None
         except (ValueError, RecursionError) as error:
-            raise BadFile(
-                f"{place} is not JSON ({error}); wanted one record a line. To train on the file as it is, name it .txt"
-            ) from None
+            raise BadFile(f"{place} is not JSON ({error}). Give one record a line, or name the file .txt") from None
         except (LookupError, TypeError, AttributeError):
             has = f"has {', '.join(map(repr, list(record)[:8]))}" if isinstance(record, dict) else "is not an object"
-            raise BadFile(
-                f"{place}: the record {has}; wanted a text under {options.key!r}. Name another key: data.key=KEY"
-            ) from None
+            wanted = f"a text under {options.key!r}. Name another key: data.key=KEY"
+            raise BadFile(f"{place}: the record {has}; wanted {wanted}") from None
         if content:
             yield Document(f"{file.label}:{number}", iter([content]))
 

@@ -42,10 +42,9 @@ def _utf8(file: File, options: ReadOptions) -> Iterator[bytes]:
         try:
             text = decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
-            raise BadFile(
-                f"{file.path}: byte 0x{error.object[error.start]:02X} at offset {begin + error.start:,} is not "
-                f"valid {options.encoding} ({error.reason}). {_remedy(file, options)}"
-            ) from None
+            place = f"byte 0x{error.object[error.start]:02X} at offset {begin + error.start:,}"
+            wrong = f"{file.path}: {place} is not valid {options.encoding} ({error.reason})"
+            raise BadFile(f"{wrong}. {_remedy(file, options)}") from None
         position += len(chunk)
         yield chunk if as_is else text.encode("utf-8", options.errors)
 
@@ -68,7 +67,5 @@ def _remedy(file: File, options: ReadOptions) -> str:
     if kind:
         return f"The file is {kind}. Leave it out: data.exclude={file.label}"
     other = "utf-16" if _is_utf16(next(file.chunks(HEAD_BYTES), b"")) else "latin-1"
-    return (
-        f"If the text is in another encoding, name it: data.encoding={other}; to read bad bytes as U+FFFD: "
-        "data.errors=replace; to train on the bytes as they are: tokenizer=byte"
-    )
+    rest = "to read bad bytes as U+FFFD: data.errors=replace; to train on the bytes as they are: tokenizer=byte"
+    return f"If the text is in another encoding, name it: data.encoding={other}; {rest}"

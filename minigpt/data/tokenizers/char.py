@@ -37,18 +37,14 @@ class CharEncoder:
         try:
             codes = np.frombuffer(run.decode().encode("utf-32-le"), dtype="<u4")
         except UnicodeDecodeError as error:
-            raise UserFault(
-                f"tokenizer=char needs UTF-8 text, got byte 0x{run[error.start]:02X} {error.start:,} bytes after "
-                f"character {position:,}; use tokenizer=bpe or tokenizer=byte for any bytes"
-            ) from None
+            got = f"byte 0x{run[error.start]:02X} {error.start:,} bytes after character {position:,}"
+            raise UserFault(f"tokenizer=char needs UTF-8 text, got {got}; use tokenizer=bpe or byte") from None
         tokens = self._table[np.minimum(codes, len(self._table) - 1)]
         if tokens.size and tokens.min() < 0:
             at = int(np.argmax(tokens < 0))
-            raise UserFault(
-                f"character {chr(codes[at])!r} (U+{codes[at]:04X}) at position {position + at:,} is not in the "
-                f"alphabet of {(self._table >= 0).sum():,} characters that tokenizer=char was made from. Leave it "
-                "out, or train with tokenizer=bpe or tokenizer=byte, which take any text"
-            )
+            what = f"character {chr(codes[at])!r} (U+{codes[at]:04X}) at position {position + at:,}"
+            known = f"the alphabet of {(self._table >= 0).sum():,} characters that tokenizer=char was made from"
+            raise UserFault(f"{what} is not in {known}. Leave it out, or train with tokenizer=bpe or byte")
         return tokens
 
 

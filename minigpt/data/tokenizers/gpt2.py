@@ -42,10 +42,9 @@ def _gpt2_file() -> bytes:
     try:
         content = download(VOCAB_URL, VOCAB_SHA256)
     except ConnectionError as error:
-        raise UserFault(
-            f"tokenizer=gpt2 needs GPT-2's merges: {path} {problem}, and {VOCAB_URL} can't be fetched ({error}). "
-            "Put that file there, name the folder of tiktoken's cache in TIKTOKEN_CACHE_DIR, or use tokenizer=bpe"
-        ) from None
+        missing = f"{path} {problem}, and {VOCAB_URL} can't be fetched ({error})"
+        remedy = "Put that file there, name tiktoken's cache folder in TIKTOKEN_CACHE_DIR, or use tokenizer=bpe"
+        raise UserFault(f"tokenizer=gpt2 needs GPT-2's merges: {missing}. {remedy}") from None
     with contextlib.suppress(OSError):  # a cache that can't be written costs a download next time, no more
         folder.mkdir(parents=True, exist_ok=True)
         write_file(path, content)
