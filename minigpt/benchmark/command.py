@@ -1,11 +1,10 @@
 """What scripts/benchmark.py does: measure each part in turn, print tables, and the ratios last."""
 
-import json
 import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,16 +14,11 @@ from minigpt.benchmark.settings import Plan
 from minigpt.benchmark.table import markdown
 from minigpt.benchmark.tokens import write_text
 from minigpt.benchmark.training import resuming, training, variants
-from minigpt.rundir.files import write_file
+from minigpt.rundir.files import write_file, write_json
 from minigpt.rundir.run_directory import commit, environment
 
 BUSY = 0.5  # load average above which figures are doubtful
-PARTS: dict[str, Callable[[Bench], Section]] = {
-    "training": training,
-    "variants": variants,
-    "resuming": resuming,
-    "sampling": sampling,
-}
+PARTS = {part.__name__: part for part in (training, variants, resuming, sampling)}
 
 
 def benchmark(plans: Sequence[Plan]) -> int:
@@ -44,9 +38,7 @@ def benchmark(plans: Sequence[Plan]) -> int:
     facts = [f"{name} {value}" for name, value in environment().items()]
     about = [f"Machine    {time.strftime('%Y-%m-%d %H:%M:%S %Z')}, {', '.join(facts)}{beside}"]
     if os.getloadavg()[0] > BUSY:
-        about.append(
-            f"WARNING: the load average is {os.getloadavg()[0]:.2f}: something else is running; wait for its end"
-        )
+        about.append(f"WARNING: the load average is {os.getloadavg()[0]:.2f}: wait until nothing else is running")
     say("\n".join(about))
     sections: list[tuple[str, Section]] = []
     for plan in plans:
@@ -80,11 +72,10 @@ def describe_choices(plan: Plan, choices: dict) -> str:
 
 def write_results(folder: Path, about: Sequence[str], sections: Sequence[tuple[str, Section]]) -> None:
     """Write benchmark.md, all sections in one table, and benchmark.json, with every measurement."""
-    table = markdown(
-        ["size", "part", *HEADS], [[size, part.title, *row] for size, part in sections for row in part.rows]
-    )
+    rows = [[size, part.title, *row] for size, part in sections for row in part.rows]
+    table = markdown(["size", "part", *HEADS], rows)
     notes = [f"{part.title}, {size}: {note}" for size, part in sections for note in part.notes]
     write_file(folder / "benchmark.md", "\n\n".join(["\n".join(["```", *about, "```"]), table, *notes]) + "\n")
     content = {"about": about, "sections": [{"size": size, **asdict(part)} for size, part in sections]}
-    write_file(folder / "benchmark.json", json.dumps(content, indent=1) + "\n")
+    write_json(folder / "benchmark.json", content)
     say(f"Written to {folder / 'benchmark.md'} and {folder / 'benchmark.json'}")

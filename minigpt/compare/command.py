@@ -56,10 +56,9 @@ def compare(config: CompareConfig, say: Callable[[str], object] = print) -> None
 
 def report(sides: Sequence[Side], scores: Scores) -> list[str]:
     """The sides, and the verdict; with more than two sides a verdict on each against the first."""
+    size = f"{scores.sizes.sum():,.0f} {scores.unit.split()[-1]}s"
     windows = f"{len(scores.sizes):,} windows of {scores.window:,}"
-    lines = [
-        f"Text  {scores.sizes.sum():,.0f} {scores.unit.split()[-1]}s to predict, in {windows}; losses in {scores.unit}"
-    ]
+    lines = [f"Text  {size} to predict, in {windows}; losses in {scores.unit}"]
     stacked = [np.stack([scores.losses[run.weights] for run in side.runs]) for side in sides]
     for side, losses in zip(sides, stacked, strict=True):
         seeds = f"seed{'s' if len(side.runs) > 1 else ''} {', '.join(str(run.config.seed) for run in side.runs)}"

@@ -11,23 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from minigpt.config.check import find_faults, find_notes
 from minigpt.config.commands import CLASSES
-from minigpt.config.convert import (
-    Fault,
-    fitted,
-    flatten,
-    nearest,
-    no_setting,
-    read,
-    settings,
-    shown,
-    to_dict,
-    value_from_text,
-)
-from minigpt.config.files import compose_files, config_folder, find_groups, inherited_settings, unfit_files
+from minigpt.config.convert import Fault, fitted, flatten, nearest, no_setting, read, settings, shown, value_from_text
+from minigpt.config.files import compose_files, config_folder, find_groups, inherited_settings, to_yaml, unfit_files
 from minigpt.config.help import help_page
 from minigpt.faults import UserFault
 from minigpt.invocation import typed
@@ -108,11 +95,6 @@ def train_arguments(command: str, arguments: list[str]) -> list[str]:
     train, cls = CLASSES["train"], CLASSES[command]
     own = (settings(cls).keys() | find_groups(cls)) - settings(train).keys() - find_groups(train).keys()
     return [argument for argument in arguments if argument.partition("=")[0].lstrip("+") not in own]
-
-
-def to_yaml(config: Any) -> str:
-    """The config as YAML in the users' spelling."""
-    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
 
 
 # --- the command line ---

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 import minigpt
-from minigpt.config.convert import fitted, flatten, sections, settings
+from minigpt.config.convert import fitted, flatten, sections, settings, to_dict
 
 MAX_CHARACTERS = 100_000  # of a YAML file, or of a checkpoint's config.json
 MAX_DEPTH = 20
@@ -77,6 +77,11 @@ def compose_files(command: str, choices: Mapping[str, str], folder: Path | None)
 def _quoted(text: str) -> str:
     """A text as Hydra's grammar reads it back unchanged."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def to_yaml(config: Any) -> str:
+    """A config as YAML in the users' spelling."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
 
 
 def plain_yaml(text: str) -> Any:

@@ -71,13 +71,8 @@ def removed_settings(saved: Mapping[str, Any], cls: type) -> list[str]:
 def config_hash(config: Any) -> str:
     """Eight hex digits that name what a config trains: all that changes the weights and differs from its default."""
     known = settings(config.__class__)
-    return _digest(
-        {
-            key: value
-            for key, value in values(config).items()
-            if known[key].role in NAMED and value != known[key].default
-        }
-    )
+    changed = {key: value for key, value in values(config).items() if value != known[key].default}
+    return _digest({key: value for key, value in changed.items() if known[key].role in NAMED})
 
 
 def default_run_dir(config: Any) -> str:

@@ -120,11 +120,8 @@ def _stdlib() -> Corpus:
         found = [file] if file.is_file() else list((root / module).rglob("*.py"))
         files += [File(path, path.relative_to(root).as_posix()) for path in found]
         missing += [] if found else [module]
-    files = [
-        file
-        for file in files
-        if file.size and file.label not in _GENERATED and not {"test", "tests"} & set(file.label.split("/"))
-    ]
+    files = [file for file in files if file.size and file.label not in _GENERATED]
+    files = [file for file in files if {"test", "tests"}.isdisjoint(file.label.split("/"))]
     if not files:
         remedy = "Use a Python that has it, or your own text: data=text data.source=FILE"
         raise SourceGone(f"data=stdlib needs the source of Python's standard library, which {root} lacks. {remedy}")

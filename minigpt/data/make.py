@@ -110,11 +110,9 @@ def _encode(folder: Path, found: Survey, val_fraction: float, tokenizer: Tokeniz
         return [writer.finish() for writer in writers.values()]
 
 
-def _summary(
-    keys: dict[str, Any], found: Survey, sidecars: list[dict[str, Any]], tokenizer: Tokenizer
-) -> dict[str, Any]:
+def _summary(keys: dict[str, Any], found: Survey, splits: list[dict[str, Any]], tokenizer: Tokenizer) -> dict[str, Any]:
     wanted = keys["vocab_size"] or 0
-    train, val = ({key: sidecar[key] for key in ("tokens", "bytes")} for sidecar in sidecars)
+    train, val = ({key: sidecar[key] for key in ("tokens", "bytes")} for sidecar in splits)
     notes = list(found.corpus.notes)
     if found.crlf:
         notes.append(f"{found.crlf:,} lines end in CR LF; they are kept as they are")

@@ -184,10 +184,8 @@ class TokenSplit:
         """Return tokens start ... stop - 1, cut to the split's ends as a slice is."""
         start, stop, _ = slice(start, stop).indices(self._length)
         size = self._shard_tokens
-        pieces = [
-            self._shards[number][max(0, start - number * size) : stop - number * size]
-            for number in range(start // size, -(-stop // size))
-        ]
+        numbers = range(start // size, -(-stop // size))
+        pieces = [self._shards[n][max(0, start - n * size) : stop - n * size] for n in numbers]
         return np.concatenate(pieces) if stop > start else np.zeros(0, dtype=self._dtype)
 
 

@@ -119,12 +119,10 @@ def try_loss(gpt: GPT, choices: Choices, batch: Batches, update_bytes: int = 0) 
     return fit_micro_batch(gpt, choices, batch, next_token_loss, update_bytes), next_token_loss
 
 
-def fit_micro_batch(
-    gpt: GPT, choices: Choices, batch: Batches, loss_function: LossFunction, update_bytes: int
-) -> Choices:
+def fit_micro_batch(gpt: GPT, choices: Choices, batch: Batches, loss: LossFunction, update_bytes: int) -> Choices:
     """Return the choices with a micro-batch that fits. A smaller one means more of them: a step keeps its tokens."""
     sequences = choices.micro_batch * choices.accumulate
-    while not fits(gpt, choices, batch, loss_function, update_bytes):
+    while not fits(gpt, choices, batch, loss, update_bytes):
         smaller = [size for size in range(1, choices.micro_batch) if sequences % size == 0]
         if not smaller:
             remedy = "Use a smaller model or model.block_size, or model.checkpoint_activations=true"

@@ -1,7 +1,7 @@
 """What a page is made of: its HTML frame and style sheet, cards and tables."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
@@ -49,9 +49,7 @@ PAGE = """<!doctype html>
 """
 
 
-def page_of(
-    name: str, summary: str, cards: Iterable[Sequence[str]], sections: Mapping[str, str], style: str = ""
-) -> str:
+def page_of(name: str, summary: str, cards: Iterable[Sequence[str]], sections: dict[str, str], style: str = "") -> str:
     """Return a page as HTML.
 
     Args:
@@ -61,10 +59,8 @@ def page_of(
         sections: title -> HTML; an empty one is left out.
         style: more CSS.
     """
-    figures = "".join(
-        f"<div><b>{escape(value)}</b><span>{escape(label)}</span><small>{escape(note)}</small></div>"
-        for value, label, note in cards
-    )
+    figure = "<div><b>{}</b><span>{}</span><small>{}</small></div>"
+    figures = "".join(figure.format(*map(escape, card)) for card in cards)
     body = "".join(f"<section><h2>{title}</h2>{part}</section>" for title, part in sections.items() if part)
     return PAGE.format(name=escape(name), style=STYLE + style, summary=escape(summary), figures=figures, body=body)
 

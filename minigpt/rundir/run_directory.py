@@ -72,9 +72,8 @@ class RunDirectory:
         gone = self.writes and not self.path.is_dir()
         if self._lock_file is not None:
             if isinstance(error, UserFault) and not (self.path / "config.yaml").exists():
-                with contextlib.suppress(
-                    OSError
-                ):  # nothing is left of a run that never began, but what others put there
+                # Nothing is left of a run that never began, but what others put there.
+                with contextlib.suppress(OSError):
                     (self.path / "run.lock").unlink()
                     self.checkpoints.rmdir()
                     self.path.rmdir()

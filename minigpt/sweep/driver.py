@@ -18,10 +18,9 @@ from minigpt.rundir.files import write_file
 from minigpt.sweep.locks import STALE_SECONDS, Claim, claim, exclusive, is_alive, owner
 from minigpt.sweep.page import write_page
 from minigpt.sweep.process import make_slots
-from minigpt.sweep.results import write_results, write_slurm_script
+from minigpt.sweep.results import Table, news_of, write_results, write_slurm_script
 from minigpt.sweep.search import Pruning, propose
 from minigpt.sweep.settings import Sweep, changed_settings
-from minigpt.sweep.table import Table, news_of
 from minigpt.sweep.trial_runner import TrialRunner
 from minigpt.sweep.trial_store import FAILED, Trial, TrialStore, best_trial, is_finished
 from minigpt.training.ending import requeue_slurm_job

@@ -16,9 +16,8 @@ from minigpt.redact import redact
 from minigpt.report.frame import page_of, table
 from minigpt.report.number_format import duration, short_number
 from minigpt.rundir.files import write_file
-from minigpt.sweep.results import rerun_command
+from minigpt.sweep.results import rerun_command, rows_of, value_text
 from minigpt.sweep.settings import Sweep
-from minigpt.sweep.table import rows_of, value_text
 from minigpt.sweep.trial_store import COMPLETE, PRUNED, Trial, best_trial, is_finished, state_of
 
 SIZE = (4.6, 3.1)  # inches: as wide as a phone, so that the text is as large there as on a desk

@@ -14,6 +14,7 @@ from typing import Any
 
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 
 from minigpt.config.convert import fitted, no_setting, settings, shown
 from minigpt.config.roles import with_role
@@ -137,14 +138,12 @@ def propose(space: Space, search: SearchConfig, *, seed: int, number: int, trial
         return next(itertools.islice(grid_points(space), number, None))
     own_seed = zlib.crc32(f"{seed}/{number}".encode())
     known = sorted((trial for trial in trials if trial.state != FAILED), key=lambda trial: trial.number)
-    sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(own_seed)
+    sampler: BaseSampler = RandomSampler(own_seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         measured = sum(trial.state in (COMPLETE, PRUNED) for trial in known)
         if search.sampler == "tpe" and measured >= search.startup_trials:
-            sampler = optuna.samplers.TPESampler(
-                seed=own_seed, multivariate=True, constant_liar=True, n_startup_trials=0
-            )
+            sampler = TPESampler(seed=own_seed, multivariate=True, constant_liar=True, n_startup_trials=0)
         study = optuna.create_study(sampler=sampler)
         study.add_trials(known)
         point = study.ask(dict(space)).params
@@ -186,7 +185,7 @@ class Pruning:
         elif search.pruner == "hyperband":
             pruner = optuna.pruners.HyperbandPruner(first, max(first, last), search.reduction_factor)
             # Hyperband's brackets follow from the study's name, which is therefore the same everywhere.
-        self.study = optuna.create_study(study_name="sweep", sampler=optuna.samplers.RandomSampler(), pruner=pruner)
+        self.study = optuna.create_study(study_name="sweep", sampler=RandomSampler(), pruner=pruner)
         self.copies: list[optuna.Trial] = []
         self.verdicts: dict[int, bool] = {}  # at each trial's last mark
 

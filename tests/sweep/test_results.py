@@ -16,10 +16,9 @@ from optuna.distributions import CategoricalDistribution
 from minigpt.config.compose import compose
 from minigpt.config.convert import to_dict
 from minigpt.sweep.page import page
-from minigpt.sweep.results import entries, leaderboard, write_results
+from minigpt.sweep.results import Table, entries, leaderboard, write_results
 from minigpt.sweep.search import propose
 from minigpt.sweep.settings import read_sweep
-from minigpt.sweep.table import Table
 from minigpt.sweep.trial_runner import TrialRunner
 from minigpt.sweep.trial_store import COMPLETE, FAILED, PRUNED, Trial
 

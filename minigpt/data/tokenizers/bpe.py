@@ -38,9 +38,8 @@ class BPEEncoder:
         self._single = [ranks[byte] for byte in SINGLE_BYTES]
         # Without a special token of its own tiktoken takes a path that is 1.6 times as slow. It is never allowed in a
         # text, so that text stays text.
-        self._encoding = tiktoken.Encoding(
-            "minigpt", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: len(ranks)}
-        )
+        special = {END_OF_TEXT: len(ranks)}
+        self._encoding = tiktoken.Encoding("minigpt", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=special)
 
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[np.integer]]:
         return map(self._encode, runs(chunks))
@@ -77,9 +76,8 @@ def train_ranks(size: int, documents: Iterable[Iterable[bytes]]) -> list[bytes]:
 
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # splits by GPT-2's pattern
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, initial_alphabet=list(CHARACTER_TO_BYTE), show_progress=False, special_tokens=[]
-    )
+    alphabet = list(CHARACTER_TO_BYTE)
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False, special_tokens=[])
     text = itertools.chain.from_iterable(map(_valid_text, documents))
     _run_interruptibly(lambda parts: learner.train_from_iterator(parts, trainer), text)
     numbers = learner.get_vocab()
