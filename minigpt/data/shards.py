@@ -241,5 +241,5 @@ def _refuse_strange_token(path: Path, shard: NDArray[Any], tokenizer: Tokenizer)
     """Name the first token outside the vocabulary, if there is one."""
     strange = np.flatnonzero(shard >= tokenizer.vocab_size)
     if strange.size:
-        held = f"token id {int(shard[strange[0]])} at position {int(strange[0]):,}"
-        raise UserFault(f"{path} holds {held}; the vocab_size of its tokenizer is {tokenizer.vocab_size:,}")
+        held = f"{path} holds token id {int(shard[strange[0]])} at position {int(strange[0]):,}"
+        raise UserFault(f"{held}; the vocab_size of its {tokenizer.name} tokenizer is {tokenizer.vocab_size:,}")

@@ -128,8 +128,8 @@ def fit_micro_batch(gpt: GPT, choices: Choices, batch: Batches, loss: LossFuncti
             remedy = "Use a smaller model or model.block_size, or model.checkpoint_activations=true"
             raise UserFault(f"not even one sequence fits the device's memory, forward and backward. {remedy}")
         less = replace(choices, micro_batch=smaller[-1], accumulate=sequences // smaller[-1])
-        fitting = f"going on with {less.micro_batch} x {less.accumulate} of them per step"
-        print(f"Memory     a micro-batch of {choices.micro_batch} does not fit; {fitting}, of {sequences} sequences")
+        instead = f"going on with {less.micro_batch} x {less.accumulate} a step, the same {sequences} sequences"
+        print(f"Memory     a micro-batch of {choices.micro_batch} does not fit; {instead}")
         choices = less
     return choices
 

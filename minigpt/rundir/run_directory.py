@@ -92,7 +92,7 @@ class RunDirectory:
         for entry in os.scandir(self.path):
             if not entry.is_dir(follow_symlinks=False) and not entry.is_file(follow_symlinks=False):
                 remedy = "Remove it, or choose another run.dir (which may itself be a link)"
-                raise UserFault(f"{entry.path!r} is a link or the like, and would lead out of the run. {remedy}")
+                raise UserFault(f"{entry.path!r} is a link, or no plain file, and leads out of the run. {remedy}")
 
     def _lock(self) -> IO[str]:
         """Return the lock file, which says whose it is; closing it frees the lock."""

@@ -68,10 +68,10 @@ def rows_of(
             speed, value, state = progress(sweep, here[trial.number])
         if not sweep.peak_is_reached(trial.params):
             state += ", its warm-up ends after the run: the peak rate was never reached"
-        typed = [as_typed(trial.params[key]) for key in sweep.space]
+        point = [as_typed(trial.params[key]) for key in sweep.space]
         speed_text = short_number(speed) if speed else ""
         rank, number_text = ranks.get(trial.number, ""), str(trial.number)
-        rows.append([rank, number_text, value_text(trial, value), *typed, speed_text, state])
+        rows.append([rank, number_text, value_text(trial, value), *point, speed_text, state])
     return rows
 
 

@@ -229,7 +229,7 @@ def test_an_impossible_tokenizer_is_named_before_the_text_is_looked_for(tmp_path
 def test_a_split_that_training_would_refuse_is_refused_here(source, text, says):
     source.write_bytes(text)
     with pytest.raises(
-        UserFault, match=rf"{says} .*at least 2\. Use more text or a (smaller|larger) data\.val_fraction"
+        UserFault, match=rf"{says}.*at least 2\. Use more text or a (smaller|larger) data\.val_fraction"
     ):
         run(keys(source), "byte")
 
