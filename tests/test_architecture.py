@@ -53,11 +53,11 @@ MAY_IMPORT = {
     "redact": "",
     "report": "attention checkpoint config data faults rundir matplotlib numpy torch yaml",
     "rundir": "config faults invocation redact __init__ torch wandb yaml",
-    "sampling": "attention checkpoint config data faults machine model rundir splitmix torch",
+    "sampling": "checkpoint config data faults machine model rundir splitmix torch",
     "sweep": "config data faults invocation machine process redact report rundir training matplotlib optuna torch yaml",
     "splitmix": "numpy",
-    "training": "checkpoint config data faults invocation machine model process redact report rundir sampling "
-    "splitmix __init__ lightning torch",
+    "training": "attention checkpoint config data faults invocation machine model process redact report rundir "
+    "sampling splitmix __init__ lightning torch",
     "verify": "checkpoint config faults rundir",
 }
 

@@ -7,7 +7,7 @@ number of q and k, and compare two positions for each score.
 import functools
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,14 +23,14 @@ def _kept(make: Callable[..., Made]) -> Callable[..., Made]:
     """Keep what `make` returned for its latest arguments; a compiler calls it once and takes the result as it is."""
 
     @functools.lru_cache(maxsize=8)
-    def once(*sizes: int | torch.device | torch.dtype) -> Made:
+    def once(*facts: Any) -> Made:
         # Made while sampling it must serve training as well, and made while a model is counted it must be real.
         with torch.inference_mode(False), _disable_current_modes():
-            return make(*sizes)
+            return make(*facts)
 
     @functools.wraps(make)
-    def kept(*sizes: int | torch.device | torch.dtype) -> Made:
-        return once(*sizes)
+    def kept(*facts: Any) -> Made:
+        return once(*facts)
 
     # What torch.compiler.assume_constant_result does, without its import of the compiler: a second before each sample.
     kept._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -51,6 +51,6 @@ def kept_causal_mask(T: int, S: int, device: torch.device) -> Tensor:
 
 
 @_kept
-def angles_from_zero(T: int, D: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (T, 1, D/2) of the positions 0 .. T - 1, for x (B, T, H, D): see rotary.py."""
-    return angles(torch.arange(T, device=device)[:, None], D, dtype)
+def angles_from_zero(T: int, D: int, device: torch.device, dtype: torch.dtype, *rope: Any) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (T, 1, D/2) of the positions 0 .. T - 1, for x (B, T, H, D). rope: as `angles` has it."""
+    return angles(torch.arange(T, device=device)[:, None], D, dtype, *rope)

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from torch import Tensor
 
 from minigpt.attention.constants import angles_from_zero, kept_causal_mask
@@ -22,7 +22,8 @@ from minigpt.attention.functional import (
 )
 from minigpt.attention.linear import chunked_linear_attention, explicit_linear_attention, linear_attention_weights
 from minigpt.attention.masks import causal_mask, combine_masks
-from minigpt.attention.rotary import turn
+from minigpt.attention.norms import QueryKeyRMSNorm
+from minigpt.attention.rotary import THETA, Llama3Scaling, angles, turn
 
 
 class SelfAttention(nn.Module):
@@ -98,9 +99,11 @@ KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tens
     "fused": _fused,
 }
 
-# Norms of queries and keys, head by head, before they are turned: (..., D) -> (..., D).
-QK_NORMS: dict[str, Callable[[Tensor], Tensor]] = {
-    "layernorm": lambda x: F.layer_norm(x, x.shape[-1:]),
+# Norms of queries and keys, head by head, before they are turned, (B, T, H + G, D) -> the same: a constructor from
+# H, G and D.
+QK_NORMS: dict[str, Callable[..., nn.Module]] = {
+    "layernorm": lambda H, G, D, eps: nn.LayerNorm(D, eps, elementwise_affine=False),
+    "rmsnorm": QueryKeyRMSNorm,
 }
 
 
@@ -115,8 +118,12 @@ class CausalSelfAttention(nn.Module):
         n_kv_head: heads G of keys and values, each shared by H / G heads of queries; None = H.
         head_dim: D; None = C / H.
         rotary: turn queries and keys by their positions (see rotary.py): the layer then knows the order.
+        rope_theta: rotary only: the base of its angles.
+        rope_scaling: rotary only: what slows them; None = nothing.
         qk_norm: how queries and keys are normalised, head by head: None or a name in QK_NORMS.
-        bias: biases in the projections.
+        norm_eps: of that norm.
+        bias: biases of queries, keys and values.
+        out_bias: bias of the output projection; None = as `bias`.
         dropout: on the attention weights and after the output projection.
         kernel: how softmax attention is computed, "explicit" or "fused".
         linear: linear attention instead of softmax (see linear.py), whose weights are never dropped.
@@ -136,8 +143,12 @@ class CausalSelfAttention(nn.Module):
         n_kv_head: int | None = None,
         head_dim: int | None = None,
         rotary: bool = False,
+        rope_theta: float = THETA,
+        rope_scaling: Llama3Scaling | None = None,
         qk_norm: str | None = None,
+        norm_eps: float = 1e-5,
         bias: bool = True,
+        out_bias: bool | None = None,
         dropout: float = 0.0,
         kernel: str = "fused",
         linear: bool = False,
@@ -146,13 +157,14 @@ class CausalSelfAttention(nn.Module):
         self.n_head = n_head
         self.n_kv_head = n_head if n_kv_head is None else n_kv_head
         self.head_dim = head_width(n_embd, n_head) if head_dim is None else head_dim
-        self.rotary, self.qk_norm, self.dropout = rotary, qk_norm, dropout
-        _refuse_misfits(self, n_embd, kernel)
+        self.rotary, self.rope, self.dropout = rotary, (rope_theta, rope_scaling), dropout
+        _refuse_misfits(self, n_embd, qk_norm, kernel)
         self.attend = _linear if linear else KERNELS[kernel]
         self.weights_of = linear_attention_weights if linear else attention_weights
         # W_q, W_k, W_v stacked: one product instead of three
         self.qkv = nn.Linear(n_embd, (n_head + 2 * self.n_kv_head) * self.head_dim, bias=bias)
-        self.out = nn.Linear(n_head * self.head_dim, n_embd, bias=bias)
+        self.qk_norm = QK_NORMS[qk_norm](n_head, self.n_kv_head, self.head_dim, norm_eps) if qk_norm else None
+        self.out = nn.Linear(n_head * self.head_dim, n_embd, bias=bias if out_bias is None else out_bias)
 
     def project(self, x: Tensor, angles: Angles | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return q (B, H, T, D) and k, v (B, G, T, D) of x (B, T, C); q and k normalised and turned if so chosen."""
@@ -169,11 +181,15 @@ class CausalSelfAttention(nn.Module):
     def norm_and_turn(self, qk: Tensor, angles: Angles | None) -> Tensor:
         """Normalise and turn queries and keys together, (B, T, H + G, D): one pass instead of two."""
         if self.qk_norm:
-            qk = QK_NORMS[self.qk_norm](qk)
+            qk = self.qk_norm(qk)
         if self.rotary:
-            cos, sin = angles or angles_from_zero(qk.shape[1], self.head_dim, qk.device, qk.dtype)
+            cos, sin = angles or angles_from_zero(qk.shape[1], self.head_dim, qk.device, qk.dtype, *self.rope)
             qk = turn(qk, cos.to(qk.dtype), sin.to(qk.dtype))
         return qk
+
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> Angles:
+        """Return the angles of positions (B, T) or (T,), broadcastable to (B, T, H, D/2): once for all layers."""
+        return angles(positions[..., None], self.head_dim, dtype, *self.rope)
 
     def read(self, x: Tensor, cache: KeyValueStore | None, angles: Angles | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries (B, H, T, D) of x, and the keys and values (B, H, S, D) that the cache then holds."""
@@ -210,7 +226,7 @@ class CausalSelfAttention(nn.Module):
         return self.weights_of(q, k, _narrowed(mask, q, k))
 
 
-def _refuse_misfits(layer: CausalSelfAttention, n_embd: int, kernel: str) -> None:
+def _refuse_misfits(layer: CausalSelfAttention, n_embd: int, qk_norm: str | None, kernel: str) -> None:
     """Refuse sizes and names of a CausalSelfAttention that don't fit, with what would."""
     H, G, D = layer.n_head, layer.n_kv_head, layer.head_dim
     if H < 1 or D < 1:
@@ -223,7 +239,7 @@ def _refuse_misfits(layer: CausalSelfAttention, n_embd: int, kernel: str) -> Non
             f"rotary attention: got n_embd={n_embd} and n_head={H}, heads of odd width {D}; "
             f"wanted an even width: n_embd={n_embd + H} or head_dim={D + 1}"
         )
-    for name, value, known in (("qk_norm", layer.qk_norm, (None, *QK_NORMS)), ("kernel", kernel, tuple(KERNELS))):
+    for name, value, known in (("qk_norm", qk_norm, (None, *QK_NORMS)), ("kernel", kernel, tuple(KERNELS))):
         if value not in known:
             raise ValueError(f"attention: got {name}={value!r}; wanted one of {', '.join(map(repr, known))}")
 

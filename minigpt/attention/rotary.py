@@ -5,26 +5,55 @@ A position embedding says where a token stands; a rotation lets only the distanc
 Source: Su et al. 2021, "RoFormer", section 3.2.2.
 """
 
+import math
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-BASE = 10_000.0  # the slowest pair of numbers turns once in 2 pi times about this many positions
+THETA = 10_000.0  # the slowest pair of numbers turns once in 2 pi times about this many positions
 
 
-def angles(positions: Tensor, D: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of position * BASE^(-2i/D) for the pairs i = 0 .. D/2 - 1.
+class Llama3Scaling(NamedTuple):
+    """How Llama 3.1 reads further than it was first trained to: it slows the pairs that turn slowest.
+
+    A pair that turns more than `high_freq_factor` times within the original context keeps its pace, one that turns
+    less than `low_freq_factor` times turns `factor` times slower, and between the two the pace changes smoothly.
+
+    Source: Grattafiori et al. 2024, "The Llama 3 Herd of Models"; the model's own published code.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int  # tokens
+
+    def slowed(self, frequencies: Tensor) -> Tensor:
+        """Return the new pace of each pair, in radians per position."""
+        turns = self.original_context * frequencies / (2 * math.pi)
+        kept = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
+        return (kept + (1 - kept) / self.factor) * frequencies
+
+
+def angles(
+    positions: Tensor, D: int, dtype: torch.dtype, theta: float = THETA, scaling: Llama3Scaling | None = None
+) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of position * theta^(-2i/D) for the pairs i = 0 .. D/2 - 1.
 
     Args:
         positions: any shape, counted from 0.
         D: width of the vectors to turn, even.
         dtype: of the result. The angles are computed in fp32 at least: in bf16 257 is no number.
+        theta: the base: the larger, the slower the slow pairs, and the further they tell positions apart.
+        scaling: changes the pace of the pairs; None = leave it.
 
     Returns:
         Two tensors of the shape of `positions` with a last dimension D/2.
     """
     exact = torch.promote_types(dtype, torch.float32)
     pairs = torch.arange(D // 2, device=positions.device, dtype=exact)
-    angle = positions[..., None].to(exact) * BASE ** (-2 * pairs / D)
+    frequencies = theta ** (-2 * pairs / D)
+    angle = positions[..., None].to(exact) * (scaling.slowed(frequencies) if scaling else frequencies)
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from minigpt.config.convert import Fault, settings, shown, values
+from minigpt.config.schema import ModelConfig
 from minigpt.config.setting import Setting
 from minigpt.invocation import typed
 
@@ -88,11 +89,35 @@ def experiment_names_a_folder(experiment: str) -> Iterator[str]:
         yield f"experiment={shown(experiment)} names a folder: letters, digits, . _ + - only, 100 at most. Rename it."
 
 
-@rule("model.n_embd", "model.n_head")
-def heads_divide_width(n_embd: int, n_head: int) -> Iterator[str]:
-    if n_embd % n_head:
+@rule("model.n_embd", "model.n_head", "model.head_dim", "model.attention")
+def heads_have_a_width(n_embd: int, n_head: int, head_dim: int, attention: str) -> Iterator[str]:
+    if not head_dim and n_embd % n_head:
         remedy = f"Use {_nearest_multiples('model.n_embd', n_embd, n_head)}."
         yield f"model.n_embd={n_embd} is not a multiple of model.n_head={n_head}. {remedy}"
+    elif attention == "rotary" and (width := head_dim or n_embd // n_head) % 2:
+        yield f"model.attention=rotary turns pairs of numbers, got heads of {width}. Use model.head_dim={width + 1}."
+
+
+@rule("model.n_head", "model.n_kv_head")
+def groups_divide_heads(n_head: int, n_kv_head: int) -> Iterator[str]:
+    if n_kv_head and n_head % n_kv_head:
+        fitting = ", ".join(str(number) for number in range(1, n_head + 1) if n_head % number == 0)
+        yield f"model.n_kv_head={n_kv_head} does not divide model.n_head={n_head}. Use one of {fitting}."
+
+
+@rule("model.attention", "model.rope_theta", "model.rope_scaling")
+def rotations_have_something_to_turn(attention: str, theta: float, scaling: str) -> Iterator[str]:
+    if attention != "rotary" and (theta != ModelConfig.rope_theta or scaling != "none"):
+        yield (
+            f"model.rope_theta={theta:g} and model.rope_scaling={scaling} are for model.attention=rotary, got "
+            f"model.attention={attention}. Leave them out, or use model.attention=rotary."
+        )
+
+
+@rule("model.rope_low_freq_factor", "model.rope_high_freq_factor")
+def frequencies_are_in_order(low: float, high: float) -> Iterator[str]:
+    if low >= high:
+        yield f"model.rope_low_freq_factor={low:g} must be less than model.rope_high_freq_factor={high:g}. Swap them."
 
 
 @rule("batch_tokens", "model.block_size", "trainer.micro_batch", "trainer.devices")

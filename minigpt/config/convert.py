@@ -127,7 +127,9 @@ def in_words(kind: Any) -> str:
     """A type as users read it."""
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
     if typing.get_origin(kind) is Literal:
-        return "one of " + ", ".join(typing.get_args(kind))
+        return "one of " + ", ".join(
+            str(word).lower() if isinstance(word, bool) else word for word in typing.get_args(kind)
+        )
     if typing.get_origin(kind) is list:
         return 'a JSON list of strings like ["END", "\\n\\n"]'
     if typing.get_origin(kind) is dict:
@@ -145,8 +147,8 @@ def fitted(kind: Any, value: Any) -> tuple[Any, str]:
         words = typing.get_args(part)
         if "on" in words:  # YAML 1.1 reads a bare `on` as true
             value = {"True": "on", "true": "on", "False": "off", "false": "off"}.get(str(value), value)
-        good = isinstance(value, str) and value in words
-        close = difflib.get_close_matches(str(value).lower(), words, n=1)
+        good = isinstance(value, str | bool) and value in words
+        close = difflib.get_close_matches(str(value).lower(), [word for word in words if isinstance(word, str)], n=1)
         wanted += f" (did you mean {close[0]}?)" if close and len(words) > 1 else ""
     elif part is float:
         good = type(value) in (int, float) and abs(value) <= sys.float_info.max  # of a float, even for an int
@@ -189,7 +191,7 @@ def value_from_text(kind: Any, text: str) -> Any:
             return int(text) if text.isascii() and not text[:1].isspace() else text
         if part is float:
             return float(text)
-        if part is bool:
+        if part is bool or (typing.get_origin(part) is Literal and True in typing.get_args(part)):
             return {"true": True, "false": False}.get(text.lower(), text)
         if typing.get_origin(part) in (list, dict):
             return json.loads(text)

@@ -23,16 +23,40 @@ class ModelConfig:
     """The transformer. GPT-2's architecture unless a value says otherwise."""
 
     n_layer: int = setting(4, "transformer blocks", "weights", low=1, high=10_000)
-    n_head: int = setting(4, "attention heads per block; must divide n_embd", "weights", low=1, high=10_000)
+    n_head: int = setting(4, "attention heads per block", "weights", low=1, high=10_000)
+    n_kv_head: int = setting(0, "heads of keys and values; 0 = n_head", "weights", low=0, high=10_000, since="0.2.0")
+    head_dim: int = setting(0, "width of a head; 0 = n_embd / n_head", "weights", low=0, high=100_000, since="0.2.0")
     n_embd: int = setting(128, "model width C", "weights", low=1, high=1_000_000)
+    n_hidden: int = setting(
+        0, "width in the MLP; 0 = 4 n_embd, swiglu: 8/3 n_embd", "weights", low=0, high=10_000_000, since="0.2.0"
+    )
     block_size: int = setting(128, "context length T in tokens", "weights", low=1, high=2**24)
     dropout: float = setting(0.0, "on embeddings, attention weights and block outputs", "schedule", low=0, below=1)
-    bias: bool = setting(True, "biases in Linear and LayerNorm layers (GPT-2: true)", "weights")
-    activation: Literal["gelu_tanh", "gelu", "relu_squared"] = setting("gelu_tanh", "gelu: nanoGPT's, exact", "weights")
+    bias: Literal[True, False, "none", "qkv", "attention", "all"] = setting(
+        True, "biases in Linear and LayerNorm layers (GPT-2: true, all; Qwen2: qkv)", "weights"
+    )
+    norm: Literal["layernorm", "rmsnorm"] = setting("layernorm", "rmsnorm: no mean, no bias", "weights", since="0.2.0")
+    norm_eps: float = setting(1e-5, "of every norm", "weights", above=0, below=1, since="0.2.0")
+    activation: Literal["gelu_tanh", "gelu", "relu_squared", "swiglu"] = setting(
+        "gelu_tanh", "gelu: nanoGPT's, exact; swiglu: with a gate", "weights"
+    )
     attention: Literal["softmax", "rotary", "linear"] = setting("softmax", "rotary: it holds the positions", "weights")
-    qk_norm: Literal["auto", "none", "layernorm"] = setting(
+    qk_norm: Literal["auto", "none", "layernorm", "rmsnorm"] = setting(
         "auto", "norm of queries and keys, head by head; auto: layernorm if rotary", "weights", since="0.2.0"
     )
+    rope_theta: float = setting(10_000.0, "rotary: larger turns slower", "weights", low=1, high=1e12, since="0.2.0")
+    rope_scaling: Literal["none", "llama3"] = setting(
+        "none", "rotary, stretched as in Llama 3", "weights", since="0.2.0"
+    )
+    rope_factor: float = setting(8.0, "llama3: slow pairs turn so much slower", "weights", low=1, since="0.2.0")
+    rope_low_freq_factor: float = setting(
+        1.0, "llama3: slow pairs turn at most so often in the original context", "weights", above=0, since="0.2.0"
+    )
+    rope_high_freq_factor: float = setting(
+        4.0, "llama3: pairs that turn at least so often in it keep their pace", "weights", above=0, since="0.2.0"
+    )
+    rope_original_context: int = setting(8192, "llama3: in tokens", "weights", low=1, since="0.2.0")
+    tied: bool = setting(True, "the token embedding is the output layer, too", "weights", since="0.2.0")
     checkpoint_activations: bool = setting(False, "recompute in the backward pass: less memory, ~1/3 slower", "machine")
 
 
@@ -66,6 +90,9 @@ class OptimizerConfig:
     name: Literal["adamw", "muon"] = setting("adamw", "muon: the blocks' matrices by Muon, others by AdamW", "weights")
     lr: float = setting(1e-3, "peak learning rate", "schedule", aka="learning_rate", above=0)
     matrix_lr: float = setting(0.02, "muon only: peak learning rate of the blocks' matrices", "schedule", above=0)
+    split_qkv: bool = setting(
+        False, "muon only: queries', keys' and values' matrices move each on its own", "weights", since="0.2.0"
+    )
     momentum: float = setting(0.95, "muon only: decay of the gradient's running mean", "schedule", low=0, below=1)
     beta1: float = setting(0.9, "decay of the gradient's running mean", "schedule", low=0, below=1)
     beta2: float = setting(0.99, "decay of its running square", "schedule", low=0, below=1)

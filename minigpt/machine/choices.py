@@ -12,7 +12,7 @@ from minigpt.config.convert import misfit, shown
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
 from minigpt.machine.hardware import MAX_THREADS, Hardware
-from minigpt.model.counting import activation_bytes
+from minigpt.model.counting import activation_bytes, parameter_count
 from minigpt.rundir.run_directory import RunDirectory
 
 
@@ -160,7 +160,6 @@ def read_choices(saved: Mapping[str, Any], config: TrainConfig) -> Choices:
 
 def _room_for_activations(config: TrainConfig, hardware: Hardware, vocab_size: int) -> int:
     """Bytes of one device that activations may take."""
-    model = config.model
-    parameters = 12 * model.n_layer * model.n_embd**2 + (vocab_size + model.block_size) * model.n_embd
-    left = max(0, hardware.memory_bytes - 16 * parameters)  # weights, gradients and two averages in fp32
+    # Weights, gradients and two averages in fp32.
+    left = max(0, hardware.memory_bytes - 16 * parameter_count(config.model, vocab_size))
     return left // (4 * config.trainer.devices) if hardware.device == "cpu" else left // 2

@@ -10,15 +10,17 @@ from minigpt.model.gpt import GPT
 
 def count_parameters(model: GPT) -> dict[str, int]:
     """Parameters by part; the padding rows of the embedding table are not counted."""
+    embedding = model.vocab_size * model.config.n_embd
     parts = {
-        "token embedding (also the output layer)": model.vocab_size * model.config.n_embd,
+        "token embedding" if model.output else "token embedding (also the output layer)": embedding,
         "position embedding": model.position_embedding.weight.numel() if model.position_embedding else 0,
+        "output layer": embedding if model.output else 0,
         "attention": 0,
         "MLP": 0,
         "norms": sum(parameter.numel() for parameter in model.final_norm.parameters()),
     }
     for name, parameter in model.blocks.named_parameters():
-        part = "attention" if ".attention." in name else "MLP" if ".mlp." in name else "norms"
+        part = "norms" if "norm" in name else "attention" if ".attention." in name else "MLP"
         parts[part] += parameter.numel()
     return {part: count for part, count in parts.items() if count}
 
@@ -36,9 +38,10 @@ def describe_plan(
         tokens = total_steps * config.batch_tokens
         passes, each = tokens / len(prepared.train), f"{tokens / parameters:.1f} tokens per parameter"
         length = f"{total_steps:,} steps = {tokens:,} tokens = {passes:.2f} passes over the data, {each}"
+    shared = f" ({model.n_kv_head} of keys and values)" if 0 < model.n_kv_head < model.n_head else ""
     lines = [
         f"Model      {parameters:,} parameters: {number_of(model.n_layer, 'layer')}, "
-        f"{number_of(model.n_head, 'head')}, width {model.n_embd}, context {model.block_size}, "
+        f"{number_of(model.n_head, 'head')}{shared}, width {model.n_embd}, context {model.block_size}, "
         f"vocabulary {gpt.vocab_size:,}",
         *[f"           {count:>13,}  {part}" for part, count in parts.items()],
         f"Data       {len(prepared.train):,} training tokens, {len(prepared.val):,} validation tokens "

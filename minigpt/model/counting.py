@@ -14,10 +14,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from minigpt.config.schema import ModelConfig
+from minigpt.model.empty import empty_gpt
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss
 
 PRIME = 1_000_003  # sequences of a counted batch: only what grows with it has a multiple of so many bytes
+
+
+def parameter_count(config: ModelConfig, vocab_size: int) -> int:
+    """Return the number of a model's weights, with the padding of its embedding table."""
+    one = empty_gpt(replace(config, n_layer=1), vocab_size, device="meta")
+    whole, block = (sum(each.numel() for each in part.parameters()) for part in (one, one.blocks))
+    return whole + (config.n_layer - 1) * block
 
 
 def flops_per_token(config: ModelConfig, vocab_size: int) -> float:

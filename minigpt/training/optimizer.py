@@ -1,13 +1,14 @@
 """The run's one optimizer (AdamW or Muon), and its learning rate as a pure function of how far the run is."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 
+from minigpt.attention.layers import CausalSelfAttention
 from minigpt.config.schema import OptimizerConfig, ScheduleConfig
 
 # Each line (a, b, c) is one step X <- a X + (b X X^T + c (X X^T)^2) X, which pushes all singular values towards 1.
@@ -55,6 +56,7 @@ class Muon(torch.optim.AdamW):
         matrix_lr: of Muon's part: the update of a square matrix has singular values of about this size.
         momentum: decay of the matrices' averaged gradient (Nesterov's form).
         products: dtype of the iteration: bf16 where the hardware multiplies it fast.
+        parts: of a parameter that stacks several matrices, the rows of each: they are made orthogonal one by one.
         options: AdamW's betas, eps, and weight_decay (decoupled, on all 2-d parameters).
     """
 
@@ -67,6 +69,7 @@ class Muon(torch.optim.AdamW):
         matrix_lr: float,
         momentum: float,
         products: torch.dtype = torch.float32,
+        parts: Mapping[Tensor, list[int]] | None = None,
         **options: Any,
     ):
         first, rest = list(matrices), list(others)
@@ -76,7 +79,7 @@ class Muon(torch.optim.AdamW):
             {"params": [parameter for parameter in rest if parameter.dim() < 2], "initial_lr": lr, "weight_decay": 0.0},
         ]
         super().__init__([group for group in groups if group["params"]], lr=lr, fused=True, **options)
-        self.matrices, self.momentum, self.products = set(first), momentum, products
+        self.matrices, self.momentum, self.products, self.parts = set(first), momentum, products, parts or {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         torch.optim.Optimizer.__setstate__(self, state)  # AdamW's wants a "step" of every parameter, matrices too
@@ -116,17 +119,18 @@ class Muon(torch.optim.AdamW):
         ahead = torch._foreach_lerp(gradients, averages, self.momentum)
         if weight_decay:
             torch._foreach_mul_(list[Tensor](parameters), 1 - lr * weight_decay)
-        shapes: dict[tuple[int, ...], list[int]] = {}
-        for index, parameter in enumerate(parameters):
-            shapes.setdefault(tuple(sorted(parameter.shape)), []).append(index)
-        for indices in shapes.values():
-            upright = [parameters[index].shape[0] > parameters[index].shape[1] for index in indices]
-            lying = [ahead[index].T if tall else ahead[index] for index, tall in zip(indices, upright, strict=True)]
+        shapes: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
+        for parameter, step in zip(parameters, ahead, strict=True):
+            parts = self.parts.get(parameter, [len(parameter)])
+            for matrix, part in zip(parameter.split(parts), step.split(parts), strict=True):
+                shapes.setdefault(tuple(sorted(matrix.shape)), []).append((matrix, part))
+        for alike in shapes.values():
+            lying = [part.T if part.shape[0] > part.shape[1] else part for _, part in alike]
             updates = orthogonal(torch.stack(lying).to(self.products)).to(parameters[0].dtype)
-            for index, tall, update in zip(indices, upright, updates, strict=True):
-                rows, columns = parameters[index].shape
+            for (matrix, _), update in zip(alike, updates, strict=True):
+                rows, columns = matrix.shape
                 length = lr * max(1.0, rows / columns) ** 0.5  # so that outputs move as much for every shape
-                parameters[index].add_(update.T if tall else update, alpha=-length)
+                matrix.add_(update.T if rows > columns else update, alpha=-length)
         for tensor, old in zip(changed, before, strict=False):
             tensor.copy_(torch.where(skip > 0, old, tensor))
 
@@ -151,7 +155,15 @@ def adamw(config: OptimizerConfig, model: nn.Module, precision: str) -> torch.op
 
 
 def muon(config: OptimizerConfig, model: nn.Module, precision: str) -> torch.optim.Optimizer:
-    """Muon for the matrices of the blocks, AdamW for embeddings, the output layer and vectors."""
+    """Muon for the matrices of the blocks, AdamW for embeddings, the output layer and vectors.
+
+    A layer stacks the matrices of queries, keys and values into one for speed. With `split_qkv` each moves on its own,
+    in all its directions alike, which trains better; otherwise they move as one matrix of many rows.
+    """
+    parts: dict[Tensor, list[int]] = {}
+    for layer in model.modules() if config.split_qkv else ():
+        if isinstance(layer, CausalSelfAttention):
+            parts[layer.qkv.weight] = [heads * layer.head_dim for heads in (layer.n_head, *[layer.n_kv_head] * 2)]
     blocks = [parameter for parameter in model.get_submodule("blocks").parameters() if parameter.dim() == 2]
     in_blocks = set(blocks)
     return Muon(
@@ -164,6 +176,7 @@ def muon(config: OptimizerConfig, model: nn.Module, precision: str) -> torch.opt
         betas=(config.beta1, config.beta2),
         eps=config.eps,
         weight_decay=config.weight_decay,
+        parts=parts,
     )
 
 

@@ -12,6 +12,7 @@ from minigpt.attention.functional import explicit_attention
 from minigpt.attention.layers import (
     ATTENTION,
     KERNELS,
+    QK_NORMS,
     CausalSelfAttention,
     CrossAttention,
     SelfAttention,
@@ -225,17 +226,24 @@ def repeated(layer, groups, **options):
         kv = [part.unflatten(0, (G, D)).repeat_interleave(groups, dim=0).flatten(0, 1) for part in kv]
         theirs.data = torch.cat([q, *kv])
     twin.out.load_state_dict(layer.out.state_dict())
+    if options.get("qk_norm") == "rmsnorm":
+        twin.qk_norm.load_state_dict(layer.qk_norm.state_dict())
     return twin
 
 
+QK_OPTIONS = [{"rotary": True, "qk_norm": name} for name in QK_NORMS]
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("options", [{}, {"rotary": True}, {"rotary": True, "qk_norm": "layernorm"}, {"linear": True}])
+@pytest.mark.parametrize("options", [{}, {"rotary": True}, *QK_OPTIONS, {"linear": True}])
 @pytest.mark.parametrize(("n_head", "n_kv_head", "head_dim"), [(6, 3, 4), (6, 2, 2), (4, 1, 6), (3, 3, 8)])
 def test_grouped_keys_equal_repeated_heads_and_stay_grouped_in_the_cache(kernel, options, n_head, n_kv_head, head_dim):
     sizes = {"n_kv_head": n_kv_head, "head_dim": head_dim}
     layer, x = make(CausalSelfAttention, C, n_head, kernel=kernel, **sizes, **options), draw(B, T, C)
     assert layer.qkv.weight.shape == ((n_head + 2 * n_kv_head) * head_dim, C)
     assert layer.out.weight.shape == (C, n_head * head_dim)
+    if options.get("qk_norm") == "rmsnorm":
+        layer.qk_norm.q_weight.data, layer.qk_norm.k_weight.data = 1 + draw(2, head_dim, seed=2)
     twin = repeated(layer, n_head // n_kv_head, **options)
     mask = padding_mask(torch.tensor([2, 5]), T)
     for arguments in ((), (mask,)):
@@ -266,7 +274,7 @@ def test_gradients_of_a_shared_head_are_the_sum_over_its_group():
         ({"n_kv_head": 2}, r"got n_head=3 and n_kv_head=2; wanted a divisor of n_head: one of \[1, 3\]"),
         ({"n_kv_head": 0}, r"got n_head=3 and n_kv_head=0; wanted a divisor"),
         ({"head_dim": 0}, r"got n_head=3 and head_dim=0; wanted at least 1"),
-        ({"qk_norm": "batchnorm"}, r"got qk_norm='batchnorm'; wanted one of None, 'layernorm'"),
+        ({"qk_norm": "batchnorm"}, r"got qk_norm='batchnorm'; wanted one of None, 'layernorm', 'rmsnorm'"),
         ({"kernel": "magic"}, r"got kernel='magic'; wanted one of 'explicit', 'fused'"),
     ],
 )

@@ -8,7 +8,7 @@ import torch
 
 from minigpt.attention.constants import angles_from_zero
 from minigpt.attention.layers import CausalSelfAttention
-from minigpt.attention.rotary import angles, rotate, turn
+from minigpt.attention.rotary import Llama3Scaling, angles, rotate, turn
 
 B, T, H, D = 2, 7, 3, 10
 Rotary = partial(CausalSelfAttention, rotary=True, qk_norm="layernorm")
@@ -23,6 +23,42 @@ def test_a_pair_is_turned_by_position_times_its_speed():
     slow = 3 * 10_000 ** (-2 / 4)
     expected = [math.cos(3), -math.sin(slow), math.sin(3), math.cos(slow)]
     torch.testing.assert_close(rotate(x, torch.tensor(3)), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_a_larger_base_turns_the_slow_pairs_slower():
+    x = torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64)  # the second pair is (1, 0)
+    cos, sin = angles(torch.tensor(3), 4, torch.float64, 1e6)
+    slow = 3 * 1e6 ** (-2 / 4)
+    expected = torch.tensor([0.0, math.cos(slow), 0.0, math.sin(slow)], dtype=torch.float64)
+    torch.testing.assert_close(turn(x, cos, sin), expected)
+
+
+def test_llama3s_scaling_keeps_fast_pairs_slows_slow_ones_and_is_smooth_between():
+    """Llama 3.1 8B's own: 8 times, context 8,192. Wave lengths in tokens, as its published code states the rule."""
+    D, theta, scaling = 128, 500_000.0, Llama3Scaling(8.0, 1.0, 4.0, 8192)
+    pace = torch.tensor([theta ** (-2 * i / D) for i in range(D // 2)], dtype=torch.float64)
+    wavelength, slowed = 2 * math.pi / pace, scaling.slowed(pace)
+    fast, slow = wavelength < 8192 / 4, wavelength > 8192 / 1
+    assert (fast.sum(), slow.sum()) == (29, 29)
+    assert slowed[fast].equal(pace[fast])
+    assert slowed[slow].equal(pace[slow] / 8)
+    smooth = (8192 / wavelength - 1) / (4 - 1)
+    between = (1 - smooth) * pace / 8 + smooth * pace
+    torch.testing.assert_close(slowed[~(fast | slow)], between[~(fast | slow)])
+    assert (slowed.diff() < 0).all()
+    cos, sin = angles(torch.tensor(3), D, torch.float64, theta, scaling)
+    torch.testing.assert_close(torch.atan2(sin, cos), 3 * slowed)
+
+
+def test_the_layer_and_its_angles_turn_by_the_base_and_scaling_that_were_given():
+    torch.manual_seed(0)
+    x, rope = draw(B, T, H * D), {"rope_theta": 50.0, "rope_scaling": Llama3Scaling(4.0, 1.0, 4.0, 16)}
+    layer, twin = Rotary(H * D, H, **rope).double(), Rotary(H * D, H).double()
+    twin.load_state_dict(layer.state_dict())
+    out = layer(x)
+    assert (twin(x) - out).abs().max() > 1e-3
+    torch.testing.assert_close(twin(x, angles=layer.angles(torch.arange(T), x.dtype)), out)
+    torch.testing.assert_close(layer(x, angles=layer.angles(77 + torch.arange(T), x.dtype)), out, rtol=0, atol=1e-11)
 
 
 def test_lengths_stay_and_position_zero_is_left_alone():

@@ -74,6 +74,13 @@ def test_every_number_is_held_to_its_range(cls):
     [
         ({"model__n_head": 12, "model__n_embd": 100}, ["model.n_embd=100", "model.n_head=12", "=96 or 108."]),
         ({"model__n_head": 200}, ["model.n_embd=128", "Use model.n_embd=200."]),
+        ({"model__n_head": 6, "model__head_dim": 5, "model__attention": "rotary"}, ["heads of 5", "model.head_dim=6."]),
+        ({"model__n_embd": 12, "model__attention": "rotary"}, ["heads of 3", "model.head_dim=4."]),
+        ({"model__n_kv_head": 3}, ["model.n_kv_head=3 does not divide model.n_head=4", "one of 1, 2, 4."]),
+        ({"model__n_kv_head": 8}, ["model.n_kv_head=8 does not divide", "one of 1, 2, 4."]),
+        ({"model__rope_theta": 1e6}, ["rope_theta=1e+06", "model.attention=softmax", "model.attention=rotary."]),
+        ({"model__rope_scaling": "llama3", "model__attention": "linear"}, ["rope_scaling=llama3", "attention=linear"]),
+        ({"model__rope_low_freq_factor": 4.0}, ["rope_low_freq_factor=4 must be less", "rope_high_freq_factor=4"]),
         ({"batch_tokens": 1000}, ["batch_tokens=1000", "block_size=128", "batch_tokens=896 or 1024."]),
         ({"trainer__micro_batch": 5}, ["micro_batch=5", "of 640 tokens", "batch_tokens=3840 or 4480."]),
         (

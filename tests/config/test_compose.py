@@ -279,7 +279,11 @@ def test_an_unknown_choice_hides_no_other_fault_and_invents_none():
         (["hydra.run.dir=x"], "No setting 'hydra.run.dir'. Did you mean 'run.dir'?"),
         (["data.encoding=${oc.env:HOME}"], "data.encoding='${oc.env:HOME}': ${...} is not evaluated."),
         (["trainer.max_steps=1e3"], "trainer.max_steps must be a whole number (write 1000) or null, got '1e3'."),
-        (["model.bias=yes"], "model.bias must be true or false, got 'yes'."),
+        (["model.tied=yes"], "model.tied must be true or false, got 'yes'."),
+        (
+            ["model.bias=kqv"],
+            "model.bias must be one of true, false, none, qkv, attention, all (did you mean qkv?), got",
+        ),
         (["trainer.device=gpu"], "trainer.device must be one of auto, cuda, mps, cpu"),
         (["--cfg"], "Type --cfg job, got ''."),
         (["--cfg", "hydra"], "Type --cfg job, got 'hydra'."),

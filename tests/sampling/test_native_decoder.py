@@ -1,6 +1,7 @@
 """A token's step as native code against its readable twin, the model: the same logits, the same cache."""
 
 import itertools
+from dataclasses import fields
 
 import pytest
 import torch
@@ -140,10 +141,20 @@ def test_a_model_that_it_does_not_know_keeps_its_own_step(monkeypatch):
     model.blocks[1].mlp.gate = nn.Linear(24, 24)
     with pytest.raises(NoNativeCode, match="parameters"):
         native_decoder(model)
-    monkeypatch.delitem(native_module.KNOWN, "activation")  # an option that came later
+    monkeypatch.delitem(native_module.ACTIVATIONS, "gelu")  # as if it came later
     native_decoder(gpt())
     with pytest.raises(NoNativeCode, match="activation=gelu"):
         native_decoder(gpt(activation="gelu"))
+
+
+def test_every_setting_of_the_model_is_followed_or_refused():
+    """A new one comes to decode.cpp with the shapes or the angles, or `WORDS` names it, or it must be refused."""
+    by_shape = {"n_layer", "n_head", "n_kv_head", "head_dim", "n_embd", "n_hidden", "block_size", "bias", "tied"}
+    by_angles = {"rope_theta", "rope_scaling", "rope_factor", "rope_low_freq_factor", "rope_high_freq_factor"}
+    by_angles |= {"rope_original_context"}
+    of_training = {"dropout", "checkpoint_activations"}
+    known = {*native_module.WORDS, *by_shape, *by_angles, "norm_eps", *of_training}
+    assert {field.name for field in fields(ModelConfig)} == known
 
 
 def test_a_model_that_computes_something_else_is_noticed():

@@ -52,6 +52,31 @@ def test_matrices_of_one_shape_move_as_each_alone():
         torch.testing.assert_close(alone[index], together[index])
 
 
+def test_split_queries_keys_and_values_move_as_three_matrices():
+    moved = []
+    for split in (False, True):
+        torch.manual_seed(0)
+        config = ModelConfig(n_layer=2, n_head=4, n_kv_head=2, head_dim=6, n_embd=16, block_size=8)
+        model = GPT(config, 31)
+        for seed, parameter in enumerate(model.parameters()):
+            parameter.grad = draw(*parameter.shape, seed=seed)
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        optimizer = build_optimizer(OptimizerConfig(name="muon", split_qkv=split, weight_decay=0.1), model)
+        optimizer.step()
+        moved.append({name: tensor - before[name] for name, tensor in model.state_dict().items()})
+    for name in before:
+        assert moved[0][name].equal(moved[1][name]) == (not name.endswith("qkv.weight"))
+    qkv = model.blocks[1].attention.qkv.weight
+    start = 0
+    for rows in (24, 12, 12):
+        part = slice(start, start + rows)
+        alone = nn.Parameter(before["blocks.1.attention.qkv.weight"][part])
+        alone.grad = qkv.grad[part]
+        Muon([alone], [], lr=0.1, matrix_lr=0.02, momentum=0.95, weight_decay=0.1).step()
+        torch.testing.assert_close(alone, qkv[part], rtol=0, atol=1e-6)
+        start += rows
+
+
 def test_two_steps_are_the_formula():
     matrices, others = parameters_with_gradients()
     tall = matrices[0]

@@ -83,9 +83,17 @@ inline vec exp(vec x) {
     return p * scale;
 }
 
-enum Activation { GELU_TANH, GELU, RELU_SQUARED };
+enum Activation { GELU_TANH, GELU, RELU_SQUARED, SWIGLU };
+enum NormKind { NONE, LAYERNORM, RMSNORM };
 
-void activate(float* x, int n, int kind) {  // n is a multiple of LANES
+void activate(float* x, const float* gate, int n, int kind) {  // n is a multiple of LANES
+    if (kind == SWIGLU) {  // x times gate / (1 + e^-gate)
+        for (int i = 0; i < n; i += LANES) {
+            vec g = load(gate + i);
+            store(x + i, load(x + i) * g / (exp(-g) + 1.0f));
+        }
+        return;
+    }
     if (kind == GELU) {
         for (int i = 0; i < n; i++) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678f));
         return;
@@ -137,10 +145,14 @@ inline void dot(const W* w, const float* x, int stride, float out[R][B]) {
 struct Linear { const void* weight; const float *scale, *bias; };  // weight (N, K padded); scale (N,) if int8, bias or null
 struct Norm { const float *weight, *bias; };
 
-struct Layer { Norm norm_1; Linear qkv, out; Norm norm_2; Linear up, down; };
-static_assert(sizeof(Layer) == 16 * sizeof(void*), "decoder.py packs a layer as 16 pointers");
+struct Layer { Norm norm_1; Linear qkv, out; Norm norm_2; Linear up, down, gate; const float *q_weight, *k_weight; };
+static_assert(sizeof(Layer) == 21 * sizeof(void*), "decoder.py packs a layer as 21 pointers");
 
-struct Sizes { int64_t layers, heads, width, vocabulary, block, weights, cache, activation, threads, qk_norm; double eps; };
+struct Sizes {
+    int64_t layers, heads, kv_heads, head_dim, width, hidden, vocabulary, block;
+    int64_t weights, cache, activation, norm, qk_norm, threads;
+    double eps;
+};
 
 struct Share {  // of the work: this thread's, and how to wait for the others
     int index, of;
@@ -189,12 +201,12 @@ void apply(const Linear& linear, const float* x, int K, float* y, int stride_y, 
     }
 }
 
-void normalise(const Norm& norm, const float* x, float* y, int C, int B, double eps) {
+void normalise(const Norm& norm, int64_t kind, const float* x, float* y, int C, int B, double eps) {
     const int stride = padded(C);
     for (int b = 0; b < B; b++, x += stride, y += stride) {
         vec total = {}, squares = {};  // the padding is 0: it adds nothing to the sum
         for (int i = 0; i < stride; i += LANES) total += load(x + i);
-        const float mean = sum(total) / C;
+        const float mean = kind == RMSNORM ? 0.0f : sum(total) / C;
         for (int i = 0; i < C / LANES * LANES; i += LANES) { vec d = load(x + i) - mean; squares += d * d; }
         float square = sum(squares);
         for (int i = C / LANES * LANES; i < C; i++) square += (x[i] - mean) * (x[i] - mean);
@@ -203,18 +215,20 @@ void normalise(const Norm& norm, const float* x, float* y, int C, int B, double 
     }
 }
 
-// A query or key, in place: its layernorm without weights.
-void normalise_head(float* x, int D) {
+// A query or key, in place: its layernorm without weights, or its rmsnorm with them.
+void normalise_head(float* x, int64_t kind, const float* weight, int D, double eps) {
+    if (kind == NONE) return;
     float total = 0, square = 0;
     for (int d = 0; d < D; d++) total += x[d];
-    const float mean = total / D;
+    const float mean = kind == RMSNORM ? 0.0f : total / D;
     for (int d = 0; d < D; d++) square += (x[d] - mean) * (x[d] - mean);
-    const float factor = 1.0f / std::sqrt(square / D + 1e-5f);
-    for (int d = 0; d < D; d++) x[d] = (x[d] - mean) * factor;
+    const float factor = 1.0f / std::sqrt(square / D + float(eps));
+    for (int d = 0; d < D; d++) x[d] = (x[d] - mean) * factor * (weight ? weight[d] : 1.0f);
 }
 
-// A query or key of rotary attention, in place. `angles` are cosines, then sines.
+// A query or key of rotary attention, in place. `angles` are cosines, then sines; null turns nothing.
 void turn(float* x, const float* angles, int D) {
+    if (!angles) return;
     for (int d = 0; d < D / 2; d++) {
         const float first = x[d], second = x[d + D / 2];
         x[d] = first * angles[d] - second * angles[d + D / 2];
@@ -222,11 +236,10 @@ void turn(float* x, const float* angles, int D) {
     }
 }
 
-// One head of one row: append the new key and value, then attend to all.
+// One head of queries of one row: attend to n keys.
 template <class S>
-void attend(const float* q, const float* k, const float* v, S* keys, S* values, int past, int D, float* scores, float* out) {
-    for (int d = 0; d < D; d++) { put(keys + size_t(past) * D + d, k[d]); put(values + size_t(past) * D + d, v[d]); }
-    const int whole = D / LANES * LANES, n = past + 1, n_padded = (n + LANES - 1) / LANES * LANES;
+void attend(const float* q, const S* keys, const S* values, int n, int D, float* scores, float* out) {
+    const int whole = D / LANES * LANES, n_padded = (n + LANES - 1) / LANES * LANES;
     const float shrink = 1.0f / std::sqrt(float(D));
     float top = -INFINITY;
     for (int s = 0; s < n; s++) {
@@ -254,12 +267,16 @@ void attend(const float* q, const float* k, const float* v, S* keys, S* values, 
 }
 
 // Either positions are added to the embeddings (block, C), or angles turn queries and keys (block, D); the other is null.
-struct Model { const void* token; const float *token_scale, *position, *angles; Norm final_norm; const Layer* layers; };
+struct Model {
+    const void* token; const float *token_scale, *position, *angles;
+    Norm final_norm; Linear output; const Layer* layers;
+};
 
 template <class W, class S>
 void step(const Sizes& z, const Model& model, const int64_t* tokens, const int64_t* lengths, int B, S* keys, S* values,
-          float* logits, float* x, float* qkv, float* mixed, float* wide, Share share) {
-    const int C = int(z.width), Cp = padded(C), H = int(z.heads), D = C / H;
+          float* logits, float* x, float* qkv, float* mixed, float* wide, float* gate, Share share) {
+    const int C = int(z.width), Cp = padded(C), F = int(z.hidden), Fp = padded(F), V = int(z.vocabulary);
+    const int H = int(z.heads), G = int(z.kv_heads), D = int(z.head_dim), HD = H * D, HDp = padded(HD), QKV = (H + 2 * G) * D;
     thread_local std::vector<float> h, scores;
     h.assign(size_t(B) * Cp, 0.0f);
     scores.resize(z.block + LANES);
@@ -273,52 +290,58 @@ void step(const Sizes& z, const Model& model, const int64_t* tokens, const int64
     share.wait();
     for (int l = 0; l < z.layers; l++) {
         const Layer& layer = model.layers[l];
-        normalise(layer.norm_1, x, h.data(), C, B, z.eps);
-        apply<false, W>(layer.qkv, h.data(), C, qkv, 3 * C, 3 * C, B, share);
+        normalise(layer.norm_1, z.norm, x, h.data(), C, B, z.eps);
+        apply<false, W>(layer.qkv, h.data(), C, qkv, QKV, QKV, B, share);
         share.wait();
-        for (int i = share.from(B * H); i < share.to(B * H); i++) {
-            const int b = i / H, head = i % H;
-            float* q = qkv + size_t(b) * 3 * C + head * D;
-            if (z.qk_norm) { normalise_head(q, D); normalise_head(q + C, D); }
-            if (model.angles) { turn(q, model.angles + lengths[b] * D, D); turn(q + C, model.angles + lengths[b] * D, D); }
-            const size_t at = ((size_t(l) * B + b) * H + head) * z.block * D;
-            attend(q, q + C, q + 2 * C, keys + at, values + at, int(lengths[b]), D, scores.data(), mixed + size_t(b) * Cp + head * D);
+        for (int i = share.from(B * G); i < share.to(B * G); i++) {  // a head of keys and values, and its queries
+            const int b = i / G, g = i % G;
+            float *q = qkv + size_t(b) * QKV + g * (H / G) * D, *k = qkv + size_t(b) * QKV + HD + g * D, *v = k + G * D;
+            const float* angles = model.angles ? model.angles + lengths[b] * D : nullptr;
+            const size_t at = ((size_t(l) * B + b) * G + g) * z.block * D, end = at + lengths[b] * D;
+            normalise_head(k, z.qk_norm, layer.k_weight, D, z.eps);
+            turn(k, angles, D);
+            for (int d = 0; d < D; d++) { put(keys + end + d, k[d]); put(values + end + d, v[d]); }
+            for (int head = 0; head < H / G; head++, q += D) {
+                normalise_head(q, z.qk_norm, layer.q_weight, D, z.eps);
+                turn(q, angles, D);
+                float* out = mixed + size_t(b) * HDp + (g * (H / G) + head) * D;
+                attend(q, keys + at, values + at, int(lengths[b]) + 1, D, scores.data(), out);
+            }
         }
         share.wait();
-        apply<true, W>(layer.out, mixed, C, x, Cp, C, B, share);
+        apply<true, W>(layer.out, mixed, HD, x, Cp, C, B, share);
         share.wait();
-        normalise(layer.norm_2, x, h.data(), C, B, z.eps);
-        const int wide_stride = padded(4 * C), blocks = wide_stride / LANES;
-        apply<false, W>(layer.up, h.data(), C, wide, wide_stride, 4 * C, B, share);
+        normalise(layer.norm_2, z.norm, x, h.data(), C, B, z.eps);
+        apply<false, W>(layer.up, h.data(), C, wide, Fp, F, B, share);
+        if (layer.gate.weight) apply<false, W>(layer.gate, h.data(), C, gate, Fp, F, B, share);
         share.wait();
-        for (int b = 0; b < B; b++)
-            activate(wide + size_t(b) * wide_stride + share.from(blocks) * LANES, (share.to(blocks) - share.from(blocks)) * LANES, int(z.activation));
+        const int blocks = Fp / LANES, first = share.from(blocks) * LANES, n = share.to(blocks) * LANES - first;
+        for (int b = 0; b < B; b++) activate(wide + size_t(b) * Fp + first, gate + size_t(b) * Fp + first, n, int(z.activation));
         share.wait();
-        apply<true, W>(layer.down, wide, 4 * C, x, Cp, C, B, share);
+        apply<true, W>(layer.down, wide, F, x, Cp, C, B, share);
         share.wait();
     }
-    normalise(model.final_norm, x, h.data(), C, B, z.eps);
-    const Linear head = {model.token, model.token_scale, nullptr};
-    apply<false, W>(head, h.data(), C, logits, int(z.vocabulary), int(z.vocabulary), B, share);
+    normalise(model.final_norm, z.norm, x, h.data(), C, B, z.eps);
+    apply<false, W>(model.output, h.data(), C, logits, V, V, B, share);
 }
 
 }  // namespace
 
-// Tokens (B,) at positions `lengths` (B,) -> logits (B, V). keys and values (L, B, H, block, D) get one more column.
+// Tokens (B,) at positions `lengths` (B,) -> logits (B, V). keys and values (L, B, G, block, D) get one more column.
 // Returns 0, with nothing done, if a token is none.
 extern "C" int minigpt_step(const Sizes* z, const Model* model, const int64_t* tokens, const int64_t* lengths,
                             void* keys, void* values, float* logits, int64_t B) {
     for (int b = 0; b < B; b++) if (tokens[b] < 0 || tokens[b] >= z->vocabulary) return 0;
-    const int C = int(z->width), rows = int(B);
+    const int C = padded(int(z->width)), HD = padded(int(z->heads * z->head_dim)), F = padded(int(z->hidden)), rows = int(B);
     thread_local std::vector<float> scratch;
-    scratch.assign(B * (2 * padded(C) + 3 * C + padded(4 * C)) + LANES, 0.0f);
+    scratch.assign(B * (C + HD + 2 * F + (z->heads + 2 * z->kv_heads) * z->head_dim) + LANES, 0.0f);
     float* x = scratch.data();  // at the beginning of a cache line
     x += (64 - reinterpret_cast<uintptr_t>(x) % 64) % 64 / sizeof(float);
-    float *mixed = x + B * padded(C), *qkv = mixed + B * padded(C), *wide = qkv + B * 3 * C;
+    float *mixed = x + B * C, *wide = mixed + B * HD, *gate = wide + B * F, *qkv = gate + B * F;
     auto run = [&](Share share) {
         auto with = [&](auto weight, auto cache) {
             using W = decltype(weight); using S = decltype(cache);
-            step<W, S>(*z, *model, tokens, lengths, rows, static_cast<S*>(keys), static_cast<S*>(values), logits, x, qkv, mixed, wide, share);
+            step<W, S>(*z, *model, tokens, lengths, rows, static_cast<S*>(keys), static_cast<S*>(values), logits, x, qkv, mixed, wide, gate, share);
         };
         auto with_weights = [&](auto weight) { z->cache == 0 ? with(weight, float{}) : with(weight, bf16{}); };
         if (z->weights == 0) with_weights(float{});

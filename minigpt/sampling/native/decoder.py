@@ -3,16 +3,13 @@
 `native_decoder` decides whether a model can have it. The plain model is its readable twin: same cache, same numbers.
 """
 
-import dataclasses
-from collections.abc import Collection
+from typing import Any
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from minigpt.attention.rotary import angles
-from minigpt.config.schema import ModelConfig
 from minigpt.model.cache import KVCache
 from minigpt.model.empty import empty_gpt
 from minigpt.model.gpt import GPT, qk_norm_of
@@ -22,15 +19,12 @@ MAX_ROWS = 32  # a larger batch is matrix products, which torch's own kernels do
 MAX_THREADS = 16  # they wait for each other seven times per layer
 STEP = 64  # inputs are padded to so many values (decode.cpp)
 ATTENTIONS = ("softmax", "rotary")
-ACTIVATIONS = {"gelu_tanh": 0, "gelu": 1, "relu_squared": 2}
-QK_NORMS = {None: 0, "layernorm": 1}
+ACTIVATIONS = {"gelu_tanh": 0, "gelu": 1, "relu_squared": 2, "swiglu": 3}
+NORMS = {None: 0, "layernorm": 1, "rmsnorm": 2}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}  # of the trial, relative; bf16's is the plain model's own error
-# Fields of ModelConfig that decode.cpp follows and their values, None = any. Another field must have its default.
-KNOWN: dict[str, Collection[str] | None] = dict.fromkeys(
-    ("n_layer", "n_head", "n_embd", "block_size", "dropout", "bias", "checkpoint_activations")
-)
-KNOWN |= {"activation": ACTIVATIONS, "attention": ATTENTIONS, "qk_norm": ("auto", "none", "layernorm")}
+# The words of ModelConfig that decode.cpp knows. All else in it comes with the weights' shapes and the table of angles.
+WORDS = {"activation": ACTIVATIONS, "attention": ATTENTIONS, "norm": NORMS, "qk_norm": ("auto", "none", *NORMS)}
 
 
 class NativeDecoder:
@@ -49,17 +43,26 @@ class NativeDecoder:
         self.step = library().minigpt_step
         self.config, self.vocab_size, self.dtype = model.config, model.vocab_size, model.token_embedding.weight.dtype
         self.weights = torch.int8 if int8 else self.dtype
-        self.eps = torch.tensor([model.final_norm.eps], dtype=torch.float64)
         self.kept: list[Tensor] = []  # what the addresses point to
         layers: list[int] = []
         for block in model.blocks:
+            parts: Any = dict(block.named_modules())
             for name in ("norm_1", "attention.qkv", "attention.out", "norm_2", "mlp.up", "mlp.down"):
-                layers += self.addresses(block.get_submodule(name))
+                layers += self.addresses(parts[name])
+            layers += self.addresses(parts["mlp.gate"]) if "mlp.gate" in parts else [0, 0, 0]
+            weights = dict(block.named_parameters())
+            layers += self.vectors(*(weights.get(f"attention.qk_norm.{each}_weight") for each in "qk"))
         position = None if model.position_embedding is None else model.position_embedding.weight
-        turns = rotary_table(self.config) if self.config.attention == "rotary" else None
-        whole = [*self.matrix(model.token_embedding.weight), *self.vectors(position, turns)]
-        whole += [*self.addresses(model.final_norm), self.keep(torch.tensor(layers))]
-        self.model = torch.tensor(whole)
+        attention: Any = model.blocks[0].attention
+        turns = None
+        if attention.rotary:  # (block_size, D): cosines, then sines
+            turns = torch.cat(attention.angles(torch.arange(self.config.block_size), torch.float32), dim=-1)[:, 0]
+        token = self.matrix(model.token_embedding.weight)
+        whole = [*token, *self.vectors(position, turns), *self.addresses(model.final_norm)]
+        whole += self.addresses(model.output) if model.output else [*token, 0]
+        self.model = torch.tensor([*whole, self.keep(torch.tensor(layers))])
+        self.sizes = [len(model.blocks), attention.n_head, attention.n_kv_head, attention.head_dim, self.config.n_embd]
+        self.sizes += [model.blocks[0].mlp.down.in_features, self.vocab_size]  # type: ignore[union-attr]
 
     def keep(self, tensor: Tensor) -> int:
         """Return a tensor's address; the tensor lives as long as this decoder."""
@@ -69,7 +72,7 @@ class NativeDecoder:
     def addresses(self, module: nn.Module) -> list[int]:
         """Return where decode.cpp finds a norm's weight and bias, or a linear layer's weight, scale and bias."""
         first = self.matrix if isinstance(module, nn.Linear) else self.vectors
-        return [*first(module.weight), *self.vectors(module.bias)]  # type: ignore[arg-type]
+        return [*first(module.weight), *self.vectors(getattr(module, "bias", None))]  # type: ignore[arg-type]
 
     def vectors(self, *tensors: Tensor | None) -> list[int]:
         """Return the addresses of tensors in fp32, 0 for None."""
@@ -99,24 +102,21 @@ class NativeDecoder:
         assert cache.keys.shape[1] == cache.values.shape[1] == B, cache.keys.shape
         assert cache.keys.is_contiguous(), "keys and values are a block of memory"
         tokens, logits = tokens.contiguous(), torch.empty(B, self.vocab_size)
-        given = (self.sizes(cache), self.model, tokens, cache.on_device, cache.keys, cache.values, logits)
+        given = (self.described(cache), self.model, tokens, cache.on_device, cache.keys, cache.values, logits)
         known = self.step(*(tensor.data_ptr() for tensor in given), B)
         assert known, f"a token outside 0 .. {self.vocab_size - 1}: {tokens.tolist()}"
         cache.advance(1)
         return logits
 
-    def sizes(self, cache: KVCache) -> Tensor:
-        """Return what decode.cpp calls Sizes: ten integers, and a double in the place of an eleventh."""
+    def described(self, cache: KVCache) -> Tensor:
+        """Return what decode.cpp calls Sizes: fourteen integers, and a double in the place of another."""
         config = self.config
-        sizes = [config.n_layer, config.n_head, config.n_embd, self.vocab_size, cache.block_size]
-        sizes += [DTYPES[self.weights], DTYPES[cache.keys.dtype], ACTIVATIONS[config.activation]]
-        sizes += [min(torch.get_num_threads(), MAX_THREADS), QK_NORMS[qk_norm_of(config)]]
-        return torch.cat([torch.tensor(sizes), self.eps.view(torch.int64)])
-
-
-def rotary_table(config: ModelConfig) -> Tensor:
-    """Return (block_size, D): how far rotary attention turns at each position, cosines, then sines."""
-    return torch.cat(angles(torch.arange(config.block_size), config.n_embd // config.n_head, torch.float32), dim=-1)
+        numbers = [*self.sizes, cache.block_size, DTYPES[self.weights], DTYPES[cache.keys.dtype]]
+        numbers += [ACTIVATIONS[config.activation], NORMS[config.norm], NORMS[qk_norm_of(config)]]
+        numbers += [min(torch.get_num_threads(), MAX_THREADS)]
+        return torch.cat(
+            [torch.tensor(numbers), torch.tensor([config.norm_eps], dtype=torch.float64).view(torch.int64)]
+        )
 
 
 def to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,14 +160,13 @@ def native_decoder(model: GPT, *, int8: bool = False) -> NativeDecoder:
 
 
 def why_not(model: GPT) -> str:
-    """Say why decode.cpp can't compute this model; "" if it can. It knows GPT-2's architecture and a few variants."""
+    """Say why decode.cpp can't compute this model; "" if it can. It knows all but linear attention."""
     weight, config = model.token_embedding.weight, model.config
     if weight.device.type != "cpu" or weight.dtype not in TOLERANCE:
         return f"decode.cpp is for the CPU, in fp32, bf16 or int8; got {weight.device.type} and {weight.dtype}"
-    for field in dataclasses.fields(config):
-        value, known = getattr(config, field.name), KNOWN.get(field.name, (field.default,))
-        if known is not None and value not in known:
-            return f"decode.cpp does not know model.{field.name}={value}"
+    for name, known in WORDS.items():
+        if (value := getattr(config, name)) not in known:
+            return f"decode.cpp does not know model.{name}={value}"
     if shapes(model) != shapes(empty_gpt(config, model.vocab_size, device="meta")):
         return "decode.cpp does not know this model's parameters"
     return ""

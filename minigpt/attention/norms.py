@@ -1,0 +1,55 @@
+"""Root mean square norm: a layer norm that leaves the mean in."""
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Scale each vector to a mean square of 1, then each of its places: x / sqrt(mean(x^2) + eps) * weight.
+
+    It is computed in fp32 at least, and the weight multiplies what was rounded back, as Llama and Qwen do it.
+
+    Args:
+        x: (..., C).
+        weight: broadcastable to x.
+        eps: added to the mean square.
+
+    Returns:
+        As x.
+
+    Source: Zhang & Sennrich 2019, "Root Mean Square Layer Normalization".
+    """
+    exact = F.rms_norm(x.to(torch.promote_types(x.dtype, torch.float32)), x.shape[-1:], eps=eps)
+    return (weight * exact.to(x.dtype)).to(x.dtype)  # a weight in fp32, as under autocast, would make it fp32
+
+
+class RMSNorm(nn.Module):
+    """`rms_norm` as a layer."""
+
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+class QueryKeyRMSNorm(nn.Module):
+    """`rms_norm` of queries and keys, head by head, in one pass: one weight for all queries, another for all keys.
+
+    Source: Henry et al. 2020, "Query-Key Normalization"; with these weights as in Qwen3.
+    """
+
+    def __init__(self, n_head: int, n_kv_head: int, head_dim: int, eps: float):
+        super().__init__()
+        self.heads, self.eps = (n_head, n_kv_head), eps
+        self.q_weight = nn.Parameter(torch.ones(head_dim))
+        self.k_weight = nn.Parameter(torch.ones(head_dim))
+
+    def forward(self, qk: Tensor) -> Tensor:
+        """(B, T, H + G, D), queries first, as they come."""
+        H, G = self.heads
+        return rms_norm(qk, torch.cat([self.q_weight.expand(H, -1), self.k_weight.expand(G, -1)]), self.eps)

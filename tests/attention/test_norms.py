@@ -1,0 +1,48 @@
+"""The root mean square norm: its formula, its precision, and queries and keys in one pass."""
+
+import pytest
+import torch
+
+from minigpt.attention.norms import QueryKeyRMSNorm, RMSNorm, rms_norm
+from minigpt.model.loss import autocast
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_it_is_the_papers_formula_and_a_vectors_length_does_not_matter():
+    x, weight = draw(3, 5, 7), draw(7, seed=1)
+    expected = x / (x.pow(2).mean(dim=-1, keepdim=True) + 1e-6).sqrt() * weight
+    torch.testing.assert_close(rms_norm(x, weight, 1e-6), expected)
+    torch.testing.assert_close(rms_norm(50 * x, weight, 0.0), rms_norm(x, weight, 0.0))
+    torch.testing.assert_close(rms_norm(x, torch.ones(7), 0.0).square().mean(dim=-1), torch.ones(3, 5).double())
+    assert (rms_norm(torch.zeros(7), torch.ones(7), 1e-6) == 0).all()
+
+
+def test_in_bf16_it_is_computed_in_fp32_rounded_and_then_weighted():
+    """As Llama's and Qwen's own code has it: otherwise their weights in bf16 give other logits."""
+    x, layer = draw(3, 5, 64).to(torch.bfloat16), RMSNorm(64, 1e-6).to(torch.bfloat16)
+    layer.weight.data = draw(64, seed=1).to(torch.bfloat16)
+    exact = x.float()
+    exact = exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + 1e-6)
+    assert layer(x).equal(layer.weight * exact.to(torch.bfloat16))
+    assert not layer(x).equal((layer.weight.float() * exact).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_dtype_stays_under_autocast_too(dtype):
+    x, norm = draw(2, 3, 6, 8).to(dtype), QueryKeyRMSNorm(4, 2, 8, 1e-6)
+    with autocast("cpu", "bf16"):
+        assert norm(x).dtype == dtype
+    assert norm.to(dtype)(x).dtype == dtype
+
+
+def test_queries_and_keys_in_one_pass_are_two_norms_with_a_weight_each():
+    norm, qk = QueryKeyRMSNorm(4, 2, 8, 1e-5).double(), draw(2, 3, 6, 8)
+    norm.q_weight.data, norm.k_weight.data = draw(2, 8, seed=1)
+    q, k = qk.split([4, 2], dim=2)
+    expected = torch.cat([rms_norm(q, norm.q_weight, 1e-5), rms_norm(k, norm.k_weight, 1e-5)], dim=2)
+    torch.testing.assert_close(norm(qk), expected, rtol=0, atol=0)
+    norm(qk).square().sum().backward()
+    assert norm.q_weight.grad.shape == norm.k_weight.grad.shape == (8,)

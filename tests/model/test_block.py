@@ -1,0 +1,331 @@
+"""The block in all its shapes: against other people's architectures, written down here, and against itself."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from minigpt.attention.record import record_attention
+from minigpt.config.check import check
+from minigpt.config.compose import compose
+from minigpt.config.schema import ModelConfig, OptimizerConfig, SampleConfig, TrainConfig
+from minigpt.data.tokenizer import build_tokenizer
+from minigpt.model.counting import activation_bytes, flops_per_token, parameter_count
+from minigpt.model.gpt import GPT
+from minigpt.model.loss import next_token_loss
+from minigpt.sampling.native.decoder import native_decoder, round_to_int8
+from minigpt.sampling.native.library import find_compiler
+from minigpt.sampling.write import write
+from minigpt.training.optimizer import build_optimizer
+
+B, T, L, C, V, BLOCK = 2, 9, 2, 30, 71, 17
+BYTE = build_tokenizer("byte")
+QWEN3 = {"norm": "rmsnorm", "norm_eps": 1e-6, "attention": "rotary", "qk_norm": "rmsnorm", "activation": "swiglu"}
+LLAMA3 = {"rope_scaling": "llama3", "rope_original_context": 12, "rope_factor": 32.0, "rope_theta": 500_000.0}
+GROUPED = {"n_head": 6, "n_kv_head": 2, "head_dim": 4, "n_hidden": 44}
+SHAPES = {
+    "qwen3": QWEN3 | GROUPED | {"bias": "none"},
+    "qwen3, biases, untied": QWEN3 | GROUPED | {"bias": "attention", "tied": False, "rope_theta": 1e6},
+    "qwen2": QWEN3 | GROUPED | {"qk_norm": "none", "bias": "qkv", "rope_theta": 1e6},
+    "llama": QWEN3 | GROUPED | {"qk_norm": "none", "bias": False, "norm_eps": 1e-5, "tied": False},
+    "llama 3.2": QWEN3 | GROUPED | LLAMA3 | {"qk_norm": "none", "bias": "none"},
+    "llama, all biases, one head of keys": QWEN3 | GROUPED | {"qk_norm": "none", "bias": "all", "n_kv_head": 1},
+    "gpt-2": {"n_head": 5},
+    "gpt-2, wide": {"n_head": 5, "n_hidden": 50, "norm_eps": 1e-3},
+}
+
+
+def make(*, kernel="fused", dtype=torch.float32, vocab_size=V, **options):
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(**{"n_layer": L, "n_embd": C, "block_size": BLOCK} | options), vocab_size, kernel=kernel)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.15 * torch.randn_like(parameter)
+    return model.to(dtype).eval()
+
+
+def tokens(B=B, T=T, seed=1):
+    return torch.randint(V, (B, T), generator=torch.Generator().manual_seed(seed))
+
+
+# Against the architectures as their papers and published code describe them
+
+
+def llama_logits(w, ids, config):
+    """Llama, Qwen2 and Qwen3: functions of a dictionary of weights, one head after the other, nothing shared."""
+    H, G, D = config.n_head, config.n_kv_head, config.head_dim
+
+    def rms(x, weight):
+        return x / (x.square().mean(dim=-1, keepdim=True) + config.norm_eps).sqrt() * weight
+
+    def linear(x, name, rows=slice(None)):
+        y = x @ w[name + ".weight"][rows].T
+        return y + w[name + ".bias"][rows] if name + ".bias" in w else y
+
+    pace = [config.rope_theta ** (-2 * i / D) for i in range(D // 2)]
+    if config.rope_scaling == "llama3":
+        longest, shortest = (
+            config.rope_original_context / each for each in (config.rope_low_freq_factor, config.rope_high_freq_factor)
+        )
+        for i, frequency in enumerate(pace):
+            wavelength = 2 * math.pi / frequency
+            smooth = (config.rope_original_context / wavelength - config.rope_low_freq_factor) / (
+                config.rope_high_freq_factor - config.rope_low_freq_factor
+            )
+            if wavelength > longest:
+                pace[i] = frequency / config.rope_factor
+            elif wavelength > shortest:
+                pace[i] = (1 - smooth) * frequency / config.rope_factor + smooth * frequency
+    angle = torch.arange(ids.shape[1])[:, None] * torch.tensor(pace)  # (T, D/2)
+    cos, sin = (torch.cat([each, each], dim=-1) for each in (angle.cos(), angle.sin()))
+
+    def rotated(x):  # the half-split layout: number i turns with number i + D/2
+        return x * cos + torch.cat([-x[..., D // 2 :], x[..., : D // 2]], dim=-1) * sin
+
+    x = w["token_embedding.weight"][ids]
+    for layer in range(config.n_layer):
+        block = f"blocks.{layer}."
+        y = rms(x, w[block + "norm_1.weight"])
+        heads = []
+        for h in range(H):
+            g = h // (H // G)
+            starts = (h * D, (H + g) * D, (H + G + g) * D)
+            q, k, v = (linear(y, block + "attention.qkv", slice(start, start + D)) for start in starts)
+            if config.qk_norm == "rmsnorm":
+                q, k = rms(q, w[block + "attention.qk_norm.q_weight"]), rms(k, w[block + "attention.qk_norm.k_weight"])
+            scores = rotated(q) @ rotated(k).transpose(1, 2) / math.sqrt(D)
+            heads.append((scores + torch.full(scores.shape[-2:], -math.inf).triu(1)).softmax(dim=-1) @ v)
+        x = x + linear(torch.cat(heads, dim=-1), block + "attention.out")
+        y = rms(x, w[block + "norm_2.weight"])
+        gate = linear(y, block + "mlp.gate")
+        x = x + linear(gate * gate.sigmoid() * linear(y, block + "mlp.up"), block + "mlp.down")
+    head = "token_embedding.weight" if config.tied else "output.weight"
+    return (rms(x, w["final_norm.weight"]) @ w[head].T)[..., :V]
+
+
+def gpt2_logits(w, ids, config):
+    """GPT-2, in the same manner."""
+
+    def linear(x, name):
+        return x @ w[name + ".weight"].T + w[name + ".bias"]
+
+    def norm(x, name):
+        x = x - x.mean(dim=-1, keepdim=True)
+        return (
+            x / (x.square().mean(dim=-1, keepdim=True) + config.norm_eps).sqrt() * w[name + ".weight"]
+            + w[name + ".bias"]
+        )
+
+    D = C // config.n_head
+    x = w["token_embedding.weight"][ids] + w["position_embedding.weight"][: ids.shape[1]]
+    for layer in range(config.n_layer):
+        block = f"blocks.{layer}."
+        q, k, v = linear(norm(x, block + "norm_1"), block + "attention.qkv").split(C, dim=-1)
+        heads = []
+        for h in range(config.n_head):
+            part = slice(h * D, (h + 1) * D)
+            scores = q[..., part] @ k[..., part].transpose(1, 2) / math.sqrt(D)
+            heads.append((scores + torch.full(scores.shape[-2:], -math.inf).triu(1)).softmax(dim=-1) @ v[..., part])
+        x = x + linear(torch.cat(heads, dim=-1), block + "attention.out")
+        y = linear(norm(x, block + "norm_2"), block + "mlp.up")
+        y = 0.5 * y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)))
+        x = x + linear(y, block + "mlp.down")
+    return (norm(x, "final_norm") @ w["token_embedding.weight"].T)[..., :V]
+
+
+@pytest.mark.parametrize("kernel", ["explicit", "fused"])
+@pytest.mark.parametrize("shape", SHAPES)
+@torch.no_grad()
+def test_logits_are_those_of_the_architecture(shape, kernel):
+    model = make(**SHAPES[shape], kernel=kernel)
+    twin = gpt2_logits if shape.startswith("gpt-2") else llama_logits
+    wanted = twin(dict(model.named_parameters()), tokens(), model.config)
+    torch.testing.assert_close(model(tokens()), wanted, rtol=0, atol=1e-5)
+
+
+def test_every_weight_counts_and_gets_a_gradient():
+    for shape in SHAPES.values():
+        model = make(**shape)
+        next_token_loss(model, tokens(), tokens().roll(-1)).backward()
+        assert all((parameter.grad != 0).any() for parameter in model.parameters())
+
+
+# The groups of configs
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),  # without the embedding
+    [
+        ("nano", 90_288),
+        ("micro", 787_840),
+        ("mini", 2_657_088),
+        ("baby", 10_622_592),
+        ("124m", 84_955_392),
+        ("350m", 302_043_136),
+    ],
+)
+def test_qwen3s_shape_comes_in_sizes(name, parameters):
+    config = compose("train", [f"model=qwen3-{name}"])
+    assert parameter_count(config.model, 64 * 787) == parameters + 64 * 787 * config.model.n_embd
+    for key, value in (QWEN3 | {"tied": True, "bias": False}).items():
+        assert getattr(config.model, key) == value
+    model = config.model
+    assert model.n_head == 2 * model.n_kv_head
+    assert model.n_hidden == 3 * model.n_embd  # as in Qwen3's smallest
+    assert not check(config)
+
+
+# Any combination, against itself
+
+CHOICES = {
+    "norm": ["layernorm", "rmsnorm"],
+    "n_kv_head": [0, 1, 2],
+    "head_dim": [0, 6],
+    "n_hidden": [0, 50],
+    "attention": ["softmax", "rotary", "linear"],
+    "qk_norm": ["auto", "none", "layernorm", "rmsnorm"],
+    "activation": ["gelu_tanh", "gelu", "relu_squared", "swiglu"],
+    "bias": [True, False, "none", "qkv", "attention", "all"],
+    "tied": [True, False],
+    "rope": [{}, {"rope_theta": 300.0}, LLAMA3],
+}
+
+
+def covering_list():
+    """Combinations in which every two values of two settings meet once at least, where they may."""
+
+    def allowed(one):
+        return "attention" not in one or "rope" not in one or one["attention"] == "rotary" or not one["rope"]
+
+    def pairs(one):
+        return {
+            (a, str(one[a]), b, str(one[b])) for a, b in itertools.combinations(CHOICES, 2) if a in one and b in one
+        }
+
+    two = [{a: x, b: y} for a, b in itertools.combinations(CHOICES, 2) for x in CHOICES[a] for y in CHOICES[b]]
+    missing = set().union(*(pairs(one) for one in two if allowed(one)))
+    found = []
+    while missing:
+        names = sorted(missing)[0]
+        row = next(one for one in two if names in pairs(one))
+        for name, values in CHOICES.items():
+            if name not in row:
+                fitting = [row | {name: value} for value in values if allowed(row | {name: value})]
+                row = max(fitting, key=lambda each: len(pairs(each) & missing))
+        missing -= pairs(row)
+        found.append({name: row[name] for name in CHOICES})
+    return found
+
+
+COVERING = covering_list()
+
+
+def options_of(row):
+    return {"n_head": 4, "n_embd": 24} | {key: value for key, value in row.items() if key != "rope"} | row["rope"]
+
+
+def test_the_list_is_short_and_every_combination_is_sensible():
+    assert 24 <= len(COVERING) <= 40
+    for row in COVERING:
+        assert not check(TrainConfig(batch_tokens=17 * 8, model=ModelConfig(block_size=17, **options_of(row))))
+
+
+@pytest.mark.parametrize("row", COVERING)
+def test_a_combination_trains_and_both_kernels_agree_in_value_and_gradient(row):
+    results = []
+    for kernel in ("explicit", "fused"):
+        model = make(**options_of(row), kernel=kernel, dtype=torch.float64)
+        loss = next_token_loss(model, tokens(), tokens().roll(-1))
+        loss.backward()
+        results.append((loss.detach(), [parameter.grad for parameter in model.parameters()]))
+    (loss, grads), (twin_loss, twin_grads) = results
+    torch.testing.assert_close(loss, twin_loss, rtol=0, atol=1e-12)
+    torch.testing.assert_close(grads, twin_grads, rtol=0, atol=1e-11)
+    assert all((grad != 0).any() for grad in grads)
+    for name in ("adamw", "muon"):
+        optimizer = build_optimizer(OptimizerConfig(name=name, weight_decay=0.1), model, precision="fp64")
+        before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+        optimizer.step()
+        assert all((tensor != before[key]).any() for key, tensor in model.state_dict().items())
+        decayed = {id(each) for group in optimizer.param_groups if group["weight_decay"] for each in group["params"]}
+        vectors = {key for key, each in model.named_parameters() if id(each) not in decayed}
+        assert vectors == {key for key, each in model.named_parameters() if each.dim() == 1}
+        assert {key for key in before if "norm" in key} <= vectors
+    assert next_token_loss(model, tokens(), tokens().roll(-1)) < loss
+
+
+@pytest.mark.parametrize("row", COVERING)
+def test_a_combination_is_counted(row):
+    model = make(**options_of(row), kernel="explicit")
+    config = model.config
+    assert parameter_count(config, V) == sum(parameter.numel() for parameter in model.parameters())
+    matrices = sum(each.numel() for each in model.blocks.parameters() if each.dim() == 2)
+    dense = 6 * (matrices + model.token_embedding.weight.numel())  # as many as the output layer has, tied or not
+    if row["attention"] != "linear":
+        assert flops_per_token(config, V) == dense + 12 * L * 4 * (row["head_dim"] or 6) * BLOCK
+    saved = {}
+
+    def save(tensor):
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        next_token_loss(model.train(), tokens(8, BLOCK), tokens(8, BLOCK)).backward()
+    weights = sum(4 * parameter.numel() for parameter in model.parameters())
+    counted = activation_bytes(config, V, precision="fp32", kernel="explicit")
+    assert sum(saved.values()) - weights < 8 * counted < 2 * sum(saved.values()) + 8 * 8 * BLOCK * V
+
+
+@pytest.mark.parametrize("row", COVERING)
+@torch.no_grad()
+def test_a_combination_is_recorded_and_cached(row):
+    model = make(**options_of(row), dtype=torch.float64)
+    with record_attention(model) as recorded:
+        logits = model(tokens())
+    assert logits.equal(model(tokens()))
+    for weights in recorded.values():
+        assert weights.shape == (B, 4, T, T)
+        torch.testing.assert_close(weights.sum(dim=-1), torch.ones(B, 4, T, dtype=torch.float64))
+        assert (weights.triu(1) == 0).all()
+    cache = model.new_cache(B)
+    assert cache.keys.shape == (L, B, row["n_kv_head"] or 4, BLOCK, row["head_dim"] or 6)
+    parts = [model(part, cache=cache) for part in tokens().split([4, 1, 3, 1], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), logits, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("row", COVERING)
+def test_a_combination_writes_the_same_text_with_and_without_a_cache_and_as_native_code(row):
+    """Beyond its context too, where the window is read again."""
+    model = make(**options_of(row), vocab_size=BYTE.vocab_size)
+    ways = [{"use_cache": False}, {"use_cache": True}]
+    decoders = [None, None]
+    if find_compiler() and row["attention"] != "linear":
+        ways.append({"use_cache": True})
+        decoders.append(native_decoder(model))
+    texts = []
+    for way, decoder in zip(ways, decoders, strict=True):
+        options = SampleConfig(max_new_tokens=2 * BLOCK, temperature=0, **way)
+        written = write(model, BYTE, [[3, 1, 4, 1, 5], [9, 2]], options, decoder=decoder)
+        texts.append([sample.tokens for sample in written])
+    assert all(text == texts[0] for text in texts)
+    assert max(len(tokens) for tokens in texts[0]) > BLOCK
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("row", [row for row in COVERING if row["attention"] != "linear"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@torch.no_grad()
+def test_a_combinations_native_step_is_the_models(row, precision):
+    model = make(**options_of(row))
+    if precision == "bf16":
+        model.to(torch.bfloat16)
+    elif precision == "int8":
+        round_to_int8(model)
+    decoder = native_decoder(model, int8=precision == "int8")
+    ids, cache = tokens(3, 9), model.new_cache(3)
+    got = torch.stack([decoder(ids[:, t : t + 1], cache) for t in range(9)], dim=1)
+    exact = make(**options_of(row))
+    exact.load_state_dict({name: tensor.float() for name, tensor in model.state_dict().items()})
+    wanted = exact(ids)
+    assert (got - wanted).abs().max() < (0.05 if precision == "bf16" else 1e-5) * wanted.abs().max()
