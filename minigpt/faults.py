@@ -95,9 +95,8 @@ def run_script(main: Callable[[list[str]], int | None]) -> None:
         code = INTERRUPTED
     except (Exception, StoppedEarly) as error:
         code, text = explain(error)
-        if code != USER_FAULT or not launched_rank():  # all ranks have the same command: one says so
-            with contextlib.suppress(OSError):  # the screen may be gone
-                print(text, file=sys.stderr)
+        with contextlib.suppress(OSError):  # the screen may be gone
+            print(text, file=sys.stderr)  # on each rank: what looks like a launcher's may be left over from another job
     sys.exit(code)
 
 
