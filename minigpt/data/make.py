@@ -35,8 +35,6 @@ def make(folder: Path, keys: dict[str, Any], found: Survey, *, given: Tokenizer 
         UserFault: a split would be empty, the vocabulary impossible, or the source changed since it was surveyed.
         OSError: a file can't be written.
     """
-    for left_over in folder.glob("*.tmp"):  # of a process that was killed: the lock is ours
-        left_over.unlink(missing_ok=True)
     tokenizer = given or _learn(keys, found, say)
     sidecars = _encode(folder, found, keys["val_fraction"], tokenizer, say)
     if signature(found.corpus) != found.signature or sum(sidecar["bytes"] for sidecar in sidecars) != found.bytes:

@@ -134,10 +134,12 @@ def _locked(folder: Path, say: Say) -> Iterator[None]:
     """Let one process at a time work in `folder`; the system frees the lock of one that dies."""
     with open(folder / ".lock", "wb") as file:
         try:
-            lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # without locks both write the same bytes, then rename
+            alone = lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # without locks both write the same bytes, then rename
         except BlockingIOError:
             say(f"data: another process is preparing {folder}; waiting for it")
-            lock(file)
+            alone = lock(file)
+        for left_over in folder.glob("*.tmp") if alone else ():  # of a process that was killed
+            left_over.unlink(missing_ok=True)
         yield
 
 

@@ -449,6 +449,24 @@ def test_left_over_files_of_a_killed_run_are_swept(source):
     assert not list(first.folder.glob("*.tmp"))
 
 
+def test_without_locks_two_at_once_leave_each_other_alone(source, monkeypatch):
+    def flock(file, flags):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    others = []
+
+    def and_another(*arguments):
+        if not others:
+            others.append(None)
+            others.append(run(keys(source))[0])
+        return split(*arguments)
+
+    monkeypatch.setattr(make, "split", and_another)
+    mine, _ = run(keys(source))
+    assert mine.fingerprint == others[1].fingerprint
+
+
 def test_every_json_is_written_whole(source, monkeypatch):
     written = []
     real = files.write_json
