@@ -95,8 +95,10 @@ def run_script(main: Callable[[list[str]], int | None]) -> None:
         code = INTERRUPTED
     except (Exception, StoppedEarly) as error:
         code, text = explain(error)
-        with contextlib.suppress(OSError):  # the screen may be gone
-            print(text, file=sys.stderr)  # on each rank: what looks like a launcher's may be left over from another job
+        said_by_rank_0 = code == USER_FAULT and launched_rank() and "TORCHELASTIC_RUN_ID" in os.environ
+        if not said_by_rank_0:  # without torchrun what looks like a rank may be left over from another job
+            with contextlib.suppress(OSError):  # the screen may be gone
+                print(text, file=sys.stderr)
     sys.exit(code)
 
 
