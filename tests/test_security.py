@@ -529,6 +529,13 @@ def test_small_files_of_a_strangers_run_are_held_to_their_form(foreign, name, co
     refused(lambda: continue_it(foreign))
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "command.txt", "environment.json"])
+def test_a_folder_in_the_place_of_a_file_of_a_strangers_run_is_one_sentence(foreign, name):
+    (foreign / "run" / name).unlink(missing_ok=True)
+    (foreign / "run" / name).mkdir()
+    assert "irectory" in refused(lambda: continue_it(foreign), (UserFault, StorageFailure))
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "run.lock", "samples.jsonl", ".config.yaml.tmp-1"])
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_a_link_in_a_strangers_run_leads_to_no_file_of_mine(foreign, tmp_path, name, kind):

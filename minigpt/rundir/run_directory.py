@@ -29,7 +29,7 @@ from minigpt.redact import redact_arguments, redact_values
 from minigpt.rundir.files import lock, write_file
 from minigpt.rundir.rows import append_rows, folder_gone
 
-STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, errno.EFBIG)
+STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, errno.EFBIG, errno.EISDIR)
 
 MAX_CHARACTERS = 1 << 20  # of a small file of the run; a longer one is none of ours
 
