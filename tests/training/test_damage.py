@@ -8,6 +8,7 @@ import random
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,10 @@ import torch
 from minigpt.checkpoint import store
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.checkpoint.store import DamagedCheckpoint, list_checkpoints, verify
+from minigpt.config.compose import compose
 from minigpt.faults import NoUsableCheckpoint, UserFault
+from minigpt.rundir.run_directory import RunDirectory
+from minigpt.training.run import begin_or_continue
 from minigpt.training.run_state import read_run_state
 from minigpt.verify import compare_runs
 
@@ -218,3 +222,18 @@ def test_c7_a_state_that_makes_no_sense_is_refused_by_name(run, straight):
         with contextlib.suppress(UserFault):
             position = read_run_state(folder)
             assert isinstance(position.step, int)
+
+
+def test_only_rank_zero_reads_a_whole_checkpoint_to_verify_it(run, monkeypatch):
+    run("trainer.max_steps=2")
+    verified, resumed = [], []
+    real = store.verify
+    monkeypatch.setattr(store, "verify", lambda path: (verified.append(path), real(path))[1])
+    monkeypatch.setattr("minigpt.training.run.train_from", lambda job, checkpoint, *_: resumed.append(checkpoint))
+    newest = run.path / "checkpoints/step-000000002"
+    for rank in (0, 1):
+        processes = SimpleNamespace(rank=rank, gather=lambda _: [newest.name], require_equal_on_all_ranks=lambda *_: 0)
+        job = SimpleNamespace(run=RunDirectory(run.path, writes=rank == 0), processes=processes)
+        job.config = compose("train", run.arguments("trainer.max_steps=4"))
+        begin_or_continue(job, ())
+    assert (verified, resumed) == ([newest], [newest, newest])
