@@ -17,6 +17,7 @@ from typing import Any
 
 from minigpt.faults import FINISHED, UserFault, run_script
 from minigpt.invocation import command_line, typed
+from minigpt.redact import redact_arguments
 
 
 def train(arguments: list[str]) -> int:
@@ -57,7 +58,7 @@ def prepare(arguments: list[str]) -> None:
     from minigpt.data.prepare import describe, mend
 
     print("\n".join(describe(mend(config.data, config.tokenizer))))
-    print(f"\nTrain on it:\n  {typed('train')} {shlex.join(arguments)}".rstrip())
+    print(f"\nTrain on it:\n  {typed('train')} {shlex.join(redact_arguments(arguments))}".rstrip())
 
 
 def sweep(arguments: list[str]) -> int:

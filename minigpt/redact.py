@@ -25,6 +25,11 @@ _HEX_KEY = re.compile(
 # user:password@ of an address, up to its last @: passwords may hold @, : and /. A port before a path is none.
 _LOGIN = re.compile(r"(?<=://)(?:[^/\s:@]*:(?!\d+/)\S*@|[^/\s]*@)")
 
+# What signs an address: ?X-Amz-Signature=..., &sig=..., &access_token=...
+_QUERY = re.compile(
+    r"(?i)([?&][\w.-]*(?:token|secret|signature|sig|credential|passw(?:or)?d|key(?:-pair)?(?:-?id)?|auth|policy)=)[^&\s'\"]+"
+)
+
 
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
     """The text without what looks like a key, and without the values of secrets in the environment.
@@ -37,7 +42,7 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
         if len(value) >= 8 and _SECRET_NAME.search(name):
             text = text.replace(value, REDACTED)
     text = _HEX_KEY.sub(rf"\1{REDACTED}", _SECRET_FORM.sub(REDACTED, text))
-    return _LOGIN.sub(f"{REDACTED}@", text)
+    return _LOGIN.sub(f"{REDACTED}@", _QUERY.sub(rf"\1{REDACTED}", text))
 
 
 def redact_values(plain: Any) -> Any:

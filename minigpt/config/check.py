@@ -18,6 +18,7 @@ from typing import Any
 from minigpt.config.convert import Fault, settings, shown, values
 from minigpt.config.schema import ModelConfig
 from minigpt.config.setting import Setting
+from minigpt.config.sources import at, missing, name_of, there
 from minigpt.invocation import typed
 
 MAX_WHOLE = 10**12  # of a whole number that states no upper limit: it catches slips of the keyboard
@@ -60,7 +61,7 @@ def _wrong_alone(setting: Setting, value: Any) -> Iterator[str]:
             yield f"{key} is empty. {remedy}"
         elif setting.folder and "\0" in value:
             yield f"{key}={shown(value)} holds a NUL character. {remedy}"
-        elif setting.folder and _there(value) and not os.path.isdir(_at(value)):
+        elif setting.folder and there(value) and not os.path.isdir(at(value)):
             yield f"{key}={shown(value)} is a file, and a folder is wanted. {remedy}"
     elif isinstance(value, int | float) and not isinstance(value, bool):
         high = MAX_WHOLE if setting.is_whole and setting.high is None else setting.high
@@ -164,17 +165,18 @@ def source_is_there(name: str, source: str | None, folder: str) -> Iterator[str]
         elif source == "":
             yield "data.source is empty. Give a file or folder, or leave it out."
     elif name == "stdlib":
-        yield f"data=stdlib would ignore data.source={shown(source)}. To train on your text, add data=text."
-    elif not _there(source) and not _was_prepared(source, folder):
-        yield f"data.source={shown(source)} does not exist{_from_here(source)}. Give an existing file or folder."
-    elif name == "shakespeare_char" and os.path.isdir(_at(source)):
+        yield f"data=stdlib would ignore data.source={shown(name_of(source))}. To train on your text, add data=text."
+    elif missing(source) and not _was_prepared(source, folder):
+        for place in missing(source):
+            yield f"data.source={shown(place)} does not exist{_from_here(place)}. Give an existing file or folder."
+    elif name == "shakespeare_char" and os.path.isdir(at(source)):
         yield f"data=shakespeare_char reads one file, got the folder data.source={shown(source)}."
 
 
 def _was_prepared(source: str, folder: str) -> bool:
     """Whether tokens of a text that is gone are still kept: training goes on with them."""
-    wanted = os.path.abspath(os.path.expanduser(source))
-    for path in glob.glob(os.path.join(glob.escape(_at(folder)), "*", "prepared.json")):
+    wanted = name_of(source)
+    for path in glob.glob(os.path.join(glob.escape(at(folder)), "*", "prepared.json")):
         try:
             with open(path, encoding="utf-8") as file:
                 if json.load(file)["keys"]["source"] == wanted:
@@ -200,13 +202,13 @@ def tensorboard_is_installed(name: str) -> Iterator[str]:
 
 @rule("init.from")
 def starting_weights_are_there(source: str | None) -> Iterator[str]:
-    if source is not None and not _there(source):
+    if source is not None and not there(source):
         yield f"init.from={shown(source)} does not exist{_from_here(source)}. Give a run or checkpoint directory."
 
 
 @rule("checkpoint")
 def checkpoint_is_there(checkpoint: str | None) -> Iterator[str]:
-    if not checkpoint or not _there(checkpoint):
+    if not checkpoint or not there(checkpoint):
         runs = [path for path in glob.glob("runs/*") if os.path.isdir(path)]
         remedy = f"Try checkpoint={max(runs, key=os.path.getmtime)}" if runs else f"Train one first: {typed('train')}"
         if checkpoint:
@@ -233,7 +235,7 @@ def prompts_are_text(prompts: list[str] | str) -> Iterator[str]:
 
 @rule("prompt_file")
 def prompt_file_is_there(prompt_file: str | None) -> Iterator[str]:
-    if prompt_file is not None and not os.path.isfile(_at(prompt_file)):
+    if prompt_file is not None and not os.path.isfile(at(prompt_file)):
         yield f"prompt_file={shown(prompt_file)} is not a file{_from_here(prompt_file)}. Give a text file."
 
 
@@ -260,7 +262,7 @@ def parts_can_be_measured(what: str) -> Iterator[str]:
 @rule("nanogpt")
 def checkout_is_there(nanogpt: str | None) -> Iterator[str]:
     names = ("train.py", "model.py", "configurator.py")
-    if nanogpt is not None and not all(os.path.isfile(os.path.join(_at(nanogpt), name)) for name in names):
+    if nanogpt is not None and not all(os.path.isfile(os.path.join(at(nanogpt), name)) for name in names):
         remedy = "Give a checkout: git clone https://github.com/karpathy/nanoGPT"
         yield f"nanogpt={shown(nanogpt)} is no folder with {', '.join(names)}{_from_here(nanogpt)}. {remedy}"
 
@@ -283,15 +285,6 @@ def _nearest_multiples(key: str, value: int, unit: int) -> str:
     """`key=` with the multiples of unit on either side of value, positive ones only."""
     below = value // unit * unit
     return f"{key}={f'{below} or ' if below else ''}{below + unit}"
-
-
-def _at(path: str) -> str:
-    """The path, or with a leading ~ as the home folder: configs hold paths as they were typed."""
-    return path if os.path.exists(path) else os.path.expanduser(path)
-
-
-def _there(path: str) -> bool:
-    return os.path.exists(_at(path))
 
 
 def _from_here(path: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from minigpt.config.convert import settings, shown, values
 from minigpt.config.schema import REMOVED
 from minigpt.config.setting import Role
+from minigpt.config.sources import name_of
 from minigpt.redact import redact_values
 
 NAMED: tuple[Role, ...] = ("weights", "content", "schedule")  # what a run's name covers
@@ -82,8 +83,7 @@ def default_run_dir(config: Any) -> str:
         return old
     name = config.experiment
     if name == "default" and config.data.name == "text" and config.data.source:
-        text = os.path.abspath(os.path.expanduser(config.data.source))
-        name = re.sub(r"[^\w.+-]+", "-", Path(text).stem)[:50].strip("-.") or "text"
+        name = re.sub(r"[^\w.+-]+", "-", Path(name_of(config.data.source)).stem)[:50].strip("-.") or "text"
     return f"runs/{name.replace('/', '-')}-{config_hash(config)}"
 
 

@@ -73,12 +73,14 @@ class DataConfig:
     """Where the text comes from and where its tokens are kept."""
 
     name: Literal["stdlib", "shakespeare_char", "text"] = setting("stdlib", "stdlib: Python's own source", "weights")
-    source: str | None = setting(None, "file, folder, or a copy of Shakespeare", "content", aka="dataset", literal=True)
+    source: str | None = setting(
+        None, "file, folder, glob, URL, or several with commas", "content", aka="dataset", literal=True
+    )
     dir: str = setting("data", "folder for the prepared tokens", "watch", folder=True)
     val_fraction: float = setting(0.1, "last part of the text, held out for validation", "weights", above=0, below=1)
     encoding: str = setting("utf-8", "encoding of the source files", "weights")
     errors: Literal["strict", "replace"] = setting("strict", "for bytes that are no text in `encoding`", "weights")
-    key: str = setting("text", "JSON lines: the key of a record's text", "weights", since="0.2.0")
+    key: str = setting("text", "JSON lines, Parquet: key or column of the text", "weights", since="0.2.0")
     include: str | None = setting(None, "folder: patterns of files to read: *.md,*.txt", "weights", since="0.2.0")
     exclude: str | None = setting(None, "folder: patterns of files to leave out", "weights", since="0.2.0")
 

@@ -6,20 +6,17 @@ bytewise order of their paths; how many documents are in one is its reader's to 
 """
 
 import codecs
-import fnmatch
 import itertools
-import os
 import sysconfig
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from minigpt.config.schema import DataConfig
-from minigpt.data.download import download
+from minigpt.data.download import SourceGone, download
+from minigpt.data.find import find_files, in_order, typed_path
 from minigpt.data.readers import read
-from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
-from minigpt.data.readers.plain import kind_of_binary
+from minigpt.data.readers.document import Document, File, ReadOptions
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.rundir.files import sha256_of, write_file
 
@@ -46,10 +43,6 @@ weakref webbrowser wsgiref xml xmlrpc zipapp zipfile zipimport zoneinfo
 _GENERATED = {"html/entities.py", "re/_casefix.py"}
 
 
-class SourceGone(UserFault):
-    """The text is not where it should be; tokens prepared from it earlier may still be."""
-
-
 @dataclass(frozen=True)
 class Corpus:
     """Files in order, and how their bytes become text."""
@@ -73,12 +66,13 @@ class Corpus:
         return sum(file.size for file in self.files)
 
 
-def find_corpus(data: DataConfig, *, raw: bool = False) -> Corpus:
+def find_corpus(data: DataConfig, *, raw: bool = False, say: Callable[[str], object] = print) -> Corpus:
     """Return the corpus that a config names; Tiny Shakespeare is fetched if it is not in data.dir yet.
 
     Args:
         data: the config.
         raw: whether bytes need not be valid UTF-8.
+        say: takes lines for the user.
 
     Raises:
         SourceGone: the source is missing or can't be fetched.
@@ -89,27 +83,9 @@ def find_corpus(data: DataConfig, *, raw: bool = False) -> Corpus:
     if data.name == "shakespeare_char":
         path = _shakespeare(data)
         return Corpus(data.name, (File(path, path.name),), ReadOptions(raw=raw))
-    source = typed_path(data.source or "")
-    if source.is_dir() and source.resolve() == typed_path(data.dir).resolve():
-        remedy = "Move the text to a folder of its own, or name another place for the tokens: data.dir=DIR"
-        raise UserFault(f"data.source={source} is data.dir itself, where prepared tokens land. {remedy}")
     options = ReadOptions(codecs.lookup(data.encoding).name, data.errors, raw, data.key)
-    if source.is_dir():
-        files, notes = _files(source, data, options.encoding)
-        return Corpus(data.name, files, options, notes)
-    if not source.exists():
-        raise SourceGone(f"data.source={source} does not exist (looked for {source.absolute()})")
-    if not source.is_file():
-        raise UserFault(f"data.source={source} is neither a file nor a folder; write the text to a file first")
-    file = File(source, source.name)
-    if not file.size:
-        raise UserFault(f"data.source={source} is empty (0 bytes); wanted text")
-    return Corpus(data.name, (file,), options)
-
-
-def typed_path(text: str) -> Path:
-    """A path as it was typed, a leading ~ being the home folder unless something here has that name."""
-    return Path(text if os.path.exists(text) else os.path.expanduser(text))
+    files, notes = find_files("source", data, options.encoding, say=say)
+    return Corpus(data.name, files, options, notes)
 
 
 def _stdlib() -> Corpus:
@@ -126,7 +102,7 @@ def _stdlib() -> Corpus:
         remedy = "Use a Python that has it, or your own text: data=text data.source=FILE"
         raise SourceGone(f"data=stdlib needs the source of Python's standard library, which {root} lacks. {remedy}")
     notes = (f"{len(missing)} modules are not installed here: {', '.join(missing)}",) if missing else ()
-    return Corpus("stdlib", _in_order(files), notes=notes)
+    return Corpus("stdlib", in_order(files), notes=notes)
 
 
 def _shakespeare(data: DataConfig) -> Path:
@@ -148,55 +124,3 @@ def _shakespeare(data: DataConfig) -> Path:
     except OSError as error:
         raise StorageFailure(f"can't write {path}: {error.strerror}. Choose another folder: data.dir=DIR") from None
     return path
-
-
-def _files(folder: Path, data: DataConfig, encoding: str) -> tuple[tuple[File, ...], tuple[str, ...]]:
-    """The files of a folder, and notes on what was left out."""
-    files, skipped = [], defaultdict[str, list[str]](list)
-    for path in _walk(folder, typed_path(data.dir)):
-        file = File(path, path.relative_to(folder).as_posix())
-        why = _reason_to_skip(file, data, encoding)
-        if why:
-            skipped[why].append(file.label)
-        else:
-            files.append(file)
-    notes = tuple(
-        f"left out {len(labels):,} ({why}): {', '.join(sorted(labels)[:3])}{' ...' if len(labels) > 3 else ''}"
-        for why, labels in skipped.items()
-    )
-    if not files:
-        raise UserFault("; ".join((f"data.source={folder} holds no text (hidden files are left out)", *notes)))
-    return _in_order(files), notes
-
-
-def _reason_to_skip(file: File, data: DataConfig, encoding: str) -> str | None:
-    """Return the reason why a file of a folder is not read, or None."""
-
-    def matches(patterns: str) -> bool:
-        names = (file.label, file.path.name)
-        return any(fnmatch.fnmatch(name, pattern.strip()) for name in names for pattern in patterns.split(","))
-
-    if data.include and not matches(data.include):
-        return f"not in data.include={data.include}"
-    if data.exclude and matches(data.exclude):
-        return f"in data.exclude={data.exclude}"
-    if not file.path.is_file():
-        return "a broken link" if file.path.is_symlink() else "no plain file"
-    try:
-        return kind_of_binary(file, encoding) if file.size else "empty"
-    except BadFile:
-        return None  # named with all other bad files
-
-
-def _walk(folder: Path, leave_out: Path) -> Iterator[Path]:
-    def refuse(error: OSError) -> None:
-        raise UserFault(f"{error.filename} can't be read: {error.strerror}. Give yourself permission or leave it out")
-
-    skipped = leave_out.resolve()
-    for parent, folders, files in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".") and Path(parent, name).resolve() != skipped]
-        yield from (Path(parent, name) for name in files if not name.startswith("."))
-
-
-def _in_order(files: Iterable[File]) -> tuple[File, ...]:
-    return tuple(sorted(files, key=lambda file: os.fsencode(file.label)))

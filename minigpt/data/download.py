@@ -1,12 +1,38 @@
-"""One small file from the network, with short time limits and its SHA-256 known in advance."""
+"""Files from the network: one whose SHA-256 is known, and those that a URL of any file system names.
+
+A copy gets its name when all of it is there. What a URL holds is copied once and known again by the size and the
+tag or time that its server states.
+"""
 
 import hashlib
+import importlib.util
+import json
+import posixpath
 import queue
+import shutil
+import sys
 import threading
+import time
 import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from minigpt.data.readers.document import CHUNK_BYTES, File
+from minigpt.faults import StorageFailure, UserFault
+from minigpt.redact import redact
+from minigpt.rundir.files import replaced
 
 _CONNECT_SECONDS = 2.0
 _TOTAL_SECONDS = 60.0
+_SILENT_SECONDS = 60.0  # without a byte, and a server is taken for dead
+_TRIES = 3
+_VERSION = {"etag", "content-md5", "checksum", "md5", "mtime", "lastmodified", "last_modified", "updated", "created"}
+
+
+class SourceGone(UserFault):
+    """The text is not where it should be; tokens prepared from it earlier may still be."""
 
 
 def download(url: str, sha256: str) -> bytes:
@@ -40,3 +66,112 @@ def download(url: str, sha256: str) -> bytes:
     if got != sha256:
         raise ConnectionError(f"the file there has SHA-256 {got}, wanted {sha256}")
     return content
+
+
+def fetch(url: str, folder: Path, wanted: Callable[[str], bool], say: Callable[[str], object]) -> list[File]:
+    """Return the files that a URL names, each with a copy below `folder` if it is wanted.
+
+    Args:
+        url: of a file, of a folder, or with `*`, for any file system that fsspec knows.
+        folder: for the copies; those that are there are not fetched again.
+        wanted: says it of a name.
+        say: takes lines for the user.
+
+    Raises:
+        SourceGone: nothing is there, or the server does not give it.
+        UserFault: a package for this file system is missing.
+        StorageFailure: the copies can't be written.
+    """
+    shown = redact(url)
+    try:
+        system, listed = _listed(url)
+    except ImportError as error:
+        raise UserFault(
+            f"data.source={shown} needs a package that is not here ({redact(str(error))}). Type: {sys.executable} "
+            "-m pip install fsspec aiohttp   and for S3 s3fs, for Google's storage gcsfs, for Azure's adlfs"
+        ) from None
+    except Exception as error:  # of aiohttp, botocore, fsspec ...: not all of them are an OSError
+        raise _gone(shown, error) from None
+    files, left = [], []
+    for path, label, info in listed:
+        version = {key: str(value) for key, value in sorted(info.items()) if key.lower() in _VERSION}
+        digest = hashlib.sha256(json.dumps([path, info.get("size"), version]).encode()).hexdigest()[:16]
+        copy = folder / digest / label.rpartition("/")[2][-200:]
+        files.append(File(copy, label))
+        if wanted(label) and not copy.exists():
+            left.append((path, copy, info.get("size")))
+    total = sum(size or 0 for _, _, size in left)
+    if left:
+        say(f"data: fetching {len(left):,} files, {total / 1e6:,.1f} MB, from {shown} to {folder}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+        if total > free:
+            raise StorageFailure(f"{shown} holds {total:,} bytes, and {folder} has room for {free:,}: data.dir=DIR")
+        for path, copy, size in left:
+            copy.parent.mkdir(exist_ok=True)
+            _copy(system, path, copy, size)
+    except ConnectionError as error:
+        raise _gone(shown, error) from None
+    except OSError as error:
+        raise StorageFailure(f"can't write {folder}: {error.strerror or error}. Choose another: data.dir=DIR") from None
+    return files
+
+
+def _listed(url: str) -> tuple[Any, list[tuple[str, str, dict[str, Any]]]]:
+    """The file system, and its path, a label and what is known of each file."""
+    if importlib.util.find_spec("fsspec") is None:
+        raise ImportError("install fsspec")
+    import fsspec
+
+    options, is_http = {}, url.startswith(("http://", "https://"))
+    if is_http:
+        import aiohttp
+
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=_SILENT_SECONDS)
+        options = {"client_kwargs": {"timeout": limits}}
+    system, path = fsspec.core.url_to_fs(url, **options)
+    if "*" in path:
+        paths = [each for each in system.glob(path) if is_http or not system.isdir(each)]
+    elif path.endswith("/") if is_http else system.isdir(path):  # a web server has no folders, only pages that list
+        paths = system.find(path)
+    else:
+        paths = [path]
+    if not paths:
+        raise FileNotFoundError("nothing is there")
+    names = [unquote(urlsplit(each).path) if is_http else each for each in paths]
+    root = posixpath.commonpath([posixpath.dirname(name) for name in names])
+    labels = [name.removeprefix(root).strip("/") for name in names]
+    return system, [(path, label, system.info(path)) for path, label in zip(paths, labels, strict=True)]
+
+
+def _copy(system: Any, path: str, copy: Path, size: int | None) -> None:
+    """Make a whole copy of a file, or none, in a few tries."""
+    for attempt in range(_TRIES):
+        try:
+            with replaced(copy) as temporary, open(temporary, "xb") as file:
+                for chunk in _chunks(system, path):
+                    file.write(chunk)
+                if size is not None and file.tell() != size:
+                    raise ConnectionError(f"{file.tell():,} of {size:,} bytes came")
+            return
+        except ConnectionError:
+            if attempt == _TRIES - 1:
+                raise
+            time.sleep(2.0**attempt)
+
+
+def _chunks(system: Any, path: str) -> Iterator[bytes]:
+    """The bytes of a file, in one answer of a web server: some ignore the range that is asked for."""
+    try:
+        whole = {"block_size": 0} if "http" in str(system.protocol) else {}
+        with system.open(path, "rb", **whole) as file:
+            while chunk := file.read(CHUNK_BYTES):
+                yield chunk
+    except Exception as error:
+        raise ConnectionError(f"{type(error).__name__}: {error}") from None
+
+
+def _gone(shown: str, error: Exception) -> SourceGone:
+    reason = redact(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
+    return SourceGone(f"data.source={shown} can't be read: {reason}. Check the address, or fetch it yourself")

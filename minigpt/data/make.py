@@ -111,13 +111,7 @@ def _encode(folder: Path, found: Survey, val_fraction: float, tokenizer: Tokeniz
 def _summary(keys: dict[str, Any], found: Survey, splits: list[dict[str, Any]], tokenizer: Tokenizer) -> dict[str, Any]:
     wanted = keys["vocab_size"] or 0
     train, val = ({key: sidecar[key] for key in ("tokens", "bytes")} for sidecar in splits)
-    notes = list(found.corpus.notes)
-    if found.crlf:
-        notes.append(f"{found.crlf:,} lines end in CR LF; they are kept as they are")
-    if found.marks:
-        notes.append(f"{found.marks:,} documents begin with a byte-order mark; data.encoding=utf-8-sig drops it")
-    if found.nul:
-        notes.append(f"{found.nul:,} NUL bytes; they are kept as they are")
+    notes = [*found.corpus.notes, *found.notes()]
     if tokenizer.vocab_size < wanted:
         notes.append(f"the text yields {tokenizer.vocab_size:,} BPE tokens, fewer than tokenizer.vocab_size={wanted:,}")
     if train["tokens"] <= 1024:

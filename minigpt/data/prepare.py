@@ -10,25 +10,28 @@ those differ is it read.
 import contextlib
 import fcntl
 import json
-import os
 import platform
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from minigpt.config.schema import DataConfig, TokenizerConfig
-from minigpt.data.corpus import Corpus, SourceGone, find_corpus, typed_path
+from minigpt.config.sources import name_of
+from minigpt.data.corpus import Corpus, find_corpus
+from minigpt.data.download import SourceGone
+from minigpt.data.find import typed_path
 from minigpt.data.make import FORMAT, Say, make, progress_lines, size_text
-from minigpt.data.readers import READERS
+from minigpt.data.readers import NAMES, READERS
 from minigpt.data.shards import TokenSplit, fingerprint
 from minigpt.data.survey import Survey, signature, survey
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, scheme_of
 from minigpt.faults import StorageFailure, UserFault
-from minigpt.redact import redact
 from minigpt.rundir.files import lock, read_json, write_json
+
+MARKED_UP = {".json", ".csv", ".tsv", ".html", ".htm", ".xml", ".ipynb"}  # text, but more than that
 
 
 class DamagedShards(UserFault):
@@ -79,7 +82,7 @@ def prepare(
     if newest and data.name == "shakespeare_char" and not data.source:  # its one content is known by its checksum
         return _open(newest, say)
     try:
-        corpus = find_corpus(data, raw=scheme.takes_any_bytes)
+        corpus = find_corpus(data, raw=scheme.takes_any_bytes, say=say)
     except SourceGone as fault:
         if not newest:
             raise
@@ -96,6 +99,8 @@ def prepare(
     for line in _listing(corpus):
         say(f"data: {line}")
     found = survey(corpus, alphabet=scheme.needs_alphabet, progress=progress_lines("reading", corpus.size, say))
+    for line in found.notes():
+        say(f"data: {line}")
     folder = root / _folder_name(keys, found.sha256)
     if known and folder not in known:
         say(f"data: the source changed since {next(iter(known))} was prepared; preparing it anew")
@@ -104,11 +109,22 @@ def prepare(
 
 
 def _listing(corpus: Corpus) -> list[str]:
-    """What is left out and what will be read."""
-    count, suffixes = len(corpus.files), Counter(file.suffix or "no suffix" for file in corpus.files)
-    kinds = ", ".join(f"{number:,} {suffix}" for suffix, number in suffixes.most_common(6))
-    files = "1 file" if count == 1 else f"{count:,} files ({kinds})"
-    return [*corpus.notes, f"reading {files}, {size_text(corpus.size)}"]
+    """What is left out, and what will be read as what."""
+    kinds, suffixes = defaultdict[str, Counter[str]](Counter), Counter[str]()
+    for file in corpus.files:
+        kinds[NAMES.get(file.suffix, "text")][file.suffix + file.packing or "no suffix"] += 1
+        suffixes[file.suffix] += 1
+    parts = []
+    for kind, ends in kinds.items():
+        listed = ", ".join(f"{number:,} {end}" for end, number in ends.most_common(6))
+        parts.append(f"{ends.total():,} {kind} ({listed}{', ...' if len(ends) > 6 else ''})")
+    count, size = len(corpus.files), size_text(corpus.size)
+    lines = [*corpus.notes, f"reading {count:,} file{'s'[: count > 1]}, {size}: {', '.join(parts)}"]
+    if kinds.keys() != {"text"}:
+        lines.append(f"the text of a record is its {corpus.options.key!r}; another key or column: data.key=KEY")
+    if marked := ", ".join(f"{suffixes[end]:,} {end}" for end in sorted(suffixes.keys() & MARKED_UP)):
+        lines.append(f"{marked} read as plain text, marks and all (records are read from .jsonl and .parquet)")
+    return lines
 
 
 def _find_or_make(folder: Path, keys: dict[str, Any], found: Survey, *, given: Tokenizer | None, say: Say) -> None:
@@ -207,7 +223,7 @@ def _keys(data: DataConfig, tokenizer: TokenizerConfig) -> dict[str, Any]:
     return {key: getattr(data, key) for key in new if text and getattr(data, key) != new[key]} | {
         "version": 1,
         "corpus": data.name,
-        "source": redact(os.path.abspath(os.path.expanduser(data.source))) if text and data.source else None,
+        "source": name_of(data.source) if text and data.source else None,
         "python": platform.python_version() if data.name == "stdlib" else None,
         "encoding": data.encoding if text else "utf-8",
         "errors": data.errors if text else "strict",

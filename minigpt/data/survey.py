@@ -3,12 +3,13 @@
 import codecs
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from minigpt.data.corpus import Corpus, SourceGone
+from minigpt.data.corpus import Corpus
+from minigpt.data.download import SourceGone
 from minigpt.data.readers import read
-from minigpt.data.readers.document import BadFile
+from minigpt.data.readers.document import BadFile, Document
 from minigpt.faults import UserFault
 from minigpt.rundir.files import sha256_of
 
@@ -30,7 +31,25 @@ class Survey:
     crlf: int = 0
     nul: int = 0
     marks: int = 0  # documents that begin with a byte-order mark
+    empty: int = 0  # documents without any text, which are passed over
+    replaced: int = 0  # characters U+FFFD
+    not_utf8: int = 0  # documents that are taken as bytes
+    first_not_utf8: str = ""  # its label
     blank: bool = True  # nothing but white space
+
+    def notes(self) -> list[str]:
+        """What a reader of the text may not expect in it."""
+        options = self.corpus.options
+        said = {
+            f"the text is rewritten from {options.encoding} to UTF-8": options.encoding != "utf-8",
+            f"{self.not_utf8:,} documents are not UTF-8 and taken as bytes, {self.first_not_utf8} first": self.not_utf8,
+            f"{self.replaced:,} characters U+FFFD; bytes that are no text became such": options.errors == "replace",
+            f"{self.crlf:,} lines end in CR LF; they are kept as they are": self.crlf,
+            f"{self.marks:,} documents begin with a byte-order mark; data.encoding=utf-8-sig drops it": self.marks,
+            f"{self.nul:,} NUL bytes; they are kept as they are": self.nul,
+            f"{self.empty:,} records without any text are passed over": self.empty,
+        }
+        return [sentence for sentence, holds in said.items() if holds]
 
 
 def survey(corpus: Corpus, *, alphabet: bool = False, progress: Callable[[int], None] = lambda n_bytes: None) -> Survey:
@@ -48,7 +67,7 @@ def survey(corpus: Corpus, *, alphabet: bool = False, progress: Callable[[int], 
     for file in corpus.files:
         try:
             for document in read(file, corpus.options):
-                _count(document.chunks, found, alphabet, progress)
+                _count(document, found, alphabet, progress)
         except BadFile as fault:
             bad.append(str(fault))
         lines.append(f"{sha256_of(file.path)}  {file.label}\n")
@@ -77,18 +96,30 @@ def signature(corpus: Corpus) -> str:
     return hashlib.sha256(json.dumps(listing).encode()).hexdigest()
 
 
-def _count(chunks: Iterator[bytes], found: Survey, alphabet: bool, progress: Callable[[int], None]) -> None:
+def _count(document: Document, found: Survey, alphabet: bool, progress: Callable[[int], None]) -> None:
     """Add a document."""
-    decoder, last = codecs.getincrementaldecoder("utf-8")(), b""
-    found.documents += 1
-    for number, chunk in enumerate(chunks):
+    decoder, last, before = codecs.getincrementaldecoder("utf-8")(), b"", found.bytes
+    decoded, is_text = alphabet or found.corpus.options.raw, True
+    for number, chunk in enumerate(document.chunks):
         found.marks += not number and chunk.startswith(codecs.BOM_UTF8)
         found.bytes += len(chunk)
         found.characters += len(chunk.translate(None, CONTINUATION))
         found.crlf += (last + chunk).count(b"\r\n")
         found.nul += chunk.count(0)
+        found.replaced += chunk.count("\ufffd".encode())
         found.blank = found.blank and not chunk.strip()
         last = chunk[-1:]
-        if alphabet:
-            found.alphabet.update(decoder.decode(chunk))
+        if decoded and is_text:
+            try:
+                characters = decoder.decode(chunk)
+                found.alphabet.update(characters if alphabet else "")
+            except UnicodeDecodeError:
+                is_text = False
         progress(len(chunk))
+    if not is_text or decoder.getstate()[0]:
+        found.not_utf8 += 1
+        found.first_not_utf8 = found.first_not_utf8 or document.label
+    if found.bytes == before:
+        found.empty += 1
+    else:
+        found.documents += 1

@@ -52,7 +52,7 @@ def test_a_folder_is_its_files_in_bytewise_order(tmp_path):
         (tmp_path / name).write_bytes(b"" if name == "empty" else name.encode())
     found = find_corpus(text(tmp_path))
     assert labels(found) == ["B.txt", "a-b.txt", "a/z.md", "a/é/1", "b.txt", "é.txt"]
-    assert found.notes == ("left out 1 (empty): empty",)
+    assert found.notes == ("left out 2 (hidden): .git, a/.hidden", "left out 1 (empty): empty")
 
 
 def test_prepared_tokens_inside_the_folder_are_no_text(tmp_path):
@@ -89,7 +89,7 @@ def test_sources_that_cannot_be_used_are_named(tmp_path):
         "peom.txt": "does not exist",
         "poem.txt/x": "does not exist",
         "poem.txt": r"poem.txt is empty \(0 bytes\); wanted text",
-        "folder": r"holds no text \(hidden files are left out\)",
+        "folder": r"holds no text; left out 1 \(hidden\): .git",
         "pipe": "neither a file nor a folder",
     }
     for name, sentence in cases.items():

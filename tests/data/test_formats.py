@@ -82,7 +82,7 @@ def test_gzip_is_unpacked_whatever_is_in_it(texts):
     two = gzip.compress(b"of two ") + gzip.compress(b"members")
     text, said = texts({"a.jsonl.gz": gzip.compress(JSONL), "b.txt.gz": two, "c.md": b"plain"})
     assert text == "first, naïve|second\nline|third|of two members|plain"
-    assert "reading 3 files (1 .jsonl, 1 .txt, 1 .md)" in said
+    assert "reading 3 files, 142 bytes: 1 JSON lines (1 .jsonl.gz), 2 text (1 .txt.gz, 1 .md)" in said
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_what_is_no_text_is_left_out_of_a_folder_with_the_reason(texts):
     files = {
         "a.txt": b"some text to read",
         "b.png": b"\x89PNG\r\n\x1a\n" + bytes(50),
-        "c.parquet": b"PAR1" + bytes(9),
+        "c.table": b"PAR1" + bytes(9),
         "d.bin": b"ab\0cd",
         "e.txt": b"",
         "f.gz": b"\x1f\x8b",
@@ -119,7 +119,7 @@ def test_what_is_no_text_is_left_out_of_a_folder_with_the_reason(texts):
     assert text == "some text to read"
     for line in (
         "left out 1 (a PNG picture): b.png",
-        "left out 1 (a Parquet table, write its text to a .jsonl file first): c.parquet",
+        "left out 1 (a Parquet table without .parquet at the end of its name): c.table",
         "left out 1 (binary data: it holds NUL bytes): d.bin",
         "left out 1 (empty): e.txt",
         "left out 1 (gzip data without .gz at the end of its name): g",
@@ -153,7 +153,7 @@ def test_the_remedy_fits_the_file(texts, tmp_path):
     assert "data.encoding=latin-1;" in remedies["b.txt"]
     (texts.folder / "c.txt").write_bytes(b"\x89PNG")
     data.source += "/c.txt"
-    with pytest.raises(UserFault, match=r"The file is a PNG picture\. Leave it out: data\.exclude=c\.txt"):
+    with pytest.raises(UserFault, match=r"c\.txt is a PNG picture; wanted text\. Convert it"):
         prepare(data, TokenizerConfig(name="char"), say=lambda _: None)
 
 

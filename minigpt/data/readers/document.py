@@ -1,11 +1,10 @@
 """What readers give, and what they are given."""
 
-import gzip
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from minigpt.data.readers.packed import PACKINGS, DamagedPacking, unpack
 from minigpt.faults import UserFault
 
 CHUNK_BYTES = 1 << 22
@@ -42,23 +41,32 @@ class File:
         return self.path.stat().st_size
 
     @property
+    def packing(self) -> str:
+        """How it is packed, as its name ends: .gz, .zst or nothing."""
+        end = self.path.suffix.lower()
+        return end if end in PACKINGS else ""
+
+    @property
     def suffix(self) -> str:
         """The end of its name that says how it is read: .jsonl of notes.jsonl.gz."""
-        return Path(self.path.name.lower().removesuffix(".gz")).suffix
+        return Path(self.path.name.lower().removesuffix(self.packing)).suffix
 
     def chunks(self, size: int = 0) -> Iterator[bytes]:
-        """Yield its bytes, unpacked if its name ends in .gz, at most `size` (by default CHUNK_BYTES) at a time.
+        """Yield its bytes, unpacked if its name ends in .gz or .zst, about `size` (by default CHUNK_BYTES) at a time.
 
         Raises:
             BadFile: it can't be unpacked.
             UserFault: it is gone or can't be read.
         """
         try:
-            with (gzip.open if self.path.name.lower().endswith(".gz") else open)(self.path, "rb") as file:
+            if self.packing:
+                yield from unpack(self.path, size or CHUNK_BYTES)
+                return
+            with open(self.path, "rb") as file:
                 while chunk := file.read(size or CHUNK_BYTES):
                     yield chunk
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise BadFile(f"{self.path} is cut or no gzip file ({error}); get it again, or leave it out") from None
+        except DamagedPacking as fault:
+            raise BadFile(f"{self.path} {fault}; get it again, or leave it out: data.exclude={self.label}") from None
         except OSError as error:
             raise UserFault(f"{self.path} can't be read: {error.strerror or error}") from None
 

@@ -5,9 +5,11 @@ from collections.abc import Iterator
 
 from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
 
+MAX_LINE_BYTES = 1 << 26  # a longer one is no record, and would fill the memory
+
 
 def read_jsonl(file: File, options: ReadOptions) -> Iterator[Document]:
-    """The text of each record under `data.key`. Blank lines and empty texts are passed over."""
+    """The text of each record under `data.key`. Blank lines are passed over."""
     for number, line in enumerate(_lines(file), 1):
         place = f"{file.path}, line {number:,}"
         try:
@@ -20,15 +22,25 @@ def read_jsonl(file: File, options: ReadOptions) -> Iterator[Document]:
             raise BadFile(f"{place} is not JSON ({error}). Give one record a line, or name the file .txt") from None
         except (LookupError, TypeError, AttributeError):
             has = f"has {', '.join(map(repr, list(record)[:8]))}" if isinstance(record, dict) else "is not an object"
-            wanted = f"a text under {options.key!r}. Name another key: data.key=KEY"
-            raise BadFile(f"{place}: the record {has}; wanted {wanted}") from None
-        if content:
-            yield Document(f"{file.label}:{number}", iter([content]))
+            raise BadFile(
+                f"{place}: the record {has}; wanted a text under {options.key!r}. Name another key: data.key=KEY, "
+                f"or leave it out: data.exclude={file.label}"
+            ) from None
+        if line:
+            yield Document(f"{file.label}:{number}", iter([content] if content else []))
 
 
 def _lines(file: File) -> Iterator[bytes]:
-    rest = b""
+    parts, number = [b""], 1  # of the line that has not ended yet
     for chunk in file.chunks():
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from map(bytes.strip, lines)
-    yield rest.strip()
+        lines = chunk.split(b"\n")
+        for line in lines[:-1]:
+            yield b"".join([*parts, line]).strip()
+            parts, number = [], number + 1
+        parts.append(lines[-1])
+        if sum(map(len, parts)) > MAX_LINE_BYTES:
+            raise BadFile(
+                f"{file.path}, line {number:,} is longer than {MAX_LINE_BYTES:,} bytes; wanted one record a line. To "
+                f"train on the file as it is, name it .txt; to leave it out: data.exclude={file.label}"
+            )
+    yield b"".join(parts).strip()

@@ -2,11 +2,13 @@
 
 import codecs
 import itertools
+import shlex
 from collections.abc import Iterator
 
 from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
 
 HEAD_BYTES = 512  # by which a file that is no text is recognised
+HOLDS_NUL = "binary data: it holds NUL bytes"
 
 _KINDS = {
     b"\x89PNG": "a PNG picture",
@@ -15,10 +17,19 @@ _KINDS = {
     b"%PDF": "a PDF document",
     b"PK\x03\x04": "a ZIP archive or an office document",
     b"\x1f\x8b": "gzip data without .gz at the end of its name",
-    b"\x28\xb5\x2f\xfd": "zstd data, unpack it first",
+    b"\x28\xb5\x2f\xfd": "zstd data without .zst at the end of its name",
     b"\xfd7zXZ": "xz data, unpack it first",
     b"BZh": "bzip2 data, unpack it first",
-    b"PAR1": "a Parquet table, write its text to a .jsonl file first",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"Rar!": "a RAR archive",
+    b"PAR1": "a Parquet table without .parquet at the end of its name",
+    b"ARROW1": "an Arrow table, write it as .parquet first",
+    b"\xd0\xcf\x11\xe0": "an old office document",
+    b"RIFF": "a sound, picture or video (RIFF)",
+    b"ID3": "a sound (MP3)",
+    b"OggS": "a sound or video (Ogg)",
+    b"\x80\x04\x95": "a Python pickle",
+    b"\x89HDF": "an HDF5 file",
     b"SQLite format 3": "an SQLite database",
     b"\x7fELF": "a program",
     b"\x93NUMPY": "a NumPy array",
@@ -51,11 +62,15 @@ def _utf8(file: File, options: ReadOptions) -> Iterator[bytes]:
 
 def kind_of_binary(file: File, encoding: str) -> str | None:
     """What a file is by its first bytes; None if it may be text in this encoding."""
-    head = next(file.chunks(HEAD_BYTES), b"")
+    if file.suffix == ".parquet":
+        return None  # its reader says what is wrong with it
+    head = next(file.chunks(HEAD_BYTES), b"")[:HEAD_BYTES]
+    if head[257:262] == b"ustar":
+        return "a tar archive, unpack it first"
     for start, kind in _KINDS.items():
         if head.startswith(start):
             return kind
-    return "binary data: it holds NUL bytes" if b"\0" in head and encoding == "utf-8" and not _is_utf16(head) else None
+    return HOLDS_NUL if b"\0" in head and encoding == "utf-8" and not _is_utf16(head) else None
 
 
 def _is_utf16(head: bytes) -> bool:
@@ -67,5 +82,8 @@ def _remedy(file: File, options: ReadOptions) -> str:
     if kind:
         return f"The file is {kind}. Leave it out: data.exclude={file.label}"
     other = "utf-16" if _is_utf16(next(file.chunks(HEAD_BYTES), b"")) else "latin-1"
-    rest = "to read bad bytes as U+FFFD: data.errors=replace; to train on the bytes as they are: tokenizer=byte"
-    return f"If the text is in another encoding, name it: data.encoding={other}; {rest}"
+    return (
+        f"If all of the text is in another encoding, name it: data.encoding={other}; if this file alone is: iconv -f "
+        f"{other} -t utf-8 {shlex.quote(str(file.path))}; to read bad bytes as U+FFFD: data.errors=replace; to train "
+        "on the bytes as they are: tokenizer=byte"
+    )

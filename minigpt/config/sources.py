@@ -1,0 +1,50 @@
+"""What `data.source` holds: a file, a folder, a glob, a URL, or several of these."""
+
+import glob
+import json
+import os
+import re
+
+from minigpt.redact import redact
+
+
+def places(source: str) -> list[str]:
+    """The places that a source names: itself if it is there, those of a JSON list, or those between commas."""
+    if source.startswith("[") and not there(source):
+        try:
+            listed = json.loads(source)
+            return listed if all(isinstance(each, str) for each in listed) else [source]
+        except ValueError:
+            return [source]
+    parts = [each.strip() for each in source.split(",") if each.strip()]
+    return parts if not there(source) and any(map(_may_be, parts)) else [source]
+
+
+def is_url(place: str) -> bool:
+    """Whether a place is in a file system other than the machine's own: https://, s3://, memory:// ..."""
+    return re.match(r"[a-z][a-z0-9+.-]+(::|://)", place) is not None
+
+
+def at(path: str) -> str:
+    """The path, or with a leading ~ as the home folder: configs hold paths as they were typed."""
+    return path if os.path.exists(path) else os.path.expanduser(path)
+
+
+def there(place: str) -> bool:
+    """Whether there is a file or folder of this name."""
+    return os.path.exists(at(place))
+
+
+def missing(source: str) -> list[str]:
+    """The places that are neither there nor a glob that finds something; of URLs nothing is known yet."""
+    return [place for place in places(source) if not _may_be(place)]
+
+
+def name_of(source: str) -> str:
+    """A source by its whole paths, without credentials: what stands for it in files and names."""
+    full = [each if is_url(each) else os.path.abspath(os.path.expanduser(each)) for each in places(source)]
+    return redact(",".join(full))
+
+
+def _may_be(place: str) -> bool:
+    return is_url(place) or there(place) or bool(glob.glob(at(place), recursive=True))

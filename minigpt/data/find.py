@@ -1,0 +1,150 @@
+"""Finds the files that `data.source` names, and says what it leaves out and why.
+
+A source is a file, a folder, a glob, a URL, or a list of these (minigpt/config/sources.py). A file that is named
+itself is read or refused; of a folder, a glob or a URL what can't be read as text is left out, with the reason.
+"""
+
+import fnmatch
+import glob
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from minigpt.config.schema import DataConfig
+from minigpt.config.sources import at, is_url, name_of, places
+from minigpt.data.download import SourceGone, fetch
+from minigpt.data.readers import require_packages
+from minigpt.data.readers.document import BadFile, File
+from minigpt.data.readers.plain import HOLDS_NUL, kind_of_binary
+from minigpt.faults import UserFault
+
+_Found = tuple[
+    File, str | None
+]  # a file, and why it is left out: "" perhaps, by its content; None for one named itself
+
+
+def find_files(
+    key: str, data: DataConfig, encoding: str, *, say: Callable[[str], object]
+) -> tuple[tuple[File, ...], tuple[str, ...]]:
+    """Return the files of `data.<key>` in order, and notes on what was left out.
+
+    Raises:
+        SourceGone: nothing is there, or can't be fetched.
+        UserFault: naming every place that can't be used, or every package that is missing.
+    """
+    source: str = getattr(data, key) or ""
+    found, faults = dict[str, _Found](), list[UserFault]()
+    listed = places(source) or [source]
+    for place in listed:
+        prefix = f"{Path(place).name}/" if len(listed) > 1 else ""
+        try:
+            for file, why in _look(key, place, data, prefix=prefix, say=say):
+                found.setdefault(os.path.abspath(file.path), (file, why))
+        except UserFault as fault:
+            faults.append(fault)
+    if faults:
+        kind = SourceGone if all(isinstance(fault, SourceGone) for fault in faults) else UserFault
+        raise kind(*(sentence for fault in faults for sentence in fault.faults))
+    require_packages([file for file, why in found.values() if not why])
+    files, skipped = [], defaultdict[str, list[str]](list)
+    for file, why in found.values():
+        reason = why or _content_to_skip(file, encoding)
+        if reason and why is None and reason != HOLDS_NUL:
+            raise UserFault(f"data.{key}={file.path} is {reason}; wanted text. Convert it to text first")
+        if reason and why is not None:
+            skipped[reason].append(file.label)
+        else:
+            files.append(file)
+    notes = tuple(
+        f"left out {len(labels):,} ({why}): {', '.join(sorted(labels)[:3])}{' ...' if len(labels) > 3 else ''}"
+        for why, labels in skipped.items()
+    )
+    if not files:
+        raise UserFault("; ".join((f"data.{key}={name_of(source)} holds no text", *notes)))
+    return tuple(files), notes
+
+
+def typed_path(text: str) -> Path:
+    """A path as it was typed, a leading ~ being the home folder unless something here has that name."""
+    return Path(at(text))
+
+
+def in_order(files: Iterable[File]) -> tuple[File, ...]:
+    """The files in bytewise order of their labels."""
+    return tuple(sorted(files, key=lambda file: os.fsencode(file.label)))
+
+
+def _look(key: str, place: str, data: DataConfig, *, prefix: str, say: Callable[[str], object]) -> Iterator[_Found]:
+    """What is at one place, in order; `prefix` stands before the names inside a folder."""
+    path = typed_path(place)
+    if is_url(place) and not path.exists():
+        folder = typed_path(data.dir) / "fetched"
+        files = fetch(place, folder, lambda label: not _pattern_to_skip(label, data), say)
+        yield from ((file, _pattern_to_skip(file.label, data)) for file in in_order(files))
+    elif path.is_dir():
+        if path.resolve() == typed_path(data.dir).resolve():
+            raise UserFault(
+                f"data.{key}={path} is data.dir itself, where prepared tokens land; move the text to a folder of its "
+                "own, or name another place for the tokens: data.dir=DIR"
+            )
+        walked = _walk(path, typed_path(data.dir))
+        found = {File(each, prefix + each.relative_to(path).as_posix()): why for each, why in walked}
+        yield from ((file, found[file] or _pattern_to_skip(file.label, data)) for file in in_order(found))
+    elif path.is_file():
+        if not path.stat().st_size:
+            raise UserFault(f"data.{key}={path} is empty (0 bytes); wanted text")
+        yield File(path, path.name), None
+    elif path.exists():
+        raise UserFault(f"data.{key}={path} is neither a file nor a folder; write the text to a file first")
+    elif matches := sorted(glob.glob(str(path), recursive=True), key=os.fsencode):
+        root = os.path.dirname(re.split(r"[*?[]", str(path))[0])
+        for match in matches:
+            label = Path(os.path.relpath(match, root)).as_posix()
+            if not os.path.isdir(match):
+                yield File(Path(match), label), _pattern_to_skip(label, data)
+            elif "**" not in place:  # which finds the files in it, too
+                yield from _look(key, match, data, prefix=f"{label}/", say=say)
+    else:
+        raise SourceGone(f"data.{key}={place} does not exist (looked for {path.absolute()})")
+
+
+def _pattern_to_skip(label: str, data: DataConfig) -> str:
+    """Return the reason by its name why a file is not read, or nothing."""
+
+    def matches(patterns: str) -> bool:
+        names = (label, label.rpartition("/")[2])
+        return any(fnmatch.fnmatch(name, pattern.strip()) for name in names for pattern in patterns.split(","))
+
+    if data.include and not matches(data.include):
+        return f"not in data.include={data.include}"
+    return f"in data.exclude={data.exclude}" if data.exclude and matches(data.exclude) else ""
+
+
+def _content_to_skip(file: File, encoding: str) -> str | None:
+    """Return the reason by its content why a file is not read, or None."""
+    if not file.path.is_file():
+        return "a broken link" if file.path.is_symlink() else "no plain file"
+    try:
+        return kind_of_binary(file, encoding) if file.size else "empty"
+    except BadFile:
+        return None  # named with all other bad files
+
+
+def _walk(folder: Path, data_dir: Path) -> Iterator[tuple[Path, str]]:
+    """All files of a folder, and the folders that are not entered, with the reason."""
+
+    def refuse(error: OSError) -> None:
+        raise UserFault(f"{error.filename} can't be read: {error.strerror}. Give yourself permission or leave it out")
+
+    tokens = data_dir.resolve()
+    for parent, folders, files in os.walk(folder, onerror=refuse):
+        for name in list(folders):
+            path = Path(parent, name)
+            linked = "a link to a folder" if path.is_symlink() else ""
+            why = "hidden" if name.startswith(".") else "data.dir" if path.resolve() == tokens else linked
+            if why:
+                folders.remove(name)
+                yield path, why
+        yield from ((Path(parent, name), "hidden" if name.startswith(".") else "") for name in files)

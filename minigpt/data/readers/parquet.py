@@ -1,0 +1,44 @@
+"""Parquet tables: each row is a record, and one of its columns holds a document."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
+from minigpt.data.readers.packed import bomb_bytes
+
+BATCH_ROWS = 64  # a row group at once would be held whole: hundreds of megabytes
+
+
+def read_parquet(file: File, options: ReadOptions) -> Iterator[Document]:
+    """The text of each row in column `data.key`; rows without one are empty documents."""
+    import pyarrow
+    from pyarrow import parquet
+
+    row, left = 0, bomb_bytes(file.path)
+    try:
+        with parquet.ParquetFile(file.path, page_checksum_verification=True) as table:
+            _check_column(file, options.key, table.schema_arrow)
+            for batch in table.iter_batches(BATCH_ROWS, columns=[options.key], use_threads=False):
+                for content in batch.column(0).cast(pyarrow.large_binary()).to_pylist():
+                    row, left, text = row + 1, left - len(content or b""), content or b""
+                    if left < 0:
+                        raise BadFile(f"{file.path} is a decompression bomb; leave it out: data.exclude={file.label}")
+                    if not options.raw:
+                        text = text.decode("utf-8", options.errors).encode()
+                    yield Document(f"{file.label}:{row}", iter([text] if text else []))
+    except UnicodeDecodeError as error:
+        raise BadFile(f"{file.path}, row {row:,}: {error}. To read bad bytes as U+FFFD: data.errors=replace") from None
+    except (pyarrow.ArrowException, OSError, MemoryError, OverflowError) as error:
+        raise BadFile(
+            f"{file.path} is cut, damaged or no Parquet file ({' '.join(str(error).split())[:200]}); get it again, or "
+            f"leave it out: data.exclude={file.label}"
+        ) from None
+
+
+def _check_column(file: File, key: str, schema: Any) -> None:
+    """Asked for a column that is not there, pyarrow gives none and says nothing."""
+    kinds = {field.name: str(field.type) for field in schema}
+    if kinds.get(key) not in ("string", "large_string", "binary", "large_binary"):
+        got = f"its column {key!r} holds {kinds[key]}" if key in kinds else f"it has no column {key!r}"
+        there = ", ".join(f"{name} ({kind})" for name, kind in list(kinds.items())[:20])
+        raise BadFile(f"{file.path}: {got}, wanted text; it has {there}. Name another column: data.key=COLUMN")
