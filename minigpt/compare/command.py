@@ -49,7 +49,8 @@ def compare(config: CompareConfig, say: Callable[[str], object] = print) -> None
     scores = score([run for side in sides for run in side.runs], device=hardware.device, say=say)
     if len(scores.sizes) < MIN_WINDOWS:
         got = f"the validation text is {len(scores.sizes)} windows of {scores.window:,} long"
-        raise UserFault(f"{got}; at least {MIN_WINDOWS} are wanted. Use more text, or a larger data.val_fraction")
+        remedy = "Use more text, a larger data.val_fraction, or a data.val_source"
+        raise UserFault(f"{got}; at least {MIN_WINDOWS} are wanted. {remedy}")
     for line in ["", *report(sides, scores), *([""] if left_out else []), *(f"Left out  {why}" for why in left_out)]:
         say(line)
 

@@ -173,13 +173,27 @@ def source_is_there(name: str, source: str | None, folder: str) -> Iterator[str]
         yield f"data=shakespeare_char reads one file, got the folder data.source={shown(source)}."
 
 
-def _was_prepared(source: str, folder: str) -> bool:
+@rule("data.name", "data.val_source", "data.dir")
+def validation_text_is_there(name: str, source: str | None, folder: str) -> Iterator[str]:
+    if source is None:
+        return
+    if name != "text":
+        given = f"data.val_source={shown(name_of(source))}"
+        yield f"data={name} has its own validation split and would ignore {given}. For your own text, add data=text."
+    elif not source:
+        yield "data.val_source is empty. Give a file or folder, or leave it out."
+    elif missing(source) and not _was_prepared(source, folder, "val_source"):
+        for place in missing(source):
+            yield f"data.val_source={shown(place)} does not exist{_from_here(place)}. Give an existing file or folder."
+
+
+def _was_prepared(source: str, folder: str, key: str = "source") -> bool:
     """Whether tokens of a text that is gone are still kept: training goes on with them."""
     wanted = name_of(source)
     for path in glob.glob(os.path.join(glob.escape(at(folder)), "*", "prepared.json")):
         try:
             with open(path, encoding="utf-8") as file:
-                if json.load(file)["keys"]["source"] == wanted:
+                if json.load(file)["keys"][key] == wanted:
                     return True
         except (OSError, ValueError, KeyError, TypeError):
             continue
@@ -271,6 +285,12 @@ def checkout_is_there(nanogpt: str | None) -> Iterator[str]:
 def ddp_has_devices(strategy: str, devices: int) -> Iterator[str]:
     if strategy == "ddp" and devices == 1:
         yield "trainer.strategy=ddp with trainer.devices=1 trains on one device. For more, add trainer.devices=N."
+
+
+@rule("data.val_source", "data.val_fraction", into=NOTES)
+def fraction_is_used(val_source: str | None, val_fraction: float) -> Iterator[str]:
+    if val_source is not None and val_fraction != 0.1:
+        yield f"data.val_fraction={val_fraction:g} is not used: the validation text is data.val_source."
 
 
 @rule("schedule.warmup_steps", "trainer.max_steps", "trainer.max_tokens", "batch_tokens", into=NOTES)

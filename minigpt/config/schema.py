@@ -76,6 +76,9 @@ class DataConfig:
     source: str | None = setting(
         None, "file, folder, glob, URL, or several with commas", "content", aka="dataset", literal=True
     )
+    val_source: str | None = setting(
+        None, "a text to validate on, named as source; none of that then", "content", literal=True, since="0.2.0"
+    )
     dir: str = setting("data", "folder for the prepared tokens", "watch", folder=True)
     val_fraction: float = setting(0.1, "last part of the text, held out for validation", "weights", above=0, below=1)
     encoding: str = setting("utf-8", "encoding of the source files", "weights")

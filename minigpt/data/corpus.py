@@ -51,6 +51,7 @@ class Corpus:
     files: tuple[File, ...]
     options: ReadOptions = field(default_factory=ReadOptions)
     notes: tuple[str, ...] = ()
+    val_files: int = 0  # so many of the last files are data.val_source
 
     def documents(self) -> Iterator[Document]:
         """Return all documents, in order. They can be asked for again, and are the same.
@@ -85,7 +86,16 @@ def find_corpus(data: DataConfig, *, raw: bool = False, say: Callable[[str], obj
         return Corpus(data.name, (File(path, path.name),), ReadOptions(raw=raw))
     options = ReadOptions(codecs.lookup(data.encoding).name, data.errors, raw, data.key)
     files, notes = find_files("source", data, options.encoding, say=say)
-    return Corpus(data.name, files, options, notes)
+    if data.val_source is None:
+        return Corpus(data.name, files, options, notes)
+    val_files, val_notes = find_files("val_source", data, options.encoding, say=say)
+    held_out = {file.path.resolve() for file in val_files}
+    train_files = tuple(file for file in files if file.path.resolve() not in held_out)
+    if not train_files:
+        raise UserFault(f"all of data.source is in data.val_source={data.val_source}: nothing is left to train on")
+    if shared := len(files) - len(train_files):
+        notes += (f"left out {shared:,} of data.source: in data.val_source",)
+    return Corpus(data.name, train_files + val_files, options, notes + val_notes, len(val_files))
 
 
 def _stdlib() -> Corpus:

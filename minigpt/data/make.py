@@ -119,7 +119,7 @@ def _summary(keys: dict[str, Any], found: Survey, splits: list[dict[str, Any]], 
     return {
         **{key: keys[key] for key in ("corpus", "source", "python")},
         **{key: getattr(found, key) for key in ("documents", "bytes", "characters", "sha256")},
-        "split": describe_split(keys["corpus"], keys["val_fraction"]),
+        "split": describe_split(keys["corpus"], keys["val_fraction"], keys.get("val_source")),
         "tokenizer": tokenizer.name,
         "vocab_size": tokenizer.vocab_size,
         "train": train,

@@ -220,14 +220,17 @@ def _keys(data: DataConfig, tokenizer: TokenizerConfig) -> dict[str, Any]:
     scheme = scheme_of(tokenizer.name, tokenizer.vocab_size)
     text = data.name == "text"
     new = {"key": "text", "include": None, "exclude": None}  # named where they differ: older tokens don't have them
-    return {key: getattr(data, key) for key in new if text and getattr(data, key) != new[key]} | {
+    own = {key: getattr(data, key) for key in new if text and getattr(data, key) != new[key]}
+    if text and data.val_source is not None:
+        own["val_source"] = name_of(data.val_source)
+    return own | {
         "version": 1,
         "corpus": data.name,
         "source": name_of(data.source) if text and data.source else None,
         "python": platform.python_version() if data.name == "stdlib" else None,
         "encoding": data.encoding if text else "utf-8",
         "errors": data.errors if text else "strict",
-        "val_fraction": data.val_fraction,
+        "val_fraction": 0.0 if "val_source" in own else data.val_fraction,
         "tokenizer": tokenizer.name,
         "vocab_size": tokenizer.vocab_size if scheme.min_vocab_size else None,
     }
@@ -264,7 +267,8 @@ def _open(folder: Path, say: Say = lambda line: None) -> Prepared:
             raise UserFault(f"{folder / 'prepared.json'} belongs to other tokens than those beside it")
     except UserFault as fault:
         raise DamagedShards(folder, str(fault)) from None
-    say(f"data: {folder}: {len(train):,} tokens to train on, {len(val):,} to validate on")
+    rule = content["summary"]["split"]
+    say(f"data: {folder}: {len(train):,} tokens to train on, {len(val):,} to validate on ({rule})")
     return Prepared(folder, tokenizer, train, val, whole, content["summary"])
 
 

@@ -2,6 +2,7 @@
 
 The rule is fixed, so a text is always split the same way.
 
+With a text for validation (data.val_source): all of it is for validation, all of the other for training.
 stdlib: whole documents; one is for validation if the hash of its label falls into the fraction.
 Others: the first int(n * (1 - val_fraction)) of the n characters are for training, the rest for validation
 (bytes instead of characters where the bytes are no UTF-8).
@@ -10,10 +11,12 @@ Others: the first int(n * (1 - val_fraction)) of the n characters are for traini
 import hashlib
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from operator import itemgetter
 
 import numpy as np
 
+from minigpt.data.corpus import Corpus
 from minigpt.data.readers.document import Document
 from minigpt.data.survey import CONTINUATION, Survey
 from minigpt.faults import UserFault
@@ -30,7 +33,9 @@ def split(found: Survey, val_fraction: float) -> Iterator[tuple[str, Iterator[by
         UserFault: one of the splits would be empty; or as reading does.
     """
     documents = found.corpus.documents()
-    if found.corpus.name == "stdlib":
+    if found.corpus.val_files:
+        pieces = _by_source(found.corpus)
+    elif found.corpus.name == "stdlib":
         pieces = _by_label(documents, val_fraction)
     else:
         # UTF-8 has at least one character per four bytes; what has fewer is no UTF-8, and its bytes are counted.
@@ -44,8 +49,10 @@ def split(found: Survey, val_fraction: float) -> Iterator[tuple[str, Iterator[by
         yield name, map(itemgetter(2), part)
 
 
-def describe_split(name: str, val_fraction: float) -> str:
+def describe_split(name: str, val_fraction: float, val_source: str | None = None) -> str:
     """Return the rule in one sentence."""
+    if val_source:
+        return f"all of {val_source} for validation"
     if name == "stdlib":
         return f"whole files by the hash of their path, about {val_fraction:g} of them for validation"
     return f"the last {val_fraction:g} of the characters for validation"
@@ -53,8 +60,16 @@ def describe_split(name: str, val_fraction: float) -> str:
 
 def small_split(name: str, got: str, val_fraction: float) -> UserFault:
     """Return the fault of a split that is too small to train on or to validate with."""
-    remedy = f"Use more text or a {'smaller' if name == 'train' else 'larger'} data.val_fraction (now {val_fraction:g})"
+    other = f" or a {'smaller' if name == 'train' else 'larger'} data.val_fraction (now {val_fraction:g})"
+    remedy = f"Use more text{other if val_fraction else ''}"
     return UserFault(f"the {name} split has {got}, and predicting one token takes at least 2. {remedy}")
+
+
+def _by_source(corpus: Corpus) -> Iterator[_Piece]:
+    border = len(corpus.files) - corpus.val_files
+    for name, files in (("train", corpus.files[:border]), ("val", corpus.files[border:])):
+        for number, document in enumerate(replace(corpus, files=files).documents()):
+            yield from ((number, name, chunk) for chunk in document.chunks)
 
 
 def _by_label(documents: Iterator[Document], val_fraction: float) -> Iterator[_Piece]:
