@@ -502,6 +502,34 @@ def test_a_strangers_tokenizer_brings_no_pattern_and_no_size_of_its_own(foreign,
 
 
 @pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"pattern": "(a+)+$"}, "none of the 9 known ones"),
+        ({"pattern": ["a"]}, "not a usable tokenizer"),
+        ({"special": {"x": 10**12}}, "can't be 'x'"),
+        ({"special": {"x": 5}}, "can't be 'x'"),
+        ({"special": {}}, "no control token"),
+        ({"special": []}, "not a usable tokenizer"),
+        ({"added": {"x": -1}}, "can't be 'x'"),
+        ({"added": {"(a+)+$": 5}}, "can't be"),
+        ({"added": {"": 256}}, "can't be"),
+        ({"eot": 10**12}, "no control token"),
+        ({"eot": "\x1b[2J" * 10**5}, "no control token"),
+        ({"tokens": [""] * 10**5}, "tokenizer"),
+    ],
+)
+def test_a_strangers_tokenizer_file_brings_known_patterns_only(foreign, changes, says):
+    checkpoint = newest(foreign)
+    content = json.loads((checkpoint / "tokenizer.json").read_bytes()) | {"name": "file", "added": {}, "nfc": False}
+    content["special"] = {"<|endoftext|>": content["eot"]}
+    content["tokens"].append("")
+    put(checkpoint, "tokenizer.json", json.dumps(content).encode())
+    assert load_checkpoint(checkpoint).tokenizer.encode("line")
+    put(checkpoint, "tokenizer.json", json.dumps(content | changes).encode())
+    assert says in refused(lambda: load_checkpoint(checkpoint))
+
+
+@pytest.mark.parametrize(
     ("name", "content"),
     [
         ("config.yaml", "a: &a [x, x]\nb: &b [*a, *a]\n"),

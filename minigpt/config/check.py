@@ -173,6 +173,16 @@ def source_is_there(name: str, source: str | None, folder: str) -> Iterator[str]
         yield f"data=shakespeare_char reads one file, got the folder data.source={shown(source)}."
 
 
+@rule("tokenizer.name", "tokenizer.file", "tokenizer.eot")
+def tokenizer_file_is_used(name: str, file: str | None, eot: str | None) -> Iterator[str]:
+    if name != "file":
+        for key, value in (("file", file), ("eot", eot)):
+            if value is not None:
+                yield f"tokenizer={name} would ignore tokenizer.{key}={shown(value)}. To use it, add tokenizer=file."
+    elif file is not None and not os.path.isfile(at(file)):
+        yield f"tokenizer.file={shown(file)} is not a file{_from_here(file)}. Give a tokenizer.json."
+
+
 @rule("data.name", "data.val_source", "data.dir")
 def validation_text_is_there(name: str, source: str | None, folder: str) -> Iterator[str]:
     if source is None:

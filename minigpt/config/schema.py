@@ -64,8 +64,12 @@ class ModelConfig:
 class TokenizerConfig:
     """Text to tokens."""
 
-    name: str = setting("bpe", "byte | char | bpe (trained on the text) | gpt2 (GPT-2's own)", "weights")
+    name: str = setting("bpe", "byte | char | bpe (trained on the text) | gpt2 (GPT-2's own) | file", "weights")
     vocab_size: int = setting(2048, "bpe: number of tokens, with end-of-text", "weights", low=1, high=2**31 - 1)
+    file: str | None = setting(
+        None, "file: a byte-level BPE's tokenizer.json (Llama 3's, Qwen's ...)", "content", literal=True, since="0.2.0"
+    )
+    eot: str | None = setting(None, "file: its end-of-text token; null: the one it names", "weights", since="0.2.0")
 
 
 @dataclass

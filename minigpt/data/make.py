@@ -114,6 +114,8 @@ def _summary(keys: dict[str, Any], found: Survey, splits: list[dict[str, Any]], 
     notes = [*found.corpus.notes, *found.notes()]
     if tokenizer.vocab_size < wanted:
         notes.append(f"the text yields {tokenizer.vocab_size:,} BPE tokens, fewer than tokenizer.vocab_size={wanted:,}")
+    if tokenizer.rules and tokenizer.rules.nfc:
+        notes.append("the tokenizer brings text into Unicode's form NFC: other forms are not kept byte by byte")
     if train["tokens"] <= 1024:
         notes.append(f"so few tokens allow model.block_size={train['tokens'] - 1} at most")
     return {

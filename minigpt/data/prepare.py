@@ -27,7 +27,7 @@ from minigpt.data.make import FORMAT, Say, make, progress_lines, size_text
 from minigpt.data.readers import NAMES, READERS
 from minigpt.data.shards import TokenSplit, fingerprint
 from minigpt.data.survey import Survey, signature, survey
-from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, scheme_of
+from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, read_tokenizer_json, scheme_of
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.rundir.files import lock, read_json, write_json
 
@@ -74,6 +74,8 @@ def prepare(
         StorageFailure: data.dir can't be written.
     """
     keys, scheme = _keys(data, tokenizer), scheme_of(tokenizer.name)
+    if given is None and tokenizer.name == "file":
+        given = _tokenizer_of_file(tokenizer)
     if given is not None:
         keys |= {"vocab_size": given.vocab_size, "given": given.hash}
     root = typed_path(data.dir)
@@ -159,12 +161,20 @@ def _locked(folder: Path, say: Say) -> Iterator[None]:
         yield
 
 
+def _tokenizer_of_file(config: TokenizerConfig) -> Tokenizer:
+    if config.file is None:
+        raise UserFault("tokenizer=file needs the tokenizer. Add tokenizer.file=PATH of a tokenizer.json")
+    return read_tokenizer_json(typed_path(config.file), config.eot)
+
+
 def require_vocabulary(data: DataConfig, tokenizer: TokenizerConfig) -> None:
     """Name a vocabulary that is not learned and can't be had (GPT-2's) before anything slow is loaded: torch, text.
 
     Raises:
         UserFault: it is needed, and neither cached nor reachable.
     """
+    if tokenizer.name == "file":
+        return  # it is on this machine
     if not scheme_of(tokenizer.name).is_learned and not _known(typed_path(data.dir), _keys(data, tokenizer)):
         build_tokenizer(tokenizer.name)
 

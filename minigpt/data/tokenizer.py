@@ -10,8 +10,11 @@ import base64
 import binascii
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from numpy.typing import NDArray
 
 from minigpt.config.convert import shown
 from minigpt.data.tokenizers import TOKENIZERS
+from minigpt.data.tokenizers.file import Rules, read_vocabulary
 from minigpt.data.tokenizers.scheme import END_OF_TEXT, SINGLE_BYTES, Scheme
 from minigpt.faults import UserFault
 
@@ -29,27 +33,35 @@ class Tokenizer:
     """Turns text into the tokens of a vocabulary, and back.
 
     Attributes:
-        name: of its encoder: byte | char | bpe | gpt2.
+        name: of its encoder: byte | char | bpe | gpt2 | file.
         vocab_size: V, tokens in all, end-of-text included.
         eot: the end-of-text token, or None (char). Its bytes are empty: a border between documents is not text.
+        special: the control tokens, name -> token. Their bytes are empty, too.
+        rules: file only: what it has besides its tokens.
         dtype: of token arrays, in memory and on disk.
     """
 
-    def __init__(self, name: str, tokens: Sequence[bytes]):
-        """Take a vocabulary: `tokens[i]` are the bytes of token i, end-of-text not among them.
+    def __init__(self, name: str, tokens: Sequence[bytes], rules: Rules | None = None):
+        """Take a vocabulary: `tokens[i]` are the bytes of token i, end-of-text not among them unless there are rules.
 
         Raises:
             ValueError: an unknown name, or a vocabulary that it can't encode with.
         """
         scheme = scheme_of(name)
-        if len(set(tokens)) != len(tokens) or b"" in tokens:
-            raise ValueError("a token is empty or appears twice")
-        self.name = name
-        self.eot = len(tokens) if scheme.has_eot else None
-        self.vocab_size = len(tokens) + scheme.has_eot
+        self.name, self.rules, self._table = name, rules, list(tokens)
+        self.eot: int | None
+        if rules is not None:
+            self.eot, self.special = rules.eot, rules.special
+            self._encoder = scheme.encoder(tokens, rules)
+        else:
+            if len(set(tokens)) != len(tokens) or b"" in tokens:
+                raise ValueError("a token is empty or appears twice")
+            self.eot = len(tokens) if scheme.has_eot else None
+            self.special = {END_OF_TEXT: len(tokens)} if scheme.has_eot else {}
+            self._encoder = scheme.encoder(tokens)
+            self._table += [b""] * scheme.has_eot
+        self.vocab_size = len(self._table)
         self.dtype = np.uint16 if self.vocab_size <= 65536 else np.uint32
-        self._encoder = scheme.encoder(tokens)
-        self._table = [*tokens, *[b""] * scheme.has_eot]
         self._bytes_alone = list(tokens) == SINGLE_BYTES
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
@@ -57,7 +69,7 @@ class Tokenizer:
 
         Args:
             text: any text without lone surrogates, which stand for no character and have no UTF-8.
-            allow_special: let `<|endoftext|>` become the end-of-text token. Without it, it is text.
+            allow_special: let `<|endoftext|>` and other control tokens' names become them. Without it, they are text.
 
         Raises:
             UserFault: a lone surrogate, or a character outside the alphabet (char), with its position.
@@ -67,12 +79,13 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             what = f"a lone surrogate U+{ord(text[error.start]):04X} at character {error.start:,}"
             raise UserFault(f"text holds {what}: it stands for no character. Save it as UTF-8 and try again") from None
-        if not allow_special or self.eot is None:
+        if not allow_special or not self.special:
             return self.encode_bytes(data).tolist()
         tokens: list[int] = []
-        for part in data.split(END_OF_TEXT.encode()):
-            tokens += [*self.encode_bytes(part).tolist(), self.eot]
-        return tokens[:-1]
+        names = "|".join(map(re.escape, sorted(self.special, key=len, reverse=True)))
+        for number, part in enumerate(re.split(f"({names})", text)):
+            tokens += [self.special[part]] if number % 2 else self.encode_bytes(part.encode()).tolist()
+        return tokens
 
     def encode_bytes(self, data: bytes) -> NDArray[Any]:
         """Return the tokens (n,) of bytes. UTF-8 gives what `encode` gives for its text; other bytes go in one by one.
@@ -116,6 +129,7 @@ class Tokenizer:
 
     def to_json(self) -> dict[str, Any]:
         """Return all there is to it, for a tokenizer.json; `load_tokenizer` makes the tokenizer of it."""
+        end = self.eot if self.rules is None else None
         return {
             "format": _FORMAT,
             "version": 1,
@@ -123,7 +137,8 @@ class Tokenizer:
             "vocab_size": self.vocab_size,
             "eot": self.eot,
             "pattern": TOKENIZERS[self.name].pattern,
-            "tokens": [base64.b64encode(token).decode() for token in self._table[: self.eot]],
+            "tokens": [base64.b64encode(token).decode() for token in self._table[:end]],
+            **({} if self.rules is None else asdict(self.rules)),
         }
 
     @cached_property
@@ -152,7 +167,7 @@ def build_tokenizer(name: str, *, vocab_size: int = 0, alphabet: Iterable[str] =
     """Make a tokenizer.
 
     Args:
-        name: byte | char | bpe | gpt2.
+        name: byte | char | bpe | gpt2; a file's is read by `read_tokenizer_json`.
         vocab_size: bpe only: tokens in all, end-of-text included. The text may be too short for so many.
         alphabet: char only: the characters of the whole text.
         train: bpe only: the documents to learn from, each an iterable of chunks of bytes.
@@ -163,6 +178,23 @@ def build_tokenizer(name: str, *, vocab_size: int = 0, alphabet: Iterable[str] =
     return Tokenizer(name, scheme_of(name, vocab_size).vocabulary(vocab_size, alphabet, train))
 
 
+def read_tokenizer_json(path: Path, eot: str | None = None) -> Tokenizer:
+    """Make the tokenizer of a tokenizer.json in Hugging Face's format: a byte-level BPE, as it is.
+
+    Args:
+        path: the file; a tokenizer_config.json beside it may name the end-of-text token.
+        eot: the end-of-text token's name, where another is wanted or none is named.
+
+    Raises:
+        UserFault: it can't be read, or it holds what would give other tokens here; with the reason.
+    """
+    tokens, rules = read_vocabulary(path, eot)
+    try:
+        return Tokenizer("file", tokens, rules)
+    except ValueError as fault:
+        raise UserFault(f"{path} can't be used: {fault}") from None
+
+
 def load_tokenizer(content: Any, where: object = "this") -> Tokenizer:
     """Make the tokenizer of a tokenizer.json's content. Everything in it is checked, nothing in it is run.
 
@@ -170,8 +202,10 @@ def load_tokenizer(content: Any, where: object = "this") -> Tokenizer:
         UserFault: `where` holds no tokenizer of ours, or a damaged one.
     """
     try:
-        tokenizer = Tokenizer(content["name"], [base64.b64decode(token, validate=True) for token in content["tokens"]])
-    except (LookupError, TypeError, binascii.Error):
+        rules = Rules(*(content[field.name] for field in fields(Rules))) if content["name"] == "file" else None
+        tokens = [base64.b64decode(token, validate=True) for token in content["tokens"]]
+        tokenizer = Tokenizer(content["name"], tokens, rules)
+    except (LookupError, TypeError, AttributeError, binascii.Error):
         wanted = f'"format": "{_FORMAT}", "name": one of {", ".join(TOKENIZERS)}, "tokens": a list of base64 strings'
         raise UserFault(f"{where} is not a usable tokenizer; wanted {wanted}") from None
     except ValueError as fault:

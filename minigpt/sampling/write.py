@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from minigpt.config.schema import SampleConfig, SamplesConfig
-from minigpt.data.tokenizer import END_OF_TEXT, Tokenizer
+from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.model.cache import KVCache
 from minigpt.model.gpt import GPT
@@ -47,7 +47,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | bytes, *, allow_special: b
 def start_token(tokenizer: Tokenizer) -> tuple[int, str]:
     """Return where a text without a prompt starts, as token and name: end-of-text, else a newline, else token 0."""
     if tokenizer.eot is not None:
-        return tokenizer.eot, END_OF_TEXT
+        return tokenizer.eot, next(name for name, token in tokenizer.special.items() if token == tokenizer.eot)
     try:
         return tokenizer.encode("\n")[0], "a newline"
     except UserFault:  # the alphabet has none

@@ -130,9 +130,10 @@ def prepare_tokens(config: TrainConfig) -> Prepared:
         UserFault: the text has characters that their alphabet lacks, and whatever `prepare` raises.
     """
     given = None
-    if config.init.source is not None and scheme_of(config.tokenizer.name).is_learned:
+    name, file = config.tokenizer.name, config.tokenizer.file
+    if config.init.source is not None and (scheme_of(name).is_learned or (name == "file" and file is None)):
         theirs = load.read_tokenizer(load.find_checkpoint(config.init.source))
-        given = theirs if theirs.name == config.tokenizer.name else None  # else refused by restore_weights
+        given = theirs if theirs.name == name else None  # else refused by restore_weights
     try:
         return prepare(config.data, config.tokenizer, given=given)
     except DamagedShards as fault:

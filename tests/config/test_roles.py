@@ -58,7 +58,7 @@ def test_the_roles_of_settings_that_people_change():
     assert {"optimizer.lr", "schedule.name", "trainer.max_steps", "guard.max_skips", "validate.every_steps"} <= later
     assert {"trainer.device", "trainer.devices", "trainer.micro_batch"} <= with_role(TrainConfig, "machine")
     assert {"run.dir", "data.dir", "experiment", "logger.name"} <= with_role(TrainConfig, "watch")
-    assert with_role(TrainConfig, "content") == {"data.source", "data.val_source"}
+    assert with_role(TrainConfig, "content") == {"data.source", "data.val_source", "tokenizer.file"}
 
 
 def test_a_run_is_named_after_its_experiment_or_its_text(tmp_path, monkeypatch):

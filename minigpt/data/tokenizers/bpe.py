@@ -7,13 +7,15 @@ can merge, those that make the token of lowest rank merge first.
 import itertools
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import tiktoken
 from numpy.typing import NDArray
 
-from minigpt.data.tokenizers.scheme import END_OF_TEXT, SINGLE_BYTES, Scheme, runs
+from minigpt.data.tokenizers.scheme import END_OF_TEXT, GPT2_BORDER, RUN_BYTES, SINGLE_BYTES, Scheme, runs
 
 # GPT-2's split pattern in the equivalent form that tiktoken runs without backtracking.
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
@@ -28,25 +30,48 @@ _INVALID = re.compile("([\udc80-\udcff]+)")  # bytes that are no UTF-8, as Pytho
 
 
 class BPEEncoder:
-    """Merges by rank, as tiktoken does them."""
+    """Merges by rank, as tiktoken does them.
 
-    def __init__(self, tokens: Sequence[bytes]):
-        ranks = {token: rank for rank, token in enumerate(tokens)}
+    Args:
+        tokens: the vocabulary, in the order of rank and number; or the number of each token.
+        pattern: splits text into words first.
+        border: where the pattern lets text be cut (see `runs`), and `limit`, the bytes per run at most.
+        added: words that are taken out of a text before, and their tokens.
+        nfc: bring text into Unicode's form NFC before all that.
+
+    Raises:
+        ValueError: a byte has no token.
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[bytes] | Mapping[bytes, int],
+        pattern: str = PATTERN,
+        *,
+        border: re.Pattern[bytes] = GPT2_BORDER,
+        limit: int = RUN_BYTES,
+        added: Mapping[str, int] = MappingProxyType({}),
+        nfc: bool = False,
+    ):
+        ranks = dict(tokens) if isinstance(tokens, Mapping) else {token: rank for rank, token in enumerate(tokens)}
         missing = [byte for byte in SINGLE_BYTES if byte not in ranks]
         if missing:
             raise ValueError(f"byte 0x{missing[0].hex().upper()} has no token; all 256 bytes must be there")
         self._single = [ranks[byte] for byte in SINGLE_BYTES]
+        self._border, self._limit, self._added, self._nfc = border, limit, added, nfc
+        longest_first = sorted(added, key=len, reverse=True)
+        self._words = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if added else None
         # Without a special token of its own tiktoken takes a path that is 1.6 times as slow. It is never allowed in a
         # text, so that text stays text.
-        special = {END_OF_TEXT: len(ranks)}
-        self._encoding = tiktoken.Encoding("minigpt", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=special)
+        special = {END_OF_TEXT: max(ranks.values()) + 1}
+        self._encoding = tiktoken.Encoding("minigpt", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[np.integer]]:
-        return map(self._encode, runs(chunks))
+        return map(self._encode, runs(chunks, self._limit, self._border))
 
     def _encode(self, run: bytes) -> NDArray[np.integer]:
         try:
-            return self._encoding.encode_to_numpy(run.decode(), disallowed_special=())
+            return self._encode_text(run.decode())
         except UnicodeDecodeError:
             pass
         # tiktoken's text route loses bytes that are no UTF-8, so these go in as byte tokens between the valid parts.
@@ -55,8 +80,19 @@ class BPEEncoder:
             if number % 2:
                 tokens += map(self._single.__getitem__, part.encode("utf-8", "surrogateescape"))
             else:
-                tokens += self._encoding.encode_ordinary(part)
+                tokens += self._encode_text(part).tolist()
         return np.array(tokens)
+
+    def _encode_text(self, text: str) -> NDArray[np.integer]:
+        if self._nfc:
+            text = unicodedata.normalize("NFC", text)
+        if self._words is None:
+            return self._encoding.encode_to_numpy(text, disallowed_special=())
+        parts = [
+            [self._added[part]] if number % 2 else self._encoding.encode_to_numpy(part, disallowed_special=())
+            for number, part in enumerate(self._words.split(text))
+        ]
+        return np.concatenate(parts)
 
 
 def train_ranks(size: int, documents: Iterable[Iterable[bytes]]) -> list[bytes]:

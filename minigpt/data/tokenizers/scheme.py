@@ -1,7 +1,7 @@
 """The form of a tokenizer: how it makes its vocabulary, and how it cuts text of any length into tokens."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,9 +11,10 @@ END_OF_TEXT = "<|endoftext|>"
 SINGLE_BYTES = [bytes([b]) for b in range(256)]
 RUN_BYTES = 65536  # in one run at most; the tokenizer's regex overflows its stack at a million blanks
 
-# The last byte before the cut: ASCII but no space, or the last byte of a longer character, leaving out those
-# that a Unicode space can end with (U+0085, U+00A0, U+1680, U+2000-200A, 2028, 2029, 202F, 205F, 3000).
-_LAST_BORDER = re.compile(rb"(?s).*[!-~\x8b-\x9e\xa1-\xa7\xaa-\xae\xb0-\xbf](?=[ \n\r\t])")
+# The last byte of a character that is no space: ASCII, or the last byte of a longer one, leaving out those that a
+# Unicode space can end with (U+0085, U+00A0, U+1680, U+2000-200A, 2028, 2029, 202F, 205F, 3000).
+NO_SPACE = rb"[!-~\x8b-\x9e\xa1-\xa7\xaa-\xae\xb0-\xbf]"
+GPT2_BORDER = re.compile(rb"(?s).*" + NO_SPACE + rb"(?=[ \n\r\t])")  # matches up to the last place to cut at
 
 
 class Encoder(Protocol):
@@ -40,7 +41,7 @@ class Scheme:
         pattern: the regular expression that splits text into words first, stored with the vocabulary.
     """
 
-    encoder: Callable[[Sequence[bytes]], Encoder]
+    encoder: Callable[..., Encoder]
     vocabulary: Callable[[int, Iterable[str], Iterable[Iterable[bytes]]], list[bytes]]
     min_vocab_size: int = 0
     needs_alphabet: bool = False
@@ -54,7 +55,7 @@ class Scheme:
         return self.needs_alphabet or self.min_vocab_size > 0
 
 
-def runs(chunks: Iterable[bytes], limit: int = RUN_BYTES) -> Iterator[bytes]:
+def runs(chunks: Iterable[bytes], limit: int = RUN_BYTES, border: re.Pattern[bytes] = GPT2_BORDER) -> Iterator[bytes]:
     """Regroup chunks of one text, cut anywhere, into runs cut where it does not change the text's tokens.
 
     GPT-2's split pattern never lets a piece of non-space text run on into the white space behind it, and looks only
@@ -65,6 +66,7 @@ def runs(chunks: Iterable[bytes], limit: int = RUN_BYTES) -> Iterator[bytes]:
     Args:
         chunks: the text as bytes; UTF-8 or not.
         limit: bytes per run at most.
+        border: matches up to the last place where another split pattern than GPT-2's lets text be cut.
 
     Yields:
         Non-empty runs whose concatenation is the text; they don't depend on the chunks' borders.
@@ -73,7 +75,7 @@ def runs(chunks: Iterable[bytes], limit: int = RUN_BYTES) -> Iterator[bytes]:
     for chunk in chunks:
         data, start = rest + chunk, 0
         while len(data) - start > limit:
-            end = _cut(data, start, limit)
+            end = _cut(data, start, limit, border)
             yield data[start:end]
             start = end
         rest = data[start:]
@@ -81,10 +83,10 @@ def runs(chunks: Iterable[bytes], limit: int = RUN_BYTES) -> Iterator[bytes]:
         yield rest
 
 
-def _cut(data: bytes, start: int, limit: int) -> int:
-    border = _LAST_BORDER.match(data, start, start + limit + 1)
-    if border:
-        return border.end()
+def _cut(data: bytes, start: int, limit: int, border: re.Pattern[bytes]) -> int:
+    found = border.match(data, start, start + limit + 1)
+    if found:
+        return found.end()
     end = start + limit
     while end > start + limit - 3 and data[end] & 0xC0 == 0x80:  # not inside a UTF-8 character
         end -= 1
