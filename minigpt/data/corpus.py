@@ -14,7 +14,7 @@ from pathlib import Path
 
 from minigpt.config.schema import DataConfig
 from minigpt.data.download import SourceGone, download
-from minigpt.data.find import find_files, in_order, typed_path
+from minigpt.data.find import find_files, in_order, token_files, typed_path
 from minigpt.data.readers import read
 from minigpt.data.readers.document import Document, File, ReadOptions
 from minigpt.faults import StorageFailure, UserFault
@@ -60,6 +60,11 @@ class Corpus:
             UserFault: a file can't be read.
         """
         return itertools.chain.from_iterable(read(file, self.options) for file in self.files)
+
+    @property
+    def holds_tokens(self) -> bool:
+        """Whether its files are tokens already."""
+        return self.name == "text" and bool(token_files(self.files))
 
     @property
     def size(self) -> int:

@@ -8,8 +8,9 @@ import fnmatch
 import glob
 import os
 import re
+import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from minigpt.config.schema import DataConfig
@@ -20,9 +21,10 @@ from minigpt.data.readers.document import BadFile, File
 from minigpt.data.readers.plain import HOLDS_NUL, kind_of_binary
 from minigpt.faults import UserFault
 
-_Found = tuple[
-    File, str | None
-]  # a file, and why it is left out: "" perhaps, by its content; None for one named itself
+MAGICS = {20240520: "uint16", 20240801: "uint32"}  # the first number of llm.c's shards -> their tokens
+BESIDE_TOKENS = "beside tokens, which are used; data.exclude=*.bin reads text"
+# A file, and why it is left out: "" for perhaps, by its content; None for one that is named itself.
+_Found = tuple[File, str | None]
 
 
 def find_files(
@@ -49,9 +51,10 @@ def find_files(
         raise kind(*(sentence for fault in faults for sentence in fault.faults))
     require_packages([file for file, why in found.values() if not why])
     files, skipped = [], defaultdict[str, list[str]](list)
+    tokens = token_files([file for file, why in found.values() if not why])
     for file, why in found.values():
-        reason = why or _content_to_skip(file, encoding)
-        if reason and why is None and reason != HOLDS_NUL:
+        reason = why or (_content_to_skip(file, encoding) if not tokens else "" if file in tokens else BESIDE_TOKENS)
+        if reason and why is None and (reason != HOLDS_NUL or file.path.suffix == ".bin"):
             raise UserFault(f"data.{key}={file.path} is {reason}; wanted text. Convert it to text first")
         if reason and why is not None:
             skipped[reason].append(file.label)
@@ -64,6 +67,21 @@ def find_files(
     if not files:
         raise UserFault("; ".join((f"data.{key}={name_of(source)} holds no text", *notes)))
     return tuple(files), notes
+
+
+def token_files(files: Sequence[File]) -> list[File]:
+    """Those of the files that hold tokens: llm.c's by their first number, nanoGPT's by their names and no header."""
+    bins = [file for file in files if file.path.suffix == ".bin" and file.path.is_file()]
+    pair = {"train.bin", "val.bin"} <= {file.path.name for file in bins}
+    return [file for file in bins if token_header(file) or (pair and file.path.name in ("train.bin", "val.bin"))]
+
+
+def token_header(file: File) -> tuple[int, ...] | None:
+    """Magic, version and number of tokens that a file begins with, if it is a shard of llm.c; None if not."""
+    with open(file.path, "rb") as opened:
+        head = opened.read(12)
+    numbers = struct.unpack("<3i", head) if len(head) == 12 else (0, 0, 0)
+    return numbers if numbers[0] in MAGICS else None
 
 
 def typed_path(text: str) -> Path:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from minigpt.data.in_place import RULE, link
 from minigpt.data.shards import SplitWriter, fingerprint
 from minigpt.data.split import describe_split, small_split, split
 from minigpt.data.survey import Survey, signature
@@ -36,7 +37,10 @@ def make(folder: Path, keys: dict[str, Any], found: Survey, *, given: Tokenizer 
         OSError: a file can't be written.
     """
     tokenizer = given or _learn(keys, found, say)
-    sidecars = _encode(folder, found, keys["val_fraction"], tokenizer, say)
+    if found.tokens:
+        sidecars = link(folder, found, tokenizer)
+    else:
+        sidecars = _encode(folder, found, keys["val_fraction"], tokenizer, say)
     if signature(found.corpus) != found.signature or sum(sidecar["bytes"] for sidecar in sidecars) != found.bytes:
         raise UserFault("the source was changed while it was read; wait until it is complete and run this again")
     write_json(folder / "tokenizer.json", tokenizer.to_json())
@@ -118,10 +122,11 @@ def _summary(keys: dict[str, Any], found: Survey, splits: list[dict[str, Any]], 
         notes.append("the tokenizer brings text into Unicode's form NFC: other forms are not kept byte by byte")
     if train["tokens"] <= 1024:
         notes.append(f"so few tokens allow model.block_size={train['tokens'] - 1} at most")
+    rule = describe_split(keys["corpus"], keys["val_fraction"], keys.get("val_source"))
     return {
         **{key: keys[key] for key in ("corpus", "source", "python")},
         **{key: getattr(found, key) for key in ("documents", "bytes", "characters", "sha256")},
-        "split": describe_split(keys["corpus"], keys["val_fraction"], keys.get("val_source")),
+        "split": RULE if found.tokens else rule,
         "tokenizer": tokenizer.name,
         "vocab_size": tokenizer.vocab_size,
         "train": train,

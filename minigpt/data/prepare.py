@@ -23,6 +23,7 @@ from minigpt.config.sources import name_of
 from minigpt.data.corpus import Corpus, find_corpus
 from minigpt.data.download import SourceGone
 from minigpt.data.find import typed_path
+from minigpt.data.in_place import read_tokens, tokenizer_of
 from minigpt.data.make import FORMAT, Say, make, progress_lines, size_text
 from minigpt.data.readers import NAMES, READERS
 from minigpt.data.shards import TokenSplit, fingerprint
@@ -91,16 +92,23 @@ def prepare(
         say(f"data: {fault}. Using the tokens prepared from it earlier")
         return _open(newest, say)
     formats = sorted({file.suffix for file in corpus.files} & READERS.keys())
+    formats = ["tokens"] if corpus.holds_tokens else formats
     keys |= {"formats": formats} if formats else {}  # other than plain text
     known = {folder: content for folder, content in known.items() if content["keys"] == keys}
     for folder, content in known.items():
         if content.get("signature") == signature(corpus):
             return _open(folder, say)
-    # A vocabulary that can't be had is a fault to name before gigabytes are read.
-    ready = given if given is not None or scheme.is_learned else build_tokenizer(tokenizer.name)
     for line in _listing(corpus):
         say(f"data: {line}")
-    found = survey(corpus, alphabet=scheme.needs_alphabet, progress=progress_lines("reading", corpus.size, say))
+    # A vocabulary that can't be had is a fault to name before gigabytes are read.
+    ready = given if given is not None or scheme.is_learned else build_tokenizer(tokenizer.name)
+    progress = progress_lines("reading", corpus.size, say)
+    if corpus.holds_tokens:
+        ready = ready or tokenizer_of(corpus, tokenizer.name)
+        say(f"data: the tokens are used where they are, as those of tokenizer={ready.name}")
+        found = read_tokens(corpus, ready, progress)
+    else:
+        found = survey(corpus, alphabet=scheme.needs_alphabet, progress=progress)
     for line in found.notes():
         say(f"data: {line}")
     folder = root / _folder_name(keys, found.sha256)
@@ -114,7 +122,9 @@ def _listing(corpus: Corpus) -> list[str]:
     """What is left out, and what will be read as what."""
     kinds, suffixes = defaultdict[str, Counter[str]](Counter), Counter[str]()
     for file in corpus.files:
-        kinds[NAMES.get(file.suffix, "text")][file.suffix + file.packing or "no suffix"] += 1
+        kinds["tokens" if corpus.holds_tokens else NAMES.get(file.suffix, "text")][
+            file.suffix + file.packing or "no suffix"
+        ] += 1
         suffixes[file.suffix] += 1
     parts = []
     for kind, ends in kinds.items():
@@ -122,7 +132,7 @@ def _listing(corpus: Corpus) -> list[str]:
         parts.append(f"{ends.total():,} {kind} ({listed}{', ...' if len(ends) > 6 else ''})")
     count, size = len(corpus.files), size_text(corpus.size)
     lines = [*corpus.notes, f"reading {count:,} file{'s'[: count > 1]}, {size}: {', '.join(parts)}"]
-    if kinds.keys() != {"text"}:
+    if kinds.keys() & NAMES.values():
         lines.append(f"the text of a record is its {corpus.options.key!r}; another key or column: data.key=KEY")
     if marked := ", ".join(f"{suffixes[end]:,} {end}" for end in sorted(suffixes.keys() & MARKED_UP)):
         lines.append(f"{marked} read as plain text, marks and all (records are read from .jsonl and .parquet)")

@@ -7,6 +7,7 @@ A split is `NAME-000.bin`, `NAME-001.bin`, ... with `NAME.json` beside them, wri
 bytes of text behind the tokens, the tokenizer's hash, each file's SHA-256, and their fingerprint.
 """
 
+import bisect
 import contextlib
 import hashlib
 import json
@@ -80,26 +81,12 @@ class SplitWriter:
     def finish(self) -> dict[str, Any]:
         """Write the last shard and the sidecar, and return the sidecar."""
         self._finish_shard()
-        sidecar = {
-            "format": _FORMAT,
-            "version": 1,
-            "split": self.name,
-            "dtype": self._dtype.name,
-            "tokens": self.tokens,
-            "bytes": self.bytes,
-            "max_token": self._max_token,
-            "vocab_size": self.tokenizer.vocab_size,
-            "tokenizer": self.tokenizer.name,
-            "tokenizer_hash": self.tokenizer.hash,
-            "shard_tokens": self.shard_tokens,
-            "shards": self._shards,
-            "fingerprint": fingerprint([self.tokenizer.hash, *(shard["sha256"] for shard in self._shards)]),
-        }
-        write_json(self.folder / f"{self.name}.json", sidecar)
-        return sidecar
+        counts = {"tokens": self.tokens, "bytes": self.bytes, "max_token": self._max_token}
+        facts = {"dtype": self._dtype.name, **counts, "shard_tokens": self.shard_tokens, "shards": self._shards}
+        return write_sidecar(self.folder, self.name, self.tokenizer, facts)
 
     def _begin_shard(self) -> None:
-        path = self.folder / _shard_name(self.name, len(self._shards))
+        path = self.folder / shard_name(self.name, len(self._shards))
         self._temporary = self._open.enter_context(replaced(path))
         self._file = self._open.enter_context(open(self._temporary, "xb"))  # noqa: SIM115  the stack closes it
         self._file.write(bytes(HEADER_BYTES))
@@ -110,9 +97,35 @@ class SplitWriter:
         self._file.seek(0)
         self._file.write(struct.pack("<3i", *HEADS[self._dtype.name], self._count))
         self._file.close()
-        name = _shard_name(self.name, len(self._shards))
+        name = shard_name(self.name, len(self._shards))
         self._shards.append({"file": name, "tokens": self._count, "sha256": sha256_of(self._temporary)})
         self._open.close()
+
+
+def write_sidecar(folder: Path, name: str, tokenizer: Tokenizer, facts: dict[str, Any]) -> dict[str, Any]:
+    """Write the sidecar of a split whose shards are there, and return it.
+
+    Args:
+        folder: that holds the shards, or links to them.
+        name: of the split.
+        tokenizer: whose tokens they are.
+        facts: dtype, tokens, bytes, max_token, shard_tokens and shards (file, tokens, sha256 of each); for shards that
+            others wrote also header_bytes, and then they may be of any sizes.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    sidecar = {
+        "format": _FORMAT,
+        "version": 1,
+        "split": name,
+        "vocab_size": tokenizer.vocab_size,
+        "tokenizer": tokenizer.name,
+        "tokenizer_hash": tokenizer.hash,
+        "fingerprint": fingerprint([tokenizer.hash, *(shard["sha256"] for shard in facts["shards"])]),
+    }
+    write_json(folder / f"{name}.json", sidecar | facts)
+    return sidecar | facts
 
 
 def fingerprint(parts: list[str]) -> str:
@@ -140,18 +153,18 @@ class TokenSplit:
         self.bytes: int = sidecar["bytes"]
         self.fingerprint: str = sidecar["fingerprint"]
         self._length: int = sidecar["tokens"]
-        self._shard_tokens: int = sidecar["shard_tokens"]
         self._dtype = np.dtype(sidecar["dtype"])
-        self._shards = []
+        self._shards, self._starts = [], [0]  # and which token begins each
         for entry in sidecar["shards"]:
             path, is_small = folder / entry["file"], self._dtype.itemsize * self._length <= VERIFY_BYTES
-            shard = _open_shard(path, entry["tokens"], self._dtype)
+            shard = open_shard(path, entry["tokens"], self._dtype, sidecar.get("header_bytes", HEADER_BYTES))
             changed = is_small and sha256_of(path) != entry["sha256"]
             if changed or sidecar["max_token"] >= tokenizer.vocab_size:
-                _refuse_strange_token(path, shard, tokenizer)
+                refuse_strange_token(path, shard, tokenizer)
             if changed:
                 raise UserFault(f"{path} was changed since it was made: its SHA-256 is not that of {name}.json")
             self._shards.append(shard)
+            self._starts.append(self._starts[-1] + len(shard))
 
     def __len__(self) -> int:
         return self._length
@@ -183,13 +196,13 @@ class TokenSplit:
     def tokens(self, start: int, stop: int) -> NDArray[Any]:
         """Return tokens start ... stop - 1, cut to the split's ends as a slice is."""
         start, stop, _ = slice(start, stop).indices(self._length)
-        size = self._shard_tokens
-        numbers = range(start // size, -(-stop // size))
-        pieces = [self._shards[n][max(0, start - n * size) : stop - n * size] for n in numbers]
+        begins = self._starts
+        numbers = range(bisect.bisect_right(begins, start) - 1, bisect.bisect_left(begins, stop))
+        pieces = [self._shards[n][max(0, start - begins[n]) : stop - begins[n]] for n in numbers]
         return np.concatenate(pieces) if stop > start else np.zeros(0, dtype=self._dtype)
 
 
-def _shard_name(split: str, number: int) -> str:
+def shard_name(split: str, number: int) -> str:
     return f"{split}-{number:03d}.bin"
 
 
@@ -209,35 +222,42 @@ def _read_sidecar(folder: Path, name: str, tokenizer: Tokenizer) -> dict[str, An
         counts = [*sizes, *(sidecar[key] for key in ("tokens", "bytes", "max_token", "shard_tokens"))]
         whole = (
             all(type(count) is int and 0 <= count < 2**62 for count in counts)
-            and [entry["file"] for entry in shards] == [_shard_name(name, number) for number in range(len(shards))]
+            and [entry["file"] for entry in shards] == [shard_name(name, number) for number in range(len(shards))]
             and sidecar["fingerprint"] == fingerprint([tokenizer.hash, *hashes])
             and sidecar["shard_tokens"] > 0
             and sidecar["dtype"] in HEADS
+            and sidecar.get("header_bytes", 0) in (0, HEADER_BYTES)
         )
     except (LookupError, TypeError):
         whole = False
     if not whole:
         raise UserFault(f"{path} lacks the counts or the dtype of its shards, or names others: it is damaged")
-    if sum(sizes) != sidecar["tokens"] or any(size != sidecar["shard_tokens"] for size in sizes[:-1]):
+    ours = "header_bytes" not in sidecar
+    if sum(sizes) != sidecar["tokens"] or (ours and any(size != sidecar["shard_tokens"] for size in sizes[:-1])):
         raise UserFault(f"the shards of {path} hold {sizes} tokens, not {sidecar['tokens']:,}")
     return sidecar
 
 
-def _open_shard(path: Path, tokens: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+def open_shard(path: Path, tokens: int, dtype: np.dtype[Any], header_bytes: int = HEADER_BYTES) -> NDArray[Any]:
+    """Map the tokens of a shard into memory.
+
+    Raises:
+        UserFault: its size or its header is not that of so many tokens, or it can't be read.
+    """
     try:
-        size, wanted = path.stat().st_size, HEADER_BYTES + dtype.itemsize * tokens
+        size, wanted = path.stat().st_size, header_bytes + dtype.itemsize * tokens
         if size != wanted:
             raise UserFault(f"{path} is {size:,} bytes; wanted {wanted:,}: a header and {tokens:,} {dtype} tokens")
         header, head = np.fromfile(path, dtype="<i4", count=3).tolist(), [*HEADS[dtype.name], tokens]
-        if header != head:
+        if header_bytes and header != head:
             raise UserFault(f"{path} begins with the numbers {header}; a shard of {tokens:,} {dtype} with {head}")
         on_disk = dtype.newbyteorder("<")
-        return np.asarray(np.memmap(path, on_disk, "r", HEADER_BYTES) if tokens else np.zeros(0, on_disk))
+        return np.asarray(np.memmap(path, on_disk, "r", header_bytes) if tokens else np.zeros(0, on_disk))
     except OSError as error:
         raise UserFault(f"{path} can't be read: {error.strerror or error}") from None
 
 
-def _refuse_strange_token(path: Path, shard: NDArray[Any], tokenizer: Tokenizer) -> None:
+def refuse_strange_token(path: Path, shard: NDArray[Any], tokenizer: Tokenizer) -> None:
     """Name the first token outside the vocabulary, if there is one."""
     strange = np.flatnonzero(shard >= tokenizer.vocab_size)
     if strange.size:

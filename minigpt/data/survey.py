@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from minigpt.data.corpus import Corpus
 from minigpt.data.download import SourceGone
@@ -35,6 +36,7 @@ class Survey:
     replaced: int = 0  # characters U+FFFD
     not_utf8: int = 0  # documents that are taken as bytes
     first_not_utf8: str = ""  # its label
+    tokens: dict[str, dict[str, Any]] = field(default_factory=dict)  # of a corpus of tokens: what each sidecar says
     blank: bool = True  # nothing but white space
 
     def notes(self) -> list[str]:

@@ -33,6 +33,7 @@ _KINDS = {
     b"SQLite format 3": "an SQLite database",
     b"\x7fELF": "a program",
     b"\x93NUMPY": "a NumPy array",
+    b"\x8a\xd8\x34\x01": "an evaluation file of llm.c",
 }
 
 

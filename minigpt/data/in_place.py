@@ -1,0 +1,141 @@
+"""Tokens that others wrote, used where they lie: llm.c's shards, and nanoGPT's train.bin and val.bin.
+
+Nothing is copied: the prepared folder holds links to them. They are read once, for their SHA-256, their largest
+token, and the text that they stand for.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minigpt.data.corpus import Corpus
+from minigpt.data.find import MAGICS, token_files, token_header
+from minigpt.data.readers.document import File
+from minigpt.data.shards import HEADER_BYTES, open_shard, refuse_strange_token, shard_name, write_sidecar
+from minigpt.data.survey import CONTINUATION, Survey, signature
+from minigpt.data.tokenizer import Tokenizer, build_tokenizer
+from minigpt.faults import UserFault
+from minigpt.rundir.files import replaced, sha256_of
+
+PIECE_TOKENS = 1 << 20
+RULE = "the files with val in their names for validation"
+
+
+def tokenizer_of(corpus: Corpus, name: str) -> Tokenizer:
+    """Return GPT-2's tokenizer for uint16 shards of llm.c, which are made with no other.
+
+    Raises:
+        UserFault: they are other tokens, and whose they are must be said.
+    """
+    file = corpus.files[0]
+    header = token_header(file)
+    if header and MAGICS[header[0]] == "uint16":
+        return build_tokenizer("gpt2")
+    remedy = "Name the tokenizer that made them: tokenizer=gpt2 for most of nanoGPT's, or tokenizer=byte"
+    if file.path.with_name("meta.pkl").exists():
+        remedy = (
+            "Their alphabet is in meta.pkl, a pickle, which is never opened: prepare their text with tokenizer=char"
+        )
+    raise UserFault(f"{file.path} holds tokens, and tokenizer={name} is learned from text. {remedy}")
+
+
+def read_tokens(corpus: Corpus, tokenizer: Tokenizer, progress: Callable[[int], None]) -> Survey:
+    """Read all tokens of a corpus once.
+
+    Args:
+        corpus: whose files are tokens.
+        tokenizer: that made them.
+        progress: called with the number of bytes read since the last call.
+
+    Raises:
+        UserFault: naming all files that are cut or not of this tokenizer; or a split is missing.
+    """
+    if text := [file.label for file in corpus.files if file not in token_files(corpus.files)]:
+        raise UserFault(f"data.source and data.val_source hold tokens and text ({text[0]}); wanted one of these")
+    found, lines, bad = Survey(corpus, signature(corpus), blank=False), [], []
+    texts = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+    sizes = np.array([(len(text), len(text.translate(None, CONTINUATION))) for text in texts])
+    for name in ("train", "val"):
+        split: dict[str, Any] = {"tokens": 0, "max_token": 0, "shard_tokens": 1, "shards": [], "paths": []}
+        bytes_before = found.bytes
+        for file in [file for file in corpus.files if ("val" in file.path.name) == (name == "val")]:
+            try:
+                shard, layout = _open(file)
+                if not split["tokens"]:
+                    split |= layout
+                if not layout.items() <= split.items():
+                    raise UserFault(f"{file.path} holds other tokens than {split['paths'][0]}: {layout}")
+                largest = _count(file, shard, tokenizer, sizes, found, progress)
+            except UserFault as fault:
+                bad.append(str(fault))
+                continue
+            digest = sha256_of(file.path)
+            lines.append(f"{digest}  {file.label}\n")
+            entry = {"file": shard_name(name, len(split["shards"])), "tokens": len(shard), "sha256": digest}
+            split["shards"].append(entry)
+            split["paths"].append(os.path.abspath(file.path))
+            split["tokens"] += len(shard)
+            split["max_token"] = max(split["max_token"], largest)
+            split["shard_tokens"] = max(split["shard_tokens"], len(shard))
+        if split["tokens"] < 2 and not bad:
+            bad.append(f"data.source has no tokens for {name}: the files to validate on have val in their names")
+        found.tokens[name] = split | {"bytes": found.bytes - bytes_before}
+    if bad:
+        raise UserFault(*bad)
+    found.sha256 = hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+    return found
+
+
+def link(folder: Path, found: Survey, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Make `folder` hold links to the tokens, and the sidecars; return these.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    sidecars = []
+    for name, split in found.tokens.items():
+        for path, entry in zip(split["paths"], split["shards"], strict=True):
+            with replaced(folder / entry["file"]) as temporary:
+                os.symlink(path, temporary)
+        facts = {key: value for key, value in split.items() if key != "paths"}
+        sidecars.append(write_sidecar(folder, name, tokenizer, facts))
+    return sidecars
+
+
+def _open(file: File) -> tuple[NDArray[Any], dict[str, Any]]:
+    """The tokens of a file, and how they lie in it."""
+    header, size = token_header(file), file.size
+    if header:
+        dtype = MAGICS[header[0]]
+        return open_shard(file.path, header[2], np.dtype(dtype)), {"dtype": dtype, "header_bytes": HEADER_BYTES}
+    if size % 2 or not size:
+        raise UserFault(f"{file.path} is {size:,} bytes, no whole number of uint16 tokens: it is cut. Make it again")
+    return open_shard(file.path, size // 2, np.dtype(np.uint16), 0), {"dtype": "uint16", "header_bytes": 0}
+
+
+def _count(
+    file: File,
+    shard: NDArray[Any],
+    tokenizer: Tokenizer,
+    sizes: NDArray[Any],
+    found: Survey,
+    progress: Callable[[int], None],
+) -> int:
+    """Add the bytes, characters and documents of a shard; return its largest token."""
+    largest = 0
+    for start in range(0, len(shard), PIECE_TOKENS):
+        piece = np.asarray(shard[start : start + PIECE_TOKENS])
+        largest = max(largest, int(piece.max()))
+        if largest >= tokenizer.vocab_size:
+            refuse_strange_token(file.path, shard, tokenizer)
+        n_bytes, characters = sizes[piece].sum(0).tolist()
+        found.bytes += n_bytes
+        found.characters += characters
+        found.documents += int(np.count_nonzero(piece == tokenizer.eot))
+        progress(piece.nbytes)
+    return largest
