@@ -11,11 +11,13 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
+from torch.nn import functional
 
 from minigpt.checkpoint import pack, store
+from minigpt.checkpoint.foreign import foreign_tokenizer, is_foreign, read_foreign_config, read_foreign_weights
 from minigpt.checkpoint.pack import CONFIG, MODEL, STATE, TOKENIZER
 from minigpt.checkpoint.store import DamagedCheckpoint
 from minigpt.config.check import find_faults
@@ -27,6 +29,7 @@ from minigpt.model.empty import empty_gpt
 from minigpt.model.gpt import GPT
 
 MAX_BYTES = {CONFIG: 1 << 16, STATE: 1 << 20, TOKENIZER: 1 << 24, pack.CALLBACKS: 1 << 24}  # many times what ours need
+VOCABULARY, POSITIONS = ("token_embedding.weight", "output.weight"), "position_embedding.weight"
 OTHER_SETTING = re.compile(r"(?!model\b)(?=.{1,100}$)[a-z]\w*(\.[a-z]\w*)*")  # that another version may have
 
 
@@ -42,7 +45,9 @@ class LoadedCheckpoint:
 
 
 def find_checkpoint(path: str | Path, which: str = "best") -> Path:
-    """The checkpoint folder meant by a run directory or a checkpoint directory. Nothing is changed there.
+    """The checkpoint folder meant by a run directory or a checkpoint directory; another program's model as it is.
+
+    Nothing is changed there.
 
     Args:
         path: either.
@@ -53,10 +58,13 @@ def find_checkpoint(path: str | Path, which: str = "best") -> Path:
         NoUsableCheckpoint: there are, but each is damaged.
     """
     path = Path(os.path.expanduser(path))
+    if is_foreign(path):
+        return path
     if path.is_file():
         raise UserFault(
             f"checkpoint={path} is a file, and a folder is wanted: a run directory (runs/NAME) or a checkpoint in it. "
-            "Files that torch.save made (.pt, .ckpt, .bin) hold pickles, which could run any code: they are not read"
+            "Files that torch.save made (.pt, .ckpt, .bin) hold pickles, which could run any code: of them only "
+            "nanoGPT's ckpt.pt is read, without running what it says"
         )
     if not path.is_dir():
         raise UserFault(f"checkpoint={path}: no such folder. Give a run directory (runs/NAME) or a checkpoint in it")
@@ -85,7 +93,7 @@ def load_checkpoint(path: str | Path, which: str = "best", *, kernel: str = "fus
     """Load model and tokenizer.
 
     Args:
-        path: a run directory or a checkpoint directory.
+        path: a run directory or a checkpoint directory, a Hugging Face folder, or nanoGPT's ckpt.pt.
         which: of a run, "best" or "latest".
         kernel: how attention is computed.
 
@@ -94,6 +102,8 @@ def load_checkpoint(path: str | Path, which: str = "best", *, kernel: str = "fus
         NoUsableCheckpoint: as `find_checkpoint`.
     """
     folder = find_checkpoint(path, which)
+    if is_foreign(folder):
+        return _load_foreign(folder, kernel)
     config = read_config(folder)
     tokenizer = read_tokenizer(folder)
     state = read_state(folder)
@@ -103,6 +113,44 @@ def load_checkpoint(path: str | Path, which: str = "best", *, kernel: str = "fus
     model = empty_gpt(config.model, tokenizer.vocab_size, kernel=kernel)
     load_weights(model, weights, str(folder))
     return LoadedCheckpoint(model.eval(), tokenizer, config, state, folder)
+
+
+def _load_foreign(path: Path, kernel: str) -> LoadedCheckpoint:
+    config, vocab_size = read_foreign_config(path)
+    weights = foreign_weights(path)
+    model = empty_gpt(config.model, vocab_size, kernel=kernel)
+    load_weights(model, fit_rows(weights, model), str(path))
+    tokenizer = foreign_tokenizer(path)
+    if isinstance(tokenizer, Tokenizer):
+        config.tokenizer.name = tokenizer.name
+    return LoadedCheckpoint(model.eval(), cast(Tokenizer, tokenizer), config, {}, path)
+
+
+def foreign_weights(path: Path) -> dict[str, Tensor]:
+    """The weights of another program's model, under our names; their vocabulary has no rows that pad it.
+
+    Raises:
+        UserFault: they are not those that its config.json tells of.
+    """
+    config, vocab_size = read_foreign_config(path)
+    shapes = expected_shapes(config.model, vocab_size, config.model.n_layer)
+    shapes |= {name: (vocab_size, shapes[name][1]) for name in VOCABULARY if name in shapes}
+    weights = read_foreign_weights(path, config.model, shapes)
+    _refuse_other_shapes(shapes, weights, str(path))
+    return weights
+
+
+def fit_rows(weights: dict[str, Tensor], model: GPT) -> dict[str, Tensor]:
+    """The weights with as many rows of the vocabulary as the model has, and no more positions.
+
+    What is added pads the vocabulary: no token has it. What goes are such rows, and positions beyond block_size.
+    """
+    fitted, own = dict(weights), model.state_dict()
+    for name in (*VOCABULARY, POSITIONS):
+        if name in own and name in weights:
+            missing = len(own[name]) - len(weights[name]) if name != POSITIONS else 0
+            fitted[name] = functional.pad(weights[name][: len(own[name])], (0, 0, 0, max(missing, 0)))
+    return fitted
 
 
 def unusable(folder: Path, reason: object) -> UserFault:

@@ -5,7 +5,7 @@ Hydra composes them. No resolver is ever evaluated, and nothing that a file name
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import yaml
 
 import minigpt
 from minigpt.config.convert import fitted, flatten, sections, settings, to_dict
+from minigpt.config.foreign import foreign_settings, tokenizer_settings
+from minigpt.config.setting import Setting
 
 MAX_CHARACTERS = 100_000  # of a YAML file, or of a checkpoint's config.json
 MAX_DEPTH = 20
@@ -109,15 +111,27 @@ def inherited_settings(cls: type, source: str) -> dict[str, Any]:
     Args:
         cls: the config class that has them. A setting that the checkpoint lacks had its default.
         source: as `init.from` has it. What can't be read there gives no settings; the training says what is wrong.
+
+    Raises:
+        UserFault: another program's model, of an architecture that minigpt can't compute.
     """
     path = Path(os.path.expanduser(source))
+    known = [each for key, each in settings(cls).items() if key.startswith(("model.", "tokenizer."))]
+    fixed = [each for each in known if each.role == "weights"]
+    foreign = foreign_settings(path)
+    if foreign is not None:
+        stored = foreign[0] | tokenizer_settings(path)
+        return _fitting([each for each in fixed if each.key.startswith("model.") or each.key in stored], stored)
     places = ("config.json", "step-*[0-9]/config.json", "checkpoints/step-*[0-9]/config.json")
     try:
         with open([file for place in places for file in sorted(path.glob(place))][-1], encoding="utf-8") as newest:
             stored = flatten(json.loads(newest.read(MAX_CHARACTERS)))
     except (OSError, ValueError, RecursionError, AttributeError, IndexError):
         return {}
-    known = [each for key, each in settings(cls).items() if key.startswith(("model.", "tokenizer."))]
-    fixed = [each for each in known if each.role == "weights"]
+    return _fitting(fixed, stored)
+
+
+def _fitting(fixed: Iterable[Setting], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The stored values, or the defaults, of these settings; nothing where a value is none of its kind."""
     found = {each.key: fitted(each.kind, stored.get(each.key, each.default)) for each in fixed}
     return {} if any(wrong for _, wrong in found.values()) else {key: value for key, (value, _) in found.items()}

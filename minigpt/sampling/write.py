@@ -85,8 +85,9 @@ def write(
         on_text(streams[index].feed(tokenizer.token_bytes(token)))
         return streams[index].stopped
 
+    forward, V = gpt_forward(model, decoder), tokenizer.vocab_size  # a foreign model may have more: none is text
     samples = generate(
-        gpt_forward(model, decoder),
+        lambda tokens, lengths, cache: forward(tokens, lengths, cache)[..., :V],
         prompts,
         options,
         block_size=model.config.block_size,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from minigpt.checkpoint import load
+from minigpt.checkpoint import foreign, load
 from minigpt.checkpoint.pack import MODEL, OPTIMIZER, STATE
 from minigpt.checkpoint.store import list_checkpoints, step_of
 from minigpt.config.convert import misfit, shown
@@ -132,8 +132,8 @@ def prepare_tokens(config: TrainConfig) -> Prepared:
     given = None
     name, file = config.tokenizer.name, config.tokenizer.file
     if config.init.source is not None and (scheme_of(name).is_learned or (name == "file" and file is None)):
-        theirs = load.read_tokenizer(load.find_checkpoint(config.init.source))
-        given = theirs if theirs.name == name else None  # else refused by restore_weights
+        theirs = _tokenizer_of(load.find_checkpoint(config.init.source))
+        given = theirs if isinstance(theirs, Tokenizer) and theirs.name == name else None  # restore_weights refuses it
     try:
         return prepare(config.data, config.tokenizer, given=given)
     except DamagedShards as fault:
@@ -181,13 +181,34 @@ def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, toke
         return load.read_file(checkpoint, OPTIMIZER)
     if config.init.source is not None:
         origin = load.find_checkpoint(config.init.source)
-        theirs = load.read_tokenizer(origin)
-        if theirs.hash != tokenizer.hash:
+        theirs = _tokenizer_of(origin)
+        if isinstance(theirs, foreign.NoTokenizer):
+            refuse_larger_vocabulary(config.init.source, foreign.read_foreign_config(origin)[1], tokenizer)
+        elif theirs.hash != tokenizer.hash:
             raise UserFault(
                 f"init.from={config.init.source}: its weights know a {theirs.name} tokenizer of {theirs.vocab_size:,} "
                 f"tokens (SHA-256 {theirs.hash[:12]}), and this data has a {tokenizer.name} tokenizer of "
                 f"{tokenizer.vocab_size:,} ({tokenizer.hash[:12]}): the same numbers would be other text. "
                 f"Use tokenizer={theirs.name}"
             )
-        load.load_weights(gpt, load.read_tensors(origin, MODEL), str(origin))
+        weights = load.foreign_weights(origin) if foreign.is_foreign(origin) else load.read_tensors(origin, MODEL)
+        load.load_weights(gpt, load.fit_rows(weights, gpt), str(origin))
     return None
+
+
+def _tokenizer_of(origin: Path) -> Tokenizer | foreign.NoTokenizer:
+    return foreign.foreign_tokenizer(origin) if foreign.is_foreign(origin) else load.read_tokenizer(origin)
+
+
+def refuse_larger_vocabulary(source: str, vocab_size: int, tokenizer: Tokenizer) -> None:
+    """Refuse weights without a tokenizer, of which only their number of tokens is known, where this data has more.
+
+    Raises:
+        UserFault: it has.
+    """
+    if tokenizer.vocab_size > vocab_size:
+        raise UserFault(
+            f"init.from={source}: its weights know {vocab_size:,} tokens, and this data has a {tokenizer.name} "
+            f"tokenizer of {tokenizer.vocab_size:,}. Use the tokenizer that the weights were trained with"
+        )
+    print(f"Note: init.from={source} has no tokenizer: whether its tokens mean the same text as these can't be checked")

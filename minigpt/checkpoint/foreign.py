@@ -1,0 +1,273 @@
+"""Models that other programs made: Hugging Face folders of GPT-2, Llama, Qwen2 and Qwen3, and nanoGPT's ckpt.pt.
+
+Nothing in them is run: config.json and safetensors are data, nanoGPT's pickles are read without an unpickler, and
+folders with other pickles are refused. A Hugging Face cache keeps its files as links, which are followed.
+"""
+
+import json
+import re
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from minigpt.config.check import find_faults
+from minigpt.config.convert import read, shown
+from minigpt.config.foreign import MAX_TOKENIZER, foreign_settings, kind_of_tokenizer, read_nanogpt
+from minigpt.config.plain_pickle import read_pickle
+from minigpt.config.schema import ModelConfig, TrainConfig
+from minigpt.data.tokenizer import Tokenizer, build_tokenizer
+from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE
+from minigpt.data.tokenizers.scheme import END_OF_TEXT
+from minigpt.faults import UserFault
+
+# What each part of a block, and of the model, is called; several names where others keep apart what we stack by rows.
+GPT2_NAMES = {
+    "block": "transformer.h.{}.",
+    "token_embedding": "transformer.wte",
+    "position_embedding": "transformer.wpe",
+    "norm_1": "ln_1",
+    "attention.qkv": "attn.c_attn",
+    "attention.out": "attn.c_proj",
+    "norm_2": "ln_2",
+    "mlp.up": "mlp.c_fc",
+    "mlp.down": "mlp.c_proj",
+    "final_norm": "transformer.ln_f",
+    "output": "lm_head",
+}
+LLAMA_NAMES = {
+    "block": "model.layers.{}.",
+    "token_embedding": "model.embed_tokens",
+    "norm_1": "input_layernorm",
+    "attention.qkv": "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
+    "attention.q_norm": "self_attn.q_norm",
+    "attention.k_norm": "self_attn.k_norm",
+    "attention.out": "self_attn.o_proj",
+    "norm_2": "post_attention_layernorm",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+    "final_norm": "model.norm",
+    "output": "lm_head",
+}
+TRANSPOSED = ("attention.qkv.weight", "attention.out.weight", "mlp.up.weight", "mlp.down.weight")  # in GPT-2's Conv1D
+_NO_WEIGHT = re.compile(r".*\.(attn\.bias|attn\.masked_bias|rotary_emb\.inv_freq)")  # buffers of older versions
+_STORAGES = {
+    "torch.FloatStorage": torch.float32,
+    "torch.BFloat16Storage": torch.bfloat16,
+    "torch.HalfStorage": torch.float16,
+    "torch.DoubleStorage": torch.float64,
+}
+_REBUILD = "torch._utils._rebuild_tensor_v2"
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether another program's model is there.
+
+    Raises:
+        UserFault: one that minigpt can't compute.
+    """
+    return not (path / "MANIFEST.json").is_file() and foreign_settings(path) is not None
+
+
+def read_foreign_config(path: Path) -> tuple[TrainConfig, int]:
+    """Return the architecture as a config, whose other settings are the defaults, and the size of the vocabulary.
+
+    Raises:
+        UserFault: it is none that minigpt can compute.
+    """
+    found = foreign_settings(path)
+    assert found is not None
+    config, wrong = read(TrainConfig, found[0])
+    faults = wrong + [fault for fault in find_faults(config) if all(key.startswith("model.") for key in fault.keys)]
+    if faults:
+        raise UserFault(f"{path} can't be used: {faults[0].sentence}")
+    return config, found[1]
+
+
+def read_foreign_weights(path: Path, config: ModelConfig, shapes: Iterable[str]) -> dict[str, Tensor]:
+    """Return the weights under our names, as they are in the files: without the rows that pad a vocabulary.
+
+    Args:
+        path: of the model.
+        config: its architecture.
+        shapes: the names that a model of ours has.
+
+    Raises:
+        UserFault: weights are missing, strange, or of no use.
+    """
+    tensors = _nanogpt_tensors(path) if path.is_file() else _folder_tensors(path)
+    conv1d = path.is_dir() and config.attention == "softmax"
+    return to_ours(tensors, shapes, GPT2_NAMES if config.attention == "softmax" else LLAMA_NAMES, conv1d, str(path))
+
+
+def to_ours(
+    tensors: dict[str, Tensor], wanted: Iterable[str], names: Mapping[str, str], conv1d: bool, origin: str
+) -> dict[str, Tensor]:
+    """Return tensors under our names, queries, keys and values stacked; `conv1d`: GPT-2's matrices are transposed.
+
+    Raises:
+        UserFault: one is missing, or one is left that no part of the model takes.
+    """
+    ours: dict[str, Tensor] = {}
+    left = {name: tensor for name, tensor in tensors.items() if not _NO_WEIGHT.fullmatch("." + name)}
+    for name in wanted:
+        parts = theirs(name, names)
+        if missing := [part for part in parts if part not in left]:
+            raise UserFault(f"{origin} has no {missing[0]}, which its config.json says it needs")
+        stacked = [left.pop(part) for part in parts]
+        if any(tensor.dim() != stacked[0].dim() or not tensor.dim() for tensor in stacked):
+            raise UserFault(f"{origin}: {parts[0]} is no vector or matrix like its neighbours")
+        whole = stacked[0] if len(stacked) == 1 else torch.cat(stacked)
+        ours[name] = whole.T.contiguous() if conv1d and name.endswith(TRANSPOSED) and whole.dim() == 2 else whole
+    tied = left.pop(names["output"] + ".weight", None)  # a copy of the embedding, in files that keep both
+    if tied is not None and not torch.equal(tied, ours["token_embedding.weight"]):
+        raise UserFault(f"{origin}: its config.json ties lm_head.weight to the embedding, and the two differ")
+    if left:
+        raise UserFault(f"{origin} holds {shown(min(left))}, which is no part of the model that its config.json names")
+    return ours
+
+
+def theirs(name: str, names: Mapping[str, str]) -> list[str]:
+    """Return what others call one of our tensors."""
+    found = re.fullmatch(r"(?:blocks\.(\d+)\.)?(.+)\.(weight|bias)", re.sub(r"qk_norm\.([qk])_", r"\1_norm.", name))
+    assert found is not None
+    number, part, kind = found.groups()
+    prefix = names["block"].format(number) if number else ""
+    return [f"{prefix}{each}.{kind}" for each in names[part].split()]
+
+
+def _folder_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of model.safetensors, or of the files that its index names."""
+    index = folder / "model.safetensors.index.json"
+    files = ["model.safetensors"]
+    if not (folder / files[0]).is_file() and index.is_file():
+        try:
+            files = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise UserFault(f"{index} names no files of weights") from None
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        if not isinstance(file, str) or Path(file).name != file or not (folder / file).is_file():
+            pickled = any(folder.glob("pytorch_model*.bin"))
+            hint = " Its pytorch_model.bin is a pickle, which could run any code: save it as safetensors" * pickled
+            raise UserFault(f"{folder} has no file {shown(file)} with the weights.{hint}")
+        try:
+            tensors |= load_file(folder / file)
+        except (SafetensorError, OSError, KeyError, RuntimeError, ValueError) as error:
+            raise UserFault(f"{folder / file} is no usable safetensors file: {str(error)[:200]}") from None
+    if strange := [name for name, tensor in tensors.items() if not tensor.is_floating_point()]:
+        tensors = {name: tensor for name, tensor in tensors.items() if not _NO_WEIGHT.fullmatch("." + name)}
+        if min(strange) in tensors:
+            raise UserFault(
+                f"{folder} holds {min(strange)} as {tensors[min(strange)].dtype}; wanted fp32, bf16 or fp16"
+            )
+    bare = "wte.weight" in tensors  # GPT2Model without its head, as the first GPT-2 files have it
+    return {f"transformer.{name}" if bare and name != "lm_head.weight" else name: tensors[name] for name in tensors}
+
+
+def _nanogpt_tensors(path: Path) -> dict[str, Tensor]:
+    """The weights of ckpt.pt, taken from the archive as the numbers they are."""
+    archive, folder, content = read_nanogpt(path)
+    tensors: dict[str, Tensor] = {}
+    try:
+        for name, call in content["model"].items():
+            assert call.name == _REBUILD
+            storage, offset, size, stride = call.arguments[:4]
+            kind, key = storage.arguments[1:3]
+            numbers = torch.frombuffer(bytearray(archive.read(f"{folder}data/{key}")), dtype=_STORAGES[kind.name])
+            tensors[name.removeprefix("_orig_mod.")] = numbers.as_strided(size, stride, offset).contiguous()
+    except (AssertionError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, zipfile.BadZipFile) as e:
+        raise UserFault(f"{path}: its weights can't be read ({type(e).__name__}: {str(e)[:200]})") from None
+    return tensors
+
+
+class NoTokenizer:
+    """Stands where a foreign model has no tokenizer that we can use. Whoever uses it is told what is missing."""
+
+    def __init__(self, reason: str):
+        self._reason = reason
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise UserFault(self._reason)
+
+
+def foreign_tokenizer(path: Path) -> Tokenizer | NoTokenizer:
+    """Return the tokenizer of a foreign model: of its tokenizer.json, or of the meta.pkl beside a ckpt.pt.
+
+    Raises:
+        UserFault: it has more tokens than the model has.
+    """
+    try:
+        tokenizer = _nanogpt_tokenizer(path) if path.is_file() else _folder_tokenizer(path)
+    except UserFault as fault:
+        return NoTokenizer(str(fault))
+    vocab_size = read_foreign_config(path)[1]
+    if tokenizer.vocab_size > vocab_size:
+        raise UserFault(
+            f"{path}: its tokenizer has {tokenizer.vocab_size:,} tokens and its model a vocab_size of {vocab_size:,}: "
+            "they don't belong together. Put the model's own tokenizer there, or remove this one"
+        )
+    return tokenizer
+
+
+def _folder_tokenizer(folder: Path) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise UserFault(f"{folder} has no tokenizer.json, so text can't become tokens. Put the model's own there")
+    try:
+        content: Any = json.loads(path.read_bytes()) if path.stat().st_size <= MAX_TOKENIZER else None
+    except (ValueError, RecursionError):
+        content = None
+    name = kind_of_tokenizer(content)[0]
+    if not name:
+        raise UserFault(f"{path} is a tokenizer that minigpt can't use: it reads GPT-2's and those it has exported")
+    return tokenizer_from_json(name, content["model"], str(path))
+
+
+def tokenizer_from_json(name: str, model: dict[str, Any], origin: str) -> Tokenizer:
+    """Return byte, char, bpe or gpt2 (see `kind_of_tokenizer`) from the vocabulary and merges of a tokenizer.json.
+
+    Raises:
+        UserFault: its ids have gaps, or its merges another order than its ids, which are our ranks.
+    """
+    try:
+        ids = {text: token for text, token in model["vocab"].items() if text != END_OF_TEXT}
+        tokens = [text.encode() if name == "char" else _bytes(text) for text in sorted(ids, key=ids.__getitem__)]
+        pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+        merged = [_bytes(first + second) for first, second in pairs]
+    except (LookupError, TypeError, ValueError, UnicodeEncodeError) as error:
+        raise UserFault(f"{origin} is damaged ({type(error).__name__}: {error})") from None
+    learned = [] if name == "char" else [token for token in tokens if len(token) > 1]
+    if sorted(ids.values()) != list(range(len(ids))) or merged != learned:
+        raise UserFault(f"{origin} can't be used: its merges are in another order than its ids, or ids are missing")
+    try:
+        return Tokenizer(name, tokens)
+    except ValueError as fault:
+        raise UserFault(f"{origin} can't be used: {fault}") from None
+
+
+def _bytes(text: str) -> bytes:
+    return bytes(CHARACTER_TO_BYTE[character] for character in text)
+
+
+def _nanogpt_tokenizer(path: Path) -> Tokenizer:
+    meta = path.with_name("meta.pkl")
+    if not meta.is_file() and read_foreign_config(path)[1] in (50257, 50304):  # GPT-2's, and as nanoGPT rounds it up
+        return build_tokenizer("gpt2")
+    if not meta.is_file():
+        raise UserFault(f"{path} has no tokenizer. For one of characters copy nanoGPT's data/.../meta.pkl beside it")
+    characters = read_pickle(meta.read_bytes(), str(meta))
+    itos = characters.get("itos") if isinstance(characters, dict) else None
+    if not isinstance(itos, dict) or sorted(itos) != list(range(len(itos))):
+        raise UserFault(f"{meta} is not nanoGPT's meta.pkl of characters, which holds itos")
+    if not all(isinstance(each, str) and len(each) == 1 for each in itos.values()) or len({*itos.values()}) < len(itos):
+        raise UserFault(f"{meta}: a token is not one character, or is there twice")
+    return Tokenizer("char", [itos[token].encode(errors="replace") for token in range(len(itos))])
