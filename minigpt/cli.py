@@ -81,6 +81,15 @@ def compare(arguments: list[str]) -> None:
     compare(config)
 
 
+def export(arguments: list[str]) -> None:
+    """Write a model as a Hugging Face folder or a GGUF file, with a proof."""
+    config = _compose("export", arguments)
+
+    from minigpt.export.command import export
+
+    export(config)
+
+
 def report(arguments: list[str]) -> None:
     """Draw a run's loss.png and report.html again."""
     run = os.path.expanduser(_compose("report", arguments).run.dir)
@@ -160,7 +169,20 @@ def _compose(command: str, arguments: list[str]) -> Any:
     return compose(command, arguments)
 
 
-FUNCTIONS = (train, sample, sweep, prepare, compare, runs, report, benchmark, verify_resume, draw_attention, demo)
+FUNCTIONS = (
+    train,
+    sample,
+    sweep,
+    prepare,
+    compare,
+    export,
+    runs,
+    report,
+    benchmark,
+    verify_resume,
+    draw_attention,
+    demo,
+)
 COMMANDS: dict[str, Callable[[list[str]], int | None]] = {each.__name__.replace("_", "-"): each for each in FUNCTIONS}
 
 

@@ -20,7 +20,7 @@ HOMES = {
     "omegaconf": ("config.files",),
     "yaml": ("config.", "report.record", "rundir.run_directory", "sweep."),
     "tiktoken": ("data.tokenizers.",),
-    "tokenizers": ("data.tokenizers.",),
+    "tokenizers": ("data.tokenizers.", "export.reload"),
     "zstandard": ("data.readers.packed",),
     "pyarrow": ("data.readers.parquet",),
     "fsspec": ("data.download",),
@@ -28,7 +28,8 @@ HOMES = {
     "matplotlib": ("report.", "sweep.page"),
     "optuna": ("sweep.",),
     "wandb": ("rundir.wandb_process",),
-    "transformers": (),  # benchmark.huggingface loads it by name: what mypy says must not hang on what is installed
+    "transformers": (),  # benchmark and export load it by name: what mypy says must not hang on what is installed
+    "gguf": (),  # export.gguf loads it by name
     "torchvision": (),
     "pytorch_lightning": (),
     "unittest": (),  # nothing shipped patches the product
@@ -44,11 +45,13 @@ MAY_IMPORT = {
     "benchmark": "config data faults invocation machine model rundir sampling splitmix training verify "
     "lightning numpy safetensors torch",
     "checkpoint": "config data faults model rundir __init__ safetensors torch",
-    "cli": "benchmark compare config data demo faults invocation process redact report sampling sweep training verify",
+    "cli": "benchmark compare config data demo export faults invocation process redact report sampling sweep training "
+    "verify",
     "compare": "checkpoint config data faults machine model rundir numpy torch",
     "config": "faults invocation redact __init__ hydra omegaconf yaml",
     "data": "config faults redact rundir splitmix aiohttp fsspec numpy pyarrow tiktoken tokenizers torch zstandard",
     "demo": "config data faults invocation report rundir sampling training numpy",
+    "export": "checkpoint compare config data faults model rundir __init__ numpy safetensors tokenizers torch",
     "faults": "",
     "invocation": "",
     "machine": "config data faults model process rundir torch",

@@ -224,6 +224,17 @@ def tensorboard_is_installed(name: str) -> Iterator[str]:
         yield f"logger=tensorboard needs the package 'tensorboard'. Type: {sys.executable} -m pip install tensorboard"
 
 
+@rule("format", "dir")
+def exports_are_possible(form: str, folder: str | None) -> Iterator[str]:
+    if form == "gguf" and importlib.util.find_spec("gguf") is None:
+        yield (
+            f"format=gguf needs the Python package 'gguf', which {sys.executable} lacks. "
+            f"Type: {sys.executable} -m pip install gguf"
+        )
+    if folder and os.path.lexists(os.path.expanduser(folder)):
+        yield f"dir={shown(folder)} is there already, and an export overwrites nothing. Give a new folder."
+
+
 @rule("init.from")
 def starting_weights_are_there(source: str | None) -> Iterator[str]:
     if source is not None and not there(source):

@@ -33,6 +33,22 @@ class CompareConfig:
 
 
 @dataclass
+class ExportConfig:
+    """Write a model for other programs, read it back, and print the proof that it is the same model.
+
+    Examples:
+      minigpt export checkpoint=runs/NAME format=hf dir=my-model
+      minigpt export checkpoint=runs/NAME format=gguf type=q8_0 dir=my-gguf
+    """
+
+    checkpoint: str | None = setting(None, "run, checkpoint or Hugging Face folder", "watch", literal=True)
+    format: Literal["hf", "gguf"] = setting("hf", "hf: Hugging Face folder; gguf: llama.cpp and Ollama", "watch")
+    dir: str | None = setting(None, "a new folder", "watch", folder=True, required=True)
+    which: Which = setting("best", "of a run's checkpoints", "watch")
+    type: Literal["f32", "f16", "q8_0"] = setting("f32", "gguf: of the matrices", "watch")
+
+
+@dataclass
 class OneRunConfig:
     """The run directory."""
 
@@ -121,6 +137,7 @@ CLASSES: dict[str, type] = {  # of each command
     "sweep": SweepConfig,
     "compare": CompareConfig,
     "report": ReportConfig,
+    "export": ExportConfig,
     "runs": RunsConfig,
     "verify-resume": VerifyResumeConfig,
     "draw-attention": DrawAttentionConfig,

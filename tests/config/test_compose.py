@@ -25,6 +25,7 @@ NEEDED = {  # what a command can't do without
     "compare": ["one", "other"],
     "report": ["run.dir=."],
     "draw-attention": ["checkpoint=.", "text=x"],
+    "export": ["checkpoint=.", "dir=new"],
 }
 
 
