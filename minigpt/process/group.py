@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from minigpt.config.schema import TrainerConfig
 from minigpt.faults import BUG, LAUNCHED, UserFault, explain, launched_rank
-from minigpt.process.heartbeat import Heartbeat
+from minigpt.process.heartbeat import START_SECONDS, Heartbeat
 from minigpt.process.signals import Signals
 
 NEVER = timedelta(days=365)  # a collective waits as long as it must; the heartbeat knows who is alive
@@ -106,10 +106,12 @@ def joined(trainer: TrainerConfig, device: str, signals: Signals) -> Iterator[Pr
     signals.quiet = rank > 0
     signals.before_exit = heartbeat.fail
     try:
+        # Whom rank 0 starts finds it here, or knows that it was killed; a launcher starts all in no order.
+        file = heartbeat.meet(patience=0 if FOLDER in os.environ else START_SECONDS)
         if started == 1:
             _start_others(heartbeat)
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if rank else sys.stdout):
-            store = _form_group(rank, trainer.devices, heartbeat.meet(), device)
+            store = _form_group(rank, trainer.devices, file, device)
             yield Processes(rank, trainer.devices, signals, store)
     except BaseException as error:
         signals.noted_only = True  # nothing may disturb the way out

@@ -75,8 +75,11 @@ class Heartbeat:
         self._done = threading.Event()
         self._released = threading.Event()  # the hub has said that all is done
 
-    def meet(self) -> Path:
+    def meet(self, patience: float = START_SECONDS) -> Path:
         """Become the hub (rank 0), or connect to it, and begin to beat.
+
+        Args:
+            patience: seconds that rank 0 may take to be there.
 
         Returns:
             The file through which the group is formed, the same for all.
@@ -91,10 +94,10 @@ class Heartbeat:
             connection.settimeout(BEAT_SECONDS)
             _in_background(self._accept, connection)
         else:
-            deadline = time.monotonic() + START_SECONDS
+            deadline = time.monotonic() + patience
             while connection.connect_ex(str(hub)):  # rank 0 is not there yet
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"rank 0 did not start within {START_SECONDS:.0f} s")
+                    raise TimeoutError(f"rank 0 is gone, or did not start within {patience:.0f} s")
                 connection.close()
                 time.sleep(0.05)
                 connection = socket.socket(socket.AF_UNIX)
@@ -194,7 +197,7 @@ class Heartbeat:
             self._lost(peer.rank, peer.pid, how)
 
     def _look_for_missing(self, seconds: float) -> None:
-        for rank, process in self.children.items():
+        for rank, process in list(self.children.items()):
             if rank not in self.peers and process.poll() is not None:
                 self._lost(rank, process.pid, f"{self._how_it_ended(rank)} while starting")
         missing = set(range(1, self.world_size)) - self.peers.keys()

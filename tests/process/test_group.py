@@ -275,6 +275,13 @@ def test_when_one_process_fails_all_end_and_the_cause_is_named_once(run, launche
         verify(checkpoint)
 
 
+def test_a_process_ends_whose_rank_zero_was_killed_before_they_met(run):
+    trial = Trial(run, PLAIN)
+    trial.pid(1)
+    trial.process.kill()
+    trial.wait()  # fails if rank 1 is left behind
+
+
 PLAIN_TARGETS = [(PLAIN, target, signal.SIGTERM) for target in ("rank 0", "rank 1", "both")]
 PLAIN_TARGETS += [(PLAIN, "both", signal.SIGINT), (PLAIN, "both", signal.SIGHUP)]  # as a terminal does
 TORCHRUN_TARGETS = [(TORCHRUN, target, signal.SIGTERM) for target in ("rank 0", "rank 1", "both", "launcher")]
