@@ -18,6 +18,7 @@ from minigpt.config.files import compose_files, config_folder, find_groups, inhe
 from minigpt.config.help import help_page
 from minigpt.faults import UserFault
 from minigpt.invocation import typed
+from minigpt.redact import redact
 
 # What follows these is the user's own text and reaches us unchanged: null, 123 and ${x} are text here.
 LITERAL = {key for cls in CLASSES.values() for key, setting in settings(cls).items() if setting.literal}
@@ -83,7 +84,7 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
     if request.faults:
         raise UserFault(*dict.fromkeys(fault.sentence for fault in request.faults))
     if request.show:
-        print(to_yaml(config), end="")
+        print(redact(to_yaml(config)), end="")
         raise SystemExit(0)
     for note in find_notes(config):
         print(f"Note: {note}", file=sys.stderr)

@@ -43,7 +43,7 @@ def missing(source: str) -> list[str]:
 def name_of(source: str) -> str:
     """A source by its whole paths, without credentials: what stands for it in files and names."""
     full = [each if is_url(each) else os.path.abspath(os.path.expanduser(each)) for each in places(source)]
-    return redact(",".join(full))
+    return ",".join(map(redact, full))
 
 
 def _may_be(place: str) -> bool:

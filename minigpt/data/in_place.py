@@ -36,7 +36,9 @@ def tokenizer_of(corpus: Corpus, name: str) -> Tokenizer:
     header = token_header(file)
     if header and MAGICS[header[0]] == "uint16":
         return build_tokenizer("gpt2")
-    remedy = "Name the tokenizer that made them: tokenizer=gpt2 for most of nanoGPT's, or tokenizer=byte"
+    remedy = (
+        "Name what made them: tokenizer=gpt2 for most of nanoGPT's, or tokenizer=file tokenizer.file=tokenizer.json"
+    )
     if file.path.with_name("meta.pkl").exists():
         remedy = (
             "Their alphabet is in meta.pkl, a pickle, which is never opened: prepare their text with tokenizer=char"

@@ -185,6 +185,15 @@ def test_an_address_is_fetched_once_and_whole(folder, server):
     assert "SECRET" not in name_of(data.source)
 
 
+def test_credentials_of_several_addresses_hide_no_other_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    signed = "https://me:SECRET@host/a.txt?X-Amz-Signature=SECRET&v=1&sig=SECRET"
+    name = name_of(f"{signed},nowhere")
+    assert name == f"https://<redacted>@host/a.txt?X-Amz-Signature=<redacted>&v=1&sig=<redacted>,{tmp_path}/nowhere"
+    (fault,) = check(PrepareConfig(data=DataConfig(name="text", source=f"{signed},nowhere")))
+    assert "'nowhere' does not exist" in fault
+
+
 def test_a_server_that_fails_is_named_and_leaves_no_half(folder, server):
     Server.faults = ["cut"] * 3
     data = DataConfig(name="text", source=f"{server}/book.txt?access_token=SECRET", dir="d")
