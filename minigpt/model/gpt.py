@@ -131,13 +131,10 @@ def qk_norm_of(config: ModelConfig) -> str | None:
 
 def rope_scaling_of(config: ModelConfig) -> Llama3Scaling | None:
     """Return what slows the rotation of queries and keys."""
-    numbers = (
-        config.rope_factor,
-        config.rope_low_freq_factor,
-        config.rope_high_freq_factor,
-        config.rope_original_context,
-    )
-    return Llama3Scaling(*numbers) if config.rope_scaling == "llama3" else None
+    if config.rope_scaling == "none":
+        return None
+    low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
+    return Llama3Scaling(config.rope_factor, low, high, config.rope_original_context)
 
 
 class GPT(nn.Module):
