@@ -76,19 +76,14 @@ class TrainedGPT:
         Raises:
             UserFault: fewer than two tokens, or a character that the tokenizer does not know.
         """
-        import torch
-        from torch.nn.functional import cross_entropy
+        from minigpt.data.text import encode_documents
+        from minigpt.data.tokenizer import utf8
+        from minigpt.evaluation.texts import score_text
 
-        tokens = torch.tensor(self.tokenizer.encode(text), device=self.model.token_embedding.weight.device)
+        tokens = encode_documents(self.tokenizer, [[utf8(text)]])
         if len(tokens) < 2:
             raise UserFault(f"loss: the text has {len(tokens)} tokens; at least 2 are needed to predict one")
-        nats, T = 0.0, self.model.config.block_size
-        with torch.inference_mode():
-            for start in range(0, len(tokens) - 1, T):
-                window = tokens[start : start + T + 1]
-                logits = self.model(window[None, :-1])[0]  # (T, V)
-                nats += float(cross_entropy(logits.double(), window[1:], reduction="sum"))
-        return nats / (len(tokens) - 1)
+        return score_text(self.model, tokens).score.loss
 
 
 def load(run: str | Path, which: str = "best") -> TrainedGPT:

@@ -81,6 +81,15 @@ def compare(arguments: list[str]) -> None:
     compare(config)
 
 
+def evaluate(arguments: list[str]) -> None:
+    """Score texts and questions: perplexity, bits per byte, accuracy."""
+    config = _compose("evaluate", arguments)
+
+    from minigpt.evaluation.command import evaluate
+
+    evaluate(config)
+
+
 def export(arguments: list[str]) -> None:
     """Write a model as a Hugging Face folder or a GGUF file, with a proof."""
     config = _compose("export", arguments)
@@ -175,6 +184,7 @@ FUNCTIONS = (
     sweep,
     prepare,
     compare,
+    evaluate,
     export,
     runs,
     report,

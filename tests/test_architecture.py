@@ -28,6 +28,7 @@ HOMES = {
     "matplotlib": ("report.", "sweep.page"),
     "optuna": ("sweep.",),
     "wandb": ("rundir.wandb_process",),
+    "lm_eval": ("evaluation.harness",),
     "transformers": (),  # benchmark and export load it by name: what mypy says must not hang on what is installed
     "gguf": (),  # export.gguf loads it by name
     "torchvision": (),
@@ -40,17 +41,18 @@ HOMES = {
 MAY_IMPORT = {
     "__init__": "",  # api is imported on first use
     "__main__": "cli",
-    "api": "checkpoint config faults sampling training torch",
+    "api": "checkpoint config data evaluation faults sampling training",
     "attention": "torch numpy",  # numpy: the random numbers of dropout
     "benchmark": "config data faults invocation machine model rundir sampling splitmix training verify "
     "lightning numpy safetensors torch",
     "checkpoint": "config data faults model rundir __init__ safetensors torch",
-    "cli": "benchmark compare config data demo export faults invocation process redact report sampling sweep training "
-    "verify",
+    "cli": "benchmark compare config data demo evaluation export faults invocation process redact report sampling "
+    "sweep training verify",
     "compare": "checkpoint config data faults machine model rundir numpy torch",
     "config": "faults invocation redact __init__ hydra omegaconf yaml",
     "data": "config faults redact rundir splitmix aiohttp fsspec numpy pyarrow tiktoken tokenizers torch zstandard",
     "demo": "config data faults invocation report rundir sampling training numpy",
+    "evaluation": "checkpoint compare config data faults machine model rundir sampling lm_eval numpy torch",
     "export": "checkpoint compare config data faults model rundir __init__ numpy safetensors tokenizers torch",
     "faults": "",
     "invocation": "",

@@ -10,7 +10,7 @@ from minigpt.compare.scores import Scores, score
 from minigpt.compare.sides import Run, Side, comparable, name_sides, once_per_seed, open_run, settings_of
 from minigpt.config.commands import CompareConfig
 from minigpt.faults import NoUsableCheckpoint, UserFault
-from minigpt.machine.hardware import probe
+from minigpt.machine.hardware import find_named
 
 LEVEL = 0.95
 
@@ -43,10 +43,8 @@ def compare(config: CompareConfig, say: Callable[[str], object] = print) -> None
     if sum(map(len, kept)) < 2 or (divided and left_out):
         raise UserFault(*left_out)
     sides = name_sides(kept if len(kept) > 1 else [[run] for run in kept[0]])
-    hardware = probe(config.device)
-    if config.device not in ("auto", hardware.device):
-        raise UserFault(f"device={config.device}: this machine, or this build of PyTorch, has none. Use device=auto")
-    scores = score([run for side in sides for run in side.runs], device=hardware.device, say=say)
+    device = find_named(config.device)
+    scores = score([run for side in sides for run in side.runs], device=device, say=say)
     if len(scores.sizes) < MIN_WINDOWS:
         got = f"the validation text is {len(scores.sizes)} windows of {scores.window:,} long"
         remedy = "Use more text, a larger data.val_fraction, or a data.val_source"
@@ -75,8 +73,8 @@ def report(sides: Sequence[Side], scores: Scores) -> list[str]:
     return [*lines, *(f"  {other}  {line}" for other, line in zip(others, told, strict=True)), *scopes]
 
 
-def verdict(a: str, b: str, found: Difference, unit: str, level: float = LEVEL) -> str:
-    """Which side is better and by how much, or what it would take to tell."""
+def verdict(a: str, b: str, found: Difference, unit: str, level: float = LEVEL, more: str = "much text") -> str:
+    """Which side is better and by how much, or what it would take to tell: so many times as `more`."""
     half = found.half_width(level)
     if abs(found.value) > half:
         return f"{b if found.value < 0 else a} is better by {plus_minus(abs(found.value), half)} {unit}"
@@ -84,7 +82,7 @@ def verdict(a: str, b: str, found: Difference, unit: str, level: float = LEVEL) 
         advice = "they are equal"
     elif found.seed_variance is None:
         times = max(1.1, found.text_missing(level))
-        advice = f"a validation text about {times:.2g} times as long would" if times < 100 else "they are all but equal"
+        advice = f"about {times:.2g} times as {more} would" if times < 100 else "they are all but equal"
     elif missing := found.seeds_missing(level):
         advice = f"about {missing} more {'seed' if missing == 1 else 'seeds'} a side would"
     else:

@@ -1,7 +1,7 @@
 """The losses of trained models on the same windows of the same text."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,60 +11,78 @@ from numpy.typing import NDArray
 
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.compare.sides import Run
-from minigpt.model.evaluate import token_losses
-
-MAX_LOGITS = 1 << 26  # at one time
-MAX_WINDOWS = 64
+from minigpt.data.text import Split
+from minigpt.data.tokenizer import Tokenizer
+from minigpt.model.evaluate import token_losses, windows_at_once
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Scores:
-    """Each run's loss summed over each window, and how large the windows are."""
+class Windows:
+    """The windows that models are compared on."""
 
-    losses: dict[str, Array]  # a run's weights -> nats (or bits) of each window, (windows,)
     sizes: Array  # tokens (or bytes), (windows,)
     window: int  # the size of a whole one
-    unit: str  # of losses / sizes
+    in_bytes: bool
+
+    @property
+    def unit(self) -> str:
+        """Of losses / sizes."""
+        return "bits per byte" if self.in_bytes else "nats per token"
 
 
-def score(runs: Sequence[Run], *, device: str, say: Callable[[str], object] = print) -> Scores:
-    """Score runs with the same validation text on the same windows of it: as long as the longest context.
+@dataclass(frozen=True)
+class Scores(Windows):
+    """Each run's loss summed over each window."""
+
+    losses: dict[str, Array]  # a run's weights -> nats (or bits) of each window, (windows,)
+
+
+def common_windows(texts: Sequence[tuple[Split, int]]) -> Windows:
+    """Return windows of one text, as long as the longest context.
 
     With one tokenizer these are windows of tokens, and losses are in nats per token. With several they are windows of
     bytes, a token lies where its last byte does, and losses are in bits per byte.
+
+    Args:
+        texts: the text as each model's tokens, and its context length.
     """
-    first = runs[0]
-    in_bytes = any(run.val.fingerprint != first.val.fingerprint for run in runs)
-    longest = [run.config.model.block_size * (run.val.bytes / len(run.val) if in_bytes else 1) for run in runs]
+    first = texts[0][0]
+    in_bytes = any(split.fingerprint != first.fingerprint for split, _ in texts)
+    longest = [block_size * (split.bytes / len(split) if in_bytes else 1) for split, block_size in texts]
     window = math.ceil(max(longest))
-    total = first.val.bytes if in_bytes else len(first.val) - 1
+    total = first.bytes if in_bytes else len(first) - 1
     sizes = np.full(-(-total // window), float(window))
     sizes[-1] = total - window * (len(sizes) - 1)
+    return Windows(sizes, window, in_bytes)
+
+
+def by_window(windows: Windows, split: Split, tokenizer: Tokenizer, losses: Iterable[NDArray[Any]]) -> Array:
+    """Sum the losses of a split's tokens, which come in order and in pieces, over each window."""
+    lengths = np.array([len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)])
+    sums = np.zeros(len(windows.sizes))
+    position, offset = 1, int(lengths[split.tokens(0, 1)].sum())  # of the next token, of the bytes before it
+    for piece in losses:
+        if windows.in_bytes:
+            ends = offset + np.cumsum(lengths[split.tokens(position, position + len(piece))])
+            offset = int(ends[-1])
+            places = np.clip((ends - 1) // windows.window, 0, len(sums) - 1)  # normalised text may be longer
+        else:
+            places = (np.arange(position, position + len(piece)) - 1) // windows.window
+        sums += np.bincount(places, weights=piece, minlength=len(sums))
+        position += len(piece)
+    return sums / math.log(2) if windows.in_bytes else sums
+
+
+def score(runs: Sequence[Run], *, device: str, say: Callable[[str], object] = print) -> Scores:
+    """Score runs with the same validation text on the same windows of it."""
+    windows = common_windows([(run.val, run.config.model.block_size) for run in runs])
     losses = {}
     for number, run in enumerate(runs, 1):
         say(f"Scoring {number}/{len(runs)}  {run.path}, {run.checkpoint.name}: {len(run.val) - 1:,} tokens")
-        losses[run.weights] = _window_losses(run, device, window=window, windows=len(sizes), in_bytes=in_bytes)
-    return Scores(losses, sizes, window, "bits per byte" if in_bytes else "nats per token")
-
-
-def _window_losses(run: Run, device: str, *, window: int, windows: int, in_bytes: bool) -> Array:
-    loaded = load_checkpoint(run.checkpoint)
-    block_size = run.config.model.block_size
-    batch = min(MAX_WINDOWS, max(1, MAX_LOGITS // (block_size * run.tokenizer.vocab_size)))
-    lengths = np.array([len(run.tokenizer.token_bytes(token)) for token in range(run.tokenizer.vocab_size)])
-    sums = np.zeros(windows)
-    position, offset = 1, int(lengths[run.val.tokens(0, 1)].sum())  # of the next token, of the bytes before it
-    options: dict[str, Any] = {"block_size": block_size, "batch": batch, "device": device, "precision": "fp32"}
-    for losses in token_losses(loaded.model.to(torch.device(device)), run.val, **options):
-        tokens = run.val.tokens(position, position + len(losses))
-        if in_bytes:
-            ends = offset + np.cumsum(lengths[tokens])
-            offset = int(ends[-1])
-            places = np.maximum(ends - 1, 0) // window
-        else:
-            places = (np.arange(position, position + len(losses)) - 1) // window
-        sums += np.bincount(places, weights=losses.double().numpy(), minlength=windows)
-        position += len(losses)
-    return sums / math.log(2) if in_bytes else sums
+        model, block_size = load_checkpoint(run.checkpoint).model.to(torch.device(device)), run.config.model.block_size
+        batch = windows_at_once(block_size, run.tokenizer.vocab_size)
+        pieces = token_losses(model, run.val, block_size=block_size, batch=batch, device=device, precision="fp32")
+        losses[run.weights] = by_window(windows, run.val, run.tokenizer, (piece.double().numpy() for piece in pieces))
+    return Scores(windows.sizes, windows.window, windows.in_bytes, losses)

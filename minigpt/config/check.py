@@ -274,6 +274,38 @@ def prompt_file_is_there(prompt_file: str | None) -> Iterator[str]:
         yield f"prompt_file={shown(prompt_file)} is not a file{_from_here(prompt_file)}. Give a text file."
 
 
+@rule("versus")
+def other_checkpoint_is_there(versus: str | None) -> Iterator[str]:
+    if versus is not None and not there(versus):
+        yield f"versus={shown(versus)} does not exist{_from_here(versus)}. Give a run or checkpoint directory."
+
+
+@rule("file", "questions")
+def files_to_score_are_there(files: list[str], questions: list[str]) -> Iterator[str]:
+    if not files and not questions:
+        yield "There is nothing to score. Give file=TEXT or questions=FILE.jsonl."
+    for key, path in (*(("file", each) for each in files), *(("questions", each) for each in questions)):
+        if not os.path.isfile(at(path)):
+            yield f"{key}={shown(path)} is not a file{_from_here(path)}. Give a file."
+
+
+@rule("file", "questions", "json", "per_token")
+def results_have_files_of_their_own(
+    files: list[str], questions: list[str], json: str | None, per_token: str | None
+) -> Iterator[str]:
+    taken = {os.path.realpath(at(path)) for path in (*files, *questions)}
+    for key, path in (("json", json), ("per_token", per_token)):
+        if path is not None:
+            place = os.path.realpath(os.path.expanduser(path))
+            if not path or os.path.isdir(place) or not os.path.isdir(os.path.dirname(place)):
+                yield f"{key}={shown(path)} is no file in an existing folder{_from_here(path)}. Give another name."
+            elif place in taken:
+                yield f"{key}={shown(path)} is a file that is used already. Give another name."
+            taken.add(place)
+    if per_token is not None and not files:
+        yield "per_token= is for texts. Give file=TEXT, or leave it out."
+
+
 @rule("stop")
 def stops_are_not_empty(stop: list[str]) -> Iterator[str]:
     if "" in stop:

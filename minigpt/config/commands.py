@@ -49,6 +49,40 @@ class ExportConfig:
 
 
 @dataclass
+class TextConfig:
+    """How the bytes of files become text."""
+
+    encoding: str = setting("utf-8", "encoding of the files", "watch")
+    errors: Literal["strict", "replace"] = setting("strict", "for bytes that are no text in `encoding`", "watch")
+    key: str = setting("text", "JSON lines: the key of a record's text", "watch")
+
+
+@dataclass
+class EvaluateConfig:
+    """Score texts and questions with a trained GPT.
+
+    Of a text: nats per token, bits per byte, perplexity per token and per word, accuracy, over the whole file and by
+    the rule of val/loss. Of questions: accuracy, plain and length-normalised.
+
+    Examples:
+      minigpt evaluate checkpoint=runs/NAME file=test.txt
+      minigpt evaluate checkpoint=runs/NAME file=a.txt file=b.txt json=figures.json per_token=tokens.jsonl
+      minigpt evaluate checkpoint=runs/A versus=runs/B questions=questions.jsonl
+    """
+
+    checkpoint: str | None = setting(None, "run or checkpoint directory", "watch", aka="ckpt ckpt_path", literal=True)
+    versus: str | None = setting(None, "another one, to compare with", "watch", literal=True)
+    which: Which = setting("best", "of a run's checkpoints", "watch")
+    file: list[str] = setting([], "a text; may be given several times", "watch", literal=True)
+    questions: list[str] = setting([], "JSON lines; may be given several times", "watch", literal=True)
+    json: str | None = setting(None, "a file for the figures; a list where several were given", "watch", literal=True)
+    per_token: str | None = setting(None, "a file for each token's loss, as JSON lines", "watch", literal=True)
+    stride: int | None = setting(None, "tokens from window to window; default: the context length", "watch", low=1)
+    device: Device = setting("auto", "what computes", "machine")
+    data: TextConfig = field(default_factory=TextConfig)
+
+
+@dataclass
 class OneRunConfig:
     """The run directory."""
 
@@ -136,6 +170,7 @@ CLASSES: dict[str, type] = {  # of each command
     "sample": SampleConfig,
     "sweep": SweepConfig,
     "compare": CompareConfig,
+    "evaluate": EvaluateConfig,
     "report": ReportConfig,
     "export": ExportConfig,
     "runs": RunsConfig,

@@ -59,7 +59,7 @@ def _learn(keys: dict[str, Any], found: Survey, say: Say) -> Tokenizer:
     total, vocab_size = min(LEARN_BYTES, found.bytes), keys["vocab_size"] or 0
     if vocab_size:
         say(f"data: learning {vocab_size:,} tokens from up to {size_text(total)} of the training text")
-    train = _training_text(found, keys["val_fraction"], progress_lines("learning", total, say))
+    train = _training_text(found, keys["val_fraction"], progress_lines("data: learning", total, say))
     return build_tokenizer(keys["tokenizer"], vocab_size=vocab_size, alphabet=found.alphabet, train=train)
 
 
@@ -86,7 +86,7 @@ def _training_text(found: Survey, val_fraction: float, progress: Callable[[int],
 
 def _encode(folder: Path, found: Survey, val_fraction: float, tokenizer: Tokenizer, say: Say) -> list[dict[str, Any]]:
     """Write the tokens of both splits, end-of-text between documents, and return their sidecars."""
-    progress = progress_lines(f"encoding with tokenizer={tokenizer.name}", found.bytes, say)
+    progress = progress_lines(f"data: encoding with tokenizer={tokenizer.name}", found.bytes, say)
     with (
         SplitWriter(folder, "train", tokenizer=tokenizer) as train,
         SplitWriter(folder, "val", tokenizer=tokenizer) as val,
@@ -140,18 +140,22 @@ def size_text(n_bytes: int) -> str:
     return f"{n_bytes / 1e6:,.1f} MB" if n_bytes >= 1e6 else f"{n_bytes:,} bytes"
 
 
-def progress_lines(what: str, total: int, say: Say) -> Callable[[int], None]:
-    """Return a function to call with numbers of bytes done; it says a line every few seconds of long work."""
+def progress_lines(what: str, total: int, say: Say, *, unit: str = "MB", size: float = 1e6) -> Callable[[int], None]:
+    """Return a function to call with numbers of bytes (or of what else `unit` counts by `size`) done.
+
+    It says a line every few seconds of long work.
+    """
     begun = said = time.monotonic()
     done = 0
 
-    def step(n_bytes: int) -> None:
+    def step(count: int) -> None:
         nonlocal done, said
-        done += n_bytes
+        done += count
         now = time.monotonic()
         if now - said >= PROGRESS_SECONDS:
             said, rate = now, done / (now - begun)
             left = max(0, total - done) / rate
-            say(f"data: {what}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {rate / 1e6:.1f} MB/s, {left:.0f} s left")
+            shown = f"{done / size:,.0f} of {total / size:,.0f} {unit}, {rate / size:,.1f} {unit}/s"
+            say(f"{what}: {shown}, {left:,.0f} s left")
 
     return step

@@ -102,7 +102,7 @@ def prepare(
         say(f"data: {line}")
     # A vocabulary that can't be had is a fault to name before gigabytes are read.
     ready = given if given is not None or scheme.is_learned else build_tokenizer(tokenizer.name)
-    progress = progress_lines("reading", corpus.size, say)
+    progress = progress_lines("data: reading", corpus.size, say)
     if corpus.holds_tokens:
         ready = ready or tokenizer_of(corpus, tokenizer.name)
         say(f"data: the tokens are used where they are, as those of tokenizer={ready.name}")

@@ -74,11 +74,7 @@ class Tokenizer:
         Raises:
             UserFault: a lone surrogate, or a character outside the alphabet (char), with its position.
         """
-        try:
-            data = text.encode()
-        except UnicodeEncodeError as error:
-            what = f"a lone surrogate U+{ord(text[error.start]):04X} at character {error.start:,}"
-            raise UserFault(f"text holds {what}: it stands for no character. Save it as UTF-8 and try again") from None
+        data = utf8(text)
         if not allow_special or not self.special:
             return self.encode_bytes(data).tolist()
         tokens: list[int] = []
@@ -146,6 +142,19 @@ class Tokenizer:
         """SHA-256 (hex) of its canonical JSON."""
         text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def utf8(text: str) -> bytes:
+    """Return a text's bytes.
+
+    Raises:
+        UserFault: a lone surrogate, with its position.
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        what = f"a lone surrogate U+{ord(text[error.start]):04X} at character {error.start:,}"
+        raise UserFault(f"text holds {what}: it stands for no character. Save it as UTF-8 and try again") from None
 
 
 def scheme_of(name: str, vocab_size: int | None = None) -> Scheme:

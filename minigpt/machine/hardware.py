@@ -68,6 +68,18 @@ def find_device(config: TrainConfig) -> Hardware:
     return hardware
 
 
+def find_named(wanted: str) -> str:
+    """Return the device that `device=` asks for, "auto" being the best there is.
+
+    Raises:
+        UserFault: this machine has none.
+    """
+    found = probe(wanted).device
+    if wanted not in ("auto", found):
+        raise UserFault(f"device={wanted}: this machine has none that PyTorch can use. Use device=auto or cpu")
+    return found
+
+
 def probe(device: str = "auto") -> Hardware:
     """Look at the machine. `device` other than auto looks at that device."""
     cores, threads = usable_cores(), asked_threads()

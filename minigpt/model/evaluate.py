@@ -1,7 +1,7 @@
 """The loss on a whole split: every token of it predicted once, on a fixed grid."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,10 @@ from torch import Tensor
 from minigpt.model.loss import autocast
 
 if TYPE_CHECKING:  # anything with these attributes will do
-    from minigpt.data.shards import TokenSplit
+    from minigpt.data.text import Split
+
+MAX_LOGITS = 1 << 26  # at one time
+MAX_WINDOWS = 64
 
 
 @dataclass(frozen=True)
@@ -41,24 +44,49 @@ class Score:
         return self.nats / math.log(2) / max(self.bytes, 1)
 
 
-def grid_batches(split: "TokenSplit", block_size: int, batch: int) -> Iterator[Tensor]:
-    """Yield the split's windows side by side: (n, block_size + 1) tokens each time, then the shorter tail alone.
+def windows_at_once(block_size: int, vocab_size: int) -> int:
+    """Windows per forward pass that any machine has the memory for."""
+    return min(MAX_WINDOWS, max(1, MAX_LOGITS // (block_size * vocab_size)))
 
-    Window w predicts tokens w * block_size + 1 .. (w + 1) * block_size.
+
+def grid_batches(
+    split: "Split", block_size: int, batch: int, stride: int | None = None
+) -> Iterator[tuple[Tensor, int]]:
+    """Yield the split's windows: (n, block_size + 1) tokens each time, then the shorter tail alone.
+
+    Side by side: window w predicts tokens w * block_size + 1 .. (w + 1) * block_size. With a stride below block_size
+    they overlap: one begins every `stride` tokens, and its first block_size - stride tokens are only read again.
+
+    Yields:
+        The windows, and how many of the last tokens of each are predicted.
     """
-    whole = (len(split) - 1) // block_size
-    for first in range(0, whole, batch):
-        starts = np.arange(first, min(first + batch, whole), dtype=np.int64) * block_size
-        yield torch.from_numpy(split.windows(starts, block_size + 1))
-    tail = len(split) - 1 - whole * block_size
-    if tail:
-        yield torch.from_numpy(split.windows(np.array([whole * block_size], dtype=np.int64), tail + 1))
+    stride = stride or block_size
+    shared, predicted = block_size - stride, len(split) - 1
+    whole = max(0, (predicted - shared) // stride)
+    alone = min(whole, 1) if shared else 0  # the first window has nothing before it: all of it is predicted
+    batches = [(0, alone, block_size)] * alone
+    batches += [(first, min(first + batch, whole), stride) for first in range(alone, whole, batch)]
+    for first, last, new in batches:
+        starts = np.arange(first, last, dtype=np.int64) * stride
+        yield torch.from_numpy(split.windows(starts, block_size + 1)), new
+    start = whole * stride  # what the tail shares with the window before lies behind it, too
+    done = start + shared if whole else 0
+    if predicted > done:
+        yield (
+            torch.from_numpy(split.windows(np.array([start], dtype=np.int64), predicted - start + 1)),
+            predicted - done,
+        )
+
+
+def nats(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss (n,) of each target (n,), of logits (n, V)."""
+    return F.cross_entropy(logits, targets, reduction="none")
 
 
 @torch.no_grad()
 def token_losses(
     model: nn.Module,
-    split: "TokenSplit",
+    split: "Split",
     *,
     block_size: int,
     batch: int,
@@ -66,6 +94,8 @@ def token_losses(
     precision: str,
     rank: int = 0,
     world_size: int = 1,
+    stride: int | None = None,
+    measure: Callable[[Tensor, Tensor], Tensor] = nats,
 ) -> Iterator[Tensor]:
     """Yield the loss of each token in nats, in the order of the split.
 
@@ -78,24 +108,26 @@ def token_losses(
         precision: "fp32", "bf16" or "fp64".
         rank: of this process, which scores every world_size-th batch: the scores of all ranks add up.
         world_size: processes.
+        stride: tokens from a window to the next; None: block_size, side by side.
+        measure: logits (n, V) and targets (n,) to what is yielded, in place of the losses.
 
     Yields:
         (n,) on the CPU, for each forward pass.
     """
     was_training = model.training
     model.eval()
-    for number, windows in enumerate(grid_batches(split, block_size, batch)):
+    for number, (windows, new) in enumerate(grid_batches(split, block_size, batch, stride)):
         if number % world_size != rank:
             continue
         windows = windows.to(device)
         with autocast(torch.device(device).type, precision):
-            logits = model(windows[:, :-1])
-            losses = F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten(), reduction="none")
-        yield losses.cpu()
+            logits = model(windows[:, :-1])[:, -new:]
+            measured = measure(logits.flatten(0, 1), windows[:, -new:].flatten())
+        yield measured.cpu()
     model.train(was_training)
 
 
-def evaluate(model: nn.Module, split: "TokenSplit", *, first_token_bytes: int, **options: Any) -> Score:
+def evaluate(model: nn.Module, split: "Split", *, first_token_bytes: int, **options: Any) -> Score:
     """Score the whole split, tail included, weighted by tokens.
 
     Args:

@@ -14,7 +14,7 @@ import torch
 from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint
 from minigpt.config.schema import SampleConfig
 from minigpt.faults import FINISHED, UserFault
-from minigpt.machine.hardware import probe
+from minigpt.machine.hardware import find_named
 from minigpt.model.gpt import GPT
 from minigpt.sampling.generate import Sample, window_start
 from minigpt.sampling.interactive import converse
@@ -60,9 +60,7 @@ def load(config: SampleConfig) -> LoadedCheckpoint:
         UserFault: no such checkpoint or device.
     """
     assert config.checkpoint is not None, "config/check.py asks for it"
-    device = probe(config.device).device
-    if config.device not in ("auto", device):
-        raise UserFault(f"device={config.device}: this machine has none that PyTorch can use. Use device=auto or cpu")
+    device = find_named(config.device)
     if device == "mps" and config.precision == "fp64":
         device = "cpu"  # MPS has no fp64
     loaded = load_checkpoint(config.checkpoint, config.which)

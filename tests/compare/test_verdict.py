@@ -20,7 +20,7 @@ def test_what_would_tell_is_said():
     assert "seeds a side would" in verdict("A", "B", Difference(0.01, (2, 2), 1e-4, 1e-6, 100), unit=UNIT)
     assert "more seeds alone would not" in verdict("A", "B", Difference(0.001, (2, 2), 1e-4, 1e-4, 100), unit=UNIT)
     text = verdict("A", "B", Difference(0.01, (1, 1), None, 1e-4, 100), unit=UNIT)
-    assert text == "cannot tell: B - A = 0.010 +- 0.020 nats per token; a validation text about 3.9 times as long would"
+    assert text == "cannot tell: B - A = 0.010 +- 0.020 nats per token; about 3.9 times as much text would"
     assert "all but equal" in verdict("A", "B", Difference(1e-6, (1, 1), None, 1e-4, 100), unit=UNIT)
     assert verdict("A", "B", Difference(0.0, (1, 1), None, 0.0, 100), unit=UNIT).endswith("they are equal")
 

@@ -37,10 +37,23 @@ class Bigram(nn.Module):
 @pytest.mark.parametrize(("length", "block_size", "batch"), [(50, 7, 3), (50, 7, 100), (8, 7, 1), (5, 7, 2), (2, 1, 4)])
 def test_every_token_is_predicted_exactly_once(length, block_size, batch):
     split = ListSplit(list(range(length)), length)
-    targets = torch.cat([windows[:, 1:].flatten() for windows in grid_batches(split, block_size, batch)])
-    inputs = torch.cat([windows[:, :-1].flatten() for windows in grid_batches(split, block_size, batch)])
+    targets = torch.cat([windows[:, 1:].flatten() for windows, _ in grid_batches(split, block_size, batch)])
+    inputs = torch.cat([windows[:, :-1].flatten() for windows, _ in grid_batches(split, block_size, batch)])
     assert targets.tolist() == list(range(1, length))
     assert inputs.tolist() == list(range(length - 1))
+
+
+@pytest.mark.parametrize("length", [2, 5, 7, 8, 9, 12, 30, 33])
+@pytest.mark.parametrize("stride", [1, 3, 6, 7])
+def test_with_a_stride_every_token_is_predicted_once_with_so_much_before_it(length, stride):
+    predicted = []
+    for windows, new in grid_batches(ListSplit(list(range(length)), length), 7, 2, stride):
+        assert windows.shape[1] <= 8
+        for window in windows.tolist():
+            assert window == list(range(window[0], window[-1] + 1))
+            assert window[-new] - window[0] >= min(window[-new], 7 - stride + 1)  # tokens before the first predicted
+            predicted += window[-new:]
+    assert predicted == list(range(1, length))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

@@ -1,0 +1,75 @@
+"""A trained model as EleutherAI's lm-eval wants it (the extra `lm-eval`). Nothing of minigpt imports this file.
+
+    python -m minigpt.evaluation.harness run --model minigpt --model_args checkpoint=runs/NAME --tasks lambada_openai
+
+or from Python: `lm_eval.simple_evaluate(model=MiniGPT("runs/NAME"), tasks=[...])`.
+"""
+
+from typing import TYPE_CHECKING
+
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from minigpt.checkpoint.load import load_checkpoint
+from minigpt.config.schema import SampleConfig
+from minigpt.evaluation.questions import encode_pair, score_pairs
+from minigpt.machine.hardware import find_named
+from minigpt.sampling.write import encode_prompt, start_token, write
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+
+@register_model("minigpt")
+class MiniGPT(LM):
+    """A run or checkpoint of minigpt.
+
+    Args:
+        checkpoint: a run directory or a checkpoint in it.
+        which: of a run, "best" or "latest".
+        device: auto | cuda | mps | cpu.
+        **ignored: what lm-eval hands to every model (batch_size, max_batch_size, ...).
+    """
+
+    def __init__(self, checkpoint: str, which: str = "best", device: str | None = None, **ignored: object):
+        super().__init__()
+        loaded = load_checkpoint(checkpoint, which)
+        self.model = loaded.model.to(find_named(device or "auto"))
+        self.tokenizer, self.block_size = loaded.tokenizer, loaded.config.model.block_size
+
+    def loglikelihood(self, requests: "list[Instance]") -> list[tuple[float, bool]]:
+        """Return for each (context, continuation) its log-likelihood, and whether greedy writing gives it."""
+        pairs = [encode_pair(self.tokenizer, *request.args) for request in requests]
+        return score_pairs(self.model, pairs)
+
+    def loglikelihood_rolling(self, requests: "list[Instance]") -> list[float]:
+        """Return the log-likelihood of each (text,), all of it predicted, in windows as lm-eval lays them."""
+        pairs, counts = [], []
+        for request in requests:
+            tokens, start = self.tokenizer.encode(request.args[0]), start_token(self.tokenizer)[0]
+            windows = get_rolling_token_windows(tokens, start, self.block_size, 1)
+            own = [make_disjoint_window(window) for window in windows]
+            pairs += own
+            counts.append(len(own))
+        scores = iter(score_pairs(self.model, pairs))
+        return [sum(next(scores)[0] for _ in range(count)) for count in counts]
+
+    def generate_until(self, requests: "list[Instance]") -> list[str]:
+        """Return what the model writes behind each (context, options), up to the first of options["until"]."""
+        return [self._write(*request.args) for request in requests]
+
+    def _write(self, context: str, options: dict) -> str:
+        until = options.get("until") or []
+        config = SampleConfig(
+            stop=[until] if isinstance(until, str) else list(until),
+            max_new_tokens=options.get("max_gen_toks", 256),
+            temperature=options.get("temperature", 0.0) if options.get("do_sample") else 0.0,
+        )
+        return write(self.model, self.tokenizer, [encode_prompt(self.tokenizer, context)], config)[0].text
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()

@@ -1,0 +1,201 @@
+"""Questions: which of some continuations a model holds for the likeliest, or whether it continues a text as wanted.
+
+A file of questions is JSON lines, each an object:
+
+    {"context": "The capital of France is", "choices": [" Paris", " Rome"], "answer": 0}         multiple choice
+    {"context": "The cat", "choices": [" sat", " sit"], "after": " on the mat.", "answer": 0}     a gap to fill
+    {"context": "To be, or not to", "answer": " be"}                                              open
+
+A choice's score is the log-likelihood of the choice and `after`, given the context; the highest is the model's answer.
+Length-normalised it is divided by the bytes of both. An open question is right if each token of the answer is the
+likeliest one.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from minigpt.data.tokenizer import Tokenizer
+from minigpt.faults import UserFault
+from minigpt.model.evaluate import windows_at_once
+from minigpt.model.gpt import GPT
+from minigpt.sampling.write import start_token
+
+MAX_NAMED = 20  # bad lines
+Pair = tuple[list[int], list[int]]  # tokens of a context, at least one, and of what may follow it, at least one
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question; one without a choice is open."""
+
+    context: str
+    choices: list[str]  # of an open one the answer alone
+    after: str
+    answer: int  # place of the right choice
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the model has to find the answer itself."""
+        return len(self.choices) == 1
+
+
+@dataclass(frozen=True)
+class Answers:
+    """How a model did: right or not, question by question."""
+
+    plain: NDArray[np.bool_]
+    normalised: NDArray[np.bool_]  # by the bytes of the choices
+    chance: float  # accuracy of drawing a choice at random; 0 for an open one
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures, as JSON."""
+        return {
+            "questions": len(self.plain),
+            "accuracy": float(self.plain.mean()),
+            "accuracy_normalised": float(self.normalised.mean()),
+            "chance": self.chance,
+        }
+
+
+def read_questions(path: Path) -> list[Question]:
+    """Read a file of questions.
+
+    Raises:
+        UserFault: it can't be read, has no question, or naming every bad line.
+    """
+    found, bad = [], []
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UserFault(f"{path} can't be read: {error.strerror or error}") from None
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                found.append(_question(json.loads(line)))
+            except (ValueError, RecursionError) as error:
+                bad.append(f"{path}, line {number:,}: {error}")
+    if not found and not bad:
+        bad.append(f"{path} holds no question; wanted JSON lines (docs/EVALUATION.md)")
+    if bad:
+        raise UserFault(
+            *bad[:MAX_NAMED], *([f"{len(bad) - MAX_NAMED:,} more bad lines"] if len(bad) > MAX_NAMED else [])
+        )
+    return found
+
+
+def _question(record: Any) -> Question:
+    keys = ("context", "choices", "after", "answer")
+    if not isinstance(record, dict) or record.keys() - set(keys):
+        raise ValueError(f"wanted an object with {', '.join(keys)}, got {str(record)[:60]}")
+    context, choices, after, answer = (record.get(key, "" if key in ("context", "after") else None) for key in keys)
+    if not isinstance(context, str) or not isinstance(after, str):
+        raise ValueError("context and after must be texts")
+    if choices is None:
+        if not isinstance(answer, str) or not answer or after:
+            raise ValueError("without choices, answer must be a text to write behind the context, and after left out")
+        return Question(context, [answer], "", 0)
+    if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(each, str) and each for each in choices):
+        raise ValueError("choices must be a list of two texts or more, none empty")
+    if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < len(choices):
+        raise ValueError(f"answer must be the place of the right choice, 0 to {len(choices) - 1}, got {answer!r}")
+    return Question(context, choices, after, answer)
+
+
+def encode_questions(tokenizer: Tokenizer, questions: Sequence[Question], block_size: int, path: Path) -> list[Pair]:
+    """Return the tokens of every choice of every question.
+
+    Raises:
+        UserFault: a character that the tokenizer does not know, or a choice longer than the model's context.
+    """
+    pairs, bad = [], []
+    for number, question in enumerate(questions, 1):
+        for choice in question.choices:
+            try:
+                pairs.append(encode_pair(tokenizer, question.context, choice + question.after))
+            except UserFault as fault:
+                bad.append(f"{path}, question {number:,}: {fault}")
+                continue
+            if len(pairs[-1][1]) > block_size:
+                length = f"{len(pairs[-1][1]):,} tokens, and the model's context is {block_size:,}"
+                bad.append(f"{path}, question {number:,}: {choice[:40]!r} is {length}. Shorten it")
+    if bad:
+        raise UserFault(*bad[:MAX_NAMED])
+    return pairs
+
+
+def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> Pair:
+    """Return both as the tokens of the joined text, cut before the first that is none of the context's own.
+
+    So a token that reaches over the border is predicted: "the " and "cat" are "the" and " cat". An empty context is
+    the token that a text starts from.
+    """
+    whole, own = tokenizer.encode(context + continuation), tokenizer.encode(context)
+    differ = (place for place, (a, b) in enumerate(zip(whole, own, strict=False)) if a != b)
+    cut = next(differ, min(len(own), len(whole) - 1))
+    return whole[:cut] or [start_token(tokenizer)[0]], whole[cut:]
+
+
+@torch.inference_mode()
+def score_pairs(
+    model: GPT, pairs: Sequence[Pair], progress: Callable[[int], object] = lambda pairs: None
+) -> list[tuple[float, bool]]:
+    """Return of each continuation the log-likelihood in nats, and whether each of its tokens is the likeliest.
+
+    Args:
+        model: in eval mode.
+        pairs: continuations of at most block_size tokens. Of a long context the end is read.
+        progress: called with the number of pairs scored since the last call.
+    """
+    block_size, device = model.config.block_size, model.token_embedding.weight.device
+    found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
+    order = sorted(range(len(pairs)), key=lambda number: -sum(map(len, pairs[number])))  # alike ones side by side
+    batch = windows_at_once(block_size, model.vocab_size)
+    for first in range(0, len(order), batch):
+        numbers = order[first : first + batch]
+        rows = [
+            ((context + following)[-block_size - 1 :], len(following))
+            for context, following in map(pairs.__getitem__, numbers)
+        ]
+        T = max(len(row) for row, _ in rows) - 1
+        tokens, targets = torch.zeros(len(rows), T, dtype=torch.long), torch.full((len(rows), T), -100)
+        for place, (row, length) in enumerate(rows):  # what is added behind a row changes nothing before it
+            tokens[place, : len(row) - 1] = torch.tensor(row[:-1])
+            targets[place, len(row) - 1 - length : len(row) - 1] = torch.tensor(row[-length:])
+        logits, targets = model(tokens.to(device)), targets.to(device)  # (B, T, V)
+        losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+        likeliest = ((logits.argmax(-1) == targets) | (targets < 0)).all(-1)
+        for number, loss, right in zip(numbers, losses.double().sum(-1).tolist(), likeliest.tolist(), strict=True):
+            found[number] = (-loss, right)
+        progress(len(numbers))
+    return found
+
+
+def judge(questions: Sequence[Question], scores: Sequence[tuple[float, bool]]) -> Answers:
+    """Say which questions are answered right.
+
+    Args:
+        questions: all.
+        scores: of the pairs that `encode_questions` gives for them.
+    """
+    plain, normalised, rest = [], [], iter(scores)
+    for question in questions:
+        own = [next(rest) for _ in question.choices]
+        if question.is_open:
+            plain.append(own[0][1])
+            normalised.append(own[0][1])
+            continue
+        likelihoods = [likelihood for likelihood, _ in own]
+        sizes = [len((choice + question.after).encode()) for choice in question.choices]
+        by_byte = [each / size for each, size in zip(likelihoods, sizes, strict=True)]
+        plain.append(likelihoods.index(max(likelihoods)) == question.answer)
+        normalised.append(by_byte.index(max(by_byte)) == question.answer)
+    chance = sum(0 if question.is_open else 1 / len(question.choices) for question in questions) / len(questions)
+    return Answers(np.array(plain), np.array(normalised), chance)

@@ -1,0 +1,118 @@
+"""The scores of whole texts.
+
+The rule is that of val/loss: windows of the model's context length lie side by side, and each token is predicted from
+those before it in its window, so from between 1 and block_size of them. A text's first token is only read: nothing
+stands before it. With a stride below block_size windows overlap, and each token has at least block_size - stride + 1
+tokens before it, unless the text begins there.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from minigpt.data.text import Text
+from minigpt.model.evaluate import Score, nats, token_losses, windows_at_once
+from minigpt.model.gpt import GPT
+from minigpt.rundir.files import replaced
+
+
+@dataclass(frozen=True)
+class TextScore:
+    """How well a model predicts a text."""
+
+    text: Text
+    nats: NDArray[np.float32]  # of each token but the first
+    right: NDArray[np.bool_]  # whether it was the likeliest one
+
+    @property
+    def score(self) -> Score:
+        """Its sums; bytes are those of the predicted tokens."""
+        return Score(
+            float(self.nats.sum(dtype=np.float64)), len(self.nats), self.text.bytes - self.text.first_token_bytes
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures, as JSON.
+
+        The perplexity per word divides by words between white space plus line ends, as wikitext's published token
+        counts do, where each line end is a word <eos>.
+        """
+        score, words = self.score, self.text.words + self.text.lines
+        return {
+            "nats_per_token": score.loss,
+            "bits_per_byte": score.bits_per_byte,
+            "perplexity": score.perplexity,
+            "word_perplexity": math.exp(min(score.nats / words, 700.0)) if words else None,
+            "accuracy": float(self.right.mean()),
+            "tokens": score.tokens,
+            "bytes": score.bytes,
+            "words": self.text.words,
+            "lines": self.text.lines,
+        }
+
+
+def score_text(
+    model: GPT, text: Text, *, stride: int | None = None, progress: Callable[[int], object] = lambda tokens: None
+) -> TextScore:
+    """Score a whole text.
+
+    Args:
+        model: in fp32, on any device.
+        text: two tokens or more.
+        stride: tokens from a window to the next, block_size at most; None: block_size.
+        progress: called with the number of tokens predicted since the last call.
+    """
+    block_size = model.config.block_size
+    batch = windows_at_once(block_size, text.tokenizer.vocab_size)
+    device = model.token_embedding.weight.device
+    pieces = []
+    for piece in token_losses(
+        model,
+        text,
+        block_size=block_size,
+        batch=batch,
+        device=device,
+        precision="fp32",
+        stride=stride,
+        measure=_measure,
+    ):
+        pieces.append(piece.numpy())
+        progress(len(piece))
+    losses, right = np.concatenate(pieces).T
+    return TextScore(text, losses, right > 0)
+
+
+def _measure(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return nats and whether it is the likeliest, (n, 2), of each target (n,)."""
+    return torch.stack([nats(logits, targets), (logits.argmax(-1) == targets).float()], dim=-1)
+
+
+def write_tokens(path: Path, names: Sequence[str], scores: Sequence[TextScore]) -> None:
+    """Write a JSON line for each token of some texts, the first included, in order.
+
+    Args:
+        path: the file.
+        names: what the texts are called.
+        scores: of each.
+
+    Raises:
+        OSError: it can't be written; a file that was there is as it was.
+    """
+    with replaced(path) as temporary, open(temporary, "x", encoding="utf-8") as file:
+        for name, score in zip(names, scores, strict=True):
+            tokenizer, place = score.text.tokenizer, 0
+            measured = [(None, None), *zip(score.nats.tolist(), score.right.tolist(), strict=True)]
+            tokens = score.text.tokens(0, len(score.text)).tolist()
+            for token, (loss, right) in zip(tokens, measured, strict=True):
+                piece = tokenizer.token_bytes(token)
+                row = {"file": name, "place": place, "token": token, "text": piece.decode(errors="replace")}
+                file.write(json.dumps(row | {"nats": loss, "right": right}, ensure_ascii=False) + "\n")
+                place += len(piece)

@@ -1,0 +1,106 @@
+"""The score of a whole text: against a plain loop, and in each of its units."""
+
+import json
+import math
+
+import pytest
+import torch
+
+import minigpt
+from minigpt.data.readers.document import ReadOptions
+from minigpt.data.text import encode_documents, read_text
+from minigpt.evaluation.texts import score_text, write_tokens
+from minigpt.faults import UserFault
+
+
+def plain_losses(gpt, tokens: list[int], stride: int) -> list[float]:
+    """Token by token, each from its own forward pass over what its window has before it."""
+    block_size, losses = gpt.model.config.block_size, []
+    for place in range(1, len(tokens)):
+        # the first window that reaches so far
+        window = max(0, math.ceil((place - block_size) / stride)) * stride
+        logits = gpt.model(torch.tensor([tokens[window:place]]))[0, -1]
+        losses.append(-logits.double().log_softmax(-1)[tokens[place]].item())
+    return losses
+
+
+@pytest.mark.parametrize("name", ["byte", "bpe", "char"])
+@pytest.mark.parametrize("stride", [None, 3, 1])
+def test_every_token_but_the_first_is_scored_by_the_rule(runs, text, name, stride):
+    gpt = minigpt.load(runs[name])
+    content = text.read_text()[-150:]
+    tokens = encode_documents(gpt.tokenizer, [[content.encode()]])
+    with torch.inference_mode():
+        wanted = plain_losses(gpt, gpt.tokenizer.encode(content), stride or gpt.model.config.block_size)
+    found = score_text(gpt.model, tokens, stride=stride)
+    assert found.nats.tolist() == pytest.approx(wanted, abs=1e-4)
+    assert len(wanted) == len(tokens) - 1 == found.score.tokens
+    figures = found.figures()
+    size = len(content.encode()) - len(gpt.tokenizer.token_bytes(gpt.tokenizer.encode(content)[0]))
+    assert figures["bytes"] == size
+    assert figures["nats_per_token"] == pytest.approx(sum(wanted) / len(wanted), rel=1e-5)
+    assert figures["bits_per_byte"] == pytest.approx(sum(wanted) / math.log(2) / size, rel=1e-5)
+    assert figures["perplexity"] == pytest.approx(math.exp(sum(wanted) / len(wanted)), rel=1e-4)
+    words = len(content.split()) + content.count("\n")
+    assert figures["word_perplexity"] == pytest.approx(math.exp(sum(wanted) / words), rel=1e-3)
+    if stride is None:
+        assert gpt.loss(content) == pytest.approx(figures["nats_per_token"])
+
+
+def test_accuracy_is_how_often_the_token_is_the_likeliest(byte):
+    tokens = byte.tokenizer.encode("would chuck")[:9]  # one window
+    found = score_text(byte.model, encode_documents(byte.tokenizer, [[bytes(tokens)]]))
+    likeliest = byte.model(torch.tensor([tokens[:-1]]))[0].argmax(-1).tolist()
+    wanted = [a == b for a, b in zip(likeliest, tokens[1:], strict=True)]
+    assert found.right.tolist() == wanted
+    assert found.figures()["accuracy"] == sum(wanted) / 8
+
+
+def test_more_context_predicts_no_worse(byte, text):
+    tokens = encode_documents(byte.tokenizer, [[text.read_bytes()]])
+    wide = score_text(byte.model, tokens, stride=1).score.loss
+    assert wide < score_text(byte.model, tokens).score.loss
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 1000])
+def test_words_and_lines_are_those_of_the_whole_text_however_it_is_cut(byte, size):
+    content = " \n = Wörld =\n\n two\twords  here\r\nthe énd".encode()
+    text = encode_documents(byte.tokenizer, [[content[at : at + size] for at in range(0, len(content), size)]])
+    assert (text.bytes, text.words, text.lines) == (len(content), len(content.split()), 4)
+
+
+def test_records_are_documents_with_end_of_text_between_them(byte, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"body": "one"}\n{"body": "two"}\n')
+    text = read_text(tmp_path / "a.jsonl", byte.tokenizer, ReadOptions(key="body"))
+    assert text.tokens(0, 99).tolist() == [*b"one", byte.tokenizer.eot, *b"two"]
+    assert (text.bytes, text.words, text.lines) == (6, 2, 0)
+
+
+def test_each_token_is_written_with_its_place(byte, tmp_path):
+    content = "chück\n".encode()
+    found = score_text(byte.model, encode_documents(byte.tokenizer, [[content]]))
+    write_tokens(tmp_path / "tokens.jsonl", ["x.txt"], [found])
+    rows = [json.loads(line) for line in (tmp_path / "tokens.jsonl").read_text().splitlines()]
+    assert [row["token"] for row in rows] == list(content)
+    assert [row["place"] for row in rows] == list(range(len(content)))
+    assert rows[0] == {"file": "x.txt", "place": 0, "token": 99, "text": "c", "nats": None, "right": None}
+    assert sum(row["nats"] for row in rows[1:]) == pytest.approx(found.score.nats)
+    assert rows[2]["text"] == "\ufffd"  # half a character
+
+
+def test_a_text_that_can_not_be_scored_is_named(runs, byte, tmp_path):
+    char = minigpt.load(runs["char"])
+    (tmp_path / "odd.txt").write_text("woöd")
+    with pytest.raises(UserFault, match=r"odd\.txt: character 'ö' \(U\+00F6\) at position 2"):
+        read_text(tmp_path / "odd.txt", char.tokenizer, ReadOptions())
+    (tmp_path / "short.txt").write_text("a")
+    with pytest.raises(UserFault, match=r"short\.txt has 1 tokens; at least 2"):
+        read_text(tmp_path / "short.txt", byte.tokenizer, ReadOptions(raw=True))
+    (tmp_path / "bad.txt").write_bytes(b"wo\xff")
+    with pytest.raises(UserFault, match=r"bad\.txt: byte 0xFF at offset 2"):
+        read_text(tmp_path / "bad.txt", char.tokenizer, ReadOptions())
+    (tmp_path / "x.png").write_bytes(b"\x89PNG" + bytes(99))
+    with pytest.raises(UserFault, match=r"x\.png is a PNG picture"):
+        read_text(tmp_path / "x.png", byte.tokenizer, ReadOptions(raw=True))
+    with pytest.raises(UserFault, match=r"lone surrogate U\+D800 at character 1"):
+        byte.loss("a\ud800")

@@ -1,0 +1,109 @@
+"""lm-eval runs our models on local tasks, offline, and gets the figures that we get."""
+
+import json
+import math
+
+import pytest
+import torch
+
+import minigpt
+from minigpt.evaluation.questions import encode_pair, judge, read_questions, score_pairs
+from minigpt.training import ending
+
+lm_eval = pytest.importorskip("lm_eval")
+pytest.importorskip("datasets")
+
+CHOICE = """
+task: our_choice
+dataset_path: json
+dataset_kwargs: {data_files: FILE}
+output_type: multiple_choice
+test_split: train
+doc_to_text: "{{context}}"
+doc_to_choice: choices
+doc_to_target: answer
+target_delimiter: ""
+metric_list: [{metric: acc}, {metric: acc_norm}]
+"""
+TEXT = """
+task: our_text
+dataset_path: json
+dataset_kwargs: {data_files: FILE}
+output_type: loglikelihood_rolling
+test_split: train
+doc_to_text: ""
+doc_to_target: "{{context}}"
+metric_list: [{metric: bits_per_byte}]
+"""
+WRITE = """
+task: our_writing
+dataset_path: json
+dataset_kwargs: {data_files: FILE}
+output_type: generate_until
+test_split: train
+doc_to_text: "{{context}}"
+doc_to_target: "x"
+generation_kwargs: {until: ["o"], max_gen_toks: 5}
+metric_list: [{metric: exact_match}]
+"""
+
+
+@pytest.fixture
+def place(tmp_path, run, monkeypatch):
+    """A folder with a run, questions and tasks."""
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(ending, "write_report", lambda path: None)
+    run("trainer.max_steps=30", "optimizer.lr=1e-2")
+    words = ["wood", "how", "much", "would", "if"]
+    records = [
+        {"context": f"a {words[n % 5]}", "choices": [" chuck", " wo", f" z{n}"], "answer": n % 3} for n in range(24)
+    ]
+    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, records)))
+    (tmp_path / "tasks").mkdir()
+    for name, task in (("choice", CHOICE), ("text", TEXT), ("write", WRITE)):
+        content = task.replace("FILE", str(tmp_path / "questions.jsonl")).lstrip()
+        (tmp_path / "tasks" / f"{name}.yaml").write_text(content)
+    return tmp_path
+
+
+def test_local_tasks_give_our_figures(place):
+    from lm_eval.tasks import TaskManager
+
+    from minigpt.evaluation.harness import MiniGPT
+
+    manager = TaskManager(include_path=str(place / "tasks"), include_defaults=False)
+    tasks = ["our_choice", "our_text", "our_writing"]
+    model = MiniGPT(str(place / "run"), device="cpu")
+    done = lm_eval.simple_evaluate(model=model, tasks=tasks, task_manager=manager, bootstrap_iters=0, log_samples=True)
+    gpt = minigpt.load(place / "run")
+
+    questions = read_questions(place / "questions.jsonl")
+    pairs = [encode_pair(gpt.tokenizer, each.context, choice) for each in questions for choice in each.choices]
+    figures = judge(questions, score_pairs(gpt.model, pairs)).figures()
+    assert done["results"]["our_choice"]["acc,none"] == pytest.approx(figures["accuracy"])
+    assert done["results"]["our_choice"]["acc_norm,none"] == pytest.approx(figures["accuracy_normalised"])
+
+    nats = size = 0.0
+    with torch.inference_mode():
+        for question in questions:  # shorter than a window: each token from all before it
+            tokens = [gpt.tokenizer.eot, *gpt.tokenizer.encode(question.context)]
+            for place_, token in enumerate(tokens[1:], 1):
+                nats -= gpt.model(torch.tensor([tokens[:place_]]))[0, -1].double().log_softmax(-1)[token].item()
+            size += len(question.context)
+    wanted = nats / math.log(2) / size
+    assert done["results"]["our_text"]["bits_per_byte,none"] == pytest.approx(wanted, rel=1e-4)
+
+    for sample in done["samples"]["our_writing"]:
+        wanted = gpt.generate(sample["doc"]["context"], max_new_tokens=5, temperature=0, stop=["o"])
+        assert sample["resps"][0][0] == wanted
+
+
+def test_it_is_known_by_its_name(place):
+    import minigpt.evaluation.harness
+
+    model = lm_eval.api.registry.get_model("minigpt")
+    assert model is minigpt.evaluation.harness.MiniGPT
+    made = model.create_from_arg_string(f"checkpoint={place / 'run'}", {"batch_size": 1, "device": "cpu"})
+    assert made.loglikelihood([]) == []
