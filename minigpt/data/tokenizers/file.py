@@ -16,7 +16,7 @@ from minigpt.data.tokenizers.scheme import END_OF_TEXT, GPT2_BORDER, NO_SPACE, R
 from minigpt.faults import UserFault
 from minigpt.rundir.files import read_json
 
-MAX_TOKENS, MAX_TOKEN_BYTES = 1 << 21, 512
+MAX_TOKENS, MAX_TOKEN_BYTES, MAX_NAMES = 1 << 21, 512, 10_000
 EOT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>")  # of a file beside which no tokenizer_config.json names another
 
 # GPT-2's pattern after each digit was taken out (SmolLM, StarCoder): text ends before a digit.
@@ -83,6 +83,8 @@ def file_encoder(tokens: Sequence[bytes], rules: Rules) -> BPEEncoder:
             f"Llama 3, Qwen, Mistral ...): {shown(rules.pattern)}. A regular expression can take hours for a line; one "
             "that you trust is a line in PATTERNS of minigpt/data/tokenizers/file.py"
         )
+    if len(rules.special) + len(rules.added) > MAX_NAMES:
+        raise ValueError(f"it has more than {MAX_NAMES:,} special and added tokens")
     for name, token in chain(rules.special.items(), rules.added.items()):
         whole = b"" if name in rules.special else name.encode()
         if type(token) is not int or token not in range(len(tokens)) or tokens[token] != whole:
