@@ -45,7 +45,7 @@ class Survey:
         said = {
             f"the text is rewritten from {options.encoding} to UTF-8": options.encoding != "utf-8",
             f"{self.not_utf8:,} documents are not UTF-8 and taken as bytes, {self.first_not_utf8} first": self.not_utf8,
-            f"{self.replaced:,} characters U+FFFD; bytes that are no text became such": options.errors == "replace",
+            f"{self.replaced:,} characters U+FFFD; bytes that are no text became such": self.replaced,
             f"{self.crlf:,} lines end in CR LF; they are kept as they are": self.crlf,
             f"{self.marks:,} documents begin with a byte-order mark; data.encoding=utf-8-sig drops it": self.marks,
             f"{self.nul:,} NUL bytes; they are kept as they are": self.nul,
@@ -101,14 +101,15 @@ def signature(corpus: Corpus) -> str:
 def _count(document: Document, found: Survey, alphabet: bool, progress: Callable[[int], None]) -> None:
     """Add a document."""
     decoder, last, before = codecs.getincrementaldecoder("utf-8")(), b"", found.bytes
-    decoded, is_text = alphabet or found.corpus.options.raw, True
+    options, is_text = found.corpus.options, True
+    decoded = alphabet or options.raw
     for number, chunk in enumerate(document.chunks):
         found.marks += not number and chunk.startswith(codecs.BOM_UTF8)
         found.bytes += len(chunk)
         found.characters += len(chunk.translate(None, CONTINUATION))
         found.crlf += (last + chunk).count(b"\r\n")
         found.nul += chunk.count(0)
-        found.replaced += chunk.count("\ufffd".encode())
+        found.replaced += chunk.count("\ufffd".encode()) if options.errors == "replace" else 0
         found.blank = found.blank and not chunk.strip()
         last = chunk[-1:]
         if decoded and is_text:

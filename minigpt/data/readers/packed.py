@@ -7,7 +7,7 @@ from pathlib import Path
 
 MAX_RATIO = 200  # of the bytes held to the file's own: text reaches 20, gzip at most 1,032, zstd 30,000
 MIN_BOMB_BYTES = 1 << 26  # what holds less is no danger
-ZSTD_FEED_BYTES = 2048  # so few become 64 MiB at most: four of them can stand for 128 KiB
+ZSTD_FEED_BYTES = 512  # so few become 16 MiB at most: four of them can stand for 128 KiB
 
 
 class DamagedPacking(ValueError):
