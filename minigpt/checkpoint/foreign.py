@@ -21,7 +21,7 @@ from minigpt.config.convert import read, shown
 from minigpt.config.foreign import MAX_TOKENIZER, foreign_settings, kind_of_tokenizer, read_nanogpt
 from minigpt.config.plain_pickle import read_pickle
 from minigpt.config.schema import ModelConfig, TrainConfig
-from minigpt.data.tokenizer import Tokenizer, build_tokenizer
+from minigpt.data.tokenizer import Tokenizer, build_tokenizer, read_tokenizer_json
 from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE
 from minigpt.data.tokenizers.scheme import END_OF_TEXT
 from minigpt.faults import UserFault
@@ -227,9 +227,7 @@ def _folder_tokenizer(folder: Path) -> Tokenizer:
     except (ValueError, RecursionError):
         content = None
     name = kind_of_tokenizer(content)[0]
-    if not name:
-        raise UserFault(f"{path} is a tokenizer that minigpt can't use: it reads GPT-2's and those it has exported")
-    return tokenizer_from_json(name, content["model"], str(path))
+    return tokenizer_from_json(name, content["model"], str(path)) if name else read_tokenizer_json(path)
 
 
 def tokenizer_from_json(name: str, model: dict[str, Any], origin: str) -> Tokenizer:

@@ -198,9 +198,10 @@ def _nanogpt_settings(path: Path) -> tuple[dict[str, Any], int]:
 
 def tokenizer_settings(path: Path) -> dict[str, Any]:
     """Return the settings of `tokenizer.` that a foreign folder's tokenizer.json stands for; none without one."""
-    name, tokens = kind_of_tokenizer(_read_json(path / "tokenizer.json", MAX_TOKENIZER))
+    content = _read_json(path / "tokenizer.json", MAX_TOKENIZER)
+    name, tokens = kind_of_tokenizer(content)
     sized = {"tokenizer.vocab_size": tokens + 1} if name == "bpe" else {}
-    return {"tokenizer.name": name} | sized if name else {}
+    return {"tokenizer.name": name or "file"} | sized if content else {}
 
 
 def kind_of_tokenizer(content: Any) -> tuple[str, int]:

@@ -1,10 +1,12 @@
 """Our tokenizers as Hugging Face's tokenizer.json: the same ids, text and merges."""
 
 import itertools
+from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
-from minigpt.data.tokenizer import END_OF_TEXT, Tokenizer
-from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE
+from minigpt.data.tokenizer import Tokenizer
+from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, PATTERN
 from minigpt.faults import UserFault
 
 BYTE_TO_CHARACTER = {byte: character for character, byte in CHARACTER_TO_BYTE.items()}
@@ -16,23 +18,32 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
     Raises:
         UserFault: a token that no merge of two others makes.
     """
-    tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size - (tokenizer.eot is not None))]
-    is_char = tokenizer.name == "char"
-    vocab = {token.decode() if is_char else as_text(token): number for number, token in enumerate(tokens)}
-    merges = [] if is_char else [[as_text(first), as_text(second)] for first, second in merges_of(tokens)]
+    is_char, rules = tokenizer.name == "char", tokenizer.rules
+    names = tokenizer.special | (rules.added if rules else {})
+    apart = set(names.values())
+    ids = {tokenizer.token_bytes(token): token for token in range(tokenizer.vocab_size) if token not in apart}
+    ids.pop(b"", None)  # numbers that no token has
+    vocab = {token.decode() if is_char else as_text(token): number for token, number in ids.items()} | names
+    merges, whole = ([], False) if is_char else merges_of(ids)
+    if whole and not rules:
+        raise UserFault("a token is no merge of two others: no tokenizer.json can say that")
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    added = []
-    if tokenizer.eot is not None:
-        vocab[END_OF_TEXT] = tokenizer.eot
-        plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        added = [{"id": tokenizer.eot, "content": END_OF_TEXT, **plain, "special": True}]
+    before: Any = None if is_char else byte_level | {"use_regex": tokenizer.name != "byte"}
+    if rules and rules.pattern != PATTERN:
+        split = {"type": "Split", "pattern": {"Regex": rules.pattern}, "behavior": "Isolated", "invert": False}
+        before = {"type": "Sequence", "pretokenizers": [split, byte_level | {"use_regex": False}]}
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [
+        {"id": token, "content": name, **plain, "special": name in tokenizer.special}
+        for name, token in sorted(names.items(), key=itemgetter(1))
+    ]
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": None if is_char else byte_level | {"use_regex": tokenizer.name != "byte"},
+        "normalizer": {"type": "NFC"} if rules and rules.nfc else None,
+        "pre_tokenizer": before,
         "post_processor": None,
         "decoder": {"type": "Fuse"} if is_char else byte_level | {"use_regex": True},
         "model": {
@@ -43,16 +54,16 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": False,
+            "ignore_merges": whole,
             "vocab": vocab,
-            "merges": merges,
+            "merges": [[as_text(first), as_text(second)] for first, second in merges],
         },
     }
 
 
 def tokenizer_config(tokenizer: Tokenizer, block_size: int) -> dict[str, Any]:
     """Return the tokenizer_config.json beside it: text is only ever text, and nothing is cleaned up."""
-    end = END_OF_TEXT if tokenizer.eot is not None else None
+    end = next((name for name, token in tokenizer.special.items() if token == tokenizer.eot), None)
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": block_size,
@@ -68,27 +79,24 @@ def as_text(token: bytes) -> str:
     return "".join(BYTE_TO_CHARACTER[byte] for byte in token)
 
 
-def merges_of(tokens: list[bytes]) -> list[tuple[bytes, bytes]]:
-    """Return the merges that make these tokens, whose place is their rank: for each, the two pieces that it joins.
+def merges_of(ids: Mapping[bytes, int]) -> tuple[list[tuple[bytes, bytes]], bool]:
+    """Return the merges that make these tokens, whose numbers are their ranks: for each, the two pieces that it joins.
 
     They are what is left of its bytes when all tokens of lower rank have been merged.
 
-    Raises:
-        UserFault: something else than two is left: no merges make this token.
+    Returns:
+        The merges by rank, and whether a token is there that no merge of two others makes.
     """
-    ranks = {token: rank for rank, token in enumerate(tokens)}
-    merges = []
-    for rank, token in enumerate(tokens):
-        if len(token) == 1:
-            continue
+    merges, whole = [], False
+    for token, rank in sorted(ids.items(), key=itemgetter(1)):
         pieces = [token[place : place + 1] for place in range(len(token))]
         while len(pieces) > 2:
-            joined = [ranks.get(first + second, rank) for first, second in itertools.pairwise(pieces)]
+            joined = [ids.get(first + second, rank) for first, second in itertools.pairwise(pieces)]
             best = min(range(len(joined)), key=joined.__getitem__)
             if joined[best] >= rank:
                 break
             pieces[best : best + 2] = [pieces[best] + pieces[best + 1]]
-        if len(pieces) != 2:
-            raise UserFault(f"token {rank} ({token!r}) is no merge of two others: no tokenizer.json can say that")
-        merges.append((pieces[0], pieces[1]))
-    return merges
+        if len(pieces) == 2:
+            merges.append((pieces[0], pieces[1]))
+        whole |= len(pieces) > 2
+    return merges, whole

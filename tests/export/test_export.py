@@ -1,0 +1,123 @@
+"""minigpt export with a core install: what is written is read back with our importer, whatever is installed here."""
+
+import importlib.util
+import json
+
+import pytest
+import torch
+
+import minigpt
+from minigpt.checkpoint.load import load_checkpoint
+from minigpt.config.compose import compose
+from minigpt.data.tokenizer import Tokenizer, build_tokenizer
+from minigpt.data.tokenizers.scheme import SINGLE_BYTES
+from minigpt.export.command import export
+from minigpt.export.tokenizer_json import merges_of, tokenizer_json
+from minigpt.faults import UserFault
+
+MODERN = ["model.norm=rmsnorm", "model.attention=rotary", "model.activation=swiglu", "model.bias=none"]
+SHAPES = {
+    "gpt2": [],
+    "gpt2 without biases": ["model.bias=false", "model.tied=false", "model.n_hidden=20", "tokenizer=char"],
+    "llama": [*MODERN, "model.qk_norm=none", "model.n_kv_head=1", "model.bias=all", "model.rope_scaling=llama3"],
+    "qwen2": [*MODERN, "model.qk_norm=none", "model.bias=qkv", "tokenizer=bpe", "tokenizer.vocab_size=270"],
+    "qwen3": [*MODERN, "model.qk_norm=rmsnorm", "model.head_dim=6", "model.norm_eps=1e-6", "model.rope_theta=1e6"],
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_transformers(monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "transformers" else real(name))
+
+
+def exported(run, tmp_path, *settings: str) -> list[str]:
+    run(*settings, "trainer.max_steps=2", "optimizer.lr=0.1")
+    lines: list[str] = []
+    export(compose("export", [f"checkpoint={run.path}", f"dir={tmp_path / 'out'}"]), lines.append)
+    return lines
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_ours_comes_back_with_the_same_bytes(run, tmp_path, shape):
+    lines = exported(run, tmp_path, *SHAPES[shape])
+    assert "minigpt's own importer (transformers is not installed)" in lines[0]
+    assert "largest difference" in lines[1]
+    assert "of the validation text" in lines[1]
+    assert "0 differences in ids and 0 in text" in lines[3]
+    ours, back = minigpt.load(run.path), minigpt.load(tmp_path / "out")
+    assert back.tokenizer.hash == ours.tokenizer.hash
+    weights = back.model.state_dict()
+    for name, tensor in ours.model.state_dict().items():
+        assert torch.equal(weights.pop(name)[: back.model.vocab_size], tensor[: back.model.vocab_size]), name
+    assert all(name.endswith("bias") and not tensor.any() for name, tensor in weights.items())  # GPT-2's
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert json.loads((run.path / "data.json").read_text())["fingerprint"] in card
+    assert "validation loss: " in card
+    assert lines[1] in card
+
+
+def test_an_export_overwrites_nothing_and_leaves_nothing_half_written(run, tmp_path, monkeypatch):
+    exported(run, tmp_path)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    with pytest.raises(UserFault, match="is there already, and an export overwrites nothing"):
+        compose("export", [f"checkpoint={run.path}", f"dir={tmp_path / 'out'}"])
+    config = compose("export", [f"checkpoint={run.path}", f"dir={tmp_path / 'other'}"])
+    config.dir = str(tmp_path / "out")
+    with pytest.raises(UserFault, match="is there already"):
+        export(config)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+    config.dir = str(tmp_path / "other")
+    monkeypatch.setattr("minigpt.export.command.prove", lambda *a, **k: (_ for _ in ()).throw(RuntimeError("no")))
+    with pytest.raises(RuntimeError):
+        export(config)
+    assert sorted(path.name for path in tmp_path.iterdir() if "oth" in path.name or "tmp" in path.name) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (["model.attention=rotary"], "model.norm=layernorm, model.qk_norm=auto, model.activation=gelu_tanh"),
+        (["model.attention=linear"], "model.attention=linear"),
+        (["model.n_kv_head=1"], "model.n_kv_head=1"),
+        ([*MODERN, "model.qk_norm=rmsnorm", "model.bias=all"], "model.bias=all"),
+        ([*MODERN, "model.qk_norm=layernorm"], "model.qk_norm=layernorm"),
+    ],
+)
+def test_a_shape_that_no_architecture_has_is_refused_by_its_settings(run, tmp_path, settings, named):
+    with pytest.raises(UserFault, match=named.replace(".", r"\.")):
+        exported(run, tmp_path, *settings)
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_the_validation_text_a_text_from_the_seed_is_used(run, tmp_path):
+    run("trainer.max_steps=1")
+    for path in (run.folder / "data").rglob("prepared.json"):
+        path.unlink()
+    lines: list[str] = []
+    export(compose("export", [f"checkpoint={run.path}", f"dir={tmp_path / 'out'}"]), lines.append)
+    assert "of a text made from the seed 1337 (the validation text is not there)" in lines[1]
+    assert "0 differences in ids" in lines[3]
+
+
+def test_a_folder_that_was_exported_trains_on(run, tmp_path):
+    exported(run, tmp_path, *SHAPES["qwen2"])
+    own = [each for each in run.arguments() if not each.startswith(("model", "tokenizer", "run.dir"))]
+    config = compose("train", [*own, f"init.from={tmp_path / 'out'}", f"run.dir={tmp_path / 'next'}"])
+    assert (config.tokenizer.name, config.tokenizer.vocab_size) == ("bpe", 270)
+    from minigpt.training.run import train
+
+    assert train(config) == 0
+    assert load_checkpoint(tmp_path / "next").tokenizer.hash == load_checkpoint(run.path).tokenizer.hash
+
+
+def test_merges_are_recovered_from_the_ranks():
+    text = ["how much wood would a woodchuck chuck " * 3, "if a woodchuck could chuck wood, déjà vu 123"]
+    tokenizer = build_tokenizer("bpe", vocab_size=320, train=[[part.encode()] for part in text * 4])
+    tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size - 1)]
+    merges, whole = merges_of({token: rank for rank, token in enumerate(tokens)})
+    assert [first + second for first, second in merges] == tokens[256:]
+    assert not whole
+    with pytest.raises(UserFault, match="no merge of two others"):
+        tokenizer_json(Tokenizer("bpe", [*SINGLE_BYTES, b"abc"]))
