@@ -297,7 +297,8 @@ def results_have_files_of_their_own(
     for key, path in (("json", json), ("per_token", per_token)):
         if path is not None:
             place = os.path.realpath(os.path.expanduser(path))
-            if not path or os.path.isdir(place) or not os.path.isdir(os.path.dirname(place)):
+            odd = os.path.exists(place) and not os.path.isfile(place)  # a folder, /dev/null, a pipe
+            if not path or odd or not os.path.isdir(os.path.dirname(place)):
                 yield f"{key}={shown(path)} is no file in an existing folder{_from_here(path)}. Give another name."
             elif place in taken:
                 yield f"{key}={shown(path)} is a file that is used already. Give another name."

@@ -62,11 +62,16 @@ def evaluate(config: EvaluateConfig, say: Say = print) -> None:
         say("\n+- is a 95 % interval. It judges these two checkpoints, not the settings that they were trained with.")
     try:
         if config.json is not None:
-            write_json(Path(os.path.expanduser(config.json)), figures[0] if len(figures) == 1 else figures)
+            write_json(_result(config.json), figures[0] if len(figures) == 1 else figures)
         if config.per_token is not None:
-            write_tokens(Path(os.path.expanduser(config.per_token)), config.file, [score for _, score in scores])
+            write_tokens(_result(config.per_token), config.file, [score for _, score in scores])
     except OSError as error:
         raise StorageFailure(f"{error.filename} can't be written: {error.strerror or error}. Make room") from error
+
+
+def _result(path: str) -> Path:
+    """The file that a path stands for: a link stays, and what it leads to is written."""
+    return Path(os.path.realpath(os.path.expanduser(path)))
 
 
 def _open(*groups: Sequence[Callable[[], Any]]) -> list[list[Any]]:

@@ -28,14 +28,14 @@ class MiniGPT(LM):
     Args:
         checkpoint: a run directory or a checkpoint in it.
         which: of a run, "best" or "latest".
-        device: auto | cuda | mps | cpu.
+        device: auto | cuda | mps | cpu; lm-eval's command says cuda:0 on every machine, which is auto here.
         **ignored: what lm-eval hands to every model (batch_size, max_batch_size, ...).
     """
 
-    def __init__(self, checkpoint: str, which: str = "best", device: str | None = None, **ignored: object):
+    def __init__(self, checkpoint: str, which: str = "best", device: str = "auto", **ignored: object):
         super().__init__()
         loaded = load_checkpoint(checkpoint, which)
-        self.model = loaded.model.to(find_named(device or "auto"))
+        self.model = loaded.model.to(find_named("auto" if device == "cuda:0" else device))
         self.tokenizer, self.block_size = loaded.tokenizer, loaded.config.model.block_size
 
     def loglikelihood(self, requests: "list[Instance]") -> list[tuple[float, bool]]:

@@ -81,6 +81,14 @@ def test_two_models_are_compared_on_the_same_windows(runs, text, questions, tmp_
     assert "these two checkpoints" in shown
 
 
+def test_a_link_stays_and_leads_to_the_figures(runs, text, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out.json").symlink_to(tmp_path / "elsewhere" / "figures.json")
+    said(f"checkpoint={runs['byte']}", f"file={text}", f"json={tmp_path / 'out.json'}")
+    assert (tmp_path / "out.json").is_symlink()
+    assert json.loads((tmp_path / "elsewhere" / "figures.json").read_text())["tokens"] > 0
+
+
 def test_too_little_to_compare_is_said(runs, tmp_path):
     (tmp_path / "short.txt").write_text("wood")
     shown = said(f"checkpoint={runs['byte']}", f"versus={runs['seed2']}", f"file={tmp_path / 'short.txt'}")
@@ -118,6 +126,8 @@ def test_faults_of_the_command_line_are_told_together(text, tmp_path):
         compose("evaluate", [f"checkpoint={tmp_path}"])
     with pytest.raises(UserFault, match="is a file that is used already"):
         compose("evaluate", [f"checkpoint={tmp_path}", f"file={text}", f"json={text}"])
+    with pytest.raises(UserFault, match="json='/dev/null' is no file"):  # it would be replaced
+        compose("evaluate", [f"checkpoint={tmp_path}", f"file={text}", "json=/dev/null"])
     with pytest.raises(UserFault, match="per_token= is for texts"):
         compose("evaluate", [f"checkpoint={tmp_path}", f"questions={text}", f"per_token={tmp_path}/t"])
 

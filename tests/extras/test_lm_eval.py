@@ -105,5 +105,5 @@ def test_it_is_known_by_its_name(place):
 
     model = lm_eval.api.registry.get_model("minigpt")
     assert model is minigpt.evaluation.harness.MiniGPT
-    made = model.create_from_arg_string(f"checkpoint={place / 'run'}", {"batch_size": 1, "device": "cpu"})
+    made = model.create_from_arg_string(f"checkpoint={place / 'run'}", {"batch_size": 1, "device": "cuda:0"})
     assert made.loglikelihood([]) == []
