@@ -83,8 +83,6 @@ def _remedy(file: File, options: ReadOptions) -> str:
     if kind:
         return f"The file is {kind}. Leave it out: data.exclude={file.label}"
     other = "utf-16" if _is_utf16(next(file.chunks(HEAD_BYTES), b"")) else "latin-1"
-    return (
-        f"If all of the text is in another encoding, name it: data.encoding={other}; if this file alone is: iconv -f "
-        f"{other} -t utf-8 {shlex.quote(str(file.path))}; to read bad bytes as U+FFFD: data.errors=replace; to train "
-        "on the bytes as they are: tokenizer=byte"
-    )
+    convert = f"iconv -f {other} -t utf-8 {shlex.quote(str(file.path))} > NEW"
+    rest = "to read bad bytes as U+FFFD: data.errors=replace; to train on the bytes as they are: tokenizer=byte"
+    return f"If all of the text is in another encoding: data.encoding={other}; if this file alone is: {convert}; {rest}"
