@@ -70,7 +70,7 @@ class EvaluateConfig:
       minigpt evaluate checkpoint=runs/A versus=runs/B questions=questions.jsonl
     """
 
-    checkpoint: str | None = setting(None, "run or checkpoint directory", "watch", aka="ckpt ckpt_path", literal=True)
+    checkpoint: str | None = setting(None, "run, checkpoint or Hugging Face folder", "watch", literal=True)
     versus: str | None = setting(None, "another one, to compare with", "watch", literal=True)
     which: Which = setting("best", "of a run's checkpoints", "watch")
     file: list[str] = setting([], "a text; may be given several times", "watch", literal=True)
