@@ -1,0 +1,57 @@
+"""What we read and write beside transformers itself. `make test-extras` installs it; else these are skipped."""
+
+import pytest
+import torch
+
+import minigpt
+from minigpt.config.compose import compose
+from minigpt.export.command import export
+from tests.export.reference import CONFIGS, logits, write_folder
+from tests.export.test_export import SHAPES
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed: make test-extras")
+TOKENS = torch.tensor([[5, 100, 0, 7, 7, 63, 64, 3, 99, 12, 50, 2, 2, 81, 40, 33, 71, 18, 9, 1, 77, 90, 25]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_folder_gives_the_logits_of_transformers(tmp_path, name, dtype):
+    """And so does the reference that the core tests compare with."""
+    tensors = write_folder(tmp_path, CONFIGS[name], dtype=dtype)
+    theirs, info = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(info.values())
+    with torch.inference_mode():
+        expected = theirs.eval()(TOKENS).logits
+        found = minigpt.load(tmp_path).model(TOKENS)
+    assert found.shape == expected.shape
+    assert float((found - expected).abs().max()) <= 1e-5
+    assert float((logits(CONFIGS[name], tensors, TOKENS[0]) - expected[0]).abs().max()) <= 1e-5
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_export_is_loaded_by_transformers(run, tmp_path, shape):
+    run(*SHAPES[shape], "trainer.max_steps=2", "optimizer.lr=0.1")
+    lines: list[str] = []
+    export(compose("export", [f"checkpoint={run.path}", f"dir={tmp_path / 'out'}"]), lines.append)
+    assert "transformers " + transformers.__version__ in lines[0]
+    assert float(lines[1].split("difference ")[1].split()[0]) <= 1e-5
+    assert "0 differences in ids and 0 in text" in lines[3]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    ours = minigpt.load(run.path)
+    text = "how much wood could a woodchuck chuck"
+    assert tokenizer(text)["input_ids"] == ours.tokenizer.encode(text)
+    assert tokenizer.eos_token_id == ours.tokenizer.eot
+
+
+def test_what_transformers_saved_is_read(tmp_path):
+    """With its shards and its own config.json, which leaves fields out."""
+    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "vocab_size": 101}
+    config = transformers.Qwen3Config(**sizes, num_attention_heads=4, num_key_value_heads=2, head_dim=10)
+    torch.manual_seed(0)
+    theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
+    theirs.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    with torch.inference_mode():
+        assert float((minigpt.load(tmp_path).model(TOKENS) - theirs(TOKENS).logits).abs().max()) <= 1e-5
