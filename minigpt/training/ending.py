@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minigpt.config.schema import TrainConfig
 from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining
 from minigpt.invocation import typed
 from minigpt.process.group import mark_stopped
@@ -97,11 +98,7 @@ def close(run: RunDirectory, module: "LanguageModel") -> int:
         if module.step_end.requeue:
             requeue_slurm_job(print)
         return STOPPED
-    if state.bad_steps == state.step:
-        raise NonFiniteTraining(
-            f"every one of the {state.step:,} steps was skipped: nothing was learned. Look at the data, or use a "
-            f"lower optimizer.lr (now {module.config.optimizer.lr:g}) or trainer.precision=fp32"
-        )
+    refuse_nothing_learned(state, module.config)
     if reason:
         why = {
             "patience": f"no validation improved for {module.config.trainer.patience} validations",
@@ -110,6 +107,19 @@ def close(run: RunDirectory, module: "LanguageModel") -> int:
         print(f"\nEnded after step {state.step:,}: {why}.")
     print_results(run)
     return FINISHED
+
+
+def refuse_nothing_learned(state: RunState, config: TrainConfig) -> None:
+    """Refuse to call a run finished that made no update.
+
+    Raises:
+        NonFiniteTraining: the guard has skipped each of its steps.
+    """
+    if state.step and state.bad_steps == state.step:
+        raise NonFiniteTraining(
+            f"every one of the {state.step:,} steps was skipped: nothing was learned. Look at the data, or use a "
+            f"lower optimizer.lr (now {config.optimizer.lr:g}) or trainer.precision=fp32"
+        )
 
 
 def print_results(run: RunDirectory) -> None:

@@ -4,6 +4,7 @@ import math
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,7 @@ class Outputs:
         self.saving = Saving(
             run.checkpoints, fixed, config.checkpoint, row_files=files, say=self.screen.print, note=run.event
         )
+        self.unsaved: set[str] = set()  # what was said of callbacks' states
         self.remote: RemoteLogger | TensorBoard | None = None
         if config.logger.name == "tensorboard" and run.writes:
             self.remote = TensorBoard(run.path, step=module.state.step, say=self.screen.print)
@@ -148,9 +150,18 @@ class Outputs:
                 state.loss_scale_steps = module.scaler.state_dict()["_growth_tracker"]
             tensors = {MODEL: module.gpt.state_dict(), OPTIMIZER: optimizer_tensors(module.optimizer)}
             stands = asdict(state) | {"seconds": seconds, "tokens": state.step * config.batch_tokens}
-            files = {STATE: [to_json(stands)], **pack_states(trainer.callbacks)[0]}  # type: ignore[attr-defined]
+            files = {STATE: [to_json(stands)], **self.pack_callbacks(trainer.callbacks)}  # type: ignore[attr-defined]
             facts = {"val_loss": row.get("val/loss")} | ({"bad_steps": state.bad_steps} if state.bad_steps else {})
             self.saving.save(state.step, tensors, files, facts, last=last)
+
+    def pack_callbacks(self, callbacks: Sequence[L.Callback]) -> Files:
+        """Return the files that hold the callbacks' states; say once of each state that it can't be saved."""
+        files, problems = pack_states(callbacks)
+        for problem in problems:
+            if problem not in self.unsaved:
+                self.screen.print(f"WARNING: {problem}: it begins anew when the run continues")
+        self.unsaved.update(problems)
+        return files
 
 
 class Meter:

@@ -35,11 +35,11 @@ from minigpt.rundir.rows import cut_rows_after, read_rows
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.splitmix import fold
 from minigpt.training import run_state
-from minigpt.training.ending import close, tell_finished
+from minigpt.training.ending import close, refuse_nothing_learned, tell_finished
 from minigpt.training.guard import RollBack
 from minigpt.training.lightning_engine import build_trainer, quiet_lightning
 from minigpt.training.optimizer import build_optimizer
-from minigpt.training.saving import pack_states, restore_states
+from minigpt.training.saving import restore_states
 from minigpt.training.step import LanguageModel, StepEnd
 
 
@@ -95,11 +95,13 @@ def train_together(
     """What each process of a run does. Rank 0 writes and prints; where others read what it writes, they wait for it."""
     processes.require_equal_on_all_ranks("a config", flatten(to_dict(config)))
     with processes.rank_zero_first():
-        changes = run_state.refuse_changed_run(path, config)
+        run_state.refuse_changed_run(path, config)
         prepared = run_state.prepare_tokens(config)
     processes.require_equal_on_all_ranks("tokens", {"fingerprint": prepared.fingerprint})
     run_state.refuse_unfit_data(config, prepared)
     with RunDirectory(path, writes=processes.rank == 0) as run:
+        changes = run_state.refuse_changed_run(path, config)  # again: another process may have begun it meanwhile
+        run_state.tell_removed_settings(run)
         return begin_or_continue(Job(config, hardware, prepared, processes, run, callbacks), changes)
 
 
@@ -118,6 +120,7 @@ def begin_or_continue(job: Job, changes: Sequence[Change]) -> int:
         )
         state = run_state.read_run_state(checkpoint)
         if limit := run_state.reached_limit(state, job.config):
+            refuse_nothing_learned(state, job.config)
             tell_finished(run, state, limit)
             return FINISHED
         try:
@@ -181,8 +184,6 @@ def train_from(job: Job, checkpoint: Path | None, state: run_state.RunState, cha
     module = LanguageModel(gpt, config, choices, optimizer=optimizer, state=state)
     module.loss_function = loss_function
     tell_new_learning_rate(run, module)
-    for problem in pack_states(job.callbacks)[1]:
-        print(f"WARNING: {problem}: it begins anew when the run continues")
     fit(job, module)
     return close(run, module)
 
@@ -254,6 +255,7 @@ def fit(job: Job, module: LanguageModel) -> None:
     quiet_lightning()
     peak = peak_flops(job.hardware, choices.precision)
     module.step_end = StepEnd(module, job.run, prepared, processes.signals, peak and peak * choices.devices)
+    module.step_end.outputs.pack_callbacks(job.callbacks)  # says before the first step what can't be saved
     batches = MicroBatches(
         prepared.train,
         seed=config.seed,

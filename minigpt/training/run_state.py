@@ -107,9 +107,13 @@ def refuse_changed_run(path: Path, config: TrainConfig) -> list[Change]:
             + "\nTake these values back, or start another run with run.dir=NEW_DIR "
             + (f"(init.from={path} starts it from these weights)" if list_checkpoints(path / "checkpoints") else "")
         )
-    for removed in removed_settings(saved, TrainConfig):
-        print(f"Note: the run was begun with {removed}")
     return changes
+
+
+def tell_removed_settings(run: RunDirectory) -> None:
+    """Name the settings of the run's config that this version no longer has."""
+    for removed in removed_settings(run.saved_config() or {}, TrainConfig):
+        print(f"Note: the run was begun with {removed}")
 
 
 def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:

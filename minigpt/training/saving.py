@@ -77,6 +77,8 @@ class Saving:
         weights = sum(tensor.nbytes for tensor in model.state_dict().values())
         size = 3 * weights + sum(len(part) for parts in self.fixed.values() for part in parts)
         there, saves = len(list_checkpoints(self.folder)), 1
+        if there:
+            self.durable_step = step  # where the run continues: a stop before the next step writes it no second time
         if total_steps is not None and self.keep.every_steps:
             saves = max(1, (total_steps - step) // self.keep.every_steps)
         at_once = min(there + saves, max(self.keep.keep_last, 2) + 1)  # a new one is whole before an old one goes
@@ -243,13 +245,18 @@ def restore_states(callbacks: Sequence[L.Callback], checkpoint: Path) -> None:
     """
     if not callbacks or not (checkpoint / pack.CALLBACKS).is_file():
         return
-    states, tensors = load.read_json(checkpoint, pack.CALLBACKS), {}
+    states, tensors = load.read_json(checkpoint, pack.CALLBACKS), dict[str, Tensor]()
     if (checkpoint / pack.CALLBACK_TENSORS).is_file():
         content = load.read_file(checkpoint, pack.CALLBACK_TENSORS)
         tensors = pack.unpack_tensors(content, str(checkpoint / pack.CALLBACK_TENSORS), floats_only=False)
+    try:
+        whole = {key: _whole(state, tensors) for key, state in states.items()}
+    except (AttributeError, LookupError, TypeError, RecursionError) as error:
+        reason = f"{pack.CALLBACKS} holds no states of callbacks ({type(error).__name__}: {error})"
+        raise load.unusable(checkpoint, reason) from None
     for callback in callbacks:
-        if callback.state_key in states:
-            callback.load_state_dict(_whole(states[callback.state_key], tensors))
+        if callback.state_key in whole:
+            callback.load_state_dict(whole[callback.state_key])
 
 
 def _whole(value: Any, tensors: dict[str, Tensor]) -> Any:

@@ -20,6 +20,7 @@ from minigpt.config.schema import GuardConfig, TrainConfig
 from minigpt.data.batch import Batch
 from minigpt.data.order import batch_of_step
 from minigpt.data.prepare import Prepared
+from minigpt.faults import UserFault
 from minigpt.machine.choices import Choices
 from minigpt.model.counting import flops_per_token
 from minigpt.model.gpt import GPT
@@ -196,6 +197,19 @@ class LanguageModel(L.LightningModule):
 
     def on_train_start(self) -> None:
         self.step_end.begin(self)
+
+    def on_train_epoch_start(self) -> None:
+        """Refuse a second epoch: the batches have no end, and Lightning would give them from the first one again.
+
+        Raises:
+            UserFault: it comes.
+        """
+        if self.trainer.current_epoch:
+            raise UserFault(
+                f"a callback let a StopIteration pass at step {self.state.step:,}, as next() raises it, and Lightning "
+                "takes that for the end of an epoch. Mend the callback; the same command goes on from the last "
+                "checkpoint"
+            )
 
     def on_train_end(self) -> None:
         self.end_steps(at_once=True)  # those that are left when a callback ends the training

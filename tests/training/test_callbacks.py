@@ -1,14 +1,15 @@
 """Lightning callbacks of a user's own: which hooks reach them, when, and what of them survives a restart."""
 
+import hashlib
 import json
 
 import lightning as L
 import pytest
 import torch
 
-from minigpt.checkpoint.store import best_checkpoint, read_manifest
+from minigpt.checkpoint.store import _sealed, best_checkpoint, read_manifest
 from minigpt.config.compose import compose
-from minigpt.faults import STOPPED
+from minigpt.faults import STOPPED, UserFault
 from minigpt.training.run import train
 from minigpt.verify import compare_runs
 
@@ -112,6 +113,37 @@ def test_a_checkpoint_keeps_its_validation_when_a_callback_ends_the_training_beh
     assert best_checkpoint(newest.parent) == newest
 
 
+def test_a_checkpoint_stays_as_it_was_when_a_callback_ends_the_training_before_the_first_step(run):
+    """Written again, it would lose its validation, and a kill meanwhile the checkpoint."""
+    stop = L.Callback()
+    stop.on_train_start = lambda trainer, pl_module: setattr(trainer, "should_stop", True)
+    start(run, "trainer.max_steps=2", callbacks=[])
+    newest = run.path / "checkpoints/step-000000002"
+    made = newest.stat().st_ino, read_manifest(newest)
+    start(run, callbacks=[stop])
+    assert (newest.stat().st_ino, read_manifest(newest)) == made
+
+
+def test_a_callback_may_end_a_new_run_before_its_first_step(run):
+    stop = L.Callback()
+    stop.on_train_start = lambda trainer, pl_module: setattr(trainer, "should_stop", True)
+    start(run, callbacks=[stop])
+    start(run, callbacks=[])
+    assert run.rows()[-1]["step"] == 6
+
+
+def test_a_stop_iteration_of_a_callback_does_not_bring_the_first_batches_again(run):
+    faulty = L.Callback()
+
+    def take(trainer, pl_module, *_):
+        if pl_module.state.step == 3:
+            next(iter(()))
+
+    faulty.on_train_batch_end = take
+    with pytest.raises(UserFault, match="a callback let a StopIteration pass at step 3"):
+        start(run, callbacks=[faulty])
+
+
 class Average(L.Callback):
     """A moving average of a weight, and the steps it has seen."""
 
@@ -160,6 +192,36 @@ def test_a_state_that_is_neither_json_nor_a_tensor_is_named_before_the_first_ste
     assert "Odd.open is a set; wanted JSON or tensors)" in said
     assert said.index("WARNING") < said.index("step 1/6")
     assert not list(run.path.rglob("callbacks.*"))
+
+
+def test_a_state_that_can_no_longer_be_saved_is_named_once(run, capsys):
+    class Grows(L.Callback):
+        history = ()
+
+        def on_train_batch_end(self, *_):
+            self.history = (*self.history, {1, 2})
+
+        def state_dict(self):
+            return {"history": self.history}
+
+    start(run, "checkpoint.every_steps=2", callbacks=[Grows()])
+    assert capsys.readouterr().out.count("Grows.history.0 is a set; wanted JSON or tensors)") == 1
+
+
+@pytest.mark.parametrize(
+    "content", [[], 3, {"Average": {"average": {"__tensor__": "none"}}}, {"Average": {"__tensor__": []}}]
+)
+def test_a_state_that_makes_no_sense_is_refused_by_name(run, content):
+    """Sealed again, so only what reads callbacks.json stands between it and the callback."""
+    start(run, "trainer.max_steps=2", callbacks=[Average()])
+    newest = run.path / "checkpoints/step-000000002"
+    text = json.dumps(content).encode()
+    (newest / "callbacks.json").write_bytes(text)
+    manifest = read_manifest(newest)
+    manifest["files"]["callbacks.json"] = {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
+    (newest / "MANIFEST.json").write_bytes(_sealed(manifest))
+    with pytest.raises(UserFault, match=r"callbacks\.json holds no states of callbacks"):
+        start(run, callbacks=[Average()])
 
 
 def test_a_damaged_state_is_noticed(run, capsys):

@@ -13,7 +13,7 @@ import torch
 
 from minigpt.faults import UserFault
 from minigpt.machine import compiling
-from minigpt.training import outputs
+from minigpt.training import outputs, run_state
 
 
 def test_a_run_directory_holds_what_the_plan_of_the_house_says(run):
@@ -161,6 +161,21 @@ def test_a_second_process_is_kept_out(run, tmp_path):
         run()
     process.communicate()
     run()
+
+
+def test_a_run_that_another_process_began_meanwhile_is_not_continued_with_another_config(run, monkeypatch):
+    """Both found no run; the first made one and ended while the second still prepared its tokens."""
+    real = run_state.prepare_tokens
+
+    def prepare(config):
+        monkeypatch.setattr(run_state, "prepare_tokens", real)
+        run("seed=7", "trainer.max_steps=4")
+        return real(config)
+
+    monkeypatch.setattr(run_state, "prepare_tokens", prepare)
+    with pytest.raises(UserFault, match="begun with another config"):
+        run("seed=9")
+    assert run.rows()[-1]["step"] == 4
 
 
 def test_a_file_system_without_locks_trains_with_a_sentence(run, monkeypatch, capsys):
