@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
+from minigpt.checkpoint.foreign import is_foreign
 from minigpt.compare.interval import MIN_WINDOWS, Difference, difference
 from minigpt.compare.scores import Scores, score
 from minigpt.compare.sides import Run, Side, comparable, name_sides, once_per_seed, open_run, settings_of
@@ -32,9 +34,10 @@ def compare(config: CompareConfig, say: Callable[[str], object] = print) -> None
         raise UserFault("compare wants two runs or more, and runs on both sides of `vs`, like RUN_A RUN_B")
     opened: list[tuple[int, Run]] = []  # the user's group, a run of it
     left_out: list[str] = []
+    ours = [path for path in config.runs if path != "vs" and not is_foreign(Path(path).expanduser())]
     for number, path in ((number, path) for number, group in enumerate(groups) for path in group):
         try:
-            opened.append((number, open_run(path, config.which, config.data.dir)))
+            opened.append((number, open_run(path, config.which, config.data.dir, ours)))
         except (UserFault, NoUsableCheckpoint) as fault:
             left_out.append(str(fault))
     runs = comparable([run for _, run in opened], left_out)

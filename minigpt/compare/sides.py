@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from minigpt.checkpoint.foreign import foreign_tokenizer, is_foreign, read_foreign_config
 from minigpt.checkpoint.load import find_checkpoint, read_config
 from minigpt.checkpoint.pack import MODEL
 from minigpt.checkpoint.store import read_manifest
@@ -42,18 +43,21 @@ class Side:
     label: str  # their path, and what is different from the first side
 
 
-def open_run(path: str, which: str, data_dir: str | None = None) -> Run:
+def open_run(path: str, which: str, data_dir: str | None = None, beside: Sequence[str] = ()) -> Run:
     """Find a run's checkpoint and its tokens, which are known by their fingerprint: no text is looked for.
 
     Args:
-        path: a run directory, or a checkpoint in it.
+        path: a run directory, or a checkpoint in it; or another program's model.
         which: of a run, "best" or "latest".
         data_dir: where prepared tokens are; None: where the run says, else data/.
+        beside: runs, of which another program's model takes the validation text of the first with its tokenizer.
 
     Raises:
         UserFault, NoUsableCheckpoint: something of it is missing or damaged.
     """
     checkpoint = find_checkpoint(path, which)
+    if is_foreign(checkpoint):
+        return _open_foreign(path, checkpoint, [open_run(each, which, data_dir) for each in beside if each != path])
     config, folder = read_config(checkpoint), checkpoint.parent.parent
     facts = RunDirectory(folder, writes=False).read_json("data.json")
     if facts is None:
@@ -67,6 +71,16 @@ def open_run(path: str, which: str, data_dir: str | None = None) -> Run:
         raise UserFault(f"the tokens of {path} are not in {tried}. Say where with data.dir=DIR, {remedy}")
     weights = str(read_manifest(checkpoint)["files"][MODEL]["sha256"])
     return Run(path, checkpoint, config, prepared.tokenizer, prepared.val, weights)
+
+
+def _open_foreign(path: str, checkpoint: Path, beside: Sequence[Run]) -> Run:
+    tokenizer = foreign_tokenizer(checkpoint)
+    for run in beside:
+        if isinstance(tokenizer, Tokenizer) and run.tokenizer.hash == tokenizer.hash:
+            config = read_foreign_config(checkpoint)[0]
+            return Run(path, checkpoint, config, run.tokenizer, run.val, str(checkpoint.resolve()))
+    remedy = f"minigpt evaluate checkpoint={path} file=TEXT scores it on any text"
+    raise UserFault(f"{path} has no validation text, and none of the runs beside it has its tokenizer. {remedy}")
 
 
 def comparable(runs: Sequence[Run], left_out: list[str]) -> list[Run]:

@@ -8,12 +8,14 @@ import torch
 
 import minigpt
 from minigpt.checkpoint.load import load_checkpoint
+from minigpt.compare.command import compare
 from minigpt.config.compose import compose
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer
 from minigpt.data.tokenizers.scheme import SINGLE_BYTES
 from minigpt.export.command import export
 from minigpt.export.tokenizer_json import merges_of, tokenizer_json
 from minigpt.faults import UserFault
+from tests.export.reference import CONFIGS, write_folder
 
 MODERN = ["model.norm=rmsnorm", "model.attention=rotary", "model.activation=swiglu", "model.bias=none"]
 SHAPES = {
@@ -110,6 +112,17 @@ def test_a_folder_that_was_exported_trains_on(run, tmp_path):
 
     assert train(config) == 0
     assert load_checkpoint(tmp_path / "next").tokenizer.hash == load_checkpoint(run.path).tokenizer.hash
+
+
+def test_a_folder_is_compared_on_the_text_of_the_run_beside_it(run, tmp_path):
+    exported(run, tmp_path, "data.val_fraction=0.5")
+    lines: list[str] = []
+    for paths in ([run.path, tmp_path / "out"], [tmp_path / "out", run.path]):
+        compare(compose("compare", [*map(str, paths), "device=cpu"]), lines.append)
+    assert len([line for line in lines if "they are equal" in line or "they are all but equal" in line]) == 2
+    write_folder(tmp_path / "theirs", CONFIGS["gpt2"])
+    with pytest.raises(UserFault, match="none of the runs beside it has its tokenizer"):
+        compare(compose("compare", [str(run.path), str(tmp_path / "theirs")]))
 
 
 def test_merges_are_recovered_from_the_ranks():
