@@ -173,6 +173,8 @@ def train_from(job: Job, checkpoint: Path | None, state: run_state.RunState, cha
         dropped = cut_rows_after(run.metrics, state.step, say)
         cut_rows_after(run.samples, state.step, say)
     run.event("continued" if checkpoint else "began", step=state.step, rows_written_again=dropped)
+    if dropped and checkpoint is None:
+        print(f"WARNING: {run.checkpoints} holds no checkpoint: the run begins again, at step 1, without its rows")
     tell_changed_choices(run, saved_choices, choices)
     tell_changed_settings(run, changes)
     print(f"Run        {run.path}" + (f", continuing after step {state.step:,}" if checkpoint else ""))

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -176,6 +177,13 @@ def test_a_run_that_another_process_began_meanwhile_is_not_continued_with_anothe
     with pytest.raises(UserFault, match="begun with another config"):
         run("seed=9")
     assert run.rows()[-1]["step"] == 4
+
+
+def test_a_run_whose_checkpoints_are_gone_says_that_it_begins_again(run, capsys):
+    shutil.rmtree(run() / "checkpoints")
+    assert "begins again" not in capsys.readouterr().out
+    run()
+    assert "holds no checkpoint: the run begins again, at step 1, without its rows" in capsys.readouterr().out
 
 
 def test_a_file_system_without_locks_trains_with_a_sentence(run, monkeypatch, capsys):
