@@ -106,7 +106,10 @@ def foreign_settings(path: Path) -> tuple[dict[str, Any], int] | None:
     content = _read_json(path / "config.json", MAX_CONFIG)
     if not isinstance(content, dict) or not {"model_type", "architectures"} & content.keys():
         return None
-    return settings_of(content, str(path / "config.json"))
+    try:
+        return settings_of(content, str(path / "config.json"))
+    except (TypeError, AttributeError) as error:
+        raise UserFault(f"{path / 'config.json'} holds a value of a wrong kind ({error})") from None
 
 
 def settings_of(content: dict[str, Any], origin: str) -> tuple[dict[str, Any], int]:

@@ -1,5 +1,6 @@
 """Other programs' models: Hugging Face folders and nanoGPT's ckpt.pt give their logits, train on, and are checked."""
 
+import contextlib
 import json
 import pickle
 from pathlib import Path
@@ -85,6 +86,18 @@ def test_a_field_that_changes_results_is_refused_by_name(tmp_path, field, value)
         minigpt.load(tmp_path)
     with pytest.raises(UserFault, match=field if field != "hidden_act" else "activation is 'gelu'"):
         compose("train", [f"init.from={tmp_path}"])
+
+
+@pytest.mark.parametrize("value", [[], {}, 5, "x", -1, 1e400, [5], None, True])
+@pytest.mark.parametrize(
+    "field", [*LLAMA, "layer_types", "hidden_act", "rope_scaling", "head_dim", "tie_word_embeddings"]
+)
+def test_no_value_of_a_wrong_kind_ends_in_a_traceback(tmp_path, field, value):
+    write_folder(tmp_path, LLAMA)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {field: value}))
+    for use in (lambda: minigpt.load(tmp_path), lambda: compose("train", [f"init.from={tmp_path}", "tokenizer=byte"])):
+        with contextlib.suppress(UserFault):
+            use()
 
 
 @pytest.mark.parametrize("kind", ["yarn", "linear", "dynamic"])
