@@ -31,6 +31,7 @@ class StopRequest:
     stop: bool = False  # after this step, with a checkpoint; the same command continues the run
     requeue: bool = False  # and SLURM is asked to run the job again
     out_of_time: bool = False  # max_minutes is over: the run is finished
+    by_callback: bool = False  # a user's callback has set trainer.should_stop
 
 
 class StopRequests:

@@ -7,7 +7,7 @@ in the backward pass of a step's last micro-batch (no_sync in those before). The
 
 import math
 from collections.abc import Callable
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 import lightning as L
@@ -66,6 +66,7 @@ class LanguageModel(L.LightningModule):
         # Whether the host reads a step's numbers only when the next step's work is queued. It must judge spikes before.
         self.late = choices.device == "cuda" and not config.guard.spike_zscore
         self.unread: list[Measurement] = []  # of steps made, oldest first
+        self.callback_asked = False  # on this rank, for a stop
         self._seconds = state.seconds
         self.scaler = torch.amp.GradScaler(choices.device, enabled=choices.precision == "fp16")
         if state.loss_scale:
@@ -175,7 +176,8 @@ class LanguageModel(L.LightningModule):
     @property
     def request(self) -> StopRequest:
         """What this process asks for now."""
-        return self.step_end.requests.now(self.clock.seconds)
+        asked = self.callback_asked or self.trainer.should_stop
+        return replace(self.step_end.requests.now(self.clock.seconds), by_callback=asked)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         """Make the update, then all that comes at the end of a step.
@@ -197,6 +199,19 @@ class LanguageModel(L.LightningModule):
 
     def on_train_start(self) -> None:
         self.step_end.begin(self)
+        self.defer_callbacks_stop()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.defer_callbacks_stop()
+
+    def defer_callbacks_stop(self) -> None:
+        """Keep a stop that a callback of this rank asks for until the next step's all-reduce: all ranks stop, or none.
+
+        Lightning calls this after the callbacks and before it looks at should_stop.
+        """
+        if self.trainer.world_size > 1 and self.step_end.stop_reason is None:
+            self.callback_asked |= self.trainer.should_stop
+            self.trainer.should_stop = False
 
     def on_train_epoch_start(self) -> None:
         """Refuse a second epoch: the batches have no end, and Lightning would give them from the first one again.
@@ -295,7 +310,8 @@ class StepEnd:
             self.outputs.write(module.trainer, row)
         if config.samples.every_steps and (is_due(state.step, config.samples.every_steps) or self.is_last(module)):
             self.outputs.sample(module)
-        if module.trainer.should_stop and self.stop_reason is None:
+        alone = module.trainer.world_size == 1
+        if self.stop_reason is None and (module.trainer.should_stop if alone else result.request.by_callback):
             self.stop_reason = "callback"
         if is_newest:
             improved = state.best_step == state.step and row.get("val/loss") is not None

@@ -362,6 +362,25 @@ if rank == 1 and step in (5, 6) and once(f'{step}'):
     assert "Traceback" not in trial.said()
 
 
+STOP_INSIDE_A_STEP = "if rank == 1 and step == 4: module.trainer.should_stop = True"
+STOP_BEHIND_A_STEP = """
+if rank == 1 and step == 3:
+    import lightning
+    class Stop(lightning.Callback):
+        def on_train_batch_end(self, trainer, *_): trainer.should_stop = True
+    module.trainer.callbacks.append(Stop())
+"""
+
+
+@pytest.mark.parametrize("stop", [STOP_INSIDE_A_STEP, STOP_BEHIND_A_STEP], ids=["inside", "behind"])
+def test_all_ranks_stop_where_a_callback_of_one_asks_for_it(run, stop):
+    """The others would wait for ever in their next collective."""
+    trial = Trial(run, PLAIN, fault=stop)
+    assert trial.wait() == 0, trial.said()
+    assert story(run) == ["began", "finished"]
+    assert [row["step"] for row in run.rows()][-1] == 4
+
+
 @pytest.mark.soak
 def test_three_devices_that_two_processes_were_started_for_are_refused(run):
     trial = Trial(run, TORCHRUN, "trainer.devices=4")

@@ -35,7 +35,7 @@ def gradients_after_clipping(size: float, limit: float) -> tuple[list[torch.Tens
     config = TrainConfig()
     config.optimizer.grad_clip = limit
     module = LanguageModel(gpt, config, CHOICES, optimizer=torch.optim.SGD(gpt.parameters()), state=RunState())
-    module._trainer = SimpleNamespace(world_size=1)
+    module._trainer = SimpleNamespace(world_size=1, should_stop=False)
     module.step_end = SimpleNamespace(requests=StopRequests(Signals(), None, None))
     module.micro_losses = [torch.tensor(2.0), torch.tensor(4.0)]
     theirs = [torch.nn.Parameter(torch.zeros_like(parameter)) for parameter in gpt.parameters()]

@@ -52,6 +52,7 @@ class KeepResult:
     def __init__(self):
         self.requests = StopRequests(Signals(), None, None)
         self.results = []
+        self.stop_reason = None
 
     def begin(self, module):
         pass
