@@ -5,6 +5,7 @@ import random
 from collections import Counter
 
 import pytest
+import yaml
 
 from minigpt.config.convert import values
 from minigpt.config.schema import TrainConfig
@@ -155,7 +156,7 @@ def test_a_sweep_begun_by_an_older_version_is_found_and_goes_on(tmp_path, monkey
     stored |= {f"search.space {key}": words for key, words in OLD_SPACE.items()} | {"search.sampler": "random"}
     for new in ("model.qk_norm", "optimizer.eps"):  # as if the older version had not known them
         stored.pop(new, None)
-    (tmp_path / "sweeps" / OLD_NAME / "sweep.yaml").write_text(json.dumps(stored))
+    (tmp_path / "sweeps" / OLD_NAME / "sweep.yaml").write_text(yaml.safe_dump(stored))
     found = read_sweep(OLD_SWEEP, ["train"])
     assert found.name == OLD_NAME
     assert read_sweep([*OLD_SWEEP, "optimizer.eps=1e-5"], ["train"]).name != OLD_NAME
