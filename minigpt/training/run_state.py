@@ -34,6 +34,7 @@ class RunState:
     recent_losses: list[float] = field(default_factory=list)  # of good steps; kept only when guard.spike_zscore is on
     loss_scale: float = 0.0  # fp16 only: the factor on the loss
     loss_scale_steps: int = 0  # fp16 only: steps without an overflow since it changed
+    patience_over: bool | None = None  # as the last validation found; None: saved before 0.2.0, so steps decide
 
 
 def out_of_patience(state: RunState, config: TrainConfig) -> bool:
@@ -56,7 +57,7 @@ def reached_limit(state: RunState, config: TrainConfig) -> str | None:
         return "max_tokens" if config.trainer.max_tokens is not None else "max_steps"
     if minutes is not None and state.seconds >= 60 * minutes:
         return "max_minutes"
-    return "patience" if out_of_patience(state, config) else None
+    return "patience" if state.patience_over is not False and out_of_patience(state, config) else None
 
 
 class Clock:

@@ -304,7 +304,8 @@ class StepEnd:
             row = self.meter.row(state.step, result, module.clock.seconds)
         if is_due(state.step, config.validate.every_steps) or self.is_last(module):
             row |= self.outputs.validate(module)
-            if row["val/loss"] is not None and out_of_patience(state, config):
+            state.patience_over = row["val/loss"] is not None and out_of_patience(state, config)
+            if state.patience_over:
                 self.stop_reason = "patience"
         if row:
             self.outputs.write(module.trainer, row)

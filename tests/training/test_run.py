@@ -57,6 +57,14 @@ def test_a_run_that_ended_for_lack_of_patience_goes_on_with_more(run):
     assert ended < run.rows()[-1]["step"] < 20
 
 
+def test_more_frequent_validations_end_no_run_before_one_was_made(run):
+    """10 steps after the best are fewer than 3 validations of one kind, and more than 3 of the other."""
+    settings = ["trainer.patience=3", "optimizer.lr=1e-12", "schedule=constant", "checkpoint.every_steps=5"]
+    run(*settings, "trainer.max_steps=10", "validate.every_steps=5")
+    run(*settings, "trainer.max_steps=20", "validate.every_steps=1")
+    assert run.rows()[-1]["step"] > 10
+
+
 def test_patience_without_validations_is_refused(run):
     with pytest.raises(UserFault, match="patience=3 counts validations"):
         run("trainer.patience=3", "validate.every_steps=0")
