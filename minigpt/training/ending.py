@@ -84,8 +84,10 @@ def requeue_slurm_job(say: Callable[[str], None]) -> None:
 
 def close(run: RunDirectory, module: "LanguageModel") -> int:
     """Say how the run ended and what to type next."""
-    state, reason = module.state, module.step_end.stop_reason
+    state = module.state
     limit = reached_limit(state, module.config)
+    # No reason and no limit: a callback asked for the end before Lightning came to the first step.
+    reason = module.step_end.stop_reason or (None if limit else "callback")
     if not run.writes:
         return STOPPED if reason == "signal" else FINISHED
     run.event("stopped" if reason == "signal" else "finished", step=state.step, reason=reason or limit)

@@ -10,6 +10,7 @@ import torch
 from minigpt.checkpoint.store import _sealed, best_checkpoint, read_manifest
 from minigpt.config.compose import compose
 from minigpt.faults import STOPPED, UserFault
+from minigpt.rundir.rows import read_rows
 from minigpt.training.run import train
 from minigpt.verify import compare_runs
 
@@ -128,6 +129,17 @@ def test_a_callback_may_end_a_new_run_before_its_first_step(run):
     stop = L.Callback()
     stop.on_train_start = lambda trainer, pl_module: setattr(trainer, "should_stop", True)
     start(run, callbacks=[stop])
+    start(run, callbacks=[])
+    assert run.rows()[-1]["step"] == 6
+
+
+@pytest.mark.parametrize("hook", ["setup", "on_fit_start"])
+def test_a_run_that_a_callback_ends_before_it_starts_is_not_said_to_be_complete(run, hook, capsys):
+    stop = L.Callback()
+    setattr(stop, hook, lambda trainer, *_, **__: setattr(trainer, "should_stop", True))
+    start(run, callbacks=[stop])
+    assert "a callback ended the training; the same command goes on from here" in capsys.readouterr().out
+    assert read_rows(run.path / "events.jsonl")[-1]["reason"] == "callback"
     start(run, callbacks=[])
     assert run.rows()[-1]["step"] == 6
 
