@@ -22,6 +22,7 @@ import torch
 import yaml
 from packaging.requirements import Requirement
 
+from minigpt.checkpoint.foreign import is_foreign
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.checkpoint.pack import pack_tensors
 from minigpt.checkpoint.store import MANIFEST, _sealed
@@ -30,6 +31,7 @@ from minigpt.config.schema import SampleConfig
 from minigpt.data import prepare
 from minigpt.data.tokenizers.bpe import PATTERN
 from minigpt.faults import NoUsableCheckpoint, StorageFailure, UserFault
+from minigpt.rundir.rows import read_rows
 from minigpt.sampling.command import sample
 from minigpt.training.run import train
 
@@ -563,6 +565,19 @@ def test_a_folder_in_the_place_of_a_file_of_a_strangers_run_is_one_sentence(fore
     (foreign / "run" / name).unlink(missing_ok=True)
     (foreign / "run" / name).mkdir()
     assert "irectory" in refused(lambda: continue_it(foreign), (UserFault, StorageFailure))
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_a_strangers_folder_is_not_waited_for(foreign, tmp_path):
+    """Opening one waits for a writer that never comes."""
+    config = foreign / "run" / "config.yaml"
+    config.unlink()
+    os.mkfifo(config)
+    assert "it is a pipe" in refused(lambda: continue_it(foreign))
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    assert read_rows(tmp_path / "metrics.jsonl") == []
+    os.mkfifo(tmp_path / "config.json")
+    assert not is_foreign(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "run.lock", "samples.jsonl", ".config.yaml.tmp-1"])

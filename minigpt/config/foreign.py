@@ -234,6 +234,8 @@ def kind_of_tokenizer(content: Any) -> tuple[str, int]:
 
 
 def _read_json(path: Path, most: int) -> Any:
+    if not path.is_file():  # a stranger's pipe never ends
+        return None
     try:
         with open(path, "rb") as file:
             return json.loads(file.read(most))

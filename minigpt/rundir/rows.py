@@ -16,7 +16,7 @@ TIMINGS = ("seconds", "tokens_per_second", "mfu")  # the keys that differ betwee
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSON-lines file that can be read; lines that are no JSON object, or torn, are left out."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = [] if path.is_fifo() else path.read_bytes().split(b"\n")  # a stranger's pipe never ends
     except OSError:
         return []
     return [row for line in lines if (row := parse_row(line)) is not None]

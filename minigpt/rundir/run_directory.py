@@ -141,6 +141,8 @@ class RunDirectory:
     def _read(self, name: str, parse: Callable[[str], Any]) -> Any:
         """What a small file of the run holds, or None if there is none. A run may be a stranger's."""
         try:
+            if (self.path / name).is_fifo():  # opening it would wait for ever
+                raise OSError(errno.EINVAL, "it is a pipe")
             with open(self.path / name, encoding="utf-8") as file:
                 return parse(file.read(MAX_CHARACTERS))
         except (FileNotFoundError, NotADirectoryError):
