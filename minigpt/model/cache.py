@@ -2,6 +2,7 @@
 
 Rows may hold different numbers of tokens: row b's lie in columns 0 .. lengths[b] - 1. A prompt shorter than
 its neighbours is read with padding behind it and then trimmed; the next token overwrites the padding.
+A cache may have room for more rows than it holds: others `join` behind them, and where one leaves, the last moves in.
 """
 
 from collections.abc import Sequence
@@ -21,14 +22,14 @@ class LayerCache:
         """Write T new keys and values behind what each row holds.
 
         Args:
-            k: (B, G, T, D).
+            k: (B, G, T, D), B = the rows that are held.
             v: (B, G, T, D).
 
         Returns:
             All keys and values so far, (B, G, S, D) each, S = the longest row's length, new tokens included.
         """
-        cache, T = self.cache, k.shape[2]
-        keys, values = cache.keys[self.layer], cache.values[self.layer]
+        cache, B, T = self.cache, k.shape[0], k.shape[2]
+        keys, values = cache.keys[self.layer, :B], cache.values[self.layer, :B]
         start = cache.uniform_length
         if start is not None:  # all rows at one length: a plain slice
             keys[:, :, start : start + T] = k
@@ -61,7 +62,7 @@ class KVCache:
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
         """Trim (or, after a padded read, correct) how many columns of each row are real."""
-        self.on_device = torch.tensor(lengths).to(self.keys.device)  # (B,): the lengths once more
+        self.on_device = torch.tensor(lengths, dtype=torch.int64).to(self.keys.device)  # (B,): the lengths once more
         self._count(list(lengths))
 
     def advance(self, T: int) -> None:
@@ -71,8 +72,8 @@ class KVCache:
 
     def _count(self, lengths: list[int]) -> None:
         self.lengths = lengths
-        self.longest = max(lengths)
-        self.uniform_length = self.longest if min(lengths) == self.longest else None
+        self.longest = max(lengths, default=0)
+        self.uniform_length = self.longest if min(lengths, default=0) == self.longest else None
         self._next: Tensor | None = None
 
     def layer(self, layer: int) -> LayerCache:
@@ -97,6 +98,24 @@ class KVCache:
         part.block_size = self.block_size
         part.set_lengths([self.lengths[row] for row in rows])
         return part
+
+    def join(self, part: "KVCache") -> None:
+        """Write another cache's rows behind those held; there must be room for them."""
+        first = len(self.lengths)
+        last = first + len(part.lengths)
+        self.keys[:, first:last, :, : part.longest] = part.keys[:, : last - first, :, : part.longest]
+        self.values[:, first:last, :, : part.longest] = part.values[:, : last - first, :, : part.longest]
+        self.set_lengths(self.lengths + part.lengths)
+
+    def leave(self, row: int) -> None:
+        """Let go of a row; the last one takes its place."""
+        last, columns = len(self.lengths) - 1, self.lengths[-1]
+        if row != last:
+            self.keys[:, row, :, :columns] = self.keys[:, last, :, :columns]
+            self.values[:, row, :, :columns] = self.values[:, last, :, :columns]
+        lengths = self.lengths
+        lengths[row] = lengths[-1]
+        self.set_lengths(lengths[:-1])
 
     def put(self, rows: Sequence[int], part: "KVCache") -> None:
         """Write a `select`ed part back."""

@@ -5,11 +5,33 @@ A token that is ruled out gets minus infinity; the likeliest token is never rule
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from minigpt.config.schema import SampleConfig
+
+
+def filter_rows(logits: Tensor, seen: Tensor | None, options: Sequence[SampleConfig]) -> Tensor:
+    """`filter_logits` with options for each row; rows whose filters are the same are done together.
+
+    Args:
+        logits: (B, V).
+        seen: (B, V) bool; None if no row has a penalty.
+        options: B of them.
+
+    Returns:
+        (B, V).
+    """
+    filters = [(o.temperature, o.top_k, o.top_p, o.min_p, o.repetition_penalty) for o in options]
+    if filters.count(filters[0]) == len(filters):
+        return filter_logits(logits, seen, options[0])
+    filtered = torch.empty_like(logits)
+    for each in dict.fromkeys(filters):
+        rows = [row for row, own in enumerate(filters) if own == each]
+        filtered[rows] = filter_logits(logits[rows], None if seen is None else seen[rows], options[rows[0]])
+    return filtered
 
 
 def filter_logits(logits: Tensor, seen: Tensor | None, options: SampleConfig) -> Tensor:

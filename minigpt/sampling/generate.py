@@ -7,6 +7,8 @@ number behind the next token (`uniform`, in draw.py).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -15,7 +17,7 @@ from minigpt.config.schema import SampleConfig
 from minigpt.faults import UserFault
 from minigpt.model.cache import KVCache
 from minigpt.sampling.draw import draw, uniform, upload
-from minigpt.sampling.filters import filter_logits
+from minigpt.sampling.filters import filter_rows
 
 # A language model: (B, T) ids on the CPU, padded right to T, and the B real lengths -> (B, V) logits after each row's
 # last real token. With a cache, the tokens follow what it holds and are appended to it, padding included.
@@ -31,6 +33,32 @@ class Sample:
     tokens: list[int] = field(default_factory=list)  # written so far: without the prompt and the end-of-text token
     text: str = ""  # what they say, without the prompt; `write` sets it
     ended: str = ""  # "length" | "end of text" | "stopped" (by on_token)
+
+
+@dataclass(eq=False)
+class Row:
+    """A text in a `Writer`, with options of its own."""
+
+    tokens: list[int]  # the whole text: the prompt, at least one, and what was written
+    options: SampleConfig  # max_new_tokens, seed and what filters.py reads
+    number: int = 0  # which of its prompt's samples it is
+    ends: frozenset[int] = frozenset()  # tokens that end it and are no part of it
+    # Called with each token as it is made, and the logits (V,) fp64 it was drawn from; True ends the text.
+    on_token: Callable[[int, Tensor], bool] = lambda token, logits: False
+    written: int = 0
+    ended: str = ""  # as Sample.ended
+
+    def take(self, token: int, logits: Tensor) -> None:
+        """Go on by a token."""
+        if token in self.ends:
+            self.ended = "end of text"
+            return
+        self.tokens.append(token)
+        self.written += 1
+        if self.on_token(token, logits):
+            self.ended = "stopped"
+        elif self.written >= self.options.max_new_tokens:
+            self.ended = "length"
 
 
 def window_start(length: int, block_size: int) -> int:
@@ -54,7 +82,6 @@ def window_start(length: int, block_size: int) -> int:
     return length - kept - (length - block_size - 1) % steps_between
 
 
-@torch.inference_mode()
 def generate(
     forward: Forward,
     prompts: Sequence[Sequence[int]],
@@ -85,38 +112,73 @@ def generate(
     """
     assert all(map(len, prompts)), "an empty prompt: there must be a token to start from, e.g. end-of-text"
     samples = [Sample(index, number) for index in range(len(prompts)) for number in range(options.num_samples)]
-    texts = [list(prompts[sample.prompt]) for sample in samples]
-    live = list(range(len(samples)))
-    reader = Reader(forward, block_size, new_cache)
-    seen = None
-    while live:
-        logits = reader.next_logits([texts[index] for index in live])  # (B, V)
-        logits = (logits.cpu() if logits.device.type == "mps" else logits).double()  # MPS has no fp64
-        if options.repetition_penalty != 1 and seen is None:
-            seen = tokens_seen([texts[index] for index in live], logits)
-        uniforms = [uniform(options.seed, samples[index].number, len(texts[index])) for index in live]
-        numbers = upload(torch.tensor(uniforms, dtype=torch.float64), logits.device)
-        drawn = draw(filter_logits(logits, seen, options), numbers)
-        tokens = read_tokens(drawn, logits)
-        for index, token in zip(live, tokens, strict=True):
-            sample = samples[index]
-            if token == eot:
-                sample.ended = "end of text"
-                continue
-            sample.tokens.append(token)
-            texts[index].append(token)
-            if on_token(index, token):
-                sample.ended = "stopped"
-            elif len(sample.tokens) >= options.max_new_tokens:
-                sample.ended = "length"
-        if seen is not None:
-            seen.scatter_(1, drawn[:, None], True)
-        rows = [row for row, index in enumerate(live) if not samples[index].ended]
-        if rows and len(rows) < len(live):  # finished samples leave the batch
-            seen = None if seen is None else seen[rows]
-            reader.keep(rows)
-        live = [live[row] for row in rows]
+    ends: frozenset[int] = frozenset() if eot is None else frozenset({eot})
+
+    def told(index: int, token: int, logits: Tensor) -> bool:
+        return on_token(index, token)
+
+    rows = [
+        Row(list(prompts[sample.prompt]), options, sample.number, ends, partial(told, index))
+        for index, sample in enumerate(samples)
+    ]
+    writer = Writer(Reader(forward, block_size, new_cache))
+    writer.join(rows)
+    while writer.rows:
+        writer.step()
+    for sample, row in zip(samples, rows, strict=True):
+        sample.tokens, sample.ended = row.tokens[len(prompts[sample.prompt]) :], row.ended
     return samples
+
+
+class Writer:
+    """Texts that grow together, a token per step. They join and leave between two steps; one that has ended leaves.
+
+    Args:
+        reader: reads them.
+    """
+
+    def __init__(self, reader: "Reader"):
+        self.reader = reader
+        self.rows: list[Row] = []
+        self.seen: Tensor | None = None  # (B, V) bool: the tokens in each text; None: not known now
+
+    @torch.inference_mode()
+    def join(self, rows: Sequence[Row]) -> None:
+        """Let texts grow with the others; their prompts are read now."""
+        self.reader.join([row.tokens for row in rows])
+        self.rows += rows
+        self.seen = None
+
+    def leave(self, row: Row) -> None:
+        """Let a text go as it is."""
+        index = self.rows.index(row)
+        self.reader.leave(index)
+        self.rows[index] = self.rows[-1]
+        del self.rows[-1]
+        self.seen = None
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Give each text its next token.
+
+        Raises:
+            UserFault: the model's logits are NaN or infinite.
+        """
+        rows = list(self.rows)
+        logits = self.reader.next_logits([row.tokens for row in rows])  # (B, V)
+        logits = (logits.cpu() if logits.device.type == "mps" else logits).double()  # MPS has no fp64
+        if self.seen is None and any(row.options.repetition_penalty != 1 for row in rows):
+            self.seen = tokens_seen([row.tokens for row in rows], logits)
+        uniforms = [uniform(row.options.seed, row.number, len(row.tokens)) for row in rows]
+        numbers = upload(torch.tensor(uniforms, dtype=torch.float64), logits.device)
+        drawn = draw(filter_rows(logits, self.seen, [row.options for row in rows]), numbers)
+        for index, (row, token) in enumerate(zip(rows, read_tokens(drawn, logits), strict=True)):
+            row.take(token, logits[index])
+        if self.seen is not None:
+            self.seen.scatter_(1, drawn[:, None], True)
+        for row in reversed(rows):  # from the end, where nothing has to move up
+            if row.ended:
+                self.leave(row)
 
 
 def read_tokens(drawn: Tensor, logits: Tensor) -> list[int]:
@@ -146,25 +208,70 @@ class Reader:
 
     With a cache it reads each token once, until a text's window moves: then that window is read anew. Without, it
     reads the whole window for every token: slower, and the readable twin.
+
+    Args:
+        forward: the model.
+        block_size: its window, in tokens.
+        new_cache: makes an empty KV cache of so many rows; None: none is used.
+        room: rows of the cache, where texts come and go. What they hold is then read one by one, so that the numbers
+            of each are those it has alone. None: all come at once, and are read together.
     """
 
-    def __init__(self, forward: Forward, block_size: int, new_cache: Callable[[int], KVCache] | None = None):
+    def __init__(
+        self,
+        forward: Forward,
+        block_size: int,
+        new_cache: Callable[[int], KVCache] | None = None,
+        *,
+        room: int | None = None,
+    ):
         self.forward = forward
         self.block_size = block_size
         self.new_cache = new_cache
         self.starts: list[int] = []  # where each cached row's window begins
+        self.alone = room is not None
+        self.cache: KVCache | None = None
+        if new_cache is not None and room is not None:
+            self.cache = new_cache(room)
+            self.clear()
 
     def next_logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Return (B, V) logits of each text's next token."""
+        """Return (B, V) logits of each text's next token. They are those that joined and have not left."""
         starts = [window_start(len(text), self.block_size) for text in texts]
-        if self.new_cache is None:
+        if self.cache is None:
             return self.read([text[start:] for text, start in zip(texts, starts, strict=True)])
-        if not self.starts:
-            self.cache = self.cached([text[start:-1] for text, start in zip(texts, starts, strict=True)])
-        elif moved := [row for row, start in enumerate(starts) if start != self.starts[row]]:
-            self.cache.put(moved, self.cached([texts[row][starts[row] : -1] for row in moved]))
+        moved = [row for row, start in enumerate(starts) if start != self.starts[row]]
+        for rows in [[row] for row in moved] if self.alone else [moved] if moved else []:
+            self.cache.put(rows, self.cached([texts[row][starts[row] : -1] for row in rows]))
         self.starts = starts
         return self.read([text[-1:] for text in texts], self.cache)
+
+    def join(self, texts: Sequence[Sequence[int]]) -> None:
+        """Read texts but for their last tokens, and let them grow behind the others."""
+        if self.new_cache is None:
+            return
+        starts = [window_start(len(text), self.block_size) for text in texts]
+        windows = [text[start:-1] for text, start in zip(texts, starts, strict=True)]
+        for group in [list(equal) for _, equal in groupby(windows)] if self.alone else [windows]:
+            part = self.cached(group)
+            if self.cache is None:
+                self.cache = part
+            else:
+                self.cache.join(part)
+        self.starts += starts
+
+    def leave(self, row: int) -> None:
+        """Let a text go; the last one takes its row."""
+        if self.cache is not None:
+            self.cache.leave(row)
+            self.starts[row] = self.starts[-1]
+            del self.starts[-1]
+
+    def clear(self) -> None:
+        """Let all texts go."""
+        self.starts = []
+        if self.cache is not None:
+            self.cache.set_lengths([])
 
     def read(self, rows: Sequence[Sequence[int]], cache: KVCache | None = None) -> Tensor:
         """Return (B, V) logits after rows of tokens; the shorter ones are filled up behind with 0."""
@@ -183,9 +290,3 @@ class Reader:
         if len(different) == len(windows):
             return cache
         return cache.select([different.index(tuple(window)) for window in windows])
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Let only these rows go on."""
-        if self.new_cache is not None:
-            self.cache = self.cache.select(rows)
-            self.starts = [self.starts[row] for row in rows]

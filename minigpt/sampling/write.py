@@ -85,9 +85,8 @@ def write(
         on_text(streams[index].feed(tokenizer.token_bytes(token)))
         return streams[index].stopped
 
-    forward, V = gpt_forward(model, decoder), tokenizer.vocab_size  # a foreign model may have more: none is text
     samples = generate(
-        lambda tokens, lengths, cache: forward(tokens, lengths, cache)[..., :V],
+        gpt_forward(model, decoder, vocab_size=tokenizer.vocab_size),
         prompts,
         options,
         block_size=model.config.block_size,
@@ -120,17 +119,23 @@ def write_sample(model: GPT, tokenizer: Tokenizer, samples: SamplesConfig, *, se
         model.train(training)
 
 
-def gpt_forward(model: GPT, decoder: NativeDecoder | None = None) -> Forward:
-    """Return a GPT as the sampling loop wants it: only the last real position goes through the output layer."""
+def gpt_forward(model: GPT, decoder: NativeDecoder | None = None, *, vocab_size: int | None = None) -> Forward:
+    """Return a GPT as the sampling loop wants it: only the last real position goes through the output layer.
+
+    Args:
+        model: in eval mode.
+        decoder: the model's, if it has one.
+        vocab_size: the tokenizer's: a foreign model may have more tokens, and those stand for no text.
+    """
     device = model.token_embedding.weight.device
 
     def forward(tokens: Tensor, lengths: Sequence[int], cache: KVCache | None) -> Tensor:
         if decoder is not None and cache is not None and tokens.shape[1] == 1 and len(lengths) <= MAX_ROWS:
-            return decoder(tokens, cache)
+            return decoder(tokens, cache)[..., :vocab_size]
         hidden = model.hidden(upload(tokens, device), cache=cache)  # (B, T, C)
         if tokens.shape[1] == 1:
-            return model.logits(hidden[:, 0])
+            return model.logits(hidden[:, 0])[..., :vocab_size]
         last = upload(torch.tensor(lengths) - 1, device)
-        return model.logits(hidden[torch.arange(len(lengths), device=device), last])
+        return model.logits(hidden[torch.arange(len(lengths), device=device), last])[..., :vocab_size]
 
     return forward

@@ -32,6 +32,13 @@ class MockCache:
         for row, new in zip(rows, part.rows, strict=True):
             self.rows[row] = list(new)
 
+    def join(self, part):
+        self.rows += part.rows
+
+    def leave(self, row):
+        self.rows[row] = self.rows[-1]
+        del self.rows[-1]
+
 
 class MockModel:
     """Each sequence of tokens has its own logits; what it was shown is written down."""

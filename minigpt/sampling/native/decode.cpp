@@ -110,11 +110,10 @@ void activate(float* x, const float* gate, int n, int kind) {  // n is a multipl
 }
 
 // R outputs for B rows at once: weights w, w + stride, ... against inputs x, x + stride, ... What is loaded is used
-// B or R times; a single row is bound by memory and takes the weights in one stream.
+// B or R times. Every output is summed in the same order whatever R and B are: a row does not know its neighbours.
 template <int R, int B, class W>
 inline void dot(const W* w, const float* x, int stride, float out[R][B]) {
-    constexpr int U = R * B == 1 ? 4 : R * B <= 4 ? 2 : 1;  // sums side by side, each addition waits for the one before
-    vec sums[R][B][U] = {};
+    vec sums[R][B] = {};
     for (int k = 0; k < stride; k += STEP) {
         for (int r = 0; r < R; r++) {
             const char* next = reinterpret_cast<const char*>(w + size_t(r) * stride + k) + AHEAD;
@@ -129,16 +128,12 @@ inline void dot(const W* w, const float* x, int stride, float out[R][B]) {
             for (int r = 0; r < R; r++) {
                 vec weights = load(w + size_t(r) * stride + k + j);
 #pragma GCC unroll 4
-                for (int b = 0; b < B; b++) sums[r][b][j / LANES % U] += weights * inputs[b];
+                for (int b = 0; b < B; b++) sums[r][b] += weights * inputs[b];
             }
         }
     }
     for (int r = 0; r < R; r++) {
-        for (int b = 0; b < B; b++) {
-            vec s = sums[r][b][0];
-            for (int u = 1; u < U; u++) s += sums[r][b][u];
-            out[r][b] = sum(s);
-        }
+        for (int b = 0; b < B; b++) out[r][b] = sum(sums[r][b]);
     }
 }
 
@@ -149,7 +144,7 @@ struct Layer { Norm norm_1; Linear qkv, out; Norm norm_2; Linear up, down, gate;
 static_assert(sizeof(Layer) == 21 * sizeof(void*), "decoder.py packs a layer as 21 pointers");
 
 struct Sizes {
-    int64_t layers, heads, kv_heads, head_dim, width, hidden, vocabulary, block;
+    int64_t layers, heads, kv_heads, head_dim, width, hidden, vocabulary, block, rows;  // rows: of the cache
     int64_t weights, cache, activation, norm, qk_norm, threads;
     double eps;
 };
@@ -177,7 +172,7 @@ void outputs(const Linear& linear, int n, const float* x, int stride, float* y, 
             const float scale = linear.scale ? linear.scale[n + r] : 1.0f, bias = linear.bias ? linear.bias[n + r] : 0.0f;
             for (int i = 0; i < B; i++) {
                 float* at = y + size_t(b + i) * stride_y + n + r;
-                *at = out[r][i] * scale + bias + (ADD ? *at : 0.0f);
+                *at = std::fma(out[r][i], scale, bias) + (ADD ? *at : 0.0f);  // or compilers do it for some R and B only
             }
         }
     }
@@ -190,7 +185,7 @@ void apply(const Linear& linear, const float* x, int K, float* y, int stride_y, 
     const float* rest = x + size_t(fours) * stride;
     float* y_rest = y + size_t(fours) * stride_y;
     for (int n = share.from(N); n < end;) {
-        if (B > 1 && n + 4 <= end) {
+        if (n + 4 <= end) {
             outputs<ADD, 4, 4, W>(linear, n, x, stride, y, stride_y, fours);
             outputs<ADD, 4, 1, W>(linear, n, rest, stride, y_rest, stride_y, B - fours);
             n += 4;
@@ -297,7 +292,7 @@ void step(const Sizes& z, const Model& model, const int64_t* tokens, const int64
             const int b = i / G, g = i % G;
             float *q = qkv + size_t(b) * QKV + g * (H / G) * D, *k = qkv + size_t(b) * QKV + HD + g * D, *v = k + G * D;
             const float* angles = model.angles ? model.angles + lengths[b] * D : nullptr;
-            const size_t at = ((size_t(l) * B + b) * G + g) * z.block * D, end = at + lengths[b] * D;
+            const size_t at = ((size_t(l) * z.rows + b) * G + g) * z.block * D, end = at + lengths[b] * D;
             normalise_head(k, z.qk_norm, layer.k_weight, D, z.eps);
             turn(k, angles, D);
             for (int d = 0; d < D; d++) { put(keys + end + d, k[d]); put(values + end + d, v[d]); }
@@ -327,8 +322,8 @@ void step(const Sizes& z, const Model& model, const int64_t* tokens, const int64
 
 }  // namespace
 
-// Tokens (B,) at positions `lengths` (B,) -> logits (B, V). keys and values (L, B, G, block, D) get one more column.
-// Returns 0, with nothing done, if a token is none.
+// Tokens (B,) at positions `lengths` (B,) -> logits (B, V). The first B rows of keys and values (L, rows, G, block, D)
+// get one more column. Returns 0, with nothing done, if a token is none.
 extern "C" int minigpt_step(const Sizes* z, const Model* model, const int64_t* tokens, const int64_t* lengths,
                             void* keys, void* values, float* logits, int64_t B) {
     for (int b = 0; b < B; b++) if (tokens[b] < 0 || tokens[b] >= z->vocabulary) return 0;

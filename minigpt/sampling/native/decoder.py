@@ -92,6 +92,8 @@ class NativeDecoder:
             tokens: (B, 1) ids.
             cache: of B rows, in the model's dtype, with room for one more column.
 
+        A row's numbers are the same whatever its neighbours are.
+
         Returns:
             (B, V), fp32.
         """
@@ -99,7 +101,7 @@ class NativeDecoder:
         assert tokens.shape == (B, 1), tokens.shape
         assert tokens.dtype == torch.int64, tokens.dtype
         assert cache.longest < self.config.block_size, "the cache is full"
-        assert cache.keys.shape[1] == cache.values.shape[1] == B, cache.keys.shape
+        assert len(cache.lengths) == B, cache.lengths
         assert cache.keys.is_contiguous(), "keys and values are a block of memory"
         tokens, logits = tokens.contiguous(), torch.empty(B, self.vocab_size)
         given = (self.described(cache), self.model, tokens, cache.on_device, cache.keys, cache.values, logits)
@@ -109,9 +111,9 @@ class NativeDecoder:
         return logits
 
     def described(self, cache: KVCache) -> Tensor:
-        """Return what decode.cpp calls Sizes: fourteen integers, and a double in the place of another."""
+        """Return what decode.cpp calls Sizes: fifteen integers, and a double in the place of another."""
         config = self.config
-        numbers = [*self.sizes, cache.block_size, DTYPES[self.weights], DTYPES[cache.keys.dtype]]
+        numbers = [*self.sizes, cache.block_size, cache.keys.shape[1], DTYPES[self.weights], DTYPES[cache.keys.dtype]]
         numbers += [ACTIVATIONS[config.activation], NORMS[config.norm], NORMS[qk_norm_of(config)]]
         numbers += [min(torch.get_num_threads(), MAX_THREADS)]
         return torch.cat(
