@@ -202,6 +202,8 @@ class LanguageModel(L.LightningModule):
         self.defer_callbacks_stop()
 
     def on_train_batch_end(self, *_: Any) -> None:
+        """Save, if the step asks for it. Lightning calls this after the callbacks: their state is that of the step."""
+        self.step_end.save(self)
         self.defer_callbacks_stop()
 
     def defer_callbacks_stop(self) -> None:
@@ -228,11 +230,12 @@ class LanguageModel(L.LightningModule):
 
     def on_train_end(self) -> None:
         self.end_steps(at_once=True)  # those that are left when a callback ends the training
+        self.step_end.save(self)
         self.step_end.end(self)
 
 
 class StepEnd:
-    """What happens between one optimizer step and the next: `__call__`, from top to bottom.
+    """What happens between one optimizer step and the next: `__call__`, from top to bottom, then `save`.
 
     Args:
         module: the model in training.
@@ -254,6 +257,7 @@ class StepEnd:
         self.stop_reason: str | None = None  # signal | max_minutes | patience | callback
         self.requeue = False  # whether the stop asks the queue to run this job again
         self.asked_to_stop = False  # by any rank
+        self.unsaved_row: dict[str, Any] | None = None  # of a step that has ended, until save() has looked at it
 
     def begin(self, module: LanguageModel) -> None:
         """Get ready for the first step: from here on a signal waits for the end of a step."""
@@ -314,12 +318,18 @@ class StepEnd:
         alone = module.trainer.world_size == 1
         if self.stop_reason is None and (module.trainer.should_stop if alone else result.request.by_callback):
             self.stop_reason = "callback"
-        if is_newest:
-            improved = state.best_step == state.step and row.get("val/loss") is not None
-            last = self.stop_reason is not None or self.is_last(module)
-            due = improved or is_due(state.step, config.checkpoint.every_steps)
-            self.outputs.save(module, row, due=due, last=last)
+        self.unsaved_row = row if is_newest else None
         module.trainer.should_stop = self.stop_reason is not None
+
+    def save(self, module: LanguageModel) -> None:
+        """Save the step that has just ended, if a checkpoint is due."""
+        row, self.unsaved_row = self.unsaved_row, None
+        if row is None:
+            return
+        state = module.state
+        improved = state.best_step == state.step and row.get("val/loss") is not None
+        due = improved or is_due(state.step, module.config.checkpoint.every_steps)
+        self.outputs.save(module, row, due=due, last=self.stop_reason is not None or self.is_last(module))
 
     def judge(self, state: RunState, result: StepResult, rules: GuardConfig) -> None:
         """Count bad steps in a row, and say that one was skipped.

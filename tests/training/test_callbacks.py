@@ -67,7 +67,7 @@ def test_the_hooks_of_a_step_come_in_this_order(run):
     last = names[first + 9 : first + 9 + 14]
     assert last == [
         *micro_batch, *before_update, "on_validation_start", "on_validation_epoch_start", "on_validation_epoch_end",
-        "on_validation_end", "on_save_checkpoint", "on_train_batch_end",
+        "on_validation_end", "on_train_batch_end", "on_save_checkpoint",
     ]  # fmt: skip
     done = [step for name, step in notes.calls if name == "on_train_batch_end"]
     assert done == [0, 1, 1, 2]  # the step is counted when its last micro-batch ends
@@ -191,6 +191,32 @@ def test_the_state_of_a_callback_goes_on_where_the_run_does(run, tmp_path):
     assert compare_runs(whole, run.path)[1] == []  # callbacks.json and callbacks.safetensors among the files
     (checkpoint,) = whole.glob("checkpoints/step-000000006")
     assert (checkpoint / "callbacks.safetensors").is_file()
+
+
+def test_the_state_that_is_saved_holds_the_end_of_its_step(run):
+    """Lightning calls on_train_batch_end after the optimizer's step; the save comes after both."""
+
+    class Count(L.Callback):
+        stop_at = None
+        ends = 0
+
+        def on_train_batch_end(self, trainer, pl_module, *_):
+            self.ends += 1
+            trainer.should_stop = self.stop_at == pl_module.state.step
+
+        def state_dict(self):
+            return {"ends": self.ends}
+
+        def load_state_dict(self, state):
+            self.ends = state["ends"]
+
+    first, second = Count(), Count()
+    first.stop_at = 4
+    start(run, "checkpoint.every_steps=2", callbacks=[first])
+    start(run, "checkpoint.every_steps=2", callbacks=[second])
+    assert second.ends == 6
+    saved = [json.loads(file.read_bytes()) for file in sorted(run.path.glob("checkpoints/step-*/callbacks.json"))]
+    assert [state[second.state_key]["ends"] for state in saved] == [4, 6]
 
 
 def test_a_state_that_is_neither_json_nor_a_tensor_is_named_before_the_first_step(run, capsys):
