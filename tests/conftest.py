@@ -1,7 +1,10 @@
 """For every test: one torch thread, no time limit per hypothesis example, and a tiny run to start at will."""
 
 import json
+import os
 from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the hub, nor does a process that one starts
 
 import pytest
 import torch

@@ -18,6 +18,7 @@ HOMES = {
     "lightning": ("training.", "benchmark.steps"),
     "hydra": ("config.files", "config.grid"),
     "omegaconf": ("config.files",),
+    "huggingface_hub": ("config.hub",),
     "yaml": ("config.", "report.record", "rundir.run_directory", "sweep."),
     "tiktoken": ("data.tokenizers.",),
     "tokenizers": ("data.tokenizers.", "export.reload"),
@@ -49,7 +50,7 @@ MAY_IMPORT = {
     "cli": "benchmark compare config data demo evaluation export faults invocation process redact report sampling "
     "sweep training verify",
     "compare": "checkpoint config data faults machine model rundir numpy torch",
-    "config": "faults invocation redact __init__ hydra omegaconf yaml",
+    "config": "faults invocation redact __init__ huggingface_hub hydra omegaconf yaml",
     "data": "config faults redact rundir splitmix aiohttp fsspec numpy pyarrow tiktoken tokenizers torch zstandard",
     "demo": "config data faults invocation report rundir sampling training numpy",
     "evaluation": "checkpoint compare config data faults machine model rundir sampling lm_eval numpy torch",

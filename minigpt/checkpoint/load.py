@@ -22,6 +22,7 @@ from minigpt.checkpoint.pack import CONFIG, MODEL, STATE, TOKENIZER
 from minigpt.checkpoint.store import DamagedCheckpoint
 from minigpt.config.check import find_faults
 from minigpt.config.convert import flatten, read, settings, shown
+from minigpt.config.hub import local_path
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import NoUsableCheckpoint, UserFault
@@ -50,14 +51,14 @@ def find_checkpoint(path: str | Path, which: str = "best") -> Path:
     Nothing is changed there.
 
     Args:
-        path: either.
+        path: either, or a model's name on Hugging Face's hub.
         which: of a run, "best" (lowest validation loss) or "latest" (the newest that is whole).
 
     Raises:
         UserFault: there is none at that path.
         NoUsableCheckpoint: there are, but each is damaged.
     """
-    path = Path(os.path.expanduser(path))
+    path = local_path(path)
     if is_foreign(path):
         return path
     if path.is_file():

@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from minigpt.config.convert import Fault, settings, shown, values
+from minigpt.config.hub import is_hub_name, local_path
 from minigpt.config.schema import ModelConfig
 from minigpt.config.setting import Setting
 from minigpt.config.sources import at, missing, name_of, there
+from minigpt.faults import UserFault
 from minigpt.invocation import typed
 
 MAX_WHOLE = 10**12  # of a whole number that states no upper limit: it catches slips of the keyboard
@@ -237,19 +239,18 @@ def exports_are_possible(form: str, folder: str | None) -> Iterator[str]:
 
 @rule("init.from")
 def starting_weights_are_there(source: str | None) -> Iterator[str]:
-    if source is not None and not there(source):
-        yield f"init.from={shown(source)} does not exist{_from_here(source)}. Give a run or checkpoint directory."
+    if source is not None:
+        yield from _not_there("init.from", source, "Give a run, a checkpoint or a model's folder.")
 
 
 @rule("checkpoint")
 def checkpoint_is_there(checkpoint: str | None) -> Iterator[str]:
-    if not checkpoint or not there(checkpoint):
-        runs = [path for path in glob.glob("runs/*") if os.path.isdir(path)]
-        remedy = f"Try checkpoint={max(runs, key=os.path.getmtime)}" if runs else f"Train one first: {typed('train')}"
-        if checkpoint:
-            yield f"checkpoint={shown(checkpoint)} does not exist{_from_here(checkpoint)}. {remedy}"
-        else:
-            yield f"checkpoint is missing. Give checkpoint=RUN_OR_CHECKPOINT_DIR. {remedy}"
+    runs = [path for path in glob.glob("runs/*") if os.path.isdir(path)]
+    remedy = f"Try checkpoint={max(runs, key=os.path.getmtime)}" if runs else f"Train one first: {typed('train')}"
+    if checkpoint:
+        yield from _not_there("checkpoint", checkpoint, remedy)
+    else:
+        yield f"checkpoint is missing. Give checkpoint=RUN_OR_CHECKPOINT_DIR. {remedy}"
 
 
 @rule("device", "precision")
@@ -276,8 +277,8 @@ def prompt_file_is_there(prompt_file: str | None) -> Iterator[str]:
 
 @rule("versus")
 def other_checkpoint_is_there(versus: str | None) -> Iterator[str]:
-    if versus is not None and not there(versus):
-        yield f"versus={shown(versus)} does not exist{_from_here(versus)}. Give a run or checkpoint directory."
+    if versus is not None:
+        yield from _not_there("versus", versus, "Give a run or checkpoint directory.")
 
 
 @rule("file", "questions")
@@ -359,6 +360,17 @@ def _nearest_multiples(key: str, value: int, unit: int) -> str:
     """`key=` with the multiples of unit on either side of value, positive ones only."""
     below = value // unit * unit
     return f"{key}={f'{below} or ' if below else ''}{below + unit}"
+
+
+def _not_there(key: str, source: str, remedy: str) -> Iterator[str]:
+    """The sentence on weights that are neither a path nor on the hub."""
+    if is_hub_name(source):
+        try:
+            local_path(source)
+        except UserFault as fault:
+            yield f"{key}={fault}"
+    elif not there(source):
+        yield f"{key}={shown(source)} does not exist{_from_here(source)}. {remedy}"
 
 
 def _from_here(path: str) -> str:

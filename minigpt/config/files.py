@@ -4,7 +4,6 @@ Hydra composes them. No resolver is ever evaluated, and nothing that a file name
 """
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import yaml
 import minigpt
 from minigpt.config.convert import fitted, flatten, sections, settings, to_dict
 from minigpt.config.foreign import foreign_settings, tokenizer_settings
+from minigpt.config.hub import local_path
 from minigpt.config.setting import Setting
 
 MAX_CHARACTERS = 100_000  # of a YAML file, or of a checkpoint's config.json
@@ -115,7 +115,7 @@ def inherited_settings(cls: type, source: str) -> dict[str, Any]:
     Raises:
         UserFault: another program's model, of an architecture that minigpt can't compute.
     """
-    path = Path(os.path.expanduser(source))
+    path = local_path(source)
     known = [each for key, each in settings(cls).items() if key.startswith(("model.", "tokenizer."))]
     fixed = [each for each in known if each.role == "weights"]
     foreign = foreign_settings(path)

@@ -1,0 +1,45 @@
+"""Models named as on Hugging Face's hub, `owner/name`: the folder of their copy on this machine."""
+
+import functools
+import os
+import re
+from pathlib import Path
+
+from minigpt.config.convert import shown
+from minigpt.config.sources import at, there
+from minigpt.faults import UserFault
+from minigpt.redact import redact
+
+_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_FILES = ["config.json", "tokenizer.json", "tokenizer_config.json", "*.safetensors", "model.safetensors.index.json"]
+
+
+def is_hub_name(source: str) -> bool:
+    """Whether weights are named as on the hub: no such path is here, nor a folder of the owner's name."""
+    owner = source.partition("/")[0]
+    return _NAME.fullmatch(source) is not None and not there(source) and owner != "runs" and not there(owner)
+
+
+def local_path(source: str | Path) -> Path:
+    """Return the path of a run, checkpoint or model; one on the hub is fetched, or taken from its copy here.
+
+    The hub's own library does it: its cache, tokens and environment variables (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE) hold.
+
+    Raises:
+        UserFault: neither is there.
+    """
+    return _fetched(str(source)) if is_hub_name(str(source)) else Path(at(str(source)))
+
+
+@functools.cache
+def _fetched(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_FILES))
+    except Exception as error:  # of httpx, of the hub, of the disk
+        reason = redact(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
+        raise UserFault(
+            f"{shown(name)} is no folder here (looked from {os.getcwd()}), and Hugging Face's hub does not give a "
+            f"model of this name: {reason}. Give a run, a checkpoint or a model's folder"
+        ) from None
