@@ -76,6 +76,7 @@ class TrainedGPT:
         Raises:
             UserFault: fewer than two tokens, or a character that the tokenizer does not know.
         """
+        from minigpt.data.batch import document_end
         from minigpt.data.text import encode_documents
         from minigpt.data.tokenizer import utf8
         from minigpt.evaluation.texts import score_text
@@ -83,7 +84,7 @@ class TrainedGPT:
         tokens = encode_documents(self.tokenizer, [[utf8(text)]])
         if len(tokens) < 2:
             raise UserFault(f"loss: the text has {len(tokens)} tokens; at least 2 are needed to predict one")
-        return score_text(self.model, tokens).score.loss
+        return score_text(self.model, tokens, document_end=document_end(self.config.data, self.tokenizer)).score.loss
 
 
 def load(run: str | Path, which: str = "best") -> TrainedGPT:

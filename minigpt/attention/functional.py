@@ -12,7 +12,7 @@ from torch import Tensor
 
 from minigpt.attention.constants import causal_bias
 from minigpt.attention.dropout import dropout
-from minigpt.attention.masks import causal_mask, combine_masks
+from minigpt.attention.masks import Documents, causal_mask, combine_masks
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -117,6 +117,42 @@ def fused_attention(
     nothing = ~mask.any(dim=-1, keepdim=True)  # such rows may attend to anything in the kernel; their output is cut
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask | nothing, dropout_p=dropout_p)
     return out.masked_fill(nothing, 0.0)
+
+
+def varlen_attention(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
+    """Compute causal attention document by document in one kernel: scores between documents are never computed.
+
+    Args:
+        q: (B, H, T, D), for which `varlen_fits`.
+        k: (B, H, T, D).
+        v: (B, H, T, D).
+        documents: of the B sequences.
+
+    Returns:
+        out (B, H, T, D).
+
+    Source: Dao 2023, "FlashAttention-2"; torch.nn.attention.varlen.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    B, H, T, D = q.shape
+    dtype = _kernel_dtype(q)
+    q, k, v = (x.transpose(1, 2).reshape(B * T, H, D).to(dtype) for x in (q, k, v))  # the sequences end to end
+    out = varlen_attn(q, k, v, documents.starts, documents.starts, T, T, window_size=(-1, 0))  # looks back only
+    assert isinstance(out, Tensor)
+    return out.view(B, T, H, D).transpose(1, 2)
+
+
+def varlen_fits(x: Tensor, D: int) -> bool:
+    """Whether `varlen_attention` takes heads of width D of x: an NVIDIA GPU since Ampere, 16 bits."""
+    if not x.is_cuda or _kernel_dtype(x) not in (torch.float16, torch.bfloat16) or D % 8 or D > 256:
+        return False
+    return torch.version.cuda is not None and torch.cuda.get_device_properties(x.device).major >= 8
+
+
+def _kernel_dtype(x: Tensor) -> torch.dtype:
+    """What autocast makes of x on a GPU before a kernel."""
+    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
 
 
 def require_one_width(q: Tensor, k: Tensor) -> None:

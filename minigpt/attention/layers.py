@@ -19,9 +19,11 @@ from minigpt.attention.functional import (
     merge_heads,
     repeat_heads,
     split_heads,
+    varlen_attention,
+    varlen_fits,
 )
 from minigpt.attention.linear import chunked_linear_attention, explicit_linear_attention, linear_attention_weights
-from minigpt.attention.masks import causal_mask, combine_masks
+from minigpt.attention.masks import Documents, causal_mask, combine_masks, document_mask
 from minigpt.attention.norms import QueryKeyRMSNorm
 from minigpt.attention.rotary import THETA, Llama3Scaling, angles, turn
 
@@ -68,33 +70,37 @@ class KeyValueStore(Protocol):
 
 
 Angles = tuple[Tensor, Tensor]  # cosines and sines, broadcastable to (B, T, H, D/2): see rotary.py
+Mask = Tensor | Documents | None  # what narrows causal attention; None = nothing
 
 
-def _narrowed(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+def _narrowed(mask: Mask, q: Tensor, k: Tensor) -> Tensor | None:
     """The causal mask and the given one. The T queries are the last of S: a single one may see every key."""
     T, S = q.shape[-2], k.shape[-2]
+    mask = document_mask(mask.positions) if isinstance(mask, Documents) else mask
     return combine_masks(kept_causal_mask(T, S, q.device) if T > 1 else None, mask)
 
 
-def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> Tensor:
+def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout_p: float) -> Tensor:
     if mask is None and q.shape[-2] > 1:
         return explicit_causal_attention(q, k, v, dropout_p=dropout_p)
     return explicit_attention(q, k, v, _narrowed(mask, q, k), dropout_p=dropout_p)[0]
 
 
-def _linear(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> Tensor:
+def _linear(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout_p: float) -> Tensor:
     """Chunk by chunk where all is new and nothing hidden, else by weights. What is never written down isn't dropped."""
     if mask is None and q.shape[-2] == k.shape[-2]:
         return chunked_linear_attention(q, k, v)
     return explicit_linear_attention(q, k, v, _narrowed(mask, q, k))
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> Tensor:
+def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout_p: float) -> Tensor:
+    if isinstance(mask, Documents):
+        return varlen_attention(q, k, v, mask)
     return fused_attention(q, k, v, mask, causal=q.shape[-2] > 1, dropout_p=dropout_p)
 
 
 # Two ways to the same numbers, both causal. Which is faster depends on device, dtype and size.
-KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]] = {
+KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, Mask, float], Tensor]] = {
     "explicit": _explicit,
     "fused": _fused,
 }
@@ -191,6 +197,15 @@ class CausalSelfAttention(nn.Module):
         """Return the angles of positions (B, T) or (T,), broadcastable to (B, T, H, D/2): once for all layers."""
         return angles(positions[..., None], self.head_dim, dtype, *self.rope)
 
+    def document_mask(self, documents: Documents, like: Tensor) -> Tensor | Documents:
+        """Return what keeps documents apart, as a mask for `forward` of tokens `like` these: once for all layers.
+
+        It is the documents themselves where a kernel goes through them one by one.
+        """
+        dropout = self.dropout if self.training else 0.0
+        one_by_one = self.attend is _fused and not dropout and varlen_fits(like, self.head_dim)
+        return documents if one_by_one else document_mask(documents.positions)
+
     def read(self, x: Tensor, cache: KeyValueStore | None, angles: Angles | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries (B, H, T, D) of x, and the keys and values (B, H, S, D) that the cache then holds."""
         if self.rotary and cache is not None and angles is None:
@@ -201,13 +216,14 @@ class CausalSelfAttention(nn.Module):
         return q, repeat_heads(k, self.n_head), repeat_heads(v, self.n_head)
 
     def forward(
-        self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None, angles: Angles | None = None
+        self, x: Tensor, mask: Mask = None, cache: KeyValueStore | None = None, angles: Angles | None = None
     ) -> Tensor:
         """Attend.
 
         Args:
             x: (B, T, C), the last T of the S tokens that the cache then holds.
-            mask: bool, broadcastable to (B, H, T, S), True = may attend; combined with the causal mask.
+            mask: bool, broadcastable to (B, H, T, S), True = may attend; combined with the causal mask. Or what
+                `document_mask` returned.
             cache: earlier keys and values; the new ones are appended to it.
             angles: rotary only: those of the T positions; None = positions 0 .. T - 1.
 
@@ -219,7 +235,7 @@ class CausalSelfAttention(nn.Module):
         return dropout(self.out(merge_heads(out)), self.dropout, training=self.training)
 
     def weights(
-        self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None, angles: Angles | None = None
+        self, x: Tensor, mask: Mask = None, cache: KeyValueStore | None = None, angles: Angles | None = None
     ) -> Tensor:
         """Return the weights (B, H, T, S) of `forward`, before dropout: for `record_attention`."""
         q, k, _ = self.read(x, cache, angles)

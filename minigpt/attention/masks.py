@@ -1,6 +1,9 @@
 """Masks: who may attend to whom. Boolean, True = may attend, broadcastable to (B, H, T, S)."""
 
+from typing import NamedTuple
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -45,6 +48,50 @@ def padding_mask(lengths: Tensor, S: int, side: str = "right") -> Tensor:
     first = 0 if side == "right" else S - lengths[:, None]
     real = (columns >= first) & (columns < first + lengths[:, None])
     return real[:, None, None, :]
+
+
+class Documents(NamedTuple):
+    """Where documents lie in sequences that hold several, none of which is to see another (see `find_documents`).
+
+    Attributes:
+        positions: (B, T), each token's place in its document, or in the part of it that the sequence holds.
+        starts: (N + 1,) int32: where the documents begin when the sequences are laid end to end; the rest is B * T.
+    """
+
+    positions: Tensor
+    starts: Tensor
+
+
+def find_documents(tokens: Tensor, end: int) -> Documents:
+    """Find the documents in sequences: one begins with each sequence, and one behind each end-of-text.
+
+    Args:
+        tokens: (B, T) on the CPU.
+        end: the end-of-text token, the last of its document.
+
+    Returns:
+        The documents; N is a power of two, so that compiled code meets few lengths.
+    """
+    B, T = tokens.shape
+    begins = F.pad(tokens[:, :-1] == end, (1, 0), value=True)
+    places = torch.arange(T)
+    first = (places * begins).cummax(dim=1).values  # where each token's document begins
+    starts = begins.flatten().nonzero()[:, 0]
+    N = 1 << (len(starts) - 1).bit_length()
+    return Documents(places - first, F.pad(starts, (0, N + 1 - len(starts)), value=B * T).int())
+
+
+def document_mask(positions: Tensor) -> Tensor:
+    """Hide the other documents of a sequence.
+
+    Args:
+        positions: (B, T), each token's place in its document.
+
+    Returns:
+        (B, 1, T, T) bool, to be combined with other masks by `combine_masks`.
+    """
+    first = torch.arange(positions.shape[1], device=positions.device) - positions  # where its document begins
+    return (first[:, :, None] == first[:, None, :])[:, None]
 
 
 def combine_masks(*masks: Tensor | None) -> Tensor | None:

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.compare.sides import Run
+from minigpt.data.batch import document_end
 from minigpt.data.text import Split
 from minigpt.data.tokenizer import Tokenizer
-from minigpt.model.evaluate import token_losses, windows_at_once
+from minigpt.faults import UserFault
+from minigpt.model.evaluate import token_losses, unpredicted_places, windows_at_once
 
 Array = NDArray[np.float64]
 
@@ -25,6 +27,7 @@ class Windows:
     sizes: Array  # tokens (or bytes), (windows,)
     window: int  # the size of a whole one
     in_bytes: bool
+    left_out: NDArray[np.int64]  # places of tokens that one of the models does not predict, so that none is judged by
 
     @property
     def unit(self) -> str:
@@ -39,7 +42,7 @@ class Scores(Windows):
     losses: dict[str, Array]  # a run's weights -> nats (or bits) of each window, (windows,)
 
 
-def common_windows(texts: Sequence[tuple[Split, int]]) -> Windows:
+def common_windows(texts: Sequence[tuple[Split, int]], ends: Sequence[int | None] = ()) -> Windows:
     """Return windows of one text, as long as the longest context.
 
     With one tokenizer these are windows of tokens, and losses are in nats per token. With several they are windows of
@@ -47,15 +50,27 @@ def common_windows(texts: Sequence[tuple[Split, int]]) -> Windows:
 
     Args:
         texts: the text as each model's tokens, and its context length.
+        ends: for each model the token behind a document, if it keeps documents apart.
+
+    Raises:
+        UserFault: one does, and the models have several tokenizers.
     """
     first = texts[0][0]
     in_bytes = any(split.fingerprint != first.fingerprint for split, _ in texts)
+    end = next((end for end in ends if end is not None), None)
+    if in_bytes and end is not None:
+        raise UserFault(
+            "with data.mask_documents=true no document's first token is predicted, and tokenizers cut it to different "
+            "lengths. Compare runs of one tokenizer, or of data.mask_documents=false"
+        )
+    left_out = unpredicted_places(first, end)[1:]
     longest = [block_size * (split.bytes / len(split) if in_bytes else 1) for split, block_size in texts]
     window = math.ceil(max(longest))
     total = first.bytes if in_bytes else len(first) - 1
     sizes = np.full(-(-total // window), float(window))
     sizes[-1] = total - window * (len(sizes) - 1)
-    return Windows(sizes, window, in_bytes)
+    sizes -= np.bincount((left_out - 1) // window, minlength=len(sizes))
+    return Windows(sizes, window, in_bytes, left_out)
 
 
 def by_window(windows: Windows, split: Split, tokenizer: Tokenizer, losses: Iterable[NDArray[Any]]) -> Array:
@@ -64,6 +79,10 @@ def by_window(windows: Windows, split: Split, tokenizer: Tokenizer, losses: Iter
     sums = np.zeros(len(windows.sizes))
     position, offset = 1, int(lengths[split.tokens(0, 1)].sum())  # of the next token, of the bytes before it
     for piece in losses:
+        first, last = np.searchsorted(windows.left_out, [position, position + len(piece)])
+        if last > first:
+            piece = piece.copy()
+            piece[windows.left_out[first:last] - position] = 0.0
         if windows.in_bytes:
             ends = offset + np.cumsum(lengths[split.tokens(position, position + len(piece))])
             offset = int(ends[-1])
@@ -77,12 +96,15 @@ def by_window(windows: Windows, split: Split, tokenizer: Tokenizer, losses: Iter
 
 def score(runs: Sequence[Run], *, device: str, say: Callable[[str], object] = print) -> Scores:
     """Score runs with the same validation text on the same windows of it."""
-    windows = common_windows([(run.val, run.config.model.block_size) for run in runs])
+    ends = [document_end(run.config.data, run.tokenizer) for run in runs]
+    windows = common_windows([(run.val, run.config.model.block_size) for run in runs], ends)
     losses = {}
-    for number, run in enumerate(runs, 1):
+    for number, (run, end) in enumerate(zip(runs, ends, strict=True), 1):
         say(f"Scoring {number}/{len(runs)}  {run.path}, {run.checkpoint.name}: {len(run.val) - 1:,} tokens")
         model, block_size = load_checkpoint(run.checkpoint).model.to(torch.device(device)), run.config.model.block_size
         batch = windows_at_once(block_size, run.tokenizer.vocab_size)
-        pieces = token_losses(model, run.val, block_size=block_size, batch=batch, device=device, precision="fp32")
+        pieces = token_losses(
+            model, run.val, block_size=block_size, batch=batch, device=device, precision="fp32", document_end=end
+        )
         losses[run.weights] = by_window(windows, run.val, run.tokenizer, (piece.double().numpy() for piece in pieces))
-    return Scores(windows.sizes, windows.window, windows.in_bytes, losses)
+    return Scores(**vars(windows), losses=losses)

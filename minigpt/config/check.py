@@ -185,6 +185,19 @@ def tokenizer_file_is_used(name: str, file: str | None, eot: str | None) -> Iter
         yield f"tokenizer.file={shown(file)} is not a file{_from_here(file)}. Give a tokenizer.json."
 
 
+@rule("data.mask_documents", "tokenizer.name")
+def documents_have_ends(mask_documents: bool, tokenizer: str) -> Iterator[str]:
+    if mask_documents and tokenizer == "char":
+        yield "data.mask_documents=true needs an end-of-text token, and tokenizer=char has none. Use tokenizer=byte."
+
+
+@rule("data.mask_documents", "samples.every_steps", "samples.prompt", into=NOTES)
+def samples_begin_with_text(mask_documents: bool, every_steps: int, prompt: str) -> Iterator[str]:
+    if mask_documents and every_steps and not prompt:
+        learned = "with data.mask_documents=true nothing is learned about what follows end-of-text"
+        yield f"Live samples begin with end-of-text, and {learned}. Try samples.prompt=TEXT."
+
+
 @rule("data.name", "data.val_source", "data.dir")
 def validation_text_is_there(name: str, source: str | None, folder: str) -> Iterator[str]:
     if source is None:

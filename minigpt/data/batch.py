@@ -11,8 +11,12 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 from torch import Tensor
 
+from minigpt.attention.masks import Documents, find_documents
+from minigpt.config.schema import DataConfig
 from minigpt.data.order import batch_of_step, window_starts
 from minigpt.data.shards import TokenSplit
+from minigpt.data.tokenizer import Tokenizer
+from minigpt.faults import UserFault
 
 
 @dataclass
@@ -23,11 +27,13 @@ class Batch:
         tokens: (B, T) int64.
         targets: (B, T) int64, the tokens one place later.
         weights: (B, T) float32, how much each target counts in the loss; None if all count the same.
+        documents: where they lie in the windows, if none of them is to see another.
     """
 
     tokens: Tensor
     targets: Tensor
     weights: Tensor | None = None
+    documents: Documents | None = None
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Batch":
         """The same batch on a device."""
@@ -39,7 +45,24 @@ class Batch:
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         weights = None if self.weights is None else change(self.weights)
-        return Batch(change(self.tokens), change(self.targets), weights)
+        documents = None if self.documents is None else Documents(*map(change, self.documents))
+        return Batch(change(self.tokens), change(self.targets), weights, documents)
+
+
+def document_end(data: DataConfig, tokenizer: Tokenizer) -> int | None:
+    """Return the token behind each document, if the config keeps documents apart.
+
+    Raises:
+        UserFault: it does, and the tokenizer has no such token.
+    """
+    if not data.mask_documents:
+        return None
+    if tokenizer.eot is None:
+        raise UserFault(
+            f"data.mask_documents=true: tokenizer={tokenizer.name} has no end-of-text token, which tells documents "
+            "apart. Use another tokenizer, such as tokenizer=bpe, or leave data.mask_documents out"
+        )
+    return tokenizer.eot
 
 
 @dataclass
@@ -61,6 +84,7 @@ class MicroBatches:
         skipped_batches: (first, last) batches that no step trains on (see minigpt.data.order).
         start_step: optimizer steps already done.
         pin_memory: whether batches that are iterated over are made for copying to a GPU.
+        document_end: the token behind each document, if no document is to see another (see `document_end`).
     """
 
     split: TokenSplit
@@ -74,6 +98,7 @@ class MicroBatches:
     skipped_batches: Sequence[Sequence[int]] = ()
     start_step: int = 0
     pin_memory: bool = False
+    document_end: int | None = None
 
     def __iter__(self) -> Iterator[Batch]:
         for index in itertools.count(self.start_step * self.accumulate):
@@ -92,5 +117,16 @@ class MicroBatches:
         mine = starts.reshape(self.accumulate, self.world_size, self.micro_batch)[part, self.rank]
         windows = torch.from_numpy(self.split.windows(mine, self.block_size + 1))
         weights = self.split.weights(mine + 1, self.block_size)
-        counts = None if weights is None else torch.from_numpy(weights)
-        return Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous(), counts)
+        batch = Batch(
+            windows[:, :-1].contiguous(),
+            windows[:, 1:].contiguous(),
+            None if weights is None else torch.from_numpy(weights),
+        )
+        return batch if self.document_end is None else kept_apart(batch, self.document_end)
+
+
+def kept_apart(batch: Batch, end: int) -> Batch:
+    """Return a batch whose documents don't see each other; what follows an end-of-text is no target."""
+    inside = (batch.tokens != end).float()
+    weights = inside if batch.weights is None else batch.weights * inside
+    return Batch(batch.tokens, batch.targets, weights, find_documents(batch.tokens, end))

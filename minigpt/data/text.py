@@ -44,11 +44,6 @@ class Text:
         """Texts are compared with themselves only: the same tokenizer gives the same tokens."""
         return self.tokenizer.hash
 
-    @property
-    def first_token_bytes(self) -> int:
-        """Bytes of text behind the first token, which is never predicted."""
-        return len(self.tokenizer.decode_bytes(self.tokens(0, 1)))
-
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
         """Return tokens starts[i] ... starts[i] + length - 1 for each i, (n, length)."""
         return sliding_window_view(self._tokens, length)[starts].astype(np.int64)

@@ -15,6 +15,7 @@ from minigpt.compare.command import LEVEL, verdict
 from minigpt.compare.interval import MIN_WINDOWS, difference
 from minigpt.compare.scores import by_window, common_windows
 from minigpt.config.commands import EvaluateConfig
+from minigpt.data.batch import document_end
 from minigpt.data.make import Say, progress_lines, size_text
 from minigpt.data.readers.document import ReadOptions
 from minigpt.data.text import Text, read_text
@@ -120,10 +121,11 @@ def _score_text(
 ) -> tuple[dict[str, Any], TextScore]:
     """Score a text and say the figures; return them, and the first model's score."""
     say(f"\n{path}: {size_text(texts[0].bytes)}, {texts[0].words:,} words, {texts[0].lines:,} lines")
+    ends = [document_end(loaded.config.data, loaded.tokenizer) for loaded in models]
     scores, figures = [], []
-    for name, loaded, text in zip(_names(models), models, texts, strict=True):
+    for name, loaded, text, end in zip(_names(models), models, texts, ends, strict=True):
         progress = progress_lines(f"scoring {path}", len(text) - 1, say, unit="tokens", size=1)
-        scores.append(score_text(loaded.model, text, stride=stride, progress=progress))
+        scores.append(score_text(loaded.model, text, stride=stride, document_end=end, progress=progress))
         figures.append(own := scores[-1].figures())
         say(f"  {name}{own['nats_per_token']:.4f} nats per token, {own['tokens']:,} tokens predicted")
         say(f"  {' ' * len(name)}{own['bits_per_byte']:.4f} bits per byte, {own['bytes']:,} bytes")
@@ -132,7 +134,7 @@ def _score_text(
     if len(models) == 1:
         return _entry(path, models, figures), scores[0]
     contexts = [loaded.config.model.block_size for loaded in models]
-    windows = common_windows(list(zip(texts, contexts, strict=True)))
+    windows = common_windows(list(zip(texts, contexts, strict=True)), ends)
     sums = [by_window(windows, each.text, each.text.tokenizer, [each.nats]) for each in scores]
     found = _difference(sums, windows.sizes, windows.unit, "much text", say)
     return _entry(path, models, figures, difference=found), scores[0]

@@ -3,7 +3,8 @@
 The rule is that of val/loss: windows of the model's context length lie side by side, and each token is predicted from
 those before it in its window, so from between 1 and block_size of them. A text's first token is only read: nothing
 stands before it. With a stride below block_size windows overlap, and each token has at least block_size - stride + 1
-tokens before it, unless the text begins there.
+tokens before it, unless the text begins there. A model trained with data.mask_documents keeps the documents of a text
+apart, and the first token of each is only read.
 """
 
 import json
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from minigpt.data.text import Text
-from minigpt.model.evaluate import Score, nats, token_losses, windows_at_once
+from minigpt.model.evaluate import Score, nats, token_losses, unpredicted_places, windows_at_once
 from minigpt.model.gpt import GPT
 from minigpt.rundir.files import replaced
 
@@ -31,13 +32,16 @@ class TextScore:
     text: Text
     nats: NDArray[np.float32]  # of each token but the first
     right: NDArray[np.bool_]  # whether it was the likeliest one
+    unpredicted: NDArray[
+        np.int64
+    ]  # places of the tokens without such figures: 0, and where a document kept apart begins
 
     @property
     def score(self) -> Score:
         """Its sums; bytes are those of the predicted tokens."""
-        return Score(
-            float(self.nats.sum(dtype=np.float64)), len(self.nats), self.text.bytes - self.text.first_token_bytes
-        )
+        skipped = self.text.windows(self.unpredicted, 1)[:, 0].tolist()
+        n_bytes = self.text.bytes - sum(len(self.text.tokenizer.token_bytes(token)) for token in skipped)
+        return Score(float(self.nats.sum(dtype=np.float64)), len(self.text) - len(skipped), n_bytes)
 
     def figures(self) -> dict[str, Any]:
         """Return the figures, as JSON.
@@ -51,7 +55,7 @@ class TextScore:
             "bits_per_byte": score.bits_per_byte,
             "perplexity": score.perplexity,
             "word_perplexity": math.exp(min(score.nats / words, 700.0)) if words else None,
-            "accuracy": float(self.right.mean()),
+            "accuracy": float(self.right.sum() / score.tokens),
             "tokens": score.tokens,
             "bytes": score.bytes,
             "words": self.text.words,
@@ -60,7 +64,12 @@ class TextScore:
 
 
 def score_text(
-    model: GPT, text: Text, *, stride: int | None = None, progress: Callable[[int], object] = lambda tokens: None
+    model: GPT,
+    text: Text,
+    *,
+    stride: int | None = None,
+    document_end: int | None = None,
+    progress: Callable[[int], object] = lambda tokens: None,
 ) -> TextScore:
     """Score a whole text.
 
@@ -68,6 +77,7 @@ def score_text(
         model: in fp32, on any device.
         text: two tokens or more.
         stride: tokens from a window to the next, block_size at most; None: block_size.
+        document_end: the token behind each document, if none is to see another.
         progress: called with the number of tokens predicted since the last call.
     """
     block_size = model.config.block_size
@@ -82,12 +92,13 @@ def score_text(
         device=device,
         precision="fp32",
         stride=stride,
+        document_end=document_end,
         measure=_measure,
     ):
         pieces.append(piece.numpy())
         progress(len(piece))
     losses, right = np.concatenate(pieces).T
-    return TextScore(text, losses, right > 0)
+    return TextScore(text, losses, right > 0, unpredicted_places(text, document_end))
 
 
 def _measure(logits: Tensor, targets: Tensor) -> Tensor:
@@ -110,6 +121,8 @@ def write_tokens(path: Path, names: Sequence[str], scores: Sequence[TextScore]) 
         for name, score in zip(names, scores, strict=True):
             tokenizer, place = score.text.tokenizer, 0
             measured = [(None, None), *zip(score.nats.tolist(), score.right.tolist(), strict=True)]
+            for skipped in score.unpredicted.tolist():
+                measured[skipped] = (None, None)
             tokens = score.text.tokens(0, len(score.text)).tolist()
             for token, (loss, right) in zip(tokens, measured, strict=True):
                 piece = tokenizer.token_bytes(token)

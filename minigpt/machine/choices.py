@@ -56,7 +56,8 @@ def choose(config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:
         kernel = "explicit" if device == "cpu" and model.block_size <= 512 else "fused"
     sequences = config.batch_tokens // model.block_size // trainer.devices
     room = _room_for_activations(config, hardware, vocab_size)
-    per_sequence = activation_bytes(model, vocab_size, precision=precision, kernel=kernel)
+    masked = config.data.mask_documents
+    per_sequence = activation_bytes(model, vocab_size, precision=precision, kernel=kernel, masked=masked)
     at_once = 4096 if device == "cpu" else 16384  # tokens of a validation batch: on a CPU they fit the caches
     divisors = [size for size in range(1, sequences + 1) if sequences % size == 0]
     micro_batch = trainer.micro_batch or max(size for size in divisors if size <= max(1, room // per_sequence))

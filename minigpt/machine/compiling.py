@@ -10,15 +10,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn as nn
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from minigpt.machine.choices import Choices
 from minigpt.model.gpt import GPT
-from minigpt.model.loss import next_token_loss
 
-LossFunction = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of model, tokens and targets
+LossFunction = Callable[..., Tensor]  # of model, tokens and targets, and of weights and documents where they have them
 
 
 def set_up_torch(choices: Choices, *, deterministic: bool) -> None:
@@ -39,7 +37,7 @@ def set_up_torch(choices: Choices, *, deterministic: bool) -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def compiled_loss(device: str) -> LossFunction:
+def compiled_loss(device: str, loss: LossFunction) -> LossFunction:
     """Return model and loss compiled as one graph; compiling begins at the first call."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiler_cache()))
     options: dict[str, Any] | None = None
@@ -47,7 +45,7 @@ def compiled_loss(device: str) -> LossFunction:
         # The compiler would recognise explicit attention and put the fused kernel in its place, whose backward
         # pass is the slower one there (choices.py chose between them).
         options = {"pattern_matcher": False}
-    return torch.compile(next_token_loss, dynamic=False, options=options)
+    return torch.compile(loss, dynamic=False, options=options)
 
 
 def compiler_cache() -> Path:

@@ -5,13 +5,13 @@ import functools
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from minigpt.config.schema import TrainConfig
-from minigpt.data.batch import MicroBatches
+from minigpt.data.batch import MicroBatches, document_end
 from minigpt.data.prepare import Prepared
 from minigpt.faults import UserFault
 from minigpt.machine.choices import Choices
@@ -19,11 +19,13 @@ from minigpt.machine.compiling import LossFunction, compiled_loss, cut_for_ddp
 from minigpt.machine.hardware import Hardware
 from minigpt.model.counting import activation_bytes
 from minigpt.model.gpt import GPT
-from minigpt.model.loss import autocast, next_token_loss
+from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
 from minigpt.process.group import Processes
 
 SURE_SHARE = 0.1  # of a machine's memory: a run that needs less of it fits
-Batches = Callable[[int], tuple[Tensor, Tensor]]  # size -> (tokens, targets)
+Batches = Callable[
+    [int], tuple[Any, ...]
+]  # size -> what a loss takes: tokens, targets; of weighted ones all of a Batch
 WITHOUT_COMPILER = "torch.compile does not work {}; going on without it. trainer.compile=off skips the try"
 
 
@@ -55,29 +57,38 @@ def fit_to_memory(
         The choices, with a micro-batch that fits everywhere, and the loss to train with, compiled where that works.
     """
     windows = functools.partial(MicroBatches, prepared.train, seed=config.seed, block_size=config.model.block_size)
+    weighted = config.data.mask_documents
 
-    def first_batch(size: int) -> tuple[Tensor, Tensor]:
-        batch = windows(micro_batch=size, accumulate=1)[0].to(choices.device)
-        return batch.tokens, batch.targets
+    def first_batch(size: int) -> tuple[Any, ...]:
+        end = document_end(config.data, prepared.tokenizer)
+        batch = windows(micro_batch=size, accumulate=1, document_end=end)[0].to(choices.device)
+        return (batch.tokens, batch.targets, batch.weights, batch.documents)[: 4 if weighted else 2]
 
     gpt.to(choices.device).train()
-    fitting, loss_function = choices, cast(LossFunction, next_token_loss)
+    plain = plain_loss(weighted)
+    fitting, loss_function = choices, plain
     need = choices.devices * memory_bytes(config, choices, gpt)
     if choices.device != "cpu" or choices.compile or need > SURE_SHARE * hardware.memory_bytes:
-        fitting, loss_function = try_loss(gpt, choices, first_batch, update_bytes(config, gpt))
+        fitting, loss_function = try_loss(gpt, choices, first_batch, update_bytes(config, gpt), weighted)
     found = [each.split() for each in processes.gather(f"{fitting.micro_batch} {fitting.compile}")]
     if fitting.compile and not all(compiles == "True" for _, compiles in found):
         print(WITHOUT_COMPILER.format("on every rank"))
-        fitting, loss_function = replace(fitting, compile=False), next_token_loss
+        fitting, loss_function = replace(fitting, compile=False), plain
     micro_batch = min(int(size) for size, _ in found)
     accumulate = choices.micro_batch * choices.accumulate // micro_batch
     return replace(fitting, micro_batch=micro_batch, accumulate=accumulate), loss_function
 
 
+def plain_loss(weighted: bool) -> LossFunction:
+    """Return the loss of batches with weights, or without."""
+    return weighted_loss_sum if weighted else next_token_loss
+
+
 def memory_bytes(config: TrainConfig, choices: Choices, gpt: GPT) -> int:
     """Return an estimate: weights, gradients and two averages in fp32, and activations or what an update takes."""
     options = {"precision": choices.precision, "kernel": choices.attention_kernel}
-    activations = choices.micro_batch * activation_bytes(config.model, gpt.vocab_size, **options)
+    masked = config.data.mask_documents
+    activations = choices.micro_batch * activation_bytes(config.model, gpt.vocab_size, masked=masked, **options)
     parameters = sum(parameter.numel() for parameter in gpt.parameters())
     return 16 * parameters + max(activations, update_bytes(config, gpt))
 
@@ -88,7 +99,9 @@ def update_bytes(config: TrainConfig, gpt: GPT) -> int:
     return 16 * matrices if config.optimizer.name == "muon" else 0
 
 
-def try_loss(gpt: GPT, choices: Choices, batch: Batches, update_bytes: int = 0) -> tuple[Choices, LossFunction]:
+def try_loss(
+    gpt: GPT, choices: Choices, batch: Batches, update_bytes: int = 0, weighted: bool = False
+) -> tuple[Choices, LossFunction]:
     """Compile the loss if it was chosen, and find a micro-batch that fits, beginning with the chosen one.
 
     Args:
@@ -96,6 +109,7 @@ def try_loss(gpt: GPT, choices: Choices, batch: Batches, update_bytes: int = 0) 
         choices: as chosen from config and hardware.
         batch: size -> (tokens, targets), each (size, block_size), on the model's device.
         update_bytes: memory that the optimizer takes for a moment.
+        weighted: whether batches have weights, and `batch` returns them, too.
 
     Returns:
         The choices that work here, and the loss that goes with them.
@@ -105,7 +119,7 @@ def try_loss(gpt: GPT, choices: Choices, batch: Batches, update_bytes: int = 0) 
     """
     if choices.compile:
         print("Compiling the training step (once; up to a minute or two) ...")
-        compiled = compiled_loss(choices.device)
+        compiled = compiled_loss(choices.device, plain_loss(weighted))
         try:
             with cut_for_ddp(gpt):
                 return fit_micro_batch(gpt, choices, batch, compiled, update_bytes), compiled
@@ -116,7 +130,8 @@ def try_loss(gpt: GPT, choices: Choices, batch: Batches, update_bytes: int = 0) 
             reason = (str(error).strip().splitlines() or [""])[0][:200]
             print(WITHOUT_COMPILER.format(f"here ({type(error).__name__}: {reason})"))
             choices = replace(choices, compile=False)
-    return fit_micro_batch(gpt, choices, batch, next_token_loss, update_bytes), next_token_loss
+    plain = plain_loss(weighted)
+    return fit_micro_batch(gpt, choices, batch, plain, update_bytes), plain
 
 
 def fit_micro_batch(gpt: GPT, choices: Choices, batch: Batches, loss: LossFunction, update_bytes: int) -> Choices:
@@ -139,9 +154,9 @@ def fits(gpt: GPT, choices: Choices, batch: Batches, loss_function: LossFunction
     held: list[Tensor] = []  # the optimizer's averages, which the first update makes
     try:
         held += [torch.empty_like(parameter) for parameter in gpt.parameters() for _ in range(2)]
-        tokens, targets = batch(choices.micro_batch)
+        arguments = batch(choices.micro_batch)
         with autocast(choices.device, choices.precision):
-            loss = loss_function(gpt, tokens, targets)
+            loss = loss_function(gpt, *arguments)
         loss.backward()
         del loss
         torch.empty(update_bytes, dtype=torch.uint8, device=choices.device)

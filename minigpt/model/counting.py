@@ -13,10 +13,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from minigpt.attention.masks import Documents
 from minigpt.config.schema import ModelConfig
 from minigpt.model.empty import empty_gpt
 from minigpt.model.gpt import GPT
-from minigpt.model.loss import autocast, next_token_loss
+from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
 
 PRIME = 1_000_003  # sequences of a counted batch: only what grows with it has a multiple of so many bytes
 
@@ -48,18 +49,20 @@ def flops_per_token(config: ModelConfig, vocab_size: int) -> float:
     return (one + (config.n_layer - 1) * (two - one)) / config.block_size
 
 
-def activation_bytes(config: ModelConfig, vocab_size: int, *, precision: str, kernel: str) -> int:
-    """Return the memory that one sequence adds to a training step.
+def activation_bytes(config: ModelConfig, vocab_size: int, *, precision: str, kernel: str, masked: bool = False) -> int:
+    """Return the memory that one sequence adds to a training step; `masked`: whose documents are kept apart.
 
     It is what the forward pass saves for the backward pass and, on the way back, the gradients of one block's tensors
     and of the logits, these in two precisions. With `checkpoint_activations` each block saves its input only. Masks of
     dropout are not counted.
     """
-    return _activation_bytes(tuple(vars(config).items()), vocab_size, precision, kernel)
+    return _activation_bytes(tuple(vars(config).items()), vocab_size, precision, kernel, masked)
 
 
 @functools.cache  # asked more than once before the first step
-def _activation_bytes(settings: tuple[tuple[str, Any], ...], vocab_size: int, precision: str, kernel: str) -> int:
+def _activation_bytes(
+    settings: tuple[tuple[str, Any], ...], vocab_size: int, precision: str, kernel: str, masked: bool
+) -> int:
     config = ModelConfig(**dict(settings))
 
     saved: dict[int, int] = {}  # storage -> bytes of one sequence: views of one tensor count once
@@ -76,7 +79,11 @@ def _activation_bytes(settings: tuple[tuple[str, Any], ...], vocab_size: int, pr
         for add_hook in (gpt.blocks[0].register_forward_pre_hook, gpt.blocks[0].register_forward_hook):
             add_hook(lambda *_: around_block.append(sum(saved.values())))
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor), autocast("cpu", precision):
-            loss = next_token_loss(gpt, tokens, tokens)  # kept until all is counted: no storage may be used twice
+            if masked:
+                documents = Documents(tokens, torch.zeros(2, dtype=torch.int32))
+                loss = weighted_loss_sum(gpt, tokens, tokens, torch.ones(tokens.shape), documents)
+            else:
+                loss = next_token_loss(gpt, tokens, tokens)  # kept until all is counted: no storage may be used twice
         everything, block = sum(saved.values()), around_block[1] - around_block[0]
         del loss
     kept = 4 * config.block_size * config.n_embd if config.checkpoint_activations else block

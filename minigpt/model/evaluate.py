@@ -9,8 +9,10 @@ import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
+from minigpt.attention.masks import Documents, find_documents
 from minigpt.model.loss import autocast
 
 if TYPE_CHECKING:  # anything with these attributes will do
@@ -18,6 +20,7 @@ if TYPE_CHECKING:  # anything with these attributes will do
 
 MAX_LOGITS = 1 << 26  # at one time
 MAX_WINDOWS = 64
+CHUNK_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Score:
     """How well a model predicts a split."""
 
     nats: float  # summed over the predicted tokens
-    tokens: int  # predicted: all but the split's first
+    tokens: int  # predicted: all but the split's first, and of documents kept apart all but the first of each
     bytes: int  # of text that they stand for
 
     @property
@@ -78,6 +81,15 @@ def grid_batches(
         )
 
 
+def unpredicted_places(split: "Split", document_end: int | None) -> NDArray[np.int64]:
+    """Return the places of the tokens that are not predicted: the split's first, and what follows a `document_end`."""
+    found = [np.zeros(1, dtype=np.int64)]
+    for start in range(0, len(split) - 1 if document_end is not None else 0, CHUNK_TOKENS):
+        piece = split.tokens(start, min(start + CHUNK_TOKENS, len(split) - 1))
+        found.append(np.flatnonzero(piece == document_end) + start + 1)
+    return np.concatenate(found)
+
+
 def nats(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the loss (n,) of each target (n,), of logits (n, V)."""
     return F.cross_entropy(logits, targets, reduction="none")
@@ -95,6 +107,7 @@ def token_losses(
     rank: int = 0,
     world_size: int = 1,
     stride: int | None = None,
+    document_end: int | None = None,
     measure: Callable[[Tensor, Tensor], Tensor] = nats,
 ) -> Iterator[Tensor]:
     """Yield the loss of each token in nats, in the order of the split.
@@ -109,6 +122,7 @@ def token_losses(
         rank: of this process, which scores every world_size-th batch: the scores of all ranks add up.
         world_size: processes.
         stride: tokens from a window to the next; None: block_size, side by side.
+        document_end: the token behind each document, if no document is to see another. What follows it has no loss: 0.
         measure: logits (n, V) and targets (n,) to what is yielded, in place of the losses.
 
     Yields:
@@ -119,28 +133,37 @@ def token_losses(
     for number, (windows, new) in enumerate(grid_batches(split, block_size, batch, stride)):
         if number % world_size != rank:
             continue
+        apart = {}
+        if document_end is not None:
+            documents = find_documents(windows[:, :-1], document_end)
+            apart = {"documents": Documents(*(part.to(device) for part in documents))}
         windows = windows.to(device)
         with autocast(torch.device(device).type, precision):
-            logits = model(windows[:, :-1])[:, -new:]
+            logits = model(windows[:, :-1], **apart)[:, -new:]
             measured = measure(logits.flatten(0, 1), windows[:, -new:].flatten())
+        if document_end is not None:
+            measured[windows[:, -new - 1 : -1].flatten() == document_end] = 0.0
         yield measured.cpu()
     model.train(was_training)
 
 
-def evaluate(model: nn.Module, split: "Split", *, first_token_bytes: int, **options: Any) -> Score:
+def evaluate(model: nn.Module, split: "Split", *, token_bytes: Callable[[int], bytes], **options: Any) -> Score:
     """Score the whole split, tail included, weighted by tokens.
 
     Args:
         model: left in the mode it came in.
         split: tokens.
-        first_token_bytes: text bytes of the split's first token, the only one not predicted.
+        token_bytes: the text of a token.
         **options: as for `token_losses`.
 
     Returns:
-        The score of this rank's share; nats summed in fp64.
+        The score of this rank's share; nats summed in fp64. (Rank 0 leaves out the tokens that nobody predicts.)
     """
-    nats, predicted = torch.zeros((), dtype=torch.float64), 0
+    places = unpredicted_places(split, options.get("document_end"))
+    tokens, counts = np.unique(split.windows(places, 1), return_counts=True)
+    skipped = sum(len(token_bytes(int(token))) * int(count) for token, count in zip(tokens, counts, strict=True))
+    nats, predicted = torch.zeros((), dtype=torch.float64), 0 if options.get("rank") else 1 - len(places)
     for losses in token_losses(model, split, **options):
         nats += losses.double().sum()
         predicted += losses.numel()
-    return Score(float(nats), predicted, split.bytes - first_token_bytes)
+    return Score(float(nats), predicted, split.bytes - skipped)

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from minigpt.attention.dropout import Dropout
-from minigpt.attention.layers import ATTENTION, KNOW_POSITIONS, Angles, KeyValueStore
-from minigpt.attention.masks import combine_masks
+from minigpt.attention.layers import ATTENTION, KNOW_POSITIONS, Angles, KeyValueStore, Mask
+from minigpt.attention.masks import Documents, combine_masks
 from minigpt.attention.norms import RMSNorm
 from minigpt.attention.rotary import Llama3Scaling
 from minigpt.config.schema import ModelConfig
@@ -111,7 +111,7 @@ class Block(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, mask: Tensor | None = None, cache: KeyValueStore | None = None, angles: Angles | None = None
+        self, x: Tensor, mask: Mask = None, cache: KeyValueStore | None = None, angles: Angles | None = None
     ) -> Tensor:
         x = x + self.attention(self.norm_1(x), mask, cache, angles)
         return x + self.mlp(self.norm_2(x))
@@ -184,6 +184,7 @@ class GPT(nn.Module):
         positions: Tensor | None = None,
         mask: Tensor | None = None,
         cache: KVCache | None = None,
+        documents: Documents | None = None,
     ) -> Tensor:
         """Logits of the next token at every position.
 
@@ -193,6 +194,8 @@ class GPT(nn.Module):
                 cache holds. Left-padded prompts give their own.
             mask: bool, broadcastable to (B, 1, T, S), True = may attend; combined with the causal mask.
             cache: keys and values of earlier tokens; these T are appended.
+            documents: where they lie in the sequences, in place of the three above: positions restart in each, and no
+                token attends to another one.
 
         Returns:
             (B, T, V).
@@ -200,7 +203,7 @@ class GPT(nn.Module):
         Raises:
             ValueError: if the sequence, with what the cache holds, is longer than block_size.
         """
-        return self.logits(self.hidden(tokens, positions=positions, mask=mask, cache=cache))
+        return self.logits(self.hidden(tokens, positions=positions, mask=mask, cache=cache, documents=documents))
 
     def new_cache(self, rows: int) -> KVCache:
         """Return an empty KV cache in the model's dtype and on its device."""
@@ -220,6 +223,7 @@ class GPT(nn.Module):
         positions: Tensor | None = None,
         mask: Tensor | None = None,
         cache: KVCache | None = None,
+        documents: Documents | None = None,
     ) -> Tensor:
         """`forward` without its output layer, whose (B, T, V) a reader of the last position would not want.
 
@@ -238,19 +242,23 @@ class GPT(nn.Module):
         if cache is not None and cache.uniform_length is None:
             mask = combine_masks(cache.mask(T), mask)  # rows of different lengths
 
+        attention: Any = self.blocks[0].attention
+        hiding: Mask = mask
+        if documents is not None:
+            positions = documents.positions
+            hiding = attention.document_mask(documents, self.token_embedding.weight)
         x = self.token_embedding(tokens)  # (B, T, C)
         if self.position_embedding is not None:
             x = x + self.position_embedding(torch.arange(T, device=tokens.device) if positions is None else positions)
         turns = None  # 0 .. T - 1
         if self.position_embedding is None and positions is not None:
-            attention: Any = self.blocks[0].attention
             turns = attention.angles(positions, x.dtype)  # (B, T, 1, D/2)
         x = self.dropout(x)
         for layer, block in enumerate(self.blocks):
             if self.config.checkpoint_activations and self.training and cache is None:
-                x = checkpoint(block, x, mask, None, turns, use_reentrant=False)
+                x = checkpoint(block, x, hiding, None, turns, use_reentrant=False)
             else:
-                x = block(x, mask, None if cache is None else cache.layer(layer), turns)
+                x = block(x, hiding, None if cache is None else cache.layer(layer), turns)
         if cache is not None:
             cache.advance(T)
         return self.final_norm(x)

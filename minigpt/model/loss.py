@@ -7,6 +7,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from minigpt.attention.masks import Documents
+
 
 def next_token_loss(gpt: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross-entropy in nats of the next token, over all positions at once (teacher forcing).
@@ -22,7 +24,9 @@ def next_token_loss(gpt: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(gpt(tokens).flatten(0, 1), targets.flatten())
 
 
-def weighted_loss_sum(gpt: nn.Module, tokens: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+def weighted_loss_sum(
+    gpt: nn.Module, tokens: Tensor, targets: Tensor, weights: Tensor, documents: Documents | None = None
+) -> Tensor:
     """Return the sum over all targets of weight times cross-entropy in nats.
 
     Divided by the sum of all weights of an optimizer step, over micro-batches and ranks, it is the step's loss.
@@ -32,11 +36,13 @@ def weighted_loss_sum(gpt: nn.Module, tokens: Tensor, targets: Tensor, weights: 
         tokens: (B, T).
         targets: (B, T), the tokens one place later.
         weights: (B, T), how much each target counts; 0 = not at all.
+        documents: of the sequences, if none of them is to see another.
 
     Returns:
         A scalar.
     """
-    losses = F.cross_entropy(gpt(tokens).flatten(0, 1), targets.flatten(), reduction="none")  # (B * T,)
+    logits = gpt(tokens) if documents is None else gpt(tokens, documents=documents)
+    losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")  # (B * T,)
     return (losses * weights.flatten().to(losses.dtype)).sum()  # not @, which autocast computes in bf16
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from minigpt.checkpoint.pack import CONFIG, MODEL, OPTIMIZER, STATE, TOKENIZER, optimizer_tensors, to_json
 from minigpt.config.convert import to_dict
 from minigpt.config.schema import RunConfig, TrainConfig
+from minigpt.data.batch import document_end
 from minigpt.data.prepare import Prepared
 from minigpt.model.evaluate import Score, evaluate
 from minigpt.redact import redact_values
@@ -107,7 +108,8 @@ class Outputs:
             batch=module.choices.validation_batch,
             device=device,
             precision=module.choices.precision,
-            first_token_bytes=len(prepared.tokenizer.token_bytes(int(prepared.val.tokens(0, 1)[0]))),
+            token_bytes=prepared.tokenizer.token_bytes,
+            document_end=document_end(module.config.data, prepared.tokenizer),
             rank=module.trainer.global_rank,
             world_size=world_size,
         )

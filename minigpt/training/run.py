@@ -18,7 +18,7 @@ from minigpt.checkpoint.store import MANIFEST, discard_from, latest_usable, list
 from minigpt.config.convert import flatten, to_dict
 from minigpt.config.roles import Change, default_run_dir
 from minigpt.config.schema import TrainConfig
-from minigpt.data.batch import MicroBatches
+from minigpt.data.batch import MicroBatches, document_end
 from minigpt.data.order import batch_of_step
 from minigpt.data.prepare import Prepared
 from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
@@ -184,7 +184,7 @@ def train_from(job: Job, checkpoint: Path | None, state: run_state.RunState, cha
         )
     )
     module = LanguageModel(gpt, config, choices, optimizer=optimizer, state=state)
-    module.loss_function = loss_function
+    module.compiled_loss = loss_function
     tell_new_learning_rate(run, module)
     fit(job, module)
     return close(run, module)
@@ -269,6 +269,7 @@ def fit(job: Job, module: LanguageModel) -> None:
         skipped_batches=job.run.skipped_batches(),
         start_step=module.state.step,
         pin_memory=choices.device == "cuda",
+        document_end=document_end(config.data, prepared.tokenizer),
     )
     # Lightning counts steps from here on; the run's state has those before.
     remaining = None if module.total_steps is None else module.total_steps - module.state.step

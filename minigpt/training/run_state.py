@@ -13,10 +13,12 @@ from minigpt.checkpoint.store import list_checkpoints, step_of
 from minigpt.config.convert import misfit, shown
 from minigpt.config.roles import Change, differences, removed_settings
 from minigpt.config.schema import TrainConfig
+from minigpt.data.batch import document_end
 from minigpt.data.order import check_length
 from minigpt.data.prepare import DamagedShards, Prepared, prepare
 from minigpt.data.tokenizer import Tokenizer, scheme_of
 from minigpt.faults import UserFault
+from minigpt.model.evaluate import unpredicted_places
 from minigpt.model.gpt import GPT
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.sampling.write import encode_prompt
@@ -125,6 +127,9 @@ def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
             f"the val split has {len(prepared.val)} token, and predicting one takes at least 2. Use more text or a "
             f"larger data.val_fraction (now {config.data.val_fraction:g})"
         )
+    end = document_end(config.data, prepared.tokenizer)
+    if len(prepared.val) == len(unpredicted_places(prepared.val, end)):
+        raise UserFault("data.mask_documents=true leaves no token of the val split to predict. Use more text")
     encode_prompt(prepared.tokenizer, config.samples.prompt)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import lightning as L
 import torch
 import torch.distributed as dist
-import torch.nn as nn
 from torch import Tensor
 
 from minigpt.config.schema import GuardConfig, TrainConfig
@@ -59,7 +58,7 @@ class LanguageModel(L.LightningModule):
         self.state = state
         self.total_steps = steps_of(config)  # None when only max_minutes limits the run
         self.clock = Clock(state.seconds)
-        self.loss_function: Callable[[nn.Module, Tensor, Tensor], Tensor] = next_token_loss  # or its compiled form
+        self.compiled_loss: Callable[..., Tensor] | None = None  # of the run's batches, with weights or without
         self.first_micro_batch = state.step * choices.accumulate
         self.micro_losses: list[Tensor] = []  # of the current step
         self.micro_weights: list[Tensor] = []
@@ -98,9 +97,10 @@ class LanguageModel(L.LightningModule):
         full = self.choices.micro_batch * self.config.model.block_size
         with autocast(self.choices.device, self.choices.precision):
             if batch.weights is None and batch.tokens.numel() == full:
-                return self.loss_function(self.gpt, batch.tokens, batch.targets), None
+                return (self.compiled_loss or next_token_loss)(self.gpt, batch.tokens, batch.targets), None
             weights = torch.ones_like(batch.tokens, dtype=torch.float32) if batch.weights is None else batch.weights
-            total = weighted_loss_sum(self.gpt, batch.tokens, batch.targets, weights)
+            loss_sum = weighted_loss_sum if batch.weights is None else self.compiled_loss or weighted_loss_sum
+            total = loss_sum(self.gpt, batch.tokens, batch.targets, weights, batch.documents)
         return total / full, weights.sum(dtype=total.dtype) / full
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:

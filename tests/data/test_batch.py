@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from minigpt.attention.masks import find_documents
 from minigpt.config.compose import compose
 from minigpt.data.batch import Batch, MicroBatches
 from minigpt.data.order import window_starts
@@ -63,9 +64,20 @@ def test_the_ranks_share_the_windows_of_a_step():
 
 
 @pytest.mark.parametrize("weighted", [False, True])
+def test_what_follows_an_end_of_text_is_no_target_where_documents_are_kept_apart(weighted):
+    plain, apart = batches(Squares(weighted=weighted))[4], batches(Squares(weighted=weighted), document_end=100)[4]
+    assert torch.equal(apart.tokens, plain.tokens)
+    assert torch.equal(apart.targets, plain.targets)
+    assert (apart.tokens == 100).sum() == 1
+    counts = plain.weights if weighted else torch.ones(2, 5)
+    assert torch.equal(apart.weights, torch.where(apart.tokens == 100, 0.0, counts))
+    assert torch.equal(apart.documents.positions, find_documents(apart.tokens, 100).positions)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
 def test_a_batch_moves_whole(weighted):
-    batch = batches(Squares(weighted=weighted))[0].to("meta")
-    parts = [batch.tokens, batch.targets] + ([batch.weights] if weighted else [])
+    batch = batches(Squares(weighted=weighted), document_end=1 if weighted else None)[0].to("meta")
+    parts = [batch.tokens, batch.targets] + ([batch.weights, *batch.documents] if weighted else [])
     assert isinstance(batch, Batch)
     assert all(part.device.type == "meta" for part in parts)
     assert (batch.weights is None) != weighted

@@ -35,7 +35,7 @@ def test_determinism_is_set_before_anything_is_compiled_or_tried(run, monkeypatc
     def look(*_, **__):
         seen.append((torch.are_deterministic_algorithms_enabled(), os.environ.get("CUBLAS_WORKSPACE_CONFIG")))
 
-    real = compiling.next_token_loss
+    real = next_token_loss
     monkeypatch.setattr("minigpt.machine.memory.next_token_loss", lambda *batch: look() or real(*batch))
     monkeypatch.setattr(GPT, "to", lambda self, *_: look() or self)
     run("trainer.deterministic=true", "trainer.max_steps=1")

@@ -83,7 +83,7 @@ def test_the_trial_leaves_room_for_the_averages_of_the_first_update(gpt, monkeyp
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_next_smaller_divisor_that_fits_is_taken_and_said(gpt, monkeypatch, capsys, error, compiled):
     tried = room_for(5, monkeypatch, error)
-    monkeypatch.setattr(memory, "compiled_loss", lambda device: memory.next_token_loss)
+    monkeypatch.setattr(memory, "compiled_loss", lambda *_: memory.next_token_loss)
     choices, _ = try_loss(gpt, replace(CHOICES, compile=compiled), batch)
     assert choices.compile == compiled
     said = [line for line in capsys.readouterr().out.splitlines() if "Compiling" not in line]
@@ -162,7 +162,7 @@ def test_a_compiler_that_fails_leaves_choices_without_it(gpt, monkeypatch, capsy
     def broken(gpt, tokens, targets):
         raise RuntimeError("no compiler here")
 
-    monkeypatch.setattr(memory, "compiled_loss", lambda device: broken)
+    monkeypatch.setattr(memory, "compiled_loss", lambda *_: broken)
     choices, loss = try_loss(gpt, replace(CHOICES, compile=True), batch)
     assert not choices.compile
     assert loss is memory.next_token_loss

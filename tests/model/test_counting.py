@@ -7,10 +7,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from minigpt.attention.constants import causal_bias
+from minigpt.attention.masks import find_documents
 from minigpt.config.schema import ModelConfig
 from minigpt.model.counting import activation_bytes, flops_per_token
 from minigpt.model.gpt import GPT
-from minigpt.model.loss import autocast, next_token_loss
+from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
 
 SIZES = {"n_layer": 3, "n_head": 2, "n_embd": 64, "block_size": 48}
 GPT2_124M = ModelConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024)
@@ -46,7 +47,7 @@ def test_linear_attention_does_not_pay_for_the_square_and_checkpointing_is_not_c
     assert flops_per_token(checkpointed, V) == flops_per_token(ModelConfig(**SIZES), V)
 
 
-def saved_bytes(config, *, precision, kernel):
+def saved_bytes(config, *, precision, kernel, masked=False):
     """What a forward pass of two more sequences keeps for the backward pass, on real tensors."""
     totals = []
     for batch in (1, 3):
@@ -59,7 +60,8 @@ def saved_bytes(config, *, precision, kernel):
 
         tokens = torch.zeros(batch, config.block_size, dtype=torch.int64)
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor), autocast("cpu", precision):
-            loss = next_token_loss(gpt, tokens, tokens)
+            documents = [torch.ones(tokens.shape), find_documents(tokens, 0)] if masked else []
+            loss = (weighted_loss_sum if masked else next_token_loss)(gpt, tokens, tokens, *documents)
         loss.backward()
         totals.append(sum(saved.values()))
     return (totals[1] - totals[0]) / 2
@@ -68,10 +70,11 @@ def saved_bytes(config, *, precision, kernel):
 @pytest.mark.parametrize("kernel", ["explicit", "fused"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("attention", ["softmax", "rotary", "linear"])
-def test_activations_are_what_real_tensors_take_and_the_way_back(attention, precision, kernel):
+@pytest.mark.parametrize("masked", [False, True])
+def test_activations_are_what_real_tensors_take_and_the_way_back(attention, precision, kernel, masked):
     config = ModelConfig(**SIZES, attention=attention)
-    counted = activation_bytes(config, V, precision=precision, kernel=kernel)
-    saved = saved_bytes(config, precision=precision, kernel=kernel)
+    counted = activation_bytes(config, V, precision=precision, kernel=kernel, masked=masked)
+    saved = saved_bytes(config, precision=precision, kernel=kernel, masked=masked)
     assert saved < counted < 1.1 * (saved + saved / 3) + 8 * 48 * V  # one more block of three, and the logits twice
 
 

@@ -71,7 +71,7 @@ def test_score_equals_a_plain_sum_for_any_number_of_processes(world_size):
             batch=2,
             device="cpu",
             precision="fp32",
-            first_token_bytes=4,
+            token_bytes=lambda token: b"four",
             rank=rank,
             world_size=world_size,
         )

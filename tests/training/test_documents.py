@@ -1,0 +1,127 @@
+"""Runs whose documents are kept apart: training, validation, evaluation and comparison follow one rule."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import minigpt
+from minigpt.compare.command import compare
+from minigpt.compare.scores import common_windows
+from minigpt.compare.sides import open_run
+from minigpt.config.compose import compose
+from minigpt.data.prepare import prepare
+from minigpt.data.text import encode_documents
+from minigpt.evaluation.command import evaluate
+from minigpt.faults import UserFault
+from minigpt.training.run import train
+
+MASKED = "data.mask_documents=true"
+
+
+@pytest.fixture
+def notes(run):
+    """Trains on short documents; arguments as of TinyRun."""
+    texts = [f"note {n}: {'ab' * (n % 5)}" for n in range(140)]
+    source = run.folder / "notes.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+    def start(name, *extra, code=0):
+        run.path = run.folder / name
+        words = [word for word in run.arguments() if "data.source" not in word]
+        assert train(compose("train", [*words, f"data.source={source}", "trainer.precision=fp64", *extra])) == code
+        return run.path
+
+    start.run, start.source = run, source
+    return start
+
+
+def losses_by_hand(gpt, tokens, end):
+    """(place, nats) of each token that is predicted: window by window, and each document's part of one alone."""
+    T = gpt.model.config.block_size
+    for start in range(0, len(tokens) - 1, T):
+        window = tokens[start : start + T + 1]
+        ends = [place + 1 for place, token in enumerate(window) if token == end]
+        for first, last in zip([0, *ends], [*ends, len(window)], strict=True):
+            part = window[first:last]
+            if len(part) > 1:
+                logits = gpt.model(torch.tensor([part[:-1]]))[0].double().log_softmax(-1)
+                for place, token in enumerate(part[1:], 1):
+                    yield start + first + place, -logits[place - 1, token].item()
+
+
+def test_the_validation_loss_is_that_of_documents_alone(notes):
+    path = notes("masked", MASKED, "trainer.max_steps=4")
+    gpt = minigpt.load(path)
+    prepared = prepare(gpt.config.data, gpt.config.tokenizer, say=lambda _: None)
+    tokens, end = prepared.val.tokens(0, len(prepared.val)).tolist(), prepared.tokenizer.eot
+    with torch.no_grad():
+        found = dict(losses_by_hand(gpt, tokens, end))
+    assert found.keys() == {place for place in range(1, len(tokens)) if tokens[place - 1] != end}
+    row = notes.run.rows()[-1]
+    assert row["val/loss"] == pytest.approx(sum(found.values()) / len(found), rel=1e-6)
+    n_bytes = sum(len(prepared.tokenizer.token_bytes(tokens[place])) for place in found)
+    assert row["val/bits_per_byte"] == pytest.approx(sum(found.values()) / math.log(2) / n_bytes, rel=1e-6)
+
+    # The same text as a file to score, and from Python.
+    documents = (
+        prepared.tokenizer.decode_bytes([token if token != end else 10 for token in tokens]).decode().split("\n")
+    )
+    held_out = notes.run.folder / "held_out.jsonl"
+    held_out.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    out, per_token = notes.run.folder / "out.json", notes.run.folder / "tokens.jsonl"
+    words = [f"checkpoint={path}", f"file={held_out}", "device=cpu", f"json={out}", f"per_token={per_token}"]
+    evaluate(compose("evaluate", words), say=lambda line: None)
+    figures = json.loads(out.read_text())
+    assert figures["nats_per_token"] == pytest.approx(row["val/loss"], rel=1e-5)
+    assert (figures["tokens"], figures["bytes"]) == (len(found), n_bytes)
+    each = [json.loads(line)["nats"] for line in per_token.read_text().splitlines()]
+    assert {place for place, nats in enumerate(each) if nats is not None} == found.keys()
+
+
+def test_masks_change_what_is_learned_and_an_interrupted_run_ends_with_the_same_bytes(notes):
+    whole = notes("whole", MASKED) / "checkpoints" / "step-000000006" / "model.safetensors"
+    notes("parts", MASKED, "trainer.max_steps=3", "schedule=constant")
+    parts = notes("parts", MASKED, "schedule=constant") / "checkpoints" / "step-000000006" / "model.safetensors"
+    constant = notes("constant", MASKED, "schedule=constant") / "checkpoints" / "step-000000006" / "model.safetensors"
+    plain = notes("plain") / "checkpoints" / "step-000000006" / "model.safetensors"
+    assert parts.read_bytes() == constant.read_bytes()
+    assert plain.read_bytes() != whole.read_bytes()
+    with pytest.raises(UserFault, match="mask_documents: True -> False"):
+        notes("whole", "trainer.max_steps=7")
+
+
+@pytest.mark.parametrize("attention", ["rotary", "linear"])
+@pytest.mark.parametrize("micro_batch", [1, 4])
+def test_a_step_is_the_same_however_it_is_cut(notes, attention, micro_batch):
+    options = [MASKED, f"model.attention={attention}", "trainer.max_steps=2", "logger.every_steps=1"]
+    notes("one", *options)
+    one = notes.run.rows()
+    notes("several", *options, f"trainer.micro_batch={micro_batch}")
+    for row, other in zip(one, notes.run.rows(), strict=True):
+        assert row["train/loss"] == pytest.approx(other["train/loss"], rel=1e-12)
+        assert row["train/grad_norm"] == pytest.approx(other["train/grad_norm"], rel=1e-12)
+
+
+def test_runs_with_masks_and_without_are_compared_on_the_tokens_that_both_predict(notes):
+    masked, plain = notes("masked", MASKED), notes("plain")
+    runs = [open_run(str(path), "best") for path in (masked, plain)]
+    val, end = runs[0].val, runs[0].tokenizer.eot
+    windows = common_windows([(val, 8), (val, 8)], [end, None])
+    tokens = val.tokens(0, len(val))
+    assert windows.sizes.sum() == np.count_nonzero(tokens[:-1] != end)
+    lines = []
+    compare(compose("compare", [str(masked), str(plain)]), say=lines.append)
+    text = "\n".join(lines)
+    assert f"{windows.sizes.sum():,.0f} tokens to predict" in text
+    assert "data.mask_documents: true -> false" in text
+    other = encode_documents(minigpt.load(notes("bpe", MASKED, "tokenizer=bpe")).tokenizer, [[b"a"]])
+    with pytest.raises(UserFault, match="Compare runs of one tokenizer"):
+        common_windows([(val, 8), (other, 8)], [end, None])
+
+
+def test_a_tokenizer_without_end_of_text_is_refused_by_name(notes):
+    with pytest.raises(UserFault, match="tokenizer=char has none"):
+        notes("char", MASKED, "tokenizer=char")
