@@ -1,8 +1,8 @@
 """A whole process: faults end with exit code 2, fast, and leave no trace."""
 
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -27,16 +27,17 @@ def run(script: str, *arguments: str, folder: Path) -> subprocess.CompletedProce
 
 
 def test_faults_end_the_process_at_once(tmp_path):
-    begun = time.monotonic()
+    begun = os.times()
     done = run("train.py", "trainer.max_step=5", "optimizer.lr=abc", "model.n_head=3", "modle=gpt2", folder=tmp_path)
-    seconds = time.monotonic() - begun
+    ended = os.times()
+    seconds = ended.children_user + ended.children_system - begun.children_user - begun.children_system
     assert done.returncode == USER_FAULT
     assert done.stdout == ""
     lines = done.stderr.splitlines()
     assert lines[0] == "4 errors:"
     assert lines[1] == "- No setting 'trainer.max_step'. Did you mean 'trainer.max_steps'?"
     assert len(lines) == 5
-    assert seconds < 3
+    assert seconds < 3  # of a CPU: other work on the machine does not count
     assert list(tmp_path.iterdir()) == []
 
 
