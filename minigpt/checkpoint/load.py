@@ -9,16 +9,19 @@ import json
 import math
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from minigpt.checkpoint import pack, store
 from minigpt.checkpoint.foreign import foreign_tokenizer, is_foreign, read_foreign_config, read_foreign_weights
 from minigpt.checkpoint.pack import CONFIG, MODEL, STATE, TOKENIZER
+from minigpt.checkpoint.parts import TensorFiles
 from minigpt.checkpoint.store import DamagedCheckpoint
 from minigpt.config.check import find_faults
 from minigpt.config.convert import flatten, read, settings, shown
@@ -28,6 +31,7 @@ from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import NoUsableCheckpoint, UserFault
 from minigpt.model.empty import empty_gpt
 from minigpt.model.gpt import GPT
+from minigpt.model.parts import held_rows, local
 
 MAX_BYTES = {CONFIG: 1 << 16, STATE: 1 << 20, TOKENIZER: 1 << 24, pack.CALLBACKS: 1 << 24}  # many times what ours need
 VOCABULARY, POSITIONS = ("token_embedding.weight", "output.weight"), "position_embedding.weight"
@@ -108,9 +112,10 @@ def load_checkpoint(path: str | Path, which: str = "best", *, kernel: str = "fus
     config = read_config(folder)
     tokenizer = read_tokenizer(folder)
     state = read_state(folder)
-    weights = read_tensors(folder, MODEL)
-    _refuse_other_shapes(expected_shapes(config.model, tokenizer.vocab_size, len(weights)), weights, str(folder))
-    # The model is as large as the bytes just read, and no larger.
+    weights = TensorFiles(folder, MODEL) if in_parts(folder) else read_tensors(folder, MODEL)
+    found = weights.shapes if isinstance(weights, TensorFiles) else _shapes(weights)
+    _refuse_other_shapes(expected_shapes(config.model, tokenizer.vocab_size, len(found)), found, str(folder))
+    # The model is as large as the bytes that are there, and no larger.
     model = empty_gpt(config.model, tokenizer.vocab_size, kernel=kernel)
     load_weights(model, weights, str(folder))
     return LoadedCheckpoint(model.eval(), tokenizer, config, state, folder)
@@ -137,7 +142,7 @@ def foreign_weights(path: Path) -> dict[str, Tensor]:
     shapes = expected_shapes(config.model, vocab_size, config.model.n_layer)
     shapes |= {name: (vocab_size, shapes[name][1]) for name in VOCABULARY if name in shapes}
     weights = read_foreign_weights(path, config.model, shapes)
-    _refuse_other_shapes(shapes, weights, str(path))
+    _refuse_other_shapes(shapes, _shapes(weights), str(path))
     return weights
 
 
@@ -250,12 +255,29 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
-    """A safetensors file of a checkpoint.
+    """A safetensors file of a checkpoint, or its parts put together.
 
     Raises:
         UserFault: as `read_file`; or it is no safetensors file.
     """
+    if in_parts(folder):
+        files = TensorFiles(folder, name)
+        tensors = {key: torch.empty(shape) for key, shape in files.shapes.items()}
+        files.fill(tensors)
+        return tensors
     return pack.unpack_tensors(read_file(folder, name), f"{folder / name}")
+
+
+def in_parts(folder: Path) -> bool:
+    """Whether several processes wrote a checkpoint's tensors, each a part of them.
+
+    Raises:
+        UserFault: its manifest is damaged.
+    """
+    try:
+        return MODEL not in store.read_manifest(folder)["files"]
+    except DamagedCheckpoint as error:
+        raise unusable(folder, error) from None
 
 
 def expected_shapes(config: ModelConfig, vocab_size: int, most_tensors: int) -> dict[str, tuple[int, ...]]:
@@ -274,22 +296,31 @@ def expected_shapes(config: ModelConfig, vocab_size: int, most_tensors: int) -> 
     return shapes
 
 
-def load_weights(model: GPT, weights: dict[str, Tensor], origin: str) -> None:
-    """Copy weights into a model of the same shape.
+def load_weights(model: GPT, weights: dict[str, Tensor] | TensorFiles, origin: str) -> None:
+    """Copy weights into a model of the same shape; into a sharded one those that this process holds.
 
     Raises:
         UserFault: names or shapes differ, or a weight is not finite.
     """
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    _refuse_other_shapes(expected, weights, origin)
-    model.load_state_dict(weights)
-    broken = pack.first_non_finite(model.state_dict())  # after the copy: what is finite in fp64 need not be in fp32
+    own = model.state_dict()
+    if isinstance(weights, TensorFiles):
+        _refuse_other_shapes(_shapes(own), weights.shapes, origin)
+        weights.fill(own)
+    else:
+        _refuse_other_shapes(_shapes(own), _shapes(weights), origin)
+        for name, tensor in own.items():
+            local(tensor).copy_(weights[name][held_rows(tensor)])
+    mine = {name: local(tensor) for name, tensor in own.items()}
+    broken = pack.first_non_finite(mine)  # after the copy: what is finite in fp64 need not be in fp32
     if broken is not None:
         raise UserFault(f"the checkpoint {origin} holds non-finite weights ({broken}). Use an earlier checkpoint")
 
 
-def _refuse_other_shapes(expected: dict[str, tuple[int, ...]], weights: dict[str, Tensor], origin: str) -> None:
-    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _refuse_other_shapes(expected: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]], origin: str) -> None:
     differing = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
     if differing:
         name = differing[0]

@@ -15,7 +15,7 @@ MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 STATE, CONFIG, TOKENIZER = "state.json", "config.json", "tokenizer.json"
 CALLBACKS, CALLBACK_TENSORS = "callbacks.json", "callbacks.safetensors"  # only where a user's own callbacks have state
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_DTYPES = {
+DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -60,7 +60,7 @@ def pack_tensors(tensors: Mapping[str, Tensor]) -> list[memoryview]:
     for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):  # large first: all aligned
         tensor = tensors[name]
         begin, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
         parts.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
@@ -118,23 +118,23 @@ def unpack_optimizer(data: bytes, optimizer: torch.optim.Optimizer) -> None:
         index, _, name = key.partition(".")
         number = int(index) if index.isascii() and index.isdigit() and len(index) < 9 else len(parameters)
         if number >= len(parameters) or tuple(value.shape) not in ((), tuple(parameters[number].shape)):
-            raise UserFault(_foreign(shown(key)))
+            raise UserFault(foreign(shown(key)))
         state.setdefault(number, {})[name] = value
-    wanted = [_averages(optimizer, parameter) for parameter in parameters]
+    wanted = [averages(optimizer, parameter) for parameter in parameters]
     if state and (len(state) != len(parameters) or any(set(state[i]) != names for i, names in enumerate(wanted))):
-        raise UserFault(_foreign(f"{len(tensors)} averages of {len(state)} parameters"))
+        raise UserFault(foreign(f"{len(tensors)} averages of {len(state)} parameters"))
     broken = first_non_finite(tensors)
     if broken is not None:
         raise UserFault(f"{OPTIMIZER} holds a non-finite average ({broken}). Use an earlier checkpoint")
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _averages(optimizer: torch.optim.Optimizer, parameter: Tensor) -> set[str]:
+def averages(optimizer: torch.optim.Optimizer, parameter: Tensor) -> set[str]:
     """What AdamW or Muon keeps of a parameter."""
     return {"momentum"} if parameter in getattr(optimizer, "matrices", ()) else {"step", "exp_avg", "exp_avg_sq"}
 
 
-def _foreign(got: str) -> str:
+def foreign(got: str) -> str:
     return f"{OPTIMIZER} does not belong to this model and optimizer: it holds {got}. Use another checkpoint"
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from minigpt import __version__
+from minigpt.checkpoint.together import ALONE, DamagedCheckpoint, Writers, reason_of
 from minigpt.config.convert import shown
 from minigpt.faults import NoUsableCheckpoint, StorageFailure, UserFault
 from minigpt.rundir.files import flush
@@ -37,10 +38,6 @@ READ_PAUSES = (0.1, 0.4, 1.5)  # seconds before a read that failed is tried agai
 DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO)
 
 Read = TypeVar("Read")
-
-
-class DamagedCheckpoint(ValueError):
-    """A checkpoint folder whose contents are not what its manifest says."""
 
 
 def step_of(path: Path) -> int:
@@ -78,6 +75,7 @@ def write_checkpoint(
     facts: Mapping[str, Any],
     *,
     after: Sequence[Path] = (),
+    writers: Writers = ALONE,
 ) -> Path:
     """Write `folder/step-<step>/` durably: whole, or not at all; then read it back.
 
@@ -87,27 +85,32 @@ def write_checkpoint(
         files: contents by file name, in parts.
         facts: further entries of the manifest (must not hold times or paths: equal runs give equal bytes).
         after: files that must be on the disk before the checkpoint is.
+        writers: the processes that write it together, each its own `files`; all call this.
 
     Returns:
         The checkpoint's folder.
 
     Raises:
         StorageFailure: the disk is full or not writable, or gives back other bytes than it was given. Earlier
-            checkpoints are untouched.
+            checkpoints are untouched. It is raised in all writers.
     """
     final = folder / f"step-{step:09d}"
     temporary = folder / f".{final.name}.tmp-{os.getpid()}"
     need = sum(memoryview(part).nbytes for parts in files.values() for part in parts) + 65536
-    try:
+
+    def begin() -> str:
         free = shutil.disk_usage(folder).free
         if free < need:
             raise OSError(errno.ENOSPC, f"needs {need / 1e6:.1f} MB, {free / 1e6:.1f} MB are free")
-        for path in after:
-            flush(path)
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        entries = {name: _write_flushed(temporary / name, parts) for name, parts in files.items()}
-        manifest = {"format": FORMAT, "step": step, **facts, "files": entries}
+        if writers.rank == 0:
+            for path in after:
+                flush(path)
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+        return temporary.name
+
+    def finish() -> None:
+        manifest = {"format": FORMAT, "step": step, **facts, "files": {name: of[name] for of in entries for name in of}}
         _write_flushed(temporary / MANIFEST, [_sealed(manifest)])
         flush(temporary)
         if final.exists():  # the same step from before a return to an older checkpoint
@@ -115,9 +118,15 @@ def write_checkpoint(
         os.rename(temporary, final)
         flush(folder)
         verify(final)
-    except (OSError, DamagedCheckpoint) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        reason: object = error.strerror if isinstance(error, OSError) and error.strerror else error
+
+    try:
+        temporary = folder / writers.each(begin)[0]
+        entries = writers.each(lambda: {name: _write_flushed(temporary / name, parts) for name, parts in files.items()})
+        writers.first(finish)
+    except (OSError, DamagedCheckpoint, StorageFailure) as error:
+        if writers.rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+        reason = reason_of(error)
         if isinstance(error, DamagedCheckpoint):
             reason = f"what was read back is not what was written ({error}; set aside as {set_aside(final).name})"
         raise StorageFailure(
@@ -235,12 +244,22 @@ def verify(path: Path) -> dict[str, Any]:
     for name, entry in manifest["files"].items():
         if not isinstance(entry, dict) or not _FILE.fullmatch(name):
             raise DamagedCheckpoint(f"{path}: {MANIFEST} names {name!r}, which is no file of a checkpoint")
-        size, digest = read_patiently(path / name, _size_and_sha256)
-        if size != entry.get("bytes"):
-            raise DamagedCheckpoint(f"{path / name}: {size} bytes; the manifest says {entry.get('bytes')}")
-        if digest != entry.get("sha256"):
-            raise DamagedCheckpoint(f"{path / name}: SHA-256 differs: the file changed after it was written")
+        verify_file(path / name, entry)
     return manifest
+
+
+def verify_file(path: Path, entry: Mapping[str, Any]) -> None:
+    """Check a file against its entry in the manifest.
+
+    Raises:
+        DamagedCheckpoint: it is missing, has another size or another SHA-256.
+        StorageFailure: the system refuses to read it.
+    """
+    size, digest = read_patiently(path, _size_and_sha256)
+    if size != entry.get("bytes"):
+        raise DamagedCheckpoint(f"{path}: {size} bytes; the manifest says {entry.get('bytes')}")
+    if digest != entry.get("sha256"):
+        raise DamagedCheckpoint(f"{path}: SHA-256 differs: the file changed after it was written")
 
 
 def _size_and_sha256(file: BufferedReader) -> tuple[int, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from minigpt.checkpoint.foreign import foreign_tokenizer, is_foreign, read_foreign_config
 from minigpt.checkpoint.load import find_checkpoint, read_config
 from minigpt.checkpoint.pack import MODEL
+from minigpt.checkpoint.parts import files_of
 from minigpt.checkpoint.store import read_manifest
 from minigpt.config.convert import shown, values
 from minigpt.config.roles import with_role
@@ -69,7 +70,8 @@ def open_run(path: str, which: str, data_dir: str | None = None, beside: Sequenc
         remedy = f"or make them: minigpt prepare data={config.data.name} tokenizer={config.tokenizer.name} ..."
         tried = " or ".join(map(shown, places))
         raise UserFault(f"the tokens of {path} are not in {tried}. Say where with data.dir=DIR, {remedy}")
-    weights = str(read_manifest(checkpoint)["files"][MODEL]["sha256"])
+    files = read_manifest(checkpoint)["files"]
+    weights = " ".join(str(files[name]["sha256"]) for name in files_of(files, MODEL))
     return Run(path, checkpoint, config, prepared.tokenizer, prepared.val, weights)
 
 

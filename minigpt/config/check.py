@@ -17,7 +17,7 @@ from typing import Any
 
 from minigpt.config.convert import Fault, settings, shown, values
 from minigpt.config.hub import is_hub_name, local_path
-from minigpt.config.schema import ModelConfig
+from minigpt.config.schema import SHARDED, ModelConfig
 from minigpt.config.setting import Setting
 from minigpt.config.sources import at, missing, name_of, there
 from minigpt.faults import UserFault
@@ -134,9 +134,36 @@ def batch_splits_evenly(batch_tokens: int, block_size: int, micro_batch: int, de
 
 
 @rule("trainer.devices", "trainer.strategy")
-def several_devices_need_ddp(devices: int, strategy: str) -> Iterator[str]:
-    if devices > 1 and strategy != "ddp":
-        yield f"trainer.devices={devices} needs trainer.strategy=ddp. Type trainer=ddp trainer.devices={devices}."
+def several_devices_need_a_strategy(devices: int, strategy: str) -> Iterator[str]:
+    if devices > 1 and strategy == "auto":
+        remedy = f"Type trainer=ddp trainer.devices={devices}, or trainer=fsdp where a copy of the weights is too large"
+        yield f"trainer.devices={devices} needs trainer.strategy=ddp, fsdp or hsdp. {remedy}."
+    elif devices == 1 and strategy in SHARDED:
+        remedy = "Type trainer.devices=N, or leave out the strategy"
+        yield f"trainer.strategy={strategy} shares weights out over several devices, got trainer.devices=1. {remedy}."
+
+
+@rule("trainer.devices", "trainer.strategy", "trainer.shards")
+def shards_and_copies_make_up_the_devices(devices: int, strategy: str, shards: int) -> Iterator[str]:
+    if strategy != "hsdp" and shards:
+        yield f"trainer.shards={shards} is for trainer=hsdp, got trainer.strategy={strategy}. Leave it out."
+    elif strategy == "hsdp" and devices > 1 and (devices % shards if shards > 1 else True):
+        fitting = [str(number) for number in range(2, devices) if devices % number == 0]
+        remedy = f"Use trainer.shards={' or '.join(fitting)}" if fitting else "Use trainer=fsdp"
+        yield f"trainer.shards={shards} and a number of copies don't make up trainer.devices={devices}. {remedy}."
+    elif strategy == "hsdp" and devices > 1 and shards == devices:
+        yield f"trainer.shards={shards} leaves one copy of the weights on {devices} devices. Use trainer=fsdp."
+
+
+@rule("trainer.strategy", "trainer.precision", "trainer.gather", "trainer.reshard")
+def sharding_fits_the_precision(strategy: str, precision: str, gather: str, reshard: str) -> Iterator[str]:
+    if strategy in SHARDED and precision == "fp16":
+        yield f"trainer.precision=fp16 scales losses, which trainer.strategy={strategy} can't. Use bf16 or fp32."
+    elif gather == "bf16" and (strategy not in SHARDED or precision != "bf16"):
+        remedy = "Add trainer=fsdp trainer.precision=bf16, or leave it out"
+        yield f"trainer.gather=bf16 is for sharded weights and products in bf16. {remedy}."
+    if reshard != "auto" and strategy not in SHARDED:
+        yield f"trainer.reshard={reshard} is for sharded weights. Add trainer=fsdp, or leave it out."
 
 
 @rule("trainer.device", "trainer.precision", "trainer.devices")

@@ -12,6 +12,7 @@ from minigpt.config.setting import setting
 
 Device = Literal["auto", "cuda", "mps", "cpu"]
 Toggle = Literal["auto", "on", "off"]
+SHARDED = ("fsdp", "hsdp")  # strategies under which a device holds a part of the weights
 Which = Literal["best", "latest"]
 
 # Settings that are no more -> why. Stored, they are ignored; typed, they are refused.
@@ -132,8 +133,19 @@ class TrainerConfig:
     max_minutes: float | None = setting(None, "stop after this much training time as well", "schedule", above=0)
     patience: int = setting(0, "stop after this many validations without a better val/loss; 0 = off", "schedule", low=0)
     device: Device = setting("auto", "what computes", "machine")
-    devices: int = setting(1, "processes; more than one needs strategy=ddp", "machine", low=1, high=65_536)
-    strategy: Literal["auto", "ddp"] = setting("auto", "auto: one process; ddp: one per device", "machine")
+    devices: int = setting(1, "processes; more than one needs a strategy", "machine", low=1, high=65_536)
+    strategy: Literal["auto", "ddp", "fsdp", "hsdp"] = setting(
+        "auto", "ddp: each device has all weights; fsdp: a part; hsdp: a part, in groups of `shards`", "machine"
+    )
+    shards: int = setting(
+        0, "hsdp: devices that hold one copy of the weights together", "machine", low=0, since="0.2.0"
+    )
+    reshard: Toggle = setting(
+        "auto", "fsdp: free gathered weights after use; auto: in steps of one micro-batch", "machine", since="0.2.0"
+    )
+    gather: Literal["full", "bf16"] = setting(
+        "full", "fsdp: bf16 gathers the weights of blocks in half the bytes", "weights", since="0.2.0"
+    )
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = setting(
         "auto", "fp16: scaled losses, for GPUs without bf16; fp64 is for tests", "weights", aka="dtype"
     )

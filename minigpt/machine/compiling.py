@@ -39,13 +39,18 @@ def set_up_torch(choices: Choices, *, deterministic: bool) -> None:
 
 def compiled_loss(device: str, loss: LossFunction) -> LossFunction:
     """Return model and loss compiled as one graph; compiling begins at the first call."""
+    return torch.compile(loss, dynamic=False, options=compiler_options(device))
+
+
+def compiler_options(device: str) -> dict[str, Any] | None:
+    """Return the compiler's options for a device, and have it keep its code in a folder of ours."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiler_cache()))
     options: dict[str, Any] | None = None
     if device == "cpu":
         # The compiler would recognise explicit attention and put the fused kernel in its place, whose backward
         # pass is the slower one there (choices.py chose between them).
         options = {"pattern_matcher": False}
-    return torch.compile(loss, dynamic=False, options=options)
+    return options
 
 
 def compiler_cache() -> Path:

@@ -1,5 +1,6 @@
 """Memory. One full micro-batch is tried before step 1: what does not fit is cut smaller, with the same mathematics."""
 
+import contextlib
 import ctypes
 import functools
 import sys
@@ -17,15 +18,16 @@ from minigpt.faults import UserFault
 from minigpt.machine.choices import Choices
 from minigpt.machine.compiling import LossFunction, compiled_loss, cut_for_ddp
 from minigpt.machine.hardware import Hardware
+from minigpt.machine.sharding import Layout, silent_twin
 from minigpt.model.counting import activation_bytes
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
 from minigpt.process.group import Processes
 
 SURE_SHARE = 0.1  # of a machine's memory: a run that needs less of it fits
-Batches = Callable[
-    [int], tuple[Any, ...]
-]  # size -> what a loss takes: tokens, targets; of weighted ones all of a Batch
+# Size -> what a loss takes: tokens and targets; of weighted ones all of a Batch.
+Batches = Callable[[int], tuple[Any, ...]]
+Twin = Callable[[Choices], GPT]
 WITHOUT_COMPILER = "torch.compile does not work {}; going on without it. trainer.compile=off skips the try"
 
 
@@ -47,11 +49,19 @@ def keep_freed_memory() -> None:
 
 
 def fit_to_memory(
-    gpt: GPT, config: TrainConfig, choices: Choices, *, hardware: Hardware, prepared: Prepared, processes: Processes
+    gpt: GPT,
+    config: TrainConfig,
+    choices: Choices,
+    *,
+    hardware: Hardware,
+    prepared: Prepared,
+    processes: Processes,
+    layout: Layout | None = None,
 ) -> tuple[Choices, LossFunction]:
     """Try one micro-batch; if it does not fit the memory of some device, all go on with a smaller one.
 
-    On a CPU that has many times the memory which the run needs, nothing is tried: the first step comes sooner.
+    On a CPU that has many times the memory which the run needs, nothing is tried: the first step comes sooner. Where
+    weights are to be sharded, a twin is tried in the model's place, and that stays as it is.
 
     Returns:
         The choices, with a micro-batch that fits everywhere, and the loss to train with, compiled where that works.
@@ -64,12 +74,15 @@ def fit_to_memory(
         batch = windows(micro_batch=size, accumulate=1, document_end=end)[0].to(choices.device)
         return (batch.tokens, batch.targets, batch.weights, batch.documents)[: 4 if weighted else 2]
 
-    gpt.to(choices.device).train()
+    if layout is None:
+        gpt.to(choices.device)
+    gpt.train()
     plain = plain_loss(weighted)
     fitting, loss_function = choices, plain
     need = choices.devices * memory_bytes(config, choices, gpt)
     if choices.device != "cpu" or choices.compile or need > SURE_SHARE * hardware.memory_bytes:
-        fitting, loss_function = try_loss(gpt, choices, first_batch, update_bytes(config, gpt), weighted)
+        twin = None if layout is None else functools.partial(silent_twin, config, layout, gpt.vocab_size)
+        fitting, loss_function = try_loss(gpt, choices, first_batch, update_bytes(config, gpt), weighted, twin=twin)
     found = [each.split() for each in processes.gather(f"{fitting.micro_batch} {fitting.compile}")]
     if fitting.compile and not all(compiles == "True" for _, compiles in found):
         print(WITHOUT_COMPILER.format("on every rank"))
@@ -100,7 +113,13 @@ def update_bytes(config: TrainConfig, gpt: GPT) -> int:
 
 
 def try_loss(
-    gpt: GPT, choices: Choices, batch: Batches, update_bytes: int = 0, weighted: bool = False
+    gpt: GPT,
+    choices: Choices,
+    batch: Batches,
+    update_bytes: int = 0,
+    weighted: bool = False,
+    *,
+    twin: Twin | None = None,
 ) -> tuple[Choices, LossFunction]:
     """Compile the loss if it was chosen, and find a micro-batch that fits, beginning with the chosen one.
 
@@ -110,6 +129,7 @@ def try_loss(
         batch: size -> (tokens, targets), each (size, block_size), on the model's device.
         update_bytes: memory that the optimizer takes for a moment.
         weighted: whether batches have weights, and `batch` returns them, too.
+        twin: makes what is tried in its place, where weights are to be sharded; its blocks are compiled each by itself.
 
     Returns:
         The choices that work here, and the loss that goes with them.
@@ -119,10 +139,10 @@ def try_loss(
     """
     if choices.compile:
         print("Compiling the training step (once; up to a minute or two) ...")
-        compiled = compiled_loss(choices.device, plain_loss(weighted))
+        compiled = compiled_loss(choices.device, plain_loss(weighted)) if twin is None else plain_loss(weighted)
         try:
-            with cut_for_ddp(gpt):
-                return fit_micro_batch(gpt, choices, batch, compiled, update_bytes), compiled
+            with cut_for_ddp(gpt) if twin is None else contextlib.nullcontext():
+                return fit_micro_batch(gpt, choices, batch, compiled, update_bytes, twin=twin), compiled
         except UserFault:
             raise
         except Exception as error:  # compilers fail in many ways, none of which may stop a run
@@ -131,13 +151,15 @@ def try_loss(
             print(WITHOUT_COMPILER.format(f"here ({type(error).__name__}: {reason})"))
             choices = replace(choices, compile=False)
     plain = plain_loss(weighted)
-    return fit_micro_batch(gpt, choices, batch, plain, update_bytes), plain
+    return fit_micro_batch(gpt, choices, batch, plain, update_bytes, twin=twin), plain
 
 
-def fit_micro_batch(gpt: GPT, choices: Choices, batch: Batches, loss: LossFunction, update_bytes: int) -> Choices:
+def fit_micro_batch(
+    gpt: GPT, choices: Choices, batch: Batches, loss: LossFunction, update_bytes: int, *, twin: Twin | None = None
+) -> Choices:
     """Return the choices with a micro-batch that fits. A smaller one means more of them: a step keeps its tokens."""
     sequences = choices.micro_batch * choices.accumulate
-    while not fits(gpt, choices, batch, loss, update_bytes):
+    while not fits(twin(choices) if twin else gpt, choices, batch, loss, update_bytes):
         smaller = [size for size in range(1, choices.micro_batch) if sequences % size == 0]
         if not smaller:
             remedy = "Use a smaller model or model.block_size, or model.checkpoint_activations=true"

@@ -109,6 +109,7 @@ def token_losses(
     stride: int | None = None,
     document_end: int | None = None,
     measure: Callable[[Tensor, Tensor], Tensor] = nats,
+    together: bool = False,
 ) -> Iterator[Tensor]:
     """Yield the loss of each token in nats, in the order of the split.
 
@@ -124,12 +125,14 @@ def token_losses(
         stride: tokens from a window to the next; None: block_size, side by side.
         document_end: the token behind each document, if no document is to see another. What follows it has no loss: 0.
         measure: logits (n, V) and targets (n,) to what is yielded, in place of the losses.
+        together: whether a forward pass takes all ranks (sharded weights): then each makes as many.
 
     Yields:
         (n,) on the CPU, for each forward pass.
     """
     was_training = model.training
     model.eval()
+    number, windows = -1, torch.zeros(1, 2, dtype=torch.int64)
     for number, (windows, new) in enumerate(grid_batches(split, block_size, batch, stride)):
         if number % world_size != rank:
             continue
@@ -144,6 +147,9 @@ def token_losses(
         if document_end is not None:
             measured[windows[:, -new - 1 : -1].flatten() == document_end] = 0.0
         yield measured.cpu()
+    if together and rank > number % world_size:
+        with autocast(torch.device(device).type, precision):
+            model(windows[:1, :-1].to(device))
     model.train(was_training)
 
 

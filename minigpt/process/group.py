@@ -19,9 +19,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -57,6 +58,12 @@ class Processes:
         call = next(self.calls)
         self.store.set(f"{call} of rank {self.rank}", text)
         return [self.store.get(f"{call} of rank {rank}").decode() for rank in range(self.world_size)]
+
+    def beside(self, name: str) -> "Processes":
+        """Return the same processes for another thread: what it gathers under this name waits for no other thread."""
+        store: Any = self.store
+        store = store and dist.PrefixStore(name, store.clone())
+        return replace(self, store=store, calls=itertools.count())
 
     def require_equal_on_all_ranks(self, what: str, mine: Mapping[str, object]) -> None:
         """Make sure that all ranks have the same `mine`. Waits for all.

@@ -61,6 +61,7 @@ def write(
     options: SampleConfig,
     *,
     decoder: NativeDecoder | None = None,
+    forward: Forward | None = None,
     on_text: Callable[[str], object] = lambda piece: None,
 ) -> list[Sample]:
     """Continue prompts with a model.
@@ -71,6 +72,7 @@ def write(
         prompts: token ids, at least one each (see `encode_prompt`).
         options: SampleConfig's sampling options.
         decoder: the model's, for a faster step from token to token.
+        forward: in place of the model's own, without a cache.
         on_text: called with each piece of text as it is made; for a single sample.
 
     Returns:
@@ -86,11 +88,11 @@ def write(
         return streams[index].stopped
 
     samples = generate(
-        gpt_forward(model, decoder, vocab_size=tokenizer.vocab_size),
+        forward or gpt_forward(model, decoder, vocab_size=tokenizer.vocab_size),
         prompts,
         options,
         block_size=model.config.block_size,
-        new_cache=model.new_cache if options.use_cache else None,
+        new_cache=model.new_cache if options.use_cache and forward is None else None,
         eot=tokenizer.eot,
         on_token=on_token,
     )
@@ -100,10 +102,13 @@ def write(
     return samples
 
 
-def write_sample(model: GPT, tokenizer: Tokenizer, samples: SamplesConfig, *, seed: int) -> str:
+def write_sample(
+    model: GPT, tokenizer: Tokenizer, samples: SamplesConfig, *, seed: int, forward: Forward | None = None
+) -> str:
     """Return one sample of a model in training, without its prompt.
 
     Training does not notice: the model's mode is restored, and no global random number is drawn.
+    `forward` as for `write`.
 
     Raises:
         UserFault: a character the tokenizer does not know, or non-finite weights.
@@ -114,7 +119,7 @@ def write_sample(model: GPT, tokenizer: Tokenizer, samples: SamplesConfig, *, se
     training = model.training
     model.eval()
     try:
-        return write(model, tokenizer, [encode_prompt(tokenizer, samples.prompt)], options)[0].text
+        return write(model, tokenizer, [encode_prompt(tokenizer, samples.prompt)], options, forward=forward)[0].text
     finally:
         model.train(training)
 

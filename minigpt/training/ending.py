@@ -32,6 +32,8 @@ class StopRequest:
     requeue: bool = False  # and SLURM is asked to run the job again
     out_of_time: bool = False  # max_minutes is over: the run is finished
     by_callback: bool = False  # a user's callback has set trainer.should_stop
+    save_failed: bool = False  # sharded weights: saves that are due wait
+    save_again: bool = False  # for this: a save that failed is tried again
 
 
 class StopRequests:

@@ -12,9 +12,9 @@ import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.pytorch.plugins.environments import LightningEnvironment
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
-from minigpt.config.schema import TrainConfig
+from minigpt.config.schema import SHARDED, TrainConfig
 from minigpt.machine.choices import Choices
 
 
@@ -30,6 +30,7 @@ def quiet_lightning() -> None:
         ".*isn't tracked by.*",
         ".*checkpoints directory.*",
         ".*isinstance.treespec, LeafSpec.*",
+        ".*FSDP2-wrapped module.*returned a view.*",  # the logits without padding, which nothing changes in place
     ):
         warnings.filterwarnings("ignore", message=message)
 
@@ -64,17 +65,22 @@ def build_trainer(
         callbacks: a user's own.
     """
     strategy: Any = "auto"
+    backend = "cpu:gloo,cuda:nccl" if choices.device == "cuda" else "gloo"
+    sharded = config.trainer.strategy in SHARDED
     if choices.devices > 1:
         os.environ.setdefault("OMP_NUM_THREADS", str(choices.threads))  # else Lightning sets a number of its own
     if config.trainer.strategy == "ddp":
-        backend = "cpu:gloo,cuda:nccl" if choices.device == "cuda" else "gloo"
         strategy = DDPStrategy(process_group_backend=backend, gradient_as_bucket_view=True)
+    elif sharded:
+        # Its sizes are given: with "auto" the devices of a node would work on one batch, and train wrongly.
+        strategy = ModelParallelStrategy(choices.devices, 1, process_group_backend=backend)
     trainer = L.Trainer(
         accelerator="gpu" if choices.device == "cuda" else choices.device,
         devices=choices.devices,
         strategy=strategy,
         # Autocast is ours (step.py): Lightning refuses fused AdamW with clipping in mixed precision.
-        precision="64-true" if choices.precision == "fp64" else "32-true",
+        # Sharded weights are in fp64 already, and Lightning refuses to make them so.
+        precision="64-true" if choices.precision == "fp64" and not sharded else "32-true",
         max_steps=total_steps if total_steps is not None else -1,
         max_epochs=-1,  # the stream of batches has no end
         accumulate_grad_batches=choices.accumulate,

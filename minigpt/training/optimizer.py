@@ -5,11 +5,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 from torch import Tensor
 
 from minigpt.attention.layers import CausalSelfAttention
 from minigpt.config.schema import OptimizerConfig, ScheduleConfig
+from minigpt.model.parts import local, rows_of
+from minigpt.training.owners import by_owners
 
 # Each line (a, b, c) is one step X <- a X + (b X X^T + c (X X^T)^2) X, which pushes all singular values towards 1.
 POLYNOMIALS = (
@@ -44,7 +47,8 @@ class Muon(torch.optim.AdamW):
     directions; made orthogonal, the update moves all directions by the same length, which takes the blocks of a small
     GPT to the same loss in far fewer steps.
 
-    Matrices of one shape, up to transposition, are made orthogonal together.
+    Matrices of one shape, up to transposition, are made orthogonal together. Where several processes hold parts of
+    them, each makes its share orthogonal, for all.
 
     Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; coefficients of the
     iteration: YouJiacheng's, as credited in github.com/KellerJordan/modded-nanogpt.
@@ -57,6 +61,7 @@ class Muon(torch.optim.AdamW):
         momentum: decay of the matrices' averaged gradient (Nesterov's form).
         products: dtype of the iteration: bf16 where the hardware multiplies it fast.
         parts: of a parameter that stacks several matrices, the rows of each: they are made orthogonal one by one.
+        group: the processes that hold the parameters in parts (DTensors); None where they are whole.
         options: AdamW's betas, eps, and weight_decay (decoupled, on all 2-d parameters).
     """
 
@@ -70,6 +75,7 @@ class Muon(torch.optim.AdamW):
         momentum: float,
         products: torch.dtype = torch.float32,
         parts: Mapping[Tensor, list[int]] | None = None,
+        group: dist.ProcessGroup | None = None,
         **options: Any,
     ):
         first, rest = list(matrices), list(others)
@@ -80,6 +86,7 @@ class Muon(torch.optim.AdamW):
         ]
         super().__init__([group for group in groups if group["params"]], lr=lr, fused=True, **options)
         self.matrices, self.momentum, self.products, self.parts = set(first), momentum, products, parts or {}
+        self.group = group
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         torch.optim.Optimizer.__setstate__(self, state)  # AdamW's wants a "step" of every parameter, matrices too
@@ -107,35 +114,56 @@ class Muon(torch.optim.AdamW):
 
     def move_matrices(self, parameters: list[nn.Parameter], lr: float, weight_decay: float) -> None:
         """Muon: average, make orthogonal, step; where `found_inf` is set on the device, nothing changes."""
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        weights = [local(parameter.detach()) for parameter in parameters]
         for parameter in parameters:
             if parameter not in self.state:
                 self.state[parameter]["momentum"] = torch.zeros_like(parameter)
-        averages = [self.state[parameter]["momentum"] for parameter in parameters]
+        averages = [local(self.state[parameter]["momentum"]) for parameter in parameters]
         skip: Tensor = getattr(self, "found_inf", torch.zeros(()))
-        changed = [*parameters, *averages]
+        changed = [*weights, *averages]
         before = [tensor.clone() for tensor in changed] if hasattr(self, "found_inf") else []
         torch._foreach_lerp_(averages, gradients, 1 - self.momentum)
-        ahead = torch._foreach_lerp(gradients, averages, self.momentum)
+        ahead = list(torch._foreach_lerp(gradients, averages, self.momentum))
         if weight_decay:
-            torch._foreach_mul_(list[Tensor](parameters), 1 - lr * weight_decay)
-        shapes: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
-        for parameter, step in zip(parameters, ahead, strict=True):
-            parts = self.parts.get(parameter, [len(parameter)])
-            for matrix, part in zip(parameter.split(parts), step.split(parts), strict=True):
-                shapes.setdefault(tuple(sorted(matrix.shape)), []).append((matrix, part))
-        for alike in shapes.values():
-            lying = [part.T if part.shape[0] > part.shape[1] else part for _, part in alike]
-            updates = orthogonal(torch.stack(lying).to(self.products)).to(parameters[0].dtype)
-            for (matrix, _), update in zip(alike, updates, strict=True):
-                rows, columns = matrix.shape
-                length = lr * max(1.0, rows / columns) ** 0.5  # so that outputs move as much for every shape
-                matrix.add_(update.T if rows > columns else update, alpha=-length)
+            torch._foreach_mul_(weights, 1 - lr * weight_decay)
+        whole = [(len(parameter), parameter.shape[1]) for parameter in parameters]
+        cuts = [self.parts.get(parameter, [rows]) for parameter, (rows, _) in zip(parameters, whole, strict=True)]
+        part, parts = 0, 1
+        if self.group is None:
+            updates = self.directions(ahead, cuts)
+        else:
+            part, parts = dist.get_rank(self.group), dist.get_world_size(self.group)
+            sent = [step.to(self.products) for step in ahead]
+            updates = by_owners(
+                sent, whole, lambda mine, steps: self.directions(steps, [cuts[each] for each in mine]), self.group
+            )
+        for weight, update, (rows, columns), cut in zip(weights, updates, whole, cuts, strict=True):
+            begin, (first, end) = 0, rows_of(rows, part, parts)
+            for size in cut:
+                mine = slice(max(begin, first) - first, max(min(begin + size, end), first) - first)
+                length = lr * max(1.0, size / columns) ** 0.5  # so that outputs move as much for every shape
+                weight[mine].add_(update[mine].to(weight.dtype), alpha=-length)
+                begin += size
         for tensor, old in zip(changed, before, strict=False):
             tensor.copy_(torch.where(skip > 0, old, tensor))
 
+    def directions(self, matrices: list[Tensor], cuts: list[list[int]]) -> list[Tensor]:
+        """Return whole matrices made orthogonal, part by part; those of one shape, up to transposition, together."""
+        made = [torch.empty_like(matrix, dtype=self.products) for matrix in matrices]
+        shapes: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
+        for matrix, result, cut in zip(matrices, made, cuts, strict=True):
+            for part, place in zip(matrix.split(cut), result.split(cut), strict=True):
+                shapes.setdefault(tuple(sorted(part.shape)), []).append((part, place))
+        for alike in shapes.values():
+            lying = [part.T if part.shape[0] > part.shape[1] else part for part, _ in alike]
+            updates = orthogonal(torch.stack(lying).to(self.products))
+            for (part, place), update in zip(alike, updates, strict=True):
+                place.copy_(update.T if part.shape[0] > part.shape[1] else update)
+        return made
 
-def adamw(config: OptimizerConfig, model: nn.Module, precision: str) -> torch.optim.Optimizer:
+
+def adamw(config: OptimizerConfig, model: nn.Module, *_: Any) -> torch.optim.Optimizer:
     """AdamW with weight decay on matrices only (embeddings included), not on biases and norms.
 
     The fused kernel updates all parameters in one call, on CPU too.
@@ -154,7 +182,9 @@ def adamw(config: OptimizerConfig, model: nn.Module, precision: str) -> torch.op
     )
 
 
-def muon(config: OptimizerConfig, model: nn.Module, precision: str) -> torch.optim.Optimizer:
+def muon(
+    config: OptimizerConfig, model: nn.Module, precision: str, group: dist.ProcessGroup | None
+) -> torch.optim.Optimizer:
     """Muon for the matrices of the blocks, AdamW for embeddings, the output layer and vectors.
 
     A layer stacks the matrices of queries, keys and values into one for speed. With `split_qkv` each moves on its own,
@@ -177,27 +207,31 @@ def muon(config: OptimizerConfig, model: nn.Module, precision: str) -> torch.opt
         eps=config.eps,
         weight_decay=config.weight_decay,
         parts=parts,
+        group=group,
     )
 
 
-OPTIMIZERS: dict[str, Callable[[OptimizerConfig, nn.Module, str], torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": adamw,
     "muon": muon,
 }
 
 
-def build_optimizer(config: OptimizerConfig, model: nn.Module, *, precision: str = "fp32") -> torch.optim.Optimizer:
+def build_optimizer(
+    config: OptimizerConfig, model: nn.Module, *, precision: str = "fp32", group: dist.ProcessGroup | None = None
+) -> torch.optim.Optimizer:
     """The optimizer that `optimizer.name` stands for, over all of the model's parameters.
 
     Args:
         config: its name and numbers.
         model: on its device.
         precision: in which the run multiplies: fp32 | bf16 | fp64.
+        group: the processes that hold the model in parts; None where it is whole.
 
     Returns:
         Each group has its peak learning rate as `initial_lr`; the schedule multiplies that.
     """
-    return OPTIMIZERS[config.name](config, model, precision)
+    return OPTIMIZERS[config.name](config, model, precision, group)
 
 
 def cosine(progress: float, final: float, config: ScheduleConfig) -> float:

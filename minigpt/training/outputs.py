@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -17,12 +18,14 @@ from minigpt.config.convert import to_dict
 from minigpt.config.schema import RunConfig, TrainConfig
 from minigpt.data.batch import document_end
 from minigpt.data.prepare import Prepared
+from minigpt.machine.sharding import free_gathered, sample_together
 from minigpt.model.evaluate import Score, evaluate
 from minigpt.redact import redact_values
 from minigpt.rundir.loggers import RemoteLogger, TensorBoard
 from minigpt.rundir.rows import RowFile
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.sampling.write import write_sample
+from minigpt.training.ending import StopRequest
 from minigpt.training.guard import StepResult
 from minigpt.training.lightning_engine import call_callbacks, publish
 from minigpt.training.saving import Files, Saving, pack_states
@@ -67,8 +70,8 @@ class Outputs:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        self.saving.close(note=error is None)
         if self.run.writes:
-            self.saving.close(note=error is None)
             self.screen.close()
         if self.remote is not None and not isinstance(error, KeyboardInterrupt):  # who wants out is not kept waiting
             self.remote.close()
@@ -112,7 +115,10 @@ class Outputs:
             document_end=document_end(module.config.data, prepared.tokenizer),
             rank=module.trainer.global_rank,
             world_size=world_size,
+            together=module.layout is not None,
         )
+        if module.layout is not None:
+            free_gathered(module.gpt)
         if world_size == 1:
             return score
         dtype = torch.float64 if device.type != "mps" else torch.float32
@@ -130,22 +136,33 @@ class Outputs:
             self.screen.show(row)
 
     def sample(self, module: "LanguageModel") -> None:
-        """Let the model write some text (rank 0 only)."""
-        if not self.run.writes:
+        """Let the model write some text: rank 0, or all ranks together where weights are sharded."""
+        if not self.run.writes and module.layout is None:
             return
         config, step = module.config, module.state.step
+        write = partial(write_sample, module.gpt, self.prepared.tokenizer, config.samples, seed=config.seed + step)
         with module.clock.paused():
-            text = write_sample(module.gpt, self.prepared.tokenizer, config.samples, seed=config.seed + step)
+            if module.layout is None:
+                text = write()
+            else:
+                text = sample_together(module.gpt, module.trainer.global_rank, lambda forward: write(forward=forward))
+            if not self.run.writes:
+                return
             self.samples.add({"step": step, "text": text})
             self.screen.block(f"sample at step {step:,}", text)
 
-    def save(self, module: "LanguageModel", row: dict[str, Any], *, due: bool, last: bool) -> None:
-        """Save a checkpoint if one is due, and always when training ends here (rank 0 only)."""
-        if not self.run.writes or not self.saving.has_to(due=due, last=last):
+    def save(
+        self, module: "LanguageModel", row: dict[str, Any], *, due: bool, last: bool, told: StopRequest | None = None
+    ) -> None:
+        """Save a checkpoint if one is due, and always when training ends here; with sharded weights all ranks do."""
+        sharded = module.layout is not None
+        writes = self.run.writes or sharded
+        if not writes or not self.saving.has_to(due=due, last=last, told=told if sharded else None):
             return
         config, state, trainer = module.config, module.state, module.trainer
         with module.clock.paused():
-            call_callbacks(trainer, "on_save_checkpoint", {"global_step": state.step})
+            if self.run.writes:
+                call_callbacks(trainer, "on_save_checkpoint", {"global_step": state.step})
             seconds = module.clock.seconds if config.trainer.max_minutes else 0.0
             if module.scaler.is_enabled():
                 state.loss_scale = module.scaler.get_scale()

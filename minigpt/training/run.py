@@ -14,6 +14,7 @@ import lightning as L
 import torch
 
 from minigpt.checkpoint.pack import unpack_optimizer
+from minigpt.checkpoint.parts import read_optimizer
 from minigpt.checkpoint.store import MANIFEST, discard_from, latest_usable, list_checkpoints, sweep_unfinished
 from minigpt.config.convert import flatten, to_dict
 from minigpt.config.roles import Change, default_run_dir
@@ -27,6 +28,7 @@ from minigpt.machine.compiling import set_up_torch
 from minigpt.machine.hardware import Hardware, find_device, peak_flops
 from minigpt.machine.memory import fit_to_memory, keep_freed_memory
 from minigpt.machine.plan import describe_plan
+from minigpt.machine.sharding import make_layout, shard
 from minigpt.model.gpt import GPT
 from minigpt.process.group import Processes, joined, was_asked_to_stop
 from minigpt.process.output import lasting_output
@@ -153,14 +155,23 @@ def train_from(job: Job, checkpoint: Path | None, state: run_state.RunState, cha
     gpt = GPT(config.model, tokenizer.vocab_size, kernel=choices.attention_kernel)
     if choices.precision == "fp64":
         gpt.double()
-    averages = run_state.restore_weights(gpt, config, checkpoint, tokenizer)
+    layout = make_layout(config.trainer, choices.device)
+    averages = None
+    if layout is None:
+        averages = run_state.restore_weights(gpt, config, checkpoint, tokenizer)
     data_facts = run_state.check_fingerprint(run, job.prepared)
     choices, loss_function = fit_to_memory(
-        gpt, config, choices, hardware=job.hardware, prepared=job.prepared, processes=job.processes
+        gpt, config, choices, hardware=job.hardware, prepared=job.prepared, processes=job.processes, layout=layout
     )
-    optimizer = build_optimizer(config.optimizer, gpt, precision=choices.precision)
+    if layout is not None:  # what was tried is gone
+        shard(gpt, layout, config, choices)
+        run_state.restore_weights(gpt, config, checkpoint, tokenizer)
+    group = layout.group if layout else None
+    optimizer = build_optimizer(config.optimizer, gpt, precision=choices.precision, group=group)
     if averages is not None:
         unpack_optimizer(averages, optimizer)
+    elif checkpoint is not None:
+        read_optimizer(checkpoint, optimizer, check=False)
     if checkpoint is not None:
         restore_states(job.callbacks, checkpoint)
 
@@ -184,7 +195,7 @@ def train_from(job: Job, checkpoint: Path | None, state: run_state.RunState, cha
         )
     )
     module = LanguageModel(gpt, config, choices, optimizer=optimizer, state=state)
-    module.compiled_loss = loss_function
+    module.compiled_loss, module.layout = loss_function, layout
     tell_new_learning_rate(run, module)
     fit(job, module)
     return close(run, module)
@@ -257,6 +268,8 @@ def fit(job: Job, module: LanguageModel) -> None:
     quiet_lightning()
     peak = peak_flops(job.hardware, choices.precision)
     module.step_end = StepEnd(module, job.run, prepared, processes.signals, peak and peak * choices.devices)
+    if module.layout is not None:
+        module.step_end.outputs.saving.share(module.layout, processes)
     module.step_end.outputs.pack_callbacks(job.callbacks)  # says before the first step what can't be saved
     batches = MicroBatches(
         prepared.train,

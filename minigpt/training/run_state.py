@@ -9,6 +9,7 @@ from pathlib import Path
 
 from minigpt.checkpoint import foreign, load
 from minigpt.checkpoint.pack import MODEL, OPTIMIZER, STATE
+from minigpt.checkpoint.parts import TensorFiles
 from minigpt.checkpoint.store import list_checkpoints, step_of
 from minigpt.config.convert import misfit, shown
 from minigpt.config.roles import Change, differences, removed_settings
@@ -20,6 +21,7 @@ from minigpt.data.tokenizer import Tokenizer, scheme_of
 from minigpt.faults import UserFault
 from minigpt.model.evaluate import unpredicted_places
 from minigpt.model.gpt import GPT
+from minigpt.model.parts import is_sharded
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.sampling.write import encode_prompt
 
@@ -184,9 +186,12 @@ def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, toke
     """Load the weights of the run's checkpoint, or of `init.from` for a new run.
 
     Returns:
-        The optimizer's state to continue with, or None.
+        The optimizer's state to continue with; None where there is none, or where it is to be read in parts.
     """
     if checkpoint is not None:
+        if is_sharded(gpt) or load.in_parts(checkpoint):  # rank 0 has compared every byte just now
+            load.load_weights(gpt, TensorFiles(checkpoint, MODEL, check=False), str(checkpoint))
+            return None
         load.load_weights(gpt, load.read_tensors(checkpoint, MODEL), str(checkpoint))
         return load.read_file(checkpoint, OPTIMIZER)
     if config.init.source is not None:

@@ -16,10 +16,16 @@ from torch import Tensor
 
 from minigpt import __version__
 from minigpt.checkpoint import load, pack
+from minigpt.checkpoint.parts import part_name
 from minigpt.checkpoint.store import list_checkpoints, prune, require_space, write_checkpoint
+from minigpt.checkpoint.together import ALONE, Writers
 from minigpt.config.schema import CheckpointConfig
 from minigpt.faults import NonFiniteTraining, StorageFailure
+from minigpt.machine.sharding import Layout
+from minigpt.model.parts import local
+from minigpt.process.group import Processes
 from minigpt.rundir.rows import RowFile, folder_gone
+from minigpt.training.ending import StopRequest
 
 TENSOR = "__tensor__"  # stands for a tensor in callbacks.json, with its name in callbacks.safetensors
 PAUSES = (0, 1, 2, 4, 8, 16, 32, 64, 64, 64)  # seconds from a failed save to the next try; then the run ends
@@ -29,7 +35,7 @@ Tensors = Mapping[str, Mapping[str, Tensor]]  # by file name and their own
 
 
 class Saving:
-    """Writes checkpoints (rank 0 only).
+    """Writes checkpoints: rank 0 alone, or all ranks, each its part of sharded weights.
 
     A save that fails while the run goes on is tried again at a later step; the last one of a run must succeed.
 
@@ -41,6 +47,10 @@ class Saving:
         say: for the eyes of the user.
         note: for events.jsonl: (kind, **facts).
     """
+
+    agreed: Writers = ALONE  # what they do between two steps, in the main thread
+    writers: Writers = ALONE  # and what they do meanwhile, each in its thread
+    layout: Layout | None = None  # of sharded weights
 
     def __init__(
         self,
@@ -67,6 +77,12 @@ class Saving:
         self.waited: list[float] = []  # seconds, each save
         self.until_durable: list[float] = []  # seconds, each save that succeeded
 
+    def share(self, layout: Layout, processes: Processes) -> None:
+        """Have all ranks write, each its part."""
+        self.layout = layout
+        self.agreed = Writers(processes.rank, processes.gather)
+        self.writers = Writers(processes.rank, processes.beside("saves").gather)
+
     def start(self, model: nn.Module, step: int, total_steps: int | None) -> None:
         """Start the thread, and refuse to begin when the checkpoints that are kept at one time don't fit on the disk.
 
@@ -83,6 +99,8 @@ class Saving:
             saves = max(1, (total_steps - step) // self.keep.every_steps)
         at_once = min(there + saves, max(self.keep.keep_last, 2) + 1)  # a new one is whole before an old one goes
         more = max(at_once - there, 1)
+        if self.agreed.rank:
+            return
         require_space(
             self.folder, more * size, f"what this run keeps (checkpoints to come: {more} of {size / 1e6:.1f} MB)"
         )
@@ -91,11 +109,20 @@ class Saving:
         """Whether a failed save is to be tried again now."""
         return self.retry_at is not None and time.monotonic() >= self.retry_at
 
-    def has_to(self, *, due: bool, last: bool) -> bool:
-        """Whether to save at this step; a failed save waits for its next try, however often saves are due."""
+    def has_to(self, *, due: bool, last: bool, told: StopRequest | None = None) -> bool:
+        """Whether to save at this step; a failed save waits for its next try, however often saves are due.
+
+        Args:
+            due: whether it is the time for one.
+            last: whether training ends here.
+            told: what all ranks know of the last save, where all write; their clocks differ.
+        """
         if self.writing is not None and self.writing.done():
             self.collect()
-        return last or self.retry_is_due() or (due and self.retry_at is None)
+        failed, again = self.retry_at is not None, self.retry_is_due()
+        if told is not None:
+            failed, again = told.save_failed, told.save_again
+        return last or again or (due and not failed)
 
     def save(self, step: int, tensors: Tensors, files: Files, facts: Mapping[str, Any], *, last: bool) -> None:
         """Copy a run's state and have it written; of its last step, wait until it is durable.
@@ -115,7 +142,8 @@ class Saving:
         self.collect()
         if step == self.durable_step:
             return
-        broken = pack.first_non_finite(tensors[pack.MODEL])
+        mine = {name: {key: local(each) for key, each in those.items()} for name, those in tensors.items()}
+        broken = next(filter(None, self.agreed.each(lambda: pack.first_non_finite(mine[pack.MODEL]))), None)
         if broken is not None:
             sentence = f"weight {broken} is not finite after step {step}; no checkpoint of it is written"
             if last:
@@ -123,9 +151,8 @@ class Saving:
             self.say(f"WARNING: {sentence}")  # the guard takes the run back
             return
         try:
-            for file in self.row_files:
-                file.settle()
-            self.begin_write(step, tensors, files, facts, began)
+            self.agreed.first(self.settle)
+            self.begin_write(step, mine, files, facts, began)
             if last:
                 self.collect(forgive=False)
         except StorageFailure as fault:
@@ -134,20 +161,36 @@ class Saving:
             self.forgive(fault)
         self.waited.append(time.perf_counter() - began)
 
+    def settle(self) -> None:
+        """Bring all rows into their files."""
+        for file in self.row_files:
+            file.settle()
+
     def begin_write(self, step: int, tensors: Tensors, files: Files, facts: Mapping[str, Any], began: float) -> None:
         """Copy what a checkpoint holds and hand it to the thread."""
+        if self.layout is not None:  # of several copies the first is written, and what is whole once
+            scalars = self.layout.part == 0
+            tensors = {
+                part_name(name, self.layout.part, self.layout.parts): {
+                    key: each for key, each in those.items() if (each.numel() if each.dim() else scalars)
+                }
+                for name, those in (tensors.items() if self.layout.copy == 0 else ())
+            }
         copies = {name: pack.copy_tensors(each, self.memory.setdefault(name, {})) for name, each in tensors.items()}
         packed: Files = {name: pack.pack_tensors(each) for name, each in copies.items()}
+        packed |= self.fixed | files if self.writers.rank == 0 else {}
         assert self.thread is not None
         self.retry_at = None
-        self.writing = self.thread.submit(self.write, step, packed | self.fixed | files, facts, began)
+        self.writing = self.thread.submit(self.write, step, packed, facts, began)
 
     def write(self, step: int, files: Files, facts: Mapping[str, Any], began: float) -> float:
         """Bring a checkpoint to the disk, then remove what is no longer needed (in the thread)."""
         rows = [file.path for file in self.row_files if file.path.exists()]
-        write_checkpoint(self.folder, step, files, {"minigpt": __version__, **facts}, after=[*rows, self.folder.parent])
+        facts, after = {"minigpt": __version__, **facts}, [*rows, self.folder.parent]
+        write_checkpoint(self.folder, step, files, facts, after=after, writers=self.writers)
         self.durable_step, seconds = step, time.perf_counter() - began
-        prune(self.folder, keep_last=self.keep.keep_last, keep_every_steps=self.keep.keep_every_steps)
+        if self.writers.rank == 0:
+            prune(self.folder, keep_last=self.keep.keep_last, keep_every_steps=self.keep.keep_every_steps)
         return seconds
 
     def collect(self, *, forgive: bool = True) -> None:

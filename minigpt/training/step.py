@@ -21,9 +21,11 @@ from minigpt.data.order import batch_of_step
 from minigpt.data.prepare import Prepared
 from minigpt.faults import UserFault
 from minigpt.machine.choices import Choices
+from minigpt.machine.sharding import Layout, begin_micro_batch, reshards
 from minigpt.model.counting import flops_per_token
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
+from minigpt.model.parts import local
 from minigpt.process.signals import Signals
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.splitmix import fold
@@ -56,6 +58,7 @@ class LanguageModel(L.LightningModule):
         self.choices = choices
         self.optimizer = optimizer
         self.state = state
+        self.layout: Layout | None = None  # of the weights, where they are sharded
         self.total_steps = steps_of(config)  # None when only max_minutes limits the run
         self.clock = Clock(state.seconds)
         self.compiled_loss: Callable[..., Tensor] | None = None  # of the run's batches, with weights or without
@@ -72,6 +75,9 @@ class LanguageModel(L.LightningModule):
             saved = {"scale": state.loss_scale, "_growth_tracker": state.loss_scale_steps}
             self.scaler.load_state_dict(self.scaler.state_dict() | saved)
 
+    def configure_model(self) -> None:
+        """Leave the weights as they are, whole or sharded (machine/sharding.py). Lightning wants to hear it."""
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimizer
 
@@ -82,6 +88,9 @@ class LanguageModel(L.LightningModule):
         """Return the loss of a micro-batch. Its random numbers follow from seed, micro-batch and rank alone."""
         seed = fold(self.config.seed, self.first_micro_batch + batch_idx, self.trainer.global_rank)
         seed_device(seed, self.device)
+        if self.layout is not None:
+            last = (batch_idx + 1) % self.choices.accumulate == 0
+            begin_micro_batch(self.gpt, last=last, reshard=reshards(self.config.trainer, self.choices))
         loss, weight = self.loss_of(batch)
         self.micro_losses.append(loss.detach())
         if weight is not None:
@@ -125,7 +134,7 @@ class LanguageModel(L.LightningModule):
         if self.scaler.is_enabled():
             self.scaler.unscale_(optimizer)
         parameters, limit = list(self.gpt.parameters()), self.config.optimizer.grad_clip
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
         numbers = self.measure(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
         self.scaler.update()  # lower from here on if a gradient overflowed
         self.unread.append(Measurement(numbers, self.config.optimizer.lr * self.lr_factor()))
@@ -142,7 +151,8 @@ class LanguageModel(L.LightningModule):
     def measure(self, grad_norm: Tensor) -> Tensor:
         """Return the step's loss, gradient norm and mean weight, over micro-batches and ranks.
 
-        With several ranks the time used and the requests to stop travel in the same all-reduce.
+        With several ranks the time used and the requests to stop travel in the same all-reduce; with sharded weights
+        the square of the norm of each rank's part.
         """
         loss = torch.stack(self.micro_losses).mean()
         weights = self.micro_weights + [torch.ones_like(loss)] * (len(self.micro_losses) - len(self.micro_weights))
@@ -151,12 +161,16 @@ class LanguageModel(L.LightningModule):
         weighted = bool(self.micro_weights)
         self.micro_losses.clear()
         self.micro_weights.clear()
-        world_size = self.trainer.world_size
+        world_size, parts = self.trainer.world_size, self.layout.parts if self.layout else 0
         if world_size > 1:
+            if parts:
+                numbers[1] = parts * numbers[1] ** 2
             told = torch.tensor([self.clock.seconds, *map(float, astuple(self.request))], pin_memory=loss.is_cuda)
             numbers = torch.cat([numbers, told.to(loss, non_blocking=True)])
             dist.all_reduce(numbers)
             numbers /= world_size
+            if parts:
+                numbers[1] = numbers[1].sqrt()
         if weighted or world_size > 1:
             numbers[:2] /= numbers[2].clone()
         return numbers
@@ -177,7 +191,11 @@ class LanguageModel(L.LightningModule):
     def request(self) -> StopRequest:
         """What this process asks for now."""
         asked = self.callback_asked or self.trainer.should_stop
-        return replace(self.step_end.requests.now(self.clock.seconds), by_callback=asked)
+        request = replace(self.step_end.requests.now(self.clock.seconds), by_callback=asked)
+        if self.layout is None:
+            return request
+        saving = self.step_end.outputs.saving
+        return replace(request, save_failed=saving.retry_at is not None, save_again=saving.retry_is_due())
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         """Make the update, then all that comes at the end of a step.
@@ -258,11 +276,12 @@ class StepEnd:
         self.requeue = False  # whether the stop asks the queue to run this job again
         self.asked_to_stop = False  # by any rank
         self.unsaved_row: dict[str, Any] | None = None  # of a step that has ended, until save() has looked at it
+        self.told = StopRequest()  # what all ranks asked for in that step
 
     def begin(self, module: LanguageModel) -> None:
         """Get ready for the first step: from here on a signal waits for the end of a step."""
         self.requests.signals.noted_only = True
-        if self.run.writes:
+        if self.run.writes or module.layout is not None:
             self.outputs.saving.start(module.gpt, module.state.step, module.total_steps)
         module.clock.start()
 
@@ -318,7 +337,7 @@ class StepEnd:
         alone = module.trainer.world_size == 1
         if self.stop_reason is None and (module.trainer.should_stop if alone else result.request.by_callback):
             self.stop_reason = "callback"
-        self.unsaved_row = row if is_newest else None
+        self.unsaved_row, self.told = row if is_newest else None, result.request
         module.trainer.should_stop = self.stop_reason is not None
 
     def save(self, module: LanguageModel) -> None:
@@ -329,7 +348,8 @@ class StepEnd:
         state = module.state
         improved = state.best_step == state.step and row.get("val/loss") is not None
         due = improved or is_due(state.step, module.config.checkpoint.every_steps)
-        self.outputs.save(module, row, due=due, last=self.stop_reason is not None or self.is_last(module))
+        last = self.stop_reason is not None or self.is_last(module)
+        self.outputs.save(module, row, due=due, last=last, told=self.told)
 
     def judge(self, state: RunState, result: StepResult, rules: GuardConfig) -> None:
         """Count bad steps in a row, and say that one was skipped.

@@ -88,6 +88,27 @@ def test_every_number_is_held_to_its_range(cls):
             ["trainer.devices=3", "of 384 tokens", "batch_tokens=3840 or 4224."],
         ),
         ({"trainer__devices": 2}, ["trainer=ddp trainer.devices=2"]),
+        ({"trainer__strategy": "fsdp"}, ["trainer.strategy=fsdp", "got trainer.devices=1", "trainer.devices=N"]),
+        (
+            {"trainer__devices": 2, "trainer__strategy": "ddp", "trainer__shards": 2},
+            ["trainer.shards=2 is for trainer=hsdp"],
+        ),
+        (
+            {"trainer__devices": 4, "trainer__strategy": "hsdp", "trainer__shards": 3},
+            ["trainer.shards=3 and a number of copies don't make up trainer.devices=4", "Use trainer.shards=2."],
+        ),
+        ({"trainer__devices": 4, "trainer__strategy": "hsdp"}, ["trainer.shards=0", "Use trainer.shards=2."]),
+        ({"trainer__devices": 2, "trainer__strategy": "hsdp"}, ["trainer.shards=0", "Use trainer=fsdp."]),
+        (
+            {"trainer__devices": 4, "trainer__strategy": "hsdp", "trainer__shards": 4},
+            ["leaves one copy of the weights on 4 devices", "Use trainer=fsdp."],
+        ),
+        (
+            {"trainer__devices": 2, "trainer__strategy": "fsdp", "trainer__precision": "fp16"},
+            ["trainer.precision=fp16", "Use bf16 or fp32."],
+        ),
+        ({"trainer__gather": "bf16"}, ["trainer.gather=bf16 is for sharded weights", "trainer.precision=bf16"]),
+        ({"trainer__reshard": "on"}, ["trainer.reshard=on is for sharded weights", "Add trainer=fsdp"]),
         ({"trainer__device": "mps", "trainer__precision": "bf16"}, ["mps", "trainer.precision=fp32"]),
         ({"trainer__device": "mps", "trainer__precision": "fp64"}, ["mps", "trainer.precision=fp32"]),
         (
@@ -153,6 +174,8 @@ def test_sample_rules(changes, says):
         {"trainer__max_steps": None, "trainer__max_tokens": 1},
         {"trainer__device": "mps", "trainer__precision": "fp32"},
         {"trainer__devices": 2, "trainer__strategy": "ddp", "trainer__micro_batch": 8},
+        {"trainer__devices": 4, "trainer__strategy": "hsdp", "trainer__shards": 2},
+        {"trainer__devices": 2, "trainer__strategy": "fsdp", "trainer__precision": "bf16", "trainer__gather": "bf16"},
         {"tokenizer__vocab_size": 257},
         {"tokenizer__name": "gpt2", "tokenizer__vocab_size": 100_000},
         {"optimizer__grad_clip": 0.0, "optimizer__weight_decay": 0.0, "optimizer__beta1": 0.0},

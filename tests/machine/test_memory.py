@@ -182,7 +182,7 @@ def test_a_compiler_that_fails_on_one_rank_is_used_on_none(gpt, monkeypatch, cap
     mine = replace(CHOICES, compile=works[rank], micro_batch=(12, 8)[rank], accumulate=(2, 3)[rank])
     compiled = object()
     loss = compiled if works[rank] else memory.next_token_loss
-    monkeypatch.setattr(memory, "try_loss", lambda *_: (mine, loss))
+    monkeypatch.setattr(memory, "try_loss", lambda *_, **__: (mine, loss))
     choices, used = memory.fit_to_memory(
         gpt,
         TrainConfig(),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def main(arguments: list[str]) -> int:
-    """scripts/train.py, and FAULT (Python) run before each micro-batch with `rank`, `step` and `once` at hand."""
+    """scripts/train.py; START (Python) is run first, FAULT before each micro-batch, with `rank`, `step`, `once`."""
     from minigpt.config.compose import compose
     from minigpt.training.run import train
     from minigpt.training.step import LanguageModel
@@ -14,6 +14,7 @@ def main(arguments: list[str]) -> int:
     folder = Path(os.environ["TRIAL_FOLDER"])
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
     fault = compile(os.environ.get("FAULT", ""), "fault", "exec")
+    exec(os.environ.get("START", ""), {"rank": rank, "folder": folder})
     real = LanguageModel.training_step
 
     def once(name: str) -> bool:

@@ -1,0 +1,84 @@
+"""Weights in parts on two processes: the numbers of one, as few collectives, and checkpoints that any number reads."""
+
+import json
+import shutil
+
+import torch
+
+from minigpt.checkpoint.load import load_checkpoint
+from minigpt.checkpoint.store import list_checkpoints, step_of
+from tests.process.test_group import PLAIN, SETTINGS, Trial, assert_close, rows, sibling, story
+
+SHARDED = ["trainer=fsdp", "model.n_layer=2", "model.n_embd=18", "samples.every_steps=7", "samples.max_new_tokens=4"]
+LONG = ["trainer.max_steps=30", "checkpoint.every_steps=8", "checkpoint.keep_every_steps=8", "validate.every_steps=4"]
+COUNT = """
+import json, os
+from torch.utils._python_dispatch import TorchDispatchMode
+class Count(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        if function.namespace == "c10d":
+            module.counted.append([module.state.step + 1, function._schema.name.split("::")[1].strip("_")])
+        return function(*arguments, **(options or {}))
+if step == 9 and not hasattr(module, "counted"):
+    module.counted, module.mode = [], Count()
+    module.mode.__enter__()
+if step == 12 and hasattr(module, "mode"):
+    module.mode.__exit__(None, None, None)
+    del module.mode
+    with open(os.path.join(os.environ["TRIAL_FOLDER"], f"calls-{rank}"), "w") as file:
+        json.dump(module.counted, file)
+"""
+STOP = "import os, signal\nif rank == 1 and step == 20: os.kill(os.getpid(), signal.SIGTERM)\n"
+
+
+def test_two_processes_with_half_the_weights_each_compute_what_one_does_and_one_goes_on(run, capfd):
+    """30 steps in fp64 with accumulation, uneven parts, validations and samples; stopped, and continued on one."""
+    whole = sibling(run, "whole")
+    whole(*SETTINGS, *SHARDED[1:], *LONG, "trainer.micro_batch=8")
+    trial = Trial(run, PLAIN, *SHARDED, *LONG, "trainer.micro_batch=2", fault=COUNT + STOP)
+    assert trial.wait() == 75, trial.said()
+    last = list_checkpoints(run.path / "checkpoints")[-1]
+    assert step_of(last) == 20
+    names = {file.name for file in last.glob("*.safetensors")}
+    assert names == {f"{name}-{part}-of-2.safetensors" for name in ("model", "optimizer") for part in (0, 1)}
+    for rank in (0, 1):
+        calls = json.loads((trial.folder / f"calls-{rank}").read_text())
+        made = sorted(name for step, name in calls if step == 10)  # of two micro-batches: each group of weights once
+        assert made == [*3 * ["allgather_base"], "allreduce", *3 * ["reduce_scatter_base"]]
+    run(*SETTINGS, *SHARDED[1:], *LONG)
+    assert "1 instead of 2: each step trains on the same tokens" in capfd.readouterr().out
+    assert_close(rows(whole), rows(run))
+    assert (run.path / "samples.jsonl").read_text() == (whole.path / "samples.jsonl").read_text()
+
+
+FULL = """
+import minigpt.machine.memory as memory
+memory.SURE_SHARE = 0
+if rank == 1:
+    real, tried = memory.next_token_loss, []
+    def loss(gpt, tokens, targets):
+        tried.append(len(tokens))
+        if len(tried) == 1:
+            raise MemoryError("out of memory")
+        return real(gpt, tokens, targets)
+    memory.next_token_loss = loss
+"""
+
+
+def test_what_one_process_began_two_go_on_with_in_halves_by_muon(run):
+    """Each makes its own matrices orthogonal, and none waits for one that runs out of memory before the first step."""
+    muon = [*SHARDED[1:], *LONG[1:], "optimizer=muon", "optimizer.split_qkv=true", "model.checkpoint_activations=true"]
+    whole = sibling(run, "whole")
+    whole(*SETTINGS, *muon, LONG[0])
+    shutil.copytree(whole.path, run.path)
+    while step_of(list_checkpoints(run.path / "checkpoints")[-1]) > 24:
+        shutil.rmtree(list_checkpoints(run.path / "checkpoints")[-1])
+    trial = Trial(run, PLAIN, *muon, "trainer=fsdp", LONG[0], START=FULL)
+    assert trial.wait() == 0, trial.said()
+    assert_close(rows(whole), rows(run))
+    assert story(run) == ["began", "finished", "continued", "finished"]
+    choices = json.loads((run.path / "choices.json").read_text())
+    assert (choices["micro_batch"], choices["accumulate"]) == (2, 2)  # as rank 1 had to choose
+    theirs, ours = (load_checkpoint(each.path, "latest").model.state_dict() for each in (whole, run))
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-6)
