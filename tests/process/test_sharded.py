@@ -7,7 +7,7 @@ import torch
 
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.checkpoint.store import list_checkpoints, step_of
-from tests.process.test_group import PLAIN, SETTINGS, Trial, assert_close, rows, sibling, story
+from tests.process.test_group import PLAIN, SETTINGS, Trial, assert_close, rows, sibling
 
 SHARDED = ["trainer=fsdp", "model.n_layer=2", "model.n_embd=18", "samples.every_steps=7", "samples.max_new_tokens=4"]
 LONG = ["trainer.max_steps=30", "checkpoint.every_steps=8", "checkpoint.keep_every_steps=8", "validate.every_steps=4"]
@@ -76,7 +76,6 @@ def test_what_one_process_began_two_go_on_with_in_halves_by_muon(run):
     trial = Trial(run, PLAIN, *muon, "trainer=fsdp", LONG[0], START=FULL)
     assert trial.wait() == 0, trial.said()
     assert_close(rows(whole), rows(run))
-    assert story(run) == ["began", "finished", "continued", "finished"]
     choices = json.loads((run.path / "choices.json").read_text())
     assert (choices["micro_batch"], choices["accumulate"]) == (2, 2)  # as rank 1 had to choose
     theirs, ours = (load_checkpoint(each.path, "latest").model.state_dict() for each in (whole, run))
