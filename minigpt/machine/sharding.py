@@ -145,7 +145,7 @@ def sample_together(gpt: Any, rank: int, write: Callable[[Callable[..., Tensor]]
         with torch.inference_mode(False), torch.no_grad():  # what is gathered now may be trained with
             dist.broadcast(more, 0)
             logits = gpt(tokens.clone().to(device))
-        return logits[torch.arange(len(lengths)), torch.tensor(lengths) - 1][..., : gpt.vocab_size]
+        return logits[torch.arange(len(lengths)), torch.tensor(lengths) - 1]
 
     text = ""
     if rank == 0:
