@@ -55,10 +55,15 @@ def prepare(arguments: list[str]) -> None:
     """Turn text into token files, without training."""
     config = _compose("prepare", arguments)
 
-    from minigpt.data.prepare import describe, mend
+    from minigpt.data.prepare import UnfinishedParts, describe, mend
 
-    print("\n".join(describe(mend(config.data, config.tokenizer))))
-    print(f"\nTrain on it:\n  {typed('train')} {shlex.join(redact_arguments(arguments))}".rstrip())
+    try:
+        print("\n".join(describe(mend(config.data, config.tokenizer, work=config.prepare))))
+    except UnfinishedParts as rest:
+        print(rest)
+        return
+    text = [each for each in redact_arguments(arguments) if not each.startswith("prepare.")]
+    print(f"\nTrain on it:\n  {typed('train')} {shlex.join(text)}".rstrip())
 
 
 def sweep(arguments: list[str]) -> int:

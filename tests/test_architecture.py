@@ -51,8 +51,8 @@ MAY_IMPORT = {
     "sweep training verify",
     "compare": "checkpoint config data faults machine model rundir numpy torch",
     "config": "faults invocation redact __init__ huggingface_hub hydra omegaconf yaml",
-    "data": "attention config faults redact rundir splitmix aiohttp fsspec numpy pyarrow tiktoken tokenizers torch "
-    "zstandard",
+    "data": "attention config faults process redact rundir splitmix aiohttp fsspec numpy pyarrow tiktoken tokenizers "
+    "torch zstandard",
     "demo": "config data faults invocation report rundir sampling training numpy",
     "evaluation": "checkpoint compare config data faults machine model rundir sampling lm_eval numpy torch",
     "export": "checkpoint compare config data faults model rundir __init__ numpy safetensors tokenizers torch",

@@ -252,6 +252,14 @@ def _was_prepared(source: str, folder: str, key: str = "source") -> bool:
     return False
 
 
+@rule("prepare.part")
+def parts_are_counted(part: str | None) -> Iterator[str]:
+    if part is not None:
+        found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", part)
+        if not found or not 1 <= int(found[1]) <= int(found[2]):
+            yield f"prepare.part={shown(part)} is no part; wanted i/n with i from 1 to n: prepare.part=1/16."
+
+
 @rule("data.encoding")
 def encoding_is_known(encoding: str) -> Iterator[str]:
     try:

@@ -249,6 +249,16 @@ class TrainConfig:
 
 
 @dataclass
+class WorkConfig:
+    """How the work of preparing is shared out. The tokens are the same, whatever is chosen."""
+
+    workers: int = setting(0, "processes that encode; 0: one for each core", "machine", low=0, high=4096)
+    part: str | None = setting(
+        None, "i/n: of n equal parts, on any machines with one data.dir; the last to end puts them together", "watch"
+    )
+
+
+@dataclass
 class PrepareConfig:
     """Turn text into tokens, without training.
 
@@ -259,6 +269,7 @@ class PrepareConfig:
 
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    prepare: WorkConfig = field(default_factory=WorkConfig)
 
 
 @dataclass

@@ -1,46 +1,106 @@
-"""Make prepared tokens: tokenizer, shards, sidecars and summary of one corpus, into one folder."""
+"""Make prepared tokens: tokenizer, shards, sidecars and summary of one corpus, into one folder.
 
+What is not finished stands in UNITS: the tokenizer and the units of work (units.py). Who comes later goes on from it.
+"""
+
+import contextlib
+import shutil
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from minigpt.config.schema import WorkConfig
 from minigpt.data.in_place import RULE, link
+from minigpt.data.progress import Progress, Say, size_text, time_text
 from minigpt.data.shards import SplitWriter, fingerprint
 from minigpt.data.split import describe_split, small_split, split
 from minigpt.data.survey import Survey, signature
-from minigpt.data.tokenizer import Tokenizer, build_tokenizer
-from minigpt.faults import UserFault
-from minigpt.rundir.files import write_json
-
-Say = Callable[[str], object]
+from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
+from minigpt.data.units import Engine, assemble, count_units, cut, make_units
+from minigpt.data.workers import encode_in_processes
+from minigpt.faults import StorageFailure, UserFault
+from minigpt.process.cores import usable_cores
+from minigpt.rundir.files import read_json, write_json
 
 FORMAT = "minigpt-prepared"
+UNITS = "units"
 LEARN_BYTES = 1 << 27  # a BPE vocabulary is learned from so much of the training text at most: a minute or less
-PROGRESS_SECONDS = 5.0
+PROBE_BYTES = 1 << 18  # from which time and disk are told
+SMALL_BYTES = 1_000_000  # of which no time is told
 
 
-def make(folder: Path, keys: dict[str, Any], found: Survey, *, given: Tokenizer | None, say: Say) -> None:
-    """Write everything into `folder`, prepared.json last. No one else may be writing there.
+def stored_tokenizer(folder: Path) -> Tokenizer | None:
+    """Return the tokenizer that unfinished work in `folder` was begun with."""
+    path = folder / UNITS / "tokenizer.json"
+    with contextlib.suppress(UserFault):
+        content = read_json(path)
+        tokenizer = load_tokenizer(content)
+        return tokenizer if content.get("sha256") == tokenizer.hash else None
+    return None
 
-    Args:
-        folder: an existing folder.
-        keys: what decides the tokens besides the text, as prepared.json keeps it.
-        found: the text.
-        given: the tokenizer; without one it is learned from the text.
-        say: takes lines for the user.
+
+def learn(folder: Path, keys: dict[str, Any], found: Survey, *, given: Tokenizer | None, say: Say) -> Tokenizer:
+    """Learn a tokenizer from the training text, unless there is one, and store it for all who work on `folder`.
 
     Raises:
-        UserFault: a split would be empty, the vocabulary impossible, or the source changed since it was surveyed.
+        UserFault: a split would be empty, or the vocabulary impossible.
         OSError: a file can't be written.
     """
-    tokenizer = given or _learn(keys, found, say)
+    tokenizer = given
+    if tokenizer is None:
+        total, vocab_size = min(LEARN_BYTES, found.bytes), keys["vocab_size"] or 0
+        if vocab_size:
+            say(f"data: learning {vocab_size:,} tokens from up to {size_text(total)} of the training text")
+        train = _training_text(found, keys["val_fraction"], Progress("data: learning", total, say))
+        tokenizer = build_tokenizer(keys["tokenizer"], vocab_size=vocab_size, alphabet=found.alphabet, train=train)
+    (folder / UNITS).mkdir(exist_ok=True)
+    write_json(folder / UNITS / "tokenizer.json", tokenizer.to_json() | {"sha256": tokenizer.hash})
+    return tokenizer
+
+
+def encode(
+    folder: Path, found: Survey, val_fraction: float, tokenizer: Tokenizer, *, work: WorkConfig, say: Say
+) -> list[str]:
+    """Make the units of a text that are not there yet; return the identities of all, in order.
+
+    Raises:
+        UserFault: a split would be empty, or the source changed since it was surveyed.
+        StorageFailure: the disk would not hold the tokens.
+        OSError: a file can't be written.
+    """
+    units = folder / UNITS
+    share = share_of(work.part)
+    count = _processes(work, found.bytes // share[1])
+    engine: Engine | None = None
+    if count > 1:
+        engine = partial(encode_in_processes, count=count, tokenizer=units / "tokenizer.json")
+    _tell_cost(folder, found, val_fraction, tokenizer, count=count * share[1], say=say)
+    progress = Progress(f"data: encoding with tokenizer={tokenizer.name}", found.bytes // share[1], say)
+    frames = cut(split(found, val_fraction), tokenizer)
+    return make_units(units, frames, tokenizer, engine=engine, part=share, progress=progress)
+
+
+def seal(folder: Path, keys: dict[str, Any], found: Survey, tokenizer: Tokenizer, identities: list[str]) -> None:
+    """Put the units together and write everything else, prepared.json last. No one else may be writing there.
+
+    Args:
+        folder: of the units.
+        keys: what decides the tokens besides the text, as prepared.json keeps it.
+        found: the text.
+        tokenizer: that encoded it.
+        identities: of the units, in order.
+
+    Raises:
+        UserFault: a split would be empty, or the source changed since it was surveyed.
+        StorageFailure: a unit was changed since it was made.
+        OSError: a file can't be written.
+    """
     if found.tokens:
         sidecars = link(folder, found, tokenizer)
     else:
-        sidecars = _encode(folder, found, keys["val_fraction"], tokenizer, say)
+        sidecars = _assemble(folder, identities, tokenizer, keys["val_fraction"])
     if signature(found.corpus) != found.signature or sum(sidecar["bytes"] for sidecar in sidecars) != found.bytes:
         raise UserFault("the source was changed while it was read; wait until it is complete and run this again")
     write_json(folder / "tokenizer.json", tokenizer.to_json())
@@ -54,13 +114,39 @@ def make(folder: Path, keys: dict[str, Any], found: Survey, *, given: Tokenizer 
     write_json(folder / "prepared.json", content)
 
 
-def _learn(keys: dict[str, Any], found: Survey, say: Say) -> Tokenizer:
-    """A tokenizer learned from the training text."""
-    total, vocab_size = min(LEARN_BYTES, found.bytes), keys["vocab_size"] or 0
-    if vocab_size:
-        say(f"data: learning {vocab_size:,} tokens from up to {size_text(total)} of the training text")
-    train = _training_text(found, keys["val_fraction"], progress_lines("data: learning", total, say))
-    return build_tokenizer(keys["tokenizer"], vocab_size=vocab_size, alphabet=found.alphabet, train=train)
+def share_of(part: str | None) -> tuple[int, int]:
+    """Return (i - 1, n) of a part "i/n"; (0, 1) without one."""
+    number, _, parts = (part or "1/1").partition("/")
+    return int(number) - 1, int(parts)
+
+
+def _processes(work: WorkConfig, n_bytes: int) -> int:
+    """How many processes encode so much text: none is started for less than it costs to start it."""
+    units = count_units(n_bytes)
+    return min(work.workers, units) if work.workers else min(usable_cores(), max(1, units // 2))
+
+
+def _tell_cost(folder: Path, found: Survey, val_fraction: float, tokenizer: Tokenizer, *, count: int, say: Say) -> None:
+    """Say what encoding takes, by a probe of the text's beginning.
+
+    Raises:
+        StorageFailure: the disk would not hold it.
+    """
+    chunk = next(next(chunks for _, chunks in split(found, val_fraction)), b"")[:PROBE_BYTES]
+    chunk = chunk.decode("utf-8", "ignore").encode()  # no part of a character at its end
+    begun = time.monotonic()
+    size = tokenizer.encode_bytes(chunk).nbytes / max(1, len(chunk)) * found.bytes
+    seconds = (time.monotonic() - begun) / max(1, len(chunk)) * found.bytes / count
+    there = sum(path.stat().st_size for path in (folder / UNITS).glob("*.unit"))
+    needed, free = max(0, 2 * size - there), shutil.disk_usage(folder).free
+    cost = f"about {size_text(2 * size)} on the disk while it is made, {size_text(size)} of it kept"
+    if needed > free:
+        wrong = f"{folder} needs {cost}; the disk has {size_text(free)} left"
+        raise StorageFailure(f"{wrong}. Make room there, or choose another folder: data.dir=DIR")
+    many = f", {count} processes" if count > 1 else ""
+    if found.bytes >= SMALL_BYTES:
+        time_needed = f"about {time_text(seconds)}{many}"
+        say(f"data: encoding {size_text(found.bytes)}: {time_needed}; {cost} ({size_text(free)} free)")
 
 
 def _training_text(found: Survey, val_fraction: float, progress: Callable[[int], None]) -> Iterator[Iterator[bytes]]:
@@ -84,27 +170,14 @@ def _training_text(found: Survey, val_fraction: float, progress: Callable[[int],
             return
 
 
-def _encode(folder: Path, found: Survey, val_fraction: float, tokenizer: Tokenizer, say: Say) -> list[dict[str, Any]]:
-    """Write the tokens of both splits, end-of-text between documents, and return their sidecars."""
-    progress = progress_lines(f"data: encoding with tokenizer={tokenizer.name}", found.bytes, say)
+def _assemble(folder: Path, identities: list[str], tokenizer: Tokenizer, val_fraction: float) -> list[dict[str, Any]]:
+    """Write the shards of both splits, and return their sidecars."""
     with (
         SplitWriter(folder, "train", tokenizer=tokenizer) as train,
         SplitWriter(folder, "val", tokenizer=tokenizer) as val,
     ):
         writers = {"train": train, "val": val}
-
-        def counted(writer: SplitWriter, chunks: Iterator[bytes]) -> Iterator[bytes]:
-            for chunk in chunks:
-                yield chunk
-                writer.bytes += len(chunk)
-                progress(len(chunk))
-
-        for name, chunks in split(found, val_fraction):
-            writer = writers[name]
-            if writer.tokens and tokenizer.eot is not None:
-                writer.write(np.array([tokenizer.eot]))
-            for tokens in tokenizer.encode_chunks(counted(writer, chunks)):
-                writer.write(tokens)
+        assemble(folder / UNITS, identities, writers)
         for name, writer in writers.items():
             if writer.tokens < 2:
                 got = f"{writer.tokens} token" if writer.tokens else "no text"
@@ -133,29 +206,3 @@ def _summary(keys: dict[str, Any], found: Survey, splits: list[dict[str, Any]], 
         "val": val,
         "notes": notes,
     }
-
-
-def size_text(n_bytes: int) -> str:
-    """Return a number of bytes as people write it."""
-    return f"{n_bytes / 1e6:,.1f} MB" if n_bytes >= 1e6 else f"{n_bytes:,} bytes"
-
-
-def progress_lines(what: str, total: int, say: Say, *, unit: str = "MB", size: float = 1e6) -> Callable[[int], None]:
-    """Return a function to call with numbers of bytes (or of what else `unit` counts by `size`) done.
-
-    It says a line every few seconds of long work.
-    """
-    begun = said = time.monotonic()
-    done = 0
-
-    def step(count: int) -> None:
-        nonlocal done, said
-        done += count
-        now = time.monotonic()
-        if now - said >= PROGRESS_SECONDS:
-            said, rate = now, done / (now - begun)
-            left = max(0, total - done) / rate
-            shown = f"{done / size:,.0f} of {total / size:,.0f} {unit}, {rate / size:,.1f} {unit}/s"
-            say(f"{what}: {shown}, {left:,.0f} s left")
-
-    return step

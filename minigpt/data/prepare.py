@@ -1,9 +1,9 @@
 """Find prepared tokens, or make them: corpus -> tokenizer -> shards, kept under data.dir.
 
 What is kept: `DIR/<corpus>-<tokenizer>-<hash>/` with tokenizer.json, the shards of train and val, their sidecars,
-and prepared.json, written last: without it the folder is unfinished work that the next run does again, to the
-same bytes. The hash covers the keys (corpus, path, encoding, split, tokenizer) and the text's SHA-256, so a source
-that changed gets a folder of its own. A source is known again by names, sizes and times of its files; only if
+and prepared.json, written last: without it the folder is unfinished work, which the next run goes on with,
+to the same bytes. The hash covers the keys (corpus, path, encoding, split, tokenizer) and the text's SHA-256, so a
+source that changed gets a folder of its own. A source is known again by names, sizes and times of its files; only if
 those differ is it read.
 """
 
@@ -12,23 +12,26 @@ import fcntl
 import json
 import platform
 import re
+import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from minigpt.config.schema import DataConfig, TokenizerConfig
+from minigpt.config.schema import DataConfig, TokenizerConfig, WorkConfig
 from minigpt.config.sources import name_of
 from minigpt.data.corpus import Corpus, find_corpus
 from minigpt.data.download import SourceGone
 from minigpt.data.find import typed_path
 from minigpt.data.in_place import read_tokens, tokenizer_of
-from minigpt.data.make import FORMAT, Say, make, progress_lines, size_text
+from minigpt.data.make import FORMAT, UNITS, encode, learn, seal, stored_tokenizer
+from minigpt.data.progress import Progress, Say, moving_line, size_text, tell
 from minigpt.data.readers import NAMES, READERS
 from minigpt.data.shards import TokenSplit, fingerprint
 from minigpt.data.survey import Survey, signature, survey
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, read_tokenizer_json, scheme_of
+from minigpt.data.units import missing_units
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.rundir.files import lock, read_json, write_json
 
@@ -43,6 +46,14 @@ class DamagedShards(UserFault):
         super().__init__(f"{what}. minigpt prepare with the same keys makes it again")
 
 
+class UnfinishedParts(Exception):
+    """One part of the units is made (`prepare.part`), others are not."""
+
+    def __init__(self, part: str, missing: int, units: int):
+        rest = f"{missing:,} of {units:,} units are still to be made by other parts; the last of them ends the work"
+        super().__init__(f"part {part} is done: {rest}")
+
+
 @dataclass(frozen=True)
 class Prepared:
     """Tokens ready for training."""
@@ -55,24 +66,32 @@ class Prepared:
     summary: dict[str, Any]  # what was read and made, as JSON
 
 
+@moving_line()
 def prepare(
-    data: DataConfig, tokenizer: TokenizerConfig, *, given: Tokenizer | None = None, say: Say = print
+    data: DataConfig,
+    tokenizer: TokenizerConfig,
+    *,
+    given: Tokenizer | None = None,
+    work: WorkConfig | None = None,
+    say: Say = tell,
 ) -> Prepared:
     """Find the tokens that these keys stand for, or make them.
 
     Safe to run in several processes at once: one makes, the others wait and find. Killed at any point and run
-    again it gives the same bytes.
+    again it goes on where it was, and gives the same bytes.
 
     Args:
         data: the corpus and data.dir.
         tokenizer: name and vocabulary size.
         given: a tokenizer to use instead of learning one from this text.
+        work: how it is shared out; all cores of this machine if None.
         say: takes lines for the user.
 
     Raises:
         UserFault: the text or the keys are at fault; nothing is left that could be mistaken for prepared tokens.
         DamagedShards: they were prepared, but a file was changed or lost since.
-        StorageFailure: data.dir can't be written.
+        StorageFailure: data.dir can't be written, or is too small.
+        UnfinishedParts: with `work.part`, while other parts are still to be made.
     """
     keys, scheme = _keys(data, tokenizer), scheme_of(tokenizer.name)
     if given is None and tokenizer.name == "file":
@@ -102,7 +121,7 @@ def prepare(
         say(f"data: {line}")
     # A vocabulary that can't be had is a fault to name before gigabytes are read.
     ready = given if given is not None or scheme.is_learned else build_tokenizer(tokenizer.name)
-    progress = progress_lines("data: reading", corpus.size, say)
+    progress = Progress("data: reading", corpus.size, say)
     if corpus.holds_tokens:
         ready = ready or tokenizer_of(corpus, tokenizer.name)
         say(f"data: the tokens are used where they are, as those of tokenizer={ready.name}")
@@ -114,7 +133,7 @@ def prepare(
     folder = root / _folder_name(keys, found.sha256)
     if known and folder not in known:
         say(f"data: the source changed since {next(iter(known))} was prepared; preparing it anew")
-    _find_or_make(folder, keys, found, given=ready, say=say)
+    _find_or_make(folder, keys, found, given=ready, work=work or WorkConfig(), say=say)
     return _open(folder, say)
 
 
@@ -139,36 +158,64 @@ def _listing(corpus: Corpus) -> list[str]:
     return lines
 
 
-def _find_or_make(folder: Path, keys: dict[str, Any], found: Survey, *, given: Tokenizer | None, say: Say) -> None:
-    """See that `folder` holds the tokens of a source that has been read."""
+def _find_or_make(
+    folder: Path, keys: dict[str, Any], found: Survey, *, given: Tokenizer | None, work: WorkConfig, say: Say
+) -> None:
+    """See that `folder` holds the tokens of a source that has been read.
+
+    Raises:
+        UnfinishedParts: this part is done, others are not.
+    """
     content = _read_prepared(folder)
     if content:  # touched or copied, but the same text
         with contextlib.suppress(OSError):  # a folder for reading only: the source is read again next time, no more
             write_json(folder / "prepared.json", content | {"signature": found.signature})
         return
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder, say):
-            if not _read_prepared(folder):
-                make(folder, keys, found, given=given, say=say)
+        (folder / UNITS).mkdir(parents=True, exist_ok=True)
+        with _locked(folder, say, shared=bool(work.part)) as file:
+            if _read_prepared(folder):
+                return
+            tokenizer = stored_tokenizer(folder)
+            if tokenizer is None:
+                lock(file)  # of several parts one learns
+                tokenizer = stored_tokenizer(folder) or learn(folder, keys, found, given=given, say=say)
+            if work.part:
+                lock(file, fcntl.LOCK_SH)
+            identities = []
+            if not found.tokens:
+                identities = encode(folder, found, keys["val_fraction"], tokenizer, work=work, say=say)
+            if work.part:
+                if missing := missing_units(folder / UNITS, identities):
+                    raise UnfinishedParts(work.part, len(missing), len(identities))
+                lock(file)
+            if not _read_prepared(folder):  # which of the last parts is first, puts the units together
+                seal(folder, keys, found, tokenizer, identities)
     except OSError as error:
+        if _read_prepared(folder):  # where there are no locks, another process was faster
+            return
         wrong = f"{error.filename or folder} can't be written: {error.strerror or error}"
         remedy = f"Make room (up to {2 * found.bytes / 1e6:,.1f} MB are needed) or choose another folder: data.dir=DIR"
         raise StorageFailure(f"{wrong}. {remedy}") from error
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, say: Say) -> Iterator[None]:
-    """Let one process at a time work in `folder`; the system frees the lock of one that dies."""
-    with open(folder / ".lock", "wb") as file:
+def _locked(folder: Path, say: Say, *, shared: bool = False) -> Iterator[IO]:
+    """Let one process (or the parts of one work) at a time into `folder`; the system frees the lock of one that dies.
+
+    Yields:
+        The locked file.
+    """
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    with open(folder / ".lock", "a+b") as file:
         try:
-            alone = lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # without locks both write the same bytes, then rename
+            alone = lock(file, kind | fcntl.LOCK_NB)  # without locks all write the same bytes, then rename
         except BlockingIOError:
             say(f"data: another process is preparing {folder}; waiting for it")
-            alone = lock(file)
-        for left_over in folder.glob("*.tmp") if alone else ():  # of a process that was killed
+            alone = lock(file, kind)
+        for left_over in folder.rglob("*.tmp") if alone and not shared else ():  # of a process that was killed
             left_over.unlink(missing_ok=True)
-        yield
+        yield file
 
 
 def _tokenizer_of_file(config: TokenizerConfig) -> Tokenizer:
@@ -189,18 +236,18 @@ def require_vocabulary(data: DataConfig, tokenizer: TokenizerConfig) -> None:
         build_tokenizer(tokenizer.name)
 
 
-def mend(data: DataConfig, tokenizer: TokenizerConfig, *, say: Say = print) -> Prepared:
+def mend(data: DataConfig, tokenizer: TokenizerConfig, *, work: WorkConfig | None = None, say: Say = tell) -> Prepared:
     """Do what `prepare` does, and make damaged tokens again.
 
     Raises:
-        UserFault, StorageFailure: as `prepare`.
+        UserFault, StorageFailure, UnfinishedParts: as `prepare`.
     """
     try:
-        return prepare(data, tokenizer, say=say)
+        return prepare(data, tokenizer, work=work, say=say)
     except DamagedShards as fault:
         say(f"data: {fault}")
         (fault.folder / "prepared.json").unlink()
-    return prepare(data, tokenizer, say=say)
+    return prepare(data, tokenizer, work=work, say=say)
 
 
 def open_prepared(data_dir: str, whole: str) -> Prepared | None:
@@ -287,6 +334,7 @@ def _open(folder: Path, say: Say = lambda line: None) -> Prepared:
             raise UserFault(f"{folder / 'prepared.json'} belongs to other tokens than those beside it")
     except UserFault as fault:
         raise DamagedShards(folder, str(fault)) from None
+    shutil.rmtree(folder / UNITS, ignore_errors=True)  # of a process that was killed at the very end, too
     rule = content["summary"]["split"]
     say(f"data: {folder}: {len(train):,} tokens to train on, {len(val):,} to validate on ({rule})")
     return Prepared(folder, tokenizer, train, val, whole, content["summary"])

@@ -46,6 +46,7 @@ class SplitWriter:
     Attributes:
         tokens: written so far.
         bytes: of text that they stand for, for the caller to count.
+        dtype: of the tokens on disk.
 
     Raises:
         OSError: a file can't be written.
@@ -54,7 +55,7 @@ class SplitWriter:
     def __init__(self, folder: Path, name: str, *, tokenizer: Tokenizer, shard_tokens: int = SHARD_TOKENS):
         self.folder, self.name, self.tokenizer, self.shard_tokens = folder, name, tokenizer, shard_tokens
         self.tokens = self.bytes = self._max_token = 0
-        self._dtype = np.dtype(tokenizer.dtype).newbyteorder("<")
+        self.dtype = np.dtype(tokenizer.dtype).newbyteorder("<")
         self._shards: list[dict[str, Any]] = []
         self._open = contextlib.ExitStack()  # the shard being written
         self._begin_shard()
@@ -74,7 +75,7 @@ class SplitWriter:
                 self._finish_shard()
                 self._begin_shard()
             part = tokens[: self.shard_tokens - self._count]
-            self._file.write(part.astype(self._dtype).tobytes())
+            self._file.write(part.astype(self.dtype).tobytes())
             self._count += len(part)
             tokens = tokens[len(part) :]
 
@@ -82,7 +83,7 @@ class SplitWriter:
         """Write the last shard and the sidecar, and return the sidecar."""
         self._finish_shard()
         counts = {"tokens": self.tokens, "bytes": self.bytes, "max_token": self._max_token}
-        facts = {"dtype": self._dtype.name, **counts, "shard_tokens": self.shard_tokens, "shards": self._shards}
+        facts = {"dtype": self.dtype.name, **counts, "shard_tokens": self.shard_tokens, "shards": self._shards}
         return write_sidecar(self.folder, self.name, self.tokenizer, facts)
 
     def _begin_shard(self) -> None:
@@ -95,7 +96,7 @@ class SplitWriter:
     def _finish_shard(self) -> None:
         """Put the header in front and the file in its place."""
         self._file.seek(0)
-        self._file.write(struct.pack("<3i", *HEADS[self._dtype.name], self._count))
+        self._file.write(struct.pack("<3i", *HEADS[self.dtype.name], self._count))
         self._file.close()
         name = shard_name(self.name, len(self._shards))
         self._shards.append({"file": name, "tokens": self._count, "sha256": sha256_of(self._temporary)})

@@ -11,7 +11,7 @@ import binascii
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
 from functools import cached_property
 from pathlib import Path
@@ -99,6 +99,14 @@ class Tokenizer:
             UserFault: as `encode_bytes`.
         """
         return (tokens.astype(self.dtype) for tokens in self._encoder.encode_chunks(chunks))
+
+    def runs(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """Regroup one long text that comes in chunks into pieces whose tokens, piece by piece, are those of the text.
+
+        The cuts follow from the text alone. An encoder that does not say where it can cut gets the text whole.
+        """
+        runs: Callable[[Iterable[bytes]], Iterator[bytes]] | None = getattr(self._encoder, "runs", None)
+        return runs(chunks) if runs else iter([b"".join(chunks)])
 
     def decode_bytes(self, tokens: Sequence[int] | NDArray[np.integer]) -> bytes:
         """Return the bytes of tokens; end-of-text gives none.

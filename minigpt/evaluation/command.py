@@ -16,7 +16,7 @@ from minigpt.compare.interval import MIN_WINDOWS, difference
 from minigpt.compare.scores import by_window, common_windows
 from minigpt.config.commands import EvaluateConfig
 from minigpt.data.batch import document_end
-from minigpt.data.make import Say, progress_lines, size_text
+from minigpt.data.progress import Progress, Say, size_text
 from minigpt.data.readers.document import ReadOptions
 from minigpt.data.text import Text, read_text
 from minigpt.data.tokenizer import scheme_of
@@ -104,7 +104,7 @@ def _open_text(path: str, models: Models, config: EvaluateConfig, say: Say) -> l
         if tokenizer.hash not in found:
             raw = not scheme_of(tokenizer.name).needs_alphabet
             options = ReadOptions(codecs.lookup(config.data.encoding).name, config.data.errors, raw, config.data.key)
-            progress = progress_lines(f"reading {path}", place.stat().st_size, say)
+            progress = Progress(f"reading {path}", place.stat().st_size, say)
             found[tokenizer.hash] = read_text(place, tokenizer, options, progress)
     return [found[loaded.tokenizer.hash] for loaded in models]
 
@@ -124,7 +124,7 @@ def _score_text(
     ends = [document_end(loaded.config.data, loaded.tokenizer) for loaded in models]
     scores, figures = [], []
     for name, loaded, text, end in zip(_names(models), models, texts, ends, strict=True):
-        progress = progress_lines(f"scoring {path}", len(text) - 1, say, unit="tokens", size=1)
+        progress = Progress(f"scoring {path}", len(text) - 1, say, unit="tokens", size=1)
         scores.append(score_text(loaded.model, text, stride=stride, document_end=end, progress=progress))
         figures.append(own := scores[-1].figures())
         say(f"  {name}{own['nats_per_token']:.4f} nats per token, {own['tokens']:,} tokens predicted")
@@ -146,7 +146,7 @@ def _answer(path: str, asked: tuple[list[Question], list[list[Pair]]], models: M
     say(f"\n{path}: {len(questions):,} questions")
     answers = []
     for name, loaded, own in zip(_names(models), models, pairs, strict=True):
-        progress = progress_lines(f"answering {path}", len(own), say, unit="choices", size=1)
+        progress = Progress(f"answering {path}", len(own), say, unit="choices", size=1)
         answers.append(judge(questions, score_pairs(loaded.model, own, progress)))
         now = answers[-1].figures()
         say(f"  {name}accuracy {now['accuracy']:.2%}, length-normalised {now['accuracy_normalised']:.2%}")

@@ -1,19 +1,17 @@
 """What the machine has: its device, what that can do, and how fast it is by its data sheet."""
 
-import math
 import os
 import platform
 import re
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
+from minigpt.process.cores import usable_cores
 
-CGROUP = Path("/sys/fs/cgroup")
 MAX_THREADS = 4096
 
 # Dense matrix peaks of real chips in TFLOP/s (without sparsity): (bf16 or fp16, fp32 as PyTorch runs it by default).
@@ -92,15 +90,6 @@ def probe(device: str = "auto") -> Hardware:
     return Hardware("cpu", name, cores, _cpu_bf16(), _main_memory(), _onednn_fp32(), threads)
 
 
-def usable_cores() -> int:
-    """Cores this process may run on, and no more than a container's share of their time.
-
-    A container that was given two of 64 cores sees all of them; 64 threads on a share of two are far slower than two.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, math.ceil(_share() or cores)))
-
-
 def asked_threads() -> int:
     """Return the threads that OMP_NUM_THREADS asks for, or 0 if it asks for none.
 
@@ -109,17 +98,6 @@ def asked_threads() -> int:
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     threads = int(asked) if asked.isascii() and asked.isdigit() else 0
     return 0 if threads == 1 and "TORCHELASTIC_RUN_ID" in os.environ else min(threads, MAX_THREADS)
-
-
-def _share() -> float | None:
-    """Cores' worth of time that the control group allows (version 2, else 1), or None where nothing limits it."""
-    for files in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
-        try:
-            quota, period = " ".join((CGROUP / file).read_text() for file in files).split()
-            return int(quota) / int(period) if int(quota) > 0 and int(period) > 0 else None
-        except (OSError, ValueError):  # no such file, or "max": no limit
-            continue
-    return None
 
 
 def _cpu_bf16() -> bool:

@@ -186,7 +186,7 @@ def test_bpe_learns_from_the_training_text_only_and_not_from_all_of_a_long_one(s
 
 
 def test_a_long_text_is_reported_on(source, monkeypatch):
-    monkeypatch.setattr(make, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("minigpt.data.progress.LINE_SECONDS", 0.0)
     _, said = run(keys(source))
     assert "data: encoding with tokenizer=char: 0 of 0 MB, " in said
     assert "MB/s" in said
@@ -434,9 +434,9 @@ def test_killed_at_any_point_or_run_five_at_once_it_makes_the_same_bytes(source,
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(source), str(tmp_path / "runs")], capture_output=True, text=True, check=True
     )
-    assert int(done.stdout) == 6  # two shards, two sidecars, tokenizer.json, prepared.json
+    assert int(done.stdout) == 8  # the tokenizer, a unit; two shards, two sidecars, tokenizer.json, prepared.json
     folders = [path.parent for path in (tmp_path / "runs").rglob("prepared.json")]
-    assert len(folders) == 6 + 1 + 1
+    assert len(folders) == 8 + 1 + 1
     for folder in folders:
         assert tree(folder) == wanted
 
@@ -478,7 +478,7 @@ def test_every_json_is_written_whole(source, monkeypatch):
     monkeypatch.setattr(make, "write_json", note)
     monkeypatch.setattr("minigpt.data.shards.write_json", note)
     run(keys(source))
-    assert written == ["train.json", "val.json", "tokenizer.json", "prepared.json"]
+    assert written == ["tokenizer.json", "train.json", "val.json", "tokenizer.json", "prepared.json"]
 
 
 def test_a_tilde_in_data_dir_is_the_home_folder(source, monkeypatch):

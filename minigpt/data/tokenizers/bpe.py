@@ -66,8 +66,11 @@ class BPEEncoder:
         special = {END_OF_TEXT: max(ranks.values()) + 1}
         self._encoding = tiktoken.Encoding("minigpt", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 
+    def runs(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        return runs(chunks, self._limit, self._border)
+
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[np.integer]]:
-        return map(self._encode, runs(chunks, self._limit, self._border))
+        return map(self._encode, self.runs(chunks))
 
     def _encode(self, run: bytes) -> NDArray[np.integer]:
         try:

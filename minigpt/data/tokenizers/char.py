@@ -21,6 +21,8 @@ class CharEncoder:
             raise ValueError("a token is not one UTF-8 character") from None
         self._table[codes] = np.arange(len(codes))
 
+    runs = staticmethod(runs)
+
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[np.int64]]:
         """Yield the tokens of a text.
 
@@ -28,7 +30,7 @@ class CharEncoder:
             UserFault: a character outside the alphabet or bytes that are no UTF-8, with their position.
         """
         position = 0
-        for run in runs(chunks):
+        for run in self.runs(chunks):
             tokens = self._encode(run, position)
             position += len(tokens)
             yield tokens

@@ -18,7 +18,10 @@ GPT2_BORDER = re.compile(rb"(?s).*" + NO_SPACE + rb"(?=[ \n\r\t])")  # matches u
 
 
 class Encoder(Protocol):
-    """Cuts text into the tokens of a vocabulary."""
+    """Cuts text into the tokens of a vocabulary.
+
+    It may have a method `runs` as well (see `Tokenizer.runs`): then several processes can share one long text.
+    """
 
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[Any]]:
         """Tokens of one text that comes in chunks, cut anywhere; they don't depend on the cuts."""

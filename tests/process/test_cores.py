@@ -2,16 +2,16 @@
 
 import pytest
 
-from minigpt.machine import hardware
-from minigpt.machine.hardware import usable_cores
+from minigpt.process import cores
+from minigpt.process.cores import usable_cores
 
 V1 = ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
 
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch, tmp_path):
-    monkeypatch.setattr(hardware, "CGROUP", tmp_path)
-    monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda _: range(8), raising=False)
+    monkeypatch.setattr(cores, "CGROUP", tmp_path)
+    monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: range(8), raising=False)
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def test_a_containers_share_limits_them(tmp_path, files, wanted):
 
 
 def test_a_system_that_can_not_say_which_cores_counts_them_all(monkeypatch):
-    monkeypatch.delattr(hardware.os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(hardware.os, "cpu_count", lambda: 6)
+    monkeypatch.delattr(cores.os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(cores.os, "cpu_count", lambda: 6)
     assert usable_cores() == 6
-    monkeypatch.setattr(hardware.os, "cpu_count", lambda: None)
+    monkeypatch.setattr(cores.os, "cpu_count", lambda: None)
     assert usable_cores() == 1

@@ -1,0 +1,78 @@
+"""What long work on data shows: lines, and on a terminal one line that moves."""
+
+import contextlib
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+Say = Callable[[str], object]
+
+LINE_SECONDS = 5.0  # between lines
+MOVE_SECONDS = 0.2  # between two states of the moving line
+
+
+def tell(line: str) -> None:
+    """Print a line in place of the moving one."""
+    print(f"\r\x1b[K{line}" if sys.stdout.isatty() else line, flush=True)
+
+
+@contextlib.contextmanager
+def moving_line() -> Iterator[None]:
+    """Let lines move on a terminal in a `with` block; nothing is left of them after it, faults or not."""
+    try:
+        yield
+    finally:
+        if sys.stdout.isatty():
+            print("\r\x1b[K", end="", flush=True)
+
+
+class Progress:
+    """Counts bytes (or what else `unit` counts by `size`) and shows them now and then, with the rate and the time left.
+
+    Args:
+        what: is done.
+        total: to be done.
+        say: takes a line. Where it is `tell` and stdout is a terminal, one line moves instead.
+        unit: that is shown, of `size` each.
+    """
+
+    def __init__(self, what: str, total: int, say: Say, *, unit: str = "MB", size: float = 1e6):
+        self.what, self.total, self.say, self.unit, self.size = what, total, say, unit, size
+        self.done = self.skipped = 0
+        self.begun = self.shown = time.monotonic()
+        self.moves = say is tell and sys.stdout.isatty()
+
+    def __call__(self, count: int) -> None:
+        """Add what was done."""
+        self.done += count
+        now = time.monotonic()
+        if now - self.shown >= (MOVE_SECONDS if self.moves else LINE_SECONDS):
+            self.shown = now
+            rate = max(1, self.done - self.skipped) / (now - self.begun)
+            counted = f"{self.done / self.size:,.0f} of {self.total / self.size:,.0f} {self.unit}"
+            left = time_text(max(0, self.total - self.done) / rate)
+            line = f"{self.what}: {counted}, {rate / self.size:,.1f} {self.unit}/s, {left} left"
+            if self.moves:
+                print(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K", end="", flush=True)
+            else:
+                self.say(line)
+
+    def skip(self, count: int) -> None:
+        """Add what was done before: it says nothing of the rate."""
+        self.skipped += count
+        self(count)
+
+
+def size_text(n_bytes: float) -> str:
+    """Return a number of bytes as people write it."""
+    if n_bytes >= 1e10:
+        return f"{n_bytes / 1e9:,.1f} GB"
+    return f"{n_bytes / 1e6:,.1f} MB" if n_bytes >= 1e6 else f"{n_bytes:,.0f} bytes"
+
+
+def time_text(seconds: float) -> str:
+    """Return a duration as people say it."""
+    if seconds >= 7200:
+        return f"{seconds / 3600:,.1f} h"
+    return f"{seconds / 60:,.0f} min" if seconds >= 600 else f"{seconds:,.0f} s"

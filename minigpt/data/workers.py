@@ -1,0 +1,180 @@
+"""Processes that encode units of work: one for each core, started again when one is killed, gone when we are.
+
+A worker is this file as a program. It reads frames from stdin and writes results to stdout, each after its length in
+8 bytes; a result begins with the word `made`, or with `fault` and a sentence. It writes no file, so a kill can't
+leave half of one. It ends when its stdin does, and looks twice a second whether its parent is still there.
+"""
+
+import contextlib
+import os
+import queue
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import IO
+
+from minigpt.data.tokenizer import load_tokenizer
+from minigpt.data.units import Job, encode_unit
+from minigpt.faults import UserFault
+from minigpt.rundir.files import read_json
+
+MAX_DEATHS = 5  # of processes over one unit
+PARENT_SECONDS = 0.5  # between two looks at the parent
+MADE, FAULT = b"made ", b"fault"
+ROOT = Path(__file__).resolve().parents[2]  # that holds minigpt/
+
+
+def encode_in_processes(jobs: Iterable[Job], count: int, tokenizer: Path) -> Generator[Job, None, None]:
+    """Yield the results of frames as they come, from `count` processes; at most `count` + 2 frames are held.
+
+    Args:
+        jobs: files and frames.
+        count: processes.
+        tokenizer: a tokenizer.json.
+
+    Raises:
+        UserFault: as encoding does, or a unit's process died again and again.
+    """
+    workers = [Worker(tokenizer) for _ in range(count)]
+    free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+    for worker in workers:
+        free.put(worker)
+
+    def work(path: Path, frame: bytes) -> Job:
+        worker = free.get()
+        try:
+            return path, worker.encode(frame)
+        finally:
+            free.put(worker)
+
+    threads = ThreadPoolExecutor(count)  # each waits for the answer of a process
+    waiting: set[Future[Job]] = set()
+    try:
+        for job in jobs:
+            waiting.add(threads.submit(work, *job))
+            if len(waiting) >= count + 2:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                yield from (future.result() for future in done)
+        while waiting:
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in done)
+    finally:
+        for worker in workers:
+            worker.stop()
+        threads.shutdown(cancel_futures=True)
+        for worker in workers:
+            worker.close()
+
+
+class Worker:
+    """A process that encodes one frame at a time, started when there is one."""
+
+    def __init__(self, tokenizer: Path):
+        self._tokenizer = tokenizer
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+
+    def encode(self, frame: bytes) -> bytes:
+        """Return the result of a frame. A process that dies over it is replaced.
+
+        Raises:
+            UserFault: the text's fault, or MAX_DEATHS processes died over it.
+        """
+        code = 0
+        for _ in range(MAX_DEATHS):
+            process = self._process = self._process or self._start()
+            if self._stopped:
+                self.stop()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                _write(process.stdin, frame)
+                answer = _read(process.stdout)
+            except (OSError, ValueError, EOFError):
+                self.close()
+                code, self._process = process.wait(), None
+                if self._stopped:
+                    break
+                continue
+            if answer.startswith(FAULT):
+                raise UserFault(answer[len(FAULT) :].decode())
+            return answer[len(MADE) :]
+        end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        wrong = f"{MAX_DEATHS} processes in a row died over {len(frame):,} bytes of text ({end})"
+        raise UserFault(f"{wrong}. If memory is short, use fewer: prepare.workers=1. What was encoded is kept")
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-P", "-m", "minigpt.data.workers", str(self._tokenizer), str(os.getpid())]
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": path},
+            start_new_session=True,  # Ctrl-C is for us; we end it
+            pipesize=1 << 20,  # Linux; what goes through a pipe stops sixteen times less often
+        )
+
+    def stop(self) -> None:
+        """End the process at once; what it works on is lost."""
+        self._stopped = True
+        if self._process is not None:
+            self._process.kill()
+
+    def close(self) -> None:
+        """End the process, and close what leads to it."""
+        if self._process is not None:
+            self._process.kill()
+            with contextlib.suppress(OSError), self._process:  # half a frame can't be sent any more
+                pass
+
+
+def _write(stream: IO[bytes], content: bytes) -> None:
+    stream.write(struct.pack("<Q", len(content)))
+    stream.write(content)
+    stream.flush()
+
+
+def _read(stream: IO[bytes]) -> bytes:
+    """Return the next message.
+
+    Raises:
+        EOFError: there is none, or only a part of one.
+    """
+    head = stream.read(8)
+    size = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+    content = stream.read(size)
+    if len(head) < 8 or len(content) < size:
+        raise EOFError
+    return content
+
+
+def main(tokenizer_file: str, parent: str) -> None:
+    """Encode what comes until nothing does."""
+    threading.Thread(target=_watch, args=(int(parent),), daemon=True).start()
+    tokenizer = load_tokenizer(read_json(Path(tokenizer_file)), tokenizer_file)
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            frame = _read(sys.stdin.buffer)
+            try:
+                answer = MADE + encode_unit(frame, tokenizer)
+            except UserFault as fault:
+                answer = FAULT + str(fault).encode()
+            _write(sys.stdout.buffer, answer)
+    os._exit(0)  # nothing is left to flush to
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PARENT_SECONDS)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
