@@ -22,9 +22,8 @@ from minigpt.config.foreign import MAX_TOKENIZER, foreign_settings, kind_of_toke
 from minigpt.config.plain_pickle import read_pickle
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, read_tokenizer_json
-from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE
-from minigpt.data.tokenizers.scheme import END_OF_TEXT
 from minigpt.faults import UserFault
+from minigpt.rundir.files import read_json
 
 # What each part of a block, and of the model, is called; several names where others keep apart what we stack by rows.
 GPT2_NAMES = {
@@ -188,15 +187,20 @@ def _nanogpt_tensors(path: Path) -> dict[str, Tensor]:
 
 
 class NoTokenizer:
-    """Stands where a foreign model has no tokenizer that we can use. Whoever uses it is told what is missing."""
+    """Stands where a foreign model has no tokenizer that we can use. Whoever uses it is told why.
 
-    def __init__(self, reason: str):
-        self._reason = reason
+    Attributes:
+        reason: why.
+        is_there: it has one, which can't be used.
+    """
+
+    def __init__(self, reason: str, is_there: bool):
+        self.reason, self.is_there = reason, is_there
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise UserFault(self._reason)
+        raise UserFault(self.reason)
 
 
 def foreign_tokenizer(path: Path) -> Tokenizer | NoTokenizer:
@@ -205,10 +209,11 @@ def foreign_tokenizer(path: Path) -> Tokenizer | NoTokenizer:
     Raises:
         UserFault: it has more tokens than the model has.
     """
+    file = path.with_name("meta.pkl") if path.is_file() else path / "tokenizer.json"
     try:
-        tokenizer = _nanogpt_tokenizer(path) if path.is_file() else _folder_tokenizer(path)
+        tokenizer = _nanogpt_tokenizer(path, file) if path.is_file() else _folder_tokenizer(file)
     except UserFault as fault:
-        return NoTokenizer(str(fault))
+        return NoTokenizer(str(fault), file.is_file())
     vocab_size = read_foreign_config(path)[1]
     if tokenizer.vocab_size > vocab_size:
         raise UserFault(
@@ -218,46 +223,23 @@ def foreign_tokenizer(path: Path) -> Tokenizer | NoTokenizer:
     return tokenizer
 
 
-def _folder_tokenizer(folder: Path) -> Tokenizer:
-    path = folder / "tokenizer.json"
+def _folder_tokenizer(path: Path) -> Tokenizer:
     if not path.is_file():
-        raise UserFault(f"{folder} has no tokenizer.json, so text can't become tokens. Put the model's own there")
-    try:
-        content: Any = json.loads(path.read_bytes()) if path.stat().st_size <= MAX_TOKENIZER else None
-    except (ValueError, RecursionError):
-        content = None
+        raise UserFault(f"{path.parent} has no tokenizer.json, so text can't become tokens. Put the model's own there")
+    content = read_json(path, MAX_TOKENIZER)
     name = kind_of_tokenizer(content)[0]
-    return tokenizer_from_json(name, content["model"], str(path)) if name else read_tokenizer_json(path)
-
-
-def tokenizer_from_json(name: str, model: dict[str, Any], origin: str) -> Tokenizer:
-    """Return byte, char, bpe or gpt2 (see `kind_of_tokenizer`) from the vocabulary and merges of a tokenizer.json.
-
-    Raises:
-        UserFault: its ids have gaps, or its merges another order than its ids, which are our ranks.
-    """
+    if name != "char":
+        whole = read_tokenizer_json(path)
+        tokens = [whole.token_bytes(token) for token in range(whole.vocab_size - 1)]
+        return whole if name == "file" else Tokenizer(name, tokens)
+    ids = content["model"]["vocab"]
     try:
-        ids = {text: token for text, token in model["vocab"].items() if text != END_OF_TEXT}
-        tokens = [text.encode() if name == "char" else _bytes(text) for text in sorted(ids, key=ids.__getitem__)]
-        pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-        merged = [_bytes(first + second) for first, second in pairs]
-    except (LookupError, TypeError, ValueError, UnicodeEncodeError) as error:
-        raise UserFault(f"{origin} is damaged ({type(error).__name__}: {error})") from None
-    learned = [] if name == "char" else [token for token in tokens if len(token) > 1]
-    if sorted(ids.values()) != list(range(len(ids))) or merged != learned:
-        raise UserFault(f"{origin} can't be used: its merges are in another order than its ids, or ids are missing")
-    try:
-        return Tokenizer(name, tokens)
+        return Tokenizer(name, [character.encode() for character in sorted(ids, key=ids.__getitem__)])
     except ValueError as fault:
-        raise UserFault(f"{origin} can't be used: {fault}") from None
+        raise UserFault(f"{path} can't be used: {fault}") from None
 
 
-def _bytes(text: str) -> bytes:
-    return bytes(CHARACTER_TO_BYTE[character] for character in text)
-
-
-def _nanogpt_tokenizer(path: Path) -> Tokenizer:
-    meta = path.with_name("meta.pkl")
+def _nanogpt_tokenizer(path: Path, meta: Path) -> Tokenizer:
     if not meta.is_file() and read_foreign_config(path)[1] in (50257, 50304):  # GPT-2's, and as nanoGPT rounds it up
         return build_tokenizer("gpt2")
     if not meta.is_file():

@@ -4,6 +4,7 @@ Standard library only. A field of a config.json either gives a setting, changes 
 that a block of ours computes; any other is refused by its name.
 """
 
+import hashlib
 import json
 import zipfile
 from pathlib import Path
@@ -13,8 +14,9 @@ from minigpt.config.convert import shown
 from minigpt.config.plain_pickle import read_pickle
 from minigpt.faults import UserFault
 
-MAX_CONFIG = 1 << 20  # bytes of a config.json
+MAX_CONFIG = 1 << 22  # bytes of a config.json
 MAX_TOKENIZER = 1 << 27  # of a tokenizer.json
+VOCAB_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"  # of vocab.bpe, GPT-2's merges
 
 # Field -> (setting of `model.`, the family's default for a file without the field).
 _GPT2 = {
@@ -202,42 +204,48 @@ def _nanogpt_settings(path: Path) -> tuple[dict[str, Any], int]:
 def tokenizer_settings(path: Path) -> dict[str, Any]:
     """Return the settings of `tokenizer.` that a foreign folder's tokenizer.json stands for; none without one."""
     content = _read_json(path / "tokenizer.json", MAX_TOKENIZER)
+    if content is None:
+        return {}
     name, tokens = kind_of_tokenizer(content)
-    sized = {"tokenizer.vocab_size": tokens + 1} if name == "bpe" else {}
-    return {"tokenizer.name": name or "file"} | sized if content else {}
+    return {"tokenizer.name": name} | ({"tokenizer.vocab_size": tokens + 1} if name == "bpe" else {})
 
 
 def kind_of_tokenizer(content: Any) -> tuple[str, int]:
-    """Return which of our tokenizers a tokenizer.json of Hugging Face holds, and its tokens but for end-of-text.
+    """Return the name that a tokenizer.json of Hugging Face has here by its form, and its tokens but for end-of-text.
+
+    Whether it can be used is for its reader to say (minigpt/data/tokenizers/file.py), who checks all of it.
 
     Returns:
-        "" for one that none of ours is.
+        byte, char, bpe or gpt2, where its tokens are numbered as those of ours are; else "file".
     """
     try:
-        model, decoder = content["model"], content["decoder"]["type"]
-        vocab, merges, before = model["vocab"], model["merges"], content.get("pre_tokenizer")
-        extra = [token["content"] for token in content.get("added_tokens") or ()]
-        if model.get("type", "BPE") != "BPE" or content.get("normalizer") is not None:
-            return "", 0
-        if decoder == "Fuse" and not merges and before is None and not extra:
-            return "char", len(vocab)
-        plain = before["type"] == "ByteLevel" and not before["add_prefix_space"]
-        if not (plain and decoder == "ByteLevel" and extra == ["<|endoftext|>"]):
-            return "", 0
-        tokens = len(vocab.keys() - set(extra))
-        if not merges and tokens == 256:
-            return "byte", tokens
-        gpt2 = tokens == 50256 and vocab.get("!") == 0  # GPT-2's ids begin with the printable characters
-        return ("gpt2" if gpt2 else "bpe", tokens) if before.get("use_regex", True) else ("", 0)
-    except (KeyError, TypeError, AttributeError):
-        return "", 0
+        model, before = content["model"], content["pre_tokenizer"]
+        ids, merges = dict(model["vocab"]), model["merges"]
+        added = {token["content"]: token["id"] for token in content["added_tokens"]}
+        end = ids.pop("<|endoftext|>", None) if added else None
+        size = len(ids)
+        if sorted(ids.values()) != list(range(size)) or content["normalizer"] or model.get("ignore_merges"):
+            return "file", size
+        if content["decoder"]["type"] == "Fuse" and not merges and before is None and not added:
+            return "char", size
+        if before["type"] != "ByteLevel" or added != {"<|endoftext|>": size} or end not in (None, size):
+            return "file", size
+        in_our_order = ids.get("!") == ord("!")  # GPT-2, and most others, begin with the printable characters
+        if not before.get("use_regex", True):
+            return ("byte" if in_our_order and size == 256 else "file"), size
+        pairs = "\n".join(pair if isinstance(pair, str) else " ".join(pair) for pair in merges)
+        gpt2 = hashlib.sha256(f"#version: 0.2\n{pairs}\n".encode()).hexdigest() == VOCAB_SHA256
+        return ("gpt2" if gpt2 and ids["!"] == 0 else "bpe" if in_our_order else "file"), size
+    except (LookupError, TypeError, AttributeError, ValueError):
+        return "file", 0
 
 
 def _read_json(path: Path, most: int) -> Any:
     if not path.is_file():  # a stranger's pipe never ends
         return None
+    if (size := path.stat().st_size) > most:
+        raise UserFault(f"{path} is {size:,} bytes; at most {most:,} are read")
     try:
-        with open(path, "rb") as file:
-            return json.loads(file.read(most))
+        return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None

@@ -59,18 +59,23 @@ def write_json(path: Path, content: Any) -> None:
     write_file(path, json.dumps(content, indent=1) + "\n")
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, most: int | None = None) -> Any:
     """Return what a JSON file holds.
 
     Raises:
-        UserFault: it can't be read, or is not JSON.
+        UserFault: it can't be read, is of more than `most` bytes, or is not JSON.
     """
     try:
-        return json.loads(path.read_bytes())
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            content = file.read() if most is None or size <= most else None
+        if content is not None:
+            return json.loads(content)
     except OSError as error:
         raise UserFault(f"{path} can't be read: {error.strerror or error}") from None
     except (ValueError, RecursionError):
         raise UserFault(f"{path} is not JSON: it is damaged") from None
+    raise UserFault(f"{path} is {size:,} bytes; at most {most:,} are read")
 
 
 def sha256_of(path: Path) -> str:

@@ -144,7 +144,7 @@ def prepare_tokens(config: TrainConfig) -> Prepared:
     given = None
     name, file = config.tokenizer.name, config.tokenizer.file
     if config.init.source is not None and (scheme_of(name).is_learned or (name == "file" and file is None)):
-        theirs = _tokenizer_of(load.find_checkpoint(config.init.source))
+        theirs = _tokenizer_of(load.find_checkpoint(config.init.source), config.init.source)
         given = theirs if isinstance(theirs, Tokenizer) and theirs.name == name else None  # restore_weights refuses it
     try:
         return prepare(config.data, config.tokenizer, given=given)
@@ -196,7 +196,7 @@ def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, toke
         return load.read_file(checkpoint, OPTIMIZER)
     if config.init.source is not None:
         origin = load.find_checkpoint(config.init.source)
-        theirs = _tokenizer_of(origin)
+        theirs = _tokenizer_of(origin, config.init.source)
         if isinstance(theirs, foreign.NoTokenizer):
             refuse_larger_vocabulary(config.init.source, foreign.read_foreign_config(origin)[1], tokenizer)
         elif theirs.hash != tokenizer.hash:
@@ -211,8 +211,11 @@ def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, toke
     return None
 
 
-def _tokenizer_of(origin: Path) -> Tokenizer | foreign.NoTokenizer:
-    return foreign.foreign_tokenizer(origin) if foreign.is_foreign(origin) else load.read_tokenizer(origin)
+def _tokenizer_of(origin: Path, source: str) -> Tokenizer | foreign.NoTokenizer:
+    theirs = foreign.foreign_tokenizer(origin) if foreign.is_foreign(origin) else load.read_tokenizer(origin)
+    if isinstance(theirs, foreign.NoTokenizer) and theirs.is_there:
+        raise UserFault(f"init.from={source}: what its weights' tokens mean can't be told: {theirs.reason}")
+    return theirs
 
 
 def refuse_larger_vocabulary(source: str, vocab_size: int, tokenizer: Tokenizer) -> None:

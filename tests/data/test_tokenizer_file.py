@@ -151,6 +151,33 @@ def test_whole_blanks_are_added_words_as_gpt_neox_has_them(tmp_path):
         assert tokenizer.encode(text) == made.encode(text).ids, repr(text)
 
 
+def test_added_words_are_taken_out_before_text_is_brought_into_nfc(tmp_path):
+    made = theirs(split_by(_QWEN2), nfc=True)
+    tokenizer = read(made, tmp_path)
+    for text in ("<think>\u0338 a", "e<think>\u0301</think>\u0338", "<think\u0338> e\u0301"):
+        assert tokenizer.encode(text) == made.encode(text).ids, repr(text)
+    file = copy.deepcopy(json.loads(made.to_str()))
+    file["added_tokens"][-1]["normalized"] = True
+    write_json(tmp_path / "tokenizer.json", file)
+    with pytest.raises(UserFault, match="added token '</think>' is looked for in Unicode's form NFC"):
+        read_tokenizer_json(tmp_path / "tokenizer.json")
+
+
+def test_an_added_word_may_be_a_merged_token_too(tmp_path):
+    made = theirs(split_by(_LLAMA3))
+    merged = [name for name in made.get_vocab() if name.isascii() and name.isalpha()]
+    made.add_tokens([AddedToken(name, normalized=False) for name in (*sorted(merged, key=len)[-3:], "th", "//", "a")])
+    tokenizer = read(made, tmp_path)
+    for text in (SENTENCE, *fuzz(500), *merged):
+        assert tokenizer.encode(text) == made.encode(text).ids, repr(text)
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    file = json.loads(made.to_str())
+    next(token for token in file["added_tokens"] if token["content"] == "th")["special"] = True
+    write_json(tmp_path / "tokenizer.json", file)
+    with pytest.raises(UserFault, match="'th' is also what merges make of a text"):
+        read_tokenizer_json(tmp_path / "tokenizer.json")
+
+
 def test_numbers_need_not_begin_at_0_nor_be_without_gaps(tmp_path):
     """Mistral's begin with the control tokens, Qwen's have a gap at the end."""
     content_ = copy.deepcopy(content())

@@ -8,10 +8,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 from safetensors.torch import save_file
+from tokenizers import decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.nn import functional as F
+
+from minigpt.data.tokenizers.scheme import END_OF_TEXT
 
 GPT2 = {"model_type": "gpt2", "vocab_size": 101, "n_positions": 37, "n_embd": 48, "n_layer": 2, "n_head": 6}
 LLAMA = {
@@ -173,3 +177,14 @@ def _llama(config: dict[str, Any], w: dict[str, Tensor], tokens: Tensor) -> Tens
         gated = F.silu(linear(inner, block + "mlp.gate_proj")) * linear(inner, block + "mlp.up_proj")
         x = x + linear(gated, block + "mlp.down_proj")
     return norm(x, "model.norm") @ w.get("lm_head.weight", w["model.embed_tokens.weight"]).T
+
+
+def learned(first: bool = False, **changes: object) -> dict:
+    """A tokenizer.json as the tokenizers library's trainer writes it, its end-of-text the first token or the last."""
+    made = tokenizers.Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet, special = pre_tokenizers.ByteLevel.alphabet(), [END_OF_TEXT] if first else []
+    trainer = trainers.BpeTrainer(initial_alphabet=alphabet, special_tokens=special, show_progress=False)
+    made.train_from_iterator(["how much wood would a woodchuck chuck if " * 5], trainer)
+    made.add_special_tokens([END_OF_TEXT])
+    return json.loads(made.to_str()) | changes

@@ -15,7 +15,7 @@ from minigpt.data.tokenizers.scheme import SINGLE_BYTES
 from minigpt.export.command import export
 from minigpt.export.tokenizer_json import merges_of, tokenizer_json
 from minigpt.faults import UserFault
-from tests.export.reference import CONFIGS, write_folder
+from tests.export.reference import CONFIGS, learned, write_folder
 
 MODERN = ["model.norm=rmsnorm", "model.attention=rotary", "model.activation=swiglu", "model.bias=none"]
 SHAPES = {
@@ -57,6 +57,18 @@ def test_ours_comes_back_with_the_same_bytes(run, tmp_path, shape):
     assert json.loads((run.path / "data.json").read_text())["fingerprint"] in card
     assert "validation loss: " in card
     assert lines[1] in card
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_tokenizer_of_a_file_comes_back_as_it_was(run, tmp_path, first):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(learned(first=first)))
+    (run.folder / "text.txt").write_text("how much wood would a woodchuck chuck\n" * 150)
+    file = f"tokenizer.file={tmp_path / 'tokenizer.json'}"
+    exported(run, tmp_path, *SHAPES["qwen3"], "tokenizer=file", file, "data.val_fraction=0.5")
+    assert minigpt.load(tmp_path / "out").tokenizer.hash == minigpt.load(run.path).tokenizer.hash
+    lines: list[str] = []
+    compare(compose("compare", [str(run.path), str(tmp_path / "out"), "device=cpu"]), lines.append)
+    assert [line for line in lines if "equal" in line]
 
 
 def test_an_export_overwrites_nothing_and_leaves_nothing_half_written(run, tmp_path, monkeypatch):

@@ -1,11 +1,13 @@
 """Other programs' models: Hugging Face folders and nanoGPT's ckpt.pt give their logits, train on, and are checked."""
 
 import contextlib
+import hashlib
 import json
 import pickle
 from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import save_file
 
@@ -15,9 +17,11 @@ from minigpt.checkpoint.store import list_checkpoints
 from minigpt.config.compose import compose
 from minigpt.config.plain_pickle import Call, read_pickle
 from minigpt.config.schema import ModelConfig
+from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE
+from minigpt.data.tokenizers.scheme import END_OF_TEXT
 from minigpt.faults import UserFault
 from minigpt.model.gpt import GPT
-from tests.export.reference import CONFIGS, LLAMA, logits, write_folder
+from tests.export.reference import CONFIGS, LLAMA, learned, logits, write_folder
 
 TOKENS = torch.tensor([5, 100, 0, 7, 7, 63, 64, 3, 99, 12, 50, 2, 2, 81, 40, 33, 71, 18, 9, 1, 77, 90, 25])
 
@@ -264,3 +268,94 @@ def test_our_own_checkpoints_are_none_of_these(run):
     (checkpoint / "MANIFEST.json").unlink()
     with pytest.raises(UserFault, match="no checkpoint in it"):
         load_checkpoint(checkpoint)
+
+
+# --- tokenizers of folders ---
+
+
+def pieces(merges: list[list[str]], end: int, **changes: object) -> dict:
+    """A tokenizer.json in our own order of bytes."""
+    ids = dict(CHARACTER_TO_BYTE)
+    for first, second in merges:
+        ids.setdefault(first + second, len(ids))
+    added = learned()["added_tokens"][0] | {"id": end}
+    model = learned()["model"] | {"vocab": ids | {END_OF_TEXT: end}, "merges": merges} | changes
+    return learned() | {"model": model, "added_tokens": [added]}
+
+
+def folder(place: Path, content: dict) -> Path:
+    write_folder(place, LLAMA | {"vocab_size": 400})
+    (place / "tokenizer.json").write_text(json.dumps(content))
+    return place
+
+
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (lambda: learned(first=True), "file"),
+        (lambda: learned(), "file"),
+        (lambda: pieces([["a", "b"]], 257), "bpe"),
+        (lambda: pieces([["a", "b"]], 319), "file"),
+        (lambda: pieces([], 256), "bpe"),
+    ],
+)
+def test_a_folders_tokenizer_gives_the_ids_of_its_file(tmp_path, content, name):
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(content()))
+    ours = minigpt.load(folder(tmp_path, content())).tokenizer
+    assert (ours.name, ours.eot) == (name, theirs.token_to_id(END_OF_TEXT))
+    for text in ("how much wood", "abc ab  chuck", "é 中 🙂"):
+        assert ours.encode(text) == theirs.encode(text).ids
+        assert ours.decode(ours.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (lambda: pieces([["a", "b"], ["b", "c"], ["a", "bc"]], 259), "in another way than its merges say"),
+        (lambda: pieces([["a", "b"]], 257, dropout=0.5), "its dropout=0.5 changes tokens"),
+        (lambda: {"model": {"type": "Unigram"}}, "is not a tokenizer.json in Hugging Face's format"),
+        (lambda: learned(model=[]), "is not a tokenizer.json in Hugging Face's format"),
+    ],
+)
+def test_a_tokenizer_that_gives_other_ids_here_is_refused(run, tmp_path, content, reason):
+    place = folder(tmp_path / "theirs", content())
+    with pytest.raises(UserFault, match=reason):
+        minigpt.load(place).tokenizer.encode("abc")
+    from minigpt.training.run import train
+
+    own = [each for each in run.arguments() if not each.startswith(("model", "tokenizer"))]
+    with pytest.raises(UserFault, match=reason):
+        train(compose("train", [*own, f"init.from={place}", "model.block_size=16"]))
+    assert not (run.path / "checkpoints").exists()
+
+
+def test_weights_keep_the_tokenizer_of_their_folder(run, tmp_path):
+    place = folder(tmp_path / "theirs", learned(first=True))
+    own = [each for each in run.arguments() if not each.startswith(("model", "tokenizer"))]
+    from minigpt.training.run import train
+
+    assert train(compose("train", [*own, f"init.from={place}", "model.block_size=16", "trainer.max_steps=1"])) == 0
+    assert minigpt.load(run.path).tokenizer.hash == minigpt.load(place).tokenizer.hash
+
+
+def test_a_file_larger_than_any_that_is_read_is_named(tmp_path):
+    place = folder(tmp_path, learned())
+    with open(place / "tokenizer.json", "ab") as file:
+        file.truncate(600 << 20)  # sparse
+    with pytest.raises(UserFault, match=r"tokenizer\.json is 629,145,600 bytes; at most"):
+        compose("train", [f"init.from={place}"])
+    with pytest.raises(UserFault, match=r"tokenizer\.json is 629,145,600 bytes; at most"):
+        minigpt.load(place).tokenizer.encode("a")
+    labels = {"id2label": {str(number): f"LABEL_{number}" for number in range(300_000)}}
+    (place / "config.json").write_text(json.dumps(LLAMA | labels))
+    with pytest.raises(UserFault, match=r"config\.json is .* bytes; at most"):
+        minigpt.load(place)
+
+
+def test_gpt2_is_known_by_its_merges_alone(tmp_path, monkeypatch):
+    merges = learned()["model"]["merges"]
+    listed = "\n".join(map(" ".join, merges))
+    monkeypatch.setattr(
+        "minigpt.config.foreign.VOCAB_SHA256", hashlib.sha256(f"#version: 0.2\n{listed}\n".encode()).hexdigest()
+    )
+    assert minigpt.load(folder(tmp_path, learned())).tokenizer.name == "gpt2"

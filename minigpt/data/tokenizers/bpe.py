@@ -37,7 +37,7 @@ class BPEEncoder:
         pattern: splits text into words first.
         border: where the pattern lets text be cut (see `runs`), and `limit`, the bytes per run at most.
         added: words that are taken out of a text before, and their tokens.
-        nfc: bring text into Unicode's form NFC before all that.
+        nfc: bring what is between those words into Unicode's form NFC first.
 
     Raises:
         ValueError: a byte has no token.
@@ -87,15 +87,14 @@ class BPEEncoder:
         return np.array(tokens)
 
     def _encode_text(self, text: str) -> NDArray[np.integer]:
-        if self._nfc:
-            text = unicodedata.normalize("NFC", text)
         if self._words is None:
-            return self._encoding.encode_to_numpy(text, disallowed_special=())
-        parts = [
-            [self._added[part]] if number % 2 else self._encoding.encode_to_numpy(part, disallowed_special=())
-            for number, part in enumerate(self._words.split(text))
-        ]
-        return np.concatenate(parts)
+            return self._encode_piece(text)
+        parts = enumerate(self._words.split(text))
+        return np.concatenate([[self._added[part]] if n % 2 else self._encode_piece(part) for n, part in parts])
+
+    def _encode_piece(self, text: str) -> NDArray[np.integer]:
+        text = unicodedata.normalize("NFC", text) if self._nfc else text
+        return self._encoding.encode_to_numpy(text, disallowed_special=())
 
 
 def train_ranks(size: int, documents: Iterable[Iterable[bytes]]) -> list[bytes]:

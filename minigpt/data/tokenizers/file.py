@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.config.convert import shown
+from minigpt.config.foreign import MAX_CONFIG, MAX_TOKENIZER
 from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, PATTERN, BPEEncoder
 from minigpt.data.tokenizers.scheme import END_OF_TEXT, GPT2_BORDER, NO_SPACE, RUN_BYTES, Scheme
 from minigpt.faults import UserFault
@@ -95,6 +96,7 @@ def file_encoder(tokens: Sequence[bytes], rules: Rules) -> BPEEncoder:
     ranks = {token: rank for rank, token in enumerate(tokens) if token and rank not in added}
     if len(ranks) + len(added) + tokens.count(b"") != len(tokens):
         raise ValueError("a token appears twice")
+    ranks = {token: rank for rank, token in enumerate(tokens) if len(token) == 1} | ranks  # added or not
     border, limit = PATTERNS[rules.pattern], 4 * RUN_BYTES  # fewer texts without a place to cut at
     return BPEEncoder(ranks, rules.pattern, border=border, limit=limit, added=rules.added, nfc=rules.nfc)
 
@@ -112,11 +114,11 @@ def read_vocabulary(path: Path, eot: str | None = None) -> tuple[list[bytes], Ru
     Raises:
         UserFault: it can't be read, or holds something that would give other tokens here; with its name.
     """
-    content = read_json(path)
+    content = read_json(path, MAX_TOKENIZER)
     config = path.with_name("tokenizer_config.json")
     try:
         if eot is None and config.is_file():
-            named = read_json(config).get("eos_token")
+            named = read_json(config, MAX_CONFIG).get("eos_token")
             eot = named["content"] if isinstance(named, dict) else named
         return _vocabulary(content, eot)
     except (LookupError, TypeError, AttributeError) as error:
@@ -142,23 +144,36 @@ def _vocabulary(content: dict[str, Any], eot: str | None) -> tuple[list[bytes], 
     for name, token in others.items():
         if not re.fullmatch(r"\S+|\s+", name) or token["lstrip"] or token["rstrip"] or token["single_word"]:
             raise ValueError(f"its added token {shown(name)} heeds blanks or words around it, which is not done here")
+        if nfc and token["normalized"] and name.strip(" \t\r\n"):
+            raise ValueError(
+                f"its added token {shown(name)} is looked for in Unicode's form NFC, which is not done here"
+            )
     added = {name: token["id"] for name, token in others.items()}
     names = special | added
-    ids = {bytes(CHARACTER_TO_BYTE[c] for c in text): id for text, id in model["vocab"].items() if text not in names}
+    merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+    made = {left + right for left, right in merges} | CHARACTER_TO_BYTE.keys()
+    twice = {name: id for name, id in model["vocab"].items() if name in names and name in made}  # merged, and added
+    if bad := [name for name, id in twice.items() if name in special or id != added[name]]:
+        raise ValueError(f"its added token {shown(bad[0])} is also what merges make of a text, which is not done here")
+    ids = {_bytes(text): id for text, id in model["vocab"].items() if text not in names}
     numbers = [*ids.values(), *names.values()]
     if any(type(id) is not int or not 0 <= id < MAX_TOKENS for id in numbers) or len({*numbers}) != len(numbers):
         raise ValueError(f"its tokens are not numbered by different numbers below {MAX_TOKENS:,}")
     if max(map(len, ids)) > MAX_TOKEN_BYTES:
         raise ValueError(f"it has a token of more than {MAX_TOKEN_BYTES} bytes")
-    merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
-    in_bytes = [tuple(bytes(CHARACTER_TO_BYTE[c] for c in part) for part in pair) for pair in merges]
-    _check_merges(ids, in_bytes, whole=model.get("ignore_merges", False))
+    in_bytes = [tuple(map(_bytes, pair)) for pair in merges]
+    whole = model.get("ignore_merges", False)
+    _check_merges(ids | {_bytes(text): id for text, id in twice.items()}, in_bytes, whole=whole)
     tokens = [b""] * (max(numbers) + 1)
     for token, id in ids.items():
         tokens[id] = token
     for word, id in added.items():
         tokens[id] = word.encode()
     return tokens, Rules(pattern, names[eot], special, added, nfc)
+
+
+def _bytes(text: str) -> bytes:
+    return bytes(CHARACTER_TO_BYTE[character] for character in text)
 
 
 def _pattern(pre_tokenizer: dict[str, Any] | None, model: dict[str, Any]) -> str:
@@ -180,8 +195,8 @@ def _pattern(pre_tokenizer: dict[str, Any] | None, model: dict[str, Any]) -> str
     if steps[-1]["add_prefix_space"]:
         raise ValueError("its add_prefix_space=true puts a blank before each text, which is not done here")
     by_words = steps[-1].get("use_regex", True)
-    if kinds == ["ByteLevel"] and by_words:
-        return PATTERN
+    if kinds == ["ByteLevel"] and (by_words or not (model["merges"] or model.get("ignore_merges"))):
+        return PATTERN  # without merges, words are all the same
     if kinds == ["Digits", "ByteLevel"] and by_words and steps[0]["individual_digits"]:
         return _DIGITS
     if kinds == ["Split", "ByteLevel"] and not by_words:

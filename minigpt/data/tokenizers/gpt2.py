@@ -6,6 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from minigpt.config.foreign import VOCAB_SHA256
 from minigpt.data.download import download
 from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, GPT2_BYTES, PATTERN, BPEEncoder
 from minigpt.data.tokenizers.scheme import Scheme
@@ -13,7 +14,6 @@ from minigpt.faults import UserFault
 from minigpt.rundir.files import write_file
 
 VOCAB_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"
-VOCAB_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 
 
 def gpt2_ranks() -> list[bytes]:
