@@ -4,9 +4,10 @@ What is not finished stands in UNITS: the tokenizer and the units of work (units
 """
 
 import contextlib
+import itertools
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,18 @@ from minigpt.data.shards import SplitWriter, fingerprint
 from minigpt.data.split import describe_split, small_split, split
 from minigpt.data.survey import Survey, signature
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
+from minigpt.data.tokenizers.scheme import runs
 from minigpt.data.units import Engine, assemble, count_units, cut, make_units
 from minigpt.data.workers import encode_in_processes
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.process.cores import usable_cores
 from minigpt.rundir.files import read_json, write_json
+from minigpt.splitmix import fold
 
 FORMAT = "minigpt-prepared"
 UNITS = "units"
-LEARN_BYTES = 1 << 27  # a BPE vocabulary is learned from so much of the training text at most: a minute or less
+LEARN_BYTES = 1 << 27  # a BPE vocabulary is learned from so much of the training text: a minute or less
+BLOCK_BYTES = 1 << 14  # of a sample of it
 PROBE_BYTES = 1 << 18  # from which time and disk are told
 SMALL_BYTES = 1_000_000  # of which no time is told
 
@@ -50,10 +54,8 @@ def learn(folder: Path, keys: dict[str, Any], found: Survey, *, given: Tokenizer
     """
     tokenizer = given
     if tokenizer is None:
-        total, vocab_size = min(LEARN_BYTES, found.bytes), keys["vocab_size"] or 0
-        if vocab_size:
-            say(f"data: learning {vocab_size:,} tokens from up to {size_text(total)} of the training text")
-        train = _training_text(found, keys["val_fraction"], Progress("data: learning", total, say))
+        vocab_size = keys["vocab_size"] or 0
+        train = _text_to_learn_from(found, keys["val_fraction"], vocab_size, say)
         tokenizer = build_tokenizer(keys["tokenizer"], vocab_size=vocab_size, alphabet=found.alphabet, train=train)
     (folder / UNITS).mkdir(exist_ok=True)
     write_json(folder / UNITS / "tokenizer.json", tokenizer.to_json() | {"sha256": tokenizer.hash})
@@ -149,25 +151,34 @@ def _tell_cost(folder: Path, found: Survey, val_fraction: float, tokenizer: Toke
         say(f"data: encoding {size_text(found.bytes)}: {time_needed}; {cost} ({size_text(free)} free)")
 
 
-def _training_text(found: Survey, val_fraction: float, progress: Callable[[int], None]) -> Iterator[Iterator[bytes]]:
-    """The first LEARN_BYTES of the training text, each document as chunks."""
-    left = LEARN_BYTES
+def _text_to_learn_from(found: Survey, val_fraction: float, vocab_size: int, say: Say) -> Iterator[Iterator[bytes]]:
+    """The training text, each document as chunks; a sample of blocks where it is longer than LEARN_BYTES."""
 
-    def first(chunks: Iterator[bytes]) -> Iterator[bytes]:
-        nonlocal left
+    def train() -> Iterator[Iterator[bytes]]:
+        return (chunks for name, chunks in split(found, val_fraction) if name == "train")
+
+    size = found.bytes
+    if size > LEARN_BYTES:  # perhaps validation has the rest
+        size = sum(len(chunk) for chunks in train() for chunk in chunks)
+    is_whole = size <= LEARN_BYTES
+    if vocab_size:
+        shown = "up to" if is_whole else f"a random {size_text(LEARN_BYTES)} of"
+        say(f"data: learning {vocab_size:,} tokens from {shown} {size_text(size)} of the training text")
+    progress = Progress("data: learning", size, say)
+
+    def counted(chunks: Iterator[bytes]) -> Iterator[bytes]:
         for chunk in chunks:
-            part = chunk[:left]
-            left -= len(part)
-            yield part
-            progress(len(part))
-            if not left:
-                return
+            yield chunk
+            progress(len(chunk))
 
-    for name, chunks in split(found, val_fraction):
-        if name == "train":
-            yield first(chunks)
-        if not left:
-            return
+    documents = map(counted, train())
+    yield from documents if is_whole else sample_blocks(documents, LEARN_BYTES / size)
+
+
+def sample_blocks(documents: Iterable[Iterable[bytes]], fraction: float) -> Iterator[Iterator[bytes]]:
+    """Draw about a fraction of a text in blocks of up to BLOCK_BYTES: the same ones on every machine."""
+    blocks = itertools.chain.from_iterable(runs(chunks, BLOCK_BYTES) for chunks in documents)
+    return (iter([block]) for number, block in enumerate(blocks) if fold(number) < fraction * 2**63)
 
 
 def _assemble(folder: Path, identities: list[str], tokenizer: Tokenizer, val_fraction: float) -> list[dict[str, Any]]:
@@ -189,6 +200,8 @@ def _summary(keys: dict[str, Any], found: Survey, splits: list[dict[str, Any]], 
     wanted = keys["vocab_size"] or 0
     train, val = ({key: sidecar[key] for key in ("tokens", "bytes")} for sidecar in splits)
     notes = [*found.corpus.notes, *found.notes()]
+    if wanted and train["bytes"] > LEARN_BYTES and "given" not in keys:
+        notes.append(f"the vocabulary is learned from a random {size_text(LEARN_BYTES)} of the training text")
     if tokenizer.vocab_size < wanted:
         notes.append(f"the text yields {tokenizer.vocab_size:,} BPE tokens, fewer than tokenizer.vocab_size={wanted:,}")
     if tokenizer.rules and tokenizer.rules.nfc:

@@ -179,10 +179,47 @@ def test_bpe_learns_from_the_training_text_only_and_not_from_all_of_a_long_one(s
     learned = [prepared.tokenizer.token_bytes(token) for token in range(256, prepared.tokenizer.vocab_size)]
     assert b" words" in learned
     assert not any(b"zq" in token for token in learned)
-    monkeypatch.setattr(make, "LEARN_BYTES", 12)
-    data = keys(source, val_fraction=0.4)
-    data.dir += "2"
-    assert run(data, "bpe", vocab_size=400)[0].tokenizer.vocab_size < 275
+
+
+def test_bpe_learns_a_long_text_from_a_random_sample_of_it(source, monkeypatch):
+    """Blocks from all over the training text, the same each time; a text that is not too long is learned whole."""
+    words = [f"word {n * n} " for n in range(2000)]
+    source.write_text("".join(words))
+    whole, said = run(keys(source), "bpe", vocab_size=350)
+    assert "learning 350 tokens from up to " in said
+    monkeypatch.setattr(make, "BLOCK_BYTES", 200)
+    drawn: list[list[bytes]] = []
+    real = make.sample_blocks
+
+    def sample(documents, fraction):
+        drawn.append([b"".join(block) for block in real(documents, fraction)])
+        return ([block] for block in drawn[-1])
+
+    monkeypatch.setattr(make, "sample_blocks", sample)
+    for name in ("sampled", "again"):
+        monkeypatch.setattr(make, "LEARN_BYTES", 4000)
+        data = keys(source)
+        data.dir += name
+        prepared, said = run(data, "bpe", vocab_size=350)
+    size = whole.train.bytes
+    assert f"learning 350 tokens from a random 4,000 bytes of {size:,} bytes of the training text" in said
+    assert "the vocabulary is learned from a random 4,000 bytes of the training text" in prepared.summary["notes"]
+    assert whole.tokenizer.hash != prepared.tokenizer.hash
+    assert drawn[0] == drawn[1]
+    assert 2500 < sum(map(len, drawn[0])) < 5500
+    places = [source.read_bytes().index(block) for block in drawn[0]]
+    assert len(places) > 10
+    assert min(places) < size / 4 < 3 * size / 4 < max(places) < size
+    monkeypatch.setattr(make, "LEARN_BYTES", size)  # all of the training text: nothing is drawn
+    data.dir += "whole"
+    assert run(data, "bpe", vocab_size=350)[0].tokenizer.hash == whole.tokenizer.hash
+    assert len(drawn) == 2
+
+
+def test_the_sample_is_the_same_on_every_machine():
+    text = b"".join(b"%06d " % n for n in range(20_000))
+    blocks = [b"".join(block)[:6] for block in make.sample_blocks([[text]], 0.5)]
+    assert blocks == [b" 00702", b" 00936", b" 01170", b" 01638"]
 
 
 def test_a_long_text_is_reported_on(source, monkeypatch):
