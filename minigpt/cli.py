@@ -106,11 +106,12 @@ def export(arguments: list[str]) -> None:
 
 def report(arguments: list[str]) -> None:
     """Draw a run's loss.png and report.html again."""
-    run = os.path.expanduser(_compose("report", arguments).run.dir)
+    config = _compose("report", arguments)
+    run = os.path.expanduser(config.run.dir)
 
     from minigpt.report.page import write_report
 
-    write_report(run)
+    write_report(run, config.beside)
     print(f"Wrote {os.path.join(run, 'loss.png')} and {os.path.join(run, 'report.html')}")
 
 
@@ -155,6 +156,24 @@ def draw_attention(arguments: list[str]) -> None:
     print("Wrote", *paths, sep="\n  ")
 
 
+def look(arguments: list[str]) -> None:
+    """Write a page of a text's tokens and the attention to them."""
+    config = _compose("look", arguments)
+
+    from minigpt.serving.look import look
+
+    print(f"Wrote {look(config)}")
+
+
+def serve(arguments: list[str]) -> int:
+    """Answer OpenAI's protocol over HTTP, with a page to try models on."""
+    config = _compose("serve", arguments)
+
+    from minigpt.serving.command import serve
+
+    return serve(config)
+
+
 def demo(arguments: list[str]) -> int:
     """Train a small GPT on text that this machine already has, and let it write.
 
@@ -196,6 +215,8 @@ FUNCTIONS = (
     benchmark,
     verify_resume,
     draw_attention,
+    look,
+    serve,
     demo,
 )
 COMMANDS: dict[str, Callable[[list[str]], int | None]] = {each.__name__.replace("_", "-"): each for each in FUNCTIONS}

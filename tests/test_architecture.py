@@ -30,6 +30,9 @@ HOMES = {
     "optuna": ("sweep.",),
     "wandb": ("rundir.wandb_process",),
     "lm_eval": ("evaluation.harness",),
+    "fastapi": ("serving.",),
+    "starlette": ("serving.",),
+    "uvicorn": ("serving.",),
     "transformers": (),  # benchmark and export load it by name: what mypy says must not hang on what is installed
     "gguf": (),  # export.gguf loads it by name
     "torchvision": (),
@@ -48,7 +51,7 @@ MAY_IMPORT = {
     "lightning numpy safetensors torch",
     "checkpoint": "config data faults model rundir __init__ safetensors torch",
     "cli": "benchmark compare config data demo evaluation export faults invocation process redact report sampling "
-    "sweep training verify",
+    "serving sweep training verify",
     "compare": "checkpoint config data faults machine model rundir numpy torch",
     "config": "faults invocation redact __init__ huggingface_hub hydra omegaconf yaml",
     "data": "attention config faults process redact rundir splitmix aiohttp fsspec numpy pyarrow tiktoken tokenizers "
@@ -65,6 +68,7 @@ MAY_IMPORT = {
     "report": "attention checkpoint config data faults rundir matplotlib numpy torch yaml",
     "rundir": "config faults invocation redact __init__ torch wandb yaml",
     "sampling": "checkpoint config data faults machine model rundir splitmix torch",
+    "serving": "attention checkpoint config data evaluation faults rundir sampling fastapi starlette torch uvicorn",
     "sweep": "config data faults invocation machine process redact report rundir training matplotlib optuna torch yaml",
     "splitmix": "numpy",
     "training": "attention checkpoint config data faults invocation machine model process redact report rundir "

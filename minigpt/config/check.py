@@ -6,6 +6,7 @@ A rule is skipped while a setting it reads is itself out of range: one mistake, 
 
 import glob
 import importlib.util
+import ipaddress
 import json
 import math
 import operator
@@ -292,13 +293,36 @@ def starting_weights_are_there(source: str | None) -> Iterator[str]:
 
 
 @rule("checkpoint")
-def checkpoint_is_there(checkpoint: str | None) -> Iterator[str]:
+def checkpoint_is_there(given: str | list[str] | None) -> Iterator[str]:
     runs = [path for path in glob.glob("runs/*") if os.path.isdir(path)]
     remedy = f"Try checkpoint={max(runs, key=os.path.getmtime)}" if runs else f"Train one first: {typed('train')}"
-    if checkpoint:
-        yield from _not_there("checkpoint", checkpoint, remedy)
-    else:
+    for checkpoint in given if isinstance(given, list) else [given or ""]:
+        if checkpoint:
+            yield from _not_there("checkpoint", checkpoint, remedy)
+    if not given or given == [""]:
         yield f"checkpoint is missing. Give checkpoint=RUN_OR_CHECKPOINT_DIR. {remedy}"
+
+
+@rule("host", "token_file")
+def server_is_possible(host: str, token_file: str | None) -> Iterator[str]:
+    if lacking := [name for name in ("fastapi", "uvicorn") if importlib.util.find_spec(name) is None]:
+        yield (
+            f"serve needs the Python packages fastapi and uvicorn; {sys.executable} lacks {' and '.join(lacking)}. "
+            f"Type: {sys.executable} -m pip install fastapi uvicorn"
+        )
+    if token_file is not None and not os.path.isfile(at(token_file)):
+        yield f"token_file={shown(token_file)} is not a file{_from_here(token_file)}. Give a file that holds the token."
+    elif not is_loopback(host) and token_file is None and not os.environ.get("MINIGPT_TOKEN"):
+        remedy = "Put one into a file, token_file=FILE, or into the environment variable MINIGPT_TOKEN."
+        yield f"host={shown(host)} can be reached from other machines, so clients must show a token. {remedy}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine's own, which no other machine reaches."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 @rule("device", "precision")

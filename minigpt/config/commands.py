@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from minigpt.config.schema import Device, PrepareConfig, SampleConfig, SweepConfig, TrainConfig, Which
+from minigpt.config.schema import Device, PrepareConfig, SampleConfig, SweepConfig, Toggle, TrainConfig, Which
 from minigpt.config.setting import setting
 
 
@@ -103,11 +103,14 @@ class RunsConfig:
 
 @dataclass
 class ReportConfig:
-    """Draw a run's loss.png and report.html again.
+    """Draw a run's loss.png and report.html again, with other runs beside it if they are given.
 
-    Example:
+    Examples:
       minigpt report run.dir=runs/NAME
+      minigpt report run.dir=runs/NAME beside=runs/OTHER beside=runs/THIRD
     """
+
+    beside: list[str] = setting([], "another run in the same charts; may be given several times", "watch", literal=True)
 
     run: OneRunConfig = field(default_factory=OneRunConfig)
 
@@ -137,6 +140,45 @@ class DrawAttentionConfig:
     checkpoint: str | None = setting(None, "a run directory or a checkpoint in it", "watch", literal=True)
     text: str = setting("", "what the model reads", "watch", literal=True, required=True)
     out: str | None = setting(None, "folder for the pictures; default RUN/attention", "watch", folder=True)
+    which: Which = setting("best", "of a run's checkpoints", "watch")
+
+
+@dataclass
+class ServeConfig:
+    """Answer OpenAI's protocol over HTTP, and show a page to try models on.
+
+    Examples:
+      minigpt serve checkpoint=runs/NAME
+      minigpt serve checkpoint=runs/A checkpoint=runs/B port=9000
+      minigpt serve checkpoint=runs/NAME host=0.0.0.0 token_file=token.txt
+    """
+
+    checkpoint: list[str] = setting([], "run or checkpoint; may be given several times", "watch", literal=True)
+    which: Which = setting("best", "of a run's checkpoints", "watch")
+    host: str = setting("127.0.0.1", "address to listen at; another than this machine's own needs a token", "watch")
+    port: int = setting(8000, "0 = any that is free", "watch", low=0, high=65535)
+    token_file: str | None = setting(None, "a file with the token; or MINIGPT_TOKEN", "watch", literal=True)
+    rows: int = setting(16, "texts written at a time, of each model", "machine", low=1, high=32)
+    queue: int = setting(64, "texts that may wait, of each model", "machine", low=0, high=10_000)
+    max_tokens: int = setting(4096, "most tokens of a text", "machine", low=1, high=10**6)
+    seconds: float = setting(300.0, "most time of an answer", "machine", above=0, high=10**6)
+    log: Literal["none", "requests", "prompts"] = setting("requests", "what is said of each request", "watch")
+    device: Device = setting("auto", "what computes", "machine")
+    precision: Literal["fp32", "bf16", "int8", "fp64"] = setting("fp32", "int8: weights only", "machine")
+    compile: Toggle = setting("auto", "native code; auto: on a CPU with a C++ compiler", "machine")
+
+
+@dataclass
+class LookConfig:
+    """Write a page of the tokens of a text and the attention to them, as one file.
+
+    Example:
+      minigpt look checkpoint=runs/NAME text='To be, or not to be'
+    """
+
+    checkpoint: str | None = setting(None, "run, checkpoint or Hugging Face folder", "watch", literal=True)
+    text: str = setting("", "what the model reads", "watch", literal=True, required=True)
+    out: str = setting("look.html", "the file", "watch", literal=True)
     which: Which = setting("best", "of a run's checkpoints", "watch")
 
 
@@ -177,4 +219,6 @@ CLASSES: dict[str, type] = {  # of each command
     "verify-resume": VerifyResumeConfig,
     "draw-attention": DrawAttentionConfig,
     "benchmark": BenchmarkConfig,
+    "serve": ServeConfig,
+    "look": LookConfig,
 }

@@ -1,11 +1,13 @@
 """The curves of a run, and loss.png."""
 
+from collections.abc import Iterator, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from minigpt.report.drawing import BASELINE, GRID, RATE, TRAIN, VALIDATION, drawing, write_png
+from minigpt.report.drawing import BASELINE, GRID, OTHERS, RATE, TRAIN, VALIDATION, drawing, write_png
 from minigpt.report.number_format import short_number
 from minigpt.report.record import Numbers, Record, best_row, column, nats_per_bit, number
 
@@ -35,16 +37,28 @@ def draw_loss(record: Record, path: Path) -> None:
         draw_metric(rate, record, "lr", "learning\nrate")
         rate.set_xlabel("optimizer steps")
         figure.align_ylabels([loss, rate])
-        name = record.name if len(record.name) <= 40 else record.name[:39] + "…"
-        loss.set_title(name, loc="left", fontsize=13, fontweight="bold", pad=34)
+        loss.set_title(short_name(record, 40), loc="left", fontsize=13, fontweight="bold", pad=34)
         loss.set_title(size_and_loss(record), loc="right", fontsize=12, pad=34)
         write_png(figure, path)
 
 
-def draw_losses(axes: Any, record: Record) -> None:
+def beside(others: Sequence[Record]) -> Iterator[tuple[Record, dict[str, Any]]]:
+    """Yield other runs, each with the style of its lines."""
+    for place, (record, colour) in enumerate(zip(others, cycle(OTHERS), strict=False)):
+        yield record, {"color": colour, "linewidth": 1.4, "linestyle": "-" if place < len(OTHERS) else ":"}
+
+
+def draw_losses(axes: Any, record: Record, others: Sequence[Record] = (), *, columns: int = 3) -> None:
     """Draw training and validation loss, and the baseline if one was measured; in bits per byte at the right edge.
 
-    The axis shows all but the fall of the first twentieth of the run, which would flatten the rest.
+    Other runs' curves are drawn at their bits per byte, where these are known: nats of other tokens can't be compared.
+    The axis shows all but the fall of the first twentieth of a run, which would flatten the rest.
+
+    Args:
+        axes: matplotlib's.
+        record: the run.
+        others: runs to draw beside it.
+        columns: of the legend.
     """
     steps, losses = column(record.rows, "train/loss")
     smoothed, fall = smooth(losses), len(losses) // 20
@@ -63,6 +77,9 @@ def draw_losses(axes: Any, record: Record) -> None:
         ring = {"markersize": 10, "markerfacecolor": "none", "markeredgewidth": 1.4, "clip_on": False, "zorder": 4}
         axes.plot([best["step"]], [best["val/loss"]], "o", color=VALIDATION, **ring)
         shown.append(losses)
+    for other, style in beside(others):
+        factor = (nats_per_bit(record.rows) or 1) / (nats_per_bit(other.rows) or nats_per_bit(record.rows) or 1)
+        shown += _draw_other(axes, other, style, factor)
     nats, base = nats_per_bit(record.rows), number(record.baseline.get("bits_per_byte"))
     if nats is not None:
         right = axes.secondary_yaxis("right", functions=(lambda loss: loss / nats, lambda bits: bits * nats))
@@ -70,35 +87,61 @@ def draw_losses(axes: Any, record: Record) -> None:
         right.spines["right"].set_visible(False)
         right.tick_params(length=0, pad=9)  # the ring of a last point stays off the figures
     if nats is not None and base is not None:
-        name = f"{record.baseline.get('name', 'baseline')} ({base:.3f})"
+        name = f"{str(record.baseline.get('name', 'baseline'))[:30]} ({base:.3f})"
         axes.axhline(base * nats, color=BASELINE, linestyle=(0, (5, 3)), linewidth=1.4, label=name)
         shown.append(np.array([base * nats]))
     values = np.concatenate(shown)
     if len(values):
         margin = 0.06 * float(np.ptp(values)) or 0.05 * abs(float(values[0])) or 0.5
         axes.set_ylim(values.min() - margin, values.max() + margin)
-        axes.legend(loc="lower left", bbox_to_anchor=(-0.012, 0.99), ncols=3, frameon=False)
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.012, 0.99), ncols=columns, frameon=False)
     else:
         axes.text(0.5, 0.5, "no steps logged yet", transform=axes.transAxes, ha="center", color=RATE)
     axes.set_ylabel("loss, nats per token")
-    open_axes(axes, record)
+    open_axes(axes, record, *others)
 
 
-def draw_metric(axes: Any, record: Record, key: str, name: str) -> None:
-    """Draw one metric over the steps, from 0 up; the highest hundredth may leave the picture."""
-    steps, values = column(record.rows, key)
-    open_axes(axes, record)
+def _draw_other(axes: Any, record: Record, style: dict[str, Any], factor: float) -> Iterator[Numbers]:
+    """Draw another run's losses, times a factor; yield what the axis must show."""
+    best, bits = best_row(record.rows), ""
+    if best is not None and number(best.get("val/bits_per_byte")) is not None:
+        bits = f" ({best['val/bits_per_byte']:.3f} bits per byte)"
+    name = short_name(record, 24) + (f", best {best['val/loss']:.3f}{bits}" if best else ", training")
+    steps, losses = column(record.rows, "train/loss")
+    smoothed = smooth(losses) * factor
+    axes.plot(steps, smoothed, label=None if best else name, **style, alpha=0.5 if best else 1.0)
+    yield smoothed[len(losses) // 20 :]
+    if best is not None:
+        steps, losses = column(record.rows, "val/loss")
+        axes.plot(steps, losses * factor, marker="o" if len(steps) <= 60 else "", markersize=4, label=name, **style)
+        yield losses * factor
+
+
+def draw_metric(axes: Any, record: Record, key: str, name: str, others: Sequence[Record] = ()) -> None:
+    """Draw one metric over the steps, from 0 up; a hundredth that is far above the rest may leave the picture."""
+    lines = [(column(record.rows, key), {"color": RATE, "linewidth": 1.4})]
+    lines += [(column(other.rows, key), style) for other, style in beside(others)]
+    open_axes(axes, record, *others)
     axes.set_ylabel(name, fontsize=9)
-    if len(steps):
-        axes.plot(steps, values, color=RATE, linewidth=1.4)
-        high = float(np.percentile(values, 99))
+    values = np.concatenate([values for (_, values), _ in lines])
+    for (steps, own), style in lines:
+        axes.plot(steps, own, **style)
+    if len(values):
+        usual, highest = float(np.percentile(values, 99)), float(values.max())
+        high = highest if highest < 1.5 * usual else usual
         axes.set_ylim(0, 1.15 * high or 1)
         axes.set_yticks([0, high], ["0", short_number(high) if high >= 1 else f"{high:.2g}".replace("e-0", "e-")])
 
 
-def open_axes(axes: Any, record: Record) -> None:
-    """Prepare axes over all steps of a run: no frame above and to the right, and faint horizontal lines."""
-    axes.set_xlim(0, 1.006 * max((row["step"] for row in record.rows), default=1) or 1)  # room for half a point
+def short_name(record: Record, most: int) -> str:
+    """Return a run's name, cut if it is longer than `most` characters."""
+    return record.name if len(record.name) <= most else record.name[: most - 1] + "…"
+
+
+def open_axes(axes: Any, *records: Record) -> None:
+    """Prepare axes over all steps of some runs: no frame above and to the right, and faint horizontal lines."""
+    last = max((row["step"] for record in records for row in record.rows), default=1)
+    axes.set_xlim(0, 1.006 * last or 1)  # room for half a point
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)

@@ -11,7 +11,9 @@ from minigpt.rundir.files import replaced
 
 TRAIN, VALIDATION, RATE, BASELINE = "#2f6fde", "#e2571e", "#7a869a", "#1a9a6c"
 INK, LINE, GRID = "#27313f", "#c5ccd6", "#e8ebf0"
+OTHERS = ("#8a5cd7", "#b9820d", "#1293a6", "#b8447b")  # runs beside the one that a page is about
 STYLES = {TRAIN: "train", VALIDATION: "val", RATE: "rate", BASELINE: "base", INK: "ink", LINE: "line", GRID: "line"}
+STYLES |= {colour: f"run{number}" for number, colour in enumerate(OTHERS)}
 
 
 @contextlib.contextmanager

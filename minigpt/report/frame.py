@@ -7,9 +7,11 @@ from typing import Any
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1f2733; --soft: #66707f; --paper: #fff; --card: #f5f7fa; --line: #e3e7ed;
-  --train: #2f6fde; --val: #e2571e; --base: #1a9a6c; --rate: #7a869a; }
+  --train: #2f6fde; --val: #e2571e; --base: #1a9a6c; --rate: #7a869a;
+  --run0: #8a5cd6; --run1: #b9820d; --run2: #1293a5; --run3: #b8447a; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --soft: #98a3b3; --paper: #14181f; --card: #1d232c;
-  --line: #2d3541; --train: #6ea1ff; --val: #ff8a57; --base: #4fcf9d; --rate: #93a0b5; } }
+  --line: #2d3541; --train: #6ea1ff; --val: #ff8a57; --base: #4fcf9d; --rate: #93a0b5;
+  --run0: #b595f2; --run1: #e0b04a; --run2: #53c3d4; --run3: #ea86b4; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 32px 20px 64px; max-width: 960px; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
@@ -22,7 +24,8 @@ section { margin-top: 34px; }
 .figures b, .figures span, .figures small { display: block; color: var(--soft); font-size: 13px; }
 .figures b { color: var(--ink); font-size: 22px; line-height: 1.3; white-space: nowrap; }
 svg { display: block; width: 100%; height: auto; }
-.wide { overflow-x: auto; } .wide > svg { min-width: 640px; }
+.wide { overflow-x: auto; } .for-narrow { display: none; }
+@media (max-width: 620px) { .for-narrow { display: block; } .for-wide { display: none; } }
 .small { display: grid; grid-template-columns: repeat(auto-fit, minmax(280px, 1fr)); gap: 16px; margin-top: 16px; }
 pre { background: var(--card); border-radius: 8px; padding: 10px 14px; margin: 0; overflow-x: auto;
   font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
@@ -30,6 +33,7 @@ pre { background: var(--card); border-radius: 8px; padding: 10px 14px; margin: 0
 table { border-collapse: collapse; width: 100%; font-size: 13px; }
 td { border-bottom: 1px solid var(--line); padding: 4px 12px 4px 0; vertical-align: top; overflow-wrap: anywhere; }
 td:first-child { color: var(--soft); white-space: nowrap; width: 1%; padding-right: 24px; }
+th { text-align: left; padding: 4px 12px 4px 0; border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
 td:nth-child(2):not(:last-child) { white-space: nowrap; }
 details { margin-top: 14px; } summary { cursor: pointer; color: var(--soft); }
 """
@@ -65,11 +69,12 @@ def page_of(name: str, summary: str, cards: Iterable[Sequence[str]], sections: d
     return PAGE.format(name=escape(name), style=STYLE + style, summary=escape(summary), figures=figures, body=body)
 
 
-def table(rows: Iterable[Sequence[Any]]) -> str:
-    """Return rows of cells as a table; "" if there are none."""
+def table(rows: Iterable[Sequence[Any]], head: Sequence[str] = ()) -> str:
+    """Return rows of cells as a table, under names of the columns if they are given; "" if there are no rows."""
     cells = ("".join(f"<td>{escape(cell_text(cell))}</td>" for cell in row) for row in rows)
     lines = "".join(f"<tr>{each}</tr>" for each in cells)
-    return f'<div class="wide"><table>{lines}</table></div>' if lines else ""
+    names = f"<tr>{''.join(f'<th>{escape(each)}</th>' for each in head)}</tr>" if head else ""
+    return f'<div class="wide"><table>{names}{lines}</table></div>' if lines else ""
 
 
 def cell_text(value: Any) -> str:

@@ -21,7 +21,8 @@ def folders(top: Path, name: str, pattern: str) -> set[str]:
 
 def test_pyproject_lists_every_folder():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    wanted = folders(ROOT / "minigpt", "minigpt", "*.py") | folders(ROOT / "configs", "minigpt.configs", "*.yaml")
+    code = folders(ROOT / "minigpt", "minigpt", "*.py") | folders(ROOT / "minigpt", "minigpt", "*.js")
+    wanted = code | folders(ROOT / "configs", "minigpt.configs", "*.yaml")
     assert set(listed) == wanted, "pyproject.toml, [tool.setuptools] packages: add or remove what differs"
 
 
@@ -53,7 +54,10 @@ def test_a_wheel_trains_and_samples_without_the_checkout(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(installed)
     shutil.rmtree(source)
-    places = (("*.py", "minigpt", "."), ("*.cpp", "minigpt", "."), ("*.yaml", "configs", "configs"))
+    places = (
+        *((kind, "minigpt", ".") for kind in ("*.py", "*.cpp", "*.js", "*.css")),
+        ("*.yaml", "configs", "configs"),
+    )
     for kind, top, there in ((kind, ROOT / top, there) for kind, top, there in places):
         wanted = {file.relative_to(top) for file in top.rglob(kind)}
         assert {

@@ -115,14 +115,14 @@ def test_a_long_run_has_a_small_page(run):
         {"step": step, "train/loss": 3 + (step % 7) / 9, "lr": 1e-3, "train/grad_norm": 1.0} for step in range(9000)
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert len(page(read_record(run))) < 120_000
+    assert len(page(read_record(run))) < 130_000
 
 
 def test_a_failed_page_leaves_the_old_one(run, monkeypatch):
     write_report(run)
     old = (run / "report.html").read_text()
 
-    def broken(record):
+    def broken(record, others):
         raise ZeroDivisionError
 
     monkeypatch.setattr(page_module, "page", broken)
@@ -134,7 +134,8 @@ def test_a_failed_page_leaves_the_old_one(run, monkeypatch):
 def test_charts_take_the_pages_colours_and_show_what_was_measured(run):
     source = page(read_record(run))
     labels = re.findall(r'<svg role="img" aria-label="([^"]*)"', source)
-    assert labels == ["loss over optimizer steps", "learning rate", "gradient norm", "tokens/s"]
+    losses = ["loss over optimizer steps"] * 2  # for wide screens, and for phones
+    assert labels == [*losses, "learning rate", "gradient norm", "tokens/s"]
     for colour in ("train", "val", "rate", "ink", "line"):
         assert f"var(--{colour})" in source
     assert not re.search(r"#(2f6fde|e2571e|7a869a|27313f)", source.partition("</style>")[2])
@@ -179,3 +180,42 @@ def test_a_changed_setting_shows_with_both_values_also_where_one_is_zero(tmp_pat
     event = {"event": "changed", "setting": "trainer.patience", "was": 0, "now": False}
     text = events_section(replace(read_record(tmp_path), events=[event]))
     assert "setting trainer.patience, was 0, now false" in text
+
+
+def test_the_history_of_settings_says_where_each_changed(run):
+    events = [
+        {"event": "began", "step": 0},
+        {"event": "continued", "step": 120},
+        {"time": "2026-11-20T11:00:00+0000", "event": "changed", "setting": "optimizer.lr", "was": 0.001, "now": 0.0},
+    ]
+    text = Reader(page(replace(read_record(run), events=events))).text()
+    assert "2026-11-20 11:00:00optimizer.lr0.001 → 0.0after step 120" in text
+    assert "Changed settings" not in Reader(page(read_record(run))).text()
+
+
+def test_other_runs_stand_beside_in_charts_figures_and_settings(run):
+    records = [read_record(run) for _ in range(7)]
+    for place, other in enumerate(records[1:]):
+        other.path = run.with_name(f"other-{place}")
+        other.config = {**other.config, "seed": place, "model.n_layer": 9}
+        other.rows = [{**row, "step": row["step"] * 3} for row in other.rows]
+    records[2].rows = [{"step": 10, "train/loss": 4.0}]  # never validated
+    records[3].rows = []
+    source = page(records[0], records[1:])
+    text = Reader(source).text()
+    assert source.count("best 2.642") >= 2 * 5  # of each validated run, in both sizes
+    assert "other-1, training" in text
+    assert "model.n_layer4999999" in text
+    assert "seed4242012345" in text
+    assert "model.n_headmodel.n_head" not in text
+    assert all(f"var(--run{number})" in source for number in range(4))
+    assert source.count('class="sample"') == 2 + 7
+    assert "600" in Reader(source).text("text")  # the axis reaches the longest run's end
+
+
+def test_a_peak_is_in_the_picture_where_it_is_no_spike(run):
+    record = read_record(run)
+    record.rows = [{"step": step, "tokens_per_second": 1000.0 + step} for step in range(1, 301)]
+    axes = Figure().subplots()
+    draw_metric(axes, record, "tokens_per_second", "tokens/s")
+    assert axes.get_ylim()[1] > 1300

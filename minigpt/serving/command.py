@@ -1,0 +1,124 @@
+"""What `minigpt serve` does: load the models, open the port, answer until Ctrl-C."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+
+from minigpt.config.check import is_loopback
+from minigpt.config.commands import ServeConfig
+from minigpt.faults import FINISHED, INTERRUPTED, UserFault
+from minigpt.sampling.stream import say
+from minigpt.serving.app import make_app
+from minigpt.serving.engine import Engine
+from minigpt.serving.guard import Patient
+from minigpt.serving.models import load_models
+
+MAX_CONNECTIONS = 500  # at a time; more are refused with 503
+LEAVING_SECONDS = 5  # for answers that are being sent when the server stops
+
+
+def serve(config: ServeConfig) -> int:
+    """Serve models until a signal comes.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        UserFault: a checkpoint, a token or an address that can't be used.
+    """
+    token = read_token(config)
+    listening = listen(config)  # before the models are loaded: a wrong port is known at once
+    models = load_models(config)
+    engine = Engine(models, queue=config.queue, on_error=lambda error: say("".join(traceback.format_exception(error))))
+    hosts = {"localhost", config.host.lower(), socket.gethostname().lower()}
+    app = make_app(engine, config, hosts=hosts, token=token, say=say)
+    host, port = listening.getsockname()[:2]
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    settings = uvicorn.Config(
+        app, http=Patient, ws="none", log_level="error", access_log=False, server_header=False, date_header=False,
+        limit_concurrency=MAX_CONNECTIONS, timeout_graceful_shutdown=LEAVING_SECONDS, proxy_headers=False,
+    )  # fmt: skip
+    for served in models:
+        say(f"{served.name}: {'native code' if served.native else 'PyTorch'}, {served.rows} texts at a time")
+    return asyncio.run(until_told(OurServer(settings, address), engine, listening))
+
+
+class OurServer(uvicorn.Server):
+    """uvicorn's, with our signals, which says where it is."""
+
+    def __init__(self, settings: uvicorn.Config, address: str):
+        super().__init__(settings)
+        self.address = address
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to `until_told`."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Say the address once it answers."""
+        await super().startup(sockets)
+        if self.started:
+            print(f"Serving at {self.address} (Ctrl-C stops)", flush=True)
+
+
+async def until_told(server: OurServer, engine: Engine, listening: socket.socket) -> int:
+    """Serve until Ctrl-C or SIGTERM; a second one ends the process at once."""
+
+    def stop() -> None:
+        if server.should_exit:
+            os._exit(INTERRUPTED)
+        server.should_exit = True
+        engine.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    await server.serve([listening])
+    say("Stopped.")
+    return FINISHED
+
+
+def listen(config: ServeConfig) -> socket.socket:
+    """Return a socket that listens at the config's address.
+
+    Raises:
+        UserFault: it is no address of this machine, or taken.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=256)
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        remedy = "Use another port=, or port=0 for any that is free"
+        raise UserFault(f"host={config.host} port={config.port} can't be listened at: {why}. {remedy}") from None
+
+
+def read_token(config: ServeConfig) -> str | None:
+    """Return the token that clients must show; None if any key will do.
+
+    Raises:
+        UserFault: a file that can't be read, or too short a token.
+    """
+    token = os.environ.get("MINIGPT_TOKEN", "")
+    where = "MINIGPT_TOKEN"
+    if config.token_file is not None:
+        where = f"token_file={config.token_file}"
+        try:
+            token = Path(os.path.expanduser(config.token_file)).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise UserFault(f"{where} can't be read: {error}. Give a text file that holds the token") from None
+        if not token:
+            raise UserFault(f"{where} is empty. Write a token into it: openssl rand -hex 24")
+    if token and (len(token) < 16 or not token.isascii() or not token.isprintable() or " " in token):
+        raise UserFault(
+            f"the token of {where} must be 16 ASCII characters or more, without blanks: openssl rand -hex 24"
+        )
+    assert token or is_loopback(config.host), "config/check.py asks for a token"
+    return token or None

@@ -1,0 +1,75 @@
+// The page of `minigpt serve`: which models, how they draw, and the four views.
+import { ask, whenRefused } from "./api.js";
+import { chatView } from "./chat.js";
+import { temperatureSlider } from "./chances.js";
+import { el, field } from "./dom.js";
+import { lookingView, surpriseView } from "./surprise.js";
+import { writeView } from "./write.js";
+
+const main = document.querySelector("main");
+
+function tokenForm() {
+  return new Promise((resolve) => {
+    const input = el("input", { type: "password", "aria-label": "token", autocomplete: "off" });
+    const form = el("form", { class: "row", on: { submit: (event) => {
+      event.preventDefault();
+      form.remove();
+      resolve(input.value);
+    } } }, field("The server wants its token", input), el("button", {}, "Use it"));
+    main.prepend(form);
+    input.focus();
+  });
+}
+
+function settingsOf(names) {
+  const choice = (label, more) => el("select", { "aria-label": label }, ...[...more, ...names].map((name) => el("option", { value: name === "none" ? "" : name }, name)));
+  const first = choice("model", []), second = choice("second model", ["none"]);
+  const number = (id, value, min, max) => el("input", { id, type: "number", value: String(value), min: String(min), max: String(max) });
+  const temperature = temperatureSlider(0.8), top = el("input", { type: "range", min: "0.05", max: "1", step: "0.05", value: "1", "aria-label": "top-p" });
+  const tokens = number("tokens", 200, 1, 100000), seed = number("seed", 1, 0, 4294967295);
+  const node = el("div", { class: "row settings" }, field("Model", first), ...(names.length > 1 ? [field("beside", second)] : []), field("temperature", temperature), field("top-p", top), field("tokens", tokens), field("seed", seed));
+  return {
+    node,
+    temperature,
+    models: () => [first.value, ...(second.value && second.value !== first.value ? [second.value] : [])],
+    options: () => ({ temperature: Number(temperature.value), top_p: Number(top.value), max_tokens: Number(tokens.value), ...(seed.value === "" ? {} : { seed: Number(seed.value) }) }),
+  };
+}
+
+function tabs(views) {
+  const buttons = [], panels = [];
+  const select = (place) => {
+    buttons.forEach((button, each) => {
+      button.setAttribute("aria-selected", String(each === place));
+      button.tabIndex = each === place ? 0 : -1;
+      panels[each].hidden = each !== place;
+    });
+  };
+  for (const [name, view] of Object.entries(views)) {
+    const place = buttons.length;
+    const move = (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step) return;
+      const next = (place + step + buttons.length) % buttons.length;
+      select(next);
+      buttons[next].focus();
+    };
+    buttons.push(el("button", { role: "tab", type: "button", id: `tab-${place}`, on: { click: () => select(place), keydown: move } }, name));
+    panels.push(el("div", { role: "tabpanel", "aria-labelledby": `tab-${place}` }, view));
+  }
+  select(0);
+  return [el("div", { role: "tablist" }, ...buttons), ...panels];
+}
+
+whenRefused(tokenForm);
+try {
+  const settings = settingsOf((await ask("/v1/models")).data.map((model) => model.id));
+  main.append(settings.node, ...tabs({
+    Write: writeView(settings),
+    Chat: chatView(settings),
+    Attention: lookingView(settings),
+    Surprise: surpriseView(settings),
+  }));
+} catch (fault) {
+  main.append(el("p", { class: "error", role: "alert" }, fault.message));
+}

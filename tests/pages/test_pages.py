@@ -1,0 +1,249 @@
+"""The pages in a real browser: clicked, typed into, wide and narrow, light and dark. See `make test-pages`.
+
+With PICTURES=DIR screenshots are kept there.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import httpx
+import pytest
+
+from minigpt.config.commands import LookConfig
+from minigpt.report.page import write_report
+from minigpt.serving.look import look
+from tests.extras.serving import ServerProcess
+
+REASON = "make test-pages installs playwright, fastapi and uvicorn, and needs Chromium"
+api = pytest.importorskip("playwright.sync_api", reason=REASON)
+pytest.importorskip("fastapi", reason=REASON)
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+if CHROMIUM is None:
+    pytest.skip(REASON, allow_module_level=True)
+
+LOOKS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
+LEARNED = ["model.n_embd=32", "model.block_size=32", "batch_tokens=256", "optimizer.lr=1e-2"]  # that the text goes on
+READY = "[role=tabpanel]:not([hidden]) button.main:not([disabled])"
+EVIL = "<img src=x onerror=alert(1)><script>alert(1)</script> &amp;"
+
+
+@pytest.fixture(scope="module")
+def runs(new_run, tmp_path_factory):
+    """Two runs, one continued with a changed setting, with report pages."""
+    first = new_run(tmp_path_factory.mktemp("one"))
+    first("samples.every_steps=60", "trainer.max_steps=120", *LEARNED)
+    first("samples.every_steps=60", "trainer.max_steps=250", *LEARNED, "optimizer.lr=8e-3")
+    second = new_run(tmp_path_factory.mktemp("two"))("trainer.max_steps=200", *LEARNED, "model.n_embd=48")
+    renamed = second.with_name("wide")
+    second.rename(renamed)
+    return first.path, renamed
+
+
+@pytest.fixture(scope="module")
+def server(runs, tmp_path_factory):
+    words = [*(f"checkpoint={run}" for run in runs), "max_tokens=100000"]
+    with ServerProcess(tmp_path_factory.mktemp("server"), *words, OMP_NUM_THREADS="1") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(params=LOOKS, ids=lambda look: f"{look[0]}-{look[1]}")
+def page(chromium, request):
+    """A page that says nothing on its console, asks no other host, and is never wider than the screen."""
+    width, scheme = request.param
+    context = chromium.new_context(viewport={"width": width, "height": 850}, color_scheme=scheme)
+    page = context.new_page()
+    page.set_default_timeout(30_000)
+    said, asked = [], []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda asking: asked.append(asking.url))
+    page.on("dialog", lambda dialog: said.append(f"dialog {dialog.message}"))
+    yield page
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    if "PICTURES" in os.environ:
+        page.screenshot(path=Path(os.environ["PICTURES"]) / f"{request.node.name}.png", full_page=True)
+    context.close()
+    assert [words for words in said if "status of 400" not in words] == []  # which one test asks for
+    assert {url.split("/")[2].split(":")[0] for url in asked if not url.startswith(("data:", "file:"))} <= {"127.0.0.1"}
+
+
+def text_of(page, selector):
+    return page.locator(selector).first.text_content()
+
+
+def test_tokens_appear_and_a_click_goes_on_from_another(page, server):
+    page.goto(server.url)
+    page.fill("#prompt", "how much")
+    page.fill("#tokens", "30")
+    page.click("text=Write >> nth=1")
+    page.wait_for_selector(READY)
+    before = [token.text_content() for token in page.locator(".token").all()]
+    assert 20 < len(before) <= 30
+    page.locator(".token").nth(4).click()
+    page.wait_for_selector(".chance")
+    shares = [float(each.text_content().split()[0]) for each in page.locator(".share").all()]
+    assert shares == sorted(shares, reverse=True)
+    page.locator(".chances input[type=range]").fill("0.2")
+    cooler = [float(each.text_content().split()[0]) for each in page.locator(".share").all()]
+    assert cooler[0] > shares[0]
+    assert page.locator("[aria-label=temperature]").first.input_value() == "0.2"
+    other = page.locator(".chance:not(.taken)").first
+    chosen = other.locator("code").text_content()
+    other.click()
+    page.wait_for_selector(READY)
+    after = [token.text_content() for token in page.locator(".token").all()]
+    assert after[:4] == before[:4]
+    assert after[4].replace(" ", "␣").replace("\n", "↵") == chosen
+    assert len(after) > 20
+
+
+def test_the_keyboard_alone_will_do(page, server):
+    page.goto(server.url)
+    page.wait_for_selector("#prompt")
+    page.focus("#prompt")
+    page.keyboard.type("wood")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".token")
+    page.wait_for_selector(READY)
+    for _ in range(9):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.className") == "token":
+            break
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".chance")
+    assert "Token 3 could have been" in text_of(page, ".chances p")
+    page.keyboard.press("Escape")
+    assert not page.locator(".chances").is_visible()
+    page.focus("role=tab[name='Write']")
+    page.keyboard.press("ArrowRight")
+    assert page.get_attribute("role=tab[name='Chat']", "aria-selected") == "true"
+    assert page.locator("#message").is_visible()
+
+
+def test_two_models_side_by_side_and_stop(page, server):
+    page.goto(server.url)
+    page.select_option("[aria-label='second model']", "wide")
+    page.fill("#prompt", "how")
+    page.fill("#tokens", "100000")
+    page.click("text=Write >> nth=1")
+    for pane in range(2):
+        page.locator(".pane").nth(pane).locator(".token").nth(9).wait_for()
+    assert [each.text_content() for each in page.locator(".pane h2").all()] == ["run", "wide"]
+    page.click("text=Stop")
+    page.wait_for_selector(READY)
+    page.wait_for_timeout(1000)
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    assert [line.split()[-1] for line in lines if line.startswith("minigpt_texts_writing")] == ["0", "0"]
+
+
+def test_a_conversation(page, server):
+    page.goto(server.url)
+    page.fill("#tokens", "20")
+    page.click("role=tab[name='Chat']")
+    page.fill("#message", EVIL)
+    page.keyboard.press("Enter")
+    page.wait_for_selector(READY)
+    page.fill("#message", "and you?")
+    page.click("text=Send")
+    page.wait_for_selector(READY)
+    messages = page.locator(".message span").all()
+    assert [messages[0].text_content(), messages[2].text_content()] == [EVIL, "and you?"]
+    assert len(messages) == 4
+    page.click("text=New conversation")
+    assert page.locator(".message").count() == 0
+
+
+def test_what_a_model_writes_stays_text(page, server):
+    """A model that writes HTML: its answer is shown as it is, and nothing of it runs."""
+    page.goto(server.url)
+    page.wait_for_selector("#prompt")
+    chunk = {"choices": [{"index": 0, "text": EVIL, "token_ids": [1], "prompt_token_ids": [2]}]}
+    body = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
+    page.route("**/v1/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    page.click("text=Write >> nth=1")
+    page.wait_for_selector(".token")
+    assert text_of(page, ".token") == EVIL
+    assert page.locator("main img, main script").count() == 0
+    page.click("role=tab[name='Surprise']")
+    page.fill("#scored", EVIL)
+    page.click("text=Measure")
+    page.wait_for_selector(".figures")
+    assert text_of(page, ".pane .text >> nth=-1").endswith("&amp;")
+    assert page.locator("main img, main script").count() == 0
+
+
+def test_attention_on_hover_and_by_keys(page, server):
+    page.goto(server.url)
+    page.click("role=tab[name='Attention']")
+    page.fill("#looked", "how much")
+    page.click("text=Look")
+    page.wait_for_selector(".matrix")
+    assert page.locator(".heads button").count() == 2
+    page.locator(".heads button").nth(1).click()
+    box = page.locator(".matrix").bounding_box()
+    page.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 0.9 * box["height"])
+    said = text_of(page, ".said")
+    assert "layer 1, head 2: query" in said
+    assert "attends to key" in said
+    page.focus(".matrix")
+    page.keyboard.press("ArrowUp")
+    assert text_of(page, ".said") != said
+    page.locator(".pane .text").first.locator(".token").nth(3).click()
+    page.wait_for_selector(".chance")
+    assert "In place of token 4" in text_of(page, ".chances p")
+
+
+def test_the_servers_refusals_are_shown(page, server):
+    page.goto(server.url)
+    page.click("role=tab[name='Surprise']")
+    page.fill("#scored", "a")
+    with page.expect_response("**/api/score") as answer:
+        page.click("text=Measure")
+    assert answer.value.status == 400
+    page.wait_for_selector(".error:not(:empty)")
+    assert "wanted from 2 to 8,192" in text_of(page, ".pane ~ .error, .panes .error")
+
+
+def test_the_report_of_two_runs_fits(page, runs):
+    write_report(runs[0], [runs[1]])
+    page.goto(f"file://{runs[0] / 'report.html'}")
+    width = page.viewport_size["width"]
+    shown = [each for each in page.locator("svg").all() if each.is_visible()]
+    assert len(shown) == 4
+    for chart in shown:
+        box = chart.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+    letters = "[...document.querySelectorAll('svg text')].filter((each) => each.checkVisibility())"
+    boxes = page.evaluate(
+        f"{letters}.map((each) => each.getBoundingClientRect()).map((box) => [box.width, box.height])"
+    )
+    assert min(map(max, boxes)) > 9  # pixels: figures at the axes can be read
+    assert "wide, best" in page.locator("svg >> visible=true").first.text_content()
+    assert "optimizer.lr0.01 → 0.008" in page.locator("text=Changed settings >> xpath=..").text_content()
+
+
+def test_the_page_of_minigpt_look_needs_no_server(page, runs, tmp_path):
+    path = look(LookConfig(checkpoint=str(runs[0]), text=f"how much {EVIL}", out=str(tmp_path / "look.html")))
+    page.goto(f"file://{path}")
+    page.wait_for_selector(".matrix")
+    assert text_of(page, ".pane .text").startswith("how much <img")
+    page.locator(".token").nth(2).click()
+    page.wait_for_selector(".chance")
+    before = text_of(page, ".share")
+    page.locator(".chances input[type=range]").fill("0.1")
+    assert text_of(page, ".share") != before
+    page.locator(".heads button").last.click()
+    assert "head 2" in text_of(page, ".said")

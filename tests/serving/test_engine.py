@@ -1,0 +1,161 @@
+"""The engine: texts come and go, each as it would be alone; what goes wrong touches nobody else."""
+
+import asyncio
+import threading
+
+import pytest
+
+from minigpt.config.schema import SampleConfig
+from minigpt.faults import UserFault
+from minigpt.sampling.generate import Row
+from minigpt.sampling.native.decoder import native_decoder
+from minigpt.sampling.native.library import find_compiler
+from minigpt.sampling.write import write
+from minigpt.serving.engine import Answer, Busy, Engine, Piece, Served
+
+KERNELS = ["torch", pytest.param("native", marks=pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler"))]
+
+
+def engine_of(loaded, *, kernel="torch", rows=4, queue=50):
+    decoder = native_decoder(loaded.model) if kernel == "native" else None
+    errors = []
+    engine = Engine([Served("tiny", loaded, decoder, rows)], queue=queue, on_error=errors.append)
+    engine.errors = errors
+    return engine
+
+
+def answer_of(loaded, prompt, *, n=1, **options):
+    config = SampleConfig(**{"max_new_tokens": 30, "temperature": 0.9, **options})
+    tokens = loaded.tokenizer.encode(prompt)
+    ends = frozenset({loaded.tokenizer.eot})
+    return Answer("tiny", [Row(list(tokens), config, number, ends) for number in range(n)])
+
+
+async def collect(answer):
+    """The texts of an answer, and how they ended."""
+    wholes = [Piece(index) for index in range(len(answer.rows))]
+    while not all(whole.ended for whole in wholes):
+        event = await asyncio.wait_for(answer.events.get(), 30)
+        if isinstance(event, Exception):
+            raise event
+        wholes[event.choice].text += event.text
+        wholes[event.choice].tokens += event.tokens
+        wholes[event.choice].ended = event.ended
+    return wholes
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_requests_that_come_at_different_times_get_the_texts_of_minigpt_sample(loaded, kernel):
+    requests = [
+        ("how", {"seed": 1, "n": 3}),
+        ("a much longer prompt than the window of the model is", {"seed": 2, "temperature": 0.0}),
+        ("x", {"seed": 3, "top_k": 9, "stop": ["e", "o"]}),
+        ("", {"seed": 4, "repetition_penalty": 1.3}),
+        ("wood", {"seed": 5, "max_new_tokens": 3, "top_p": 0.8}),
+    ] * 3
+
+    async def ask(engine, prompt, options, delay):
+        await asyncio.sleep(delay)
+        answer = answer_of(loaded, prompt or "\n", **options)
+        engine.submit(answer)
+        return await collect(answer)
+
+    async def main():
+        async with engine_of(loaded, kernel=kernel) as engine:
+            return await asyncio.gather(
+                *(ask(engine, *request, index * 0.004) for index, request in enumerate(requests))
+            )
+
+    for (prompt, options), got in zip(requests, asyncio.run(main()), strict=True):
+        decoder = native_decoder(loaded.model) if kernel == "native" else None
+        own = {key: value for key, value in options.items() if key != "n"}
+        config = SampleConfig(**{"max_new_tokens": 30, "temperature": 0.9, "num_samples": len(got), **own})
+        wanted = write(
+            loaded.model, loaded.tokenizer, [loaded.tokenizer.encode(prompt or "\n")], config, decoder=decoder
+        )
+        assert [whole.text for whole in got] == [sample.text for sample in wanted]
+        assert [whole.ended for whole in got] == [sample.ended for sample in wanted]
+
+
+def test_a_cancelled_answer_frees_its_rows_and_those_who_wait_go_on(loaded):
+    async def main():
+        async with engine_of(loaded, rows=2) as engine:
+            long = answer_of(loaded, "long", n=2, max_new_tokens=10**6)
+            gone = answer_of(loaded, "gone", n=2)
+            short = answer_of(loaded, "short")
+            for answer in (long, gone, short):
+                engine.submit(answer)
+            await long.events.get()
+            assert len(engine.models["tiny"].writing) == 2
+            engine.cancel(gone)
+            engine.cancel(long)
+            assert (await collect(short))[0].ended == "length"
+            assert gone.events.empty()
+            assert engine.models["tiny"].writing == []
+            assert engine.models["tiny"].reader.cache.lengths == []
+
+    asyncio.run(main())
+
+
+def test_more_than_may_wait_are_refused_at_once(loaded):
+    async def main():
+        async with engine_of(loaded, rows=2, queue=3) as engine:
+            answers = [answer_of(loaded, "a", max_new_tokens=10**6) for _ in range(5)]
+            for answer in answers:
+                engine.submit(answer)
+            with pytest.raises(Busy):
+                engine.submit(answer_of(loaded, "b"))
+            engine.cancel(answers[0])
+            engine.submit(answer_of(loaded, "c"))
+            for answer in answers:
+                engine.cancel(answer)
+
+    asyncio.run(main())
+
+
+def test_an_error_ends_the_texts_it_touches_and_no_others(loaded):
+    async def main():
+        async with engine_of(loaded) as engine:
+            answer = answer_of(loaded, "a", max_new_tokens=10**6)
+            engine.submit(answer)
+            await answer.events.get()
+            served = engine.models["tiny"]
+            forward, served.reader.forward = served.reader.forward, lambda *_: 1 / 0
+            with pytest.raises(ZeroDivisionError):
+                await collect(answer)
+            served.reader.forward = forward
+            after = answer_of(loaded, "how", seed=1)
+            engine.submit(after)
+            assert len((await collect(after))[0].tokens) == 30
+            assert [type(error) for error in engine.errors] == [ZeroDivisionError]
+
+    asyncio.run(main())
+
+
+def test_questions_of_the_page_are_answered_between_two_steps_by_the_same_thread(loaded):
+    async def main():
+        async with engine_of(loaded) as engine:
+            answer = answer_of(loaded, "a", max_new_tokens=10**6)
+            engine.submit(answer)
+            assert await engine.call(threading.get_ident) == engine.thread.ident
+            with pytest.raises(UserFault):
+                await engine.call(lambda: (_ for _ in ()).throw(UserFault("no")))
+            engine.cancel(answer)
+
+    asyncio.run(main())
+
+
+def test_when_the_engine_stops_nobody_is_left_waiting(loaded):
+    async def main():
+        async with engine_of(loaded, rows=1) as engine:
+            answers = [answer_of(loaded, "a", max_new_tokens=10**6) for _ in range(3)]
+            for answer in answers:
+                engine.submit(answer)
+            await answers[0].events.get()
+        for answer in answers:
+            with pytest.raises(Busy):
+                await collect(answer)
+        with pytest.raises(Busy):
+            engine.submit(answer_of(loaded, "a"))
+
+    asyncio.run(main())

@@ -1,0 +1,89 @@
+"""50 clients for five minutes: memory stays flat, nobody starves, and the text is what it is alone.
+
+SECONDS=20 makes it shorter.
+"""
+
+import json
+import os
+import random
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from tests.extras.serving import ServerProcess
+
+pytestmark = pytest.mark.soak
+pytest.importorskip("fastapi", reason="make test-extras installs fastapi and uvicorn")
+pytest.importorskip("uvicorn", reason="make test-extras installs fastapi and uvicorn")
+CLIENTS, SECONDS = 50, float(os.environ.get("SECONDS", "300"))
+
+
+def ask(url, path, body=None, *, read=None):
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url + path, data), timeout=120) as reply:
+        return reply.read(read).decode()
+
+
+def metric(url, name):
+    lines = [line for line in ask(url, "/metrics").splitlines() if line.startswith(f"minigpt_{name}")]
+    return sum(float(line.split()[-1]) for line in lines)
+
+
+class Client(threading.Thread):
+    """Asks again and again: streams, whole answers, and every tenth time it goes away in the middle."""
+
+    def __init__(self, url, number, wanted, end):
+        super().__init__()
+        self.url, self.chance, self.wanted, self.end = url, random.Random(number), wanted, end
+        self.answers, self.longest, self.faults = 0, 0.0, []
+
+    def run(self):
+        while time.monotonic() < self.end:
+            seed, started = self.chance.randrange(len(self.wanted)), time.monotonic()
+            body = {"model": "run", "prompt": "how much", "max_tokens": 60, "seed": seed, "temperature": 0.9}
+            try:
+                kind = self.chance.randrange(10)
+                if kind == 0:
+                    ask(self.url, "/v1/completions", {**body, "max_tokens": 4000, "stream": True}, read=100)
+                elif kind < 5:
+                    events = ask(self.url, "/v1/completions", {**body, "stream": True}).split("\n\n")
+                    text = "".join(json.loads(each[6:])["choices"][0]["text"] for each in events if each[6:7] == "{")
+                    assert text == self.wanted[seed]
+                else:
+                    answer = json.loads(ask(self.url, "/v1/completions", body))
+                    assert answer["choices"][0]["text"] == self.wanted[seed]
+            except (OSError, AssertionError) as fault:
+                self.faults.append(fault)
+            self.answers += 1
+            self.longest = max(self.longest, time.monotonic() - started)
+
+
+def test_50_clients(new_run, tmp_path):
+    run = new_run(tmp_path)("model.n_embd=64", "model.block_size=64", "trainer.max_steps=20")
+    with ServerProcess(tmp_path, f"checkpoint={run}", "queue=100") as server:
+        wanted = []
+        for seed in range(20):
+            body = {"model": "run", "prompt": "how much", "max_tokens": 60, "seed": seed, "temperature": 0.9}
+            wanted.append(json.loads(ask(server.url, "/v1/completions", body))["choices"][0]["text"])
+        clients = [Client(server.url, number, wanted, time.monotonic() + SECONDS) for number in range(CLIENTS)]
+        for client in clients:
+            client.start()
+        memory = []
+        while any(client.is_alive() for client in clients):
+            time.sleep(min(5.0, SECONDS / 10))
+            memory.append(metric(server.url, "memory_bytes") / 1e6)
+        answers = sorted(client.answers for client in clients)
+        tokens = metric(server.url, "tokens_written_total")
+        print(
+            f"\n{sum(answers)} answers, from {answers[0]} to {answers[-1]} a client, {tokens / SECONDS:,.0f} tokens/s"
+        )
+        print(f"longest wait {max(client.longest for client in clients):.2f} s; memory {memory[0]:.0f} MB at first, "
+              f"{memory[len(memory) // 5]:.0f} after a fifth, {memory[-1]:.0f} at the end")  # fmt: skip
+        assert [fault for client in clients for fault in client.faults] == []
+        assert answers[0] > 0.5 * answers[-1]
+        assert memory[-1] < memory[len(memory) // 5] * 1.05 + 5
+        time.sleep(1)
+        assert metric(server.url, "texts_writing") + metric(server.url, "texts_waiting") == 0
