@@ -5,8 +5,8 @@ folders with other pickles are refused. A Hugging Face cache keeps its files as 
 """
 
 import json
+import math
 import re
-import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,14 @@ from torch import Tensor
 
 from minigpt.config.check import find_faults
 from minigpt.config.convert import read, shown
-from minigpt.config.foreign import MAX_TOKENIZER, foreign_settings, kind_of_tokenizer, read_nanogpt
+from minigpt.config.foreign import (
+    MAX_PICKLE,
+    MAX_TOKENIZER,
+    ZIP_FAULTS,
+    foreign_settings,
+    kind_of_tokenizer,
+    read_nanogpt,
+)
 from minigpt.config.plain_pickle import read_pickle
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, read_tokenizer_json
@@ -173,15 +180,20 @@ def _folder_tensors(folder: Path) -> dict[str, Tensor]:
 def _nanogpt_tensors(path: Path) -> dict[str, Tensor]:
     """The weights of ckpt.pt, taken from the archive as the numbers they are."""
     archive, folder, content = read_nanogpt(path)
-    tensors: dict[str, Tensor] = {}
+    tensors, storages = dict[str, Tensor](), dict[tuple[str, str], Tensor]()
     try:
         for name, call in content["model"].items():
             assert call.name == _REBUILD
             storage, offset, size, stride = call.arguments[:4]
             kind, key = storage.arguments[1:3]
-            numbers = torch.frombuffer(bytearray(archive.read(f"{folder}data/{key}")), dtype=_STORAGES[kind.name])
-            tensors[name.removeprefix("_orig_mod.")] = numbers.as_strided(size, stride, offset).contiguous()
-    except (AssertionError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, zipfile.BadZipFile) as e:
+            assert isinstance(key, str)
+            assert tuple(stride) == torch.empty(size, device="meta").stride()  # no number stands for several
+            place = (key, kind.name)
+            if place not in storages:
+                numbers = bytearray(archive.read(f"{folder}data/{key}"))
+                storages[place] = torch.frombuffer(numbers, dtype=_STORAGES[kind.name])
+            tensors[name.removeprefix("_orig_mod.")] = storages[place].narrow(0, offset, math.prod(size)).view(size)
+    except (AssertionError, LookupError, TypeError, AttributeError, *ZIP_FAULTS) as e:
         raise UserFault(f"{path}: its weights can't be read ({type(e).__name__}: {str(e)[:200]})") from None
     return tensors
 
@@ -244,10 +256,14 @@ def _nanogpt_tokenizer(path: Path, meta: Path) -> Tokenizer:
         return build_tokenizer("gpt2")
     if not meta.is_file():
         raise UserFault(f"{path} has no tokenizer. For one of characters copy nanoGPT's data/.../meta.pkl beside it")
-    characters = read_pickle(meta.read_bytes(), str(meta))
+    small = meta.stat().st_size <= MAX_PICKLE
+    characters = read_pickle(meta.read_bytes(), str(meta)) if small else None
     itos = characters.get("itos") if isinstance(characters, dict) else None
-    if not isinstance(itos, dict) or sorted(itos) != list(range(len(itos))):
+    if not isinstance(itos, dict) or {*itos} != {*range(len(itos))}:
         raise UserFault(f"{meta} is not nanoGPT's meta.pkl of characters, which holds itos")
-    if not all(isinstance(each, str) and len(each) == 1 for each in itos.values()) or len({*itos.values()}) < len(itos):
-        raise UserFault(f"{meta}: a token is not one character, or is there twice")
-    return Tokenizer("char", [itos[token].encode(errors="replace") for token in range(len(itos))])
+    if not all(isinstance(each, str) and len(each) == 1 for each in itos.values()):
+        raise UserFault(f"{meta}: a token is not one character")
+    try:
+        return Tokenizer("char", [itos[token].encode() for token in range(len(itos))])
+    except ValueError as fault:  # there twice, or a lone surrogate
+        raise UserFault(f"{meta} can't be used: {fault}") from None

@@ -6,6 +6,7 @@ that a block of ours computes; any other is refused by its name.
 
 import hashlib
 import json
+import struct
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from minigpt.faults import UserFault
 
 MAX_CONFIG = 1 << 22  # bytes of a config.json
 MAX_TOKENIZER = 1 << 27  # of a tokenizer.json
+MAX_PICKLE = 1 << 24  # of the pickle in a ckpt.pt, whose tensors lie beside it, and of a meta.pkl
+ZIP_FAULTS = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError, struct.error)
 VOCAB_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"  # of vocab.bpe, GPT-2's merges
 
 # Field -> (setting of `model.`, the family's default for a file without the field).
@@ -180,15 +183,21 @@ def read_nanogpt(path: Path) -> tuple[zipfile.ZipFile, str, dict[str, Any]]:
     Raises:
         UserFault: it is none.
     """
-    archive = zipfile.ZipFile(path)
-    pickles = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-    content: Any = read_pickle(archive.read(pickles[0]), str(path)) if len(pickles) == 1 else None
+    try:
+        archive = zipfile.ZipFile(path)
+        pickles = [entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl")]
+        stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())  # as torch.save does
+        small = stored and len(pickles) == 1 and pickles[0].file_size <= MAX_PICKLE
+        pickled = archive.read(pickles[0]) if small else None
+    except ZIP_FAULTS as error:
+        raise UserFault(f"{path} is cut or damaged ({type(error).__name__}: {error}). Copy it again") from None
+    content: Any = read_pickle(pickled, str(path)) if pickled is not None else None
     if not isinstance(content, dict) or not all(isinstance(content.get(key), dict) for key in ("model_args", "model")):
         raise UserFault(
             f"{path} is not nanoGPT's ckpt.pt, which holds model_args and model. Other files of torch.save hold "
             "pickles, which could run any code: they are not read"
         )
-    return archive, pickles[0].removesuffix("data.pkl"), content
+    return archive, pickles[0].filename.removesuffix("data.pkl"), content
 
 
 def _nanogpt_settings(path: Path) -> tuple[dict[str, Any], int]:
@@ -196,7 +205,8 @@ def _nanogpt_settings(path: Path) -> tuple[dict[str, Any], int]:
     arguments.pop("dropout", None)
     vocab_size = arguments.pop("vocab_size", None)
     known = {key: arguments.pop(key, None) for key in ("n_layer", "n_head", "n_embd", "block_size", "bias")}
-    if arguments or None in known.values() or not isinstance(vocab_size, int):
+    plain = all(isinstance(value, int) and 0 <= value < 1 << 31 for value in (*known.values(), vocab_size))
+    if arguments or not plain:
         raise UserFault(f"{path}: its model_args are not nanoGPT's (n_layer, n_head, n_embd, block_size, bias ...)")
     return {f"model.{key}": value for key, value in known.items()} | {"model.activation": "gelu"}, vocab_size
 

@@ -58,6 +58,8 @@ def _read(content: bytes) -> Any:
             stack.append({} if name == "EMPTY_DICT" else [])
         elif name in ("SETITEM", "SETITEMS"):
             pairs = take(2 if name == "SETITEM" else None)
+            if not all(key is None or isinstance(key, str | int | float | bytes) for key in pairs[::2]):
+                raise ValueError("it holds a key that is no text or number")  # to hash nested tuples can take for ever
             stack[-1].update(zip(pairs[::2], pairs[1::2], strict=True))
         elif name in ("APPEND", "APPENDS"):
             items = take(1 if name == "APPEND" else None)

@@ -74,9 +74,10 @@ def encode_documents(tokenizer: Tokenizer, documents: Iterable[Iterable[bytes]])
             text.lines += chunk.count(b"\n")
 
     for chunks in documents:
-        if pieces and tokenizer.eot is not None:
-            pieces.append(np.array([tokenizer.eot], tokenizer.dtype))
-        pieces += tokenizer.encode_chunks(counted(chunks))
+        border = [np.array([tokenizer.eot], tokenizer.dtype)] if pieces and tokenizer.eot is not None else []
+        for tokens in tokenizer.encode_chunks(counted(chunks)):  # none of a record without text
+            pieces += [*border, tokens]
+            border = []
     text._tokens = np.concatenate(pieces) if pieces else np.zeros(0, tokenizer.dtype)
     return text
 

@@ -102,7 +102,7 @@ def _open_text(path: str, models: Models, config: EvaluateConfig, say: Say) -> l
     place, found = Path(os.path.expanduser(path)), dict[str, Text]()
     for tokenizer in (loaded.tokenizer for loaded in models):
         if tokenizer.hash not in found:
-            raw = not scheme_of(tokenizer.name).needs_alphabet
+            raw = scheme_of(tokenizer.name).takes_any_bytes
             options = ReadOptions(codecs.lookup(config.data.encoding).name, config.data.errors, raw, config.data.key)
             progress = Progress(f"reading {path}", place.stat().st_size, say)
             found[tokenizer.hash] = read_text(place, tokenizer, options, progress)

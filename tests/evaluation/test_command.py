@@ -112,6 +112,17 @@ def test_every_file_that_can_not_be_scored_is_named_at_once(runs, text, tmp_path
     assert len(caught.value.faults) == 2
 
 
+def test_a_file_is_read_as_the_text_to_train_on_is(runs, tmp_path):
+    path = tmp_path / "latin.txt"
+    path.write_bytes("café woodchuck ".encode("latin-1") * 20)
+    with pytest.raises(UserFault, match=r"byte 0xE9 at offset 3 is not valid utf-8"):
+        said(f"checkpoint={runs['bpe']}", f"file={path}")
+    shown = said(f"checkpoint={runs['bpe']}", f"file={path}", "data.encoding=latin-1")
+    assert "320 bytes" in shown
+    shown = said(f"checkpoint={runs['bpe']}", f"file={path}", "data.errors=replace")
+    assert "340 bytes" in shown
+
+
 def test_faults_of_the_command_line_are_told_together(text, tmp_path):
     with pytest.raises(UserFault) as caught:
         compose("evaluate", [

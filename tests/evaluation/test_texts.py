@@ -76,6 +76,11 @@ def test_records_are_documents_with_end_of_text_between_them(byte, tmp_path):
     assert (text.bytes, text.words, text.lines) == (6, 2, 0)
 
 
+def test_records_without_text_are_no_documents(byte):
+    text = encode_documents(byte.tokenizer, [[b""], [b"one"], [], [b"", b""], [b"two"], [b""]])
+    assert text.tokens(0, 99).tolist() == [*b"one", byte.tokenizer.eot, *b"two"]
+
+
 def test_each_token_is_written_with_its_place(byte, tmp_path):
     content = "chück\n".encode()
     found = score_text(byte.model, encode_documents(byte.tokenizer, [[content]]))

@@ -4,6 +4,9 @@ import contextlib
 import hashlib
 import json
 import pickle
+import random
+import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -261,6 +264,64 @@ def test_lying_sizes_in_a_checkpoint_of_nanogpt_are_refused(tmp_path):
     torch.save(content, tmp_path / "ckpt.pt")
     with pytest.raises(UserFault, match=r"has no transformer\.h\.2"):
         minigpt.load(tmp_path / "ckpt.pt")
+
+
+def rewritten(path: Path, pickled: bytes | None = None, compression: int = zipfile.ZIP_STORED) -> None:
+    """Write a ckpt.pt anew, with another pickle or compressed."""
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, pickled if pickled is not None and name.endswith("data.pkl") else content)
+
+
+def doubled(times: int) -> bytes:
+    """A pickle's tuple of 2 ** times numbers, in a few bytes."""
+    return b"K\x01" + b"q\x00h\x00\x86" * times
+
+
+def test_a_checkpoint_of_nanogpt_costs_no_more_than_its_bytes(tmp_path):
+    path = tmp_path / "ckpt.pt"
+    write_nanogpt(path)
+    rewritten(path, bytes(100_000_000), zipfile.ZIP_DEFLATED)
+    assert path.stat().st_size < 1_000_000
+    began = time.process_time()
+    with pytest.raises(UserFault, match=r"is not nanoGPT's ckpt\.pt"):
+        minigpt.load(path)
+    for pickled in (
+        b"\x80\x02}(U\x0amodel_args}U\x07n_layer" + doubled(40) + b"sU\x05model}u.",
+        b"\x80\x02}(U\x0amodel_args}U\x05model}" + doubled(40) + b"K\x01su.",
+    ):
+        write_nanogpt(path)
+        rewritten(path, pickled)
+        with pytest.raises(UserFault, match=r"model_args are not nanoGPT's|a key that is no text"):
+            minigpt.load(path)
+    write_nanogpt(path)
+    content = torch.load(path, weights_only=True)
+    content["model"]["transformer.wte.weight"] = torch.zeros(1).as_strided((300_000, 200_000), (0, 0))
+    torch.save(content, path)
+    with pytest.raises(UserFault, match="its weights can't be read"):
+        minigpt.load(path)
+    assert time.process_time() - began < 2
+
+
+def test_any_mutant_of_a_checkpoint_is_the_model_or_a_sentence(tmp_path):
+    path, dice = tmp_path / "ckpt.pt", random.Random(1)
+    write_nanogpt(path)
+    whole = path.read_bytes()
+    for _ in range(100):
+        mutant = bytearray(whole)
+        for _ in range(dice.choice([1, 1, 3])):  # most of the names and sizes are at both ends
+            place = dice.choice([dice.randrange(len(whole)), -dice.randrange(1, 1500), dice.randrange(3000)])
+            mutant[place] = dice.randrange(256)
+        path.write_bytes(mutant[: dice.choice([None, None, None, dice.randrange(len(whole))])])
+        with contextlib.suppress(UserFault):
+            minigpt.load(path)
+    write_nanogpt(path)
+    for itos in ({0: "a", "x": "b"}, {0: "\ud800", 1: "?"}, {0: "a", 1: "a"}, {0: "ab"}, {"itos": 5}):
+        (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"itos": itos}))
+        with pytest.raises(UserFault, match=r"meta\.pkl"):
+            minigpt.load(path).tokenizer.encode("a")
 
 
 def test_our_own_checkpoints_are_none_of_these(run):
