@@ -140,12 +140,15 @@ def in_words(kind: Any) -> str:
 def fitted(kind: Any, value: Any) -> tuple[Any, str]:
     """The value as this type wants it and "", or the value and what was wanted in words."""
     part, *null = parts_of(kind)
+    if int in null:  # words or a number
+        found, wanted = (value, "") if type(value) is int else fitted(part, value)
+        return found, wanted and f"{wanted} or a whole number"
     wanted = in_words(part)
     if value is None and null:
         return None, ""
     if typing.get_origin(part) is Literal:
         words = typing.get_args(part)
-        if "on" in words:  # YAML 1.1 reads a bare `on` as true
+        if "off" in words:  # YAML 1.1 reads a bare `off` as false
             value = {"True": "on", "true": "on", "False": "off", "false": "off"}.get(str(value), value)
         good = isinstance(value, str | bool) and value in words
         close = difflib.get_close_matches(str(value).lower(), [word for word in words if isinstance(word, str)], n=1)
@@ -184,10 +187,10 @@ def value_from_text(kind: Any, text: str) -> Any:
     Text that is no such value is returned as it is, for `fitted` to refuse.
     """
     part, *null = parts_of(kind)
-    if null and text.lower() in ("null", "none"):
+    if type(None) in null and text.lower() in ("null", "none"):
         return None
     try:
-        if part is int:
+        if int in (part, *null):
             return int(text) if text.isascii() and not text[:1].isspace() else text
         if part is float:
             return float(text)

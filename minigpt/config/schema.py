@@ -153,6 +153,9 @@ class TrainerConfig:
     attention_kernel: Literal["auto", "explicit", "fused"] = setting("auto", "two ways to the same numbers", "machine")
     threads: int = setting(0, "CPU threads; 0 = auto", "machine", low=0, high=4096)
     micro_batch: int = setting(0, "sequences per forward pass and device; 0 = auto", "machine", low=0, high=2**24)
+    loss_chunk: Literal["auto", "off"] | int = setting(
+        "auto", "rows of logits at a time; auto: all, while they fit", "machine", low=1, high=2**30, since="0.2.0"
+    )
     deterministic: bool = setting(False, "CUDA: same bits on every run, slower. A CPU run always is", "machine")
 
 

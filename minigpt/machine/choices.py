@@ -12,8 +12,12 @@ from minigpt.config.convert import misfit, shown
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
 from minigpt.machine.hardware import MAX_THREADS, Hardware
-from minigpt.model.counting import activation_bytes, parameter_count
+from minigpt.model.counting import activation_bytes, chunk_bytes, parameter_count
 from minigpt.rundir.run_directory import RunDirectory
+
+LARGE_VOCABULARY = 16_384  # from here on logits may be made in chunks
+LOGITS_AT_ONCE = 1 << 26  # a quarter of a gigabyte; enough rows to keep any device busy
+BUSY_TOKENS = 8192  # of a micro-batch, with which any device is busy
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Choices:
     validation_batch: int
     threads: int
     float32_products: Literal["highest", "medium"] = "highest"  # torch's precision: medium where as exact, and faster
+    loss_chunk: int = 0  # rows of logits that exist at a time; 0: all of a micro-batch
     hardware: str = ""  # for which the choices were made
 
 
@@ -42,6 +47,7 @@ def choose(config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:
     - float32 products: by oneDNN where that is faster and as exact.
     - attention kernel: fused on accelerators; explicit on CPUs up to a context of 512, where the fused
       kernel's backward pass is the slower one.
+    - logits: some rows at a time where the vocabulary is large and less than 8192 tokens fit with all of theirs.
     - micro-batch: the largest part of a step whose activations fit half of the memory that weights and optimizer
       leave (a quarter on a CPU, whose memory others use too). It is tried before step 1.
     """
@@ -57,7 +63,12 @@ def choose(config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:
     sequences = config.batch_tokens // model.block_size // trainer.devices
     room = _room_for_activations(config, hardware, vocab_size)
     masked = config.data.mask_documents
-    per_sequence = activation_bytes(model, vocab_size, precision=precision, kernel=kernel, masked=masked)
+    options: dict[str, Any] = {"precision": precision, "kernel": kernel, "masked": masked}
+    per_sequence = activation_bytes(model, vocab_size, **options)
+    loss_chunk = _loss_chunk(config, vocab_size, sequences, at_most=room // per_sequence)
+    if loss_chunk:
+        room = max(0, room - chunk_bytes(model, vocab_size, precision=precision, chunk=loss_chunk))
+        per_sequence = activation_bytes(model, vocab_size, **options, chunk=loss_chunk)
     at_once = 4096 if device == "cpu" else 16384  # tokens of a validation batch: on a CPU they fit the caches
     divisors = [size for size in range(1, sequences + 1) if sequences % size == 0]
     micro_batch = trainer.micro_batch or max(size for size in divisors if size <= max(1, room // per_sequence))
@@ -73,8 +84,27 @@ def choose(config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:
         or max(1, min(256, at_once // model.block_size, room // (12 * vocab_size * model.block_size))),
         threads=trainer.threads or hardware.asked_threads or max(1, hardware.cores // trainer.devices),
         float32_products="medium" if hardware.onednn_fp32 else "highest",
+        loss_chunk=loss_chunk,
         hardware=hardware.name,
     )
+
+
+def _loss_chunk(config: TrainConfig, vocab_size: int, sequences: int, *, at_most: int) -> int:
+    """Rows of logits at a time, or 0 for all of them.
+
+    Args:
+        config: what is asked for.
+        vocab_size: V.
+        sequences: of a step on one device.
+        at_most: sequences that fit with all of their logits.
+    """
+    asked = config.trainer.loss_chunk
+    if asked != "auto":
+        return 0 if asked == "off" else int(asked)
+    enough = min(config.trainer.micro_batch or sequences, max(1, BUSY_TOKENS // config.model.block_size))
+    if vocab_size < LARGE_VOCABULARY or enough <= at_most:
+        return 0
+    return max(1, LOGITS_AT_ONCE // vocab_size // 128) * 128
 
 
 def _compiling_pays(config: TrainConfig, device: str) -> bool:
@@ -105,6 +135,7 @@ def keep_choices(saved: Mapping[str, Any] | None, config: TrainConfig, hardware:
     choices = choose(config, hardware, vocab_size)
     if saved is None:
         return choices
+    saved = {"loss_chunk": 0, **saved}  # of a version that made all logits at once
     there = read_choices(saved, config)
     elsewhere = there.hardware not in ("", choices.hardware) or there.device != choices.device
     unfit = there.precision == "bf16" and not hardware.bf16 and config.trainer.precision == "auto"
@@ -116,6 +147,7 @@ def keep_choices(saved: Mapping[str, Any] | None, config: TrainConfig, hardware:
         "attention_kernel": config.trainer.attention_kernel != "auto",
         "micro_batch": config.trainer.micro_batch > 0,
         "accumulate": config.trainer.micro_batch > 0,
+        "loss_chunk": config.trainer.loss_chunk != "auto",
         "threads": config.trainer.threads > 0 or hardware.asked_threads > 0,
         "validation_batch": config.validate.batch > 0,
         "hardware": True,

@@ -77,7 +77,7 @@ def fit_to_memory(
     if layout is None:
         gpt.to(choices.device)
     gpt.train()
-    plain = plain_loss(weighted)
+    plain = plain_loss(weighted, choices.loss_chunk)
     fitting, loss_function = choices, plain
     need = choices.devices * memory_bytes(config, choices, gpt)
     if choices.device != "cpu" or choices.compile or need > SURE_SHARE * hardware.memory_bytes:
@@ -92,16 +92,17 @@ def fit_to_memory(
     return replace(fitting, micro_batch=micro_batch, accumulate=accumulate), loss_function
 
 
-def plain_loss(weighted: bool) -> LossFunction:
-    """Return the loss of batches with weights, or without."""
-    return weighted_loss_sum if weighted else next_token_loss
+def plain_loss(weighted: bool, chunk: int) -> LossFunction:
+    """Return the loss of batches with weights, or without; with so many rows of logits at a time, or all (0)."""
+    loss: LossFunction = weighted_loss_sum if weighted else next_token_loss
+    return functools.partial(loss, chunk=chunk) if chunk else loss
 
 
 def memory_bytes(config: TrainConfig, choices: Choices, gpt: GPT) -> int:
     """Return an estimate: weights, gradients and two averages in fp32, and activations or what an update takes."""
-    options = {"precision": choices.precision, "kernel": choices.attention_kernel}
-    masked = config.data.mask_documents
-    activations = choices.micro_batch * activation_bytes(config.model, gpt.vocab_size, masked=masked, **options)
+    options: dict[str, Any] = {"precision": choices.precision, "kernel": choices.attention_kernel}
+    options |= {"masked": config.data.mask_documents, "chunk": choices.loss_chunk}
+    activations = choices.micro_batch * activation_bytes(config.model, gpt.vocab_size, **options)
     parameters = sum(parameter.numel() for parameter in gpt.parameters())
     return 16 * parameters + max(activations, update_bytes(config, gpt))
 
@@ -137,9 +138,10 @@ def try_loss(
     Raises:
         UserFault: not even a single sequence fits.
     """
+    plain = plain_loss(weighted, choices.loss_chunk)
     if choices.compile:
         print("Compiling the training step (once; up to a minute or two) ...")
-        compiled = compiled_loss(choices.device, plain_loss(weighted)) if twin is None else plain_loss(weighted)
+        compiled = compiled_loss(choices.device, plain) if twin is None else plain
         try:
             with cut_for_ddp(gpt) if twin is None else contextlib.nullcontext():
                 return fit_micro_batch(gpt, choices, batch, compiled, update_bytes, twin=twin), compiled
@@ -150,7 +152,6 @@ def try_loss(
             reason = (str(error).strip().splitlines() or [""])[0][:200]
             print(WITHOUT_COMPILER.format(f"here ({type(error).__name__}: {reason})"))
             choices = replace(choices, compile=False)
-    plain = plain_loss(weighted)
     return fit_micro_batch(gpt, choices, batch, plain, update_bytes, twin=twin), plain
 
 

@@ -5,6 +5,7 @@ or two are counted and the others follow.
 """
 
 import functools
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
 
 PRIME = 1_000_003  # sequences of a counted batch: only what grows with it has a multiple of so many bytes
+NARROW = {"bf16": 2, "fp16": 2}  # bytes of a number in products, where it is not that of a weight
 
 
 def parameter_count(config: ModelConfig, vocab_size: int) -> int:
@@ -49,19 +51,21 @@ def flops_per_token(config: ModelConfig, vocab_size: int) -> float:
     return (one + (config.n_layer - 1) * (two - one)) / config.block_size
 
 
-def activation_bytes(config: ModelConfig, vocab_size: int, *, precision: str, kernel: str, masked: bool = False) -> int:
+def activation_bytes(
+    config: ModelConfig, vocab_size: int, *, precision: str, kernel: str, masked: bool = False, chunk: int = 0
+) -> int:
     """Return the memory that one sequence adds to a training step; `masked`: whose documents are kept apart.
 
     It is what the forward pass saves for the backward pass and, on the way back, the gradients of one block's tensors
-    and of the logits, these in two precisions. With `checkpoint_activations` each block saves its input only. Masks of
-    dropout are not counted.
+    and of the logits, these in two precisions. (With the loss in chunks of so many rows there are no logits here; see
+    `chunk_bytes`.) With `checkpoint_activations` each block saves its input only. Masks of dropout are not counted.
     """
-    return _activation_bytes(tuple(vars(config).items()), vocab_size, precision, kernel, masked)
+    return _activation_bytes(tuple(vars(config).items()), vocab_size, precision, kernel, masked, chunk)
 
 
 @functools.cache  # asked more than once before the first step
 def _activation_bytes(
-    settings: tuple[tuple[str, Any], ...], vocab_size: int, precision: str, kernel: str, masked: bool
+    settings: tuple[tuple[str, Any], ...], vocab_size: int, precision: str, kernel: str, masked: bool, chunk: int
 ) -> int:
     config = ModelConfig(**dict(settings))
 
@@ -79,15 +83,27 @@ def _activation_bytes(
         for add_hook in (gpt.blocks[0].register_forward_pre_hook, gpt.blocks[0].register_forward_hook):
             add_hook(lambda *_: around_block.append(sum(saved.values())))
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor), autocast("cpu", precision):
+            # Kept until all is counted: no storage may be used twice.
             if masked:
                 documents = Documents(tokens, torch.zeros(2, dtype=torch.int32))
-                loss = weighted_loss_sum(gpt, tokens, tokens, torch.ones(tokens.shape), documents)
+                loss = weighted_loss_sum(gpt, tokens, tokens, torch.ones(tokens.shape), documents, chunk=chunk)
             else:
-                loss = next_token_loss(gpt, tokens, tokens)  # kept until all is counted: no storage may be used twice
+                loss = next_token_loss(gpt, tokens, tokens, chunk=chunk)
         everything, block = sum(saved.values()), around_block[1] - around_block[0]
         del loss
     kept = 4 * config.block_size * config.n_embd if config.checkpoint_activations else block
-    return everything + config.n_layer * kept + 8 * config.block_size * vocab_size
+    return everything + config.n_layer * kept + (0 if chunk else 8 * config.block_size * vocab_size)
+
+
+def chunk_bytes(config: ModelConfig, vocab_size: int, *, precision: str, chunk: int) -> int:
+    """Return the memory that the loss in chunks of so many rows takes, whatever the batch.
+
+    It is the logits of a chunk, in the products' precision and twice in fp32, and the gradient of the output layer's
+    weight, which is summed in fp32.
+    """
+    wide, narrow = 8 if precision == "fp64" else 4, NARROW.get(precision, 0)
+    padded = math.ceil(vocab_size / 64) * 64
+    return (chunk * (2 * wide + narrow) + config.n_embd * (wide + 2 * narrow)) * padded
 
 
 def _plain_model(config: ModelConfig, vocab_size: int, n_layer: int, kernel: str, batch: int = 1) -> tuple[GPT, Tensor]:

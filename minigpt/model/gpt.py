@@ -185,6 +185,7 @@ class GPT(nn.Module):
         mask: Tensor | None = None,
         cache: KVCache | None = None,
         documents: Documents | None = None,
+        readout: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> Tensor:
         """Logits of the next token at every position.
 
@@ -196,14 +197,17 @@ class GPT(nn.Module):
             cache: keys and values of earlier tokens; these T are appended.
             documents: where they lie in the sequences, in place of the three above: positions restart in each, and no
                 token attends to another one.
+            readout: (hidden (B, T, C), output layer's weight (padded V, C)) -> what is returned in place of the logits.
+                A loss without all logits is computed here, inside forward, where FSDP has the weights whole.
 
         Returns:
-            (B, T, V).
+            (B, T, V), or what `readout` returns.
 
         Raises:
             ValueError: if the sequence, with what the cache holds, is longer than block_size.
         """
-        return self.logits(self.hidden(tokens, positions=positions, mask=mask, cache=cache, documents=documents))
+        hidden = self.hidden(tokens, positions=positions, mask=mask, cache=cache, documents=documents)
+        return self.logits(hidden) if readout is None else readout(hidden, self.output_weight)
 
     def new_cache(self, rows: int) -> KVCache:
         """Return an empty KV cache in the model's dtype and on its device."""
@@ -211,10 +215,14 @@ class GPT(nn.Module):
         sizes = (len(self.blocks), rows, attention.n_kv_head, self.config.block_size, attention.head_dim)
         return KVCache(*sizes, like=self.token_embedding.weight)
 
+    @property
+    def output_weight(self) -> Tensor:
+        """(padded V, C)."""
+        return (self.token_embedding if self.output is None else self.output).weight
+
     def logits(self, hidden: Tensor) -> Tensor:
         """The output layer, which is the token embedding if tied: (..., C) -> (..., V)."""
-        layer = self.token_embedding if self.output is None else self.output
-        return F.linear(hidden, layer.weight)[..., : self.vocab_size]
+        return F.linear(hidden, self.output_weight)[..., : self.vocab_size]
 
     def hidden(
         self,

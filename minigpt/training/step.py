@@ -8,6 +8,7 @@ in the backward pass of a step's last micro-batch (no_sync in those before). The
 import math
 from collections.abc import Callable
 from dataclasses import astuple, replace
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -103,13 +104,16 @@ class LanguageModel(L.LightningModule):
         Sums of weighted losses and of weights give the exact mean of a step, however its weight is spread. A full
         micro-batch without weights has the weight 1, here None, and its loss is the mean.
         """
-        full = self.choices.micro_batch * self.config.model.block_size
+        full, chunk = self.choices.micro_batch * self.config.model.block_size, self.choices.loss_chunk
         with autocast(self.choices.device, self.choices.precision):
             if batch.weights is None and batch.tokens.numel() == full:
-                return (self.compiled_loss or next_token_loss)(self.gpt, batch.tokens, batch.targets), None
+                loss = self.compiled_loss or partial(next_token_loss, chunk=chunk)
+                return loss(self.gpt, batch.tokens, batch.targets), None
             weights = torch.ones_like(batch.tokens, dtype=torch.float32) if batch.weights is None else batch.weights
-            loss_sum = weighted_loss_sum if batch.weights is None else self.compiled_loss or weighted_loss_sum
-            total = loss_sum(self.gpt, batch.tokens, batch.targets, weights, batch.documents)
+            compiled = None if batch.weights is None else self.compiled_loss
+            total = (compiled or partial(weighted_loss_sum, chunk=chunk))(
+                self.gpt, batch.tokens, batch.targets, weights, batch.documents
+            )
         return total / full, weights.sum(dtype=total.dtype) / full
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:

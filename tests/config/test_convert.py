@@ -43,7 +43,7 @@ def values_of(key: str, kind: typing.Any) -> st.SearchStrategy:
         list[str]: st.lists(st.text()),
         dict[str, typing.Any]: st.just({}),
     }
-    return simple[kind] if kind in simple else st.one_of(*(simple[part] for part in typing.get_args(kind)))
+    return simple[kind] if kind in simple else st.one_of(*(values_of(key, part) for part in typing.get_args(kind)))
 
 
 def kinds(cls: type) -> dict[str, typing.Any]:
@@ -212,3 +212,15 @@ def test_every_misspelt_key_gets_the_right_suggestion(cls):
 )
 def test_nearest(key, meant):
     assert nearest(key, settings(TrainConfig)) == meant
+
+
+@pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("off", "off"), ("1024", 1024)])
+def test_words_or_a_number(text, value):
+    kind = settings(TrainConfig)["trainer.loss_chunk"].kind
+    assert value_from_text(kind, text) == value
+    assert from_dict(TrainConfig, {"trainer": {"loss_chunk": value}}).trainer.loss_chunk == value
+    assert from_dict(TrainConfig, {"trainer": {"loss_chunk": False}}).trainer.loss_chunk == "off"  # YAML's bare `off`
+    for wrong in ("none", 1.5, True, None, "on"):
+        (sentence,) = faults_of(TrainConfig, {"trainer": {"loss_chunk": wrong}})
+        assert "trainer.loss_chunk must be one of auto, off" in sentence
+        assert "or a whole number" in sentence

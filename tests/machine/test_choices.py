@@ -137,3 +137,38 @@ def test_omp_num_threads_is_obeyed(monkeypatch, environment, wanted):
 def test_the_ranks_of_a_run_share_the_cores(hardware):
     two = replace(CONFIG, trainer=TrainerConfig(devices=2, strategy="ddp"))
     assert choose(two, hardware, 65).threads == hardware.cores // 2
+
+
+GPT2 = TrainConfig(batch_tokens=2**19, model=ModelConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024))
+
+
+@pytest.mark.parametrize(
+    ("asked", "memory", "vocab_size", "rows"),
+    [
+        ("auto", 80, 50_257, 0),  # 8192 tokens fit with all of their logits
+        ("auto", 12, 50_257, 1280),
+        ("auto", 12, 128_256, 512),
+        ("auto", 6, 16_383, 0),  # a small vocabulary: as it always was
+        ("off", 12, 50_257, 0),
+        (700, 80, 50_257, 700),
+    ],
+)
+def test_logits_are_made_in_chunks_where_they_are_too_many(asked, memory, vocab_size, rows):
+    card = replace(H100, memory_bytes=memory << 30)
+    config = replace(GPT2, trainer=TrainerConfig(loss_chunk=asked))
+    choices = choose(config, card, vocab_size)
+    assert choices.loss_chunk == rows
+    plain = choose(replace(GPT2, trainer=TrainerConfig(loss_chunk="off")), card, vocab_size)
+    assert choices.micro_batch >= (2 if rows else 1) * plain.micro_batch
+    few = replace(config, trainer=TrainerConfig(loss_chunk=asked, micro_batch=1))
+    assert choose(few, card, vocab_size).loss_chunk == (rows if asked == 700 else 0)
+
+
+def test_a_run_of_before_there_were_chunks_goes_on_without():
+    card = replace(H100, memory_bytes=12 << 30)
+    saved = asdict(choose(GPT2, card, 50_257))
+    assert saved.pop("loss_chunk") == 1280
+    assert keep_choices(saved, GPT2, card, 50_257).loss_chunk == 0
+    asked = replace(GPT2, trainer=TrainerConfig(loss_chunk=256))
+    assert keep_choices(saved | {"loss_chunk": 512}, asked, card, 50_257).loss_chunk == 256
+    assert keep_choices(saved | {"loss_chunk": 512}, GPT2, card, 50_257).loss_chunk == 512

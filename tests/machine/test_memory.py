@@ -194,3 +194,15 @@ def test_a_compiler_that_fails_on_one_rank_is_used_on_none(gpt, monkeypatch, cap
     assert choices == replace(CHOICES, compile=all(works), micro_batch=8, accumulate=3)
     assert used is (compiled if all(works) else memory.next_token_loss)
     assert ("does not work on every rank" in capsys.readouterr().out) == (works[rank] and not all(works))
+
+
+def test_a_run_with_the_loss_in_chunks_learns_what_one_without_learns(run):
+    """Through the whole training: tokens, micro-batches, rows."""
+    run("trainer.precision=fp64", "trainer.micro_batch=4")
+    plain = run.rows()
+    run.path = run.folder / "chunks"
+    run("trainer.precision=fp64", "trainer.micro_batch=4", "trainer.loss_chunk=10")
+    assert json.loads((run.path / "choices.json").read_text())["loss_chunk"] == 10
+    for one, other in zip(run.rows(), plain, strict=True):
+        assert one["train/loss"] == pytest.approx(other["train/loss"], abs=1e-12)
+        assert one["train/grad_norm"] == pytest.approx(other["train/grad_norm"], abs=1e-12)
