@@ -35,6 +35,7 @@ td { border-bottom: 1px solid var(--line); padding: 4px 12px 4px 0; vertical-ali
 td:first-child { color: var(--soft); white-space: nowrap; width: 1%; padding-right: 24px; }
 th { text-align: left; padding: 4px 12px 4px 0; border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
 td:nth-child(2):not(:last-child) { white-space: nowrap; }
+td:last-child, .columns td { min-width: 104px; } .columns td:nth-child(n+2) { white-space: normal; }
 details { margin-top: 14px; } summary { cursor: pointer; color: var(--soft); }
 """
 
@@ -74,7 +75,8 @@ def table(rows: Iterable[Sequence[Any]], head: Sequence[str] = ()) -> str:
     cells = ("".join(f"<td>{escape(cell_text(cell))}</td>" for cell in row) for row in rows)
     lines = "".join(f"<tr>{each}</tr>" for each in cells)
     names = f"<tr>{''.join(f'<th>{escape(each)}</th>' for each in head)}</tr>" if head else ""
-    return f'<div class="wide"><table>{names}{lines}</table></div>' if lines else ""
+    kind = ' class="columns"' if head else ""
+    return f'<div class="wide"><table{kind}>{names}{lines}</table></div>' if lines else ""
 
 
 def cell_text(value: Any) -> str:

@@ -141,8 +141,8 @@ def history_section(record: Record) -> str:
         if event.get("event") == "changed":
             when = str(event.get("time", "")).replace("T", " ")[:19]
             change = f"{cell_text(event.get('was'))} → {cell_text(event.get('now'))}"
-            rows.append((when, cell_text(event.get("setting", "")), change, f"after step {step:,}"))
-    return table(rows)
+            rows.append((cell_text(event.get("setting", "")), change, f"after step {step:,}", when))
+    return table(rows, ("setting", "change", "", ""))
 
 
 def samples_section(record: Record) -> str:

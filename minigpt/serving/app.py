@@ -6,7 +6,7 @@ import json
 import resource
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from minigpt.config.commands import ServeConfig
 from minigpt.faults import UserFault
 from minigpt.sampling.stream import CONTROL_PICTURES
-from minigpt.serving.engine import Busy, Engine, Piece, Served
+from minigpt.serving.engine import Answer, Busy, Engine, Piece, Served
 from minigpt.serving.guard import Guard, error_response, read_body
 from minigpt.serving.page_of import SERVER, page_of
 from minigpt.serving.protocol import ApiError, Order, Reply, read_order
@@ -61,7 +61,6 @@ class Server:
 
     async def write(self, request: Request, *, chat: bool) -> Response:
         """Answer a request for texts, streaming or not."""
-        started = time.monotonic()
         content = await read_body(request)
         limit = self.config.max_tokens
         order = await asyncio.to_thread(read_order, content, self.tokenizers, chat=chat, max_tokens=limit)
@@ -69,7 +68,7 @@ class Server:
             self.engine.submit(order.answer)
         except Busy:
             raise ApiError(429, BUSY, code="queue_full") from None
-        writing = self.pieces(request, order, started)
+        writing = self.pieces(request, order, self.watch(request, order.answer))
         reply = Reply(order, int(time.time()))
         if order.stream:
             return StreamingResponse(events(order, reply, writing), media_type="text/event-stream")
@@ -80,21 +79,24 @@ class Server:
             whole.tokens += piece.tokens
         return JSONResponse(reply.whole(wholes))
 
-    async def pieces(self, request: Request, order: Order, started: float) -> AsyncIterator[Piece]:
-        """Yield what is written, until all texts have ended; where the client goes away, they end at once.
+    def watch(self, request: Request, answer: Answer) -> list[asyncio.Task[None] | asyncio.TimerHandle]:
+        """End an answer where the client goes away or it takes too long, whether somebody reads it or not."""
+
+        def end(why: Exception) -> None:
+            self.engine.cancel(answer)
+            answer.events.put_nowait(why)
+
+        timer = asyncio.get_running_loop().call_later(self.config.seconds, end, TimeoutError())
+        return [asyncio.create_task(disconnected(request, end)), timer]
+
+    async def pieces(self, request: Request, order: Order, watches: Sequence[Any]) -> AsyncIterator[Piece]:
+        """Yield what is written, until all texts have ended.
 
         Raises:
             ApiError: it takes too long, or goes wrong.
             ClientDisconnect: the client is gone.
         """
         answer, status, tokens = order.answer, 200, 0
-
-        def end(why: Exception) -> None:
-            self.engine.cancel(answer)
-            answer.events.put_nowait(why)
-
-        watch = asyncio.create_task(disconnected(request, end))
-        timer = asyncio.get_running_loop().call_later(self.config.seconds, end, TimeoutError())
         left = len(answer.rows)
         try:
             while left:
@@ -117,14 +119,14 @@ class Server:
             status = 500
             raise ApiError(500, str(error) if isinstance(error, UserFault) else "the model failed") from error
         finally:
-            watch.cancel()
-            timer.cancel()
+            for each in watches:
+                each.cancel()
             self.engine.cancel(answer)
-            self.note(request, status, started, order, tokens)
+            self.note(request, status, order, tokens)
 
-    def note(self, request: Request, status: int, started: float, order: Order | None = None, tokens: int = 0) -> None:
+    def note(self, request: Request, status: int, order: Order | None = None, tokens: int = 0) -> None:
         """Count a request, and say it."""
-        path, seconds = request.url.path, time.monotonic() - started
+        path, seconds = request.url.path, time.monotonic() - request.scope["began"]
         known = path if path in PATHS else "other"
         self.requests[known, status] += 1
         self.seconds[known] = self.seconds.get(known, 0.0) + seconds
@@ -289,7 +291,6 @@ def viewer_of(server: Server, key: str, view: Callable[[Served, Any], dict[str, 
     kind, words = (list, "a list of tokens") if key == "tokens" else (str, "text")
 
     async def answer(request: Request) -> Response:
-        started = time.monotonic()
         content = await read_body(request)
         served, about = server.served(content.get("model")), content.get(key)
         if not isinstance(about, kind):
@@ -300,7 +301,7 @@ def viewer_of(server: Server, key: str, view: Callable[[Served, Any], dict[str, 
             raise ApiError(429, BUSY) from None
         except UserFault as fault:
             raise ApiError(400, str(fault), param=key) from None
-        server.note(request, 200, started)
+        server.note(request, 200)
         return JSONResponse(found)
 
     return answer
@@ -311,7 +312,7 @@ def add_errors(app: FastAPI, server: Server) -> None:
 
     def refuse(request: Request, error: ApiError) -> Response:
         if error.status not in (500, 503, 504):  # those are noted where they happen
-            server.note(request, error.status, time.monotonic())
+            server.note(request, error.status)
         return error_response(error)
 
     @app.exception_handler(ApiError)
@@ -328,5 +329,5 @@ def add_errors(app: FastAPI, server: Server) -> None:
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> Response:
-        server.note(request, 500, time.monotonic())
+        server.note(request, 500)
         return error_response(ApiError(500, "an error of the server: its log has the rest"))

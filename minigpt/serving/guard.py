@@ -8,6 +8,7 @@ import asyncio
 import hmac
 import ipaddress
 import json
+import time
 from collections.abc import Collection
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -47,6 +48,7 @@ class Guard:
                 message["headers"] += [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
             await send(message)
 
+        scope["began"] = time.monotonic()
         if scope["type"] != "http":
             await self.app(scope, receive, send)
         elif refusal := self.refusal(scope["path"], scope["query_string"].decode("latin-1"), Headers(scope=scope)):

@@ -189,7 +189,7 @@ def test_the_history_of_settings_says_where_each_changed(run):
         {"time": "2026-11-20T11:00:00+0000", "event": "changed", "setting": "optimizer.lr", "was": 0.001, "now": 0.0},
     ]
     text = Reader(page(replace(read_record(run), events=events))).text()
-    assert "2026-11-20 11:00:00optimizer.lr0.001 → 0.0after step 120" in text
+    assert "optimizer.lr0.001 → 0.0after step 1202026-11-20 11:00:00" in text
     assert "Changed settings" not in Reader(page(read_record(run))).text()
 
 
