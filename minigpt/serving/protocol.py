@@ -69,14 +69,14 @@ class Fields:
             raise ApiError(400, f"{name} must be {WORDS[kinds]}", param=name)
         return value
 
-    def number(self, name: str, default: float, low: float, high: float, *, whole: bool = False) -> Any:
-        """Return a number between limits, both included.
+    def number(self, name: str, default: float | None, low: float, high: float, *, whole: bool = False) -> Any:
+        """Return a number between limits, both included; the default if it is missing or null.
 
         Raises:
             ApiError: it is none, or outside.
         """
         value = self.take(name, int if whole else (int, float), default)
-        if not low <= value <= high:  # NaN neither
+        if value is not None and not low <= value <= high:  # NaN neither
             raise ApiError(400, f"{name} must be from {low} to {high}, got {value}", param=name)
         return value
 
@@ -213,8 +213,7 @@ def _refused(encode: Callable[[], Any], param: str) -> Any:
 def _read_logprobs(fields: Fields, chat: bool) -> int | None:
     """Return how many of the likeliest tokens are wanted beside each; None: no logprobs."""
     if not chat:
-        top = fields.number("logprobs", -1, -1, MAX_TOP, whole=True)
-        return None if top < 0 else top
+        return fields.number("logprobs", None, 0, MAX_TOP, whole=True)
     wanted = fields.take("logprobs", bool, False)
     top = fields.number("top_logprobs", 0, 0, MAX_TOP, whole=True)
     if top and not wanted:

@@ -18,7 +18,7 @@ from minigpt.sampling.generate import window_start
 from minigpt.sampling.write import gpt_forward
 
 MOST_LIKELY = 40  # tokens that are named
-MAX_SCORED = 8192  # tokens of a text that is scored
+MAX_SCORED = 4096  # tokens of a text that is scored; the answers that are written wait for so long
 MAX_LOOKED_AT, MAX_WEIGHTS = 128, 2_000_000  # tokens, and attention weights of all heads
 
 

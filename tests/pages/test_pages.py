@@ -213,7 +213,7 @@ def test_the_servers_refusals_are_shown(page, server):
         page.click("text=Measure")
     assert answer.value.status == 400
     page.wait_for_selector(".error:not(:empty)")
-    assert "wanted from 2 to 8,192" in text_of(page, ".pane ~ .error, .panes .error")
+    assert "wanted from 2 to 4,096" in text_of(page, ".pane ~ .error, .panes .error")
 
 
 def test_the_report_of_two_runs_fits(page, runs):

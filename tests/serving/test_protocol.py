@@ -78,7 +78,7 @@ def test_messages_become_a_transcript_or_what_the_tokenizer_says():
         ({"stop": ["\ud800"]}, "stop", "characters"),
         ({"stop": ["a"] * 17}, "stop", "up to 16"),
         ({"stop": 3}, "stop", "text or a list"),
-        ({"logprobs": 21}, "logprobs", "from -1 to 20"),
+        ({"logprobs": 21}, "logprobs", "from 0 to 20"),
         ({"stream": "yes"}, "stream", "true or false"),
         ({"prompt": []}, "prompt", "from 1 to 128"),
         ({"prompt": [[]]}, "prompt", "tokens from 0 to 256"),

@@ -53,10 +53,10 @@ def test_scores_are_those_of_evaluate(loaded):
     assert [each["nats"] for each in found["tokens"][1:25]] == pytest.approx(losses.tolist(), abs=1e-4)
     assert found["tokens"][0]["nats"] is None
     assert found["nats_per_token"] == pytest.approx(np.mean([each["nats"] for each in found["tokens"][1:]]), abs=1e-4)
-    with pytest.raises(UserFault, match="wanted from 2 to 8,192"):
+    with pytest.raises(UserFault, match="wanted from 2 to 4,096"):
         score(loaded, "a")
-    with pytest.raises(UserFault, match="wanted from 2 to 8,192"):
-        score(loaded, "a" * 8193)
+    with pytest.raises(UserFault, match="wanted from 2 to 4,096"):
+        score(loaded, "a" * 4097)
 
 
 def test_attention_is_what_the_model_records(loaded):
