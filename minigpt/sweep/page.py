@@ -123,6 +123,7 @@ def _learning_curves(study: optuna.Study, target_name: str) -> Any:
 
     axes = plot_intermediate_values(study)
     axes.set(xlabel="tokens", ylabel=f"best {target_name} so far")
+    axes.xaxis.set_major_formatter(lambda tokens, _: short_number(tokens))
     seen = sorted(value for trial in study.trials for value in trial.intermediate_values.values())
     axes.set_ylim(top=1.001 * seen[int(0.9 * (len(seen) - 1))])
     return axes

@@ -6,9 +6,9 @@ With PICTURES=DIR screenshots are kept there.
 import json
 import os
 import shutil
+import urllib.request
 from pathlib import Path
 
-import httpx
 import pytest
 
 from minigpt.config.commands import LookConfig
@@ -144,7 +144,8 @@ def test_two_models_side_by_side_and_stop(page, server):
     page.click("text=Stop")
     page.wait_for_selector(READY)
     page.wait_for_timeout(1000)
-    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    with urllib.request.urlopen(f"{server.url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
     assert [line.split()[-1] for line in lines if line.startswith("minigpt_texts_writing")] == ["0", "0"]
 
 

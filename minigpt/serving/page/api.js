@@ -10,7 +10,10 @@ export function whenRefused(ask) {
 
 async function send(path, body, signal) {
   const headers = { "Content-Type": "application/json", ...(token ? { Authorization: `Bearer ${token}` } : {}) };
-  const reply = await fetch(path, body ? { method: "POST", headers, body: JSON.stringify(body), signal } : { headers, signal });
+  const reply = await fetch(
+    path,
+    body ? { method: "POST", headers, body: JSON.stringify(body), signal } : { headers, signal },
+  );
   if (reply.status === 401) {
     token = await askForToken();
     return send(path, body, signal);
@@ -26,7 +29,9 @@ export async function ask(path, body, signal) {
 
 // The chunks of a streamed answer.
 export async function* stream(path, body, signal) {
-  const reader = (await send(path, { ...body, stream: true }, signal)).body.pipeThrough(new TextDecoderStream()).getReader();
+  const reader = (await send(path, { ...body, stream: true }, signal)).body
+    .pipeThrough(new TextDecoderStream())
+    .getReader();
   let held = "";
   for (;;) {
     const { done, value } = await reader.read();

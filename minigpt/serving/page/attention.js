@@ -10,17 +10,34 @@ export function unpack({ weights }) {
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 export function attentionView(data) {
-  const { layers, heads } = data.attention, names = data.tokens.map((token) => visible(token.text) || "·"), T = names.length;
-  const all = unpack(data.attention), state = { layer: 0, head: 0, query: T - 1, key: 0 };
+  const { layers, heads } = data.attention,
+    names = data.tokens.map((token) => visible(token.text) || "·"),
+    T = names.length;
+  const all = unpack(data.attention),
+    state = { layer: 0, head: 0, query: T - 1, key: 0 };
   const weight = (query, key) => all[((state.layer * heads + state.head) * T + query) * T + key];
-  const matrix = el("canvas", { class: "matrix", tabindex: "0", role: "img", "aria-label": "attention of one head: arrow keys move" });
+  const matrix = el("canvas", {
+    class: "matrix",
+    tabindex: "0",
+    role: "img",
+    "aria-label": "attention of one head: arrow keys move",
+  });
   const said = el("p", { class: "said", "aria-live": "polite" });
-  const line = el("div", { class: "text" }), spans = names.map((name, place) => el("span", { class: "token", on: { mouseenter: () => move(place, state.key), click: () => move(place, state.key) } }, data.tokens[place].text || name));
+  const line = el("div", { class: "text" }),
+    spans = names.map((name, place) =>
+      el(
+        "span",
+        { class: "token", on: { mouseenter: () => move(place, state.key), click: () => move(place, state.key) } },
+        data.tokens[place].text || name,
+      ),
+    );
   line.append(...spans);
   const buttons = [];
 
   function thumbnail(layer, head) {
-    const canvas = el("canvas", { width: T, height: T }), context = canvas.getContext("2d"), image = context.createImageData(T, T);
+    const canvas = el("canvas", { width: T, height: T }),
+      context = canvas.getContext("2d"),
+      image = context.createImageData(T, T);
     const [red, green, blue] = colour("--cell").split(" ").map(Number);
     for (let place = 0; place < T * T; place++) {
       image.data.set([red, green, blue, 255 * Math.sqrt(all[(layer * heads + head) * T * T + place])], 4 * place);
@@ -30,9 +47,13 @@ export function attentionView(data) {
   }
 
   function draw() {
-    const size = Math.min(matrix.clientWidth || 640, 640), ratio = window.devicePixelRatio || 1;
-    const longest = Math.max(...names.map((name) => [...name].length)), labels = T <= 48;
-    const edge = labels ? Math.min(size / 4, 9 + 7 * longest) : 4, cell = (size - edge) / T, context = matrix.getContext("2d");
+    const size = Math.min(matrix.clientWidth || 640, 640),
+      ratio = window.devicePixelRatio || 1;
+    const longest = Math.max(...names.map((name) => [...name].length)),
+      labels = T <= 48;
+    const edge = labels ? Math.min(size / 4, 9 + 7 * longest) : 4,
+      cell = (size - edge) / T,
+      context = matrix.getContext("2d");
     matrix.width = matrix.height = size * ratio;
     matrix.style.setProperty("height", `${size}px`);
     context.scale(ratio, ratio);
@@ -40,7 +61,12 @@ export function attentionView(data) {
     for (let query = 0; query < T; query++) {
       for (let key = 0; key <= query; key++) {
         context.fillStyle = `rgb(${colour("--cell")} / ${0.06 + 0.94 * Math.sqrt(weight(query, key))})`;
-        context.fillRect(edge + key * cell, edge + query * cell, Math.max(cell - 0.7, 0.7), Math.max(cell - 0.7, 0.7));
+        context.fillRect(
+          edge + key * cell,
+          edge + query * cell,
+          Math.max(cell - 0.7, 0.7),
+          Math.max(cell - 0.7, 0.7),
+        );
       }
     }
     if (labels) drawLabels(context, edge, cell);
@@ -74,7 +100,12 @@ export function attentionView(data) {
     const share = (100 * weight(state.query, state.key)).toFixed(1);
     said.textContent = `layer ${state.layer + 1}, head ${state.head + 1}: query ${names[state.query]} (row ${state.query + 1}) attends to key ${names[state.key]} (column ${state.key + 1}) with ${share} %`;
     spans.forEach((span, place) => {
-      span.style.setProperty("background", place <= state.query ? `rgb(${colour("--cell")} / ${0.75 * Math.sqrt(weight(state.query, place))})` : "none");
+      span.style.setProperty(
+        "background",
+        place <= state.query
+          ? `rgb(${colour("--cell")} / ${0.75 * Math.sqrt(weight(state.query, place))})`
+          : "none",
+      );
       span.classList.toggle("on", place === state.query);
     });
     draw();
@@ -91,22 +122,50 @@ export function attentionView(data) {
   matrix.addEventListener("pointermove", at);
   matrix.addEventListener("pointerdown", at);
   matrix.addEventListener("keydown", (event) => {
-    const [down, right] = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] }[event.key] || [0, 0];
+    const [down, right] = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] }[
+      event.key
+    ] || [0, 0];
     if (!down && !right) return;
     event.preventDefault();
     move(state.query + down, state.key + right);
   });
-  const rows = Array.from({ length: layers }, (_, layer) => el("div", {}, el("span", {}, `layer ${layer + 1}`), ...Array.from({ length: heads }, (_, head) => {
-    const button = el("button", { type: "button", "aria-label": `layer ${layer + 1}, head ${head + 1}`, on: { click: () => select(layer, head) } }, thumbnail(layer, head));
-    buttons.push(button);
-    return button;
-  })));
+  const rows = Array.from({ length: layers }, (_, layer) =>
+    el(
+      "div",
+      {},
+      el("span", {}, `layer ${layer + 1}`),
+      ...Array.from({ length: heads }, (_, head) => {
+        const button = el(
+          "button",
+          {
+            type: "button",
+            "aria-label": `layer ${layer + 1}, head ${head + 1}`,
+            on: { click: () => select(layer, head) },
+          },
+          thumbnail(layer, head),
+        );
+        buttons.push(button);
+        return button;
+      }),
+    ),
+  );
   new ResizeObserver(() => draw()).observe(matrix);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     buttons.forEach((button, each) => button.replaceChildren(thumbnail(Math.floor(each / heads), each % heads)));
     select(state.layer, state.head);
   });
   select(0, 0);
-  return el("div", {}, el("p", { class: "soft" }, "Rows: queries (the token that attends). Columns: keys (what it attends to). Colour: square root of the weight."),
-    el("div", { class: "heads" }, ...rows), said, line, matrix);
+  return el(
+    "div",
+    {},
+    el(
+      "p",
+      { class: "soft" },
+      "Rows: queries (the token that attends). Columns: keys (what it attends to). Colour: square root of the weight.",
+    ),
+    el("div", { class: "heads" }, ...rows),
+    said,
+    line,
+    matrix,
+  );
 }

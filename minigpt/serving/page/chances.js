@@ -6,17 +6,30 @@ export function shares(found, temperature) {
   const highest = found.top[0].logprob;
   if (temperature === 0) return found.top.map((each, place) => (place === 0 ? 1 : 0));
   const weight = (logprob) => Math.exp((logprob - highest) / temperature);
-  const total = found.top.reduce((sum, each) => sum + weight(each.logprob), 0) + found.rest.reduce((sum, [logprob, many]) => sum + many * weight(logprob), 0);
+  const total =
+    found.top.reduce((sum, each) => sum + weight(each.logprob), 0) +
+    found.rest.reduce((sum, [logprob, many]) => sum + many * weight(logprob), 0);
   return found.top.map((each) => weight(each.logprob) / total);
 }
 
 // Bars that a slider moves. `taken` is the token that stands in the text; `choose`, if given, is called with another.
 export function chancesView(found, { taken, slider, choose, count = 14 }) {
   const rows = found.top.slice(0, count).map((each) => {
-    const bar = el("i"), share = el("span", { class: "share" });
+    const bar = el("i"),
+      share = el("span", { class: "share" });
     const same = taken !== undefined && (each.id === taken || each.text === taken);
-    const row = el("button", { class: same ? "chance taken" : "chance", type: "button", disabled: !choose || same, on: { click: () => choose(each) } },
-      el("code", {}, visible(each.text)), el("span", { class: "bar" }, bar), share);
+    const row = el(
+      "button",
+      {
+        class: same ? "chance taken" : "chance",
+        type: "button",
+        disabled: !choose || same,
+        on: { click: () => choose(each) },
+      },
+      el("code", {}, visible(each.text)),
+      el("span", { class: "bar" }, bar),
+      share,
+    );
     return { row, bar, share };
   });
   const others = el("p", { class: "soft" });
@@ -36,5 +49,12 @@ export function chancesView(found, { taken, slider, choose, count = 14 }) {
 }
 
 export function temperatureSlider(value = 1) {
-  return el("input", { type: "range", min: "0", max: "2", step: "0.05", value: String(value), "aria-label": "temperature" });
+  return el("input", {
+    type: "range",
+    min: "0",
+    max: "2",
+    step: "0.05",
+    value: String(value),
+    "aria-label": "temperature",
+  });
 }

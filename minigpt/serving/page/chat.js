@@ -8,7 +8,8 @@ export function chatView(settings) {
   const stop = el("button", { type: "button", disabled: true, on: { click: () => abort.abort() } }, "Stop");
   const again = el("button", { type: "button", on: { click: restart } }, "New conversation");
   const where = el("div", { class: "panes" });
-  let panes = [], abort = new AbortController();
+  let panes = [],
+    abort = new AbortController();
 
   typed.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey) return;
@@ -23,10 +24,15 @@ export function chatView(settings) {
   }
 
   async function say() {
-    const content = typed.value.trim(), models = settings.models();
+    const content = typed.value.trim(),
+      models = settings.models();
     if (!content) return;
     if (models.join() !== panes.map((pane) => pane.model).join()) {
-      panes = models.map((model) => ({ model, messages: [], node: el("section", { class: "pane", "aria-live": "polite" }, el("h2", {}, model)) }));
+      panes = models.map((model) => ({
+        model,
+        messages: [],
+        node: el("section", { class: "pane", "aria-live": "polite" }, el("h2", {}, model)),
+      }));
       where.replaceChildren(...panes.map((pane) => pane.node));
     }
     typed.value = "";
@@ -42,7 +48,11 @@ export function chatView(settings) {
     bubble(pane, "user", "You").textContent = content;
     const answer = bubble(pane, "assistant", pane.model);
     try {
-      for await (const chunk of stream("/v1/chat/completions", { model: pane.model, messages: pane.messages, ...settings.options() }, signal)) {
+      for await (const chunk of stream(
+        "/v1/chat/completions",
+        { model: pane.model, messages: pane.messages, ...settings.options() },
+        signal,
+      )) {
         answer.append(chunk.choices[0].delta.content ?? "");
       }
     } catch (fault) {
@@ -57,5 +67,18 @@ export function chatView(settings) {
     return text;
   }
 
-  return el("section", {}, where, typed, el("div", { class: "row" }, send, stop, again, el("span", { class: "soft" }, "Enter sends, Shift-Enter breaks the line")));
+  return el(
+    "section",
+    {},
+    where,
+    typed,
+    el(
+      "div",
+      { class: "row" },
+      send,
+      stop,
+      again,
+      el("span", { class: "soft" }, "Enter sends, Shift-Enter breaks the line"),
+    ),
+  );
 }

@@ -3,7 +3,8 @@
 export function el(tag, options = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(options)) {
-    if (name === "on") for (const [event, listener] of Object.entries(value)) node.addEventListener(event, listener);
+    if (name === "on")
+      for (const [event, listener] of Object.entries(value)) node.addEventListener(event, listener);
     else if (name in node && typeof value !== "string") node[name] = value;
     else node.setAttribute(name, value);
   }
@@ -26,5 +27,7 @@ export function field(name, input) {
 export function visible(text) {
   const spaces = text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "␣");
   const counted = spaces.replace(/([␣↵⇥])\1{3,}/gu, (run) => `${run[0]}×${run.length}`);
-  return counted.replace(/[\u0000-\u001f\u007f]/g, (each) => String.fromCodePoint(each === "\u007f" ? 0x2421 : 0x2400 + each.charCodeAt(0)));
+  return counted.replace(/[\u0000-\u001f\u007f]/g, (each) =>
+    String.fromCodePoint(each === "\u007f" ? 0x2421 : 0x2400 + each.charCodeAt(0)),
+  );
 }

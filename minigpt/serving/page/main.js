@@ -11,33 +11,67 @@ const main = document.querySelector("main");
 function tokenForm() {
   return new Promise((resolve) => {
     const input = el("input", { type: "password", "aria-label": "token", autocomplete: "off" });
-    const form = el("form", { class: "row", on: { submit: (event) => {
-      event.preventDefault();
-      form.remove();
-      resolve(input.value);
-    } } }, field("The server wants its token", input), el("button", {}, "Use it"));
+    const form = el(
+      "form",
+      {
+        class: "row",
+        on: {
+          submit: (event) => {
+            event.preventDefault();
+            form.remove();
+            resolve(input.value);
+          },
+        },
+      },
+      field("The server wants its token", input),
+      el("button", {}, "Use it"),
+    );
     main.prepend(form);
     input.focus();
   });
 }
 
 function settingsOf(names) {
-  const choice = (label, more) => el("select", { "aria-label": label }, ...[...more, ...names].map((name) => el("option", { value: name === "none" ? "" : name }, name)));
-  const first = choice("model", []), second = choice("second model", ["none"]);
-  const number = (id, value, min, max) => el("input", { id, type: "number", value: String(value), min: String(min), max: String(max) });
-  const temperature = temperatureSlider(0.8), top = el("input", { type: "range", min: "0.05", max: "1", step: "0.05", value: "1", "aria-label": "top-p" });
-  const tokens = number("tokens", 200, 1, 100000), seed = number("seed", 1, 0, 4294967295);
-  const node = el("div", { class: "row settings" }, field("Model", first), ...(names.length > 1 ? [field("beside", second)] : []), field("temperature", temperature), field("top-p", top), field("tokens", tokens), field("seed", seed));
+  const choice = (label, more) =>
+    el(
+      "select",
+      { "aria-label": label },
+      ...[...more, ...names].map((name) => el("option", { value: name === "none" ? "" : name }, name)),
+    );
+  const first = choice("model", []),
+    second = choice("second model", ["none"]);
+  const number = (id, value, min, max) =>
+    el("input", { id, type: "number", value: String(value), min: String(min), max: String(max) });
+  const temperature = temperatureSlider(0.8),
+    top = el("input", { type: "range", min: "0.05", max: "1", step: "0.05", value: "1", "aria-label": "top-p" });
+  const tokens = number("tokens", 200, 1, 100000),
+    seed = number("seed", 1, 0, 4294967295);
+  const node = el(
+    "div",
+    { class: "row settings" },
+    field("Model", first),
+    ...(names.length > 1 ? [field("beside", second)] : []),
+    field("temperature", temperature),
+    field("top-p", top),
+    field("tokens", tokens),
+    field("seed", seed),
+  );
   return {
     node,
     temperature,
     models: () => [first.value, ...(second.value && second.value !== first.value ? [second.value] : [])],
-    options: () => ({ temperature: Number(temperature.value), top_p: Number(top.value), max_tokens: Number(tokens.value), ...(seed.value === "" ? {} : { seed: Number(seed.value) }) }),
+    options: () => ({
+      temperature: Number(temperature.value),
+      top_p: Number(top.value),
+      max_tokens: Number(tokens.value),
+      ...(seed.value === "" ? {} : { seed: Number(seed.value) }),
+    }),
   };
 }
 
 function tabs(views) {
-  const buttons = [], panels = [];
+  const buttons = [],
+    panels = [];
   const select = (place) => {
     buttons.forEach((button, each) => {
       button.setAttribute("aria-selected", String(each === place));
@@ -54,7 +88,13 @@ function tabs(views) {
       select(next);
       buttons[next].focus();
     };
-    buttons.push(el("button", { role: "tab", type: "button", id: `tab-${place}`, on: { click: () => select(place), keydown: move } }, name));
+    buttons.push(
+      el(
+        "button",
+        { role: "tab", type: "button", id: `tab-${place}`, on: { click: () => select(place), keydown: move } },
+        name,
+      ),
+    );
     panels.push(el("div", { role: "tabpanel", "aria-labelledby": `tab-${place}` }, view));
   }
   select(0);
@@ -64,12 +104,15 @@ function tabs(views) {
 whenRefused(tokenForm);
 try {
   const settings = settingsOf((await ask("/v1/models")).data.map((model) => model.id));
-  main.append(settings.node, ...tabs({
-    Write: writeView(settings),
-    Chat: chatView(settings),
-    Attention: lookingView(settings),
-    Surprise: surpriseView(settings),
-  }));
+  main.append(
+    settings.node,
+    ...tabs({
+      Write: writeView(settings),
+      Chat: chatView(settings),
+      Attention: lookingView(settings),
+      Surprise: surpriseView(settings),
+    }),
+  );
 } catch (fault) {
   main.append(el("p", { class: "error", role: "alert" }, fault.message));
 }

@@ -12,7 +12,13 @@ export function textView(settings, { id, button, show }) {
 
   async function run() {
     go.disabled = true;
-    const parts = settings.models().map((model) => show(model, text.value).catch((fault) => el("p", { class: "error", role: "alert" }, `${model}: ${fault.message}`)));
+    const parts = settings
+      .models()
+      .map((model) =>
+        show(model, text.value).catch((fault) =>
+          el("p", { class: "error", role: "alert" }, `${model}: ${fault.message}`),
+        ),
+      );
     where.replaceChildren(...(await Promise.all(parts)));
     go.disabled = false;
   }
@@ -21,11 +27,17 @@ export function textView(settings, { id, button, show }) {
 }
 
 export const surpriseView = (settings) => textView(settings, { id: "scored", button: "Measure", show: measured });
-export const lookingView = (settings) => textView(settings, { id: "looked", button: "Look", show: async (model, text) => lookView(await ask("/api/look", { model, text })) });
+export const lookingView = (settings) =>
+  textView(settings, {
+    id: "looked",
+    button: "Look",
+    show: async (model, text) => lookView(await ask("/api/look", { model, text })),
+  });
 
 async function measured(model, text) {
   const found = await ask("/api/score", { model, text });
-  const body = el("div", { class: "text" }), said = el("p", { class: "soft" }, "The warmer, the more surprising. Point at a token, or tap it.");
+  const body = el("div", { class: "text" }),
+    said = el("p", { class: "soft" }, "The warmer, the more surprising. Point at a token, or tap it.");
   for (const token of found.tokens) {
     const span = el("span", { class: "token" }, token.text);
     const tell = () => (said.textContent = token.nats === null ? "The first token is only read." : span.title);
@@ -35,6 +47,18 @@ async function measured(model, text) {
     body.append(span);
   }
   const figure = (value, name) => el("span", {}, el("b", {}, value.toFixed(3)), ` ${name}`);
-  return el("section", { class: "pane" }, el("h2", {}, model),
-    el("p", { class: "figures" }, figure(found.nats_per_token, "nats per token"), figure(found.bits_per_byte, "bits per byte"), figure(found.perplexity, "perplexity")), said, body);
+  return el(
+    "section",
+    { class: "pane" },
+    el("h2", {}, model),
+    el(
+      "p",
+      { class: "figures" },
+      figure(found.nats_per_token, "nats per token"),
+      figure(found.bits_per_byte, "bits per byte"),
+      figure(found.perplexity, "perplexity"),
+    ),
+    said,
+    body,
+  );
 }

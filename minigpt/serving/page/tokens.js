@@ -11,10 +11,12 @@ export function tokenLine(node, { pick, name }) {
   node.setAttribute("role", "group");
   node.setAttribute("aria-label", name);
   node.addEventListener("keydown", (event) => {
-    const place = spans.indexOf(event.target), step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    const place = spans.indexOf(event.target),
+      step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     if (place < 0) return;
     if (step) focus(place + step).focus();
-    else if (event.key === "Home" || event.key === "End") focus(event.key === "Home" ? 0 : spans.length - 1).focus();
+    else if (event.key === "Home" || event.key === "End")
+      focus(event.key === "Home" ? 0 : spans.length - 1).focus();
     else if (event.key === "Enter" || event.key === " ") pick(place);
     else return;
     event.preventDefault();
@@ -23,7 +25,17 @@ export function tokenLine(node, { pick, name }) {
     spans,
     add(text, options = {}) {
       const place = spans.length;
-      const span = el("span", { class: "token", role: "button", tabindex: place ? "-1" : "0", on: { click: () => pick(place) }, ...options }, text);
+      const span = el(
+        "span",
+        {
+          class: "token",
+          role: "button",
+          tabindex: place ? "-1" : "0",
+          on: { click: () => pick(place) },
+          ...options,
+        },
+        text,
+      );
       spans.push(span);
       node.append(span);
       return span;
@@ -42,5 +54,8 @@ export function tokenLine(node, { pick, name }) {
 export function tint(span, nats) {
   if (nats === null) return;
   span.style.setProperty("background", `rgb(var(--hot) / ${Math.min(nats / 9, 1) * 0.75})`);
-  span.setAttribute("title", `${nats.toFixed(2)} nats: the model gave it ${(100 * Math.exp(-nats)).toPrecision(2)} %`);
+  span.setAttribute(
+    "title",
+    `${nats.toFixed(2)} nats: the model gave it ${(100 * Math.exp(-nats)).toPrecision(2)} %`,
+  );
 }

@@ -7,9 +7,14 @@ import { tokenLine } from "./tokens.js";
 export function writeView(settings) {
   const prompt = el("textarea", { id: "prompt", "aria-label": "prompt", placeholder: "The beginning of a text" });
   const go = el("button", { class: "main", type: "button", on: { click: start } }, "Write");
-  const stop = el("button", { type: "button", disabled: true, on: { click: () => panes.forEach((pane) => pane.stop()) } }, "Stop");
+  const stop = el(
+    "button",
+    { type: "button", disabled: true, on: { click: () => panes.forEach((pane) => pane.stop()) } },
+    "Stop",
+  );
   const where = el("div", { class: "panes" });
-  let panes = [], busy = 0;
+  let panes = [],
+    busy = 0;
 
   prompt.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) start();
@@ -28,20 +33,42 @@ export function writeView(settings) {
     panes.forEach((pane) => pane.write(prompt.value));
   }
 
-  return el("section", {}, prompt, el("div", { class: "row" }, go, stop, el("span", { class: "soft" }, "Ctrl-Enter writes; Tab and arrow keys reach a token, Enter opens it, Escape closes")), where);
+  return el(
+    "section",
+    {},
+    prompt,
+    el(
+      "div",
+      { class: "row" },
+      go,
+      stop,
+      el(
+        "span",
+        { class: "soft" },
+        "Ctrl-Enter writes; Tab and arrow keys reach a token, Enter opens it, Escape closes",
+      ),
+    ),
+    where,
+  );
 }
 
 function paneOf(model, settings, working) {
-  const begin = el("span", { class: "prompt" }), body = el("span"), chances = el("div", { class: "chances", hidden: true });
-  const error = el("p", { class: "error", role: "alert" }), said = el("p", { class: "soft" });
+  const begin = el("span", { class: "prompt" }),
+    body = el("span"),
+    chances = el("div", { class: "chances", hidden: true });
+  const error = el("p", { class: "error", role: "alert" }),
+    said = el("p", { class: "soft" });
   const line = tokenLine(body, { name: `written by ${model}`, pick });
-  let ids = [], written = [], abort = null;
+  let ids = [],
+    written = [],
+    abort = null;
 
   async function write(start) {
     stop();
     const mine = (abort = new AbortController());
     const began = performance.now();
-    let count = 0, waiting = [];
+    let count = 0,
+      waiting = [];
     error.textContent = "";
     if (typeof start === "string") begin.textContent = start || "∅";
     working(1);
@@ -79,9 +106,17 @@ function paneOf(model, settings, working) {
     chances.replaceChildren(el("p", { class: "soft" }, "…"));
     try {
       const found = await ask("/api/next", { model, tokens: before(place) });
-      const view = chancesView(found, { taken: written[place].ids[0], slider: settings.temperature, choose: (other) => goOn(place, other) });
+      const view = chancesView(found, {
+        taken: written[place].ids[0],
+        slider: settings.temperature,
+        choose: (other) => goOn(place, other),
+      });
       const close = el("button", { type: "button", on: { click: shut } }, "Close");
-      chances.replaceChildren(el("p", {}, `Token ${place + 1} could have been, at temperature `, mirror(settings.temperature), ":"), view, close);
+      chances.replaceChildren(
+        el("p", {}, `Token ${place + 1} could have been, at temperature `, mirror(settings.temperature), ":"),
+        view,
+        close,
+      );
       view.querySelector("button:enabled")?.focus();
     } catch (fault) {
       error.textContent = fault.message;
@@ -104,14 +139,28 @@ function paneOf(model, settings, working) {
     line.spans[place]?.focus();
   }
 
-  const node = el("section", { class: "pane", on: { keydown: (event) => event.key === "Escape" && !chances.hidden && shut() } },
-    el("h2", {}, model), el("div", { class: "text" }, begin, body), said, error, chances);
+  const node = el(
+    "section",
+    { class: "pane", on: { keydown: (event) => event.key === "Escape" && !chances.hidden && shut() } },
+    el("h2", {}, model),
+    el("div", { class: "text" }, begin, body),
+    said,
+    error,
+    chances,
+  );
   return { node, write, stop };
 }
 
 // A second slider for the same value, close to the bars that it moves.
 function mirror(slider) {
-  const own = el("input", { type: "range", min: slider.min, max: slider.max, step: slider.step, value: slider.value, "aria-label": "temperature of the bars" });
+  const own = el("input", {
+    type: "range",
+    min: slider.min,
+    max: slider.max,
+    step: slider.step,
+    value: slider.value,
+    "aria-label": "temperature of the bars",
+  });
   own.addEventListener("input", () => {
     slider.value = own.value;
     slider.dispatchEvent(new Event("input"));
