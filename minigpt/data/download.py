@@ -29,6 +29,7 @@ _TOTAL_SECONDS = 60.0
 _SILENT_SECONDS = 60.0  # without a byte, and a server is taken for dead
 _TRIES = 3
 _VERSION = {"etag", "content-md5", "checksum", "md5", "mtime", "lastmodified", "last_modified", "updated", "created"}
+_VERSION |= {"crc", "date_time", "sha", "modify"}  # of zip, GitHub and FTP
 
 
 class SourceGone(UserFault):
@@ -95,7 +96,7 @@ def fetch(url: str, folder: Path, wanted: Callable[[str], bool], say: Callable[[
     files, left = [], []
     for path, label, info in listed:
         version = {key: str(value) for key, value in sorted(info.items()) if key.lower() in _VERSION}
-        digest = hashlib.sha256(json.dumps([path, info.get("size"), version]).encode()).hexdigest()[:16]
+        digest = hashlib.sha256(json.dumps([url, path, info.get("size"), version]).encode()).hexdigest()[:16]
         copy = folder / digest / label.rpartition("/")[2][-200:]
         files.append(File(copy, label))
         if wanted(label) and not copy.exists():

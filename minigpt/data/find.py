@@ -52,6 +52,8 @@ def find_files(
     require_packages([file for file, why in found.values() if not why])
     files, skipped = [], defaultdict[str, list[str]](list)
     tokens = token_files([file for file, why in found.values() if not why])
+    if strange := [file for file, why in found.values() if tokens and not why and _is_no_shard(file, tokens)]:
+        raise UserFault(*(f"{file.path} lies beside shards of tokens and is none: {_head(file)}" for file in strange))
     for file, why in found.values():
         reason = why or (_content_to_skip(file, encoding) if not tokens else "" if file in tokens else BESIDE_TOKENS)
         if reason and why is None and (reason != HOLDS_NUL or file.path.suffix == ".bin"):
@@ -82,6 +84,18 @@ def token_header(file: File) -> tuple[int, ...] | None:
         head = opened.read(12)
     numbers = struct.unpack("<3i", head) if len(head) == 12 else (0, 0, 0)
     return numbers if numbers[0] in MAGICS else None
+
+
+def _is_no_shard(file: File, tokens: Sequence[File]) -> bool:
+    return file.path.suffix == ".bin" and file.path.is_file() and file not in tokens
+
+
+def _head(file: File) -> str:
+    """What a file that should be a shard is."""
+    with open(file.path, "rb") as opened:
+        head = opened.read(12)
+    remedy = f"Get or make it again, or leave it out: data.exclude={file.label}"
+    return f"{file.size:,} bytes that begin with {head.hex(' ') or 'nothing'}. {remedy}"
 
 
 def typed_path(text: str) -> Path:
@@ -116,14 +130,14 @@ def _look(key: str, place: str, data: DataConfig, *, prefix: str, say: Callable[
         yield File(path, path.name), None
     elif path.exists():
         raise UserFault(f"data.{key}={path} is neither a file nor a folder; write the text to a file first")
-    elif matches := sorted(glob.glob(str(path), recursive=True), key=os.fsencode):
+    elif matches := _glob(path, typed_path(data.dir)):
         root = os.path.dirname(re.split(r"[*?[]", str(path))[0])
-        for match in matches:
+        for match, why in sorted(matches, key=lambda match: os.fsencode(match[0])):
             label = Path(os.path.relpath(match, root)).as_posix()
-            if not os.path.isdir(match):
-                yield File(Path(match), label), _pattern_to_skip(label, data)
-            elif "**" not in place:  # which finds the files in it, too
-                yield from _look(key, match, data, prefix=f"{label}/", say=say)
+            if why or not match.is_dir():
+                yield File(match, label), why or _pattern_to_skip(label, data)
+            else:
+                yield from _look(key, str(match), data, prefix=f"{label}/", say=say)
     else:
         raise SourceGone(f"data.{key}={place} does not exist (looked for {path.absolute()})")
 
@@ -148,6 +162,42 @@ def _content_to_skip(file: File, encoding: str) -> str | None:
         return kind_of_binary(file, encoding) if file.size else "empty"
     except BadFile:
         return None  # named with all other bad files
+
+
+def _glob(pattern: Path, data_dir: Path) -> list[tuple[Path, str]]:
+    """What a glob finds, and the reason why it is left out, or ""; nothing if that is all. Links lead nowhere."""
+    if not glob.has_magic(str(pattern)):
+        return []
+    fixed = next(number for number, part in enumerate(pattern.parts) if glob.has_magic(part))
+    root, parts = Path(*pattern.parts[:fixed]), pattern.parts[fixed:]
+    if "**" in parts and root.is_dir():
+        found = [
+            (path, why if why != "hidden" or not parts[-1].startswith(".") else "")
+            for path, why in _walk(root, data_dir)
+            if path.is_dir() or _fits(path.relative_to(root).parts, parts)
+        ]
+    else:
+        plain = set(glob.glob(str(pattern)))
+        hidden = {path: "" if path in plain else "hidden" for path in glob.glob(str(pattern), include_hidden=True)}
+        found = [(Path(path), _unentered(Path(path), root, data_dir) or why) for path, why in hidden.items()]
+    return found if not all(why for _, why in found) else []
+
+
+def _fits(names: Sequence[str], parts: Sequence[str]) -> bool:
+    """Whether a path's names fit a glob's parts, of which ** stands for any number of folders."""
+    if parts[:1] == ("**",):
+        return _fits(names, parts[1:]) or (len(names) > 0 and _fits(names[1:], parts))
+    if not names or not parts:
+        return not names and not parts
+    return fnmatch.fnmatchcase(names[0], parts[0]) and _fits(names[1:], parts[1:])
+
+
+def _unentered(path: Path, root: Path, data_dir: Path) -> str:
+    """Return the reason why a folder, or the one that a file lies in below a root, is not entered, or nothing."""
+    inside = [each for each in (path, *path.parents) if each.is_relative_to(root) and each != root and each.is_dir()]
+    if any(each.is_symlink() for each in inside):
+        return "a link to a folder"
+    return "data.dir" if any(each.resolve() == data_dir.resolve() for each in inside) else ""
 
 
 def _walk(folder: Path, data_dir: Path) -> Iterator[tuple[Path, str]]:

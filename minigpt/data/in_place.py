@@ -13,37 +13,57 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from minigpt.config.foreign import MAX_TOKENIZER
 from minigpt.data.corpus import Corpus
 from minigpt.data.find import MAGICS, token_files, token_header
 from minigpt.data.readers.document import File
 from minigpt.data.shards import HEADER_BYTES, open_shard, refuse_strange_token, shard_name, write_sidecar
 from minigpt.data.survey import CONTINUATION, Survey, signature
-from minigpt.data.tokenizer import Tokenizer, build_tokenizer
+from minigpt.data.tokenizer import FORMAT, Tokenizer, build_tokenizer, load_tokenizer
 from minigpt.faults import UserFault
-from minigpt.rundir.files import replaced, sha256_of
+from minigpt.rundir.files import read_json, replaced, sha256_of
 
 PIECE_TOKENS = 1 << 20
 RULE = "the files with val in their names for validation"
 
 
-def tokenizer_of(corpus: Corpus, name: str) -> Tokenizer:
-    """Return GPT-2's tokenizer for uint16 shards of llm.c, which are made with no other.
+def tokenizer_of(corpus: Corpus, name: str, stated: Tokenizer | None) -> Tokenizer:
+    """Return the tokenizer of tokens: ours beside our own shards, GPT-2's of other uint16 shards, or what is stated.
+
+    Args:
+        corpus: whose files are tokens.
+        name: of the tokenizer that the command line names, or the default.
+        stated: it, if it is there without a text to learn it from.
 
     Raises:
-        UserFault: they are other tokens, and whose they are must be said.
+        UserFault: it must be stated, or another is beside them.
     """
-    file = corpus.files[0]
-    header = token_header(file)
+    for file in corpus.files:
+        header, unsaid = token_header(file), stated is None or stated.name in ("byte", "gpt2")
+        if unsaid and (header is None or MAGICS[header[0]] != "uint16") and file.path.with_name("meta.pkl").exists():
+            raise UserFault(
+                f"{file.path} holds tokens of an alphabet of its own, in meta.pkl, a pickle, which is never opened: "
+                "prepare their text with tokenizer=char"
+            )
+    for path in dict.fromkeys(file.path.with_name("tokenizer.json") for file in corpus.files):
+        content = read_json(path, MAX_TOKENIZER) if path.is_file() else None
+        if isinstance(content, dict) and content.get("format") == FORMAT:
+            own = load_tokenizer(content, path)
+            stated = stated or own
+            if own.hash != stated.hash:
+                raise UserFault(
+                    f"{path} says that the tokens beside it are of tokenizer={own.name} (SHA-256 {own.hash[:12]}), and "
+                    f"tokenizer={stated.name} ({stated.hash[:12]}) is another. Leave it out: it is taken from there"
+                )
+    if stated is not None:
+        return stated
+    header = token_header(corpus.files[0])
     if header and MAGICS[header[0]] == "uint16":
         return build_tokenizer("gpt2")
     remedy = (
         "Name what made them: tokenizer=gpt2 for most of nanoGPT's, or tokenizer=file tokenizer.file=tokenizer.json"
     )
-    if file.path.with_name("meta.pkl").exists():
-        remedy = (
-            "Their alphabet is in meta.pkl, a pickle, which is never opened: prepare their text with tokenizer=char"
-        )
-    raise UserFault(f"{file.path} holds tokens, and tokenizer={name} is learned from text. {remedy}")
+    raise UserFault(f"{corpus.files[0].path} holds tokens, and tokenizer={name} is learned from text. {remedy}")
 
 
 def read_tokens(corpus: Corpus, tokenizer: Tokenizer, progress: Callable[[int], None]) -> Survey:
@@ -57,15 +77,19 @@ def read_tokens(corpus: Corpus, tokenizer: Tokenizer, progress: Callable[[int], 
     Raises:
         UserFault: naming all files that are cut or not of this tokenizer; or a split is missing.
     """
-    if text := [file.label for file in corpus.files if file not in token_files(corpus.files)]:
+    tokens, border = token_files(corpus.files), len(corpus.files) - corpus.val_files
+    if text := [file.label for file in corpus.files if file not in tokens]:
         raise UserFault(f"data.source and data.val_source hold tokens and text ({text[0]}); wanted one of these")
     found, lines, bad = Survey(corpus, signature(corpus), blank=False), [], []
     texts = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
     sizes = np.array([(len(text), len(text.translate(None, CONTINUATION))) for text in texts])
-    for name in ("train", "val"):
+    parts = {"train": list(corpus.files[:border]), "val": list(corpus.files[border:])}
+    if not corpus.val_files:
+        parts = {name: [file for file in tokens if ("val" in file.path.name) == (name == "val")] for name in parts}
+    for name, files in parts.items():
         split: dict[str, Any] = {"tokens": 0, "max_token": 0, "shard_tokens": 1, "shards": [], "paths": []}
         bytes_before = found.bytes
-        for file in [file for file in corpus.files if ("val" in file.path.name) == (name == "val")]:
+        for file in files:
             try:
                 shard, layout = _open(file)
                 if not split["tokens"]:

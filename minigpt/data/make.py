@@ -212,7 +212,7 @@ def _summary(keys: dict[str, Any], found: Survey, splits: list[dict[str, Any]], 
     return {
         **{key: keys[key] for key in ("corpus", "source", "python")},
         **{key: getattr(found, key) for key in ("documents", "bytes", "characters", "sha256")},
-        "split": RULE if found.tokens else rule,
+        "split": RULE if found.tokens and "val_source" not in keys else rule,
         "tokenizer": tokenizer.name,
         "vocab_size": tokenizer.vocab_size,
         "train": train,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from minigpt.config.schema import DataConfig, TokenizerConfig, WorkConfig
-from minigpt.config.sources import name_of
+from minigpt.config.sources import address_hash, name_of
 from minigpt.data.corpus import Corpus, find_corpus
 from minigpt.data.download import SourceGone
 from minigpt.data.find import typed_path
@@ -123,7 +123,7 @@ def prepare(
     ready = given if given is not None or scheme.is_learned else build_tokenizer(tokenizer.name)
     progress = Progress("data: reading", corpus.size, say)
     if corpus.holds_tokens:
-        ready = ready or tokenizer_of(corpus, tokenizer.name)
+        ready = tokenizer_of(corpus, tokenizer.name, ready)
         say(f"data: the tokens are used where they are, as those of tokenizer={ready.name}")
         found = read_tokens(corpus, ready, progress)
     else:
@@ -290,6 +290,8 @@ def _keys(data: DataConfig, tokenizer: TokenizerConfig) -> dict[str, Any]:
     own = {key: getattr(data, key) for key in new if text and getattr(data, key) != new[key]}
     if text and data.val_source is not None:
         own["val_source"] = name_of(data.val_source)
+    if text and (address := address_hash(f"{data.source} {data.val_source}")):
+        own["address"] = address
     return own | {
         "version": 1,
         "corpus": data.name,

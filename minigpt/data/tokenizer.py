@@ -26,7 +26,7 @@ from minigpt.data.tokenizers.file import Rules, read_vocabulary
 from minigpt.data.tokenizers.scheme import END_OF_TEXT, SINGLE_BYTES, Scheme
 from minigpt.faults import UserFault
 
-_FORMAT = "minigpt-tokenizer"
+FORMAT = "minigpt-tokenizer"
 
 
 class Tokenizer:
@@ -135,7 +135,7 @@ class Tokenizer:
         """Return all there is to it, for a tokenizer.json; `load_tokenizer` makes the tokenizer of it."""
         end = self.eot if self.rules is None else None
         return {
-            "format": _FORMAT,
+            "format": FORMAT,
             "version": 1,
             "name": self.name,
             "vocab_size": self.vocab_size,
@@ -223,7 +223,7 @@ def load_tokenizer(content: Any, where: object = "this") -> Tokenizer:
         tokens = [base64.b64decode(token, validate=True) for token in content["tokens"]]
         tokenizer = Tokenizer(content["name"], tokens, rules)
     except (LookupError, TypeError, AttributeError, binascii.Error):
-        wanted = f'"format": "{_FORMAT}", "name": one of {", ".join(TOKENIZERS)}, "tokens": a list of base64 strings'
+        wanted = f'"format": "{FORMAT}", "name": one of {", ".join(TOKENIZERS)}, "tokens": a list of base64 strings'
         raise UserFault(f"{where} is not a usable tokenizer; wanted {wanted}") from None
     except ValueError as fault:
         raise UserFault(f"{where} is not a usable tokenizer: {fault}") from None

@@ -3,6 +3,7 @@
 import gzip
 import http.server
 import threading
+import zipfile
 
 import pytest
 
@@ -48,6 +49,31 @@ def labels(source, **keys) -> list[str]:
 def test_globs_and_lists(folder, source, wanted):
     assert labels(source) == wanted
     assert check(PrepareConfig(data=DataConfig(name="text", source=source))) == []
+
+
+@pytest.mark.parametrize("source", ["texts/**/*.txt", "texts/**", "texts/*", "texts/*/*.txt", "**/*.txt", "texts"])
+def test_no_link_is_entered_and_nothing_prepared_is_read(folder, source):
+    (folder / "texts/loop").symlink_to(folder / "texts")
+    (folder / "texts/again").symlink_to(folder / "texts")
+    (folder / "texts/.hidden.txt").write_bytes(TEXT)
+    (folder / "texts/out").mkdir()
+    (folder / "texts/out/tokens.txt").write_bytes(TEXT)
+    corpus = find_corpus(DataConfig(name="text", source=source, dir="texts/out"))
+    found = [file.path.resolve() for file in corpus.files]
+    assert len(set(found)) == len(found) > 0
+    assert not any(path.is_relative_to(folder / "texts/out") for path in found)
+    notes = "\n".join(corpus.notes)
+    assert "(a link to a folder)" in notes
+    assert ("(hidden)" in notes) == (source != "texts/*/*.txt")
+    assert check(PrepareConfig(data=DataConfig(name="text", source=source))) == []
+
+
+def test_text_added_beside_prepared_tokens_is_read(folder):
+    data = DataConfig(name="text", source="**")
+    prepare(data, TokenizerConfig(name="byte"), say=str)
+    before = sum(path.stat().st_size for path in folder.glob("*/**/*.[tm]*") if "data" not in path.parts)
+    (folder / "texts/new.txt").write_bytes(TEXT)
+    assert prepare(data, TokenizerConfig(name="byte"), say=str).summary["bytes"] > before > 0
 
 
 def test_a_name_with_commas_or_brackets_is_a_name_where_it_is_there(folder):
@@ -183,6 +209,27 @@ def test_an_address_is_fetched_once_and_whole(folder, server):
     assert not any(b"SECRET" in path.read_bytes() for path in written)
     assert not any("SECRET" in line for line in said)
     assert "SECRET" not in name_of(data.source)
+
+
+def test_addresses_that_look_equal_without_their_secrets_are_told_apart(folder, server):
+    def prepared(key: str):
+        data = DataConfig(name="text", source=f"{server}/dir/book.txt?key={key}", dir="d")
+        return prepare(data, TokenizerConfig(name="byte"), say=str)
+
+    assert prepared("a").folder == prepared("a").folder
+    Server.faults = [503] * 9
+    with pytest.raises(UserFault, match=r"key=<redacted> can't be read"):
+        prepared("b")
+
+
+def test_archives_with_a_file_of_the_same_name_are_told_apart(folder):
+    for name in "ab":
+        with zipfile.ZipFile(folder / f"{name}.zip", "w") as archive:
+            archive.writestr("t.txt", name * 2000)
+    for name in "ab":
+        source = f"zip://t.txt::file://{folder}/{name}.zip"
+        (file,) = find_corpus(DataConfig(name="text", source=source, dir="d"), say=str).files
+        assert file.path.read_bytes() == name.encode() * 2000
 
 
 def test_credentials_of_several_addresses_hide_no_other_place(tmp_path, monkeypatch):

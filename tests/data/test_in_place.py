@@ -117,6 +117,42 @@ def test_a_split_that_is_missing_is_named(folder):
         make(folder, {"a_train_1.bin": shard(TOKENS)})
 
 
+def test_tokens_to_validate_on_are_not_trained_on(folder):
+    (folder / "mine").mkdir()
+    (folder / "mine" / "test_0.bin").write_bytes(shard(TOKENS[:50]))
+    prepared = make(folder, LLM_C, val_source=str(folder / "mine"))
+    np.testing.assert_array_equal(prepared.val.tokens(0, 9999), TOKENS[:50])
+    assert len(prepared.train) == len(TOKENS) + 99
+    assert "data.val_source" in prepared.summary["split"] or "mine" in prepared.summary["split"]
+
+
+@pytest.mark.parametrize("content", [b"", b"short", bytes(2048)])
+def test_a_file_among_shards_that_is_none_is_refused(folder, content):
+    with pytest.raises(UserFault) as fault:
+        make(folder, LLM_C | {"x_train_000004.bin": content, "x_train_000005.bin": b"12345"})
+    assert len(fault.value.faults) == 2
+    assert f"{len(content):,} bytes that begin with" in str(fault.value)
+    assert make(folder, {}, exclude="*04.bin,*05.bin").train.tokens(0, 9999).tolist() == TOKENS.tolist()
+
+
+def test_our_own_shards_keep_their_tokenizer(folder, tmp_path):
+    (tmp_path / "a.txt").write_text("how much wood would a woodchuck chuck " * 60)
+    data = DataConfig(name="text", source=str(tmp_path / "a.txt"), dir=str(tmp_path / "own"))
+    own = prepare(data, TokenizerConfig(name="bpe", vocab_size=300), say=str)
+    data = DataConfig(name="text", source=str(own.folder), dir=str(tmp_path / "again"))
+    again = prepare(data, TokenizerConfig(name="bpe"), say=str)
+    assert again.tokenizer.hash == own.tokenizer.hash
+    assert again.train.tokens(0, 9999).tolist() == own.train.tokens(0, 9999).tolist()
+    with pytest.raises(UserFault, match=r"tokens beside it are of tokenizer=bpe .* and tokenizer=byte"):
+        prepare(data, TokenizerConfig(name="byte"), say=str)
+
+
+def test_tokens_of_an_alphabet_are_taken_for_no_bytes(folder):
+    (folder / "tokens" / "meta.pkl").touch()
+    with pytest.raises(UserFault, match=r"meta\.pkl, a pickle, which is never opened"):
+        make(folder, NANOGPT, tokenizer="byte")
+
+
 def test_a_text_to_validate_tokens_on_is_refused(folder):
     (folder / "val.txt").write_text("some text")
     with pytest.raises(UserFault, match=r"hold tokens and text \(val\.txt\)"):
