@@ -179,8 +179,8 @@ def demo(arguments: list[str]) -> int:
 
     Usage: minigpt demo [settings, as minigpt train takes them]
 
-    The same as `minigpt train experiment=demo`, a minute or two on two CPU cores, and afterwards the comparison with an
-    n-gram model that has counted every three-byte context of the same text, a sample, and where the report is.
+    The same as `minigpt train experiment=demo`, a minute or two on two CPU cores, and afterwards the comparison with
+    models that only count or copy the same text, a sample, and where the report is.
     minigpt train --help lists the settings.
 
     Example: minigpt demo data=text data.source=my_texts/ trainer.max_steps=500

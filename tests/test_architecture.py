@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "config": "faults invocation redact __init__ huggingface_hub hydra omegaconf yaml",
     "data": "attention config faults process redact rundir splitmix aiohttp fsspec numpy pyarrow tiktoken tokenizers "
     "torch zstandard",
-    "demo": "config data faults invocation report rundir sampling training numpy",
+    "demo": "config faults invocation report sampling training",
     "evaluation": "checkpoint compare config data faults machine model rundir sampling lm_eval numpy torch",
     "export": "checkpoint compare config data faults model rundir __init__ numpy safetensors tokenizers torch",
     "faults": "",

@@ -90,7 +90,7 @@ def default_run_dir(config: Any) -> str:
 def old_config_hash(config: Any) -> str | None:
     """Return the hash that named a config's run up to 0.1.0; None for a config that needs a later setting."""
     known, now = settings(config.__class__), values(config)
-    if any(now[key] != setting.default for key, setting in known.items() if setting.since):
+    if any(now[key] != setting.default for key, setting in known.items() if setting.since and setting.role in NAMED):
         return None
     return _digest({key: now[key] for key in now if not known[key].since and not key.startswith(OLD_NOT_NAMED)})
 

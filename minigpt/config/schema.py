@@ -92,6 +92,9 @@ class DataConfig:
     include: str | None = setting(None, "folder: patterns of files to read: *.md,*.txt", "weights", since="0.2.0")
     exclude: str | None = setting(None, "folder: patterns of files to leave out", "weights", since="0.2.0")
     mask_documents: bool = setting(False, "no document of a window sees another", "weights", since="0.2.0")
+    check: bool = setting(
+        False, "list what is suspicious: repeated lines, wrongly decoded text ...", "watch", since="0.2.0"
+    )
 
 
 @dataclass

@@ -11,8 +11,10 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from minigpt.config.schema import DataConfig
+from minigpt.config.sources import is_url, places, there
 from minigpt.data.download import SourceGone, download
 from minigpt.data.find import find_files, in_order, token_files, typed_path
 from minigpt.data.readers import read
@@ -52,6 +54,7 @@ class Corpus:
     options: ReadOptions = field(default_factory=ReadOptions)
     notes: tuple[str, ...] = ()
     val_files: int = 0  # so many of the last files are data.val_source
+    rule: str = "tail"  # how it is split: label | source | names | content | tail (minigpt/data/split.py)
 
     def documents(self) -> Iterator[Document]:
         """Return all documents, in order. They can be asked for again, and are the same.
@@ -92,7 +95,8 @@ def find_corpus(data: DataConfig, *, raw: bool = False, say: Callable[[str], obj
     options = ReadOptions(codecs.lookup(data.encoding).name, data.errors, raw, data.key)
     files, notes = find_files("source", data, options.encoding, say=say)
     if data.val_source is None:
-        return Corpus(data.name, files, options, notes)
+        rule = "names" if token_files(files) else "tail" if _is_one_file(data.source or "", files) else "content"
+        return Corpus(data.name, files, options, notes, rule=rule)
     val_files, val_notes = find_files("val_source", data, options.encoding, say=say)
     held_out = {file.path.resolve() for file in val_files}
     train_files = tuple(file for file in files if file.path.resolve() not in held_out)
@@ -100,7 +104,17 @@ def find_corpus(data: DataConfig, *, raw: bool = False, say: Callable[[str], obj
         raise UserFault(f"all of data.source is in data.val_source={data.val_source}: nothing is left to train on")
     if shared := len(files) - len(train_files):
         notes += (f"left out {shared:,} of data.source: in data.val_source",)
-    return Corpus(data.name, train_files + val_files, options, notes + val_notes, len(val_files))
+    return Corpus(data.name, train_files + val_files, options, notes + val_notes, len(val_files), "source")
+
+
+def _is_one_file(source: str, files: tuple[File, ...]) -> bool:
+    """Whether a source names a file itself; what a URL names is known by its last word."""
+    listed = places(source)
+    if len(listed) > 1 or len(files) > 1:
+        return False
+    place = listed[0]
+    last = unquote(urlsplit(place).path).rpartition("/")[2]
+    return files[0].label == last if is_url(place) and not there(place) else typed_path(place).is_file()
 
 
 def _stdlib() -> Corpus:
@@ -117,7 +131,7 @@ def _stdlib() -> Corpus:
         remedy = "Use a Python that has it, or your own text: data=text data.source=FILE"
         raise SourceGone(f"data=stdlib needs the source of Python's standard library, which {root} lacks. {remedy}")
     notes = (f"{len(missing)} modules are not installed here: {', '.join(missing)}",) if missing else ()
-    return Corpus("stdlib", in_order(files), notes=notes)
+    return Corpus("stdlib", in_order(files), notes=notes, rule="label")
 
 
 def _shakespeare(data: DataConfig) -> Path:

@@ -14,6 +14,7 @@ from typing import Any
 
 from minigpt.config.schema import WorkConfig
 from minigpt.data.in_place import RULE, link
+from minigpt.data.measures.overlap import measure, measured_lines
 from minigpt.data.progress import Progress, Say, size_text, time_text
 from minigpt.data.shards import SplitWriter, fingerprint
 from minigpt.data.split import describe_split, small_split, split
@@ -84,7 +85,9 @@ def encode(
     return make_units(units, frames, tokenizer, engine=engine, part=share, progress=progress)
 
 
-def seal(folder: Path, keys: dict[str, Any], found: Survey, tokenizer: Tokenizer, identities: list[str]) -> None:
+def seal(
+    folder: Path, keys: dict[str, Any], found: Survey, *, tokenizer: Tokenizer, identities: list[str], say: Say
+) -> None:
     """Put the units together and write everything else, prepared.json last. No one else may be writing there.
 
     Args:
@@ -93,6 +96,7 @@ def seal(folder: Path, keys: dict[str, Any], found: Survey, tokenizer: Tokenizer
         found: the text.
         tokenizer: that encoded it.
         identities: of the units, in order.
+        say: takes lines for the user.
 
     Raises:
         UserFault: a split would be empty, or the source changed since it was surveyed.
@@ -106,14 +110,19 @@ def seal(folder: Path, keys: dict[str, Any], found: Survey, tokenizer: Tokenizer
     if signature(found.corpus) != found.signature or sum(sidecar["bytes"] for sidecar in sidecars) != found.bytes:
         raise UserFault("the source was changed while it was read; wait until it is complete and run this again")
     write_json(folder / "tokenizer.json", tokenizer.to_json())
+    summary = _summary(keys, found, sidecars, tokenizer)
+    for name, facts in measure(folder, tokenizer).items():
+        summary[name] = summary.get(name, {}) | facts
     content = {
         "format": FORMAT,
         "keys": keys,
         "signature": found.signature,
         "fingerprint": fingerprint([sidecar["fingerprint"] for sidecar in sidecars]),
-        "summary": _summary(keys, found, sidecars, tokenizer),
+        "summary": summary,
     }
     write_json(folder / "prepared.json", content)
+    for name, line in measured_lines(summary):
+        say(f"data: {name}: {line}")
 
 
 def share_of(part: str | None) -> tuple[int, int]:
@@ -208,7 +217,7 @@ def _summary(keys: dict[str, Any], found: Survey, splits: list[dict[str, Any]], 
         notes.append("the tokenizer brings text into Unicode's form NFC: other forms are not kept byte by byte")
     if train["tokens"] <= 1024:
         notes.append(f"so few tokens allow model.block_size={train['tokens'] - 1} at most")
-    rule = describe_split(keys["corpus"], keys["val_fraction"], keys.get("val_source"))
+    rule = describe_split(found.rule, keys["val_fraction"], keys.get("val_source"))
     return {
         **{key: keys[key] for key in ("corpus", "source", "python")},
         **{key: getattr(found, key) for key in ("documents", "bytes", "characters", "sha256")},

@@ -12,10 +12,11 @@ import fcntl
 import json
 import platform
 import re
+import shlex
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,10 +27,12 @@ from minigpt.data.download import SourceGone
 from minigpt.data.find import typed_path
 from minigpt.data.in_place import read_tokens, tokenizer_of
 from minigpt.data.make import FORMAT, UNITS, encode, learn, seal, stored_tokenizer
+from minigpt.data.measures.overlap import measured_lines
 from minigpt.data.progress import Progress, Say, moving_line, size_text, tell
 from minigpt.data.readers import NAMES, READERS
 from minigpt.data.shards import TokenSplit, fingerprint
 from minigpt.data.survey import Survey, signature, survey
+from minigpt.data.suspicious import suspicious
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, read_tokenizer_json, scheme_of
 from minigpt.data.units import missing_units
 from minigpt.faults import StorageFailure, UserFault
@@ -64,6 +67,7 @@ class Prepared:
     val: TokenSplit
     fingerprint: str  # SHA-256 (hex) of the tokenizer and of all tokens
     summary: dict[str, Any]  # what was read and made, as JSON
+    rule: str = "tail"  # content, where whole documents were asked for; what a run keeps (minigpt/data/split.py)
 
 
 @moving_line()
@@ -72,6 +76,7 @@ def prepare(
     tokenizer: TokenizerConfig,
     *,
     given: Tokenizer | None = None,
+    rule: str | None = None,
     work: WorkConfig | None = None,
     say: Say = tell,
 ) -> Prepared:
@@ -84,6 +89,7 @@ def prepare(
         data: the corpus and data.dir.
         tokenizer: name and vocabulary size.
         given: a tokenizer to use instead of learning one from this text.
+        rule: of the tokens that a run began with; without one, that of new tokens.
         work: how it is shared out; all cores of this machine if None.
         say: takes lines for the user.
 
@@ -99,7 +105,7 @@ def prepare(
     if given is not None:
         keys |= {"vocab_size": given.vocab_size, "given": given.hash}
     root = typed_path(data.dir)
-    known = _known(root, keys)
+    known = _known(root, keys, rule)
     newest = next(iter(known), None)
     if newest and data.name == "shakespeare_char" and not data.source:  # its one content is known by its checksum
         return _open(newest, say)
@@ -113,10 +119,20 @@ def prepare(
     formats = sorted({file.suffix for file in corpus.files} & READERS.keys())
     formats = ["tokens"] if corpus.holds_tokens else formats
     keys |= {"formats": formats} if formats else {}  # other than plain text
+    if corpus.rule == "content" and rule in (None, "content"):
+        keys["split"] = "content"
+    elif corpus.rule == "content":
+        corpus = replace(corpus, rule="tail")
+    if data.check and not corpus.holds_tokens:
+        for line in suspicious(corpus, Progress("data: checking", corpus.size, say)):
+            say(f"data: check: {line}")
+    older = [folder for folder, content in known.items() if "split" in keys and "split" not in content["keys"]]
     known = {folder: content for folder, content in known.items() if content["keys"] == keys}
     for folder, content in known.items():
         if content.get("signature") == signature(corpus):
             return _open(folder, say)
+    for folder in older:
+        say(f"data: {folder} is split by the rule of versions up to 0.1.0; it stays for the runs that began with it")
     for line in _listing(corpus):
         say(f"data: {line}")
     # A vocabulary that can't be had is a fault to name before gigabytes are read.
@@ -127,7 +143,8 @@ def prepare(
         say(f"data: the tokens are used where they are, as those of tokenizer={ready.name}")
         found = read_tokens(corpus, ready, progress)
     else:
-        found = survey(corpus, alphabet=scheme.needs_alphabet, progress=progress)
+        fraction = keys["val_fraction"]
+        found = survey(corpus, alphabet=scheme.needs_alphabet, val_fraction=fraction, progress=progress)
     for line in found.notes():
         say(f"data: {line}")
     folder = root / _folder_name(keys, found.sha256)
@@ -151,11 +168,25 @@ def _listing(corpus: Corpus) -> list[str]:
         parts.append(f"{ends.total():,} {kind} ({listed}{', ...' if len(ends) > 6 else ''})")
     count, size = len(corpus.files), size_text(corpus.size)
     lines = [*corpus.notes, f"reading {count:,} file{'s'[: count > 1]}, {size}: {', '.join(parts)}"]
+    lines += _ready_splits(corpus)
     if kinds.keys() & NAMES.values():
         lines.append(f"the text of a record is its {corpus.options.key!r}; another key or column: data.key=KEY")
     if marked := ", ".join(f"{suffixes[end]:,} {end}" for end in sorted(suffixes.keys() & MARKED_UP)):
         lines.append(f"{marked} read as plain text, marks and all (records are read from .jsonl and .parquet)")
     return lines
+
+
+def _ready_splits(corpus: Corpus) -> Iterator[str]:
+    """How to keep a split that somebody made, where the names of the files show one."""
+    paths = {file.label: str(file.path) for file in corpus.files if corpus.rule == "content"}
+    for word in ("valid", "validation", "val", "dev"):
+        named = {label: label.replace("train", word) for label in paths if "train" in label}
+        found = {label: other for label, other in named.items() if other in paths}
+        if 0 < len(found) <= 3:
+            val = shlex.quote(",".join(map(paths.__getitem__, found.values())))
+            tests = ",".join(test for label in found if (test := label.replace("train", "test")) in paths)
+            more = f" data.exclude={shlex.quote(tests)}" if tests else ""
+            yield f"{val} looks like a split that somebody made. To validate on it: data.val_source={val}{more}"
 
 
 def _find_or_make(
@@ -190,7 +221,7 @@ def _find_or_make(
                     raise UnfinishedParts(work.part, len(missing), len(identities))
                 lock(file)
             if not _read_prepared(folder):  # which of the last parts is first, puts the units together
-                seal(folder, keys, found, tokenizer, identities)
+                seal(folder, keys, found, tokenizer=tokenizer, identities=identities, say=say)
     except OSError as error:
         if _read_prepared(folder):  # where there are no locks, another process was faster
             return
@@ -278,6 +309,7 @@ def _lines(summary: dict[str, Any], tokenizer_hash: str) -> list[str]:
         f"train      {train['tokens']:,} tokens of {train['bytes']:,} bytes "
         f"({train['bytes'] / train['tokens']:.2f} bytes per token)",
         f"validation {val['tokens']:,} tokens of {val['bytes']:,} bytes: {summary['split']}",
+        *(f"{name:<10} {line}" for name, line in measured_lines(summary)),
         *(f"note       {note}" for note in summary["notes"]),
     ]
 
@@ -305,12 +337,17 @@ def _keys(data: DataConfig, tokenizer: TokenizerConfig) -> dict[str, Any]:
     }
 
 
-def _known(root: Path, keys: dict[str, Any]) -> dict[Path, dict[str, Any]]:
-    """Folders prepared with these keys, whatever the formats of the files, and their prepared.json; newest first."""
+def _known(root: Path, keys: dict[str, Any], rule: str | None = None) -> dict[Path, dict[str, Any]]:
+    """Folders prepared with these keys, whatever the formats of the files, and their prepared.json; newest first.
+
+    With a rule, only those that were split by it.
+    """
     found = {}
     for path in sorted(root.glob("*/prepared.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True):
         content = _read_prepared(path.parent)
-        if {key: value for key, value in content.get("keys", {}).items() if key != "formats"} == keys:
+        theirs = content.get("keys", {})
+        own = {key: value for key, value in theirs.items() if key not in ("formats", "split")}
+        if own == keys and rule in (None, theirs.get("split", "tail")):
             found[path.parent] = content
     return found
 
@@ -339,7 +376,7 @@ def _open(folder: Path, say: Say = lambda line: None) -> Prepared:
     shutil.rmtree(folder / UNITS, ignore_errors=True)  # of a process that was killed at the very end, too
     rule = content["summary"]["split"]
     say(f"data: {folder}: {len(train):,} tokens to train on, {len(val):,} to validate on ({rule})")
-    return Prepared(folder, tokenizer, train, val, whole, content["summary"])
+    return Prepared(folder, tokenizer, train, val, whole, content["summary"], content["keys"].get("split", "tail"))
 
 
 def _folder_name(keys: dict[str, Any], sha256: str) -> str:

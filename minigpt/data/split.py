@@ -1,16 +1,19 @@
 """The split: which parts of a corpus are for training and which for validation.
 
-The rule is fixed, so a text is always split the same way.
+The rule is fixed, so a text is always split the same way (`Survey.rule`).
 
-With a text for validation (data.val_source): all of it is for validation, all of the other for training.
-stdlib: whole documents; one is for validation if the hash of its label falls into the fraction.
-Others: the first int(n * (1 - val_fraction)) of the n characters are for training, the rest for validation
-(bytes instead of characters where the bytes are no UTF-8).
+source: with a text for validation (data.val_source), all of it is for validation, all of the other for training.
+label: stdlib; whole documents, of which one is for validation if the hash of its label falls into the fraction.
+content: folders, globs and lists; whole documents, by the hash of their content. A document stays on its side when
+    others are added, and exact duplicates are on one side.
+tail: a single file; the first int(n * (1 - val_fraction)) of the n characters are for training, the rest for
+    validation (bytes instead of characters where the bytes are no UTF-8). Folders that versions up to 0.1.0 have
+    split, too, and those whose documents are too few or too unequal.
 """
 
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from operator import itemgetter
 
@@ -18,7 +21,7 @@ import numpy as np
 
 from minigpt.data.corpus import Corpus
 from minigpt.data.readers.document import Document
-from minigpt.data.survey import CONTINUATION, Survey
+from minigpt.data.survey import CONTINUATION, Survey, is_held_out
 from minigpt.faults import UserFault
 
 _Piece = tuple[int, str, bytes]  # number of the document, train | val, bytes of its text
@@ -33,10 +36,12 @@ def split(found: Survey, val_fraction: float) -> Iterator[tuple[str, Iterator[by
         UserFault: one of the splits would be empty; or as reading does.
     """
     documents = found.corpus.documents()
-    if found.corpus.val_files:
+    if found.rule == "source":
         pieces = _by_source(found.corpus)
-    elif found.corpus.name == "stdlib":
+    elif found.rule == "label":
         pieces = _by_label(documents, val_fraction)
+    elif found.rule == "content":
+        pieces = _whole(zip(found.sides, documents, strict=False))
     else:
         # UTF-8 has at least one character per four bytes; what has fewer is no UTF-8, and its bytes are counted.
         is_text = 4 * found.characters >= found.bytes
@@ -49,12 +54,14 @@ def split(found: Survey, val_fraction: float) -> Iterator[tuple[str, Iterator[by
         yield name, map(itemgetter(2), part)
 
 
-def describe_split(name: str, val_fraction: float, val_source: str | None = None) -> str:
+def describe_split(rule: str, val_fraction: float, val_source: str | None = None) -> str:
     """Return the rule in one sentence."""
-    if val_source:
+    if rule == "source":
         return f"all of {val_source} for validation"
-    if name == "stdlib":
+    if rule == "label":
         return f"whole files by the hash of their path, about {val_fraction:g} of them for validation"
+    if rule == "content":
+        return f"whole documents by the hash of their content, about {val_fraction:g} of them for validation"
     return f"the last {val_fraction:g} of the characters for validation"
 
 
@@ -73,10 +80,16 @@ def _by_source(corpus: Corpus) -> Iterator[_Piece]:
 
 
 def _by_label(documents: Iterator[Document], val_fraction: float) -> Iterator[_Piece]:
-    for number, document in enumerate(documents):
-        word = int.from_bytes(hashlib.sha256(f"minigpt validation:{document.label}".encode()).digest()[:8])
-        name = "val" if word < val_fraction * 2**64 else "train"
-        yield from ((number, name, chunk) for chunk in document.chunks)
+    def side(document: Document) -> bool:
+        return is_held_out(hashlib.sha256(f"minigpt validation:{document.label}".encode()).digest(), val_fraction)
+
+    return _whole((side(document), document) for document in documents)
+
+
+def _whole(documents: Iterable[tuple[int, Document]]) -> Iterator[_Piece]:
+    """Whole documents, each with whether it is for validation."""
+    for number, (is_val, document) in enumerate(documents):
+        yield from ((number, "val" if is_val else "train", chunk) for chunk in document.chunks)
 
 
 def _at(border: int, documents: Iterator[Document], is_text: bool) -> Iterator[_Piece]:

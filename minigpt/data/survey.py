@@ -38,6 +38,16 @@ class Survey:
     first_not_utf8: str = ""  # its label
     tokens: dict[str, dict[str, Any]] = field(default_factory=dict)  # of a corpus of tokens: what each sidecar says
     blank: bool = True  # nothing but white space
+    val_fraction: float = 0.0  # what `sides` was made for
+    sides: bytearray = field(default_factory=bytearray)  # rule content: 1 for validation, a document each
+    val_bytes: int = 0  # rule content: of the documents for validation
+
+    @property
+    def rule(self) -> str:
+        """How it is split: as its corpus says, or at its tail where whole documents are too few or too unequal."""
+        share = self.val_bytes / max(1, self.bytes)
+        even = 0 < self.val_bytes < self.bytes and self.val_fraction / 10 <= share <= 5 * self.val_fraction
+        return "tail" if self.corpus.rule == "content" and not even else self.corpus.rule
 
     def notes(self) -> list[str]:
         """What a reader of the text may not expect in it."""
@@ -50,22 +60,31 @@ class Survey:
             f"{self.marks:,} documents begin with a byte-order mark; data.encoding=utf-8-sig drops it": self.marks,
             f"{self.nul:,} NUL bytes; they are kept as they are": self.nul,
             f"{self.empty:,} records without any text are passed over": self.empty,
+            f"split by whole documents, validation has {self.val_bytes:,} of {self.bytes:,} bytes: the text is cut "
+            "near its end instead; data.val_source=FILE chooses what to validate on": self.rule != self.corpus.rule,
         }
         return [sentence for sentence, holds in said.items() if holds]
 
 
-def survey(corpus: Corpus, *, alphabet: bool = False, progress: Callable[[int], None] = lambda n_bytes: None) -> Survey:
+def survey(
+    corpus: Corpus,
+    *,
+    alphabet: bool = False,
+    val_fraction: float = 0.1,
+    progress: Callable[[int], None] = lambda n_bytes: None,
+) -> Survey:
     """Read a whole corpus once.
 
     Args:
         corpus: of any size.
         alphabet: also collect the characters.
+        val_fraction: of the documents that are for validation, where they are split by their content.
         progress: called with the number of bytes read since the last call.
 
     Raises:
         UserFault: naming all bad files; or there is nothing but white space in it.
     """
-    found, lines, bad = Survey(corpus, signature(corpus)), [], []
+    found, lines, bad = Survey(corpus, signature(corpus), val_fraction=val_fraction), [], []
     for file in corpus.files:
         try:
             for document in read(file, corpus.options):
@@ -82,6 +101,11 @@ def survey(corpus: Corpus, *, alphabet: bool = False, progress: Callable[[int], 
         where = ", ".join(str(file.path) for file in corpus.files[:3])
         raise UserFault(f"the text is nothing but white space ({found.bytes:,} bytes in {where}); wanted some text")
     return found
+
+
+def is_held_out(digest: bytes, val_fraction: float) -> bool:
+    """Whether what has this SHA-256 is for validation; so is what it would be with a smaller fraction."""
+    return int.from_bytes(digest[:8]) < val_fraction * 2**64
 
 
 def signature(corpus: Corpus) -> str:
@@ -103,12 +127,15 @@ def _count(document: Document, found: Survey, alphabet: bool, progress: Callable
     decoder, last, before = codecs.getincrementaldecoder("utf-8")(), b"", found.bytes
     options, is_text = found.corpus.options, True
     decoded = alphabet or options.raw
+    digest = hashlib.sha256() if found.corpus.rule == "content" else None
     for number, chunk in enumerate(document.chunks):
         found.marks += not number and chunk.startswith(codecs.BOM_UTF8)
         found.bytes += len(chunk)
         found.characters += len(chunk.translate(None, CONTINUATION))
         found.crlf += (last + chunk).count(b"\r\n")
         found.nul += chunk.count(0)
+        if digest:
+            digest.update(chunk)
         found.replaced += chunk.count("\ufffd".encode()) if options.errors == "replace" else 0
         found.blank = found.blank and not chunk.strip()
         last = chunk[-1:]
@@ -122,6 +149,9 @@ def _count(document: Document, found: Survey, alphabet: bool, progress: Callable
     if not is_text or decoder.getstate()[0]:
         found.not_utf8 += 1
         found.first_not_utf8 = found.first_not_utf8 or document.label
+    if digest:
+        found.sides.append(is_held_out(digest.digest(), found.val_fraction))
+        found.val_bytes += found.sides[-1] * (found.bytes - before)
     if found.bytes == before:
         found.empty += 1
     else:

@@ -49,10 +49,11 @@ def beside(others: Sequence[Record]) -> Iterator[tuple[Record, dict[str, Any]]]:
 
 
 def draw_losses(axes: Any, record: Record, others: Sequence[Record] = (), *, columns: int = 3) -> None:
-    """Draw training and validation loss, and the baseline if one was measured; in bits per byte at the right edge.
+    """Draw training and validation loss, and the baselines if they were measured; in bits per byte at the right edge.
 
     Other runs' curves are drawn at their bits per byte, where these are known: nats of other tokens can't be compared.
-    The axis shows all but the fall of the first twentieth of a run, which would flatten the rest.
+    The axis shows all but the fall of the first twentieth of a run, and baselines above the lowest:
+    these would flatten the rest.
 
     Args:
         axes: matplotlib's.
@@ -80,20 +81,18 @@ def draw_losses(axes: Any, record: Record, others: Sequence[Record] = (), *, col
     for other, style in beside(others):
         factor = (nats_per_bit(record.rows) or 1) / (nats_per_bit(other.rows) or nats_per_bit(record.rows) or 1)
         shown += _draw_other(axes, other, style, factor)
-    nats, base = nats_per_bit(record.rows), number(record.baseline.get("bits_per_byte"))
+    nats = nats_per_bit(record.rows)
     if nats is not None:
         right = axes.secondary_yaxis("right", functions=(lambda loss: loss / nats, lambda bits: bits * nats))
         right.set_ylabel("bits per byte")
         right.spines["right"].set_visible(False)
         right.tick_params(length=0, pad=9)  # the ring of a last point stays off the figures
-    if nats is not None and base is not None:
-        name = f"{str(record.baseline.get('name', 'baseline'))[:30]} ({base:.3f})"
-        axes.axhline(base * nats, color=BASELINE, linestyle=(0, (5, 3)), linewidth=1.4, label=name)
-        shown.append(np.array([base * nats]))
+        shown += [np.array([row["bits_per_byte"] * nats]) for row in record.baselines[:1]]
     values = np.concatenate(shown)
     if len(values):
         margin = 0.06 * float(np.ptp(values)) or 0.05 * abs(float(values[0])) or 0.5
         axes.set_ylim(values.min() - margin, values.max() + margin)
+        draw_baselines(axes, record, nats or 0.0)
         axes.legend(loc="lower left", bbox_to_anchor=(-0.012, 0.99), ncols=columns, frameon=False)
     else:
         axes.text(0.5, 0.5, "no steps logged yet", transform=axes.transAxes, ha="center", color=RATE)
@@ -115,6 +114,30 @@ def _draw_other(axes: Any, record: Record, style: dict[str, Any], factor: float)
         steps, losses = column(record.rows, "val/loss")
         axes.plot(steps, losses * factor, marker="o" if len(steps) <= 60 else "", markersize=4, label=name, **style)
         yield losses * factor
+
+
+def draw_baselines(axes: Any, record: Record, nats: float) -> None:
+    """Draw a line for each baseline, its name on it; one above the axis is named at its top."""
+    top, above = axes.get_ylim()[1], 0
+    style = {"color": BASELINE, "fontsize": "small", "transform": axes.get_yaxis_transform()}
+    for row in record.baselines if nats else ():
+        base = row["bits_per_byte"] * nats
+        name = f"{row.get('name', 'baseline')!s:.60} ({row['bits_per_byte']:.3f})"
+        if base > top:
+            above += 1
+            axes.annotate(
+                f"above: {name}",
+                (0.99, 1),
+                xytext=(0, -12 * above),
+                xycoords="axes fraction",
+                textcoords="offset points",
+                color=BASELINE,
+                fontsize="small",
+                ha="right",
+            )
+        else:
+            axes.axhline(base, color=BASELINE, linestyle=(0, (5, 3)), linewidth=1.4)
+            axes.text(0.01, base, name, va="bottom", **style)
 
 
 def draw_metric(axes: Any, record: Record, key: str, name: str, others: Sequence[Record] = ()) -> None:

@@ -75,9 +75,9 @@ def cards(record: Record) -> Iterator[tuple[str, str, str]]:
         final = column(rows, "val/loss")
         note = "" if final[0][-1] == best["step"] else f"best, step {best['step']:,}; final {final[1][-1]:.4f}"
         yield f"{best['val/loss']:.4f}", "validation loss, nats per token", note
-        bits, base = number(best.get("val/bits_per_byte")), number(record.baseline.get("bits_per_byte"))
+        bits = number(best.get("val/bits_per_byte"))
         if bits is not None:
-            note = f"{record.baseline.get('name', 'baseline')}: {base:.3f}" if base is not None else ""
+            note = "; ".join(f"{row.get('name', 'baseline')}: {row['bits_per_byte']:.3f}" for row in record.baselines)
             yield f"{bits:.3f}", "bits per byte", note
     if rows:
         tokens, steps = number(rows[-1].get("tokens")), f"{rows[-1]['step']:,} steps"
@@ -119,7 +119,10 @@ def runs_section(records: Sequence[Record]) -> str:
         ("best validation loss", *(_figure(best_row(record.rows), "val/loss") for record in records)),
         ("bits per byte", *(_figure(best_row(record.rows), "val/bits_per_byte") for record in records)),
         ("of training", *(duration(training_seconds(record.rows)) for record in records)),
-        ("baseline, bits per byte", *(_figure(record.baseline, "bits_per_byte") for record in records)),
+        (
+            "lowest baseline, bits per byte",
+            *(_figure(dict(*record.baselines[:1]), "bits_per_byte") for record in records),
+        ),
     ]
     settings = [(key, *(record.config.get(key, "-") for record in records)) for key in keys]
     differing = [row for row in settings if any(value != row[1] for value in row[2:])]

@@ -33,7 +33,7 @@ class Record:
     choices: dict[str, Any]
     environment: dict[str, Any]
     command: str
-    baseline: Row  # baseline.json, if somebody measured one: name, bits_per_byte
+    baselines: list[Row]  # baseline.json, if they were measured: name, bits_per_byte and of which part of the text
     parameters: int | None  # None: no checkpoint to count them in
 
     @property
@@ -62,9 +62,18 @@ def read_record(run_dir: str | Path) -> Record:
         choices=read_mapping(path / "choices.json"),
         environment=read_mapping(path / "environment.json"),
         command=read_text(path / "command.txt").strip(),
-        baseline=read_mapping(path / "baseline.json"),
+        baselines=read_baselines(path),
         parameters=count_parameters(path / "checkpoints"),
     )
+
+
+def read_baselines(run_dir: Path) -> list[Row]:
+    """Return a run's baselines, the lowest first. Runs up to 0.1.0 have one, in the place of the list."""
+    content = read_mapping(run_dir / "baseline.json")
+    listed = content.get("baselines", [content])
+    rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
+    known = [row for row in rows if number(row.get("bits_per_byte")) is not None]
+    return sorted(known, key=lambda row: row["bits_per_byte"])
 
 
 def read_text(path: Path) -> str:

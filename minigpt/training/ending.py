@@ -1,5 +1,6 @@
 """How a run ends: requests to stop, which are obeyed where an optimizer step ends; then what is said and typed next."""
 
+import json
 import os
 import shlex
 import shutil
@@ -11,11 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minigpt.config.schema import TrainConfig
-from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining
+from minigpt.data.measures.baselines import baselines
+from minigpt.data.prepare import Prepared
+from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
 from minigpt.invocation import typed
 from minigpt.process.group import mark_stopped
 from minigpt.process.signals import Signals
 from minigpt.report.page import write_report
+from minigpt.report.record import read_baselines
 from minigpt.rundir.rows import read_rows
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.training.run_state import RunState, reached_limit
@@ -84,7 +88,7 @@ def requeue_slurm_job(say: Callable[[str], None]) -> None:
     say(f"SLURM: job {job} is queued again" if reason is None else f"SLURM: `{' '.join(command)}` failed: {reason}")
 
 
-def close(run: RunDirectory, module: "LanguageModel") -> int:
+def close(run: RunDirectory, module: "LanguageModel", prepared: Prepared, signals: Signals) -> int:
     """Say how the run ended and what to type next."""
     state = module.state
     limit = reached_limit(state, module.config)
@@ -93,6 +97,8 @@ def close(run: RunDirectory, module: "LanguageModel") -> int:
     if not run.writes:
         return STOPPED if reason == "signal" else FINISHED
     run.event("stopped" if reason == "signal" else "finished", step=state.step, reason=reason or limit)
+    if reason != "signal":
+        keep_baselines(run, prepared, signals)
     try:
         write_report(run.path)
     except Exception as error:  # trouble with it never spoils the training
@@ -112,6 +118,20 @@ def close(run: RunDirectory, module: "LanguageModel") -> int:
         print(f"\nEnded after step {state.step:,}: {why}.")
     print_results(run)
     return FINISHED
+
+
+def keep_baselines(run: RunDirectory, prepared: Prepared, signals: Signals) -> None:
+    """Measure the baselines of this text, unless that was done, for the report and the last lines."""
+    try:
+        signals.raise_if_received()
+        rows = baselines(prepared, say=print)
+        run.write_text("baseline.json", json.dumps({"fingerprint": prepared.fingerprint, "baselines": rows}) + "\n")
+    except StoppedEarly:
+        print("The baselines were left out.")
+    except Exception as error:  # trouble with them never spoils the training
+        print(f"The baselines could not be measured: {type(error).__name__}: {error}")
+    finally:
+        signals.noted_only = True
 
 
 def refuse_nothing_learned(state: RunState, config: TrainConfig) -> None:
@@ -139,6 +159,9 @@ def print_results(run: RunDirectory) -> None:
             f"Validation ({name}, step {row['step']:,})  {row['val/loss']:.4f} nats per token  "
             f"perplexity {row['val/perplexity']:.2f}  {row['val/bits_per_byte']:.4f} bits per byte"
         )
+    for row in read_baselines(run.path):
+        of = f" (of {row['of']})" if row.get("of") else ""
+        print(f"Baseline       {row['bits_per_byte']:.4f} bits per byte  {row.get('name', '')!s:.60}{of}")
     print(f"Run directory  {run.path}")
     print(f"Picture        {run.path / 'loss.png'}   report  {run.path / 'report.html'}")
     print(f'Sample from it:  {typed("sample")} checkpoint={shlex.quote(str(run.path))} prompt="..."')

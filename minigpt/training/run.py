@@ -98,7 +98,7 @@ def train_together(
     processes.require_equal_on_all_ranks("a config", flatten(to_dict(config)))
     with processes.rank_zero_first():
         run_state.refuse_changed_run(path, config)
-        prepared = run_state.prepare_tokens(config)
+        prepared = run_state.prepare_tokens(config, path)
     processes.require_equal_on_all_ranks("tokens", {"fingerprint": prepared.fingerprint})
     run_state.refuse_unfit_data(config, prepared)
     with RunDirectory(path, writes=processes.rank == 0) as run:
@@ -198,7 +198,7 @@ def train_from(job: Job, checkpoint: Path | None, state: run_state.RunState, cha
     module.compiled_loss, module.layout = loss_function, layout
     tell_new_learning_rate(run, module)
     fit(job, module)
-    return close(run, module)
+    return close(run, module, job.prepared, job.processes.signals)
 
 
 def tell_damaged_rows(run: RunDirectory, sentence: str) -> None:

@@ -135,19 +135,23 @@ def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
     encode_prompt(prepared.tokenizer, config.samples.prompt)
 
 
-def prepare_tokens(config: TrainConfig) -> Prepared:
-    """The run's tokens. Weights to start from know their own tokens: a learned tokenizer of theirs is used on any text.
+def prepare_tokens(config: TrainConfig, path: Path) -> Prepared:
+    """The tokens of the run in `path`, split as they were when it began.
+
+    Weights to start from know their own tokens: a learned tokenizer of theirs is used on any text.
 
     Raises:
         UserFault: the text has characters that their alphabet lacks, and whatever `prepare` raises.
     """
+    saved = RunDirectory(path, writes=False).read_json("data.json")
+    rule = None if saved is None else saved.get("split", "tail")
     given = None
     name, file = config.tokenizer.name, config.tokenizer.file
     if config.init.source is not None and (scheme_of(name).is_learned or (name == "file" and file is None)):
         theirs = _tokenizer_of(load.find_checkpoint(config.init.source), config.init.source)
         given = theirs if isinstance(theirs, Tokenizer) and theirs.name == name else None  # restore_weights refuses it
     try:
-        return prepare(config.data, config.tokenizer, given=given)
+        return prepare(config.data, config.tokenizer, given=given, rule=rule)
     except DamagedShards as fault:
         if given is None:
             raise
@@ -162,6 +166,7 @@ def check_fingerprint(run: RunDirectory, prepared: Prepared) -> dict[str, str]:
     """
     saved = run.read_json("data.json")
     facts = {"fingerprint": prepared.fingerprint, "tokenizer": prepared.tokenizer.hash}
+    facts |= {"split": prepared.rule} if prepared.rule != "tail" else {}  # as runs of versions up to 0.1.0 have it
     if saved is not None and saved != facts:
         raise UserFault(
             f"the data has changed since the run {run.path} began (fingerprint {str(saved.get('fingerprint'))[:12]}, "

@@ -103,7 +103,7 @@ def test_the_screen_says_what_was_found(folder):
     data = DataConfig(name="text", source="texts", dir="texts/prepared")
     (folder / "texts" / "prepared").mkdir()
     prepared = prepare(data, TokenizerConfig(name="byte"), say=said.append)
-    assert said[:-1] == [
+    assert said[:-4] == [
         "data: left out 1 (hidden): .hidden",
         "data: left out 1 (a link to a folder): linked",
         "data: left out 1 (data.dir): prepared",
@@ -178,8 +178,12 @@ class Server(http.server.BaseHTTPRequestHandler):
         if fault == 503:
             self.send_error(503)
             return
-        self.do_HEAD()
-        self.wfile.write(TEXT[: 99 if fault == "cut" else None])
+        self.do_HEAD()  # whatever range was asked for
+        self.wfile.write(TEXT[: 99 if fault in ("cut", "hang") else 999 if fault == "slow" else None])
+        if fault in ("hang", "slow"):
+            self.wfile.flush()
+            threading.Event().wait(0.9 if fault == "hang" else 0.2)
+            self.wfile.write(TEXT[999:] if fault == "slow" else b"")
 
     def log_message(self, *_):
         pass
@@ -197,7 +201,7 @@ def server(monkeypatch):
 
 
 def test_an_address_is_fetched_once_and_whole(folder, server):
-    Server.faults = ["cut", 503]
+    Server.faults = ["slow", "cut", 503]  # the last comes first
     said: list[str] = []
     data = DataConfig(name="text", source=f"{server}/dir/book.txt?sig=SECRET", dir="d")
     for _ in range(2):
@@ -241,8 +245,10 @@ def test_credentials_of_several_addresses_hide_no_other_place(tmp_path, monkeypa
     assert "'nowhere' does not exist" in fault
 
 
-def test_a_server_that_fails_is_named_and_leaves_no_half(folder, server):
-    Server.faults = ["cut"] * 3
+@pytest.mark.parametrize("kind", ["cut", "hang", 503])
+def test_a_server_that_fails_is_named_and_leaves_no_half(folder, server, monkeypatch, kind):
+    monkeypatch.setattr(download, "_SILENT_SECONDS", 0.3)
+    Server.faults = [kind] * 3
     data = DataConfig(name="text", source=f"{server}/book.txt?access_token=SECRET", dir="d")
     with pytest.raises(
         UserFault, match=r"book\.txt\?access_token=<redacted> can't be read.*Check the address"

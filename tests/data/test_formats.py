@@ -29,7 +29,7 @@ def texts(tmp_path):
         data = DataConfig(
             name="text", source=str(folder / source), dir=str(tmp_path / "data"), val_fraction=0.3, **keys
         )
-        prepared = prepare(data, TokenizerConfig(name="byte"), say=said.append)
+        prepared = prepare(data, TokenizerConfig(name="byte"), rule="tail", say=said.append)
         tokens = [*prepared.train.tokens(0, 9999), *prepared.val.tokens(0, 9999)]
         text = b"".join(b"|" if token == 256 else bytes([token]) for token in tokens)
         return text.decode(errors="replace"), "\n".join(said)

@@ -40,10 +40,10 @@ def keys(source: Path, **more) -> DataConfig:
     return DataConfig(name="text", source=str(source), dir=str(source.parent / "data"), **more)
 
 
-def run(data: DataConfig, name="char", **more) -> tuple[Prepared, str]:
+def run(data: DataConfig, name="char", *, rule=None, **more) -> tuple[Prepared, str]:
     """Prepare, and what it said."""
     said: list[str] = []
-    return prepare(data, TokenizerConfig(name, **more), say=said.append), "\n".join(said)
+    return prepare(data, TokenizerConfig(name, **more), rule=rule, say=said.append), "\n".join(said)
 
 
 def text_of(split, tokenizer) -> bytes:
@@ -72,12 +72,12 @@ def test_documents_are_separated_by_end_of_text(tmp_path):
     for name, text in (("b", "second"), ("a", "first, it is long"), ("c", "third")):
         (tmp_path / name).write_text(text)
     data = DataConfig(name="text", source=str(tmp_path), dir=str(tmp_path / "out"), val_fraction=0.25)
-    prepared, _ = run(data, "byte")
+    prepared, _ = run(data, "byte", rule="tail")
     stream = "".join(END_OF_TEXT if token == 256 else chr(token) for token in prepared.train.tokens(0, 99))
     assert stream == f"first, it is long{END_OF_TEXT}seco"  # int(28 * 0.75) characters
     assert text_of(prepared.val, prepared.tokenizer) == b"ndthird"
     assert prepared.val.tokens(0, 99).tolist().index(256) == 2
-    with_char, _ = run(data, "char")
+    with_char, _ = run(data, "char", rule="tail")
     assert text_of(with_char.train, with_char.tokenizer) == b"first, it is longseco"
 
 

@@ -29,7 +29,7 @@ def cards(monkeypatch, tmp_path):
 
 
 def test_a_reader_defined_here_is_used_by_its_suffix(cards):
-    prepared = prepare(cards, TokenizerConfig(name="byte"), say=lambda _: None)
+    prepared = prepare(cards, TokenizerConfig(name="byte"), rule="tail", say=lambda _: None)
     tokens = [*prepared.train.tokens(0, 999), *prepared.val.tokens(0, 999)]
     stream = "".join("|" if token == 256 else chr(token) for token in tokens)
     assert stream == "first|second|third|and plain text"

@@ -15,15 +15,15 @@ from minigpt.data.survey import survey
 from minigpt.faults import UserFault
 
 
-def open_text(folder, files: dict[str, bytes], *, raw=False) -> Corpus:
+def open_text(folder, files: dict[str, bytes], *, raw=False, rule="tail") -> Corpus:
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    return find_corpus(DataConfig(name="text", source=str(folder)), raw=raw)
+    return replace(find_corpus(DataConfig(name="text", source=str(folder)), raw=raw), rule=rule)
 
 
 def sides(corpus: Corpus, fraction: float) -> dict[str, bytes]:
     text = defaultdict(bytes)
-    for name, chunks in split(survey(corpus), fraction):
+    for name, chunks in split(survey(corpus, val_fraction=fraction), fraction):
         text[name] += b"".join(chunks)
     return text
 
@@ -31,7 +31,9 @@ def sides(corpus: Corpus, fraction: float) -> dict[str, bytes]:
 def labels(corpus: Corpus, fraction: float) -> dict[str, set[str]]:
     names = [each.label for each in corpus.documents()]
     found = defaultdict(set)
-    for label, (name, _) in zip(names, split(survey(corpus), fraction), strict=True):  # whole documents
+    for label, (name, _) in zip(
+        names, split(survey(corpus, val_fraction=fraction), fraction), strict=True
+    ):  # whole documents
         found[name].add(label)
     return found
 
@@ -85,5 +87,5 @@ def test_stdlib_is_split_by_whole_files_and_only_by_their_paths():
 
 
 def test_the_rules_are_described():
-    assert describe_split("text", 0.1) == "the last 0.1 of the characters for validation"
-    assert "hash of their path" in describe_split("stdlib", 0.1)
+    assert describe_split("tail", 0.1) == "the last 0.1 of the characters for validation"
+    assert "hash of their path" in describe_split("label", 0.1)

@@ -6,11 +6,11 @@ import pytest
 from minigpt.config.compose import compose
 from minigpt.config.schema import DataConfig, TokenizerConfig
 from minigpt.data.batch import MicroBatches
+from minigpt.data.measures.kneser_ney import KneserNey
 from minigpt.data.prepare import open_prepared, prepare
 from minigpt.data.tokenizer import load_tokenizer
 from minigpt.data.tokenizers import TOKENIZERS
 from minigpt.data.tokenizers.scheme import Scheme
-from minigpt.demo import ngram_bits_per_byte
 from minigpt.training.run import train
 
 TEXT = "".join(f"{number % 97:05d}{99_998 - number % 83:05d}" for number in range(600))
@@ -52,7 +52,8 @@ def test_a_tokenizer_of_32_bits_goes_through_shards_batches_and_scores(tmp_path)
     assert prepared.val.tokens(0, 0).dtype == np.uint32
     text = prepared.tokenizer.decode_bytes(prepared.train.tokens(0, 9999))
     assert text == (TEXT + TEXT[:3000]).encode()
-    assert ngram_bits_per_byte(text, prepared.tokenizer.decode_bytes(prepared.val.tokens(0, 9999))) < 2
+    val = prepared.tokenizer.decode_bytes(prepared.val.tokens(0, 9999))
+    assert KneserNey(text).bits(val) < 2 * len(val)
     batch = MicroBatches(prepared.train, seed=1, block_size=7, micro_batch=5, accumulate=1)[3]
     assert batch.tokens.max() > 65_536
     assert open_prepared(data.dir, prepared.fingerprint).tokenizer.hash == prepared.tokenizer.hash

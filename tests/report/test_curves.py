@@ -56,7 +56,7 @@ def test_limits_leave_out_the_first_fall_and_single_spikes(run):
 def test_limits_show_the_baseline_wherever_it_lies(run):
     for bits in (0.2, 30.0):
         record = read_record(run)
-        record.baseline = {"bits_per_byte": bits}
+        record.baselines = [{"bits_per_byte": bits}]
         low, high = limits(record)
         assert low < 2 * bits < high  # 2 nats per token are a bit per byte in this run
 

@@ -86,11 +86,21 @@ def test_settings_that_differ_from_the_default_stand_out(run):
     assert f"{len(values(TrainConfig())) - 1} that have their default" in folded
 
 
-def test_the_baseline_is_shown_beside_the_loss(run):
+def test_the_baselines_are_shown_beside_the_loss(run):
+    rows = [{"name": "unigram", "bits_per_byte": 5.5}, {"name": "xz", "bits_per_byte": 2.125}, {"name": "no number"}]
+    (run / "baseline.json").write_text(json.dumps({"fingerprint": "f", "baselines": [*rows, 5]}))
+    source = page(read_record(run))
+    assert "xz: 2.125; unigram: 5.500" in Reader(source).text("small")
+    assert "var(--base)" in source
+    text = Reader(source).text("text")
+    assert "xz (2.125)" in text
+    assert "unigram (5.500)" in text
+
+
+def test_the_baseline_of_a_run_of_an_older_version_is_shown(run):
     (run / "baseline.json").write_text('{"name": "order-3 byte n-gram", "bits_per_byte": 2.25}')
     source = page(read_record(run))
     assert "order-3 byte n-gram: 2.250" in Reader(source).text("small")
-    assert "var(--base)" in source
     assert "order-3 byte n-gram (2.250)" in Reader(source).text("text")
 
 

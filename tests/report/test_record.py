@@ -16,7 +16,7 @@ def test_a_whole_run(run):
     assert record.config["seed"] == 4242
     assert record.choices["micro_batch"] == 7
     assert record.command == "python scripts/train.py seed=4242"
-    assert record.baseline == {}
+    assert record.baselines == []
 
 
 def test_torn_and_strange_lines_are_left_out(run):

@@ -176,10 +176,10 @@ def test_a_run_that_another_process_began_meanwhile_is_not_continued_with_anothe
     """Both found no run; the first made one and ended while the second still prepared its tokens."""
     real = run_state.prepare_tokens
 
-    def prepare(config):
+    def prepare(config, path):
         monkeypatch.setattr(run_state, "prepare_tokens", real)
         run("seed=7", "trainer.max_steps=4")
-        return real(config)
+        return real(config, path)
 
     monkeypatch.setattr(run_state, "prepare_tokens", prepare)
     with pytest.raises(UserFault, match="begun with another config"):

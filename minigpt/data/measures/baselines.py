@@ -1,0 +1,116 @@
+"""What models that only count, or copy, reach on the validation text: the least that a trained one must beat.
+
+All of them see the training text alone, and are given in bits per byte of the validation text. They are measured once
+for each set of tokens and kept beside them, in baselines.json.
+"""
+
+import contextlib
+import lzma
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from minigpt.data.measures.kneser_ney import ORDER, KneserNey
+from minigpt.data.measures.pieces import pieces, sample_of
+from minigpt.data.prepare import Prepared
+from minigpt.data.progress import size_text
+from minigpt.data.shards import TokenSplit
+from minigpt.data.tokenizer import Tokenizer
+from minigpt.faults import UserFault
+from minigpt.rundir.files import read_json, write_json
+
+COUNTED_BYTES = 1 << 25  # of training text at most, by the n-gram model: half a gigabyte of memory
+COPIED_BYTES = 1 << 24  # of training text at most, by xz
+SCORED_BYTES = 1 << 22  # of validation text at most
+UNIGRAM_TOKENS = 1 << 28  # of each split at most
+CHUNK_BYTES = 1 << 17  # compressed at a time: a request to stop is heard in between
+BORDER_BYTES = 16  # of the packed text read at a time
+
+Row = dict[str, Any]
+
+
+def baselines(prepared: Prepared, say: Callable[[str], object]) -> list[Row]:
+    """Return the baselines of these tokens, measured now or before: name, bits_per_byte, and of which text.
+
+    Args:
+        prepared: the tokens; in their folder the result is kept, where it can be written.
+        say: takes a line before something long begins.
+    """
+    path = prepared.folder / "baselines.json"
+    with contextlib.suppress(UserFault, LookupError, TypeError):
+        kept = read_json(path)
+        if kept["fingerprint"] == prepared.fingerprint and kept["version"] == 1:
+            rows: list[Row] = kept["baselines"]
+            return rows
+    say("Measuring what counting and copying reach on this text (once for a text; Ctrl-C leaves it out)")
+    rows = _measure(prepared.train, prepared.val, prepared.tokenizer)
+    with contextlib.suppress(OSError):
+        write_json(path, {"version": 1, "fingerprint": prepared.fingerprint, "baselines": rows})
+    return rows
+
+
+def _measure(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> list[Row]:
+    text = sample_of(val, tokenizer, SCORED_BYTES)
+    if not text:
+        return []
+    counted = sample_of(train, tokenizer, COUNTED_BYTES)
+    copied = counted if train.bytes <= COPIED_BYTES else sample_of(train, tokenizer, COPIED_BYTES)
+    with _xz_bytes(copied, text) as xz_bytes:  # in a thread of its own
+        ngram = KneserNey(counted).bits(text) / len(text)
+        xz = 8 * xz_bytes() / len(text)
+
+    def of(read: bytes) -> str:
+        both = ((read, train, "training"), (text, val, "validation"))
+        return " and ".join(
+            f"{size_text(len(part))} of {size_text(split.bytes)} of {name} text"
+            for part, split, name in both
+            if len(part) < split.bytes
+        )
+
+    return [
+        {"name": f"unigram over {tokenizer.name} tokens", "bits_per_byte": _unigram(train, val, tokenizer), "of": ""},
+        {"name": f"{ORDER}-gram of bytes, Kneser-Ney", "bits_per_byte": ngram, "of": of(counted)},
+        {"name": "xz after the training text", "bits_per_byte": xz, "of": of(copied)},
+    ]
+
+
+def _unigram(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> float:
+    """Bits per byte where each token is as likely as it is frequent in the training text, plus one."""
+    seen, counts = (
+        sum(np.bincount(piece, minlength=tokenizer.vocab_size) for piece in pieces(split, UNIGRAM_TOKENS))
+        for split in (train, val)
+    )
+    sizes = np.array([len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)])
+    bits = -np.log2((seen + 1) / (np.sum(seen) + tokenizer.vocab_size))
+    return float(counts @ bits / max(1, counts @ sizes))
+
+
+@contextlib.contextmanager
+def _xz_bytes(train: bytes, text: bytes) -> Iterator[Callable[[], int]]:
+    """Yield a function that waits for the bytes that xz takes for `text` once it has seen `train`."""
+    whole, stop = train + text, threading.Event()
+    dictionary = max(1 << 16, 1 << len(whole).bit_length())
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": dictionary}]
+
+    def measure() -> int:
+        xz, packed = lzma.LZMACompressor(lzma.FORMAT_RAW, filters=filters), bytearray()
+        for start in range(0, len(whole), CHUNK_BYTES):
+            if stop.is_set():
+                return 0
+            packed += xz.compress(whole[start : start + CHUNK_BYTES])
+        packed += xz.flush()
+        # The border between the two, to a few bytes: where a reader of the packed text has come to the end of `train`.
+        reader, read, unpacked = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=filters), 0, 0
+        while unpacked < len(train):
+            unpacked += len(reader.decompress(packed[read : read + BORDER_BYTES]))
+            read += BORDER_BYTES
+        return len(packed) - read
+
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            yield pool.submit(measure).result
+        finally:
+            stop.set()

@@ -1,0 +1,108 @@
+"""What a split holds, and how much of the validation text stands in the training text, too.
+
+Deduplication finds equal documents; this finds equal passages. A gram is 13 tokens in a row (50 where a token is
+hardly more than a character), none of them end-of-text. Its hash is a difference of two sums, so that the grams of a
+text cost a few passes over it, however long they are.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minigpt.data.measures.pieces import PIECE_TOKENS, pieces
+from minigpt.data.shards import TokenSplit
+from minigpt.data.tokenizer import Tokenizer
+from minigpt.splitmix import GOLDEN, scramble
+
+GRAM_TOKENS = 13
+GRAM_CHARACTERS = 50  # of tokens of less than two bytes
+TRAIN_TOKENS = 1 << 27  # looked at, at most
+VAL_TOKENS = 1 << 21
+_FILTER_BITS = 26  # of a hash: a gram whose place in the filter is free is not in the validation text
+
+
+def measure(folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return what is measured of the tokens in a folder: the statistics of train and val, and their overlap."""
+    train, val = (TokenSplit(folder, name, tokenizer=tokenizer) for name in ("train", "val"))
+    splits = {split.name: statistics(split, tokenizer) for split in (train, val)}
+    return splits | {"overlap": overlap(train, val, tokenizer)}
+
+
+def measured_lines(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what was measured, as a name and a sentence; the summaries of older tokens lack it."""
+    for name, split in (("train", summary["train"]), ("validation", summary["val"])):
+        if "documents" in split:
+            sizes = f"the median one {split['median']:,} tokens, the longest {split['longest']:,}"
+            used = f"{split['distinct_tokens']:,} different tokens"
+            yield name, f"{split['documents']:,} documents, {sizes}; {used}"
+    found = summary.get("overlap", {})
+    if found.get("share") is not None:
+        where = f"the {found['of_train']:.0%} of the training text that were looked at" if found["of_train"] < 1 else ""
+        what = f"of the validation text's {found['gram']}-token sequences stand in {where or 'the training text'}, too"
+        yield "overlap", f"{found['share']:.1%} {what}"
+
+
+def statistics(split: TokenSplit, tokenizer: Tokenizer) -> dict[str, int]:
+    """Return how many documents a split has, the tokens of the median and of the longest, and how many tokens it uses.
+
+    Without an end-of-text token documents are not known.
+    """
+    used, last, lengths = np.zeros(tokenizer.vocab_size, bool), -1, [np.zeros(0, np.int64)]
+    for number, piece in enumerate(pieces(split, len(split))):
+        used[piece] = True
+        if tokenizer.eot is not None:
+            ends = number * PIECE_TOKENS + np.flatnonzero(piece == tokenizer.eot)
+            lengths.append(np.diff(ends, prepend=last) - 1)
+            last = int(ends[-1]) if len(ends) else last
+    found = {"distinct_tokens": int(used.sum())}
+    if tokenizer.eot is None:
+        return found
+    sizes = np.concatenate([*lengths, [len(split) - last - 1]])
+    sizes = sizes[sizes > 0] if sizes.any() else sizes[:1]
+    return {"documents": len(sizes), "median": int(np.median(sizes)), "longest": int(sizes.max())} | found
+
+
+def overlap(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the share of the validation text's grams that stand in the training text.
+
+    Returns:
+        share (0 to 1; None without a gram), gram (tokens), of_train and of_val (the parts of the splits looked at).
+    """
+    gram = GRAM_TOKENS if val.bytes >= 2 * len(val) else GRAM_CHARACTERS
+    all_of_val = np.concatenate([_hashes(piece, gram, tokenizer.eot) for piece in pieces(val, VAL_TOKENS)])
+    wanted, counts = np.unique(all_of_val, return_counts=True)
+    shift = np.uint64(64 - _FILTER_BITS)
+    found, may_be = np.zeros(len(wanted), bool), np.zeros(1 << _FILTER_BITS, bool)
+    may_be[wanted >> shift] = True
+    for piece in pieces(train, TRAIN_TOKENS) if len(wanted) else ():
+        hashes = _hashes(piece, gram, tokenizer.eot)
+        hashes = hashes[may_be[hashes >> shift]]
+        at = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
+        found[at[wanted[at] == hashes]] = True
+    share = float(counts[found].sum() / counts.sum()) if len(wanted) else None
+    looked_at = {"of_train": min(1.0, TRAIN_TOKENS / len(train)), "of_val": min(1.0, VAL_TOKENS / len(val))}
+    return {"share": share, "gram": gram, **looked_at}
+
+
+def _powers(base: int) -> NDArray[np.uint64]:
+    return np.cumprod(np.full(PIECE_TOKENS, base, np.uint64), dtype=np.uint64)
+
+
+_UP, _DOWN = _powers(GOLDEN), _powers(pow(GOLDEN, -1, 1 << 64))  # GOLDEN is odd: it has an inverse modulo 2**64
+
+
+def _hashes(tokens: NDArray[Any], gram: int, eot: int | None) -> NDArray[np.uint64]:
+    """One hash for each gram without end-of-text: equal grams, equal hashes."""
+    n = len(tokens)
+    if n < gram:
+        return np.zeros(0, np.uint64)
+    sums = np.cumsum(scramble(tokens.astype(np.uint64)) * _UP[:n])
+    sums = np.concatenate([np.zeros(1, np.uint64), sums])
+    hashes = scramble((sums[gram:] - sums[:-gram]) * _DOWN[: n - gram + 1])
+    if eot is None:
+        return hashes
+    ends = np.concatenate([[0], np.cumsum(tokens == eot)])
+    return hashes[ends[gram:] == ends[:-gram]]

@@ -1,0 +1,206 @@
+"""What is measured of a text: baselines, statistics and overlap, against slow twins; once for a text."""
+
+import json
+import lzma
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minigpt.config.schema import DataConfig, TokenizerConfig
+from minigpt.data.measures import baselines as module
+from minigpt.data.measures import overlap as overlap_module
+from minigpt.data.measures import pieces as pieces_module
+from minigpt.data.measures.baselines import baselines
+from minigpt.data.measures.overlap import overlap, statistics
+from minigpt.data.measures.pieces import pieces, sample_of
+from minigpt.data.prepare import describe, prepare
+from minigpt.data.tokenizer import build_tokenizer
+
+BYTE = build_tokenizer("byte")
+EOT = BYTE.eot
+
+
+class Split:
+    """A split of byte tokens; 256 is end-of-text."""
+
+    def __init__(self, tokens, name="train"):
+        self.array, self.name = np.array(tokens, np.uint16), name
+        self.bytes = int((self.array != EOT).sum())
+
+    def __len__(self):
+        return len(self.array)
+
+    def tokens(self, start, stop):
+        return self.array[start:stop]
+
+
+def xz_size(content: bytes, size: int) -> int:
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 1 << size.bit_length()}]
+    return len(lzma.compress(content, lzma.FORMAT_RAW, filters=filters))
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    text = "".join(f"def function_{n}(value):\n    return value * {n * n}\n\n" for n in range(3000))
+    (tmp_path / "a.txt").write_text(text)
+    data = DataConfig("text", str(tmp_path / "a.txt"), dir=str(tmp_path / "data"))
+    return prepare(data, TokenizerConfig("bpe", vocab_size=300), say=lambda line: None)
+
+
+def test_baselines_are_what_slow_twins_say(prepared):
+    unigram, ngram, xz = baselines(prepared, lambda line: None)
+    tokenizer = prepared.tokenizer
+    texts = [tokenizer.decode_bytes(split.tokens(0, len(split))) for split in (prepared.train, prepared.val)]
+    counts = Counter(prepared.train.tokens(0, len(prepared.train)).tolist())
+    total = len(prepared.train) + tokenizer.vocab_size
+    bits = -sum(math.log2((counts[token] + 1) / total) for token in prepared.val.tokens(0, 10**9).tolist())
+    assert unigram == {
+        "name": "unigram over bpe tokens",
+        "bits_per_byte": pytest.approx(bits / len(texts[1])),
+        "of": "",
+    }
+    assert 0 < ngram["bits_per_byte"] < unigram["bits_per_byte"]
+    assert ngram["name"] == "7-gram of bytes, Kneser-Ney"
+    size = sum(map(len, texts))
+    alone = 8 * (xz_size(b"".join(texts), size) - xz_size(texts[0], size)) / len(texts[1])
+    assert xz["bits_per_byte"] == pytest.approx(alone, rel=0.02)
+    assert xz["bits_per_byte"] < 8 * xz_size(texts[1], size) / len(texts[1])  # it has seen the training text
+
+
+def test_baselines_are_measured_once_for_a_text(prepared, monkeypatch):
+    said: list[str] = []
+    rows = baselines(prepared, said.append)
+    monkeypatch.setattr(module, "_measure", lambda *_: pytest.fail("measured again"))
+    assert baselines(prepared, said.append) == rows
+    assert len(said) == 1
+    path = prepared.folder / "baselines.json"
+    for content in ("{", "[]", json.dumps({"version": 1, "fingerprint": "of other tokens", "baselines": []})):
+        path.write_text(content)
+        monkeypatch.setattr(module, "_measure", lambda *_: [{"name": "anew"}])
+        assert baselines(prepared, said.append) == [{"name": "anew"}]
+
+
+def test_a_folder_that_can_not_be_written_is_no_reason_to_fail(prepared, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(module, "write_json", refuse)
+    assert len(baselines(prepared, lambda line: None)) == 3
+
+
+def test_what_is_left_out_of_a_large_text_is_said(prepared, monkeypatch):
+    monkeypatch.setattr(module, "COUNTED_BYTES", 50_000)
+    monkeypatch.setattr(module, "COPIED_BYTES", 20_000)
+    monkeypatch.setattr(module, "SCORED_BYTES", 5_000)
+    monkeypatch.setattr(pieces_module, "PIECE_TOKENS", 512)
+    unigram, ngram, xz = module._measure(prepared.train, prepared.val, prepared.tokenizer)
+    train, val = prepared.train.bytes, prepared.val.bytes
+    assert unigram["of"] == ""
+    for row, wanted in ((ngram, 50_000), (xz, 20_000)):
+        counted, _, scored = row["of"].partition(" of training text and ")
+        assert abs(int(counted.split()[0].replace(",", "")) - wanted) < 0.1 * wanted
+        assert f"bytes of {train:,} bytes" in counted
+        assert f"bytes of {val:,} bytes of validation text" in scored
+
+
+def test_a_request_to_stop_ends_the_compression(monkeypatch):
+    monkeypatch.setattr(module, "CHUNK_BYTES", 1000)
+    with pytest.raises(KeyboardInterrupt), module._xz_bytes(np.random.default_rng(0).bytes(30_000_000), b"text"):
+        raise KeyboardInterrupt
+
+
+@given(n=st.integers(0, 200), wanted=st.integers(1, 200), size=st.integers(1, 30))
+def test_pieces_are_all_or_a_part_spread_evenly(n, wanted, size):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces_module, "PIECE_TOKENS", size)
+        found = [piece.tolist() for piece in pieces(Split(range(n)), wanted)]
+    if n <= wanted:
+        assert [token for piece in found for token in piece] == list(range(n))
+    else:
+        assert len(found) == max(1, wanted // size)
+        assert found[0][0] == 0
+        assert len(found) == 1 or found[-1][-1] == n - 1
+
+
+def test_a_sample_of_a_text_is_all_of_a_short_one():
+    split = Split([*b"one", EOT, *b"two"])
+    assert sample_of(split, BYTE, 6) == b"onetwo"
+
+
+TOKENS = st.lists(st.sampled_from([1, 2, EOT]), min_size=2, max_size=80)
+
+
+@given(train=TOKENS, val=TOKENS, gram=st.integers(1, 6))
+@settings(max_examples=200, deadline=None)
+def test_overlap_equals_the_twin(train, val, gram):
+    def grams(tokens):
+        every = [tuple(tokens[i : i + gram]) for i in range(len(tokens) - gram + 1)]
+        return [each for each in every if EOT not in each]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overlap_module, "GRAM_CHARACTERS", gram)
+        found = overlap(Split(train), Split(val), BYTE)
+    seen, asked = set(grams(train)), grams(val)
+    wanted = sum(each in seen for each in asked) / len(asked) if asked else None
+    assert found == {"share": pytest.approx(wanted), "gram": gram, "of_train": 1.0, "of_val": 1.0}
+
+
+def test_a_passage_that_both_splits_hold_is_found_wherever_it_lies():
+    rng = np.random.default_rng(0)
+    train, val = rng.integers(0, 256, 300_000), rng.integers(0, 256, 5_000)
+    assert overlap(Split(train), Split(val), BYTE)["share"] == 0
+    train[200_000:201_000] = val[1_000:2_000]
+    assert overlap(Split(train), Split(val), BYTE)["share"] == pytest.approx(951 / 4951)
+
+
+def test_words_of_two_bytes_and_more_are_counted_by_13():
+    tokens = np.tile(np.arange(200), 3)
+    split = Split(tokens)
+    split.bytes = 2 * len(tokens)
+    assert overlap(split, split, BYTE) == {"share": 1.0, "gram": 13, "of_train": 1.0, "of_val": 1.0}
+
+
+@given(tokens=st.lists(st.sampled_from([1, 2, 3, EOT]), min_size=2, max_size=60), size=st.integers(1, 20))
+def test_statistics_equal_the_twin(tokens, size):
+    documents = [each for each in "".join("|" if t == EOT else "x" for t in tokens).split("|") if each] or [""]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces_module, "PIECE_TOKENS", size)
+        patch.setattr(overlap_module, "PIECE_TOKENS", size)
+        found = statistics(Split(tokens), BYTE)
+    lengths = [len(each) for each in documents]
+    assert found["distinct_tokens"] == len(set(tokens))
+    if any(lengths):
+        assert (found["documents"], found["longest"]) == (len(lengths), max(lengths))
+        assert found["median"] == int(np.median(lengths))
+
+
+def test_it_is_printed_and_kept(tmp_path):
+    (tmp_path / "texts").mkdir()
+    for number in range(60):
+        (tmp_path / "texts" / f"{number}").write_text(
+            f"{number} is my number. " + "The same in all, word for word. " * 9
+        )
+    said: list[str] = []
+    data = DataConfig("text", str(tmp_path / "texts"), dir=str(tmp_path / "data"))
+    prepared = prepare(data, TokenizerConfig("byte"), say=said.append)
+    summary = prepared.summary
+    assert summary["train"]["documents"] + summary["val"]["documents"] == 60
+    assert summary["overlap"]["share"] > 0.9
+    lines = describe(prepared)
+    share = (
+        f"{summary['overlap']['share']:.1%} of the validation text's 50-token sequences stand in the training text, too"
+    )
+    assert f"overlap    {share}" in lines
+    assert f"data: overlap: {share}" in said
+    assert any(line.startswith("train      ") and "documents, the median one" in line for line in lines)
+
+
+def test_an_alphabet_without_end_of_text_knows_no_documents(tmp_path):
+    (tmp_path / "a.txt").write_text("some text " * 99)
+    data = DataConfig("text", str(tmp_path / "a.txt"), dir=str(tmp_path / "data"))
+    prepared = prepare(data, TokenizerConfig("char"), say=lambda line: None)
+    assert set(prepared.summary["val"]) == {"tokens", "bytes", "distinct_tokens"}

@@ -1,0 +1,71 @@
+"""Baselines of a run: in its last lines, its picture and its report; a request to stop leaves them out."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from minigpt.config.compose import compose
+from minigpt.training import ending
+from minigpt.training.run import train
+
+TINY = (
+    "model=gpt-nano model.block_size=8 model.n_layer=1 model.n_embd=24 batch_tokens=16 trainer.device=cpu "
+    "trainer.compile=off samples.every_steps=0 trainer.max_steps=1 data=text data.source=text.txt tokenizer=byte"
+)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Trains for a step; more arguments may be given."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("A text about this and that. " * 50)
+
+    def go(name="a", *more):
+        assert train(compose("train", [*TINY.split(), f"run.dir={name}", *more])) == 0
+        return tmp_path / name
+
+    return go
+
+
+def test_they_stand_in_the_last_lines_the_report_and_the_run(run, capsys):
+    path = run()
+    rows = json.loads((path / "baseline.json").read_text())["baselines"]
+    assert [row["name"].partition(" ")[0] for row in rows] == ["unigram", "7-gram", "xz"]
+    shown, report = capsys.readouterr().out, (path / "report.html").read_text()
+    for row in rows:
+        assert f"Baseline       {row['bits_per_byte']:.4f} bits per byte  {row['name']}" in shown
+        assert f"{row['name']}: {row['bits_per_byte']:.3f}" in report
+        assert f"{row['name']} ({row['bits_per_byte']:.3f})" in report
+    assert shown.count("Measuring what counting") == 1
+    other = run("b", "seed=2")
+    assert (other / "baseline.json").read_text() == (path / "baseline.json").read_text()
+    assert "Measuring" not in capsys.readouterr().out
+    run()  # it is finished
+    assert "bits per byte  xz after the training text" in capsys.readouterr().out
+
+
+def test_a_signal_leaves_them_out_and_the_run_is_finished(run, capsys, monkeypatch):
+    monkeypatch.setattr(ending, "baselines", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
+    path = run()
+    assert "The baselines were left out." in capsys.readouterr().out
+    assert not (path / "baseline.json").exists()
+    assert (path / "report.html").exists()
+
+
+def test_trouble_with_them_does_not_spoil_the_training(run, capsys, monkeypatch):
+    def broken(*_, **__):
+        raise MemoryError("too large")
+
+    monkeypatch.setattr(ending, "baselines", broken)
+    run()
+    assert "The baselines could not be measured: MemoryError: too large" in capsys.readouterr().out
+
+
+def test_what_was_left_out_of_a_large_text_is_said(run, capsys):
+    path = run()
+    rows = [{"name": "xz", "bits_per_byte": 2.0, "of": "1 of 9 bytes of training text"}]
+    (path / "baseline.json").write_text(json.dumps({"baselines": rows}))
+    run()
+    assert "2.0000 bits per byte  xz (of 1 of 9 bytes of training text)" in capsys.readouterr().out
