@@ -54,15 +54,30 @@ def sample(arguments: list[str]) -> int:
 def prepare(arguments: list[str]) -> None:
     """Turn text into token files, without training."""
     config = _compose("prepare", arguments)
+    work = config.prepare
+
+    if work.slurm:
+        from minigpt.data.find import typed_path
+        from minigpt.data.slurm import write_array
+
+        folder, command = typed_path(config.data.dir), command_line("prepare")
+        path = write_array(folder, command, arguments, parts=work.slurm, workers=work.workers)
+        print(f"Wrote {path}. Submit it:\n  sbatch {shlex.quote(str(path))}")
+        return
+
+    if config.ray.address:
+        os.environ["RAY_ADDRESS"] = config.ray.address  # where Ray looks
 
     from minigpt.data.prepare import UnfinishedParts, describe, mend
+    from minigpt.process.signals import Signals
 
     try:
-        print("\n".join(describe(mend(config.data, config.tokenizer, work=config.prepare))))
+        with Signals():
+            print("\n".join(describe(mend(config.data, config.tokenizer, work=work))))
     except UnfinishedParts as rest:
         print(rest)
         return
-    text = [each for each in redact_arguments(arguments) if not each.startswith("prepare.")]
+    text = [each for each in redact_arguments(arguments) if not each.startswith(("prepare.", "ray."))]
     print(f"\nTrain on it:\n  {typed('train')} {shlex.join(text)}".rstrip())
 
 

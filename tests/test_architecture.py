@@ -24,6 +24,7 @@ HOMES = {
     "tokenizers": ("data.tokenizers.", "export.reload"),
     "zstandard": ("data.readers.packed",),
     "pyarrow": ("data.readers.parquet",),
+    "ray": ("data.ray_engine",),
     "fsspec": ("data.download",),
     "aiohttp": ("data.download",),
     "matplotlib": ("report.", "sweep.page"),
@@ -54,8 +55,8 @@ MAY_IMPORT = {
     "serving sweep training verify",
     "compare": "checkpoint config data faults machine model rundir numpy torch",
     "config": "faults invocation redact __init__ huggingface_hub hydra omegaconf yaml",
-    "data": "attention config faults process redact rundir splitmix aiohttp fsspec numpy pyarrow tiktoken tokenizers "
-    "torch zstandard",
+    "data": "attention config faults process redact rundir splitmix aiohttp fsspec numpy pyarrow ray tiktoken "
+    "tokenizers torch zstandard",
     "demo": "config faults invocation report sampling training",
     "evaluation": "checkpoint compare config data faults machine model rundir sampling lm_eval numpy torch",
     "export": "checkpoint compare config data faults model rundir __init__ numpy safetensors tokenizers torch",

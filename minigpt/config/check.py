@@ -253,6 +253,14 @@ def _was_prepared(source: str, folder: str, key: str = "source") -> bool:
     return False
 
 
+@rule("prepare.engine", "ray.address")
+def ray_is_here(engine: str, address: str | None) -> Iterator[str]:
+    if engine == "ray" and importlib.util.find_spec("ray") is None:
+        yield f"prepare.engine=ray needs the package 'ray'. Type: {sys.executable} -m pip install ray"
+    if engine != "ray" and address is not None:
+        yield f"ray.address={shown(address)} is for prepare.engine=ray. Add it, or leave the address out."
+
+
 @rule("prepare.part")
 def parts_are_counted(part: str | None) -> Iterator[str]:
     if part is not None:

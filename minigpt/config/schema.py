@@ -262,6 +262,19 @@ class WorkConfig:
     part: str | None = setting(
         None, "i/n: of n equal parts, on any machines with one data.dir; the last to end puts them together", "watch"
     )
+    engine: Literal["processes", "ray"] = setting("processes", "ray: on a Ray cluster (an extra)", "machine")
+    slurm: int = setting(
+        0, "write a SLURM array of so many parts to data.dir, and nothing else", "watch", low=0, high=4000
+    )
+
+
+@dataclass
+class RayConfig:
+    """Where prepare.engine=ray finds its cluster."""
+
+    address: str | None = setting(
+        None, "as Ray has it: auto, host:6379, ray://...; null: RAY_ADDRESS, or none", "machine"
+    )
 
 
 @dataclass
@@ -276,6 +289,7 @@ class PrepareConfig:
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     data: DataConfig = field(default_factory=DataConfig)
     prepare: WorkConfig = field(default_factory=WorkConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
 
 
 @dataclass

@@ -16,6 +16,7 @@ from minigpt.config.schema import WorkConfig
 from minigpt.data.in_place import RULE, link
 from minigpt.data.measures.overlap import measure, measured_lines
 from minigpt.data.progress import Progress, Say, size_text, time_text
+from minigpt.data.ray_engine import encode_on_ray
 from minigpt.data.shards import SplitWriter, fingerprint
 from minigpt.data.split import describe_split, small_split, split
 from minigpt.data.survey import Survey, signature
@@ -77,7 +78,9 @@ def encode(
     share = share_of(work.part)
     count = _processes(work, found.bytes // share[1])
     engine: Engine | None = None
-    if count > 1:
+    if work.engine == "ray":
+        engine = partial(encode_on_ray, tokenizer=tokenizer)
+    elif count > 1:
         engine = partial(encode_in_processes, count=count, tokenizer=units / "tokenizer.json")
     _tell_cost(folder, found, val_fraction, tokenizer, count=count * share[1], say=say)
     progress = Progress(f"data: encoding with tokenizer={tokenizer.name}", found.bytes // share[1], say)

@@ -19,7 +19,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import IO
 
-from minigpt.data.tokenizer import load_tokenizer
+from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.data.units import Job, encode_unit
 from minigpt.faults import UserFault
 from minigpt.rundir.files import read_json
@@ -95,16 +95,14 @@ class Worker:
             assert process.stdout is not None
             try:
                 _write(process.stdin, frame)
-                answer = _read(process.stdout)
+                said = _read(process.stdout)
             except (OSError, ValueError, EOFError):
                 self.close()
                 code, self._process = process.wait(), None
                 if self._stopped:
                     break
                 continue
-            if answer.startswith(FAULT):
-                raise UserFault(answer[len(FAULT) :].decode())
-            return answer[len(MADE) :]
+            return result_of(said)
         end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         wrong = f"{MAX_DEATHS} processes in a row died over {len(frame):,} bytes of text ({end})"
         raise UserFault(f"{wrong}. If memory is short, use fewer: prepare.workers=1. What was encoded is kept")
@@ -135,6 +133,25 @@ class Worker:
                 pass
 
 
+def answer(frame: bytes, tokenizer: Tokenizer) -> bytes:
+    """Return what a worker says to a frame: a result or a fault."""
+    try:
+        return MADE + encode_unit(frame, tokenizer)
+    except UserFault as fault:
+        return FAULT + str(fault).encode()
+
+
+def result_of(said: bytes) -> bytes:
+    """Return the result in a worker's answer.
+
+    Raises:
+        UserFault: the answer is one.
+    """
+    if said.startswith(FAULT):
+        raise UserFault(said[len(FAULT) :].decode())
+    return said[len(MADE) :]
+
+
 def _write(stream: IO[bytes], content: bytes) -> None:
     stream.write(struct.pack("<Q", len(content)))
     stream.write(content)
@@ -161,12 +178,7 @@ def main(tokenizer_file: str, parent: str) -> None:
     tokenizer = load_tokenizer(read_json(Path(tokenizer_file)), tokenizer_file)
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
-            frame = _read(sys.stdin.buffer)
-            try:
-                answer = MADE + encode_unit(frame, tokenizer)
-            except UserFault as fault:
-                answer = FAULT + str(fault).encode()
-            _write(sys.stdout.buffer, answer)
+            _write(sys.stdout.buffer, answer(_read(sys.stdin.buffer), tokenizer))
     os._exit(0)  # nothing is left to flush to
 
 

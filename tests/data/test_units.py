@@ -359,3 +359,25 @@ def test_a_terminal_has_one_line_that_moves_and_a_file_has_lines(monkeypatch, ca
     assert len(first.removesuffix("\x1b[K")) == 29
     assert second.startswith("reading: 4 of 4 MB")
     assert third == "\x1b[Kdone\n"
+
+
+def test_a_slurm_array_is_written_and_makes_the_same_bytes_in_any_order(texts, monkeypatch, capsys, tmp_path):
+    """Run as sbatch runs it, but for the units: four processes of 8 MiB would take a real text."""
+    data = tmp_path / "a folder"
+    arguments = ["data=text", f"data.source={texts}", "tokenizer=byte", f"data.dir={data}", "prepare.slurm=3"]
+    cli.prepare(arguments)
+    script = data / "prepare.sbatch"
+    assert f"sbatch '{script}'" in capsys.readouterr().out
+    text = script.read_text()
+    assert "#SBATCH --array=1-3\n" in text
+    assert "prepare.slurm" not in text
+    assert not list(data.rglob("*.unit"))
+    for task in (3, 1):
+        done = subprocess.run(
+            ["sh", str(script)], env=os.environ | {"SLURM_ARRAY_TASK_ID": str(task)}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    assert "Train on it" in done.stdout  # the only unit is that of task 1
+    assert tree(next(data.glob("text-*"))) == tree(run(texts, "whole"))
+    with pytest.raises(UserFault, match="holds a password or key"):
+        cli.prepare(["data=text", "data.source=https://me:secret@host/a.txt", f"data.dir={data}", "prepare.slurm=3"])

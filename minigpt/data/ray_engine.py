@@ -1,0 +1,52 @@
+"""prepare.engine=ray: units of work are encoded by a Ray cluster. Its nodes need minigpt, but none of the files."""
+
+import functools
+import json
+from collections.abc import Generator, Iterable
+from pathlib import Path
+
+from minigpt.data.tokenizer import Tokenizer, load_tokenizer
+from minigpt.data.units import Job
+from minigpt.data.workers import MAX_DEATHS, answer, result_of
+
+
+def encode_on_ray(jobs: Iterable[Job], tokenizer: Tokenizer) -> Generator[Job, None, None]:
+    """Yield the results of frames as they come. A node that dies has its units encoded by others.
+
+    Ray finds its cluster as it always does: RAY_ADDRESS, or else a cluster of this machine's cores is started.
+
+    Args:
+        jobs: files and frames; two more than the cluster has cores are held.
+        tokenizer: to encode with.
+
+    Raises:
+        UserFault: as encoding does.
+    """
+    import ray
+
+    ray.init(log_to_driver=False, include_dashboard=False, logging_level="warning")
+    encode = ray.remote(max_retries=MAX_DEATHS)(_encode)
+    vocabulary, waiting = ray.put(json.dumps(tokenizer.to_json())), dict[ray.ObjectRef, Path]()
+
+    def finished() -> Generator[Job, None, None]:
+        (ready,), _ = ray.wait(list(waiting))
+        yield waiting.pop(ready), result_of(ray.get(ready))
+
+    try:
+        for path, frame in jobs:
+            waiting[encode.remote(vocabulary, frame)] = path
+            if len(waiting) >= ray.cluster_resources().get("CPU", 1) + 2:
+                yield from finished()
+        while waiting:
+            yield from finished()
+    finally:
+        ray.shutdown()
+
+
+def _encode(vocabulary: str, frame: bytes) -> bytes:
+    return answer(frame, _tokenizer(vocabulary))
+
+
+@functools.cache
+def _tokenizer(vocabulary: str) -> Tokenizer:
+    return load_tokenizer(json.loads(vocabulary))
