@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -45,6 +46,7 @@ def serve(config: ServeConfig) -> int:
         app, http=Patient, ws="none", log_level="error", access_log=False, server_header=False, date_header=False,
         limit_concurrency=MAX_CONNECTIONS, timeout_graceful_shutdown=LEAVING_SECONDS, proxy_headers=False,
     )  # fmt: skip
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of each client that went away
     for served in models:
         say(f"{served.name}: {'native code' if served.native else 'PyTorch'}, {served.rows} texts at a time")
     return asyncio.run(until_told(OurServer(settings, address), engine, listening))

@@ -253,6 +253,11 @@ def test_metrics_are_prometheus_text(http):
     )
 
 
+def test_a_path_can_not_write_a_line_of_its_own(server, http):
+    http.get("/a%0APOST /forged 200%1b[2J")
+    assert "GET /aPOST /forged 200␛[2J 404" in server.said()
+
+
 def test_prompts_are_said_when_asked_for_and_not_otherwise(server, client, trained, tmp_path):
     client.completions.create(model="run", prompt="a seldom word", max_tokens=1)
     assert "'a seldom word'" in server.said()
