@@ -54,7 +54,7 @@ MAY_IMPORT = {
     "cli": "benchmark compare config data demo evaluation export faults invocation process redact report sampling "
     "serving sweep training verify",
     "compare": "checkpoint config data faults machine model rundir numpy torch",
-    "config": "faults invocation redact __init__ huggingface_hub hydra omegaconf yaml",
+    "config": "faults invocation launcher redact __init__ huggingface_hub hydra omegaconf yaml",
     "data": "attention config faults process redact rundir splitmix aiohttp fsspec numpy pyarrow ray tiktoken "
     "tokenizers torch zstandard",
     "demo": "config faults invocation report sampling training",
@@ -62,9 +62,10 @@ MAY_IMPORT = {
     "export": "checkpoint compare config data faults model rundir __init__ numpy safetensors tokenizers torch",
     "faults": "",
     "invocation": "",
+    "launcher": "faults",
     "machine": "config data faults model process rundir torch",
     "model": "attention config numpy torch",
-    "process": "config faults rundir torch",
+    "process": "config faults launcher rundir __init__ torch",
     "redact": "",
     "report": "attention checkpoint config data faults rundir matplotlib numpy torch yaml",
     "rundir": "config faults invocation redact __init__ torch wandb yaml",

@@ -124,9 +124,12 @@ def frequencies_are_in_order(low: float, high: float) -> Iterator[str]:
         yield f"model.rope_low_freq_factor={low:g} must be less than model.rope_high_freq_factor={high:g}. Swap them."
 
 
-@rule("batch_tokens", "model.block_size", "trainer.micro_batch", "trainer.devices")
-def batch_splits_evenly(batch_tokens: int, block_size: int, micro_batch: int, devices: int) -> Iterator[str]:
+@rule("batch_tokens", "model.block_size", "trainer.micro_batch", "trainer.devices", "trainer.nodes")
+def batch_splits_evenly(
+    batch_tokens: int, block_size: int, micro_batch: int, devices: int, nodes: int
+) -> Iterator[str]:
     factors = {"model.block_size": block_size, "trainer.micro_batch": micro_batch or 1, "trainer.devices": devices}
+    factors["trainer.nodes"] = nodes
     unit = math.prod(factors.values())
     if batch_tokens % unit:
         parts = " x ".join(f"{key}={number}" for key, number in factors.items() if number > 1)
@@ -134,26 +137,27 @@ def batch_splits_evenly(batch_tokens: int, block_size: int, micro_batch: int, de
         yield f"batch_tokens={batch_tokens} is not a multiple of {unit} tokens, {parts}. {remedy}"
 
 
-@rule("trainer.devices", "trainer.strategy")
-def several_devices_need_a_strategy(devices: int, strategy: str) -> Iterator[str]:
-    if devices > 1 and strategy == "auto":
-        remedy = f"Type trainer=ddp trainer.devices={devices}, or trainer=fsdp where a copy of the weights is too large"
-        yield f"trainer.devices={devices} needs trainer.strategy=ddp, fsdp or hsdp. {remedy}."
-    elif devices == 1 and strategy in SHARDED:
+@rule("trainer.devices", "trainer.nodes", "trainer.strategy")
+def several_devices_need_a_strategy(devices: int, nodes: int, strategy: str) -> Iterator[str]:
+    given = f"trainer.nodes={nodes} " * (nodes > 1) + f"trainer.devices={devices}"
+    if nodes * devices > 1 and strategy == "auto":
+        remedy = f"Type trainer=ddp {given}, or trainer=fsdp where a copy of the weights is too large"
+        yield f"{given} needs trainer.strategy=ddp, fsdp or hsdp. {remedy}."
+    elif nodes * devices == 1 and strategy in SHARDED:
         remedy = "Type trainer.devices=N, or leave out the strategy"
-        yield f"trainer.strategy={strategy} shares weights out over several devices, got trainer.devices=1. {remedy}."
+        yield f"trainer.strategy={strategy} shares weights out over several devices, got {given}. {remedy}."
 
 
-@rule("trainer.devices", "trainer.strategy", "trainer.shards")
-def shards_and_copies_make_up_the_devices(devices: int, strategy: str, shards: int) -> Iterator[str]:
+@rule("trainer.devices", "trainer.nodes", "trainer.strategy", "trainer.shards")
+def shards_and_copies_make_up_the_devices(devices: int, nodes: int, strategy: str, shards: int) -> Iterator[str]:
+    world, parts = nodes * devices, shards or devices
+    given = f"trainer.shards={shards}"
     if strategy != "hsdp" and shards:
-        yield f"trainer.shards={shards} is for trainer=hsdp, got trainer.strategy={strategy}. Leave it out."
-    elif strategy == "hsdp" and devices > 1 and (devices % shards if shards > 1 else True):
-        fitting = [str(number) for number in range(2, devices) if devices % number == 0]
+        yield f"{given} is for trainer=hsdp, got trainer.strategy={strategy}. Leave it out."
+    elif strategy == "hsdp" and world > 1 and (parts == 1 or parts == world or world % parts):
+        fitting = [str(number) for number in range(2, world) if world % number == 0]
         remedy = f"Use trainer.shards={' or '.join(fitting)}" if fitting else "Use trainer=fsdp"
-        yield f"trainer.shards={shards} and a number of copies don't make up trainer.devices={devices}. {remedy}."
-    elif strategy == "hsdp" and devices > 1 and shards == devices:
-        yield f"trainer.shards={shards} leaves one copy of the weights on {devices} devices. Use trainer=fsdp."
+        yield f"{given}: {parts} devices to a copy of the weights, and several copies, are not {world}. {remedy}."
 
 
 @rule("trainer.strategy", "trainer.precision", "trainer.gather", "trainer.reshard")
@@ -416,9 +420,9 @@ def checkout_is_there(nanogpt: str | None) -> Iterator[str]:
         yield f"nanogpt={shown(nanogpt)} is no folder with {', '.join(names)}{_from_here(nanogpt)}. {remedy}"
 
 
-@rule("trainer.strategy", "trainer.devices", into=NOTES)
-def ddp_has_devices(strategy: str, devices: int) -> Iterator[str]:
-    if strategy == "ddp" and devices == 1:
+@rule("trainer.strategy", "trainer.devices", "trainer.nodes", into=NOTES)
+def ddp_has_devices(strategy: str, devices: int, nodes: int) -> Iterator[str]:
+    if strategy == "ddp" and nodes * devices == 1:
         yield "trainer.strategy=ddp with trainer.devices=1 trains on one device. For more, add trainer.devices=N."
 
 

@@ -7,6 +7,7 @@ and the command line is reported at once, before torch is imported and before an
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from minigpt.config.commands import CLASSES
 from minigpt.config.convert import Fault, fitted, flatten, nearest, no_setting, read, settings, shown, value_from_text
 from minigpt.config.files import compose_files, config_folder, find_groups, inherited_settings, to_yaml, unfit_files
 from minigpt.config.help import help_page
+from minigpt.config.schema import TrainerConfig
 from minigpt.faults import UserFault
 from minigpt.invocation import typed
+from minigpt.launcher import launched
 from minigpt.redact import redact
 
 # What follows these is the user's own text and reaches us unchanged: null, 123 and ${x} are text here.
@@ -79,6 +82,8 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
         raise SystemExit(0)
     config: Any
     config, wrong = read(request.cls, _inherit(request, _read_files(request)) | request.values)
+    if command == "train":
+        _take_from_launcher(config.trainer, request.values)
     request.refuse_what_is_certain(wrong)
     request.refuse_what_is_certain(find_faults(config))
     if request.faults:
@@ -89,6 +94,17 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
     for note in find_notes(config):
         print(f"Note: {note}", file=sys.stderr)
     return config
+
+
+def _take_from_launcher(trainer: TrainerConfig, typed: Mapping[str, Any]) -> None:
+    """Take hosts and devices from torchrun or srun where a strategy for several was chosen and they were left out."""
+    found = launched(trainer.strategy, trainer.nodes, trainer.devices)
+    if found is None or found.world_size == 1 or trainer.strategy == "auto":
+        return
+    if "trainer.devices" not in typed and trainer.devices == 1:
+        trainer.devices = found.local_size
+    if "trainer.nodes" not in typed and trainer.nodes == 1:
+        trainer.nodes = found.nodes
 
 
 def train_arguments(command: str, arguments: list[str]) -> list[str]:

@@ -136,12 +136,13 @@ class TrainerConfig:
     max_minutes: float | None = setting(None, "stop after this much training time as well", "schedule", above=0)
     patience: int = setting(0, "stop after this many validations without a better val/loss; 0 = off", "schedule", low=0)
     device: Device = setting("auto", "what computes", "machine")
-    devices: int = setting(1, "processes; more than one needs a strategy", "machine", low=1, high=65_536)
+    devices: int = setting(1, "processes on each host; more than one needs a strategy", "machine", low=1, high=65_536)
+    nodes: int = setting(1, "hosts; more than one needs torchrun or srun", "machine", low=1, high=65_536, since="0.2.0")
     strategy: Literal["auto", "ddp", "fsdp", "hsdp"] = setting(
         "auto", "ddp: each device has all weights; fsdp: a part; hsdp: a part, in groups of `shards`", "machine"
     )
     shards: int = setting(
-        0, "hsdp: devices that hold one copy of the weights together", "machine", low=0, since="0.2.0"
+        0, "hsdp: devices that share one copy of the weights; 0 = those of a host", "machine", low=0, since="0.2.0"
     )
     reshard: Toggle = setting(
         "auto", "fsdp: free gathered weights after use; auto: in steps of one micro-batch", "machine", since="0.2.0"

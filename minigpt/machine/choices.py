@@ -60,7 +60,7 @@ def choose(config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:
     kernel = trainer.attention_kernel
     if kernel == "auto":
         kernel = "explicit" if device == "cpu" and model.block_size <= 512 else "fused"
-    sequences = config.batch_tokens // model.block_size // trainer.devices
+    sequences = config.batch_tokens // model.block_size // (trainer.nodes * trainer.devices)
     room = _room_for_activations(config, hardware, vocab_size)
     masked = config.data.mask_documents
     options: dict[str, Any] = {"precision": precision, "kernel": kernel, "masked": masked}
@@ -74,7 +74,7 @@ def choose(config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:
     micro_batch = trainer.micro_batch or max(size for size in divisors if size <= max(1, room // per_sequence))
     return Choices(
         device=device,
-        devices=trainer.devices,
+        devices=trainer.nodes * trainer.devices,
         precision=precision,
         compile=compile_model,
         attention_kernel=kernel,

@@ -79,7 +79,7 @@ def fit_to_memory(
     gpt.train()
     plain = plain_loss(weighted, choices.loss_chunk)
     fitting, loss_function = choices, plain
-    need = choices.devices * memory_bytes(config, choices, gpt)
+    need = config.trainer.devices * memory_bytes(config, choices, gpt)
     if choices.device != "cpu" or choices.compile or need > SURE_SHARE * hardware.memory_bytes:
         twin = None if layout is None else functools.partial(silent_twin, config, layout, gpt.vocab_size)
         fitting, loss_function = try_loss(gpt, choices, first_batch, update_bytes(config, gpt), weighted, twin=twin)

@@ -41,7 +41,7 @@ def parts_of(trainer: TrainerConfig) -> int:
     """Return the number of processes that hold one copy of the weights together; 1 where each holds all."""
     if trainer.strategy not in SHARDED:
         return 1
-    return trainer.devices if trainer.strategy == "fsdp" else trainer.shards
+    return trainer.nodes * trainer.devices if trainer.strategy == "fsdp" else trainer.shards or trainer.devices
 
 
 def make_layout(trainer: TrainerConfig, device: str) -> Layout | None:
@@ -51,7 +51,7 @@ def make_layout(trainer: TrainerConfig, device: str) -> Layout | None:
         return None
     names, sizes = ("part",), (parts,)
     if trainer.strategy == "hsdp":
-        names, sizes = ("copy", "part"), (trainer.devices // parts, parts)  # type: ignore[assignment]
+        names, sizes = ("copy", "part"), (trainer.nodes * trainer.devices // parts, parts)  # type: ignore[assignment]
     mesh = init_device_mesh(device, sizes, mesh_dim_names=names)
     copy = mesh.get_local_rank("copy") if "copy" in names else 0
     return Layout(mesh, mesh.get_local_rank("part"), parts, copy)

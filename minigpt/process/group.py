@@ -27,9 +27,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from minigpt import __version__
 from minigpt.config.schema import TrainerConfig
 from minigpt.faults import BUG, LAUNCHED, UserFault, explain, launched_rank
+from minigpt.launcher import Launched, launched
 from minigpt.process.heartbeat import START_SECONDS, Heartbeat
+from minigpt.process.hosts import MEETING, interface_of, several_hosts
 from minigpt.process.signals import Signals
 
 NEVER = timedelta(days=365)  # a collective waits as long as it must; the heartbeat knows who is alive
@@ -90,42 +93,71 @@ class Processes:
 
 
 @contextlib.contextmanager
-def joined(trainer: TrainerConfig, device: str, signals: Signals) -> Iterator[Processes]:
+def joined(trainer: TrainerConfig, device: str, signals: Signals, run_dir: Path = Path()) -> Iterator[Processes]:
     """Form the group of the run's processes for a `with` block. An exception in one ends all, and is printed once.
 
     Args:
-        trainer: devices and strategy.
+        trainer: hosts, devices and strategy.
         device: "cuda" or "cpu" (mps is never more than one device).
         signals: a second Ctrl-C in any process ends all.
+        run_dir: where the processes of several hosts meet.
+
+    Raises:
+        UserFault: other processes were started than the config asks for.
     """
-    rank = launched_rank()
-    started = 1 if rank is None else int(os.environ["WORLD_SIZE"])
-    if started not in (1, trainer.devices):
-        wrong = f"{started} processes were started, but trainer.devices={trainer.devices}"
-        remedy = f"Add trainer=ddp trainer.devices={started} (one machine), or start one process only"
-        other = f"If no launcher did, its variables are left over from another job: unset {' '.join(LAUNCHED)}"
-        raise UserFault(f"{wrong}. {remedy}. {other}")
-    if trainer.devices == 1:
+    found = launched(trainer.strategy, trainer.nodes, trainer.devices)
+    world_size = trainer.nodes * trainer.devices
+    refuse_misfit(found, trainer)
+    if world_size == 1:
         yield Processes(signals=signals)
         return
-    rank = rank or 0
-    heartbeat = Heartbeat(rank, trainer.devices, _meeting_folder(started > 1))
+    started = found is not None and found.world_size > 1
+    rank, local_rank = (found.rank, found.local_rank) if found and started else (0, 0)
+    if found is None or trainer.nodes == 1:
+        heartbeat = Heartbeat(rank, world_size, _meeting_folder(started))
+    else:
+        heartbeat = Heartbeat(rank, world_size, run_dir / f"{MEETING}none", several_hosts(found, run_dir))
     signals.quiet = rank > 0
     signals.before_exit = heartbeat.fail
     try:
         # Whom rank 0 starts finds it here, or knows that it was killed; a launcher starts all in no order.
         file = heartbeat.meet(patience=0 if FOLDER in os.environ else START_SECONDS)
-        if started == 1:
+        if not started:
             _start_others(heartbeat)
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if rank else sys.stdout):
-            store = _form_group(rank, trainer.devices, file, device)
-            yield Processes(rank, trainer.devices, signals, store)
+            processes = Processes(rank, world_size, signals, _store(file, world_size))
+            if heartbeat.hosts is not None:
+                versions = {"minigpt": __version__, "torch": str(torch.__version__)}
+                processes.require_equal_on_all_ranks("versions", versions)
+            _form_group(processes, device, local_rank, heartbeat)
+            yield processes
     except BaseException as error:
         signals.noted_only = True  # nothing may disturb the way out
         code, text = explain(error)
         heartbeat.fail(code, f"rank {rank}: {text}" if rank and code == BUG else text)
     heartbeat.leave()
     dist.destroy_process_group()
+
+
+def refuse_misfit(found: Launched | None, trainer: TrainerConfig) -> None:
+    """Refuse to train with other processes than the config asks for.
+
+    Raises:
+        UserFault: a launcher has started others, or none where there are several hosts.
+    """
+    started, asked = 1 if found is None else found.world_size, trainer.nodes * trainer.devices
+    if trainer.nodes > 1 and started == 1:
+        remedy = f"torchrun --nnodes={trainer.nodes} --nproc-per-node={trainer.devices} ... on each host, or srun"
+        raise UserFault(f"trainer.nodes={trainer.nodes}: processes of several hosts need a launcher. Type {remedy}")
+    if found is not None and (started not in (1, asked) or (started > 1 and found.nodes != trainer.nodes)):
+        on = f" on {found.nodes} hosts" if found.nodes > 1 else ""
+        wanted = f"trainer.nodes={trainer.nodes} trainer.devices={trainer.devices}"
+        wrong = f"{started} processes were started{on}, but {wanted if on or trainer.nodes > 1 else wanted.split()[1]}"
+        right = f"trainer.nodes={found.nodes} " if on else ""
+        right += f"trainer.devices={found.local_size}"
+        remedy = f"Add trainer=ddp {right}{'' if on else ' (one machine)'}, or start one process only"
+        other = f"If no launcher did, its variables are left over from another job: unset {' '.join(LAUNCHED)}"
+        raise UserFault(f"{wrong}. {remedy}. {other}")
 
 
 def _meeting_folder(launched: bool) -> Path:
@@ -153,24 +185,33 @@ def _meeting_folder(launched: bool) -> Path:
 
 def _start_others(heartbeat: Heartbeat) -> None:
     """Start this command again as ranks 1, 2 ..."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", FOLDER: str(heartbeat.folder)}
+    size = {name: str(heartbeat.world_size) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "GROUP_RANK": "0", FOLDER: str(heartbeat.folder)} | size
     for rank in range(1, heartbeat.world_size):
-        names = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(heartbeat.world_size)}
+        names = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         command = [sys.executable, *sys.orig_argv[1:]]
         heartbeat.children[rank] = subprocess.Popen(command, env=os.environ | place | names)
 
 
-def _form_group(rank: int, world_size: int, file: Path, device: str) -> dist.Store:
-    """Form torch's process group, whose own connections stay on this machine."""
-    if device == "cuda":
-        torch.cuda.set_device(rank)
-    for backend in ("GLOO", "NCCL"):
-        os.environ.setdefault(f"{backend}_SOCKET_IFNAME", LOOPBACK)
+def _store(file: Path, world_size: int) -> dist.Store:
+    """Return what all processes read and write; between hosts it takes a file system with locks."""
     store = dist.FileStore(str(file), world_size)
     store.set_timeout(NEVER)
-    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=NEVER)
     return store
+
+
+def _form_group(processes: Processes, device: str, local_rank: int, heartbeat: Heartbeat) -> None:
+    """Form torch's process group, whose own connections stay on this machine, or on the interface between hosts."""
+    if device == "cuda":
+        torch.cuda.set_device(local_rank)
+    interface = LOOPBACK if heartbeat.hosts is None else interface_of(heartbeat.own_address())
+    for backend in ("GLOO", "NCCL"):
+        if interface is not None:
+            os.environ.setdefault(f"{backend}_SOCKET_IFNAME", interface)
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(
+        backend, store=processes.store, rank=processes.rank, world_size=processes.world_size, timeout=NEVER
+    )
 
 
 STOP_MARK = ".stopped"
@@ -179,7 +220,8 @@ STOP_MARK = ".stopped"
 def _torchrun() -> str:
     """Return which torchrun this process belongs to, the same for the processes that it starts again; "" for none."""
     run = os.environ.get("TORCHELASTIC_RUN_ID")
-    return f"{run} {os.getppid()} " if run else ""
+    hosts = os.environ.get("GROUP_WORLD_SIZE", "1")
+    return f"{run} {os.getppid() if hosts == '1' else os.environ.get('MASTER_ADDR')} " if run else ""
 
 
 def mark_stopped(run_dir: Path) -> None:

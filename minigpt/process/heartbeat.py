@@ -5,8 +5,9 @@ a thread of their own, so a long validation, a compilation or a save is not mist
 dies closes its connection, which is noticed at once; one that stands still (SIGSTOP, a frozen machine) goes silent.
 No collective operation takes part: these wait for ever for a process that is gone.
 
-The connections are Unix sockets in a folder that only this user may enter. Still, each has a thread of its own, so
-nothing that comes in is waited for, and what is no message of ours is not obeyed. A message is a line of JSON:
+The connections are Unix sockets in a folder that only this user may enter; between hosts they are TCP, and each line
+carries a code that takes the run's key (hosts.py). Still, each has a thread of its own, so nothing that comes in is
+waited for, and what is no message of ours is not obeyed. A message is a line of JSON:
 {"rank", "pid"} says who is there and alive, {"end", "text"} that all must end, {"left"} that the sender is done.
 """
 
@@ -23,16 +24,20 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn
 
-from minigpt.faults import BUG
+from minigpt.faults import BUG, UserFault
+from minigpt.process.hosts import Hosts, Seal, end_agent_later, find_meeting, open_meeting, shake
 from minigpt.rundir.rows import parse_row
 
 SILENCE_SECONDS = float(os.environ.get("MINIGPT_HEARTBEAT_SECONDS", "20"))  # after which a stopped process is given up
 HUNG_SECONDS = 15 * SILENCE_SECONDS  # and one that is at work, but silent (a library that keeps Python from running)
 BEAT_SECONDS = min(1.0, SILENCE_SECONDS / 8)
 START_SECONDS = 600.0  # for all processes to come together
+LOST_SECONDS = 1.5 * SILENCE_SECONDS  # after which another host, or the line to it, is given up
+MEET_SECONDS = 6 * SILENCE_SECONDS  # for the processes of several hosts to find each other
 SEND_SECONDS = 5  # for the other end to take a message
 MAX_MESSAGE_BYTES = 1 << 20
 GRACE_SECONDS = 1.5  # an exception is often the consequence of another rank's end: so long it waits for that news
@@ -47,6 +52,7 @@ class Peer:
     pid: int = 0
     heard: float = field(default_factory=time.monotonic)
     left: bool = False  # has said that it is done
+    seal: Seal | None = None  # of lines between hosts
 
 
 class Heartbeat:
@@ -56,20 +62,24 @@ class Heartbeat:
         rank: of this process.
         world_size: processes in all.
         folder: where they meet; only this user may enter it. Removed when the run is over.
+        hosts: this process among several hosts; they agree on a folder in the run directory.
 
     Attributes:
         children: rank -> process, those that this process has started.
         peers: rank -> the other end of the connection to it.
     """
 
-    def __init__(self, rank: int, world_size: int, folder: Path):
+    def __init__(self, rank: int, world_size: int, folder: Path, hosts: Hosts | None = None):
         self.rank = rank
         self.world_size = world_size
         self.folder = folder
+        self.hosts = hosts
+        self.key = ""
         self.children: dict[int, subprocess.Popen] = {}
         self.peers: dict[int, Peer] = {}
         self._names_causes = rank < 2  # rank 1 where rank 0 itself is lost
-        self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ and rank == 0 else None
+        first = rank == 0 if hosts is None else hosts.local_rank == 0
+        self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ and first else None
         self._sending = threading.Lock()
         self._ending = threading.Lock()  # taken by the thread that ends the process, never given back
         self._done = threading.Event()
@@ -84,6 +94,8 @@ class Heartbeat:
         Returns:
             The file through which the group is formed, the same for all.
         """
+        if self.hosts is not None:
+            return self._meet_hosts(self.hosts)
         hub, store = self.folder / "hub", self.folder / "store"
         connection = socket.socket(socket.AF_UNIX)
         if self.rank == 0:
@@ -106,6 +118,42 @@ class Heartbeat:
             self._greet(self.peers[0])
         _in_background(self._beat)
         return store
+
+    def _meet_hosts(self, hosts: Hosts) -> Path:
+        """As `meet`, across hosts. A meeting that is left over from a killed run answers nobody."""
+        deadline, reason = time.monotonic() + MEET_SECONDS, ""
+        if self.rank == 0:
+            server, self.folder, self.key = open_meeting(hosts)
+            server.settimeout(BEAT_SECONDS)
+            _in_background(self._accept, server)
+        while self.rank and not self.peers:
+            try:
+                connection, self.folder, self.key = find_meeting(hosts)
+                peer = Peer(connection, rank=0)
+                lines = connection.makefile("rb")
+                peer.seal = shake(connection, lines, self.key, hub=False)
+                if peer.seal is None:
+                    raise OSError("who answers there is no rank 0")
+                _in_background(self._hear, peer, lines)
+                self._greet(peer)
+                while not peer.pid and time.monotonic() < peer.heard + SEND_SECONDS:  # only who has the key answers
+                    time.sleep(0.01)
+                if peer.pid:
+                    self.peers[0] = peer
+            except OSError as error:
+                reason = error.strerror or str(error)
+            if time.monotonic() > deadline:
+                remedy = "Give a run.dir that all hosts share, and an address of its host that they reach (MASTER_ADDR)"
+                where = f"run.dir={hosts.run_dir} on host {hosts.node}"
+                raise UserFault(f"{where}: rank 0 was not found there within {MEET_SECONDS:.0f} s ({reason}). {remedy}")
+            time.sleep(0 if self.peers else 0.2)
+        _in_background(self._beat)
+        return self.folder / "store"
+
+    def own_address(self) -> str:
+        """Return the address of this host that the other hosts reach it at."""
+        assert self.hosts is not None
+        return self.hosts.address if self.rank == 0 else self.peers[0].socket.getsockname()[0]
 
     def fail(self, code: int, text: str) -> NoReturn:
         """End all processes because this one can't go on: `text` is printed once, all exit with `code`."""
@@ -132,11 +180,18 @@ class Heartbeat:
                 with contextlib.suppress(OSError):
                     _in_background(self._hear, Peer(server.accept()[0]))
 
-    def _hear(self, peer: Peer) -> None:
+    def _hear(self, peer: Peer, opened: BufferedReader | None = None) -> None:
         """Obey what comes over a connection until it ends."""
-        with contextlib.suppress(OSError), peer.socket, peer.socket.makefile("rb") as lines:
+        with contextlib.suppress(OSError), peer.socket, opened or peer.socket.makefile("rb") as lines:
+            if self.key and peer.seal is None:
+                peer.seal = shake(peer.socket, lines, self.key, hub=True)
             while line := lines.readline(MAX_MESSAGE_BYTES):
-                message = parse_row(line) or {}
+                if self.key and peer.seal is None:
+                    break
+                content = peer.seal.open(line.rstrip(b"\n")) if peer.seal else line
+                if content is None:
+                    break
+                message = parse_row(content) or {}
                 if not peer.pid and not self._know(peer, message):
                     return
                 peer.heard = time.monotonic()
@@ -156,9 +211,10 @@ class Heartbeat:
         if not (type(rank) is type(pid) is int and rank in expected and pid > 1):
             return False
         peer.rank, peer.pid = rank, pid
-        if self.peers.setdefault(rank, peer) is not peer:
-            return False
-        self._greet(peer)
+        if self.rank == 0:
+            if self.peers.setdefault(rank, peer) is not peer:
+                return False
+            self._greet(peer)
         return True
 
     def _greet(self, peer: Peer) -> None:
@@ -168,7 +224,8 @@ class Heartbeat:
         """Send a message; what becomes of a peer that doesn't take it is decided by its silence."""
         with self._sending, contextlib.suppress(OSError):
             peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
-            peer.socket.sendall(json.dumps(message).encode() + b"\n")
+            line = json.dumps(message).encode()
+            peer.socket.sendall((peer.seal.close(line) if peer.seal else line) + b"\n")
 
     def _beat(self) -> None:
         """Give signs of life, and miss those of others."""
@@ -189,7 +246,12 @@ class Heartbeat:
                 os.kill(os.getpid(), signal.SIGTERM)  # the launcher is gone: stop as if it had asked for it
 
     def _look_for_silence(self, peer: Peer, seconds: float) -> None:
-        if seconds > SILENCE_SECONDS and not peer.left and (seconds > HUNG_SECONDS or not _at_work(peer.pid)):
+        if self.hosts is not None and not self.hosts.holds(peer.rank):
+            if seconds > LOST_SECONDS and not peer.left:
+                self._names_causes |= self.hosts.local_rank == 0  # its own host hears of no other
+                how = f"has given no sign of life for {seconds:.0f} s; its host or the line to it is gone"
+                self._lost(peer.rank, peer.pid, how)
+        elif seconds > SILENCE_SECONDS and not peer.left and (seconds > HUNG_SECONDS or not _at_work(peer.pid)):
             if self._names_causes and peer.pid:
                 with contextlib.suppress(OSError):
                     os.kill(peer.pid, signal.SIGKILL)  # else it would wake up to a run that is over
@@ -201,8 +263,10 @@ class Heartbeat:
             if rank not in self.peers and process.poll() is not None:
                 self._lost(rank, process.pid, f"{self._how_it_ended(rank)} while starting")
         missing = set(range(1, self.world_size)) - self.peers.keys()
-        if self.rank == 0 and missing and seconds > START_SECONDS:
-            self._end(BUG, f"Error: rank {sorted(missing)} did not start within {START_SECONDS:.0f} s.")
+        patience = START_SECONDS if self.hosts is None else MEET_SECONDS + SILENCE_SECONDS
+        if self.rank == 0 and missing and seconds > patience:
+            shared = "" if self.hosts is None else f" Do all hosts share run.dir={self.hosts.run_dir}?"
+            self._end(BUG, f"Error: rank {sorted(missing)} did not start within {patience:.0f} s.{shared}")
 
     def _how_it_ended(self, rank: int) -> str:
         code = None
@@ -223,6 +287,8 @@ class Heartbeat:
 
     def _end(self, code: int, text: str) -> NoReturn:
         """Print, tell the others, and be gone: no clean-up that could wait for a process that is not there."""
+        if self.hosts is not None and not self._ending.locked():
+            end_agent_later()
         self._ending.acquire()  # whoever comes second waits here for the end
         _in_background(_say_last, text).join(2.0)  # a terminal that was paused (Ctrl-S) takes nothing
         for peer in list(self.peers.values()):

@@ -46,11 +46,15 @@ class FormedAlready(LightningEnvironment):
     def creates_processes_externally(self) -> bool:
         return True
 
+    def __init__(self, devices: int):
+        super().__init__()
+        self.devices = devices  # of a host
+
     def local_rank(self) -> int:
-        return dist.get_rank() if dist.is_initialized() else 0
+        return dist.get_rank() % self.devices if dist.is_initialized() else 0
 
     def node_rank(self) -> int:
-        return 0
+        return dist.get_rank() // self.devices if dist.is_initialized() else 0
 
 
 def build_trainer(
@@ -76,7 +80,8 @@ def build_trainer(
         strategy = ModelParallelStrategy(choices.devices, 1, process_group_backend=backend)
     trainer = L.Trainer(
         accelerator="gpu" if choices.device == "cuda" else choices.device,
-        devices=choices.devices,
+        devices=config.trainer.devices,
+        num_nodes=config.trainer.nodes,
         strategy=strategy,
         # Autocast is ours (step.py): Lightning refuses fused AdamW with clipping in mixed precision.
         # Sharded weights are in fp64 already, and Lightning refuses to make them so.
@@ -95,7 +100,7 @@ def build_trainer(
         callbacks=callbacks,
         use_distributed_sampler=False,  # batches know their rank
         deterministic=True if config.trainer.deterministic else None,
-        plugins=[FormedAlready()],
+        plugins=[FormedAlready(config.trainer.devices)],
     )
     leave_signals_alone(trainer)
     return trainer

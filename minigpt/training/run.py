@@ -83,7 +83,7 @@ def train(config: TrainConfig, callbacks: Sequence[L.Callback] = ()) -> int:
             if was_asked_to_stop(path):
                 return STOPPED
             hardware = find_device(config)
-            with joined(config.trainer, hardware.device, signals) as processes:
+            with joined(config.trainer, hardware.device, signals, path) as processes:
                 return train_together(path, config, hardware, processes, callbacks)
     except StoppedEarly as early:
         with contextlib.suppress(OSError):  # the screen may be gone

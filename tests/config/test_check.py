@@ -95,13 +95,13 @@ def test_every_number_is_held_to_its_range(cls):
         ),
         (
             {"trainer__devices": 4, "trainer__strategy": "hsdp", "trainer__shards": 3},
-            ["trainer.shards=3 and a number of copies don't make up trainer.devices=4", "Use trainer.shards=2."],
+            ["trainer.shards=3: 3 devices to a copy", "are not 4.", "Use trainer.shards=2."],
         ),
         ({"trainer__devices": 4, "trainer__strategy": "hsdp"}, ["trainer.shards=0", "Use trainer.shards=2."]),
         ({"trainer__devices": 2, "trainer__strategy": "hsdp"}, ["trainer.shards=0", "Use trainer=fsdp."]),
         (
             {"trainer__devices": 4, "trainer__strategy": "hsdp", "trainer__shards": 4},
-            ["leaves one copy of the weights on 4 devices", "Use trainer=fsdp."],
+            ["trainer.shards=4: 4 devices to a copy", "and several copies", "Use trainer.shards=2."],
         ),
         (
             {"trainer__devices": 2, "trainer__strategy": "fsdp", "trainer__precision": "fp16"},

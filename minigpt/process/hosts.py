@@ -1,0 +1,185 @@
+"""Processes on several hosts: how they find each other, and how they know that it is them.
+
+They meet in the run directory, which all hosts share: rank 0 opens a port and writes there where it is, with a key, in
+a folder that only this user may enter. Who can't read it can't take part; nothing without the key is obeyed.
+"""
+
+import array
+import contextlib
+import fcntl
+import hmac
+import json
+import os
+import secrets
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+
+from minigpt.faults import UserFault
+from minigpt.launcher import Launched
+from minigpt.rundir.files import write_json
+
+MEETING = ".meeting-"
+HUB = "hub.json"
+NONCE_BYTES = 16
+SHAKE_SECONDS = 10.0
+AGENT_SECONDS = 15.0  # from the end of a host's processes to that of a torchrun that hangs
+
+# Ends a torchrun that outlives its processes without starting new ones: the store through which it would hear of the
+# end may lie behind a line that is cut.
+WATCHMAN = """
+import os, signal, sys, time
+from pathlib import Path
+agent, began, seconds = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+def facts(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+def waits():
+    mine = facts(agent)
+    others = (facts(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+    return mine and mine[19] == began and not any(each and each[1] == str(agent) and each[0] != "Z" for each in others)
+end = time.monotonic() + seconds
+while time.monotonic() < end:
+    time.sleep(0.5)
+    mine = facts(agent)
+    if not mine or mine[19] != began:
+        sys.exit()
+for number in (signal.SIGTERM, signal.SIGKILL):
+    if waits():
+        os.kill(agent, number)
+        time.sleep(5)
+"""
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """This process among the hosts of a run."""
+
+    run_dir: Path
+    node: int
+    local_rank: int
+    local_size: int
+    address: str  # of rank 0's host, as the others reach it
+
+    def holds(self, rank: int) -> bool:
+        """Whether a process runs on this host."""
+        return rank // self.local_size == self.node
+
+
+def several_hosts(found: Launched, run_dir: Path) -> Hosts:
+    """Return this process's place among the hosts that a launcher has started it on.
+
+    Raises:
+        UserFault: hosts have different numbers of processes, or ranks are not in the order of hosts.
+    """
+    if not found.is_even:
+        remedy = "Start as many on each, rank by rank: torchrun --nproc-per-node=G, srun --distribution=block"
+        place = f"process {found.local_rank} of {found.local_size} on host {found.node}"
+        raise UserFault(f"rank {found.rank} of {found.world_size} is {place}: hosts have uneven numbers. {remedy}")
+    address = found.address or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    return Hosts(run_dir, found.node, found.local_rank, found.local_size, address)
+
+
+class Seal:
+    """Marks lines of a connection with a code that only who has the key can make, for its place in the connection.
+
+    Args:
+        key: of the run.
+        session: drawn by both ends.
+        hub: whether this end is rank 0's.
+    """
+
+    def __init__(self, key: str, session: bytes, *, hub: bool):
+        self.key = key.encode() + session
+        self.sends, self.hears = (b"hub", b"rank") if hub else (b"rank", b"hub")
+        self.sent = self.heard = 0
+
+    def close(self, line: bytes) -> bytes:
+        """Return a line with its code."""
+        self.sent += 1
+        return self._code(self.sends, self.sent, line) + b" " + line
+
+    def open(self, line: bytes) -> bytes | None:
+        """Return a line without its code; None if that is wrong."""
+        code, _, content = line.partition(b" ")
+        self.heard += 1
+        return content if hmac.compare_digest(code, self._code(self.hears, self.heard, content)) else None
+
+    def _code(self, end: bytes, number: int, line: bytes) -> bytes:
+        return hmac.new(self.key, end + number.to_bytes(8, "big") + line, "sha256").hexdigest().encode()
+
+
+def shake(connection: socket.socket, lines: BufferedReader, key: str, *, hub: bool) -> Seal | None:
+    """Draw a session together with the other end; None if it sends something else."""
+    mine = secrets.token_hex(NONCE_BYTES).encode()
+    connection.settimeout(SHAKE_SECONDS)
+    connection.sendall(mine + b"\n")
+    theirs = lines.readline(2 * NONCE_BYTES + 1).strip()
+    connection.settimeout(None)
+    both = (mine, theirs) if hub else (theirs, mine)
+    return Seal(key, b"".join(both), hub=hub) if len(theirs) == 2 * NONCE_BYTES else None
+
+
+def open_meeting(hosts: Hosts) -> tuple[socket.socket, Path, str]:
+    """Open rank 0's port, and write where it is.
+
+    Returns:
+        The listening socket, the folder of the meeting, the key.
+    """
+    hosts.run_dir.mkdir(parents=True, exist_ok=True)
+    for old in hosts.run_dir.glob(f"{MEETING}*"):  # of a run that was killed
+        shutil.rmtree(old, ignore_errors=True)
+    folder, key = Path(tempfile.mkdtemp(prefix=MEETING, dir=hosts.run_dir)), secrets.token_hex(32)
+    server = socket.socket()
+    try:
+        server.bind((hosts.address, 0))
+    except OSError:  # an address that others know this host by, and it does not
+        server.bind(("", 0))
+    server.listen()
+    write_json(folder / HUB, {"address": hosts.address, "port": server.getsockname()[1], "key": key})
+    return server, folder, key
+
+
+def find_meeting(hosts: Hosts) -> tuple[socket.socket, Path, str]:
+    """Connect to rank 0.
+
+    Returns:
+        The connection, the folder of the meeting, the key.
+
+    Raises:
+        OSError: there is nothing (FileNotFoundError), or nobody answers.
+    """
+    for folder in hosts.run_dir.glob(f"{MEETING}*"):
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            hub = json.loads((folder / HUB).read_text())
+            return socket.create_connection((hub["address"], hub["port"]), SHAKE_SECONDS), folder, hub["key"]
+    raise FileNotFoundError(f"rank 0 has left no address in {hosts.run_dir}")
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of the network interface that has an address, or None. Source: netdevice(7), SIOCGIFADDR."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        wanted = socket.inet_aton(socket.gethostbyname(address))
+        for _, name in socket.if_nameindex():
+            request = array.array("B", struct.pack("256s", name.encode()[:15]))
+            with contextlib.suppress(OSError):
+                if fcntl.ioctl(probe.fileno(), 0x8915, request.tobytes())[20:24] == wanted:
+                    return name
+    return None
+
+
+def end_agent_later() -> None:
+    """See to it that a torchrun which hangs after its processes have ended is ended, too."""
+    stat = Path(f"/proc/{os.getppid()}/stat")
+    if "TORCHELASTIC_RUN_ID" in os.environ and stat.exists():
+        began = stat.read_text().rpartition(")")[2].split()[19]
+        command = [sys.executable, "-c", WATCHMAN, str(os.getppid()), began, str(AGENT_SECONDS)]
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
