@@ -1,0 +1,188 @@
+"""Processes on several hosts: they meet in the run directory, know each other by its key, and lose each other in time.
+
+The hosts are processes of this machine: what tells them apart is what a launcher says.
+"""
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minigpt.process.hosts import HUB, MEETING, Hosts, Seal, find_meeting, interface_of, open_meeting, shake
+from tests.process.test_group import SCRIPT, SETTINGS, assert_close, rows, sibling
+
+# A rank without torch on a host of its own; what it is told, it does.
+RANK = """
+import sys, time
+from pathlib import Path
+from minigpt.faults import UserFault
+from minigpt.process import heartbeat
+from minigpt.process.hosts import Hosts
+rank, run_dir, address = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+mine = heartbeat.Heartbeat(rank, 3, run_dir / "none", Hosts(run_dir, rank, 0, 1, address))
+try:
+    mine.meet()
+except UserFault as fault:
+    print(fault, flush=True)
+    sys.exit(2)
+while len(mine.peers) < (2 if rank == 0 else 1):
+    time.sleep(0.01)
+print("ready", flush=True)
+for line in sys.stdin:
+    if line.strip() == "fail":
+        mine.fail(5, f"Error: rank {rank} is broken")
+    if line.strip() == "leave":
+        mine.leave(); sys.exit(75)
+"""
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    """Three of them, by default on hosts that share a folder; ready if they are to meet."""
+    made = []
+
+    def start(*folders: Path, silence: float = 1.0, meet: bool = True) -> list[subprocess.Popen]:
+        environment = os.environ | {"MINIGPT_HEARTBEAT_SECONDS": str(silence)}
+        for rank, folder in enumerate(folders or [tmp_path / "run"] * 3):
+            command = [sys.executable, "-c", RANK, str(rank), str(folder), "127.0.0.1"]
+            pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+            made.append(subprocess.Popen(command, env=environment, text=True, **pipes))
+        for process in made if meet else ():
+            assert process.stdout.readline() == "ready\n"
+        return made
+
+    yield start
+    for process in made:
+        process.kill()
+        process.wait()
+
+
+def tell(process: subprocess.Popen, command: str) -> None:
+    process.stdin.write(command + "\n")
+    process.stdin.flush()
+
+
+def test_they_meet_in_the_run_directory_and_part_in_peace(ranks, tmp_path):
+    three = ranks()
+    (folder,) = (tmp_path / "run").iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for rank in (2, 1, 0):
+        tell(three[rank], "leave")
+    assert [process.wait(15) for process in three] == [75, 75, 75]
+    assert not folder.exists()
+
+
+def test_a_failure_on_one_host_ends_all_and_is_named_once(ranks):
+    three = ranks()
+    tell(three[2], "fail")
+    assert [process.wait(15) for process in three] == [5, 5, 5]
+    said = [process.stderr.read() for process in three]
+    assert "".join(said) == "Error: rank 2 is broken\n"
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_host_that_falls_silent_is_given_up_and_nothing_there_is_killed(ranks, victim):
+    three = ranks()
+    three[victim].send_signal(signal.SIGSTOP)
+    others = [process for process in three if process is not three[victim]]
+    assert [process.wait(15) for process in others] == [1, 1]
+    assert three[victim].poll() is None  # it may be an innocent process of another host that has this number here
+    said = [process.stderr.read() for process in others]
+    assert all(
+        f"rank {victim} (process {three[victim].pid}) has given no sign of life" in each for each in said if each
+    )
+    assert sum(map(bool, said)) == (2 if victim == 0 else 1)  # hosts that only rank 0 connects each name it
+
+
+def test_hosts_that_share_no_folder_are_refused(ranks, tmp_path):
+    three = ranks(tmp_path / "a", tmp_path / "b", tmp_path / "a", silence=0.4, meet=False)
+    assert three[1].wait(15) == 2
+    said = three[1].stdout.read()
+    assert f"run.dir={tmp_path / 'b'} on host 1: rank 0 was not found there" in said
+    assert [three[rank].wait(15) for rank in (0, 2)] == [1, 1]
+    named = three[0].stderr.read()
+    assert "rank [1] did not start" in named
+    assert f"Do all hosts share run.dir={tmp_path / 'a'}?" in named
+
+
+WRONG = [
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"0" * 32 + b"\n" + b'{"rank": 1, "pid": 4711}\n',
+    b"0" * 32 + b"\n" + b"f" * 64 + b' {"end": 1, "text": "x"}\n',
+    b"\n\n\n",
+]
+
+
+def test_who_has_not_the_key_is_not_obeyed(ranks, tmp_path):
+    three = ranks(silence=2.0)
+    (folder,) = (tmp_path / "run").iterdir()
+    hub = json.loads((folder / HUB).read_text())
+    for content in WRONG:
+        with socket.create_connection((hub["address"], hub["port"]), 5) as stranger:
+            stranger.sendall(content)
+            while stranger.recv(1000):
+                pass
+    for rank in (1, 2, 0):
+        tell(three[rank], "leave")
+    assert [process.wait(15) for process in three] == [75, 75, 75]
+
+
+def test_a_line_is_obeyed_once_in_its_place_and_direction():
+    hub, rank, other = (Seal("key", b"session", hub=each) for each in (True, False, False))
+    first, second = hub.close(b"first"), hub.close(b"second")
+    assert rank.open(first) == b"first"
+    assert other.open(second) is None  # not in its place
+    assert rank.open(first) is None  # again
+    assert Seal("key", b"session", hub=True).open(first) is None  # sent back
+    assert Seal("key", b"another", hub=False).open(first) is None
+    assert Seal("yek", b"session", hub=False).open(first) is None
+    assert Seal("key", b"session", hub=False).open(first[:-1] + b"T") is None
+    assert Seal("key", b"session", hub=False).open(b"") is None
+
+
+def test_a_meeting_of_a_killed_run_is_replaced(tmp_path):
+    hosts = Hosts(tmp_path / "run", 0, 0, 1, "127.0.0.1")
+    server, old, _ = open_meeting(hosts)
+    server.close()
+    with pytest.raises(ConnectionRefusedError):
+        find_meeting(hosts)
+    server, folder, key = open_meeting(hosts)
+    assert not old.exists()
+    connection, found, theirs = find_meeting(hosts)
+    assert (found, theirs) == (folder, key)
+    with server, connection, server.accept()[0] as end, end.makefile("rb") as lines:
+        connection.sendall(b"short\n")
+        assert shake(end, lines, key, hub=True) is None
+    assert list((tmp_path / "run").glob(f"{MEETING}*")) == [folder]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux")
+def test_an_interface_is_known_by_its_address():
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("192.0.2.1") is None
+    assert interface_of("no.such.host.invalid") is None
+
+
+def test_two_hosts_compute_what_one_process_does(run):
+    """As srun starts them, without trainer.nodes and trainer.devices."""
+    whole = sibling(run, "whole")
+    whole(*SETTINGS, "trainer.micro_batch=8")
+    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_LOCALID": "0"}
+    step |= {"SLURMD_NODENAME": "127.0.0.1", "OMP_NUM_THREADS": "1", "TRIAL_FOLDER": str(run.folder)}
+    arguments = [*run.arguments(*SETTINGS), "trainer=ddp", "trainer.micro_batch=2"]
+    both = []
+    for node in ("0", "1"):
+        own = {"SLURM_PROCID": node, "SLURM_NODEID": node}
+        command = [sys.executable, SCRIPT, *arguments]
+        log = open(run.folder / f"log-{node}", "w")  # noqa: SIM115 - the process's
+        both.append(subprocess.Popen(command, env=os.environ | step | own, stdout=log, stderr=subprocess.STDOUT))
+    assert [process.wait(100) for process in both] == [0, 0], (run.folder / "log-0").read_text()
+    assert_close(rows(whole), rows(run))
+    assert json.loads((run.path / "choices.json").read_text())["devices"] == 2
+    assert not list(run.path.glob(f"{MEETING}*"))
