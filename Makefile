@@ -4,7 +4,7 @@
 #   TORCH_INDEX=URL              where to take torch from, e.g. https://download.pytorch.org/whl/cpu
 #   ARGS="key=value ..."         settings for `make demo`, as minigpt train takes them
 
-.PHONY: help setup demo test test-extras test-pages soak check clean
+.PHONY: help setup demo test test-extras test-pages soak soak-cluster check clean
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
@@ -25,6 +25,9 @@ test: check ## lint, types and tests
 
 soak: setup ## the long trials: hundreds of kills, faults at every system call, full disks (half an hour or more)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak -x -s -rs --durations=0 --timeout=1800
+
+soak-cluster: setup ## four processes, two hosts in network namespaces, SLURM (needs root, iproute2 and slurm; skips what is missing)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cluster -x -s -rs --durations=0 --timeout=1800
 
 test-extras: setup ## the tests that need optional packages (installs tensorboard, zstandard, pyarrow, fsspec, gguf, xllamacpp, transformers, lm-eval, fastapi, openai, ray: 640 MB)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt "tensorboard>=2.17" zstandard pyarrow "fsspec[http]" "lm-eval>=0.4.9,<0.5" gguf xllamacpp transformers fastapi uvicorn openai httpx "ray>=2.40"

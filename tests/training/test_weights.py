@@ -57,7 +57,7 @@ class KeepResult:
     def begin(self, module):
         pass
 
-    end = begin
+    end = save = begin
 
     def __call__(self, module, result, *, is_newest):
         self.results.append(result)
