@@ -222,4 +222,4 @@ def test_old_or_new_whatever_happens_to_one_of_two_that_save_together(tmp_path, 
             outcome = f"{word.partition(':')[0] or 'killed'}, step {step_of(latest)}"
             results[outcome] = results.get(outcome, 0) + 1
     print(f"\nrank {victim}, {action}: {sum(results.values())} places: {results}")
-    assert sum(results.values()) > 10
+    assert sum(results.values()) > 5
