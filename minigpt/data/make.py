@@ -148,10 +148,12 @@ def _tell_cost(folder: Path, found: Survey, val_fraction: float, tokenizer: Toke
     """
     chunk = next(next(chunks for _, chunks in split(found, val_fraction)), b"")[:PROBE_BYTES]
     chunk = chunk.decode("utf-8", "ignore").encode()  # no part of a character at its end
+    tokenizer.encode_bytes(chunk[:1000])  # the first call takes longer
     begun = time.monotonic()
     size = tokenizer.encode_bytes(chunk).nbytes / max(1, len(chunk)) * found.bytes
     seconds = (time.monotonic() - begun) / max(1, len(chunk)) * found.bytes / count
     there = sum(path.stat().st_size for path in (folder / UNITS).glob("*.unit"))
+    seconds *= max(0.0, 1 - there / max(1, size))
     needed, free = max(0, 2 * size - there), shutil.disk_usage(folder).free
     cost = f"about {size_text(2 * size)} on the disk while it is made, {size_text(size)} of it kept"
     if needed > free:

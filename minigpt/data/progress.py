@@ -49,10 +49,11 @@ class Progress:
         now = time.monotonic()
         if now - self.shown >= (MOVE_SECONDS if self.moves else LINE_SECONDS):
             self.shown = now
-            rate = max(1, self.done - self.skipped) / (now - self.begun)
-            counted = f"{self.done / self.size:,.0f} of {self.total / self.size:,.0f} {self.unit}"
-            left = time_text(max(0, self.total - self.done) / rate)
-            line = f"{self.what}: {counted}, {rate / self.size:,.1f} {self.unit}/s, {left} left"
+            line = f"{self.what}: {self.done / self.size:,.0f} of {self.total / self.size:,.0f} {self.unit}"
+            if self.done > self.skipped:
+                rate = (self.done - self.skipped) / (now - self.begun)
+                left = time_text(max(0, self.total - self.done) / rate)
+                line += f", {rate / self.size:,.1f} {self.unit}/s, {left} left"
             if self.moves:
                 print(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K", end="", flush=True)
             else:
@@ -60,6 +61,8 @@ class Progress:
 
     def skip(self, count: int) -> None:
         """Add what was done before: it says nothing of the rate."""
+        if self.done == self.skipped:
+            self.begun = time.monotonic()
         self.skipped += count
         self(count)
 

@@ -2,7 +2,7 @@
 
 A worker is this file as a program. It reads frames from stdin and writes results to stdout, each after its length in
 8 bytes; a result begins with the word `made`, or with `fault` and a sentence. It writes no file, so a kill can't
-leave half of one. It ends when its stdin does, and looks twice a second whether its parent is still there.
+leave half of one. It ends when its stdin does, and looks four times a second whether its parent is still there.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from minigpt.faults import UserFault
 from minigpt.rundir.files import read_json
 
 MAX_DEATHS = 5  # of processes over one unit
-PARENT_SECONDS = 0.5  # between two looks at the parent
+PARENT_SECONDS = 0.25  # between two looks at the parent
 MADE, FAULT = b"made ", b"fault"
 ROOT = Path(__file__).resolve().parents[2]  # that holds minigpt/
 

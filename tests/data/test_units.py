@@ -355,9 +355,9 @@ def test_a_terminal_has_one_line_that_moves_and_a_file_has_lines(monkeypatch, ca
     progress(500_000)
     tell("done")
     first, second, third = capsys.readouterr().out.split("\r")[1:]
-    assert first.startswith("reading: 3 of 4 MB, ")
-    assert len(first.removesuffix("\x1b[K")) == 29
-    assert second.startswith("reading: 4 of 4 MB")
+    assert first == "reading: 3 of 4 MB\x1b[K"  # made before: no rate
+    assert second.startswith("reading: 4 of 4 MB, ")
+    assert len(second.removesuffix("\x1b[K")) == 29
     assert third == "\x1b[Kdone\n"
 
 

@@ -1,5 +1,6 @@
 """Preparing under random SIGKILLs of the command or of a worker, whole or in parts: the same SHA-256."""
 
+import contextlib
 import hashlib
 import os
 import random
@@ -37,10 +38,12 @@ def start(source: Path, out: Path, workers: int, part: str = "") -> subprocess.P
 
 
 def children(process: int) -> list[int]:
-    try:
-        return [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-    except OSError:
-        return []
+    """The processes that any thread of a process has started."""
+    found: list[int] = []
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, path.read_text().split())
+    return found
 
 
 def is_running(process: int) -> bool:
@@ -76,18 +79,16 @@ def test_twenty_random_kills_change_no_byte(source, tmp_path, parts):
         part = f"{moments.randint(1, parts)}/{parts}" if parts else ""
         process, there = start(source, out, moments.randint(1, 3), part), len(list(out.rglob("*.unit")))
         while process.poll() is None:
-            while moments.random() > 0.02 and process.poll() is None:  # sometimes before it encodes
+            while moments.random() > 0.001 and process.poll() is None:  # sometimes before it encodes
                 if children(process.pid) or len(list(out.rglob("*.unit"))) > there:
                     break
                 time.sleep(0.02)
             time.sleep(moments.uniform(0.0, 0.6))
             workers = children(process.pid)
             if workers and moments.random() < 0.6:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(moments.choice(workers), signal.SIGKILL)
                     kills["worker"] += 1
-                except ProcessLookupError:
-                    pass
             elif process.poll() is None:
                 process.kill()
                 kills["parent"] += 1
