@@ -127,7 +127,7 @@ def silent_twin(config: TrainConfig, layout: Layout, vocab_size: int, choices: C
 
 
 @torch.no_grad()
-def sample_together(gpt: Any, rank: int, write: Callable[[Callable[..., Tensor]], str]) -> str:
+def sample_together(gpt: Any, rank: int, write: Callable[[Callable[..., Tensor]], str | None]) -> str | None:
     """Let rank 0 write with a sharded model; all other processes gather the weights with it.
 
     Args:
@@ -147,7 +147,7 @@ def sample_together(gpt: Any, rank: int, write: Callable[[Callable[..., Tensor]]
             logits = gpt(tokens.clone().to(device))
         return logits[torch.arange(len(lengths)), torch.tensor(lengths) - 1]
 
-    text = ""
+    text: str | None = ""
     if rank == 0:
         text = write(forward)
         dist.broadcast(torch.zeros_like(more), 0)

@@ -24,6 +24,10 @@ from minigpt.sampling.filters import filter_rows
 Forward = Callable[[Tensor, Sequence[int], KVCache | None], Tensor]
 
 
+class NonFiniteLogits(UserFault):
+    """The model's logits are NaN or infinite."""
+
+
 @dataclass
 class Sample:
     """One text as it is written."""
@@ -108,7 +112,7 @@ def generate(
         The samples: all of prompt 0, then all of prompt 1, ...
 
     Raises:
-        UserFault: the model's logits are NaN or infinite.
+        NonFiniteLogits: the model's logits are NaN or infinite.
     """
     assert all(map(len, prompts)), "an empty prompt: there must be a token to start from, e.g. end-of-text"
     samples = [Sample(index, number) for index in range(len(prompts)) for number in range(options.num_samples)]
@@ -162,7 +166,7 @@ class Writer:
         """Give each text its next token.
 
         Raises:
-            UserFault: the model's logits are NaN or infinite.
+            NonFiniteLogits: the model's logits are NaN or infinite.
         """
         rows = list(self.rows)
         logits = self.reader.next_logits([row.tokens for row in rows])  # (B, V)
@@ -185,13 +189,13 @@ def read_tokens(drawn: Tensor, logits: Tensor) -> list[int]:
     """Bring the drawn tokens (B,) to the CPU: the one time per token that the device is waited for.
 
     Raises:
-        UserFault: NaN or infinity among the logits (B, V), fp64, from which they were drawn.
+        NonFiniteLogits: NaN or infinity among the logits (B, V), fp64, from which they were drawn.
     """
     finite = logits.sum(dim=-1).isfinite()  # in fp64 no sum of fp32 logits overflows
     tokens, are_finite = torch.stack([drawn, finite.to(drawn.dtype)]).cpu().tolist()
     if not all(are_finite):
         remedy = "Sample from an earlier checkpoint: checkpoint=RUN/checkpoints/step-..."
-        raise UserFault(f"the checkpoint holds non-finite weights: got NaN or infinite logits. {remedy}")
+        raise NonFiniteLogits(f"the checkpoint holds non-finite weights: got NaN or infinite logits. {remedy}")
     return tokens
 
 

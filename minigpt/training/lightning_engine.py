@@ -3,9 +3,11 @@
 `tests/training/test_lightning_engine.py` fails when a new version of Lightning changes one of these.
 """
 
+import contextlib
 import logging
 import os
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import lightning as L
@@ -57,6 +59,21 @@ class FormedAlready(LightningEnvironment):
         return dist.get_rank() // self.devices if dist.is_initialized() else 0
 
 
+@contextlib.contextmanager
+def without_variables() -> Iterator[None]:
+    """Hide PL_TRAINER_*: Lightning takes from them each argument that its Trainer isn't given."""
+    hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("PL_TRAINER_")}
+    if hidden:
+        print(
+            f"Note: {', '.join(sorted(hidden))} in the environment: ignored, a run takes its settings from its command"
+        )
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+@without_variables()
 def build_trainer(
     config: TrainConfig, choices: Choices, *, total_steps: int | None, callbacks: list[L.Callback]
 ) -> L.Trainer:

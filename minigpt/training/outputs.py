@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -24,6 +23,7 @@ from minigpt.redact import redact_values
 from minigpt.rundir.loggers import RemoteLogger, TensorBoard
 from minigpt.rundir.rows import RowFile
 from minigpt.rundir.run_directory import RunDirectory
+from minigpt.sampling.generate import NonFiniteLogits
 from minigpt.sampling.write import write_sample
 from minigpt.training.ending import StopRequest
 from minigpt.training.guard import StepResult
@@ -140,13 +140,23 @@ class Outputs:
         if not self.run.writes and module.layout is None:
             return
         config, step = module.config, module.state.step
-        write = partial(write_sample, module.gpt, self.prepared.tokenizer, config.samples, seed=config.seed + step)
+
+        def write(**forward: Any) -> str | None:
+            try:
+                samples, seed = config.samples, config.seed + step
+                return write_sample(module.gpt, self.prepared.tokenizer, samples, seed=seed, **forward)
+            except NonFiniteLogits:  # the guard's matter
+                return None
+
         with module.clock.paused():
             if module.layout is None:
                 text = write()
             else:
                 text = sample_together(module.gpt, module.trainer.global_rank, lambda forward: write(forward=forward))
             if not self.run.writes:
+                return
+            if text is None:
+                self.screen.print(f"No sample at step {step:,}: the model's logits are NaN or infinite")
                 return
             self.samples.add({"step": step, "text": text})
             self.screen.block(f"sample at step {step:,}", text)

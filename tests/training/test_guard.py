@@ -6,7 +6,9 @@ import math
 import re
 from types import SimpleNamespace
 
+import lightning as L
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -345,3 +347,31 @@ def test_a_run_whose_every_step_was_skipped_has_not_succeeded(run, monkeypatch):
     for _ in range(2):  # the same command again says so, too
         with pytest.raises(NonFiniteTraining, match="nothing was learned"):
             run()
+
+
+class Diverge(L.Callback):
+    """At the end of step 12 the weights are so large that logits overflow, once."""
+
+    done = False
+
+    def on_train_batch_end(self, trainer, module, *_):
+        if module.state.step == 12 and not self.done:
+            self.done = True
+            with torch.no_grad():
+                module.gpt.token_embedding.weight.mul_(1e30)
+
+
+def test_a_sample_that_is_due_among_bad_steps_leaves_the_guard_to_its_work(run, capsys):
+    settings = ("trainer.max_steps=20", "guard.max_skips=3", "checkpoint.every_steps=10", "samples.every_steps=14")
+    assert train(compose("train", run.arguments(*settings, "validate.every_steps=0")), callbacks=[Diverge()]) == 0
+    assert "No sample at step 14: the model's logits are NaN or infinite" in capsys.readouterr().out
+    events = [event["event"] for event in run.events()]
+    assert events == ["began", *["skipped"] * 4, "rolled_back", "continued", "saved", "finished"]
+    samples = [json.loads(line)["step"] for line in (run.path / "samples.jsonl").read_text().splitlines()]
+    assert samples == [14, 20]  # the weights that it went back to can write
+
+
+def test_a_run_that_diverges_ends_by_that_name_whenever_it_samples(run):
+    with pytest.raises(NonFiniteTraining, match="no checkpoint before step 2 to go back to"):
+        run("optimizer.lr=1e18", "optimizer.grad_clip=0", "trainer.max_steps=40", "guard.max_skips=3",
+            "samples.every_steps=4", "checkpoint.every_steps=10")  # fmt: skip

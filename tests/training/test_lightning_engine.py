@@ -1,5 +1,7 @@
 """What is switched off or replaced in Lightning: these fail when a new version of it does something else there."""
 
+import inspect
+import os
 import signal
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from torch.optim import adam as optim_adam
 from minigpt.config.compose import compose
 from minigpt.process.signals import Signals
 from minigpt.training.run import train
+from minigpt.verify import compare_runs
 
 
 class Look(L.Callback):
@@ -87,3 +90,21 @@ def test_the_hooks_of_a_step_come_in_the_order_of_step_py(run, monkeypatch):
         "transfer_batch_to_device", "training_step", "transfer_batch_to_device", "training_step",
         "on_before_optimizer_step", "configure_gradient_clipping", "adam", "adam", "__call__",  # two groups
     ]  # fmt: skip
+
+
+def test_no_variable_of_another_lightning_job_steers_a_run(run, monkeypatch, tmp_path, capsys):
+    run("trainer.max_steps=3")
+    clean = run.path.rename(tmp_path / "clean")
+    absurd = {
+        "FAST_DEV_RUN": "1",
+        "MAX_TIME": "00:00:00:00",
+        "NUM_NODES": "2",
+        "LOGGER": "1",
+        "PLUGINS": "no such thing",
+    }
+    for name in inspect.signature(L.Trainer).parameters:
+        monkeypatch.setenv(f"PL_TRAINER_{name.upper()}", absurd.get(name.upper(), "1"))
+    run("trainer.max_steps=3")
+    assert compare_runs(clean, run.path)[1] == []
+    assert "PL_TRAINER_FAST_DEV_RUN, " in capsys.readouterr().out
+    assert os.environ["PL_TRAINER_NUM_NODES"] == "2"
