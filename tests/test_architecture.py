@@ -50,11 +50,11 @@ MAY_IMPORT = {
     "attention": "torch numpy",  # numpy: the random numbers of dropout
     "benchmark": "config data faults invocation machine model rundir sampling splitmix training verify "
     "lightning numpy safetensors torch",
-    "checkpoint": "config data faults model rundir __init__ safetensors torch",
+    "checkpoint": "plain_file config data faults model rundir __init__ safetensors torch",
     "cli": "benchmark compare config data demo evaluation export faults invocation process redact report sampling "
     "serving sweep training verify",
     "compare": "checkpoint config data faults machine model rundir numpy torch",
-    "config": "faults invocation launcher redact __init__ huggingface_hub hydra omegaconf yaml",
+    "config": "faults invocation launcher plain_file redact __init__ huggingface_hub hydra omegaconf yaml",
     "data": "attention config faults process redact rundir splitmix aiohttp fsspec numpy pyarrow ray tiktoken "
     "tokenizers torch zstandard",
     "demo": "config faults invocation report sampling training",
@@ -66,15 +66,16 @@ MAY_IMPORT = {
     "machine": "config data faults model process rundir torch",
     "model": "attention config numpy torch",
     "process": "config faults launcher rundir __init__ torch",
+    "plain_file": "",
     "redact": "",
-    "report": "attention checkpoint config data faults rundir matplotlib numpy torch yaml",
-    "rundir": "config faults invocation redact __init__ torch wandb yaml",
+    "report": "plain_file attention checkpoint config data faults rundir matplotlib numpy torch yaml",
+    "rundir": "plain_file config faults invocation redact __init__ torch wandb yaml",
     "sampling": "checkpoint config data faults machine model rundir splitmix torch",
     "serving": "attention checkpoint config data evaluation faults rundir sampling fastapi starlette torch uvicorn",
     "sweep": "config data faults invocation machine process redact report rundir training matplotlib optuna torch yaml",
     "splitmix": "numpy",
-    "training": "attention checkpoint config data faults invocation machine model process redact report rundir "
-    "sampling splitmix __init__ lightning torch",
+    "training": "attention checkpoint config data faults invocation machine model plain_file process redact report "
+    "rundir sampling splitmix __init__ lightning torch",
     "verify": "checkpoint config faults rundir",
 }
 
@@ -83,7 +84,7 @@ FILES_MAY_IMPORT = {
     "config.setting": "",
     "config.schema": "config",
     "config.convert": "faults config",
-    "config.check": "faults invocation config",
+    "config.check": "faults invocation plain_file config",
     "config.roles": "config redact",
     "config.help": "faults invocation config",
     "attention.functional": "torch attention",

@@ -27,10 +27,13 @@ from minigpt.checkpoint.load import load_checkpoint
 from minigpt.checkpoint.pack import pack_tensors
 from minigpt.checkpoint.store import MANIFEST, _sealed
 from minigpt.config.compose import compose
-from minigpt.config.schema import SampleConfig
+from minigpt.config.files import inherited_settings
+from minigpt.config.schema import SampleConfig, TrainConfig
 from minigpt.data import prepare
 from minigpt.data.tokenizers.bpe import PATTERN
 from minigpt.faults import NoUsableCheckpoint, StorageFailure, UserFault
+from minigpt.report.record import read_record
+from minigpt.report.runs import list_runs
 from minigpt.rundir.rows import read_rows
 from minigpt.sampling.command import sample
 from minigpt.training.run import train
@@ -573,11 +576,56 @@ def test_a_pipe_in_a_strangers_folder_is_not_waited_for(foreign, tmp_path):
     config = foreign / "run" / "config.yaml"
     config.unlink()
     os.mkfifo(config)
-    assert "it is a pipe" in refused(lambda: continue_it(foreign))
+    assert "it is no plain file" in refused(lambda: continue_it(foreign))
     os.mkfifo(tmp_path / "metrics.jsonl")
     assert read_rows(tmp_path / "metrics.jsonl") == []
     os.mkfifo(tmp_path / "config.json")
     assert not is_foreign(tmp_path)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "name",
+    ["config.yaml", "command.txt", "choices.json", "environment.json", "baseline.json", "run.lock",
+     *(f"checkpoints/step-000000006/{name}" for name in ("model.safetensors", "tokenizer.json", "config.json"))],
+)  # fmt: skip
+def test_neither_by_a_report_nor_by_a_list_nor_by_what_starts_from_it(foreign, name):
+    file = foreign / "run" / name
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+    assert read_record(foreign / "run").rows
+    assert "\nrun " in list_runs(str(foreign))
+    inherited_settings(TrainConfig, str(foreign / "run"))
+
+
+@pytest.mark.timeout(60)
+def test_neither_among_prepared_tokens_nor_config_files(foreign, tmp_path):
+    (file,) = foreign.glob("data/*/prepared.json")
+    (foreign / "text.txt").rename(tmp_path / "away.txt")
+    compose("train", arguments(foreign))  # the text is gone, its tokens are kept
+    file.unlink()
+    os.mkfifo(file)
+    assert "text.txt' does not exist" in refused(lambda: compose("train", arguments(foreign)))
+    (tmp_path / "configs" / "model").mkdir(parents=True)
+    os.mkfifo(tmp_path / "configs" / "model" / "mine.yaml")
+    asked = ["--config-dir", str(tmp_path / "configs"), "model=mine"]
+    assert "mine.yaml can't be used: " in refused(lambda: compose("train", asked))
+
+
+def test_a_link_in_the_place_of_a_checkpoints_file_is_not_read_by_a_list(foreign):
+    weights = newest(foreign) / "model.safetensors"
+    assert read_record(foreign / "run").parameters
+    weights.rename(foreign / "mine")
+    weights.symlink_to(foreign / "mine")
+    assert read_record(foreign / "run").parameters is None
+
+
+def test_a_sparse_file_of_rows_is_not_read_whole(foreign):
+    for name in ("metrics.jsonl", "samples.jsonl", "events.jsonl"):
+        os.truncate(foreign / "run" / name, 1 << 40)
+    assert read_rows(foreign / "run" / "metrics.jsonl") == []
+    more = arguments(foreign, "trainer.max_steps=7")
+    assert "1,099,511,627,776 bytes" in refused(lambda: train(compose("train", more)), StorageFailure)
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "run.lock", "samples.jsonl", ".config.yaml.tmp-1"])

@@ -14,8 +14,6 @@ import math
 import os
 import re
 import shutil
-import stat
-import time
 from collections.abc import Callable, Mapping, Sequence
 from io import BufferedReader
 from pathlib import Path
@@ -25,6 +23,7 @@ from minigpt import __version__
 from minigpt.checkpoint.together import ALONE, DamagedCheckpoint, Writers, reason_of
 from minigpt.config.convert import shown
 from minigpt.faults import NoUsableCheckpoint, StorageFailure, UserFault
+from minigpt.plain_file import ABSENT, UNREADABLE, open_plain, patiently
 from minigpt.rundir.files import flush
 
 FORMAT = 1
@@ -33,9 +32,6 @@ MAX_MANIFEST_BYTES = 1 << 20
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _NAME = re.compile(r"step-(\d{9,})")
 _UNFINISHED = re.compile(r"\.step-\d+\.tmp-(\d+)(-old)?")
-READ_PAUSES = (0.1, 0.4, 1.5)  # seconds before a read that failed is tried again
-# What a file that is gone, or no plain file, is refused with; any other error says nothing about the file's bytes.
-DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO)
 
 Read = TypeVar("Read")
 
@@ -47,11 +43,23 @@ def step_of(path: Path) -> int:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """All checkpoint folders, oldest first, verified or not. A link is none: what it leads to is another's."""
-    if not folder.is_dir():
-        return []
-    folders = (path for path in folder.iterdir() if step_of(path) >= 0 and path.is_dir() and not path.is_symlink())
-    return sorted(folders, key=step_of)
+    """All checkpoint folders, oldest first, verified or not. A link is none: what it leads to is another's.
+
+    Raises:
+        StorageFailure: the system refuses to list them, each time.
+    """
+
+    def folders() -> list[Path]:
+        with os.scandir(folder) as entries:
+            return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+    try:
+        return sorted((path for path in patiently(folders) if step_of(path) >= 0), key=step_of)
+    except OSError as error:
+        if error.errno in ABSENT:
+            return []
+        remedy = "Look at the disk, the network or the permissions, then run the same command again"
+        raise StorageFailure(f"{folder} can't be listed: {error.strerror or error}. {remedy}") from error
 
 
 def require_space(folder: Path, need: int, what: str) -> None:
@@ -128,7 +136,10 @@ def write_checkpoint(
             shutil.rmtree(temporary, ignore_errors=True)
         reason = reason_of(error)
         if isinstance(error, DamagedCheckpoint):
-            reason = f"what was read back is not what was written ({error}; set aside as {set_aside(final).name})"
+            aside = final.name
+            with contextlib.suppress(OSError):  # else the next start finds it damaged
+                aside = set_aside(final).name
+            reason = f"what was read back is not what was written ({error}; it is kept as {aside})"
         raise StorageFailure(
             f"the checkpoint of step {step} could not be written to {folder}: {reason}. Earlier checkpoints are "
             "untouched. Free some space (or mend the folder), then run the same command again"
@@ -155,46 +166,27 @@ def _write_flushed(path: Path, parts: Sequence[bytes | memoryview]) -> dict[str,
         return {"bytes": file.tell(), "sha256": digest.hexdigest()}
 
 
-def open_regular(path: Path) -> BufferedReader:
-    """Open a checkpoint's file for reading. Links lead out of the checkpoint and pipes never end: neither is opened.
-
-    Raises:
-        OSError: also for what is no plain file.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "it is a link to another place", str(path)) from None
-        raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no plain file", str(path))
-    return open(descriptor, "rb")
-
-
 def read_patiently(path: Path, read: Callable[[BufferedReader], Read]) -> Read:
-    """Return what `read` makes of a checkpoint's file; what the system refuses for another reason is tried again.
+    """Return what `read` makes of a checkpoint's file. Links lead out of the checkpoint: none is opened.
 
     Raises:
         DamagedCheckpoint: the file is missing, or is no plain file.
         StorageFailure: the system refuses to read it, each time (ESTALE, EIO, EMFILE, EACCES ...).
     """
-    for pause in (*READ_PAUSES, None):
-        try:
-            with open_regular(path) as file:
-                return read(file)
-        except OSError as error:
-            if error.errno in DAMAGE:
-                raise DamagedCheckpoint(f"{path}: {error.strerror or error}") from None
-            if pause is None:
-                raise StorageFailure(
-                    f"{path} can't be read: {error.strerror or error} (tried {len(READ_PAUSES) + 1} times). The "
-                    "checkpoint is left as it is. Look at the disk, the network or the permissions, then run the same "
-                    "command again"
-                ) from error
-            time.sleep(pause)
-    raise AssertionError("unreachable")
+
+    def attempt() -> Read:
+        with open_plain(path, links=False) as file:
+            return read(file)
+
+    try:
+        return patiently(attempt)
+    except OSError as error:
+        if error.errno in UNREADABLE:
+            raise DamagedCheckpoint(f"{path}: {error.strerror or error}") from None
+        raise StorageFailure(
+            f"{path} can't be read: {error.strerror or error} (tried again for a while). The checkpoint is left as it "
+            "is. Look at the disk, the network or the permissions, then run the same command again"
+        ) from error
 
 
 def _sealed(manifest: Mapping[str, Any]) -> bytes:

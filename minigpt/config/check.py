@@ -23,6 +23,7 @@ from minigpt.config.setting import Setting
 from minigpt.config.sources import at, missing, name_of, there
 from minigpt.faults import UserFault
 from minigpt.invocation import typed
+from minigpt.plain_file import read_plain
 
 MAX_WHOLE = 10**12  # of a whole number that states no upper limit: it catches slips of the keyboard
 
@@ -249,9 +250,8 @@ def _was_prepared(source: str, folder: str, key: str = "source") -> bool:
     wanted = name_of(source)
     for path in glob.glob(os.path.join(glob.escape(at(folder)), "*", "prepared.json")):
         try:
-            with open(path, encoding="utf-8") as file:
-                if json.load(file)["keys"][key] == wanted:
-                    return True
+            if json.loads(read_plain(path))["keys"][key] == wanted:
+                return True
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return False

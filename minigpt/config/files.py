@@ -15,6 +15,7 @@ from minigpt.config.convert import fitted, flatten, sections, settings, to_dict
 from minigpt.config.foreign import foreign_settings, tokenizer_settings
 from minigpt.config.hub import local_path
 from minigpt.config.setting import Setting
+from minigpt.plain_file import read_plain
 
 MAX_CHARACTERS = 100_000  # of a YAML file, or of a checkpoint's config.json
 MAX_DEPTH = 20
@@ -45,12 +46,12 @@ def unfit_files(cls: type, folder: Path) -> list[str]:
             if choice in ours.get(group, {}):
                 found.append(f"{file} has the name of minigpt's own {group}={choice}. Rename it.")
             try:
-                content = plain_yaml(file.read_text(encoding="utf-8"))
+                content = plain_yaml(read_plain(file, 4 * MAX_CHARACTERS).decode())
                 if isinstance(content, dict) and "${" in str(content.get("defaults")):
                     found.append(f"{file} has ${{...}} in its defaults, which is not evaluated. Write the value.")
-            except (OSError, UnicodeDecodeError, yaml.YAMLError):
+            except (FileNotFoundError, PermissionError, UnicodeDecodeError, yaml.YAMLError):
                 continue  # Hydra says what is wrong with it, if it is chosen at all
-            except ValueError as error:
+            except (OSError, ValueError) as error:
                 found.append(f"{file} can't be used: {error}.")
     return found
 
@@ -124,8 +125,8 @@ def inherited_settings(cls: type, source: str) -> dict[str, Any]:
         return _fitting([each for each in fixed if each.key.startswith("model.") or each.key in stored], stored)
     places = ("config.json", "step-*[0-9]/config.json", "checkpoints/step-*[0-9]/config.json")
     try:
-        with open([file for place in places for file in sorted(path.glob(place))][-1], encoding="utf-8") as newest:
-            stored = flatten(json.loads(newest.read(MAX_CHARACTERS)))
+        newest = [file for place in places for file in sorted(path.glob(place))][-1]
+        stored = flatten(json.loads(read_plain(newest, MAX_CHARACTERS, links=False)))
     except (OSError, ValueError, RecursionError, AttributeError, IndexError):
         return {}
     return _fitting(fixed, stored)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from minigpt.config.convert import flatten
 from minigpt.config.files import plain_yaml
 from minigpt.faults import UserFault
+from minigpt.plain_file import open_plain, read_plain
 from minigpt.rundir.rows import read_rows
 
 Row = dict[str, Any]
@@ -77,9 +78,9 @@ def read_baselines(run_dir: Path) -> list[Row]:
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text; empty if there is none."""
+    """Return a file's text; empty if there is none, or no plain file."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_plain(path).decode(errors="replace")
     except OSError:
         return ""
 
@@ -130,9 +131,9 @@ def count_parameters(checkpoints: Path) -> int | None:
     """Return the parameters of the model, from the headers of its newest checkpoint; padding rows are not counted."""
     folders = sorted(checkpoints.glob("step-*"))
     try:
-        with open(folders[-1] / "model.safetensors", "rb") as file:
+        with open_plain(folders[-1] / "model.safetensors", links=False) as file:
             header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), MAX_HEADER_BYTES)))
-        vocab_size = read_mapping(folders[-1] / "tokenizer.json")["vocab_size"]
+        vocab_size = json.loads(read_plain(folders[-1] / "tokenizer.json", links=False))["vocab_size"]
         rows, width = header["token_embedding.weight"]["shape"]
         sizes = [math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"]
     except (IndexError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -9,6 +9,7 @@ from typing import Any
 
 from minigpt.checkpoint.store import DamagedCheckpoint, best_checkpoint, list_checkpoints, read_manifest
 from minigpt.faults import UserFault
+from minigpt.plain_file import open_plain
 from minigpt.report.number_format import short_number
 from minigpt.report.record import Row, best_row, number, read_record
 
@@ -56,7 +57,7 @@ def describe_run(run: Path) -> tuple[str, ...]:
 def state_of(run: Path, events: Sequence[Row]) -> str:
     """Return whether a run goes on now, and how it ended if not."""
     try:
-        with open(run / "run.lock") as lock:
+        with open_plain(run / "run.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return "running"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from minigpt.faults import UserFault
+from minigpt.plain_file import MAX_BYTES, open_plain, read_plain
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)  # Lustre, some FUSE
 
@@ -59,23 +60,20 @@ def write_json(path: Path, content: Any) -> None:
     write_file(path, json.dumps(content, indent=1) + "\n")
 
 
-def read_json(path: Path, most: int | None = None) -> Any:
+def read_json(path: Path, most: int = MAX_BYTES) -> Any:
     """Return what a JSON file holds.
 
     Raises:
         UserFault: it can't be read, is of more than `most` bytes, or is not JSON.
     """
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            content = file.read() if most is None or size <= most else None
-        if content is not None:
-            return json.loads(content)
+        return json.loads(read_plain(path, most))
     except OSError as error:
-        raise UserFault(f"{path} can't be read: {error.strerror or error}") from None
+        reason = str(error.strerror or error)
+        large = error.errno == errno.EFBIG
+        raise UserFault(f"{path} {reason}" if large else f"{path} can't be read: {reason}") from None
     except (ValueError, RecursionError):
         raise UserFault(f"{path} is not JSON: it is damaged") from None
-    raise UserFault(f"{path} is {size:,} bytes; at most {most:,} are read")
 
 
 def sha256_of(path: Path) -> str:
@@ -84,7 +82,7 @@ def sha256_of(path: Path) -> str:
     Raises:
         OSError: it can't be read.
     """
-    with open(path, "rb") as file:
+    with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

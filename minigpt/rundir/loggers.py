@@ -14,6 +14,7 @@ from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
 from minigpt.config.schema import LoggerConfig
+from minigpt.plain_file import is_gone, read_plain
 from minigpt.redact import redact_values
 from minigpt.rundir.files import write_file
 
@@ -133,7 +134,7 @@ def wandb_id(run_dir: Path) -> str:
     A wandb sweep agent that started this process has chosen it, and looks for the results there.
     """
     file = run_dir / "wandb_id.txt"
-    kept = file.read_text(encoding="utf-8", errors="replace").removesuffix("\n") if file.is_file() else ""
+    kept = "" if is_gone(file) else read_plain(file, 1000).decode(errors="replace").removesuffix("\n")
     given = os.environ.get("WANDB_RUN_ID", "") if os.environ.get("WANDB_SWEEP_ID") else ""
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", run_dir.resolve().name)[:80]
     candidates = (kept, given, f"{name}-{secrets.token_hex(4)}")

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.faults import StorageFailure
+from minigpt.plain_file import is_gone, read_plain
 from minigpt.rundir.files import write_file
 
+MAX_BYTES = 1 << 30  # of a file of rows: five million of them; a larger one is none of ours
 TIMINGS = ("seconds", "tokens_per_second", "mfu")  # the keys that differ between equal runs
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSON-lines file that can be read; lines that are no JSON object, or torn, are left out."""
     try:
-        lines = [] if path.is_fifo() else path.read_bytes().split(b"\n")  # a stranger's pipe never ends
+        lines = read_plain(path, MAX_BYTES).split(b"\n")
     except OSError:
         return []
     return [row for line in lines if (row := parse_row(line)) is not None]
@@ -44,7 +46,7 @@ def cut_rows_after(path: Path, step: int, say: Callable[[str], object] = print) 
     Returns:
         How many rows went.
     """
-    content = path.read_bytes() if path.is_file() else b""
+    content = b"" if is_gone(path) else read_plain(path, MAX_BYTES)
     lines = content.split(b"\n")
     steps = [_step_of(line) for line in lines]
     damaged = sum(each is None and line != b"" for each, line in zip(steps[:-1], lines[:-1], strict=True))

@@ -25,13 +25,16 @@ from minigpt.config.files import plain_yaml
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.invocation import PACKAGE, typed_words
+from minigpt.plain_file import UNREADABLE, is_gone, patiently, read_plain
 from minigpt.redact import redact_arguments, redact_values
 from minigpt.rundir.files import lock, write_file
 from minigpt.rundir.rows import append_rows, folder_gone
 
-STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, errno.EFBIG, errno.EISDIR)
+# Errors of the disk, or of the network before it. (Not every system has each.)
+_NAMES = "ENOSPC EDQUOT EFBIG EIO EREMOTEIO EROFS EACCES EISDIR ESTALE ENOTCONN ETIMEDOUT EHOSTDOWN ENODEV ENXIO"
+STORAGE_ERRORS = {getattr(errno, name) for name in _NAMES.split() if hasattr(errno, name)}
 
-MAX_CHARACTERS = 1 << 20  # of a small file of the run; a longer one is none of ours
+MAX_BYTES = 1 << 20  # of a small file of the run; a larger one is none of ours
 
 
 class RunDirectory:
@@ -69,9 +72,9 @@ class RunDirectory:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        gone = self.writes and not self.path.is_dir()
+        gone = self.writes and is_gone(self.path)
         if self._lock_file is not None:
-            if isinstance(error, UserFault) and not (self.path / "config.yaml").exists():
+            if isinstance(error, UserFault) and is_gone(self.path / "config.yaml"):
                 # Nothing is left of a run that never began, but what others put there.
                 with contextlib.suppress(OSError):
                     (self.path / "run.lock").unlink()
@@ -141,13 +144,14 @@ class RunDirectory:
     def _read(self, name: str, parse: Callable[[str], Any]) -> Any:
         """What a small file of the run holds, or None if there is none. A run may be a stranger's."""
         try:
-            if (self.path / name).is_fifo():  # opening it would wait for ever
-                raise OSError(errno.EINVAL, "it is a pipe")
-            with open(self.path / name, encoding="utf-8") as file:
-                return parse(file.read(MAX_CHARACTERS))
+            return parse(patiently(lambda: read_plain(self.path / name, MAX_BYTES)).decode())
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            if isinstance(error, OSError) and error.errno not in UNREADABLE:
+                wrong = f"{self.path / name} can't be read: {error.strerror or error}"
+                remedy = "Look at the disk, the network or the permissions, then run the same command again"
+                raise StorageFailure(f"{wrong}. {remedy}") from error
             what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             remedy = f"Put it back as it was, or start a run of its weights: run.dir=NEW_DIR init.from={self.path}"
             raise UserFault(f"{self.path / name} is not what a run writes there ({what}). {remedy}") from None

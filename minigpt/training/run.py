@@ -1,7 +1,6 @@
 """A training run from config to finished model: begin it, or continue it where it stands."""
 
 import contextlib
-import hashlib
 import json
 import os
 import sys
@@ -15,7 +14,7 @@ import torch
 
 from minigpt.checkpoint.pack import unpack_optimizer
 from minigpt.checkpoint.parts import read_optimizer
-from minigpt.checkpoint.store import MANIFEST, discard_from, latest_usable, list_checkpoints, sweep_unfinished
+from minigpt.checkpoint.store import discard_from, latest_usable, list_checkpoints, read_manifest, sweep_unfinished
 from minigpt.config.convert import flatten, to_dict
 from minigpt.config.roles import Change, default_run_dir
 from minigpt.config.schema import TrainConfig
@@ -116,7 +115,7 @@ def begin_or_continue(job: Job, changes: Sequence[Change]) -> int:
         found = latest_usable(run.checkpoints) if run.writes else None  # the others take its word for every byte
         name = job.processes.gather(found.name if found else "")[0].strip()
         checkpoint = run.checkpoints / name if name else None
-        manifest = hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest() if checkpoint else None
+        manifest = read_manifest(checkpoint)["sha256"] if checkpoint else None
         job.processes.require_equal_on_all_ranks(
             "a checkpoint", {"folder": checkpoint and checkpoint.name, "manifest": manifest}
         )

@@ -23,6 +23,7 @@ from minigpt.config.schema import CheckpointConfig
 from minigpt.faults import NonFiniteTraining, StorageFailure
 from minigpt.machine.sharding import Layout
 from minigpt.model.parts import local
+from minigpt.plain_file import is_gone
 from minigpt.process.group import Processes
 from minigpt.rundir.rows import RowFile, folder_gone
 from minigpt.training.ending import StopRequest
@@ -185,7 +186,7 @@ class Saving:
 
     def write(self, step: int, files: Files, facts: Mapping[str, Any], began: float) -> float:
         """Bring a checkpoint to the disk, then remove what is no longer needed (in the thread)."""
-        rows = [file.path for file in self.row_files if file.path.exists()]
+        rows = [file.path for file in self.row_files if not is_gone(file.path)]
         facts, after = {"minigpt": __version__, **facts}, [*rows, self.folder.parent]
         write_checkpoint(self.folder, step, files, facts, after=after, writers=self.writers)
         self.durable_step, seconds = step, time.perf_counter() - began
@@ -215,7 +216,7 @@ class Saving:
         Raises:
             StorageFailure: it has failed too often, or the run directory is gone.
         """
-        if not self.folder.is_dir():
+        if is_gone(self.folder):
             raise folder_gone(self.folder.parent) from fault
         if self.failures == len(PAUSES):
             raise fault

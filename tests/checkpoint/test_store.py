@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from minigpt import plain_file
 from minigpt.checkpoint import store
 from minigpt.checkpoint.load import read_file
 from minigpt.checkpoint.store import (
@@ -174,22 +175,22 @@ def test_only_what_dead_processes_left_is_swept(tmp_path):
 def test_a_read_that_fails_for_a_moment_sets_no_healthy_checkpoint_aside(tmp_path, monkeypatch, number):
     write(tmp_path, 5)
     newest = write(tmp_path, 6)
-    monkeypatch.setattr(store, "READ_PAUSES", (0, 0, 0))
-    real, calls = store.open_regular, iter(range(1000))
+    monkeypatch.setattr(plain_file, "READ_PAUSES", (0, 0, 0))
+    real, calls = store.open_plain, iter(range(1000))
 
-    def shaky(path):
+    def shaky(path, *, links):
         if newest in path.parents and next(calls) % 3 < 2:  # two of three reads fail
             raise OSError(number, os.strerror(number), str(path))
-        return real(path)
+        return real(path, links=links)
 
-    monkeypatch.setattr(store, "open_regular", shaky)
+    monkeypatch.setattr(store, "open_plain", shaky)
     assert latest_usable(tmp_path, say=lambda _: pytest.fail("set aside")) == newest
 
 
 @pytest.mark.parametrize("call", ["open", "stat", "lstat"])
 def test_no_call_of_the_system_that_fails_for_a_moment_sets_a_healthy_checkpoint_aside(tmp_path, monkeypatch, call):
     newest = write(tmp_path, 6)
-    monkeypatch.setattr(store, "READ_PAUSES", (0, 0))
+    monkeypatch.setattr(plain_file, "READ_PAUSES", (0, 0))
     real, failed = getattr(os, call), []
 
     def shaky(path, *arguments, **options):
@@ -201,15 +202,33 @@ def test_no_call_of_the_system_that_fails_for_a_moment_sets_a_healthy_checkpoint
     assert latest_usable(tmp_path, say=lambda _: pytest.fail("set aside")) == newest
 
 
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ENOTCONN])
+def test_a_list_that_fails_for_a_moment_hides_no_checkpoint(tmp_path, monkeypatch, number):
+    newest = write(tmp_path, 6)
+    monkeypatch.setattr(plain_file, "READ_PAUSES", (0, 0))
+    real, calls = os.scandir, iter(range(1000))
+
+    def shaky(path):
+        if path == tmp_path and next(calls) % 3 < 2:
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", shaky)
+    assert list_checkpoints(tmp_path) == [newest]
+    monkeypatch.setattr(plain_file, "READ_PAUSES", (0,))
+    with pytest.raises(StorageFailure, match=f"{tmp_path} can't be listed: {os.strerror(number)}"):
+        list_checkpoints(tmp_path)
+
+
 def test_a_read_that_fails_for_good_is_named_and_the_checkpoint_stays(tmp_path, monkeypatch):
     newest = write(tmp_path, 6)
-    monkeypatch.setattr(store, "READ_PAUSES", (0, 0))
+    monkeypatch.setattr(plain_file, "READ_PAUSES", (0, 0))
 
-    def refuse(path):
+    def refuse(path, *, links):
         raise OSError(errno.EIO, "Input/output error", str(path))
 
-    monkeypatch.setattr(store, "open_regular", refuse)
-    with pytest.raises(StorageFailure, match=r"MANIFEST\.json can't be read: Input/output error \(tried 3 times\)"):
+    monkeypatch.setattr(store, "open_plain", refuse)
+    with pytest.raises(StorageFailure, match=r"MANIFEST\.json can't be read: Input/output error \(tried again"):
         latest_usable(tmp_path, say=lambda _: None)
     assert list_checkpoints(tmp_path) == [newest]
 

@@ -1,5 +1,6 @@
 """Trials D1 to D9: a disk that is full, read-only, gone or slow costs no checkpoint and no row of metrics.jsonl."""
 
+import builtins
 import errno
 import os
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from minigpt import plain_file
 from minigpt.checkpoint import store
 from minigpt.checkpoint.store import latest_usable, list_checkpoints, step_of, verify
 from minigpt.faults import StorageFailure
@@ -270,6 +272,78 @@ def test_d8_a_row_file_keeps_the_order_of_its_rows(tmp_path, monkeypatch):
         file.add({"step": step})
     file.settle()
     assert [row["step"] for row in read_rows(file.path)] == list(range(20))
+
+
+CALLS = ("stat", "lstat", "open", "mkdir", "rename", "replace", "statvfs", "unlink", "scandir", "listdir")
+
+
+@pytest.fixture
+def storm(run, monkeypatch):
+    """While storm["error"] is set, each call of the system with a path in the run directory fails with it."""
+    state = {"error": 0}
+
+    def failing(real):
+        def call(path, *arguments, **options):
+            if state["error"] and not isinstance(path, int) and os.fspath(path).startswith(str(run.path)):
+                raise OSError(state["error"], os.strerror(state["error"]), str(path))
+            return real(path, *arguments, **options)
+
+        return call
+
+    for name in CALLS:
+        monkeypatch.setattr(os, name, failing(getattr(os, name)))
+    monkeypatch.setattr(builtins, "open", failing(open))
+    monkeypatch.setattr(plain_file, "READ_PAUSES", (0,))
+    return state
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ENOTCONN])
+def test_d10_a_file_system_that_is_away_for_a_while_costs_a_warning_and_no_byte(
+    run, clean, storm, at_step, monkeypatch, capsys, number
+):
+    at_step(5, lambda: storm.update(error=number))
+    at_step(10, lambda: storm.update(error=0))
+    monkeypatch.setattr(saving, "PAUSES", (0,) * 10)
+    run(*SETTINGS)
+    output = capsys.readouterr().out
+    assert f"WARNING: {run.path / 'metrics.jsonl'} can't be written: {os.strerror(number)}" in output
+    assert "can be written again" in output
+    assert compare_runs(clean, run.path)[1] == []
+
+
+@pytest.mark.usefixtures("patient")
+def test_d10_one_that_stays_away_ends_the_run_with_a_sentence(run, clean, storm, at_step, monkeypatch):
+    once = iter([errno.ESTALE])
+    at_step(5, lambda: storm.update(error=next(once, 0)))
+    monkeypatch.setattr(saving, "PAUSES", (0, 0))
+    with pytest.raises(StorageFailure, match=r"can't be written|could not be written") as fault:
+        run(*SETTINGS)
+    assert "is gone" not in str(fault.value)
+    storm["error"] = 0
+    assert step_of(latest_usable(run.path / "checkpoints")) == 4
+    run(*SETTINGS)
+    assert compare_runs(clean, run.path)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("config.yaml", errno.ESTALE), ("choices.json", errno.EMFILE), ("MANIFEST.json", errno.ENOTCONN)],
+)
+def test_d10_a_read_that_fails_once_at_the_start_is_tried_again(run, monkeypatch, name, number):
+    run("trainer.max_steps=2")
+    monkeypatch.setattr(plain_file, "READ_PAUSES", (0,))
+    real, failed = os.open, []
+
+    def shaky(path, *arguments, **options):
+        if str(path).endswith(name) and not failed:
+            raise OSError(failed.append(1) or number, os.strerror(number), str(path))
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", shaky)
+    run("trainer.max_steps=4")
+    assert failed
+    assert run.rows()[-1]["step"] == 4
 
 
 def test_d9_many_leftovers_and_many_checkpoints_don_t_delay_the_start(tmp_path, monkeypatch):

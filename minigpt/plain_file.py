@@ -1,0 +1,84 @@
+"""Reading files that may be a stranger's, or lie on a disk that fails for a moment. Standard library only."""
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable
+from io import BufferedReader
+from pathlib import Path
+from typing import TypeVar
+
+MAX_BYTES = 1 << 30  # of a file that is read whole
+READ_PAUSES = (0.1, 0.4, 1.5)  # seconds before a read that failed is tried again
+ABSENT = (errno.ENOENT, errno.ENOTDIR)
+# What a file is refused with that is gone, or that we don't read; any other error says nothing about the file.
+UNREADABLE = (*ABSENT, errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO, errno.EFBIG)
+
+Result = TypeVar("Result")
+
+
+def open_plain(path: str | Path, *, links: bool = True) -> BufferedReader:
+    """Open a plain file for reading. A pipe, which never ends, or a device is not opened.
+
+    Args:
+        path: the file.
+        links: whether the path may be a link to the file: a link can lead to another's.
+
+    Raises:
+        OSError: also for what is no plain file.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP and not links:
+            raise OSError(errno.ELOOP, "it is a link to another place", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no plain file", str(path))
+    return open(descriptor, "rb")
+
+
+def read_plain(path: str | Path, most: int = MAX_BYTES, *, links: bool = True) -> bytes:
+    """Return the bytes of a plain file.
+
+    Args:
+        path: the file.
+        most: bytes that make sense; of a larger file, which may be sparse, nothing is read.
+        links: as in `open_plain`.
+
+    Raises:
+        OSError: it can't be read, is no plain file, or is larger.
+    """
+    with open_plain(path, links=links) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(errno.EFBIG, f"is {size:,} bytes; at most {most:,} are read", str(path))
+        return file.read(most)
+
+
+def patiently(read: Callable[[], Result]) -> Result:
+    """Return what `read` gives. What the system refuses for a moment (ESTALE, EIO, EMFILE ...) is tried again.
+
+    Raises:
+        OSError: it is refused each time, or for what the file is.
+    """
+    for pause in READ_PAUSES:
+        try:
+            return read()
+        except OSError as error:
+            if error.errno in UNREADABLE:
+                raise
+        time.sleep(pause)
+    return read()
+
+
+def is_gone(path: Path) -> bool:
+    """Whether nothing is there. (`not path.exists()` raises where the disk can't say.)"""
+    try:
+        os.stat(path)
+    except OSError as error:
+        return error.errno in ABSENT
+    return False
