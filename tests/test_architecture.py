@@ -71,7 +71,8 @@ MAY_IMPORT = {
     "report": "plain_file attention checkpoint config data faults rundir matplotlib numpy torch yaml",
     "rundir": "plain_file config faults invocation redact __init__ torch wandb yaml",
     "sampling": "checkpoint config data faults machine model rundir splitmix torch",
-    "serving": "attention checkpoint config data evaluation faults rundir sampling fastapi starlette torch uvicorn",
+    "serving": "attention checkpoint config data evaluation faults machine model rundir sampling "
+    "fastapi starlette torch uvicorn",
     "sweep": "config data faults invocation machine process redact report rundir training matplotlib optuna torch yaml",
     "splitmix": "numpy",
     "training": "attention checkpoint config data faults invocation machine model plain_file process redact report "

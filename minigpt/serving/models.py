@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from minigpt.config.commands import ServeConfig
 from minigpt.config.schema import SampleConfig
+from minigpt.faults import UserFault
+from minigpt.machine.hardware import probe
+from minigpt.model.gpt import GPT
 from minigpt.sampling.command import choose_decoder, load
 from minigpt.serving.engine import Served
 
@@ -25,9 +29,28 @@ def load_models(config: ServeConfig) -> list[Served]:
             compile=config.compile,
         )
         loaded = load(options)
+        refuse_too_large(loaded.model, config)
         name = unlike(name_of(loaded.path), [served.name for served in models])
         models.append(Served(name, loaded, choose_decoder(options, loaded.model), config.rows))
     return models
+
+
+def refuse_too_large(model: GPT, config: ServeConfig) -> None:
+    """Refuse a KV cache that the memory can't hold: an imported model may read 100,000 tokens at once.
+
+    Raises:
+        UserFault: it is larger than half of the memory.
+    """
+    attention: Any = model.blocks[0].attention
+    numbers = 2 * len(model.blocks) * attention.n_kv_head * attention.head_dim * model.config.block_size
+    a_row = numbers * model.token_embedding.weight.element_size()
+    memory = probe(config.device).memory_bytes
+    if config.rows * a_row > memory / 2:
+        texts = f"rows={config.rows} texts of up to {model.config.block_size:,} tokens"
+        needs = f"{texts} need {config.rows * a_row / 1e9:,.1f} GB"
+        fits = int(memory / 2 / a_row)
+        remedy = f"Use rows={fits}" if fits else "Export it (minigpt export), and serve it with another program"
+        raise UserFault(f"{needs} for keys and values; this machine has {memory / 1e9:,.1f} GB. {remedy}")
 
 
 def name_of(path: Path) -> str:

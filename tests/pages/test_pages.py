@@ -73,7 +73,7 @@ def page(chromium, request):
     if "PICTURES" in os.environ:
         page.screenshot(path=Path(os.environ["PICTURES"]) / f"{request.node.name}.png", full_page=True)
     context.close()
-    assert [words for words in said if "status of 400" not in words] == []  # which one test asks for
+    assert [words for words in said if "status of 40" not in words] == []  # 400 and 401: which two tests ask for
     assert {url.split("/")[2].split(":")[0] for url in asked if not url.startswith(("data:", "file:"))} <= {"127.0.0.1"}
 
 
@@ -248,3 +248,19 @@ def test_the_page_of_minigpt_look_needs_no_server(page, runs, tmp_path):
     assert text_of(page, ".share") != before
     page.locator(".heads button").last.click()
     assert "head 2" in text_of(page, ".said")
+
+
+def test_the_page_asks_for_the_token(page, runs, tmp_path):
+    (tmp_path / "token").write_text("0123456789abcdef")
+    words = [f"checkpoint={runs[0]}", f"token_file={tmp_path / 'token'}"]
+    with ServerProcess(tmp_path, *words, OMP_NUM_THREADS="1") as server:
+        page.goto(server.url)
+        page.fill("[aria-label=token]", "0123456789wrong!")
+        page.keyboard.press("Enter")
+        page.wait_for_timeout(1000)  # it asks again
+        page.locator("[aria-label=token]").fill("0123456789abcdef")
+        page.keyboard.press("Enter")
+        page.fill("#prompt", "how")
+        page.click("text=Write >> nth=1")
+        page.wait_for_selector(".token")
+        page.wait_for_selector(READY)
