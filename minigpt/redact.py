@@ -49,7 +49,10 @@ def redact_values(plain: Any) -> Any:
     """`redact` for every text in plain data (dictionaries, lists, values); a secret name loses its text."""
     if isinstance(plain, Mapping):
         secret = {key for key, value in plain.items() if isinstance(value, str) and _SECRET_NAME.search(str(key))}
-        return {key: REDACTED if key in secret else redact_values(value) for key, value in plain.items()}
+        return {
+            redact(key) if isinstance(key, str) else key: REDACTED if key in secret else redact_values(value)
+            for key, value in plain.items()
+        }
     if isinstance(plain, list):
         return [redact_values(value) for value in plain]
     return redact(plain) if isinstance(plain, str) else plain

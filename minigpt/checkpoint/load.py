@@ -223,7 +223,7 @@ def read_config(folder: Path) -> TrainConfig:
     """
     mapping = read_json(folder, CONFIG)
     try:
-        flat = flatten(mapping) if isinstance(mapping, dict) else {}
+        flat = flatten(mapping, settings(TrainConfig)) if isinstance(mapping, dict) else {}
         # Another version has other settings; of those that this one lacks, only the model's matter here.
         known = {key: value for key, value in flat.items() if key in settings(TrainConfig)}
         strange = sorted(key for key in flat.keys() - known.keys() if not OTHER_SETTING.fullmatch(key))

@@ -13,6 +13,7 @@ from minigpt.checkpoint.store import read_manifest
 from minigpt.config.convert import shown, values
 from minigpt.config.roles import with_role
 from minigpt.config.schema import TrainConfig
+from minigpt.data.mix import MixedSplit
 from minigpt.data.prepare import open_prepared
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer
@@ -31,7 +32,7 @@ class Run:
     checkpoint: Path
     config: TrainConfig
     tokenizer: Tokenizer
-    val: TokenSplit
+    val: TokenSplit | MixedSplit
     weights: str  # SHA-256
 
 
@@ -64,7 +65,7 @@ def open_run(path: str, which: str, data_dir: str | None = None, beside: Sequenc
     if facts is None:
         raise UserFault(f"{folder / 'data.json'} is missing: it names the tokens of {path}. Give a run or its part")
     places = dict.fromkeys([config.data.dir, "data"] if data_dir is None else [data_dir])
-    found = (open_prepared(place, str(facts.get("fingerprint"))) for place in places)
+    found = (open_prepared(place, facts) for place in places)
     prepared = next((each for each in found if each), None)
     if prepared is None:
         remedy = f"or make them: minigpt prepare data={config.data.name} tokenizer={config.tokenizer.name} ..."

@@ -25,6 +25,7 @@ from minigpt.faults import UserFault
 from minigpt.invocation import typed
 from minigpt.plain_file import read_plain
 
+MIN_SHARE = 1e-4  # of a source in a mixture
 MAX_WHOLE = 10**12  # of a whole number that states no upper limit: it catches slips of the keyboard
 
 Check = Callable[..., Iterator[str]]  # the values of some settings -> a sentence for each rule that they break
@@ -192,9 +193,12 @@ def patience_needs_validations(patience: int, every_steps: int) -> Iterator[str]
         yield f"trainer.patience={patience} counts validations: set validate.every_steps, or trainer.patience=0."
 
 
-@rule("data.name", "data.source", "data.dir")
-def source_is_there(name: str, source: str | None, folder: str) -> Iterator[str]:
-    if not source:
+@rule("data.name", "data.source", "data.dir", "data.mix")
+def source_is_there(name: str, source: str | None, folder: str, mix: Mapping[str, float]) -> Iterator[str]:
+    if mix:
+        if source is not None:
+            yield f"data.mix names its sources itself and would ignore data.source={shown(source)}. Leave one out."
+    elif not source:
         if name == "text":
             yield "data=text needs your text. Add data.source=FILE_OR_DIR."
         elif source == "":
@@ -216,6 +220,20 @@ def tokenizer_file_is_used(name: str, file: str | None, eot: str | None) -> Iter
                 yield f"tokenizer={name} would ignore tokenizer.{key}={shown(value)}. To use it, add tokenizer=file."
     elif file is not None and not os.path.isfile(at(file)):
         yield f"tokenizer.file={shown(file)} is not a file{_from_here(file)}. Give a tokenizer.json."
+
+
+@rule("data.mix", "data.dir", "data.val_source")
+def sources_of_the_mix_are_there(mix: Mapping[str, float], folder: str, val_source: str | None) -> Iterator[str]:
+    if mix and val_source is not None:
+        yield "data.mix validates on a part of each source and would ignore data.val_source. Leave it out."
+    wrong = [source for source, share in mix.items() if not share > 0]
+    for source in wrong:
+        yield f"data.mix gives {shown(name_of(source))} the share {mix[source]:g}; wanted a number above 0."
+    for source, share in mix.items():
+        if not wrong and share < MIN_SHARE * sum(mix.values()):
+            yield f"data.mix gives {shown(name_of(source))} less than {MIN_SHARE:g} of the whole. Leave it out."
+        if source not in ("stdlib", "shakespeare_char") and missing(source) and not _was_prepared(source, folder):
+            yield f"data.mix: {shown(source)} does not exist{_from_here(source)}. Give a file or a folder."
 
 
 @rule("data.mask_documents", "tokenizer.name")

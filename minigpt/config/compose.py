@@ -14,7 +14,18 @@ from typing import Any
 
 from minigpt.config.check import find_faults, find_notes
 from minigpt.config.commands import CLASSES
-from minigpt.config.convert import Fault, fitted, flatten, nearest, no_setting, read, settings, shown, value_from_text
+from minigpt.config.convert import (
+    SHARES,
+    Fault,
+    fitted,
+    flatten,
+    nearest,
+    no_setting,
+    read,
+    settings,
+    shown,
+    value_from_text,
+)
 from minigpt.config.files import compose_files, config_folder, find_groups, inherited_settings, to_yaml, unfit_files
 from minigpt.config.help import help_page
 from minigpt.config.schema import TrainerConfig
@@ -159,7 +170,10 @@ def _read_option(request: Request, name: str, text: str) -> None:
 def _read_setting(request: Request, key: str, text: str) -> None:
     setting = settings(request.cls)[key]
     kind = setting.kind
-    if setting.literal:
+    if kind == SHARES:  # an unquoted {a:0.7,b:0.3} comes in several words from the shell
+        found, before = value_from_text(kind, text), request.values.get(key, {})
+        request.values[key] = before | found if isinstance(found, dict) and isinstance(before, dict) else found
+    elif setting.literal:
         request.values[key] = [*request.values.get(key, []), text] if kind == list[str] else text
     elif "${" in text and kind != list[str]:
         request.refuse(f"{key}={shown(text)}: {NOT_EVALUATED}", key)

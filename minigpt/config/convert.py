@@ -21,6 +21,7 @@ from minigpt.config.setting import Setting
 from minigpt.faults import UserFault
 
 Config = TypeVar("Config")
+SHARES = dict[str, float]  # the kind of a setting that holds names with shares
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +133,8 @@ def in_words(kind: Any) -> str:
         )
     if typing.get_origin(kind) is list:
         return 'a JSON list of strings like ["END", "\\n\\n"]'
+    if kind == SHARES:
+        return "sources with their shares like texts/:0.7,more.jsonl:0.3"
     if typing.get_origin(kind) is dict:
         return 'a JSON object like {"seed": {"choices": [1, 2]}}'
     return words[kind] if kind in words else " or ".join(in_words(part) for part in parts_of(kind))
@@ -163,6 +166,9 @@ def fitted(kind: Any, value: Any) -> tuple[Any, str]:
     elif typing.get_origin(part) is list:
         good = isinstance(value, list) and not any(fitted(typing.get_args(part)[0], each)[1] for each in value)
         value = list(value) if good else value
+    elif part == SHARES:
+        good = isinstance(value, Mapping) and not any(fitted(float, each)[1] for each in value.values())
+        value = {str(name): float(share) for name, share in value.items()} if good else value
     else:
         good = isinstance(value, Mapping) if typing.get_origin(part) is dict else type(value) is part
     return value, "" if good else wanted + (" or null" if null else "")
@@ -196,6 +202,9 @@ def value_from_text(kind: Any, text: str) -> Any:
             return float(text)
         if part is bool or (typing.get_origin(part) is Literal and True in typing.get_args(part)):
             return {"true": True, "false": False}.get(text.lower(), text)
+        if part == SHARES and not text.lstrip().startswith('{"'):
+            pairs = [each.rpartition(":") for each in text.strip().removeprefix("{").removesuffix("}").split(",")]
+            return {name.strip(): float(share) for name, _, share in pairs} if all(pair[1] for pair in pairs) else text
         if typing.get_origin(part) in (list, dict):
             return json.loads(text)
     except (ValueError, RecursionError):

@@ -33,7 +33,7 @@ def expand(arguments: list[str]) -> list[tuple[Job, str]]:
 def _alternatives(argument: str) -> list[str]:
     """Return an argument with each of the values that it lists, or as it is."""
     name, equals, _ = argument.partition("=")
-    if not equals or name.startswith("-") or name.lstrip("+") in LITERAL:  # a comma in the user's text divides nothing
+    if not equals or name.startswith("-") or name.lstrip("+") in (*LITERAL, "data.mix"):  # whose commas divide nothing
         return [argument]
     try:
         override = OverridesParser.create().parse_override(argument)

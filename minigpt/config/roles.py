@@ -84,6 +84,9 @@ def default_run_dir(config: Any) -> str:
     name = config.experiment
     if name == "default" and config.data.name == "text" and config.data.source:
         name = re.sub(r"[^\w.+-]+", "-", Path(name_of(config.data.source)).stem)[:50].strip("-.") or "text"
+    elif name == "default" and config.data.mix:
+        stems = "-".join(Path(source).stem for source in config.data.mix)
+        name = re.sub(r"[^\w.+-]+", "-", f"mix-{stems}")[:50].strip("-.")
     return f"runs/{name.replace('/', '-')}-{config_hash(config)}"
 
 

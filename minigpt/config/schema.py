@@ -91,6 +91,9 @@ class DataConfig:
     key: str = setting("text", "JSON lines, Parquet: key or column of the text", "weights", since="0.2.0")
     include: str | None = setting(None, "folder: patterns of files to read: *.md,*.txt", "weights", since="0.2.0")
     exclude: str | None = setting(None, "folder: patterns of files to leave out", "weights", since="0.2.0")
+    mix: dict[str, float] = setting(
+        {}, "several sources in place of one: texts/:0.7,more.jsonl:0.3", "weights", since="0.2.0"
+    )
     mask_documents: bool = setting(False, "no document of a window sees another", "weights", since="0.2.0")
     check: bool = setting(
         False, "list what is suspicious: repeated lines, wrongly decoded text ...", "watch", since="0.2.0"

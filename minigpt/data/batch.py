@@ -13,6 +13,7 @@ from torch import Tensor
 
 from minigpt.attention.masks import Documents, find_documents
 from minigpt.config.schema import DataConfig
+from minigpt.data.mix import MixedSplit
 from minigpt.data.order import batch_of_step, window_starts
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer
@@ -87,7 +88,7 @@ class MicroBatches:
         document_end: the token behind each document, if no document is to see another (see `document_end`).
     """
 
-    split: TokenSplit
+    split: TokenSplit | MixedSplit
     _: KW_ONLY
     seed: int
     block_size: int
@@ -107,13 +108,13 @@ class MicroBatches:
     def __getitem__(self, index: int) -> Batch:
         """The batch of (micro_batch, block_size) tokens with this number."""
         step, part = divmod(index, self.accumulate)
-        starts = window_starts(
-            batch_of_step(step, self.skipped_batches),
-            seed=self.seed,
-            n_tokens=len(self.split),
-            block_size=self.block_size,
-            sequences=self.accumulate * self.world_size * self.micro_batch,
-        )
+        number = batch_of_step(step, self.skipped_batches)
+        sequences = self.accumulate * self.world_size * self.micro_batch
+        order = {"seed": self.seed, "block_size": self.block_size, "sequences": sequences}
+        if isinstance(self.split, MixedSplit):
+            starts = self.split.window_starts(number, **order)
+        else:
+            starts = window_starts(number, n_tokens=len(self.split), **order)
         mine = starts.reshape(self.accumulate, self.world_size, self.micro_batch)[part, self.rank]
         windows = torch.from_numpy(self.split.windows(mine, self.block_size + 1))
         weights = self.split.weights(mine + 1, self.block_size)

@@ -7,9 +7,13 @@ t * sequences ... (t + 1) * sequences - 1, across epoch ends. Which place of the
 stands for is decided by a cipher on 0 ... W - 1: a shuffle that needs no table, so that a batch costs
 the same time and memory at step 0 and at step 10**9, in a corpus of any size.
 
+A mixture of sources deals the samples of the run out to them: a cycle of 65,536 samples holds whole numbers of each
+source's, spread evenly, and the k-th sample of a source is sample number k of its own order as above.
+
 All arithmetic is uint64 that wraps around, so the order is the same on every platform.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -19,6 +23,7 @@ from numpy.typing import NDArray
 from minigpt.faults import UserFault
 from minigpt.splitmix import GOLDEN, MASK_64, scramble
 
+CYCLE = 1 << 16  # samples in which a mixture comes out even
 _ROUNDS = 6
 _OFFSET, _CIPHER = 1, 2  # what a draw is for
 
@@ -54,13 +59,62 @@ def window_starts(step: int, *, seed: int, n_tokens: int, block_size: int, seque
         UserFault: the split is shorter than one window.
     """
     check_length("train", n_tokens, block_size)
+    return starts_of(samples_of_step(step, sequences), seed=seed, n_tokens=n_tokens, block_size=block_size)
+
+
+def samples_of_step(step: int, sequences: int) -> NDArray[np.uint64]:
+    """Return the numbers of a batch's samples, (sequences,)."""
+    return np.uint64(step * sequences) + np.arange(sequences, dtype=np.uint64)
+
+
+def starts_of(samples: NDArray[np.uint64], *, seed: int, n_tokens: int, block_size: int) -> NDArray[np.int64]:
+    """Return where the windows of some samples begin; the rest as for `window_starts`."""
     W = epoch_windows(n_tokens, block_size)
-    samples = np.uint64(step * sequences) + np.arange(sequences, dtype=np.uint64)
     epochs, places = np.divmod(samples, np.uint64(W))
     offset_range = min(block_size, n_tokens - W * block_size)
     offsets = _draw(seed, epochs, _OFFSET) % np.uint64(offset_range)
     windows = _permute(places, W, _draw(seed, epochs, _CIPHER))
     return (offsets + windows * np.uint64(block_size)).astype(np.int64)
+
+
+def quotas(weights: Sequence[float]) -> tuple[int, ...]:
+    """Return how many of CYCLE samples each source has: the whole numbers next to its share that add up.
+
+    Source: Hamilton's method of largest remainders.
+    """
+    exact = [CYCLE * weight / math.fsum(weights) for weight in weights]
+    whole = [int(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda source: whole[source] - exact[source])
+    for source in by_remainder[: CYCLE - sum(whole)]:
+        whole[source] += 1
+    return tuple(whole)
+
+
+def deal(samples: NDArray[np.uint64], quotas: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Deal samples out to sources.
+
+    Up to any sample each source has had its share of them, give or take less than one for each other source.
+
+    Args:
+        samples: their numbers in the run, (n,).
+        quotas: of each source in a cycle (see `quotas`).
+
+    Returns:
+        The source of each sample, and the sample's number among those of its source; (n,) each.
+    """
+    source, rank = _cycle(quotas)
+    cycles, places = np.divmod(samples, np.uint64(CYCLE))
+    sources = source[places]
+    return sources, cycles * np.array(quotas, dtype=np.uint64)[sources] + rank[places]
+
+
+@functools.lru_cache(maxsize=8)
+def _cycle(quotas: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """The source of each place of a cycle, and how many of it come before: sample k of q stands at (k + 1/2) / q."""
+    source = np.repeat(np.arange(len(quotas)), quotas)
+    rank = np.concatenate([np.arange(quota, dtype=np.uint64) for quota in quotas])
+    order = np.argsort((rank + 0.5) / np.array(quotas)[source], kind="stable")
+    return source[order], rank[order]
 
 
 def _draw(seed: int, epochs: NDArray[np.uint64], purpose: int) -> NDArray[np.uint64]:

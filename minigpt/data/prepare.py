@@ -15,8 +15,8 @@ import re
 import shlex
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +28,7 @@ from minigpt.data.find import typed_path
 from minigpt.data.in_place import read_tokens, tokenizer_of
 from minigpt.data.make import FORMAT, UNITS, encode, learn, seal, stored_tokenizer
 from minigpt.data.measures.overlap import measured_lines
+from minigpt.data.mix import MixedSplit, short_names
 from minigpt.data.progress import Progress, Say, moving_line, size_text, tell
 from minigpt.data.readers import NAMES, READERS
 from minigpt.data.shards import TokenSplit, fingerprint
@@ -63,11 +64,24 @@ class Prepared:
 
     folder: Path
     tokenizer: Tokenizer
-    train: TokenSplit
-    val: TokenSplit
+    train: TokenSplit | MixedSplit
+    val: TokenSplit | MixedSplit
     fingerprint: str  # SHA-256 (hex) of the tokenizer and of all tokens
     summary: dict[str, Any]  # what was read and made, as JSON
     rule: str = "tail"  # content, where whole documents were asked for; what a run keeps (minigpt/data/split.py)
+    parts: "dict[str, Prepared]" = field(default_factory=dict)  # the sources of a mixture, by their names
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a run keeps of its tokens, to know them again (see `open_prepared`)."""
+        facts: dict[str, Any] = {"fingerprint": self.fingerprint, "tokenizer": self.tokenizer.hash}
+        facts |= {"split": self.rule} if self.rule != "tail" else {}  # as runs of versions up to 0.1.0 have it
+        if isinstance(self.train, MixedSplit):
+            shares = self.train.shares.items()
+            facts["mix"] = {
+                name: {"fingerprint": self.parts[name].fingerprint, "share": share} for name, share in shares
+            }
+        return facts
 
 
 @moving_line()
@@ -99,6 +113,8 @@ def prepare(
         StorageFailure: data.dir can't be written, or is too small.
         UnfinishedParts: with `work.part`, while other parts are still to be made.
     """
+    if data.mix:
+        return _prepare_mix(data, tokenizer, given=given, work=work, say=say)
     keys, scheme = _keys(data, tokenizer), scheme_of(tokenizer.name)
     if given is None and tokenizer.name == "file":
         given = _tokenizer_of_file(tokenizer)
@@ -152,6 +168,44 @@ def prepare(
         say(f"data: the source changed since {next(iter(known))} was prepared; preparing it anew")
     _find_or_make(folder, keys, found, given=ready, work=work or WorkConfig(), say=say)
     return _open(folder, say)
+
+
+def _prepare_mix(
+    data: DataConfig, tokenizer: TokenizerConfig, *, given: Tokenizer | None, work: WorkConfig | None, say: Say
+) -> Prepared:
+    """Prepare each source of a mixture, with the tokenizer of the first for all."""
+    parts: dict[str, Prepared] = {}
+    for name, source in short_names(data.mix).items():
+        folder = typed_path(source)
+        if (folder / "prepared.json").is_file():
+            part = _open(folder, say)
+        else:
+            corpus: Any = source if source in ("stdlib", "shakespeare_char") else "text"
+            alone = replace(data, name=corpus, source=source if corpus == "text" else None, mix={})
+            fixed = not scheme_of(tokenizer.name).is_learned and tokenizer.name != "file"
+            part = prepare(alone, tokenizer, given=None if fixed else given, work=work, say=say)
+        given = given or part.tokenizer
+        if part.tokenizer.hash != given.hash:
+            raise UserFault(
+                f"data.mix: {name} holds tokens of a {part.tokenizer.name} tokenizer, SHA-256 "
+                f"{part.tokenizer.hash[:12]}, and the first source has another, {given.name}, {given.hash[:12]}. "
+                "Name its text instead, or prepare both with one tokenizer"
+            )
+        parts[name] = part
+    if part.tokenizer.name != tokenizer.name:
+        theirs = part.tokenizer.name
+        raise UserFault(f"data.mix holds tokens of tokenizer={theirs}, got tokenizer={tokenizer.name}. Type the former")
+    return _mix(parts, dict(zip(parts, data.mix.values(), strict=True)))
+
+
+def _mix(parts: dict[str, Prepared], shares: dict[str, float]) -> Prepared:
+    """The sources of a mixture as one."""
+    train, val = (
+        MixedSplit({name: getattr(part, split) for name, part in parts.items()}, shares) for split in ("train", "val")
+    )
+    first = next(iter(parts.values()))
+    whole = fingerprint([train.fingerprint, val.fingerprint])
+    return Prepared(first.folder.parent, first.tokenizer, train, val, whole, {"corpus": "mix"}, parts=parts)
 
 
 def _listing(corpus: Corpus) -> list[str]:
@@ -261,8 +315,8 @@ def require_vocabulary(data: DataConfig, tokenizer: TokenizerConfig) -> None:
     Raises:
         UserFault: it is needed, and neither cached nor reachable.
     """
-    if tokenizer.name == "file":
-        return  # it is on this machine
+    if tokenizer.name == "file" or data.mix:
+        return  # it is on this machine, or comes with the first source
     if not scheme_of(tokenizer.name).is_learned and not _known(typed_path(data.dir), _keys(data, tokenizer)):
         build_tokenizer(tokenizer.name)
 
@@ -281,20 +335,30 @@ def mend(data: DataConfig, tokenizer: TokenizerConfig, *, work: WorkConfig | Non
     return prepare(data, tokenizer, work=work, say=say)
 
 
-def open_prepared(data_dir: str, whole: str) -> Prepared | None:
-    """Return tokens that were prepared before, by their fingerprint. Nothing is made, and no text is read.
+def open_prepared(data_dir: str, facts: Mapping[str, Any]) -> Prepared | None:
+    """Return tokens that were prepared before, by what a run keeps of them. Nothing is made, and no text is read.
 
     Raises:
         DamagedShards: they are there, but a file was changed or lost since.
     """
+    if mix := facts.get("mix"):
+        found = {name: open_prepared(data_dir, part) for name, part in mix.items()}
+        parts = {name: part for name, part in found.items() if part is not None}
+        return _mix(parts, {name: part["share"] for name, part in mix.items()}) if len(parts) == len(mix) else None
     for path in sorted(typed_path(data_dir).glob("*/prepared.json")):
-        if _read_prepared(path.parent).get("fingerprint") == whole:
+        if _read_prepared(path.parent).get("fingerprint") == str(facts.get("fingerprint")):
             return _open(path.parent)
     return None
 
 
 def describe(prepared: Prepared) -> list[str]:
     """The summary as lines for the terminal."""
+    if isinstance(prepared.train, MixedSplit):
+        lines = []
+        for name, part in prepared.parts.items():
+            share = f"mix        {prepared.train.shares[name]:.2%} of the training windows are of {name}"
+            lines += [share, *describe(part), ""]
+        return lines[:-1]
     return [*_lines(prepared.summary, prepared.tokenizer.hash), f"kept in    {prepared.folder}"]
 
 

@@ -1,7 +1,9 @@
 """What a run is about to do, said before its first step."""
 
 from minigpt.config.schema import TrainConfig
+from minigpt.data.mix import MixedSplit
 from minigpt.data.prepare import Prepared
+from minigpt.data.shards import TokenSplit
 from minigpt.machine.choices import Choices
 from minigpt.machine.hardware import Hardware
 from minigpt.machine.memory import memory_bytes
@@ -36,8 +38,8 @@ def describe_plan(
         length = f"{config.trainer.max_minutes:g} minutes of training"
     else:
         tokens = total_steps * config.batch_tokens
-        passes, each = tokens / len(prepared.train), f"{tokens / parameters:.1f} tokens per parameter"
-        length = f"{total_steps:,} steps = {tokens:,} tokens = {passes:.2f} passes over the data, {each}"
+        passes, each = _passes(prepared.train, tokens), f"{tokens / parameters:.1f} tokens per parameter"
+        length = f"{total_steps:,} steps = {tokens:,} tokens = {passes}, {each}"
     shared = f" ({model.n_kv_head} of keys and values)" if 0 < model.n_kv_head < model.n_head else ""
     lines = [
         f"Model      {parameters:,} parameters: {number_of(model.n_layer, 'layer')}, "
@@ -45,7 +47,7 @@ def describe_plan(
         f"vocabulary {gpt.vocab_size:,}",
         *[f"           {count:>13,}  {part}" for part, count in parts.items()],
         f"Data       {len(prepared.train):,} training tokens, {len(prepared.val):,} validation tokens "
-        f"({config.data.name}, {prepared.tokenizer.name} tokenizer)",
+        f"({'mix' if config.data.mix else config.data.name}, {prepared.tokenizer.name} tokenizer)",
         f"Step       {config.batch_tokens:,} tokens = {sequences} windows of {model.block_size} = "
         f"{number_of(choices.devices, 'device')} x {choices.accumulate} x micro-batch {choices.micro_batch}",
         f"Length     {length}",
@@ -54,6 +56,14 @@ def describe_plan(
         + (f", {choices.threads} threads" if choices.device == "cpu" else ""),
     ]
     return "\n".join(lines)
+
+
+def _passes(train: TokenSplit | MixedSplit, tokens: int) -> str:
+    """How often so many tokens go over the data, or over each source of a mixture."""
+    if not isinstance(train, MixedSplit):
+        return f"{tokens / len(train):.2f} passes over the data"
+    parts = ((name, train.shares[name], len(part)) for name, part in train.parts.items())
+    return ", ".join(f"{tokens * share / size:.2f} passes over {name} ({share:.2%})" for name, share, size in parts)
 
 
 def number_of(count: int, thing: str) -> str:

@@ -1,7 +1,7 @@
 """The loss on a whole split: every token of it predicted once, on a fixed grid."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,14 @@ class Score:
     def bits_per_byte(self) -> float:
         """Comparable between tokenizers."""
         return self.nats / math.log(2) / max(self.bytes, 1)
+
+
+def mean_score(scores: Mapping[str, Score], shares: Mapping[str, float]) -> Score:
+    """Return the score of a text in which each of some sources has its share of the tokens."""
+    tokens = sum(score.tokens for score in scores.values())
+    nats = sum(shares[name] * score.loss for name, score in scores.items())
+    n_bytes = sum(shares[name] * score.bytes / score.tokens for name, score in scores.items())
+    return Score(tokens * nats, tokens, round(tokens * n_bytes))
 
 
 def windows_at_once(block_size: int, vocab_size: int) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from minigpt.report.drawing import BASELINE, GRID, OTHERS, RATE, TRAIN, VALIDATION, drawing, write_png
 from minigpt.report.number_format import short_number
-from minigpt.report.record import Numbers, Record, best_row, column, nats_per_bit, number
+from minigpt.report.record import Numbers, Record, best_row, column, nats_per_bit, number, source_losses
 
 
 def smooth(values: Numbers) -> Numbers:
@@ -78,6 +78,11 @@ def draw_losses(axes: Any, record: Record, others: Sequence[Record] = (), *, col
         ring = {"markersize": 10, "markerfacecolor": "none", "markeredgewidth": 1.4, "clip_on": False, "zorder": 4}
         axes.plot([best["step"]], [best["val/loss"]], "o", color=VALIDATION, **ring)
         shown.append(losses)
+        for name in source_losses(best):
+            steps, losses = column(record.rows, f"val/loss/{name}")
+            axes.plot(steps, losses, color=VALIDATION, linewidth=0.9, linestyle=":", alpha=0.8)
+            axes.annotate(name, (steps[-1], losses[-1]), color=VALIDATION, fontsize="small", ha="right", va="bottom")
+            shown.append(losses)
     for other, style in beside(others):
         factor = (nats_per_bit(record.rows) or 1) / (nats_per_bit(other.rows) or nats_per_bit(record.rows) or 1)
         shown += _draw_other(axes, other, style, factor)

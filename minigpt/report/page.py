@@ -14,7 +14,7 @@ from minigpt.report.curves import draw_loss, draw_losses, draw_metric
 from minigpt.report.drawing import drawing, svg_of
 from minigpt.report.frame import cell_text, page_of, table
 from minigpt.report.number_format import duration, short_number
-from minigpt.report.record import Record, best_row, column, number, read_record, training_seconds
+from minigpt.report.record import Record, best_row, column, number, read_record, source_losses, training_seconds
 from minigpt.rundir.files import write_file
 
 SAMPLES_SHOWN = 8  # the others fold away
@@ -63,7 +63,8 @@ def summary(record: Record) -> str:
     words = {"n_layer": "{} layers", "n_head": "{} heads", "n_embd": "width {}", "block_size": "context {}"}
     parts += [text.format(config[f"model.{key}"]) for key, text in words.items() if f"model.{key}" in config]
     if config.get("data.name"):
-        parts.append(f"text {config.get('data.source') or config['data.name']}")
+        mix = [key.removeprefix("data.mix.") for key in config if key.startswith("data.mix.")]
+        parts.append(f"text {', '.join(mix) or config.get('data.source') or config['data.name']}")
         parts[-1] += f", tokenizer {config['tokenizer.name']}" if config.get("tokenizer.name") else ""
     return " · ".join(parts)
 
@@ -79,6 +80,8 @@ def cards(record: Record) -> Iterator[tuple[str, str, str]]:
         if bits is not None:
             note = "; ".join(f"{row.get('name', 'baseline')}: {row['bits_per_byte']:.3f}" for row in record.baselines)
             yield f"{bits:.3f}", "bits per byte", note
+        for name, loss in source_losses(best).items():
+            yield f"{loss:.4f}", f"validation loss on {name}", "nats per token"
     if rows:
         tokens, steps = number(rows[-1].get("tokens")), f"{rows[-1]['step']:,} steps"
         yield (short_number(tokens), "tokens read", steps) if tokens else (steps, "", "")

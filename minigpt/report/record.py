@@ -114,6 +114,12 @@ def best_row(rows: list[Row]) -> Row | None:
     return min(validated, key=lambda row: row["val/loss"], default=None)
 
 
+def source_losses(row: Row) -> dict[str, float]:
+    """Return the validation loss of each source of a mixture, by its name; nothing for a run of one text."""
+    found = {key.removeprefix("val/loss/"): number(value) for key, value in row.items() if key.startswith("val/loss/")}
+    return {name: loss for name, loss in found.items() if loss is not None}
+
+
 def training_seconds(rows: list[Row]) -> float:
     """Return the training time in all. The rows' clock may begin again at 0 where a run was continued."""
     clock = np.array([row["seconds"] for row in rows if number(row.get("seconds")) is not None], dtype=float)

@@ -20,7 +20,7 @@ import torch
 import yaml
 
 from minigpt import __version__
-from minigpt.config.convert import flatten, to_dict
+from minigpt.config.convert import flatten, settings, to_dict
 from minigpt.config.files import plain_yaml
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import StorageFailure, UserFault
@@ -128,7 +128,7 @@ class RunDirectory:
         Raises:
             UserFault: config.yaml holds something else.
         """
-        return self._read("config.yaml", lambda text: flatten(_mapping(plain_yaml(text))))
+        return self._read("config.yaml", lambda text: flatten(_mapping(plain_yaml(text)), settings(TrainConfig)))
 
     def skipped_batches(self) -> list[list[int]]:
         """(first, last) batches that the guard found bad; no step trains on them.

@@ -159,6 +159,8 @@ def print_results(run: RunDirectory) -> None:
             f"Validation ({name}, step {row['step']:,})  {row['val/loss']:.4f} nats per token  "
             f"perplexity {row['val/perplexity']:.2f}  {row['val/bits_per_byte']:.4f} bits per byte"
         )
+        for key in (key for key in row if key.startswith("val/loss/")):
+            print(f"  {key.removeprefix('val/loss/')}  {row[key]:.4f} nats per token")
     for row in read_baselines(run.path):
         of = f" (of {row['of']})" if row.get("of") else ""
         print(f"Baseline       {row['bits_per_byte']:.4f} bits per byte  {row.get('name', '')!s:.60}{of}")

@@ -16,9 +16,11 @@ from minigpt.checkpoint.pack import CONFIG, MODEL, OPTIMIZER, STATE, TOKENIZER, 
 from minigpt.config.convert import to_dict
 from minigpt.config.schema import RunConfig, TrainConfig
 from minigpt.data.batch import document_end
+from minigpt.data.mix import MixedSplit, parts_of
 from minigpt.data.prepare import Prepared
+from minigpt.data.shards import TokenSplit
 from minigpt.machine.sharding import free_gathered, sample_together
-from minigpt.model.evaluate import Score, evaluate
+from minigpt.model.evaluate import Score, evaluate, mean_score
 from minigpt.redact import redact_values
 from minigpt.rundir.loggers import RemoteLogger, TensorBoard
 from minigpt.rundir.rows import RowFile
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from minigpt.training.step import LanguageModel
 
 
+OF_SOURCE = "val/loss/"  # and its name: the column of a mixture's source
 PLAIN_LINE_SECONDS = 5.0  # without a terminal, at most one line in this time, validations apart
 
 
@@ -77,7 +80,7 @@ class Outputs:
             self.remote.close()
 
     def validate(self, module: "LanguageModel") -> dict[str, Any]:
-        """Score the validation split and note the best loss.
+        """Score the validation split, of a mixture that of each source, and note the best loss.
 
         Returns:
             The columns for the step's row.
@@ -86,12 +89,16 @@ class Outputs:
         with module.clock.paused():
             call_callbacks(trainer, "on_validation_start")
             call_callbacks(trainer, "on_validation_epoch_start")
-            score = self.score(module)
+            val = self.prepared.val
+            scores = {name: self.score(module, split) for name, split in parts_of(val).items()}
+            score = mean_score(scores, val.shares) if isinstance(val, MixedSplit) else scores[val.name]
             columns: dict[str, Any] = {
                 "val/loss": score.loss,
                 "val/perplexity": score.perplexity,
                 "val/bits_per_byte": score.bits_per_byte,
             }
+            if isinstance(val, MixedSplit):
+                columns |= {f"{OF_SOURCE}{name}": each.loss for name, each in scores.items()}
             if not math.isfinite(score.loss):
                 columns = dict.fromkeys(columns)
             elif state.best_loss is None or score.loss < state.best_loss:
@@ -101,12 +108,12 @@ class Outputs:
             call_callbacks(trainer, "on_validation_end")
         return columns
 
-    def score(self, module: "LanguageModel") -> Score:
-        """Return the whole split's score, shared out over the ranks."""
+    def score(self, module: "LanguageModel", split: TokenSplit) -> Score:
+        """Return a whole split's score, shared out over the ranks."""
         prepared, device, world_size = self.prepared, module.device, module.trainer.world_size
         score = evaluate(
             module.gpt,
-            prepared.val,
+            split,
             block_size=module.config.model.block_size,
             batch=module.choices.validation_batch,
             device=device,
@@ -299,6 +306,7 @@ def describe(row: dict[str, Any], config: TrainConfig, total: int | None) -> lis
     parts.append("loss not finite" if row["train/loss"] is None else f"loss {row['train/loss']:.4f}")
     if row.get("val/loss") is not None:
         parts.append(f"val {row['val/loss']:.4f} ({row['val/bits_per_byte']:.3f} bits/byte)")
+        parts += [f"{key.removeprefix(OF_SOURCE)} {loss:.4f}" for key, loss in row.items() if key.startswith(OF_SOURCE)]
     if speed:
         left = [(total - step) * config.batch_tokens / speed] if total else []
         left += [60 * minutes - row["seconds"]] if minutes else []

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from minigpt.checkpoint import foreign, load
 from minigpt.checkpoint.pack import MODEL, OPTIMIZER, STATE
@@ -15,6 +16,7 @@ from minigpt.config.convert import misfit, shown
 from minigpt.config.roles import Change, differences, removed_settings
 from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import document_end
+from minigpt.data.mix import parts_of
 from minigpt.data.order import check_length
 from minigpt.data.prepare import DamagedShards, Prepared, prepare
 from minigpt.data.tokenizer import Tokenizer, scheme_of
@@ -123,15 +125,17 @@ def tell_removed_settings(run: RunDirectory) -> None:
 
 def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
     """Name what the tokens are too few or of another alphabet for, before anything is written."""
-    check_length("train", len(prepared.train), config.model.block_size)
-    if len(prepared.val) < 2:
-        raise UserFault(
-            f"the val split has {len(prepared.val)} token, and predicting one takes at least 2. Use more text or a "
-            f"larger data.val_fraction (now {config.data.val_fraction:g})"
-        )
     end = document_end(config.data, prepared.tokenizer)
-    if len(prepared.val) == len(unpredicted_places(prepared.val, end)):
-        raise UserFault("data.mask_documents=true leaves no token of the val split to predict. Use more text")
+    for name, train in parts_of(prepared.train).items():
+        check_length("train" if name == "train" else f"{name}: train", len(train), config.model.block_size)
+    for name, val in parts_of(prepared.val).items():
+        if len(val) < 2:
+            raise UserFault(
+                f"the val split{'' if name == 'val' else f' of {name}'} has {len(val)} token, and predicting one takes "
+                f"at least 2. Use more text or a larger data.val_fraction (now {config.data.val_fraction:g})"
+            )
+        if len(val) == len(unpredicted_places(val, end)):
+            raise UserFault("data.mask_documents=true leaves no token of the val split to predict. Use more text")
     encode_prompt(prepared.tokenizer, config.samples.prompt)
 
 
@@ -158,15 +162,14 @@ def prepare_tokens(config: TrainConfig, path: Path) -> Prepared:
         raise UserFault(f"{fault.what}. Remove its folder; the same command makes it again") from None
 
 
-def check_fingerprint(run: RunDirectory, prepared: Prepared) -> dict[str, str]:
+def check_fingerprint(run: RunDirectory, prepared: Prepared) -> dict[str, Any]:
     """Return what identifies the tokens: a run continues on the very ones it began with.
 
     Raises:
         UserFault: it began with others.
     """
     saved = run.read_json("data.json")
-    facts = {"fingerprint": prepared.fingerprint, "tokenizer": prepared.tokenizer.hash}
-    facts |= {"split": prepared.rule} if prepared.rule != "tail" else {}  # as runs of versions up to 0.1.0 have it
+    facts = prepared.facts
     if saved is not None and saved != facts:
         raise UserFault(
             f"the data has changed since the run {run.path} began (fingerprint {str(saved.get('fingerprint'))[:12]}, "

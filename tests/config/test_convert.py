@@ -42,6 +42,7 @@ def values_of(key: str, kind: typing.Any) -> st.SearchStrategy:
         type(None): st.none(),
         list[str]: st.lists(st.text()),
         dict[str, typing.Any]: st.just({}),
+        dict[str, float]: st.just({}),
     }
     return simple[kind] if kind in simple else st.one_of(*(values_of(key, part) for part in typing.get_args(kind)))
 

@@ -30,7 +30,17 @@ def test_each_kind_of_value(argument, texts):
 
 
 @pytest.mark.parametrize(
-    "argument", ["samples.prompt=one, two", "data.source=a,b", "seed=", "seed=1,", "--config-dir=a,b", "x y=1", "seed"]
+    "argument",
+    [
+        "samples.prompt=one, two",
+        "data.source=a,b",
+        "data.mix=a:1,b:2",
+        "seed=",
+        "seed=1,",
+        "--config-dir=a,b",
+        "x y=1",
+        "seed",
+    ],
 )
 def test_what_lists_nothing_stays_as_it_is(argument):
     assert expand(["-m", argument]) == [([argument], "")]

@@ -56,7 +56,7 @@ def test_a_tokenizer_of_32_bits_goes_through_shards_batches_and_scores(tmp_path)
     assert KneserNey(text).bits(val) < 2 * len(val)
     batch = MicroBatches(prepared.train, seed=1, block_size=7, micro_batch=5, accumulate=1)[3]
     assert batch.tokens.max() > 65_536
-    assert open_prepared(data.dir, prepared.fingerprint).tokenizer.hash == prepared.tokenizer.hash
+    assert open_prepared(data.dir, prepared.facts).tokenizer.hash == prepared.tokenizer.hash
     assert load_tokenizer(prepared.tokenizer.to_json()).vocab_size == 100_000
 
 

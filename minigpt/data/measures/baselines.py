@@ -39,6 +39,8 @@ def baselines(prepared: Prepared, say: Callable[[str], object]) -> list[Row]:
         prepared: the tokens; in their folder the result is kept, where it can be written.
         say: takes a line before something long begins.
     """
+    if not isinstance(prepared.train, TokenSplit) or not isinstance(prepared.val, TokenSplit):
+        return []  # of a mixture, or of tokens that are elsewhere
     path = prepared.folder / "baselines.json"
     with contextlib.suppress(UserFault, LookupError, TypeError):
         kept = read_json(path)

@@ -1,0 +1,82 @@
+"""Several sources as one corpus: `data.mix={books/: 0.7, code/: 0.3}`."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minigpt.data.order import check_length, deal, quotas, samples_of_step, starts_of
+from minigpt.data.shards import TokenSplit, fingerprint
+from minigpt.splitmix import fold
+
+
+class MixedSplit:
+    """One split of several sources, one source behind the other. `len()` counts tokens.
+
+    Args:
+        parts: the sources' splits, by their names.
+        shares: of each source in what is trained on, as parts of their sum.
+
+    Attributes:
+        bytes: of text behind the tokens.
+        fingerprint: SHA-256 (hex) of the parts and of their shares.
+    """
+
+    def __init__(self, parts: Mapping[str, TokenSplit], shares: Mapping[str, float]):
+        self.name = next(iter(parts.values())).name
+        self.parts = dict(parts)
+        total = sum(shares[name] for name in parts)
+        self.shares = {name: shares[name] / total for name in parts}
+        self.quotas = quotas(tuple(self.shares.values()))
+        self.bytes = sum(part.bytes for part in parts.values())
+        self.fingerprint = fingerprint([*(part.fingerprint for part in parts.values()), *map(str, self.quotas)])
+        self._begins = np.cumsum([0, *(len(part) for part in parts.values())])  # of each part, and the end
+
+    def __len__(self) -> int:
+        return int(self._begins[-1])
+
+    def window_starts(self, step: int, *, seed: int, block_size: int, sequences: int) -> NDArray[np.int64]:
+        """Return where the windows of batch `step` begin, each within one source: see minigpt.data.order.
+
+        Each source has an order of its own, which follows from the seed and its tokens, not from its name or place.
+        """
+        numbers, samples = deal(samples_of_step(step, sequences), self.quotas)
+        starts = np.empty(sequences, dtype=np.int64)
+        for number, (name, part) in enumerate(self.parts.items()):
+            check_length(f"{name}: train", len(part), block_size)
+            own = seed if len(self.parts) == 1 else fold(seed, int(part.fingerprint[:15], 16))
+            mine = numbers == number
+            begins = starts_of(samples[mine], seed=own, n_tokens=len(part), block_size=block_size)
+            starts[mine] = self._begins[number] + begins
+        return starts
+
+    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        """As `TokenSplit.windows`."""
+        if len(starts) and not (starts.min() >= 0 and starts.max() + length <= len(self)):
+            raise IndexError(f"window outside the {self.name} split of {len(self):,} tokens")
+        rows = [self.tokens(start, start + length) for start in starts.tolist()]
+        return np.array(rows, dtype=np.int64).reshape(len(starts), length)
+
+    def weights(self, starts: NDArray[np.int64], length: int) -> None:
+        """As `TokenSplit.weights`."""
+
+    def tokens(self, start: int, stop: int) -> NDArray[Any]:
+        """As `TokenSplit.tokens`."""
+        start, stop, _ = slice(start, stop).indices(len(self))
+        pairs = zip(self.parts.values(), self._begins.tolist(), strict=False)
+        return np.concatenate([part.tokens(max(0, start - begins), max(0, stop - begins)) for part, begins in pairs])
+
+
+def parts_of(split: TokenSplit | MixedSplit) -> dict[str, TokenSplit]:
+    """Return the sources of a split by their names; one that is no mixture under its own name."""
+    return split.parts if isinstance(split, MixedSplit) else {split.name: split}
+
+
+def short_names(sources: Mapping[str, float]) -> dict[str, str]:
+    """Return a short name for each source of a mixture, for rows and the screen -> the source."""
+    stems = [re.sub(r"[^\w.+-]+", "-", Path(source.rstrip("/")).stem).strip("-.") or "source" for source in sources]
+    again = [stem if stems.count(stem) == 1 else f"{stem}-{number}" for number, stem in enumerate(stems, 1)]
+    return dict(zip(again, sources, strict=True))

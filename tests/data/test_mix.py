@@ -1,0 +1,137 @@
+"""Mixtures: exact weights, exact epochs of each source, a pure function of (seed, step)."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minigpt.data.batch import MicroBatches
+from minigpt.data.mix import MixedSplit, short_names
+from minigpt.data.order import CYCLE, deal, epoch_windows, quotas, window_starts
+from minigpt.faults import UserFault
+
+weights = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=6).filter(lambda found: min(found) / sum(found) > 1e-4)
+
+
+class Part:
+    """A source's tokens: numbers that say whose they are."""
+
+    def __init__(self, length, first, fingerprint="0123456789abcdef" * 4):
+        self.name, self.bytes, self.fingerprint = "train", 3 * length, fingerprint
+        self.held = np.arange(first, first + length)
+
+    def __len__(self):
+        return len(self.held)
+
+    def tokens(self, start, stop):
+        return self.held[start:stop]
+
+
+def mixture(shares=(0.7, 0.2, 0.1)):
+    sizes = (103, 41, 66)
+    parts = {
+        name: Part(size, 1000 * number, f"{number + 1:064x}"[::-1])
+        for number, (name, size) in enumerate(zip("abc", sizes, strict=True))
+    }
+    return MixedSplit(parts, dict(zip("abc", shares, strict=True)))
+
+
+@given(weights)
+def test_a_cycle_holds_whole_numbers_within_one_of_the_shares(found):
+    whole = quotas(found)
+    assert sum(whole) == CYCLE
+    for quota, weight in zip(whole, found, strict=True):
+        assert abs(quota / CYCLE - weight / sum(found)) < 1e-4 / 6
+
+
+@settings(max_examples=20)
+@given(weights, st.integers(0, 10**12))
+def test_up_to_any_sample_each_source_has_had_its_share_and_counts_its_own(found, first):
+    whole = quotas(found)
+    sources, numbers = deal(np.arange(first, first + 3000, dtype=np.uint64), whole)
+    for source, quota in enumerate(whole):
+        mine = numbers[sources == source].astype(np.float64)
+        if len(mine):
+            assert (np.diff(mine) == 1).all()
+            places = first + np.flatnonzero(sources == source)
+            assert np.abs(mine + 0.5 - places * (quota / CYCLE)).max() <= len(whole)
+
+
+def test_the_parts_of_the_samples_are_exact_to_a_hundred_thousandth():
+    sources, _ = deal(np.arange(CYCLE, dtype=np.uint64) + 5 * CYCLE, quotas((0.7, 0.29997, 0.00003)))
+    assert np.bincount(sources).tolist() == [45875, 19659, 2]
+
+
+@pytest.mark.parametrize("T", [4, 7])
+def test_no_window_of_a_source_comes_twice_in_its_epoch_and_none_reaches_into_another(T):
+    mixed = mixture()
+    batches = [mixed.window_starts(step, seed=3, block_size=T, sequences=8) for step in range(60)]
+    windows = mixed.windows(np.concatenate(batches), T + 1)
+    assert (np.diff(windows, axis=1) == 1).all()
+    for number, part in enumerate(mixed.parts.values()):
+        W = epoch_windows(len(part), T)
+        own = [row[0] - 1000 * number for row in windows.tolist() if row[0] // 1000 == number]
+        assert len(own) >= W
+        for start in range(0, len(own) - W + 1, W):
+            epoch = own[start : start + W]
+            assert len({place // T for place in np.array(epoch) - min(epoch)}) == W
+
+
+def test_a_batch_is_a_function_of_seed_and_step_alone_however_it_is_dealt():
+    mixed = mixture()
+
+    def batches(**layout):
+        return MicroBatches(mixed, seed=3, block_size=5, **layout)
+
+    alone = batches(micro_batch=6, accumulate=1)[10**6].tokens.tolist()
+    parts = [
+        batches(micro_batch=1, accumulate=3, world_size=2, rank=rank)[3 * 10**6 + part].tokens.tolist()[0]
+        for part in range(3)
+        for rank in range(2)
+    ]
+    assert parts == alone
+    assert batches(micro_batch=6, accumulate=1)[10**6 + 1].tokens.tolist() != alone
+    assert MicroBatches(mixed, seed=4, block_size=5, micro_batch=6, accumulate=1)[10**6].tokens.tolist() != alone
+
+
+def test_one_source_alone_keeps_its_order():
+    split = MixedSplit({"a": Part(500, 0)}, {"a": 3.0})
+    place = {"seed": 9, "block_size": 6, "sequences": 16}
+    for step in (0, 3, 4095, 70_000):
+        assert split.window_starts(step, **place).tolist() == window_starts(step, n_tokens=500, **place).tolist()
+
+
+def test_a_sources_order_follows_its_tokens_and_not_its_name_or_place():
+    one, other = Part(500, 0, "a" * 64), Part(500, 1000, "b" * 64)
+    place = {"seed": 9, "block_size": 6, "sequences": 16}
+    first = MixedSplit({"one": one, "other": other}, {"one": 1, "other": 1})
+    second = MixedSplit({"x": other, "y": one}, {"x": 1, "y": 1})
+    windows = [
+        [row for step in range(9) for row in split.windows(split.window_starts(step, **place), 6).tolist()]
+        for split in (first, second)
+    ]
+    mine = [[row for row in rows if row[0] < 1000] for rows in windows]
+    assert mine[0] == mine[1] != []
+
+
+def test_tokens_are_those_of_the_parts_one_behind_the_other():
+    mixed = mixture()
+    whole = np.concatenate([part.held for part in mixed.parts.values()])
+    assert len(mixed) == len(whole) == 210
+    assert mixed.bytes == 630
+    for start, stop in [(0, 210), (100, 106), (103, 144), (0, 0), (200, 300), (103, 103)]:
+        assert mixed.tokens(start, stop).tolist() == whole[start:stop].tolist()
+    assert mixed.windows(np.array([0, 100, 204]), 6).tolist() == [whole[s : s + 6].tolist() for s in (0, 100, 204)]
+    with pytest.raises(IndexError, match="outside the train split of 210"):
+        mixed.windows(np.array([205]), 6)
+    assert mixture((0.7, 0.2, 0.1)).fingerprint != mixture((0.7, 0.1, 0.2)).fingerprint
+
+
+def test_a_source_without_a_window_is_named():
+    with pytest.raises(UserFault, match="b: train split has 41 tokens"):
+        mixture().window_starts(0, seed=1, block_size=41, sequences=2)
+
+
+def test_sources_have_short_names_of_their_own():
+    sources = dict.fromkeys(["texts/books/", "code.jsonl.gz", "https://host/a/code.jsonl.gz?x=1", "/", "stdlib"], 1.0)
+    assert list(short_names(sources)) == ["books", "code.jsonl-2", "code.jsonl-3", "source", "stdlib"]
