@@ -20,7 +20,7 @@ from minigpt.config.convert import Fault, settings, shown, values
 from minigpt.config.hub import is_hub_name, local_path
 from minigpt.config.schema import SHARDED, ModelConfig
 from minigpt.config.setting import Setting
-from minigpt.config.sources import at, missing, name_of, there
+from minigpt.config.sources import at, is_url, missing, name_of, there
 from minigpt.faults import UserFault
 from minigpt.invocation import typed
 from minigpt.plain_file import read_plain
@@ -193,8 +193,23 @@ def patience_needs_validations(patience: int, every_steps: int) -> Iterator[str]
         yield f"trainer.patience={patience} counts validations: set validate.every_steps, or trainer.patience=0."
 
 
-@rule("data.name", "data.source", "data.dir", "data.mix")
-def source_is_there(name: str, source: str | None, folder: str, mix: Mapping[str, float]) -> Iterator[str]:
+@rule("data.shards", "data.mix", "data.source", "data.val_source")
+def shards_are_all(
+    shards: str | None, mix: Mapping[str, float], source: str | None, val_source: str | None
+) -> Iterator[str]:
+    for key, value in {"mix": mix, "source": source, "val_source": val_source}.items():
+        if shards is not None and value:
+            yield f"data.shards holds text and validation text, and would ignore data.{key}. Leave one out."
+    if shards is not None and not is_url(shards):
+        yield f"data.shards={shown(shards)} is no URL. Of a folder on this machine: data.mix={shown(shards)[1:-1]}:1."
+
+
+@rule("data.name", "data.source", "data.dir", "data.mix", "data.shards")
+def source_is_there(
+    name: str, source: str | None, folder: str, mix: Mapping[str, float], shards: str | None
+) -> Iterator[str]:
+    if shards is not None:
+        return
     if mix:
         if source is not None:
             yield f"data.mix names its sources itself and would ignore data.source={shown(source)}. Leave one out."

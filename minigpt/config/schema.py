@@ -94,6 +94,10 @@ class DataConfig:
     mix: dict[str, float] = setting(
         {}, "several sources in place of one: texts/:0.7,more.jsonl:0.3", "weights", since="0.2.0"
     )
+    shards: str | None = setting(
+        None, "URL of a prepared folder, whose tokens are fetched as needed", "content", literal=True, since="0.2.0"
+    )
+    cache_gb: float = setting(10.0, "shards: room for what was fetched", "machine", above=0, since="0.2.0")
     mask_documents: bool = setting(False, "no document of a window sees another", "weights", since="0.2.0")
     check: bool = setting(
         False, "list what is suspicious: repeated lines, wrongly decoded text ...", "watch", since="0.2.0"

@@ -111,7 +111,7 @@ def fetch(url: str, folder: Path, wanted: Callable[[str], bool], say: Callable[[
             raise StorageFailure(f"{shown} holds {total:,} bytes, and {folder} has room for {free:,}: data.dir=DIR")
         for path, copy, size in left:
             copy.parent.mkdir(exist_ok=True)
-            _copy(system, path, copy, size)
+            copy_file(system, path, copy, size)
     except ConnectionError as error:
         raise _gone(shown, error) from None
     except OSError as error:
@@ -119,19 +119,30 @@ def fetch(url: str, folder: Path, wanted: Callable[[str], bool], say: Callable[[
     return files
 
 
-def _listed(url: str) -> tuple[Any, list[tuple[str, str, dict[str, Any]]]]:
-    """The file system, and its path, a label and what is known of each file."""
+def file_system(url: str) -> tuple[Any, str]:
+    """Return the fsspec file system of a URL, and the path in it.
+
+    Raises:
+        ImportError: a package for it is missing.
+    """
     if importlib.util.find_spec("fsspec") is None:
         raise ImportError("install fsspec")
     import fsspec
 
-    options, is_http = {}, url.startswith(("http://", "https://"))
-    if is_http:
+    options = {}
+    if url.startswith(("http://", "https://")):
         import aiohttp
 
         limits = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=_SILENT_SECONDS)
         options = {"client_kwargs": {"timeout": limits}}
     system, path = fsspec.core.url_to_fs(url, **options)
+    return system, path
+
+
+def _listed(url: str) -> tuple[Any, list[tuple[str, str, dict[str, Any]]]]:
+    """The file system, and its path, a label and what is known of each file."""
+    system, path = file_system(url)
+    is_http = url.startswith(("http://", "https://"))
     if "*" in path:
         paths = [each for each in system.glob(path) if is_http or not system.isdir(each)]
     elif path.endswith("/") if is_http else system.isdir(path):  # a web server has no folders, only pages that list
@@ -146,9 +157,14 @@ def _listed(url: str) -> tuple[Any, list[tuple[str, str, dict[str, Any]]]]:
     return system, [(path, label, system.info(path)) for path, label in zip(paths, labels, strict=True)]
 
 
-def _copy(system: Any, path: str, copy: Path, size: int | None) -> None:
-    """Make a whole copy of a file, or none, in a few tries."""
-    for attempt in range(_TRIES):
+def copy_file(system: Any, path: str, copy: Path, size: int | None, *, tries: int = _TRIES) -> None:
+    """Make a whole copy of a file, or none, in a few tries.
+
+    Raises:
+        ConnectionError: it can't be read.
+        OSError: it can't be written.
+    """
+    for attempt in range(tries):
         try:
             with replaced(copy) as temporary, open(temporary, "xb") as file:
                 for chunk in _chunks(system, path):
@@ -157,7 +173,7 @@ def _copy(system: Any, path: str, copy: Path, size: int | None) -> None:
                     raise ConnectionError(f"{file.tell():,} of {size:,} bytes came")
             return
         except ConnectionError:
-            if attempt == _TRIES - 1:
+            if attempt == tries - 1:
                 raise
             time.sleep(2.0**attempt)
 

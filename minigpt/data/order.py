@@ -25,7 +25,7 @@ from minigpt.splitmix import GOLDEN, MASK_64, scramble
 
 CYCLE = 1 << 16  # samples in which a mixture comes out even
 _ROUNDS = 6
-_OFFSET, _CIPHER = 1, 2  # what a draw is for
+OFFSET, CIPHER = 1, 2  # what a draw is for
 
 
 def check_length(split: str, n_tokens: int, block_size: int) -> None:
@@ -72,8 +72,8 @@ def starts_of(samples: NDArray[np.uint64], *, seed: int, n_tokens: int, block_si
     W = epoch_windows(n_tokens, block_size)
     epochs, places = np.divmod(samples, np.uint64(W))
     offset_range = min(block_size, n_tokens - W * block_size)
-    offsets = _draw(seed, epochs, _OFFSET) % np.uint64(offset_range)
-    windows = _permute(places, W, _draw(seed, epochs, _CIPHER))
+    offsets = draw(seed, epochs, OFFSET) % np.uint64(offset_range)
+    windows = permute(places, W, draw(seed, epochs, CIPHER))
     return (offsets + windows * np.uint64(block_size)).astype(np.int64)
 
 
@@ -117,13 +117,13 @@ def _cycle(quotas: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.uint6
     return source[order], rank[order]
 
 
-def _draw(seed: int, epochs: NDArray[np.uint64], purpose: int) -> NDArray[np.uint64]:
+def draw(seed: int, epochs: NDArray[np.uint64], purpose: int) -> NDArray[np.uint64]:
     """One random word per epoch and purpose."""
     start = np.array([(seed * 4 + purpose) * GOLDEN & MASK_64], dtype=np.uint64)
     return scramble(scramble(start) + epochs * np.uint64(GOLDEN))
 
 
-def _permute(places: NDArray[np.uint64], W: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def permute(places: NDArray[np.uint64], W: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """A permutation of 0 ... W - 1 per key, one place at a time.
 
     A Feistel network on pairs (left, right) with a * b >= W, then cycle walking: a result outside

@@ -10,10 +10,12 @@ those differ is it read.
 import contextlib
 import fcntl
 import json
+import os
 import platform
 import re
 import shlex
 import shutil
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -31,7 +33,8 @@ from minigpt.data.measures.overlap import measured_lines
 from minigpt.data.mix import MixedSplit, short_names
 from minigpt.data.progress import Progress, Say, moving_line, size_text, tell
 from minigpt.data.readers import NAMES, READERS
-from minigpt.data.shards import TokenSplit, fingerprint
+from minigpt.data.remote import RemoteFolder, RemoteSplit, pieces_of
+from minigpt.data.shards import TokenSplit, fingerprint, read_sidecar
 from minigpt.data.survey import Survey, signature, survey
 from minigpt.data.suspicious import suspicious
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, read_tokenizer_json, scheme_of
@@ -39,6 +42,7 @@ from minigpt.data.units import missing_units
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.rundir.files import lock, read_json, write_json
 
+REMOTE = "remote"  # below data.dir: what is here of tokens at URLs
 MARKED_UP = {".json", ".csv", ".tsv", ".html", ".htm", ".xml", ".ipynb"}  # text, but more than that
 
 
@@ -64,7 +68,7 @@ class Prepared:
 
     folder: Path
     tokenizer: Tokenizer
-    train: TokenSplit | MixedSplit
+    train: TokenSplit | MixedSplit | RemoteSplit
     val: TokenSplit | MixedSplit
     fingerprint: str  # SHA-256 (hex) of the tokenizer and of all tokens
     summary: dict[str, Any]  # what was read and made, as JSON
@@ -115,6 +119,8 @@ def prepare(
     """
     if data.mix:
         return _prepare_mix(data, tokenizer, given=given, work=work, say=say)
+    if data.shards is not None:
+        return _open_remote(data, tokenizer, say)
     keys, scheme = _keys(data, tokenizer), scheme_of(tokenizer.name)
     if given is None and tokenizer.name == "file":
         given = _tokenizer_of_file(tokenizer)
@@ -206,6 +212,46 @@ def _mix(parts: dict[str, Prepared], shares: dict[str, float]) -> Prepared:
     first = next(iter(parts.values()))
     whole = fingerprint([train.fingerprint, val.fingerprint])
     return Prepared(first.folder.parent, first.tokenizer, train, val, whole, {"corpus": "mix"}, parts=parts)
+
+
+def _open_remote(data: DataConfig, tokenizer: TokenizerConfig, say: Say) -> Prepared:
+    """Copy what a prepared folder at a URL holds but for its training tokens, and open it."""
+    remote, root = RemoteFolder(str(data.shards)), typed_path(data.dir) / REMOTE
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=root) as new:
+            remote.copy("prepared.json", Path(new))
+            content = _read_prepared(Path(new))
+            if not re.fullmatch("[0-9a-f]{64}", str(content.get("fingerprint"))):
+                raise UserFault(
+                    f"data.shards={remote.shown} is no folder that `minigpt prepare` has made: copy one there"
+                )
+            folder = root / content["fingerprint"][:16]  # found again from another address
+            folder.mkdir(exist_ok=True)
+            pieces_of(folder).mkdir(exist_ok=True)
+            with _locked(folder, say):
+                if not _read_prepared(folder):
+                    say(f"data: fetching tokenizer and validation text from {remote.shown} to {folder}")
+                    _copy_beginning(remote, folder)
+                    os.replace(Path(new) / "prepared.json", folder / "prepared.json")
+    except OSError as error:
+        wrong = f"{error.filename or root} can't be written: {error.strerror or error}"
+        raise StorageFailure(f"{wrong}. Make room or choose another folder: data.dir=DIR") from error
+    found = _open(folder, say, remote=remote, limit_bytes=1e9 * data.cache_gb)
+    if found.tokenizer.name != tokenizer.name:
+        theirs = found.tokenizer.name
+        raise UserFault(
+            f"data.shards holds tokens of tokenizer={theirs}, got tokenizer={tokenizer.name}. Type the former"
+        )
+    return found
+
+
+def _copy_beginning(remote: RemoteFolder, folder: Path) -> None:
+    for name in ("tokenizer.json", "train.json", "val.json"):
+        remote.copy(name, folder)
+    tokenizer = load_tokenizer(read_json(folder / "tokenizer.json"), folder / "tokenizer.json")
+    for entry in read_sidecar(folder, "val", tokenizer)["shards"]:
+        remote.copy(entry["file"], folder)
 
 
 def _listing(corpus: Corpus) -> list[str]:
@@ -315,8 +361,8 @@ def require_vocabulary(data: DataConfig, tokenizer: TokenizerConfig) -> None:
     Raises:
         UserFault: it is needed, and neither cached nor reachable.
     """
-    if tokenizer.name == "file" or data.mix:
-        return  # it is on this machine, or comes with the first source
+    if tokenizer.name == "file" or data.mix or data.shards is not None:
+        return  # it is on this machine, or comes with the tokens
     if not scheme_of(tokenizer.name).is_learned and not _known(typed_path(data.dir), _keys(data, tokenizer)):
         build_tokenizer(tokenizer.name)
 
@@ -345,7 +391,8 @@ def open_prepared(data_dir: str, facts: Mapping[str, Any]) -> Prepared | None:
         found = {name: open_prepared(data_dir, part) for name, part in mix.items()}
         parts = {name: part for name, part in found.items() if part is not None}
         return _mix(parts, {name: part["share"] for name, part in mix.items()}) if len(parts) == len(mix) else None
-    for path in sorted(typed_path(data_dir).glob("*/prepared.json")):
+    root = typed_path(data_dir)
+    for path in [*sorted(root.glob("*/prepared.json")), *sorted(root.glob(f"{REMOTE}/*/prepared.json"))]:
         if _read_prepared(path.parent).get("fingerprint") == str(facts.get("fingerprint")):
             return _open(path.parent)
     return None
@@ -426,11 +473,17 @@ def _read_prepared(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def _open(folder: Path, say: Say = lambda line: None) -> Prepared:
+def _open(
+    folder: Path, say: Say = lambda line: None, *, remote: RemoteFolder | None = None, limit_bytes: float = 0.0
+) -> Prepared:
     path, content = folder / "tokenizer.json", _read_prepared(folder)
     try:
         tokenizer = load_tokenizer(read_json(path), path)
-        train = TokenSplit(folder, "train", tokenizer=tokenizer)
+        train: TokenSplit | RemoteSplit
+        if pieces_of(folder).is_dir():
+            train = RemoteSplit(remote, folder, "train", tokenizer=tokenizer, limit_bytes=limit_bytes)
+        else:
+            train = TokenSplit(folder, "train", tokenizer=tokenizer)
         val = TokenSplit(folder, "val", tokenizer=tokenizer)
         whole = fingerprint([train.fingerprint, val.fingerprint])
         if content.get("fingerprint") != whole:

@@ -150,7 +150,7 @@ class TokenSplit:
             UserFault: a file is missing, cut, changed, not a shard, or made by another tokenizer.
         """
         self.name = name
-        sidecar = _read_sidecar(folder, name, tokenizer)
+        sidecar = read_sidecar(folder, name, tokenizer)
         self.bytes: int = sidecar["bytes"]
         self.fingerprint: str = sidecar["fingerprint"]
         self._length: int = sidecar["tokens"]
@@ -207,7 +207,12 @@ def shard_name(split: str, number: int) -> str:
     return f"{split}-{number:03d}.bin"
 
 
-def _read_sidecar(folder: Path, name: str, tokenizer: Tokenizer) -> dict[str, Any]:
+def read_sidecar(folder: Path, name: str, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return what a split's sidecar says of its shards.
+
+    Raises:
+        UserFault: it is damaged, or of another tokenizer.
+    """
     path = folder / f"{name}.json"
     sidecar = read_json(path)
     if not isinstance(sidecar, dict) or sidecar.get("format") != _FORMAT or sidecar.get("version") != 1:

@@ -35,7 +35,8 @@ def model_card(loaded: LoadedCheckpoint, proof: Sequence[str], form: str) -> str
     if run != path:
         manifest = read_manifest(loaded.path)
         step, loss = int(manifest["step"]), manifest.get("val_loss")
-        facts.append(f"trained on: {step:,} steps of {config.batch_tokens:,} tokens of data={config.data.name}")
+        text = "mix" if config.data.mix else config.data.name
+        facts.append(f"trained on: {step:,} steps of {config.batch_tokens:,} tokens of data={text}")
         facts += [f"validation loss: {loss:.4f} nats per token"] if isinstance(loss, int | float) else []
         facts += _fingerprint(run)
     settings = json.dumps(to_dict(config)["model"], indent=1)

@@ -3,6 +3,7 @@
 from minigpt.config.schema import TrainConfig
 from minigpt.data.mix import MixedSplit
 from minigpt.data.prepare import Prepared
+from minigpt.data.remote import RemoteSplit
 from minigpt.data.shards import TokenSplit
 from minigpt.machine.choices import Choices
 from minigpt.machine.hardware import Hardware
@@ -40,6 +41,7 @@ def describe_plan(
         tokens = total_steps * config.batch_tokens
         passes, each = _passes(prepared.train, tokens), f"{tokens / parameters:.1f} tokens per parameter"
         length = f"{total_steps:,} steps = {tokens:,} tokens = {passes}, {each}"
+    source = "mix" if config.data.mix else "shards at a URL" if config.data.shards else config.data.name
     shared = f" ({model.n_kv_head} of keys and values)" if 0 < model.n_kv_head < model.n_head else ""
     lines = [
         f"Model      {parameters:,} parameters: {number_of(model.n_layer, 'layer')}, "
@@ -47,7 +49,7 @@ def describe_plan(
         f"vocabulary {gpt.vocab_size:,}",
         *[f"           {count:>13,}  {part}" for part, count in parts.items()],
         f"Data       {len(prepared.train):,} training tokens, {len(prepared.val):,} validation tokens "
-        f"({'mix' if config.data.mix else config.data.name}, {prepared.tokenizer.name} tokenizer)",
+        f"({source}, {prepared.tokenizer.name} tokenizer)",
         f"Step       {config.batch_tokens:,} tokens = {sequences} windows of {model.block_size} = "
         f"{number_of(choices.devices, 'device')} x {choices.accumulate} x micro-batch {choices.micro_batch}",
         f"Length     {length}",
@@ -58,7 +60,7 @@ def describe_plan(
     return "\n".join(lines)
 
 
-def _passes(train: TokenSplit | MixedSplit, tokens: int) -> str:
+def _passes(train: TokenSplit | MixedSplit | RemoteSplit, tokens: int) -> str:
     """How often so many tokens go over the data, or over each source of a mixture."""
     if not isinstance(train, MixedSplit):
         return f"{tokens / len(train):.2f} passes over the data"

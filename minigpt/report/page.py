@@ -14,7 +14,16 @@ from minigpt.report.curves import draw_loss, draw_losses, draw_metric
 from minigpt.report.drawing import drawing, svg_of
 from minigpt.report.frame import cell_text, page_of, table
 from minigpt.report.number_format import duration, short_number
-from minigpt.report.record import Record, best_row, column, number, read_record, source_losses, training_seconds
+from minigpt.report.record import (
+    Record,
+    best_row,
+    column,
+    number,
+    read_record,
+    source_losses,
+    text_of,
+    training_seconds,
+)
 from minigpt.rundir.files import write_file
 
 SAMPLES_SHOWN = 8  # the others fold away
@@ -63,8 +72,7 @@ def summary(record: Record) -> str:
     words = {"n_layer": "{} layers", "n_head": "{} heads", "n_embd": "width {}", "block_size": "context {}"}
     parts += [text.format(config[f"model.{key}"]) for key, text in words.items() if f"model.{key}" in config]
     if config.get("data.name"):
-        mix = [key.removeprefix("data.mix.") for key in config if key.startswith("data.mix.")]
-        parts.append(f"text {', '.join(mix) or config.get('data.source') or config['data.name']}")
+        parts.append(f"text {text_of(config)}")
         parts[-1] += f", tokenizer {config['tokenizer.name']}" if config.get("tokenizer.name") else ""
     return " · ".join(parts)
 

@@ -120,6 +120,13 @@ def source_losses(row: Row) -> dict[str, float]:
     return {name: loss for name, loss in found.items() if loss is not None}
 
 
+def text_of(config: dict[str, Any]) -> str:
+    """Return what a run is trained on, as its settings name it."""
+    mix = [key.removeprefix("data.mix.") for key in config if key.startswith("data.mix.")]
+    one = config.get("data.shards") or config.get("data.source") or config.get("data.name", "?")
+    return ", ".join(mix) or str(one)
+
+
 def training_seconds(rows: list[Row]) -> float:
     """Return the training time in all. The rows' clock may begin again at 0 where a run was continued."""
     clock = np.array([row["seconds"] for row in rows if number(row.get("seconds")) is not None], dtype=float)

@@ -11,7 +11,7 @@ from minigpt.checkpoint.store import DamagedCheckpoint, best_checkpoint, list_ch
 from minigpt.faults import UserFault
 from minigpt.plain_file import open_plain
 from minigpt.report.number_format import short_number
-from minigpt.report.record import Row, best_row, number, read_record
+from minigpt.report.record import Row, best_row, number, read_record, text_of
 
 STATES = {"finished": "finished", "stopped": "stopped", "gave_up": "non-finite"}  # by a run's last event
 
@@ -38,7 +38,7 @@ def describe_run(run: Path) -> tuple[str, ...]:
     """Return what the table says of a run."""
     record = read_record(run)
     config, best = record.config, best_row(record.rows) or {}
-    text = Path(str(config.get("data.source") or config.get("data.name", "?"))).name
+    text = ", ".join(Path(place).name for place in text_of(config).split(", "))
     steps = f"{record.rows[-1]['step'] if record.rows else 0:,}"
     if number(config.get("trainer.max_steps")) and not config.get("trainer.max_tokens"):
         steps += f" of {config['trainer.max_steps']:,}"

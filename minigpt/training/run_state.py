@@ -19,6 +19,7 @@ from minigpt.data.batch import document_end
 from minigpt.data.mix import parts_of
 from minigpt.data.order import check_length
 from minigpt.data.prepare import DamagedShards, Prepared, prepare
+from minigpt.data.remote import RemoteSplit
 from minigpt.data.tokenizer import Tokenizer, scheme_of
 from minigpt.faults import UserFault
 from minigpt.model.evaluate import unpredicted_places
@@ -126,8 +127,13 @@ def tell_removed_settings(run: RunDirectory) -> None:
 def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
     """Name what the tokens are too few or of another alphabet for, before anything is written."""
     end = document_end(config.data, prepared.tokenizer)
-    for name, train in parts_of(prepared.train).items():
-        check_length("train" if name == "train" else f"{name}: train", len(train), config.model.block_size)
+    if isinstance(prepared.train, RemoteSplit):
+        check_length("train", len(prepared.train), config.model.block_size)
+        sequences = config.batch_tokens // config.model.block_size
+        prepared.train.refuse_small_cache(block_size=config.model.block_size, sequences=sequences)
+    else:
+        for name, train in parts_of(prepared.train).items():
+            check_length("train" if name == "train" else f"{name}: train", len(train), config.model.block_size)
     for name, val in parts_of(prepared.val).items():
         if len(val) < 2:
             raise UserFault(

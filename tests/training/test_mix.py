@@ -13,6 +13,7 @@ from minigpt.data.mix import MixedSplit
 from minigpt.data.prepare import describe, prepare
 from minigpt.faults import UserFault
 from minigpt.redact import redact_values
+from minigpt.report.runs import describe_run
 from minigpt.training.run import train
 
 KIND = dict[str, float]
@@ -65,6 +66,7 @@ def test_each_source_has_a_validation_loss_in_rows_screen_and_report(mixed, caps
     assert "passes over wood (75.00%)" in screen
     report = (path / "report.html").read_text()
     assert "validation loss on notes" in report
+    assert "wood, notes.jsonl" in describe_run(path)[1]
     assert f"{notes:.4f}" in report
 
 
