@@ -262,7 +262,7 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
     """
     if in_parts(folder):
         files = TensorFiles(folder, name)
-        tensors = {key: torch.empty(shape) for key, shape in files.shapes.items()}
+        tensors = {key: torch.empty(shape, dtype=files.dtypes[key]) for key, shape in files.shapes.items()}
         files.fill(tensors)
         return tensors
     return pack.unpack_tensors(read_file(folder, name), f"{folder / name}")

@@ -66,6 +66,7 @@ class TensorFiles:
 
     Attributes:
         shapes: of the whole tensors, by name.
+        dtypes: of each.
 
     Raises:
         UserFault: a file is missing, changed, or no safetensors file of floating-point numbers, or parts don't fit.
@@ -81,6 +82,7 @@ class TensorFiles:
                     store.verify_file(folder / file, manifest[file])
                 self.entries[file] = store.read_patiently(folder / file, read_header)
             self.shapes = self._joined()
+            self.dtypes = {name: each.dtype for entries in self.entries.values() for name, each in entries.items()}
         except (DamagedCheckpoint, ValueError, KeyError, TypeError, RecursionError) as error:
             reason = str(error) if isinstance(error, DamagedCheckpoint) else f"{name}: {type(error).__name__}: {error}"
             raise UserFault(f"the checkpoint {folder} can't be used: {reason[:300]}. Use another one") from None

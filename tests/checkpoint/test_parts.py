@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from minigpt.checkpoint import parts, store
+from minigpt.checkpoint.load import read_tensors
 from minigpt.checkpoint.pack import DTYPES, MODEL, pack_tensors
 from minigpt.checkpoint.parts import TensorFiles, part_name
 from minigpt.checkpoint.store import list_checkpoints, read_manifest, verify, write_checkpoint
@@ -75,6 +76,8 @@ def test_any_number_of_processes_reads_what_any_other_has_written(tmp_path, writ
     files.fill(found)
     for name, tensor in WHOLE.items():
         assert torch.equal(found[name], tensor)
+    again = read_tensors(folder, MODEL)
+    assert all(again[name].equal(tensor) and again[name].dtype == tensor.dtype for name, tensor in WHOLE.items())
     for count in (1, 2, 3, 4):
         for part in range(count):
             mine = {name: Cut(tensor, part, count) for name, tensor in WHOLE.items() if tensor.dim()}

@@ -11,7 +11,7 @@ import torch
 from minigpt.checkpoint.load import read_tensors
 from minigpt.checkpoint.pack import MODEL, OPTIMIZER
 from minigpt.checkpoint.store import list_checkpoints, step_of
-from tests.process.test_group import PLAIN, Trial, last_bytes, rows, sibling
+from tests.process.test_group import PLAIN, Trial, last_bytes, rows, sibling, story
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 # 24 windows of 8 tokens a step; 257 rows, widths of 18 and 54 that four parts don't share evenly.
@@ -229,6 +229,19 @@ def test_a_compiled_blocks_gradients_travel_while_those_of_the_block_before_are_
     kinds = ["reduce" if "reduce_scatter" in each else each for each in events]
     last = len(kinds) - 1 - kinds[::-1].index("backward of 1")
     assert kinds.index("reduce", last) < kinds.index("backward of 0", last), kinds[last:]
+
+
+NAN = """
+if rank == 1 and step in (5, 6) and once(f'{step}'):
+    loss = loss * float('nan'); module.micro_losses[-1] = loss.detach()
+"""
+
+
+def test_a_bad_step_of_one_process_is_skipped_by_all_and_they_go_back_together(run):
+    """W6 with weights in parts."""
+    trial = Trial(run, PLAIN, "trainer=fsdp", "guard.max_skips=1", fault=NAN)
+    assert trial.wait(300) == 0, trial.said()
+    assert story(run) == ["began", "skipped", "skipped", "rolled_back", "continued", "finished"]
 
 
 def test_fifty_runs_in_parts_end_without_an_abort(run):
