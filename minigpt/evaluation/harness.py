@@ -13,7 +13,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.config.schema import SampleConfig
-from minigpt.evaluation.questions import encode_pair, score_pairs
+from minigpt.evaluation.questions import Pair, encode_pair, score_pairs
 from minigpt.machine.hardware import find_named
 from minigpt.sampling.write import encode_prompt, start_token, write
 
@@ -40,20 +40,27 @@ class MiniGPT(LM):
 
     def loglikelihood(self, requests: "list[Instance]") -> list[tuple[float, bool]]:
         """Return for each (context, continuation) its log-likelihood, and whether greedy writing gives it."""
-        pairs = [encode_pair(self.tokenizer, *request.args) for request in requests]
-        return score_pairs(self.model, pairs)
+        asked = []
+        for request in requests:  # one that is longer than the context is predicted in windows, side by side
+            context, following = encode_pair(self.tokenizer, *request.args)
+            starts = range(0, len(following), size := self.block_size)
+            asked.append([(context + following[:start], following[start : start + size]) for start in starts])
+        return self._score(asked)
 
     def loglikelihood_rolling(self, requests: "list[Instance]") -> list[float]:
         """Return the log-likelihood of each (text,), all of it predicted, in windows as lm-eval lays them."""
-        pairs, counts = [], []
+        asked = []
         for request in requests:
             tokens, start = self.tokenizer.encode(request.args[0]), start_token(self.tokenizer)[0]
             windows = get_rolling_token_windows(tokens, start, self.block_size, 1)
-            own = [make_disjoint_window(window) for window in windows]
-            pairs += own
-            counts.append(len(own))
-        scores = iter(score_pairs(self.model, pairs))
-        return [sum(next(scores)[0] for _ in range(count)) for count in counts]
+            asked.append([make_disjoint_window(window) for window in windows])
+        return [nats for nats, _ in self._score(asked)]
+
+    def _score(self, asked: list[list[Pair]]) -> list[tuple[float, bool]]:
+        """The sums of the log-likelihoods of some pairs each, and whether greedy writing gives all of them."""
+        scores = iter(score_pairs(self.model, [pair for pairs in asked for pair in pairs]))
+        sums = [[next(scores) for _ in pairs] for pairs in asked]
+        return [(sum(nats for nats, _ in own), all(right for _, right in own)) for own in sums]
 
     def generate_until(self, requests: "list[Instance]") -> list[str]:
         """Return what the model writes behind each (context, options), up to the first of options["until"]."""

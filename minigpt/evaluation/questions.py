@@ -19,12 +19,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
-from minigpt.model.evaluate import windows_at_once
+from minigpt.model.evaluate import measure_pass, nats_and_right, windows_at_once
 from minigpt.model.gpt import GPT
 from minigpt.sampling.write import start_token
 
@@ -169,11 +168,11 @@ def score_pairs(
         for place, (row, length) in enumerate(rows):  # what is added behind a row changes nothing before it
             tokens[place, : len(row) - 1] = torch.tensor(row[:-1])
             targets[place, len(row) - 1 - length : len(row) - 1] = torch.tensor(row[-length:])
-        logits, targets = model(tokens.to(device)), targets.to(device)  # (B, T, V)
-        losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
-        likeliest = ((logits.argmax(-1) == targets) | (targets < 0)).all(-1)
-        for number, loss, right in zip(numbers, losses.double().sum(-1).tolist(), likeliest.tolist(), strict=True):
-            found[number] = (-loss, right)
+        losses, right = measure_pass(model, tokens.to(device), targets.to(device), nats_and_right).T
+        likeliest = ((right.view(len(rows), T) > 0) | (targets.to(device) < 0)).all(-1)
+        sums = losses.view(len(rows), T).double().sum(-1).tolist()
+        for number, loss, all_right in zip(numbers, sums, likeliest.tolist(), strict=True):
+            found[number] = (-loss, all_right)
         progress(len(numbers))
     return found
 

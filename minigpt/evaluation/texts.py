@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from minigpt.data.text import Text
-from minigpt.model.evaluate import Score, nats, token_losses, unpredicted_places, windows_at_once
+from minigpt.model.evaluate import Score, nats_and_right, token_losses, unpredicted_places, windows_at_once
 from minigpt.model.gpt import GPT
 from minigpt.rundir.files import replaced
 
@@ -93,17 +91,12 @@ def score_text(
         precision="fp32",
         stride=stride,
         document_end=document_end,
-        measure=_measure,
+        measure=nats_and_right,
     ):
         pieces.append(piece.numpy())
         progress(len(piece))
     losses, right = np.concatenate(pieces).T
     return TextScore(text, losses, right > 0, unpredicted_places(text, document_end))
-
-
-def _measure(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return nats and whether it is the likeliest, (n, 2), of each target (n,)."""
-    return torch.stack([nats(logits, targets), (logits.argmax(-1) == targets).float()], dim=-1)
 
 
 def write_tokens(path: Path, names: Sequence[str], scores: Sequence[TextScore]) -> None:

@@ -13,6 +13,7 @@ from minigpt.checkpoint.load import LoadedCheckpoint
 from minigpt.compare.sides import open_run
 from minigpt.data.tokenizer import END_OF_TEXT, Tokenizer
 from minigpt.faults import NoUsableCheckpoint, UserFault
+from minigpt.model.evaluate import MAX_LOGITS
 from minigpt.model.gpt import GPT
 
 SEED = 1337
@@ -127,14 +128,15 @@ def prove(loaded: LoadedCheckpoint, sample: Sample, reloaded: Reloaded, *, toler
 def _logit_difference(model: GPT, reloaded: Reloaded, tokens: Tensor) -> tuple[float, float, tuple[float, float]]:
     """The largest difference, the largest logit, and the mean loss of both, over windows of the context's length."""
     largest, reach, nats = 0.0, 0.0, torch.zeros(2, dtype=torch.float64)
-    for window in tokens.split(model.config.block_size):
+    windows = tokens.split(max(2, min(model.config.block_size, MAX_LOGITS // model.vocab_size)))
+    for window in windows:
         own, other = model(window[None])[0], reloaded.logits(window[None])[0]
         if own.shape != other.shape:
             raise RuntimeError(f"what was written gives logits {tuple(other.shape)}, the model {tuple(own.shape)}")
         largest = max(largest, float((own - other).abs().max().nan_to_num(torch.inf)))
         reach = max(reach, float(own.abs().max()))
         nats += torch.stack([cross_entropy(x[:-1].double(), window[1:], reduction="sum") for x in (own, other)])
-    predicted = max(1, len(tokens) - len(tokens.split(model.config.block_size)))
+    predicted = max(1, len(tokens) - len(windows))
     here, there = (nats / predicted).tolist()
     return largest, reach, (here, there)
 

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+FIRST_COLUMNS = 256
 
 
 class LayerCache:
@@ -29,6 +32,7 @@ class LayerCache:
             All keys and values so far, (B, G, S, D) each, S = the longest row's length, new tokens included.
         """
         cache, B, T = self.cache, k.shape[0], k.shape[2]
+        cache.reserve(cache.longest + T)
         keys, values = cache.keys[self.layer, :B], cache.values[self.layer, :B]
         start = cache.uniform_length
         if start is not None:  # all rows at one length: a plain slice
@@ -43,22 +47,29 @@ class LayerCache:
 
 
 class KVCache:
-    """Room for `block_size` keys and values per row and layer, allocated once.
+    """Room for up to `block_size` keys and values per row and layer; it grows as texts do.
 
     Args:
         n_layer: layers L.
         batch: rows B.
         n_kv_head: heads G of keys and values.
-        block_size: columns per row.
+        block_size: columns per row at most.
         head_dim: D.
         like: a tensor of the model's dtype, on its device.
     """
 
     def __init__(self, n_layer: int, batch: int, n_kv_head: int, block_size: int, head_dim: int, *, like: Tensor):
-        self.keys = like.new_zeros(n_layer, batch, n_kv_head, block_size, head_dim)
+        self.keys = like.new_zeros(n_layer, batch, n_kv_head, min(block_size, FIRST_COLUMNS), head_dim)
         self.values = torch.zeros_like(self.keys)
         self.block_size = block_size
         self.set_lengths([0] * batch)
+
+    def reserve(self, columns: int) -> None:
+        """Make room for so many columns, or twice as many as there were: a large context costs what is used of it."""
+        there = self.keys.shape[3]
+        if columns > there:
+            more = min(self.block_size, max(columns, 2 * there)) - there
+            self.keys, self.values = (functional.pad(each, (0, 0, 0, more)) for each in (self.keys, self.values))
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
         """Trim (or, after a padded read, correct) how many columns of each row are real."""
@@ -103,6 +114,7 @@ class KVCache:
         """Write another cache's rows behind those held; there must be room for them."""
         first = len(self.lengths)
         last = first + len(part.lengths)
+        self.reserve(part.longest)
         self.keys[:, first:last, :, : part.longest] = part.keys[:, : last - first, :, : part.longest]
         self.values[:, first:last, :, : part.longest] = part.values[:, : last - first, :, : part.longest]
         self.set_lengths(self.lengths + part.lengths)
@@ -119,7 +131,8 @@ class KVCache:
 
     def put(self, rows: Sequence[int], part: "KVCache") -> None:
         """Write a `select`ed part back."""
-        self.keys[:, list(rows)] = part.keys
-        self.values[:, list(rows)] = part.values
+        self.reserve(part.longest)
+        self.keys[:, list(rows), :, : part.longest] = part.keys[:, :, :, : part.longest]
+        self.values[:, list(rows), :, : part.longest] = part.values[:, :, :, : part.longest]
         lengths = dict(enumerate(self.lengths)) | dict(zip(rows, part.lengths, strict=True))
         self.set_lengths(list(lengths.values()))

@@ -103,6 +103,46 @@ def nats(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits, targets, reduction="none")
 
 
+def nats_and_right(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss and whether it is the likeliest token, (n, 2), of each target (n,), of logits (n, V)."""
+    return torch.stack([nats(logits, targets), (logits.argmax(-1) == targets).float()], dim=-1)
+
+
+def measure_pass(
+    model: nn.Module,
+    tokens: Tensor,
+    targets: Tensor,
+    measure: Callable[[Tensor, Tensor], Tensor] = nats,
+    **options: Any,
+) -> Tensor:
+    """Return what `measure` makes of the logits behind the last tokens, those of the targets.
+
+    Where a single window would have more than MAX_LOGITS of them, they are made and measured in pieces.
+
+    Args:
+        model: (B, T) tokens -> (B, T, V) logits; of a GPT alone the size is known.
+        tokens: (B, T).
+        targets: (B, T or less).
+        measure: logits (n, V) and targets (n,) -> (n, ...), each of its own.
+        **options: for the model.
+
+    Returns:
+        (n, ...), n = all targets.
+    """
+    V = getattr(model, "vocab_size", 1)
+    if tokens.shape[1] * V <= MAX_LOGITS:
+        return measure(model(tokens, **options)[:, -targets.shape[1] :].flatten(0, 1), targets.flatten())
+
+    def pieces(hidden: Tensor, table: Tensor) -> Tensor:
+        size = max(1, MAX_LOGITS // V)
+        parts = zip(
+            hidden[:, -targets.shape[1] :].flatten(0, 1).split(size), targets.flatten().split(size), strict=True
+        )
+        return torch.cat([measure(F.linear(part, table)[:, :V], wanted) for part, wanted in parts])
+
+    return model(tokens, readout=pieces, **options)
+
+
 @torch.no_grad()
 def token_losses(
     model: nn.Module,
@@ -150,8 +190,7 @@ def token_losses(
             apart = {"documents": Documents(*(part.to(device) for part in documents))}
         windows = windows.to(device)
         with autocast(torch.device(device).type, precision):
-            logits = model(windows[:, :-1], **apart)[:, -new:]
-            measured = measure(logits.flatten(0, 1), windows[:, -new:].flatten())
+            measured = measure_pass(model, windows[:, :-1], windows[:, -new:], measure, **apart)
         if document_end is not None:
             measured[windows[:, -new - 1 : -1].flatten() == document_end] = 0.0
         yield measured.cpu()

@@ -107,3 +107,23 @@ def test_it_is_known_by_its_name(place):
     assert model is minigpt.evaluation.harness.MiniGPT
     made = model.create_from_arg_string(f"checkpoint={place / 'run'}", {"batch_size": 1, "device": "cuda:0"})
     assert made.loglikelihood([]) == []
+
+
+def test_a_continuation_longer_than_the_context_is_predicted_in_windows(place):
+    from lm_eval.api.instance import Instance
+
+    from minigpt.evaluation.harness import MiniGPT
+
+    model = MiniGPT(str(place / "run"), device="cpu")
+    long = " wood would chuck" * 3
+    asked = [Instance("loglikelihood", {}, ("how much", text), 0) for text in (long, " a")]
+    (nats, greedy), (short, _) = model.loglikelihood(asked)
+    size, (context, following) = model.block_size, encode_pair(model.tokenizer, "how much", long)
+    assert len(following) > 2 * size
+    tokens, wanted = context + following, 0.0
+    for start in range(len(context), len(tokens), size):
+        (piece,) = score_pairs(model.model, [(tokens[:start], tokens[start : start + size])])
+        wanted += piece[0]
+    assert nats == pytest.approx(wanted)
+    assert not greedy
+    assert short == score_pairs(model.model, [encode_pair(model.tokenizer, "how much", " a")])[0][0]

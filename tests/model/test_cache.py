@@ -5,6 +5,7 @@ import torch
 
 from minigpt.attention.masks import padding_mask
 from minigpt.config.schema import ModelConfig
+from minigpt.model import cache as kv
 from minigpt.model.gpt import GPT
 
 V = 37
@@ -24,9 +25,15 @@ def tiny_gpt(dtype=torch.float64, kernel="fused"):
     return model
 
 
+@pytest.fixture(autouse=True, params=[256, 3], ids=["whole", "growing"])
+def first_columns(request, monkeypatch):
+    monkeypatch.setattr("minigpt.model.cache.FIRST_COLUMNS", request.param)
+    return request.param
+
+
 def new_cache(model, rows):
     cache = model.new_cache(rows)
-    assert cache.keys.shape == cache.values.shape == (2, rows, 3, BLOCK_SIZE, 11)
+    assert cache.keys.shape == cache.values.shape == (2, rows, 3, min(BLOCK_SIZE, kv.FIRST_COLUMNS), 11)
     assert cache.keys.dtype == model.token_embedding.weight.dtype
     return cache
 
@@ -144,3 +151,13 @@ def test_activation_checkpoints_do_not_pass_the_cache_by():
     logits = torch.cat([model(part, cache=cache) for part in tokens.split([5, 1, 3], dim=1)], dim=1)
     assert cache.lengths == [9, 9]
     assert_close(logits, model(tokens))
+
+
+@torch.no_grad()
+def test_a_large_context_costs_what_is_used_of_it():
+    config = ModelConfig(n_layer=1, n_head=1, n_embd=4, block_size=100_000, attention="rotary")
+    cache = GPT(config, V).eval().new_cache(1)
+    cache.reserve(1000)
+    assert 1000 <= cache.keys.shape[3] <= 2000
+    cache.reserve(99_999)
+    assert cache.keys.shape[3] <= 100_000

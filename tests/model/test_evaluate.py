@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from minigpt.model.evaluate import Score, evaluate, grid_batches
+from minigpt.config.schema import ModelConfig
+from minigpt.model.evaluate import Score, evaluate, grid_batches, nats_and_right, token_losses
+from minigpt.model.gpt import GPT
 
 
 class ListSplit:
@@ -81,6 +83,28 @@ def test_score_equals_a_plain_sum_for_any_number_of_processes(world_size):
     assert sum(score.tokens for score in scores) == 82
     assert sum(score.nats for score in scores) == pytest.approx(wanted, rel=1e-6)
     assert scores[0].bytes == 186
+
+
+@pytest.mark.parametrize("stride", [None, 5])
+def test_logits_of_a_large_context_are_made_in_pieces(monkeypatch, stride):
+    torch.manual_seed(3)
+    model = GPT(ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=16), 37)
+    split, sizes = ListSplit(torch.randint(37, (83,)).tolist(), 190), []
+
+    def measure(logits, targets):
+        sizes.append(len(logits))
+        return nats_and_right(logits, targets)
+
+    def measured():
+        sizes.clear()
+        options = {"block_size": 16, "batch": 1, "device": "cpu", "precision": "fp32", "stride": stride}
+        return torch.cat(list(token_losses(model, split, measure=measure, **options)))
+
+    whole = measured()
+    assert max(sizes) == 16
+    monkeypatch.setattr("minigpt.model.evaluate.MAX_LOGITS", 37 * 3)
+    torch.testing.assert_close(measured(), whole)
+    assert max(sizes) == 3
 
 
 def test_the_three_units_of_a_score():

@@ -69,6 +69,20 @@ def test_the_native_step_is_the_models(sizes, bias, activation, attention, qk_no
     assert held < 1e-4
 
 
+@torch.inference_mode()
+def test_a_cache_that_grows_holds_the_same(monkeypatch):
+    model = gpt()
+    decoder, tokens = native_decoder(model), torch.arange(BLOCK_SIZE)[None] * 31 % V
+
+    def run():
+        cache = model.new_cache(1)
+        return torch.stack([decoder(tokens[:, place : place + 1], cache) for place in range(BLOCK_SIZE)])
+
+    whole = run()
+    monkeypatch.setattr("minigpt.model.cache.FIRST_COLUMNS", 3)
+    assert torch.equal(run(), whole)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 8, 15])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @torch.inference_mode()

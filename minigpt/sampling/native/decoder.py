@@ -102,6 +102,7 @@ class NativeDecoder:
         assert tokens.dtype == torch.int64, tokens.dtype
         assert cache.longest < self.config.block_size, "the cache is full"
         assert len(cache.lengths) == B, cache.lengths
+        cache.reserve(cache.longest + 1)
         assert cache.keys.is_contiguous(), "keys and values are a block of memory"
         tokens, logits = tokens.contiguous(), torch.empty(B, self.vocab_size)
         given = (self.described(cache), self.model, tokens, cache.on_device, cache.keys, cache.values, logits)
@@ -113,7 +114,8 @@ class NativeDecoder:
     def described(self, cache: KVCache) -> Tensor:
         """Return what decode.cpp calls Sizes: fifteen integers, and a double in the place of another."""
         config = self.config
-        numbers = [*self.sizes, cache.block_size, cache.keys.shape[1], DTYPES[self.weights], DTYPES[cache.keys.dtype]]
+        columns = cache.keys.shape[3]
+        numbers = [*self.sizes, columns, cache.keys.shape[1], DTYPES[self.weights], DTYPES[cache.keys.dtype]]
         numbers += [ACTIVATIONS[config.activation], NORMS[config.norm], NORMS[qk_norm_of(config)]]
         numbers += [min(torch.get_num_threads(), MAX_THREADS)]
         return torch.cat(
