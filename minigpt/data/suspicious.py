@@ -30,7 +30,7 @@ class _Found:
     largest: tuple[int, str] = (0, "")
     where: dict[str, list[int | str]] = field(default_factory=dict)  # what -> how often, first label
     lines: dict[bytes, int] = field(default_factory=dict)
-    forgotten: int = 0  # lines that are left out may have been there so often
+    forgotten: int = 0  # lines that were there so often are left out
     hashes: set[bytes] = field(default_factory=set)
 
     def add(self, what: str, count: int, label: str) -> None:
@@ -39,7 +39,7 @@ class _Found:
             entry[0] = int(entry[0]) + count
 
     def count_line(self, line: bytes) -> None:
-        self.lines[line] = self.lines.get(line, self.forgotten) + 1
+        self.lines[line] = self.lines.get(line, 0) + 1
         while len(self.lines) > MAX_LINES:
             self.forgotten += 1
             self.lines = {line: count for line, count in self.lines.items() if count > self.forgotten}
@@ -95,7 +95,7 @@ def _look(document: Document, found: _Found, progress: Callable[[int], None]) ->
 
 def _repeated(found: _Found) -> Iterator[str]:
     """The lines that stand there most often, if they make up a hundredth of the text."""
-    often = {line: count for line, count in found.lines.items() if count >= MIN_REPEATS + found.forgotten}
+    often = {line: count for line, count in found.lines.items() if count >= MIN_REPEATS}
     size = sum(len(line) * count for line, count in often.items())
     if size <= found.size / 100:
         return

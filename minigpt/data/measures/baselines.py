@@ -22,9 +22,8 @@ from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.rundir.files import read_json, write_json
 
-COUNTED_BYTES = 1 << 25  # of training text at most, by the n-gram model: half a gigabyte of memory
-COPIED_BYTES = 1 << 24  # of training text at most, by xz
-SCORED_BYTES = 1 << 22  # of validation text at most
+TRAIN_BYTES = 1 << 24  # of training text that the n-gram model and xz see at most: half a gigabyte of memory
+VAL_BYTES = 1 << 21  # of validation text at most
 UNIGRAM_TOKENS = 1 << 28  # of each split at most
 CHUNK_BYTES = 1 << 17  # compressed at a time: a request to stop is heard in between
 BORDER_BYTES = 16  # of the packed text read at a time
@@ -55,27 +54,22 @@ def baselines(prepared: Prepared, say: Callable[[str], object]) -> list[Row]:
 
 
 def _measure(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> list[Row]:
-    text = sample_of(val, tokenizer, SCORED_BYTES)
+    seen, text = sample_of(train, tokenizer, TRAIN_BYTES), sample_of(val, tokenizer, VAL_BYTES)
     if not text:
         return []
-    counted = sample_of(train, tokenizer, COUNTED_BYTES)
-    copied = counted if train.bytes <= COPIED_BYTES else sample_of(train, tokenizer, COPIED_BYTES)
-    with _xz_bytes(copied, text) as xz_bytes:  # in a thread of its own
-        ngram = KneserNey(counted).bits(text) / len(text)
+    with _xz_bytes(seen, text) as xz_bytes:  # in a thread of its own
+        ngram = KneserNey(seen).bits(text) / len(text)
         xz = 8 * xz_bytes() / len(text)
 
-    def of(read: bytes) -> str:
-        both = ((read, train, "training"), (text, val, "validation"))
-        return " and ".join(
-            f"{size_text(len(part))} of {size_text(split.bytes)} of {name} text"
-            for part, split, name in both
-            if len(part) < split.bytes
-        )
-
+    of = " and ".join(
+        f"{size_text(len(part))} of {size_text(split.bytes)} of {name} text"
+        for part, split, name in ((seen, train, "training"), (text, val, "validation"))
+        if len(part) < split.bytes
+    )
     return [
         {"name": f"unigram over {tokenizer.name} tokens", "bits_per_byte": _unigram(train, val, tokenizer), "of": ""},
-        {"name": f"{ORDER}-gram of bytes, Kneser-Ney", "bits_per_byte": ngram, "of": of(counted)},
-        {"name": "xz after the training text", "bits_per_byte": xz, "of": of(copied)},
+        {"name": f"{ORDER}-gram of bytes, Kneser-Ney", "bits_per_byte": ngram, "of": of},
+        {"name": "xz after the training text", "bits_per_byte": xz, "of": of},
     ]
 
 

@@ -19,7 +19,7 @@ from minigpt.splitmix import GOLDEN, scramble
 
 GRAM_TOKENS = 13
 GRAM_CHARACTERS = 50  # of tokens of less than two bytes
-TRAIN_TOKENS = 1 << 27  # looked at, at most
+TRAIN_TOKENS = 1 << 26  # looked at, at most
 VAL_TOKENS = 1 << 21
 _FILTER_BITS = 26  # of a hash: a gram whose place in the filter is free is not in the validation text
 
@@ -72,13 +72,14 @@ def overlap(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> dict[st
         share (0 to 1; None without a gram), gram (tokens), of_train and of_val (the parts of the splits looked at).
     """
     gram = GRAM_TOKENS if val.bytes >= 2 * len(val) else GRAM_CHARACTERS
-    all_of_val = np.concatenate([_hashes(piece, gram, tokenizer.eot) for piece in pieces(val, VAL_TOKENS)])
+    words = scramble(np.arange(tokenizer.vocab_size, dtype=np.uint64))
+    all_of_val = np.concatenate([_hashes(piece, gram, words, tokenizer.eot) for piece in pieces(val, VAL_TOKENS)])
     wanted, counts = np.unique(all_of_val, return_counts=True)
     shift = np.uint64(64 - _FILTER_BITS)
     found, may_be = np.zeros(len(wanted), bool), np.zeros(1 << _FILTER_BITS, bool)
     may_be[wanted >> shift] = True
     for piece in pieces(train, TRAIN_TOKENS) if len(wanted) else ():
-        hashes = _hashes(piece, gram, tokenizer.eot)
+        hashes = _hashes(piece, gram, words, tokenizer.eot)
         hashes = hashes[may_be[hashes >> shift]]
         at = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
         found[at[wanted[at] == hashes]] = True
@@ -94,15 +95,17 @@ def _powers(base: int) -> NDArray[np.uint64]:
 _UP, _DOWN = _powers(GOLDEN), _powers(pow(GOLDEN, -1, 1 << 64))  # GOLDEN is odd: it has an inverse modulo 2**64
 
 
-def _hashes(tokens: NDArray[Any], gram: int, eot: int | None) -> NDArray[np.uint64]:
-    """One hash for each gram without end-of-text: equal grams, equal hashes."""
+def _hashes(tokens: NDArray[Any], gram: int, words: NDArray[np.uint64], eot: int | None) -> NDArray[np.uint64]:
+    """One hash for each gram without end-of-text: equal grams, equal hashes. `words` has a random number a token."""
     n = len(tokens)
     if n < gram:
         return np.zeros(0, np.uint64)
-    sums = np.cumsum(scramble(tokens.astype(np.uint64)) * _UP[:n])
-    sums = np.concatenate([np.zeros(1, np.uint64), sums])
-    hashes = scramble((sums[gram:] - sums[:-gram]) * _DOWN[: n - gram + 1])
-    if eot is None:
+    sums = np.zeros(n + 1, np.uint64)
+    np.cumsum(words[tokens] * _UP[:n], out=sums[1:])
+    hashes = (sums[gram:] - sums[:-gram]) * _DOWN[: n - gram + 1]
+    ends = np.flatnonzero(tokens == eot) if eot is not None else np.zeros(0, np.int64)
+    if not len(ends):
         return hashes
-    ends = np.concatenate([[0], np.cumsum(tokens == eot)])
-    return hashes[ends[gram:] == ends[:-gram]]
+    keep = np.ones(n, bool)
+    keep[np.maximum(ends[:, None] - np.arange(gram), 0)] = False  # the grams that begin there hold one
+    return hashes[keep[: len(hashes)]]
