@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +22,7 @@ from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import MicroBatches, document_end
 from minigpt.data.order import batch_of_step
 from minigpt.data.prepare import Prepared
-from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
+from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly, launched_rank
 from minigpt.machine.choices import keep_choices, tell_changed_choices
 from minigpt.machine.compiling import set_up_torch
 from minigpt.machine.hardware import Hardware, find_device, peak_flops
@@ -32,6 +33,7 @@ from minigpt.model.gpt import GPT
 from minigpt.process.group import Processes, joined, was_asked_to_stop
 from minigpt.process.output import lasting_output
 from minigpt.process.signals import Signals
+from minigpt.process.slurm import requeue
 from minigpt.rundir.rows import cut_rows_after, read_rows
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.splitmix import fold
@@ -87,6 +89,8 @@ def train(config: TrainConfig, callbacks: Sequence[L.Callback] = ()) -> int:
     except StoppedEarly as early:
         with contextlib.suppress(OSError):  # the screen may be gone
             print(early, file=sys.stderr)
+            if not launched_rank():
+                requeue(print, asked=early.number == getattr(signal, "SIGUSR1", None))
         return early.exit_code
 
 
