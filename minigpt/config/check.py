@@ -298,6 +298,13 @@ def ray_is_here(engine: str, address: str | None) -> Iterator[str]:
         yield f"ray.address={shown(address)} is for prepare.engine=ray. Add it, or leave the address out."
 
 
+@rule("data.mix", "prepare.part", "prepare.slurm")
+def parts_are_of_one_source(mix: Mapping[str, float], part: str | None, slurm: int) -> Iterator[str]:
+    if mix and (part is not None or slurm):
+        remedy = "Prepare each source alone with tokenizer=gpt2 or tokenizer=file, then the mixture without parts"
+        yield f"prepare.part and prepare.slurm are for one source, got data.mix with {len(mix)}. {remedy}."
+
+
 @rule("prepare.part")
 def parts_are_counted(part: str | None) -> Iterator[str]:
     if part is not None:

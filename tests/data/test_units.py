@@ -276,6 +276,12 @@ def test_a_part_that_is_none_is_named(part):
     assert "prepare.part=" in check(PrepareConfig(prepare=WorkConfig(part=part)))[0]
 
 
+@pytest.mark.parametrize("work", [WorkConfig(part="1/2"), WorkConfig(slurm=2)])
+def test_parts_of_a_mixture_are_refused(work):
+    config = PrepareConfig(data=DataConfig(mix={"stdlib": 0.5, __file__: 0.5}), prepare=work)
+    assert any("are for one source, got data.mix with 2. Prepare each" in sentence for sentence in check(config))
+
+
 def test_units_of_another_text_are_not_taken(texts, monkeypatch):
     """The source changed while it was encoded, and back: what was made of the other text is made again."""
     wanted = tree(run(texts, "whole"))
