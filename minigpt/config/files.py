@@ -3,6 +3,8 @@
 Hydra composes them. No resolver is ever evaluated, and nothing that a file names is called.
 """
 
+import copy
+import functools
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -62,19 +64,28 @@ def compose_files(command: str, choices: Mapping[str, str], folder: Path | None)
     Raises:
         ValueError: they don't compose.
     """
+    if folder is not None:  # its files may be edited between two calls
+        return _composed(command, tuple(choices.items()), folder, config_folder())
+    return copy.deepcopy(_kept(command, tuple(choices.items()), None, config_folder()))
+
+
+def _composed(command: str, choices: tuple[tuple[str, str], ...], folder: Path | None, ours: Path) -> dict[str, Any]:
     import hydra  # here, so that a command without files does not wait for it
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    overrides = [f"{group}={_quoted(choice)}" for group, choice in choices.items()]
+    overrides = [f"{group}={_quoted(choice)}" for group, choice in choices]
     overrides += [f"hydra.searchpath=[{_quoted(f'file://{folder}')}]"] if folder else []
     try:
-        with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
+        with hydra.initialize_config_dir(str(ours), version_base="1.3"):
             composed: Any = OmegaConf.to_container(hydra.compose(command, overrides=overrides), resolve=False)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, RecursionError, OSError) as error:
         raise ValueError(str(error)) from error
     return {str(key): value for key, value in composed.items()}
+
+
+_kept = functools.cache(_composed)  # Hydra takes a quarter of a second
 
 
 def _quoted(text: str) -> str:
