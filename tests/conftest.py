@@ -66,6 +66,13 @@ def _json_lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.fixture(autouse=True)
+def _no_report(request, monkeypatch):
+    """Drawing a report takes longer than a tiny run: a test that looks at one is marked `report`."""
+    if request.node.get_closest_marker("report") is None:
+        monkeypatch.setattr("minigpt.training.ending.write_report", lambda path: None)
+
+
 @pytest.fixture
 def run(tmp_path) -> TinyRun:
     return TinyRun(tmp_path)

@@ -1,6 +1,5 @@
 """The command line: groups, settings, literal text, help, and every fault in one list."""
 
-import copy
 import importlib.util
 import os
 from pathlib import Path
@@ -19,7 +18,6 @@ from minigpt.config.files import config_folder, find_groups
 from minigpt.config.schema import SampleConfig, TrainConfig
 from minigpt.faults import UserFault
 
-COMPOSED: dict = {}
 NEEDED = {  # what a command can't do without
     "sample": ["checkpoint=."],
     "compare": ["one", "other"],
@@ -27,23 +25,14 @@ NEEDED = {  # what a command can't do without
     "report": ["run.dir=."],
     "draw-attention": ["checkpoint=.", "text=x"],
     "export": ["checkpoint=.", "dir=new"],
+    "serve": ["checkpoint=."],
+    "look": ["checkpoint=.", "text=x"],
 }
 
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Each test in an empty folder; what one choice of files composes to is computed once for the whole module."""
-    real = compose_module.compose_files
-
-    def remembered(command, choices, config_dir):
-        if config_dir:
-            return real(command, choices, config_dir)
-        key = (command, *sorted(choices.items()))
-        if key not in COMPOSED:
-            COMPOSED[key] = real(command, choices, None)
-        return copy.deepcopy(COMPOSED[key])
-
-    monkeypatch.setattr(compose_module, "compose_files", remembered)
+    """Each test in an empty folder."""
     monkeypatch.chdir(tmp_path)
     yield
     assert os.listdir(tmp_path) in ([], ["here"]), "composing wrote something"
@@ -65,8 +54,9 @@ def fault_of(script: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("script", CLASSES)
-def test_no_argument_gives_the_defaults_of_the_schema(script):
+def test_no_argument_gives_the_defaults_of_the_schema(script, monkeypatch):
     """The default group files hold the schema's own defaults."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # as if every extra were installed
     (Path.cwd() / "here").touch()
     config = compose(script, NEEDED.get(script, []))
     changed = {key for key, value in values(config).items() if value != settings(CLASSES[script])[key].default}
@@ -89,6 +79,7 @@ def test_every_choice_composes(group, choice, monkeypatch):
     if choice == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
         assert "pip install tensorboard" in fault_of("train", *arguments)
         return
+    arguments += {"fsdp": ["trainer.devices=2"], "hsdp": ["trainer.devices=4", "trainer.shards=2"]}.get(choice, [])
     config = compose("train", arguments)
     if group == "experiment":
         assert config.experiment == choice

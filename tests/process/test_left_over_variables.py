@@ -30,7 +30,6 @@ SETS = [*itertools.combinations(LEFT_OVER, 1), *itertools.combinations(LEFT_OVER
 
 @pytest.mark.parametrize("names", SETS, ids="+".join)
 def test_one_process_works_whatever_another_job_left_behind(names, run, monkeypatch):
-    monkeypatch.setattr("minigpt.training.ending.write_report", lambda *_: None)
     for name in names:
         monkeypatch.setenv(name, LEFT_OVER[name])
     run("trainer.max_steps=1", "validate.every_steps=0")

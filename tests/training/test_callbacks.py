@@ -41,11 +41,6 @@ for _name in HOOKS:
     setattr(Notes, _name, _note(_name))
 
 
-@pytest.fixture(autouse=True)
-def _no_report(monkeypatch):
-    monkeypatch.setattr("minigpt.training.ending.write_report", lambda *_: None)
-
-
 def start(run, *settings, callbacks, code=0):
     assert train(compose("train", run.arguments(*settings)), callbacks=callbacks) == code
 

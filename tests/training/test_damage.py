@@ -27,11 +27,6 @@ SETTINGS = ["trainer.max_steps=8", "checkpoint.every_steps=2", "checkpoint.keep_
 GOLDEN = Path(__file__).parent / "golden_run"  # made by version 0.1.0, format 1
 
 
-@pytest.fixture(autouse=True)
-def _no_report(monkeypatch):
-    monkeypatch.setattr("minigpt.training.ending.write_report", lambda *_: None)
-
-
 @pytest.fixture
 def straight(run, tmp_path):
     """A finished run; `run` itself stands at step 6 after it."""

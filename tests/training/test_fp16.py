@@ -15,11 +15,6 @@ from minigpt.verify import compare_runs
 FP16 = ["trainer.precision=fp16", "logger.every_steps=1", "checkpoint.every_steps=4", "trainer.max_steps=12"]
 
 
-@pytest.fixture(autouse=True)
-def _no_report(monkeypatch):
-    monkeypatch.setattr("minigpt.training.ending.write_report", lambda *_: None)
-
-
 def begin_with_scale(monkeypatch, scale, growth_interval=2000):
     real = torch.amp.GradScaler
     monkeypatch.setattr(

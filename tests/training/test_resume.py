@@ -167,6 +167,7 @@ def test_a_longer_run_goes_on_from_the_last_step(place, straight, tmp_path, caps
     assert steps == sorted(set(steps))
 
 
+@pytest.mark.report
 def test_a_change_is_an_event_and_a_jump_of_the_learning_rate_is_said_before_it_happens(place, straight, capsys):
     assert train(config(place, "stretched")) == 0
     capsys.readouterr()
@@ -205,7 +206,6 @@ def test_init_from_starts_with_the_weights_of_another_run(place, straight):
 
 @pytest.mark.parametrize("tokenizer", ["char", "bpe"])
 def test_init_from_keeps_its_tokenizer_on_another_text(run, monkeypatch, tmp_path, tokenizer):
-    monkeypatch.setattr("minigpt.training.ending.write_report", lambda *_: None)
     settings = [f"tokenizer={tokenizer}", "trainer.max_steps=2"] + ["tokenizer.vocab_size=280"] * (tokenizer == "bpe")
     origin = run(*settings).rename(tmp_path / "origin")
     (tmp_path / "text.txt").write_text("a duck could chuck a cow " * 60)
@@ -239,7 +239,6 @@ def test_killed_with_sigkill_the_same_command_ends_with_the_same_bytes(place, st
 
 
 def test_k3_from_every_saved_step_the_run_ends_with_the_same_bytes(run, monkeypatch, tmp_path):
-    monkeypatch.setattr("minigpt.training.ending.write_report", lambda *_: None)
     settings = ["trainer.max_steps=8", "checkpoint.every_steps=1", "checkpoint.keep_last=9", "model.dropout=0.1"]
     whole = run(*settings).rename(tmp_path / "whole")
     for step in range(1, 8):
@@ -261,7 +260,6 @@ def test_k3_from_every_saved_step_the_run_ends_with_the_same_bytes(run, monkeypa
     ],
 )
 def test_k5_what_a_run_shows_and_saves_changes_no_weight(run, monkeypatch, tmp_path, other):
-    monkeypatch.setattr("minigpt.training.ending.write_report", lambda *_: None)
     settings = ["trainer.max_steps=7", "model.dropout=0.1"]
     plain = run(*settings).rename(tmp_path / "plain")
     run(*settings, *other)
@@ -271,7 +269,6 @@ def test_k5_what_a_run_shows_and_saves_changes_no_weight(run, monkeypatch, tmp_p
 
 def test_automatic_choices_are_those_of_the_run_and_not_of_the_machine_it_goes_on_on(run, monkeypatch, tmp_path):
     """Half of the memory, other kernels, a compiler: a run that has begun does not care."""
-    monkeypatch.setattr("minigpt.training.ending.write_report", lambda *_: None)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     settings = ["trainer.max_steps=6", "checkpoint.every_steps=3", "trainer.threads=0", "trainer.precision=auto"]
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # more than one here would slow down all tests

@@ -17,6 +17,7 @@ from minigpt.machine import compiling
 from minigpt.training import outputs, run_state
 
 
+@pytest.mark.report
 def test_a_run_directory_holds_what_the_plan_of_the_house_says(run):
     path = run("samples.every_steps=3")
     names = {item.name for item in path.iterdir()}

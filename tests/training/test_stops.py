@@ -46,12 +46,6 @@ def ends(run) -> tuple:
     return last.name, {file.name: file.read_bytes() for file in last.iterdir()}, rows
 
 
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch):
-    """Drawing takes longer than the runs."""
-    monkeypatch.setattr(ending, "write_report", lambda path: None)
-
-
 @pytest.fixture(scope="module")
 def straight(new_run, tmp_path_factory):
     """An uninterrupted run."""

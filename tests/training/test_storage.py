@@ -45,11 +45,6 @@ def fill_from(monkeypatch, step, space):
     monkeypatch.setattr(store, "_write_flushed", write)
 
 
-@pytest.fixture(autouse=True)
-def _no_report(monkeypatch):
-    monkeypatch.setattr("minigpt.training.ending.write_report", lambda *_: None)  # it takes longer than these runs
-
-
 @pytest.fixture
 def at_step(monkeypatch):
     """Calls a function at the beginning of a step."""
