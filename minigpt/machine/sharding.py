@@ -65,8 +65,8 @@ def shard(gpt: GPT, layout: Layout, config: TrainConfig, choices: Choices) -> No
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     policy = MixedPrecisionPolicy()
-    if config.trainer.gather == "bf16":  # the stream stays in fp32
-        policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    if config.trainer.gather == "bf16":  # the stream through the blocks, too: a norm wants it as its own weights are
+        policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
     frees = reshards(config.trainer, choices)
     for block in gpt.blocks:
         if choices.compile:

@@ -21,6 +21,7 @@ from minigpt.data.prepare import Prepared
 from minigpt.data.shards import TokenSplit
 from minigpt.machine.sharding import free_gathered, sample_together
 from minigpt.model.evaluate import Score, evaluate, mean_score
+from minigpt.model.loss import autocast
 from minigpt.redact import redact_values
 from minigpt.rundir.loggers import RemoteLogger, TensorBoard
 from minigpt.rundir.rows import RowFile
@@ -159,7 +160,9 @@ class Outputs:
             if module.layout is None:
                 text = write()
             else:
-                text = sample_together(module.gpt, module.trainer.global_rank, lambda forward: write(forward=forward))
+                rank, device = module.trainer.global_rank, module.device.type
+                with autocast(device, config.trainer.gather):  # weights in bf16 want products in bf16
+                    text = sample_together(module.gpt, rank, lambda forward: write(forward=forward))
             if not self.run.writes:
                 return
             if text is None:
