@@ -9,6 +9,7 @@ from minigpt.config.roles import default_run_dir
 from minigpt.config.schema import SampleConfig, TrainConfig
 from minigpt.faults import FINISHED
 from minigpt.invocation import typed
+from minigpt.launcher import launched
 from minigpt.report.record import best_row, number, read_record
 from minigpt.sampling.command import sample
 from minigpt.training.run import train
@@ -24,7 +25,8 @@ def demo(config: TrainConfig) -> int:
         What `train` returns.
     """
     code = train(config)
-    if code != FINISHED or os.environ.get("LOCAL_RANK", "0") != "0":
+    place = launched(config.trainer.strategy, config.trainer.nodes, config.trainer.devices)
+    if code != FINISHED or (place is not None and place.rank):
         return code
     run = Path(os.path.expanduser(config.run.dir or default_run_dir(config)))
     print(f"\n{comparison(run)}\n")

@@ -7,9 +7,11 @@ wanted, and the command that repairs it. A bug is any other exception: it keeps 
 from __future__ import annotations  # so that a Python that is too old gets as far as the sentence about it
 
 import contextlib
+import errno
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 
@@ -74,7 +76,7 @@ class StoppedEarly(BaseException):
     """A signal came while there was nothing to save. Not an Exception: code that repairs failures must let it pass."""
 
     def __init__(self, number: int):
-        self.number = number  # of the signal
+        self.number = number
         self.exit_code = INTERRUPTED if number == signal.SIGINT else STOPPED
         name = signal.Signals(number).name
         super().__init__(f"Stopped by {name} with no step begun: nothing is lost. The same command does what was left.")
@@ -86,21 +88,50 @@ def run_script(main: Callable[[list[str]], int | None]) -> None:
     if unfit:
         print(f"Error: {unfit}", file=sys.stderr)
         sys.exit(USER_FAULT)
+    open_missing_streams()
     try:
         code = main(sys.argv[1:]) or FINISHED
+        sys.stdout.flush()
     except KeyboardInterrupt:
-        print("Stopped at once.", file=sys.stderr)
         code = INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone: nothing left to flush to
+        exit_soon(code)
+        print("Stopped at once.", file=sys.stderr)
+    except BrokenPipeError:  # the reader is gone
         code = INTERRUPTED
     except (Exception, StoppedEarly) as error:
         code, text = explain(error)
+        if isinstance(error, StoppedEarly):
+            exit_soon(code)
         said_by_rank_0 = code == USER_FAULT and launched_rank() and "TORCHELASTIC_RUN_ID" in os.environ
         if not said_by_rank_0:  # without torchrun what looks like a rank may be left over from another job
             with contextlib.suppress(OSError):  # the screen may be gone
                 print(text, file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:  # nothing is left to flush to, and Python would try again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def exit_soon(code: int) -> None:
+    """End this process in two seconds, if it does not by itself: a screen that stands still (Ctrl-S) may hold it."""
+    timer = threading.Timer(2.0, os._exit, [code])
+    timer.daemon = True
+    timer.start()
+
+
+def open_missing_streams() -> None:
+    """Give a process that was started without stdin, stdout or stderr (`>&-`) empty ones.
+
+    Else the first files that it opens get their numbers, and what is printed lands in them.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 def launched_rank() -> int | None:
@@ -118,6 +149,8 @@ def explain(error: BaseException) -> tuple[int, str]:
         return USER_FAULT, f"{len(error.faults)} errors:" + "".join(f"\n- {line}" for line in error.faults)
     if isinstance(error, UserFault | NoUsableCheckpoint | StorageFailure | NonFiniteTraining):
         return error.exit_code, f"Error: {error}"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return STORAGE_FAILURE, f"Error: {error.filename or 'the output'} can't be written: {error.strerror}"
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
         if package != "minigpt" and package not in sys.stdlib_module_names:

@@ -55,7 +55,7 @@ def read_plain(path: str | Path, most: int = MAX_BYTES, *, links: bool = True) -
     with open_plain(path, links=links) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
-            raise OSError(errno.EFBIG, f"is {size:,} bytes; at most {most:,} are read", str(path))
+            raise OSError(errno.EFBIG, f"{Path(path).name} is {size:,} bytes; at most {most:,} are read", str(path))
         return file.read(most)
 
 

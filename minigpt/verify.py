@@ -14,7 +14,8 @@ from pathlib import Path
 
 from minigpt.checkpoint.store import list_checkpoints
 from minigpt.config.schema import TrainConfig
-from minigpt.faults import UserFault
+from minigpt.faults import StoppedEarly, UserFault
+from minigpt.process.signals import LIFELINE, Signals
 from minigpt.rundir.rows import TIMINGS, read_rows
 
 
@@ -37,6 +38,15 @@ def verify_resume(config: TrainConfig, command: Sequence[str], *, kills: int, fo
     if config.trainer.max_minutes is not None:
         remedy = "Verify with trainer.max_steps=60 trainer.max_minutes=null"
         raise UserFault(f"trainer.max_minutes ends a run by the clock, and two runs at different steps. {remedy}")
+    try:
+        with Signals():  # so that a training that goes on now is killed, not left behind
+            return _verify(config, command, kills=kills, folder=folder, seed=seed)
+    except (StoppedEarly, KeyboardInterrupt):
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _verify(config: TrainConfig, command: Sequence[str], *, kills: int, folder: Path, seed: int) -> int:
     straight, killed = folder / "straight", folder / "killed"
     begun = time.perf_counter()
     _train(command, straight)
@@ -54,6 +64,9 @@ def verify_resume(config: TrainConfig, command: Sequence[str], *, kills: int, fo
         newest = [path.name for path in list_checkpoints(killed / "checkpoints")] or ["none"]
         when = f"newest checkpoint {newest[-1]}{' (while it started)' if starting else ''}"
         print(f"Kill {done:>3}       after the row of step {steps[-1]}, {when}", flush=True)
+    if not done:
+        remedy = "Verify a longer one: trainer.max_steps=N"
+        raise UserFault(f"the training ended each time before it was to be killed: nothing is proved. {remedy}")
     _train(command, killed)
     compared, differences = compare_runs(straight, killed)
     print("\n".join([f"Compared       {compared}", *(f"Different      {each}" for each in differences)]))
@@ -113,8 +126,17 @@ def _train(command: Sequence[str], run: Path, *, kill_after: float | None = None
         UserFault: it ended by itself with another exit code than 0.
     """
     begun = _beginnings(run)
-    with open(run.with_suffix(".txt"), "w+b") as output:
-        process = subprocess.Popen([*command, f"run.dir={run}"], stdout=output, stderr=output, start_new_session=True)
+    with (
+        open(run.with_suffix(".txt"), "w+b") as output,
+        subprocess.Popen(
+            [*command, f"run.dir={run}"],
+            stdin=subprocess.PIPE,  # ends with us, and the training then
+            stdout=output,
+            stderr=output,
+            env=os.environ | {LIFELINE: "1"},
+            start_new_session=True,
+        ) as process,
+    ):
         try:
             while kill_after is not None and not starting and process.poll() is None and _beginnings(run) == begun:
                 time.sleep(0.01)

@@ -51,13 +51,13 @@ MAY_IMPORT = {
     "benchmark": "config data faults invocation machine model rundir sampling splitmix training verify "
     "lightning numpy safetensors torch",
     "checkpoint": "plain_file config data faults model rundir __init__ safetensors torch",
-    "cli": "benchmark compare config data demo evaluation export faults invocation machine process redact report "
-    "sampling serving sweep training verify",
+    "cli": "benchmark compare config data demo evaluation export faults invocation process redact report sampling "
+    "serving sweep training verify",
     "compare": "checkpoint config data faults machine model rundir numpy torch",
     "config": "faults invocation launcher plain_file redact __init__ huggingface_hub hydra omegaconf yaml",
     "data": "attention config faults process redact rundir splitmix aiohttp fsspec numpy pyarrow ray tiktoken "
     "tokenizers torch zstandard",
-    "demo": "config faults invocation report sampling training",
+    "demo": "config faults invocation launcher report sampling training",
     "evaluation": "checkpoint compare config data faults machine model rundir sampling lm_eval numpy torch",
     "export": "checkpoint compare config data faults model rundir __init__ numpy safetensors tokenizers torch",
     "faults": "",
@@ -73,11 +73,11 @@ MAY_IMPORT = {
     "sampling": "checkpoint config data faults machine model rundir splitmix torch",
     "serving": "attention checkpoint config data evaluation faults machine model rundir sampling "
     "fastapi starlette torch uvicorn",
-    "sweep": "config data faults invocation machine process redact report rundir matplotlib optuna torch yaml",
+    "sweep": "config data faults invocation machine process redact report rundir training matplotlib optuna torch yaml",
     "splitmix": "numpy",
     "training": "attention checkpoint config data faults invocation machine model plain_file process redact report "
     "rundir sampling splitmix __init__ lightning torch",
-    "verify": "checkpoint config faults rundir",
+    "verify": "checkpoint config faults process rundir",
 }
 
 # File -> all it may import, where a file is held to less than its room.

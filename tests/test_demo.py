@@ -55,3 +55,12 @@ def test_a_finished_run_is_shown(monkeypatch, run, capsys):
         for part in ("xz 2.000", f"[sample {run} ['def']]", "loss.png", "report.html", typed("sample"))
     ]
     assert places == sorted(places)
+
+
+def test_a_rank_that_is_left_over_from_another_job_hides_nothing(run, monkeypatch, capsys):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(demo_module, "train", lambda _: FINISHED)
+    monkeypatch.setattr(demo_module, "sample", lambda _: None)
+    beside(run, xz=2.0)
+    assert demo(TrainConfig(run=RunConfig(dir=str(run)))) == FINISHED
+    assert "bits per byte" in capsys.readouterr().out

@@ -6,7 +6,6 @@ folder are opened, and no size that a file claims is believed before the bytes f
 
 import hashlib
 import json
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -33,6 +32,7 @@ from minigpt.model.empty import empty_gpt
 from minigpt.model.gpt import GPT
 from minigpt.model.parts import held_rows, local
 
+MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes of this machine: no larger file is read whole
 MAX_BYTES = {CONFIG: 1 << 16, STATE: 1 << 20, TOKENIZER: 1 << 24, pack.CALLBACKS: 1 << 24}  # many times what ours need
 VOCABULARY, POSITIONS = ("token_embedding.weight", "output.weight"), "position_embedding.weight"
 OTHER_SETTING = re.compile(r"(?!model\b)(?=.{1,100}$)[a-z]\w*(\.[a-z]\w*)*")  # that another version may have
@@ -177,7 +177,7 @@ def read_file(folder: Path, name: str) -> bytes:
         entry = store.read_manifest(folder)["files"].get(name)
         if not isinstance(entry, dict):
             raise unusable(folder, f"its manifest has no {name}")
-        most, path = MAX_BYTES.get(name, math.inf), folder / name
+        most, path = MAX_BYTES.get(name, MEMORY), folder / name
         size = store.read_patiently(path, lambda file: os.fstat(file.fileno()).st_size)
         if size > most:  # of a sparse file, too, nothing is read before
             raise unusable(folder, f"{name} is {size:,} bytes; at most {most:,} make sense")

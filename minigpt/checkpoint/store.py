@@ -315,8 +315,10 @@ def _alive(pid: int) -> bool:
         return False  # our own earlier try
     try:
         os.kill(pid, 0)
-    except OSError as error:
-        return not isinstance(error, ProcessLookupError)  # another user's process lives, too
+    except (ProcessLookupError, OverflowError):  # no process has a number as large
+        return False
+    except OSError:
+        return True  # another user's process
     return True
 
 
@@ -336,7 +338,7 @@ def prune(folder: Path, *, keep_last: int, keep_every_steps: int) -> None:
     The newest one that a run can go back to stays as well (`bad_steps` in a manifest: steps skipped in a row when
     it was made). Called only after the newest one verified; what can't be removed stays (a full run beats a tidy one).
     """
-    with contextlib.suppress(OSError, StorageFailure):
+    with contextlib.suppress(OSError, StorageFailure, UserFault):  # UserFault: one of another version's among them
         checkpoints = list_checkpoints(folder)
         kept = {best_checkpoint(folder), next(filter(_is_good, reversed(checkpoints)), None)}
         for path in checkpoints[: -max(keep_last, 2)]:

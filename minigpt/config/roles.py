@@ -37,7 +37,8 @@ class Change:
         return self.role not in FIXED
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.was!r} -> {self.now!r}"
+        was, now = (text if len(text) <= 300 else f"{text[:300]}..." for text in (repr(self.was), repr(self.now)))
+        return f"{self.key}: {was} -> {now}"
 
 
 def with_role(cls: type, *roles: Role) -> set[str]:

@@ -30,9 +30,10 @@ def set_up_torch(choices: Choices, *, deterministic: bool) -> None:
     torch.set_float32_matmul_precision(choices.float32_products)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once
-    if deterministic or (choices.compile and choices.device == "cpu"):
-        # Compiled code for a CPU would add to an embedding's gradient in the order in which its threads come.
-        torch.use_deterministic_algorithms(True)
+    # Compiled code for a CPU would add to an embedding's gradient in the order in which its threads come.
+    wanted = deterministic or (choices.compile and choices.device == "cpu")
+    torch.use_deterministic_algorithms(wanted)  # said each time: a training before in this process may have set it
+    if wanted:
         # A debugging aid comes with it, and costs.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
@@ -44,7 +45,8 @@ def compiled_loss(device: str, loss: LossFunction) -> LossFunction:
 
 def compiler_options(device: str) -> dict[str, Any] | None:
     """Return the compiler's options for a device, and have it keep its code in a folder of ours."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiler_cache()))
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(compiler_cache())
     options: dict[str, Any] | None = None
     if device == "cpu":
         # The compiler would recognise explicit attention and put the fused kernel in its place, whose backward
@@ -55,7 +57,11 @@ def compiler_options(device: str) -> dict[str, Any] | None:
 
 def compiler_cache() -> Path:
     """Return the folder in which torch's compiler keeps its code: its usual one, unless others may write there."""
-    folder = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = str(os.getuid())
+    folder = Path(tempfile.gettempdir()) / f"torchinductor_{user}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()

@@ -1,24 +1,35 @@
 """A screen that may go away: a closed terminal or pipe must not end a run."""
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+GONE = (errno.EPIPE, errno.EIO, errno.EBADF)  # what a closed pipe, terminal or descriptor is written to with
+
 
 class LastingStream:
-    """A text stream that takes everything, also when nobody reads any more."""
+    """A text stream that takes everything, also when nobody reads any more.
+
+    Args:
+        stream: to write to; None (a process that was started without it) takes everything, too.
+    """
 
     def __init__(self, stream: Any):
-        self._stream = stream
+        self._stream = open(os.devnull, "w") if stream is None else stream  # noqa: SIM115 - stays open
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """As the stream's own, without its failures."""
-        self._survive(self._stream.write, text)
+        """As the stream's own, without its failures; what its encoding can't show is a question mark."""
+        try:
+            self._survive(self._stream.write, text)
+        except UnicodeEncodeError:
+            encoding = self._stream.encoding
+            self._survive(self._stream.write, text.encode(encoding, "replace").decode(encoding))
         return len(text)
 
     def flush(self) -> None:
@@ -28,10 +39,22 @@ class LastingStream:
     def _survive(self, work: Callable[..., object], *arguments: str) -> None:
         try:
             work(*arguments)
+        except UnicodeEncodeError:
+            raise
+        except (OSError, ValueError) as error:
+            if not isinstance(error, OSError) or error.errno in GONE:
+                self._let_go()  # else a log on a full disk, say, which may take the next line again
+
+    def _let_go(self) -> None:
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), self._stream.fileno())
+
+    def settle(self) -> None:
+        """Write what is buffered, or let it go with all that comes: else Python fails once more when it exits."""
+        try:
+            self._stream.flush()
         except (OSError, ValueError):
-            # What is buffered, and all that comes, goes nowhere; else Python fails once more when it exits.
-            with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
-                os.dup2(nowhere.fileno(), self._stream.fileno())
+            self._let_go()
 
 
 @contextlib.contextmanager
@@ -42,5 +65,5 @@ def lasting_output() -> Iterator[None]:
         try:
             yield
         finally:
-            out.flush()
-            errors.flush()
+            out.settle()
+            errors.settle()

@@ -14,6 +14,7 @@ from minigpt.faults import INTERRUPTED, StoppedEarly
 
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, name)]
 PATIENCE_SECONDS = 0.8  # for the main thread to end the run before the first step: Ctrl-C is obeyed within a second
+SCREEN_SECONDS = 1.0  # for a screen to take a sentence
 LIFELINE = "MINIGPT_LIFELINE"  # in the environment of a training whose stdin ends with its parent
 CHECKPOINT_SECONDS = 60.0  # from the parent's end to the training's: a step, and a checkpoint on the disk
 
@@ -119,9 +120,15 @@ class Signals:
 
 
 def tell(sentence: str) -> None:
-    """Write to the screen from any thread; a screen that is gone is no matter."""
+    """Write to the screen from any thread; a screen that is gone, or that takes nothing (Ctrl-S), is no matter."""
+    writer = threading.Thread(target=_write, args=(f"\n{sentence}\n".encode(),), daemon=True)
+    writer.start()
+    writer.join(SCREEN_SECONDS)
+
+
+def _write(text: bytes) -> None:
     with contextlib.suppress(OSError):
-        os.write(2, f"\n{sentence}\n".encode())
+        os.write(2, text)
 
 
 def _ignore() -> None:

@@ -71,7 +71,7 @@ def read_json(path: Path, most: int = MAX_BYTES) -> Any:
     except OSError as error:
         reason = str(error.strerror or error)
         large = error.errno == errno.EFBIG
-        raise UserFault(f"{path} {reason}" if large else f"{path} can't be read: {reason}") from None
+        raise UserFault(f"{path.parent}/{reason}" if large else f"{path} can't be read: {reason}") from None
     except (ValueError, RecursionError):
         raise UserFault(f"{path} is not JSON: it is damaged") from None
 

@@ -37,7 +37,11 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter  # an extra, loaded when it is asked for
 
         self.say = say
-        self.writer: Any = SummaryWriter(str(run_dir / "tensorboard"), purge_step=step + 1)
+        self.writer: Any = None
+        try:
+            self.writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=step + 1)
+        except Exception as error:
+            self._give_up(error)
 
     def log(self, step: int, row: dict[str, Any]) -> None:
         """Hand over a row's numbers; they are written a little later, by a thread."""
@@ -46,8 +50,11 @@ class TensorBoard:
                 if self.writer is not None and key != "step" and isinstance(value, int | float):
                     self.writer.add_scalar(key, value, step)
         except Exception as error:
-            self.writer = None
-            self.say(f"TensorBoard gets no more rows, metrics.jsonl has them all ({type(error).__name__}: {error})")
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self.writer = None
+        self.say(f"TensorBoard gets no more rows, metrics.jsonl has them all ({type(error).__name__}: {error})")
 
     def close(self) -> None:
         """Write what is left."""

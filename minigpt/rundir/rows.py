@@ -4,6 +4,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,7 @@ def cut_rows_after(path: Path, step: int, say: Callable[[str], object] = print) 
     steps = [_step_of(line) for line in lines]
     damaged = sum(each is None and line != b"" for each, line in zip(steps[:-1], lines[:-1], strict=True))
     if damaged:
-        aside = path.with_name(path.name + ".damaged")
-        write_file(aside, content)
+        aside = keep_aside(path, content, "damaged")
         say(f"{path}: {damaged} damaged line(s) left out; the file as it was is kept as {aside.name}")
     kept = [line + b"\n" for each, line in zip(steps, lines, strict=True) if each is not None and each <= step]
     if content != b"".join(kept):
@@ -60,10 +60,40 @@ def cut_rows_after(path: Path, step: int, say: Callable[[str], object] = print) 
     return sum(each is not None and each > step for each in steps)
 
 
+def keep_aside(path: Path, content: bytes, mark: str) -> Path:
+    """Write what a file held beside it, under a name that is free, and return that: NAME.mark, NAME.mark-2, ..."""
+    names = (path.with_name(f"{path.name}.{mark}{f'-{number}' if number > 1 else ''}") for number in count(1))
+    aside = next(name for name in names if not os.path.lexists(name))
+    write_file(aside, content)
+    return aside
+
+
+def keep_history(metrics: Path, samples: Path, every_steps: int) -> list[Path]:
+    """Copy the rows of a run that begins again without a checkpoint, where they tell that there were some.
+
+    Args:
+        metrics: its rows.
+        samples: its samples.
+        every_steps: of the run's checkpoints.
+
+    Returns:
+        The copies; none where the run may have been killed before its first checkpoint.
+    """
+    rows = [row for row in read_rows(metrics) if _is_step(row.get("step"))]
+    if not any(row.get("val/loss") is not None or 0 < every_steps < row["step"] for row in rows):
+        return []
+    files = [path for path in (metrics, samples) if not is_gone(path)]
+    return [keep_aside(path, read_plain(path, MAX_BYTES), "before") for path in files]
+
+
 def _step_of(line: bytes) -> float | None:
     """The step that a row is of, or None if the line is no row of a step."""
     step = (parse_row(line) or {}).get("step")
-    return step if isinstance(step, int | float) and not isinstance(step, bool) and step >= 0 else None
+    return step if _is_step(step) else None
+
+
+def _is_step(step: Any) -> bool:
+    return isinstance(step, int | float) and not isinstance(step, bool) and step >= 0
 
 
 def append_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -73,8 +103,12 @@ def append_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         OSError: nothing of them is left in the file.
     """
     content = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-    with open(path, "ab", buffering=0) as file:
+    with open(path, "a+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
+        if size:
+            file.seek(size - 1)
+            if file.read(1) != b"\n":  # torn there, by a power cut or a disk that didn't even take the cut below
+                content = b"\n" + content
         try:
             if file.write(content) != len(content):  # the disk became full in the middle
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

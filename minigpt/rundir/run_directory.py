@@ -27,13 +27,14 @@ from minigpt.faults import StorageFailure, UserFault
 from minigpt.invocation import PACKAGE, typed_words
 from minigpt.plain_file import UNREADABLE, is_gone, patiently, read_plain
 from minigpt.redact import redact_arguments, redact_values
-from minigpt.rundir.files import lock, write_file
+from minigpt.rundir.files import flush, lock, write_file
 from minigpt.rundir.rows import append_rows, folder_gone
 
 # Errors of the disk, or of the network before it. (Not every system has each.)
 _NAMES = "ENOSPC EDQUOT EFBIG EIO EREMOTEIO EROFS EACCES EISDIR ESTALE ENOTCONN ETIMEDOUT EHOSTDOWN ENODEV ENXIO"
 STORAGE_ERRORS = {getattr(errno, name) for name in _NAMES.split() if hasattr(errno, name)}
 
+LOCK_SECONDS = 1.0  # so long a lock is waited for: `minigpt runs` holds it for a moment
 MAX_BYTES = 1 << 20  # of a small file of the run; a larger one is none of ours
 
 
@@ -59,13 +60,19 @@ class RunDirectory:
         self.events = path / "events.jsonl"
         self.samples = path / "samples.jsonl"
         self._lock_file: IO[str] | None = None
+        self._made: list[Path] = []  # folders that were not there, innermost first
 
     def __enter__(self) -> "RunDirectory":
         if self.writes:
             try:
-                if self.path.is_dir():
+                if not is_gone(self.path):
                     self._refuse_links()
+                self._made = [path for path in (self.checkpoints, *self.checkpoints.parents) if is_gone(path)]
                 self.checkpoints.mkdir(parents=True, exist_ok=True)
+                for path in self._made:
+                    flush(path.parent)  # else a power cut may take the folder, and all that is durable in it
+                if not os.access(self.checkpoints, os.W_OK | os.X_OK):
+                    raise PermissionError(errno.EACCES, f"{self.checkpoints}: {os.strerror(errno.EACCES)}")
                 self._lock_file = self._lock()
             except OSError as error:
                 raise self._unwritable(error) from error
@@ -78,8 +85,8 @@ class RunDirectory:
                 # Nothing is left of a run that never began, but what others put there.
                 with contextlib.suppress(OSError):
                     (self.path / "run.lock").unlink()
-                    self.checkpoints.rmdir()
-                    self.path.rmdir()
+                    for path in self._made:
+                        path.rmdir()
             self._lock_file.close()
         if isinstance(error, OSError) and gone:
             raise folder_gone(self.path) from error
@@ -97,18 +104,37 @@ class RunDirectory:
                 remedy = "Remove it, or choose another run.dir (which may itself be a link)"
                 raise UserFault(f"{entry.path!r} is a link, or no plain file, and leads out of the run. {remedy}")
 
+    def refuse_files_of_others(self) -> None:
+        """Where there is no config.yaml, which a run writes first, files of a run's names are another program's.
+
+        Raises:
+            UserFault: there are such files, which a run would write over.
+        """
+        for name in ("metrics.jsonl", "samples.jsonl", "environment.json", "choices.json", "command.txt"):
+            if not is_gone(self.path / name):
+                wrong = f"run.dir={self.path} holds {name}, but no config.yaml, so it is no run that could be continued"
+                raise UserFault(f"{wrong}. Choose another run.dir, or put config.yaml back")
+
     def _lock(self) -> IO[str]:
         """Return the lock file, which says whose it is; closing it frees the lock."""
-        file = open(self.path / "run.lock", "a+")  # noqa: SIM115 - stays open
-        try:
-            if not lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                print(f"Note: files in {self.path} have no locks: nothing keeps a second process out of this run")
-        except BlockingIOError:
-            file.seek(0)
-            owner = file.read().strip() or "another process"
-            file.close()
-            fault = f"run.dir={self.path} is in use by {owner}. Wait for it, stop it, or choose another run.dir"
-            raise UserFault(fault) from None
+        path, deadline = self.path / "run.lock", time.monotonic() + LOCK_SECONDS
+        while True:
+            file = open(path, "a+")  # noqa: SIM115 - stays open
+            try:
+                if not lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                    print(f"Note: files in {self.path} have no locks: nothing keeps a second process out of this run")
+            except BlockingIOError:
+                with file:
+                    file.seek(0)
+                    owner = file.read().strip() or "another process"
+                if time.monotonic() > deadline:
+                    remedy = "Wait for it, stop it, or choose another run.dir"
+                    raise UserFault(f"run.dir={self.path} is in use by {owner}. {remedy}") from None
+                time.sleep(LOCK_SECONDS / 10)
+                continue
+            if not is_gone(path) and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                break
+            file.close()  # a command that was refused has removed it since: a lock on it keeps nobody out
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()

@@ -12,11 +12,10 @@ from minigpt.data.prepare import prepare, require_vocabulary
 from minigpt.faults import FINISHED, STOPPED, TRIALS_FAILED, StorageFailure, UserFault
 from minigpt.process.output import lasting_output
 from minigpt.process.signals import Signals
-from minigpt.process.slurm import requeue
 from minigpt.redact import redact_values
 from minigpt.report.record import read_mapping
 from minigpt.rundir.files import write_file
-from minigpt.sweep.locks import STALE_SECONDS, Claim, claim, exclusive, is_alive, owner
+from minigpt.sweep.locks import Claim, claim, exclusive, is_alive, owner
 from minigpt.sweep.page import write_page
 from minigpt.sweep.process import make_slots
 from minigpt.sweep.results import Table, news_of, write_results, write_slurm_script
@@ -24,6 +23,7 @@ from minigpt.sweep.search import Pruning, propose
 from minigpt.sweep.settings import Sweep, changed_settings
 from minigpt.sweep.trial_runner import TrialRunner
 from minigpt.sweep.trial_store import FAILED, Trial, TrialStore, best_trial, is_finished
+from minigpt.training.ending import requeue_slurm_job
 
 POLL_SECONDS = 0.1
 
@@ -87,14 +87,14 @@ class Driver:
     next_page_at: float = 0.0
     failures: int = 0  # in a row, since this driver began
     too_many: str = ""  # a sentence, once there are
-    may_come: bool = True  # whether there will be something to do, although there is nothing now
+    elsewhere: int = 0  # trials without a result that others run
+    waiting: bool = False  # for those, and it was said
 
     def __post_init__(self) -> None:
         self.slots = make_slots(self.sweep.config.workers, self.sweep.config.trainer)
         self.runners: dict[int, TrialRunner] = {}  # by the number of the slot
         self.pruning = Pruning(self.sweep.config.search, first=self.sweep.mark_tokens, last=self.sweep.total_tokens)
         self.table = Table(self.sweep)
-        self.busy_at = time.monotonic()  # when a trial last ran here
 
     def run(self) -> None:
         """Run until all trials have a result, or no more may be begun."""
@@ -104,7 +104,6 @@ class Driver:
                 runner.stopping = self.signals.received is not None
             busy = self.signals.received is None and not self.too_many and self.fill_slots()
             for number, runner in list(self.runners.items()):
-                self.busy_at = time.monotonic()
                 if next(runner.looks, "over") == "over":
                     del self.runners[number]
                     runner.claim.release()
@@ -113,7 +112,7 @@ class Driver:
                 self.draw_page()
             if self.table.is_due():
                 self.table.show(self.store.trials(), list(self.runners.values()))
-            time.sleep(POLL_SECONDS)
+            time.sleep(POLL_SECONDS if self.runners else 10 * POLL_SECONDS)
 
     def greet(self, locked: bool) -> None:
         """Print what is going to be run, and where."""
@@ -137,13 +136,16 @@ class Driver:
             if number not in self.runners:
                 taken = self.take_trial()
                 if taken is None:
-                    return self.may_come
+                    if self.elsewhere and not self.runners and not self.waiting:
+                        self.waiting = True
+                        self.table.say(f"Nothing is left to begin; waiting for {self.elsewhere} trial(s) of others")
+                    return self.elsewhere > 0
                 self.runners[number] = TrialRunner(self.sweep, self.store, *taken, slot, self.pruning)
         return True
 
     def take_trial(self) -> tuple[Trial, Claim] | None:
         """Claim a trial that nobody runs: one whose worker is gone, or a new one."""
-        sweep, elsewhere = self.sweep, False
+        sweep, self.elsewhere = self.sweep, 0
         here = {runner.trial.number for runner in self.runners.values()}
         with exclusive(sweep.folder / "sweep.lock"):
             trials = self.store.trials()
@@ -157,21 +159,18 @@ class Driver:
                         return now, right
                     right.release()
                     continue
+                self.elsewhere += 1  # if its worker goes down, it is left to us
                 machine, process = owner(sweep.lock_of(trial.number))
                 if machine == platform.node() and not is_alive(process):
                     # The training of a driver that was killed, and which is about to end. To begin another trial now
                     # would make the order of trials a matter of luck.
-                    self.may_come = True
                     return None
-                elsewhere |= machine not in ("", platform.node())
             if len(trials) < sweep.trials:
                 search, seed = sweep.config.search, sweep.config.sweep.seed
                 trial = self.store.begin(propose(sweep.space, search, seed=seed, number=len(trials), trials=trials))
                 right = claim(sweep.lock_of(trial.number))
                 assert right is not None, "a new trial is nobody's"
                 return trial, right
-        # The worker on another machine may be gone: then its trial is left to us.
-        self.may_come = elsewhere and time.monotonic() < self.busy_at + STALE_SECONDS + 10
         return None
 
     def publish(self, runner: TrialRunner) -> None:
@@ -220,7 +219,8 @@ class Driver:
         print(f"Results    {folder / 'sweep.html'}   {folder / 'leaderboard.csv'}   {folder / 'summary.json'}")
         if self.signals.received is not None:
             print("Stopped, each trial with a checkpoint. The same command continues the sweep.")
-            requeue(print, asked=self.signals.received == getattr(signal, "SIGUSR1", None))
+            if self.signals.received == getattr(signal, "SIGUSR1", None):
+                requeue_slurm_job(print)
             return STOPPED
         if self.too_many:
             print(f"Stopped early: {self.too_many}")

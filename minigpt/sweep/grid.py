@@ -15,7 +15,7 @@ from pathlib import Path
 from minigpt.config.compose import compose
 from minigpt.config.grid import FLAGS, Job, expand
 from minigpt.config.roles import default_run_dir
-from minigpt.faults import FINISHED, INTERRUPTED, MEANINGS, STOPPED, UserFault
+from minigpt.faults import FINISHED, INTERRUPTED, LAUNCHED, MEANINGS, STOPPED, UserFault, launched_rank
 from minigpt.process.output import lasting_output
 from minigpt.process.signals import Signals
 from minigpt.report.record import best_row
@@ -72,8 +72,9 @@ def run_dirs(jobs: Sequence[tuple[Job, str]]) -> list[Path]:
     Raises:
         UserFault: anything is wrong with any of them.
     """
-    if "RANK" in os.environ:
-        raise UserFault("-m starts one training after the other by itself. Start it without torchrun")
+    if launched_rank() is not None:
+        other = f"If no launcher did, its variables are left over from another job: unset {' '.join(LAUNCHED)}"
+        raise UserFault(f"-m starts one training after the other by itself. Start it without torchrun. {other}")
     folders: dict[Path, str] = {}
     faults: list[str] = []
     for job, name in jobs:

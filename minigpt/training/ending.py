@@ -1,9 +1,13 @@
 """How a run ends: requests to stop, which are obeyed where an optimizer step ends; then what is said and typed next."""
 
+import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
+import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,9 +19,8 @@ from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
 from minigpt.invocation import typed
 from minigpt.process.group import mark_stopped
 from minigpt.process.signals import Signals
-from minigpt.process.slurm import requeue
 from minigpt.report.page import write_report
-from minigpt.report.record import read_baselines
+from minigpt.report.record import number, read_baselines
 from minigpt.rundir.rows import read_rows
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.training.run_state import RunState, reached_limit
@@ -65,7 +68,26 @@ class StopRequests:
     def obeyed(self) -> None:
         """Remove the file that asked."""
         if self.stop_file is not None:
-            self.stop_file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.stop_file.unlink()
+
+
+def requeue_slurm_job(say: Callable[[str], None]) -> None:
+    """Ask SLURM to run this job again, if it is one. (Lightning's own way saves inside the signal handler.)"""
+    job = os.environ.get("SLURM_ARRAY_JOB_ID")
+    job = f"{job}_{os.environ.get('SLURM_ARRAY_TASK_ID')}" if job else os.environ.get("SLURM_JOB_ID")
+    if job is None:
+        return
+    command = ["scontrol", "requeue", job]
+    if shutil.which(command[0]) is None:
+        say("SLURM: there is no scontrol here to queue the job again; #SBATCH --requeue or the same command does it")
+        return
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        reason = done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = str(error)
+    say(f"SLURM: job {job} is queued again" if reason is None else f"SLURM: `{' '.join(command)}` failed: {reason}")
 
 
 def close(run: RunDirectory, module: "LanguageModel", prepared: Prepared, signals: Signals) -> int:
@@ -86,7 +108,8 @@ def close(run: RunDirectory, module: "LanguageModel", prepared: Prepared, signal
     if reason == "signal":
         print(f"\nStopped after step {state.step:,}. Checkpoint in {run.path}; the same command continues the run.")
         mark_stopped(run.path)
-        requeue(print, asked=module.step_end.requeue)
+        if module.step_end.requeue:
+            requeue_slurm_job(print)
         return STOPPED
     refuse_nothing_learned(state, module.config)
     if reason:
@@ -128,7 +151,8 @@ def refuse_nothing_learned(state: RunState, config: TrainConfig) -> None:
 
 def print_results(run: RunDirectory) -> None:
     """Validation loss, where everything is, and the command that samples."""
-    validations = [row for row in read_rows(run.metrics) if row.get("val/loss") is not None]
+    shown = ("step", "val/loss", "val/perplexity", "val/bits_per_byte")
+    validations = [row for row in read_rows(run.metrics) if all(number(row.get(key)) is not None for key in shown)]
     if not validations:
         print(f"Run directory  {run.path} (its metrics.jsonl holds no validation)")
         return

@@ -184,6 +184,8 @@ class Outputs:
             if self.run.writes:
                 call_callbacks(trainer, "on_save_checkpoint", {"global_step": state.step})
             seconds = module.clock.seconds if config.trainer.max_minutes else 0.0
+            if config.trainer.max_minutes and module.step_end.stop_reason == "max_minutes":
+                seconds = max(seconds, 60.0 * config.trainer.max_minutes)  # by another rank's clock
             if module.scaler.is_enabled():
                 state.loss_scale = module.scaler.get_scale()
                 state.loss_scale_steps = module.scaler.state_dict()["_growth_tracker"]

@@ -1,6 +1,7 @@
 """A training run from config to finished model: begin it, or continue it where it stands."""
 
 import contextlib
+import copy
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import MicroBatches, document_end
 from minigpt.data.order import batch_of_step
 from minigpt.data.prepare import Prepared
-from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly, launched_rank
+from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
 from minigpt.machine.choices import keep_choices, tell_changed_choices
 from minigpt.machine.compiling import set_up_torch
 from minigpt.machine.hardware import Hardware, find_device, peak_flops
@@ -33,12 +34,11 @@ from minigpt.model.gpt import GPT
 from minigpt.process.group import Processes, joined, was_asked_to_stop
 from minigpt.process.output import lasting_output
 from minigpt.process.signals import Signals
-from minigpt.process.slurm import requeue
-from minigpt.rundir.rows import cut_rows_after, read_rows
+from minigpt.rundir.rows import cut_rows_after, keep_history, read_rows
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.splitmix import fold
 from minigpt.training import run_state
-from minigpt.training.ending import close, refuse_nothing_learned, tell_finished
+from minigpt.training.ending import close, refuse_nothing_learned, requeue_slurm_job, tell_finished
 from minigpt.training.guard import RollBack
 from minigpt.training.lightning_engine import build_trainer, quiet_lightning
 from minigpt.training.optimizer import build_optimizer
@@ -85,12 +85,16 @@ def train(config: TrainConfig, callbacks: Sequence[L.Callback] = ()) -> int:
                 return STOPPED
             hardware = find_device(config)
             with joined(config.trainer, hardware.device, signals, path) as processes:
-                return train_together(path, config, hardware, processes, callbacks)
+                try:
+                    return train_together(path, config, hardware, processes, callbacks)
+                except StoppedEarly as early:
+                    signals.noted_only = True  # nothing may disturb the way out
+                    if early.number == getattr(signal, "SIGUSR1", None) and processes.rank == 0:
+                        requeue_slurm_job(print)
+                    raise
     except StoppedEarly as early:
         with contextlib.suppress(OSError):  # the screen may be gone
             print(early, file=sys.stderr)
-            if not launched_rank():
-                requeue(print, asked=early.number == getattr(signal, "SIGUSR1", None))
         return early.exit_code
 
 
@@ -115,6 +119,7 @@ def begin_or_continue(job: Job, changes: Sequence[Change]) -> int:
     run = job.run
     if run.writes:
         sweep_unfinished(run.checkpoints)
+    began_with = [copy.deepcopy(callback.state_dict()) for callback in job.callbacks]
     while True:
         found = latest_usable(run.checkpoints) if run.writes else None  # the others take its word for every byte
         name = job.processes.gather(found.name if found else "")[0].strip()
@@ -132,6 +137,9 @@ def begin_or_continue(job: Job, changes: Sequence[Change]) -> int:
             return train_from(job, checkpoint, state, changes)
         except RollBack as request:
             roll_back(job, request)
+            for callback, own in zip(job.callbacks, began_with, strict=True):
+                if own:  # the checkpoint that is gone back to may hold none
+                    callback.load_state_dict(copy.deepcopy(own))
             changes = ()
 
 
@@ -181,14 +189,17 @@ def train_from(job: Job, checkpoint: Path | None, state: run_state.RunState, cha
     # Nothing was written up to here: a run that is refused stays as it was.
     run.write_text("data.json", json.dumps(data_facts, indent=1) + "\n")
     run.record(config, asdict(choices))
-    dropped = 0
+    dropped, kept = 0, list[Path]()
     if run.writes:
+        if checkpoint is None:
+            kept = keep_history(run.metrics, run.samples, config.checkpoint.every_steps)
         say = partial(tell_damaged_rows, run)
         dropped = cut_rows_after(run.metrics, state.step, say)
         cut_rows_after(run.samples, state.step, say)
     run.event("continued" if checkpoint else "began", step=state.step, rows_written_again=dropped)
     if dropped and checkpoint is None:
-        print(f"WARNING: {run.checkpoints} holds no checkpoint: the run begins again, at step 1, without its rows")
+        rows = f"its rows{f', kept as {kept[0].name}' if kept else ''}"
+        print(f"WARNING: {run.checkpoints} holds no checkpoint: the run begins again, at step 1, without {rows}")
     tell_changed_choices(run, saved_choices, choices)
     tell_changed_settings(run, changes)
     print(f"Run        {run.path}" + (f", continuing after step {state.step:,}" if checkpoint else ""))

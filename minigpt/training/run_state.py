@@ -101,10 +101,13 @@ def refuse_changed_run(path: Path, config: TrainConfig) -> list[Change]:
     """Return how the settings differ from those of the run in `path`; which may is said by their roles.
 
     Raises:
-        UserFault: some may not, for a run continues with the config that it was begun with.
+        UserFault: some may not, for a run continues with the config that it was begun with; or the files there are
+            none of a run.
     """
-    saved = RunDirectory(path, writes=False).saved_config()
+    run = RunDirectory(path, writes=False)
+    saved = run.saved_config()
     if saved is None:
+        run.refuse_files_of_others()
         return []
     changes = differences(saved, config)
     forbidden = [change for change in changes if not change.allowed]

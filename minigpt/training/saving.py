@@ -137,16 +137,16 @@ class Saving:
 
         Raises:
             StorageFailure: it is the last, or failed too often, or the run directory is gone.
-            NonFiniteTraining: it is the last, and a weight is not finite.
+            NonFiniteTraining: it is the last, and a weight or an average is not finite.
         """
         began = time.perf_counter()
         self.collect()
         if step == self.durable_step:
             return
         mine = {name: {key: local(each) for key, each in those.items()} for name, those in tensors.items()}
-        broken = next(filter(None, self.agreed.each(lambda: pack.first_non_finite(mine[pack.MODEL]))), None)
+        broken = next(filter(None, self.agreed.each(lambda: first_broken(mine))), None)
         if broken is not None:
-            sentence = f"weight {broken} is not finite after step {step}; no checkpoint of it is written"
+            sentence = f"{broken} is not finite after step {step}; no checkpoint of it is written"
             if last:
                 raise NonFiniteTraining(sentence)
             self.say(f"WARNING: {sentence}")  # the guard takes the run back
@@ -246,13 +246,22 @@ class Saving:
             )
 
 
+def first_broken(tensors: Tensors) -> str | None:
+    """Say which weight, or else which average of the optimizer, is not finite; None if all are."""
+    for file, kind in ((pack.MODEL, "weight"), (pack.OPTIMIZER, "the optimizer's average")):
+        name = pack.first_non_finite(tensors.get(file, {}))
+        if name is not None:
+            return f"{kind} {name}"
+    return None
+
+
 def pack_states(callbacks: Sequence[L.Callback]) -> tuple[Files, list[str]]:
     """Return the files that hold the callbacks' `state_dict()`, and a sentence for each that can't be saved."""
     states: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
     problems = []
     for callback in callbacks:
-        key, own = callback.state_key, dict[str, Tensor]()
+        key, own = callback.state_key, dict(tensors)
         try:
             state = _plain(callback.state_dict(), key, own)
         except TypeError as reason:
@@ -260,7 +269,7 @@ def pack_states(callbacks: Sequence[L.Callback]) -> tuple[Files, list[str]]:
             continue
         if state:
             states[key] = state
-            tensors |= own
+            tensors = own
     files: Files = {pack.CALLBACKS: [pack.to_json(states)]} if states else {}
     if tensors:
         files[pack.CALLBACK_TENSORS] = pack.pack_tensors(pack.copy_tensors(tensors, {}))
@@ -270,6 +279,10 @@ def pack_states(callbacks: Sequence[L.Callback]) -> tuple[Files, list[str]]:
 def _plain(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """Return a value as JSON holds it; its tensors go to `tensors`."""
     if isinstance(value, Tensor):
+        if value.dtype not in pack.DTYPES:
+            raise TypeError(f"{name} is a tensor of {value.dtype}; wanted one of {', '.join(map(str, pack.DTYPES))}")
+        while name in tensors:  # {"a": {"b": ...}, "a.b": ...}
+            name += "."
         tensors[name] = value
         return {TENSOR: name}
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):

@@ -381,12 +381,13 @@ class StepEnd:
 
     def obey(self, request: StopRequest, *, is_last: bool) -> None:
         """Decide whether the run ends after this step."""
+        if request.stop:
+            self.requests.obeyed()  # at the last step, too: the file is not for a longer run
         if request.out_of_time:
             self.stop_reason = "max_minutes"
         elif request.stop and not is_last:
             self.stop_reason = "signal"
             self.requeue = request.requeue
-            self.requests.obeyed()
 
     def is_last(self, module: LanguageModel) -> bool:
         """Whether the run is complete: all steps made, or ended for good by a limit or patience."""

@@ -1,6 +1,7 @@
 """Durable checkpoint folders: whole or absent, verified, set aside, pruned."""
 
 import errno
+import json
 import os
 import random
 
@@ -162,12 +163,15 @@ def test_without_any_validation_the_newest_is_the_best(tmp_path):
 
 
 def test_only_what_dead_processes_left_is_swept(tmp_path):
+    large = tmp_path / ".step-000000001.tmp-99999999999999"  # more than a process' number can be
+    large.mkdir()
     dead = tmp_path / ".step-000000001.tmp-999999999"
     living = tmp_path / f".step-000000002.tmp-{os.getppid()}"
     dead.mkdir()
     living.mkdir()
     sweep_unfinished(tmp_path)
     assert not dead.exists()
+    assert not large.exists()
     assert living.exists()
 
 
@@ -247,3 +251,25 @@ def test_a_link_among_the_checkpoints_is_no_checkpoint(tmp_path):
     (tmp_path / "mine" / others.name).symlink_to(others)
     assert list_checkpoints(tmp_path / "mine") == [mine]
     assert latest_usable(tmp_path / "mine") == mine
+
+
+def test_a_checkpoint_of_another_version_keeps_nothing_from_being_tidied_up(tmp_path):
+    write(tmp_path, 1)
+    for step in (2, 3, 4):
+        write(tmp_path, step)
+    other = tmp_path / "step-000000001" / "MANIFEST.json"
+    other.write_bytes(store._sealed({**json.loads(other.read_bytes()), "format": 99}))
+    prune(tmp_path, keep_last=2, keep_every_steps=0)  # and raises nothing
+    assert other.exists()
+
+
+def test_sparse_weights_are_refused_before_they_are_read(tmp_path):
+    """Their manifest says so many bytes, too."""
+    path = write_checkpoint(tmp_path, 1, {"model.safetensors": [b"weights"]}, {})
+    size = 1 << 43
+    os.truncate(path / "model.safetensors", size)
+    manifest = json.loads((path / "MANIFEST.json").read_bytes())
+    manifest["files"]["model.safetensors"]["bytes"] = size
+    (path / "MANIFEST.json").write_bytes(store._sealed(manifest))
+    with pytest.raises(UserFault, match=r"model\.safetensors is 8,796,093,022,208 bytes; at most"):
+        read_file(path, "model.safetensors")

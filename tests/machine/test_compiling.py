@@ -133,3 +133,20 @@ def test_the_compilers_cache_is_a_folder_of_ours(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     usual.symlink_to(tmp_path / "elsewhere")
     assert compiler_cache() != usual
+
+
+def test_a_user_without_a_name_has_a_cache_too(tmp_path, monkeypatch):
+    """A container that runs as a number: `docker run -u 1234`."""
+
+    def nameless():
+        raise KeyError("getpwuid(): uid not found: 1234")
+
+    monkeypatch.setattr("getpass.getuser", nameless)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert compiler_cache() == tmp_path / f"torchinductor_{os.getuid()}"
+
+
+def test_a_training_is_not_held_to_what_one_before_it_asked_for(torch_restored):
+    set_up_torch(CHOICES, deterministic=True)
+    set_up_torch(CHOICES, deterministic=False)
+    assert not torch.are_deterministic_algorithms_enabled()

@@ -38,6 +38,19 @@ except StoppedEarly as early:
     sys.exit(early.exit_code)
 """
 
+STUCK = """
+import os, sys
+from minigpt.process.signals import Signals
+with Signals() as noted:
+    noted.noted_only = sys.argv[1] == "step"
+    os.write(1, b"ready\\n")
+    while True:
+        try:
+            os.write(1, b"x" * 4096)
+        except BaseException:
+            pass
+"""
+
 
 def start(phase: str, **options) -> subprocess.Popen:
     process = subprocess.Popen(
@@ -111,6 +124,26 @@ def test_a_screen_that_is_gone_is_no_reason_to_stop_either():
     os.close(reader)
     process.send_signal(signal.SIGHUP)
     assert process.wait(10) == STOPPED
+
+
+@pytest.mark.parametrize("phase", ["step", "prepare"])
+def test_a_screen_that_takes_nothing_keeps_no_second_ctrl_c_from_being_heard(phase):
+    """Its reader stands still, and the pipe is full: a pager, or a collector of logs that is stuck."""
+    reader, writer = os.pipe()
+    process = subprocess.Popen([sys.executable, "-c", STUCK, phase], stdout=writer, stderr=writer)
+    while True:  # "ready", then full
+        if os.read(reader, 6) == b"ready\n":
+            break
+    time.sleep(1.0)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+    try:
+        assert process.wait(20) == INTERRUPTED
+    finally:
+        process.kill()
+        os.close(reader)
+        os.close(writer)
 
 
 def test_handlers_are_put_back():

@@ -60,3 +60,20 @@ def test_a_line_that_is_no_row_of_a_step_is_damage_and_no_traceback(tmp_path, ro
 def test_a_row_is_a_json_object():
     assert parse_row(b'{"step": 1}') == {"step": 1}
     assert [parse_row(line) for line in (b"", b"5", b"[1]", b'{"step"', b"\xff")] == [None] * 5
+
+
+def test_a_row_behind_a_torn_one_is_not_lost(tmp_path):
+    """A power cut leaves one, or a disk that takes neither a row nor the cut that would remove its part."""
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"event": "began"}\n{"event": "ski')
+    append_rows(path, [{"event": "continued"}])
+    assert [row["event"] for row in read_rows(path)] == ["began", "continued"]
+
+
+def test_an_older_damaged_file_is_not_written_over(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for content in ("first\n", "second\n"):
+        path.write_text(content)
+        cut_rows_after(path, 3, lambda _: None)
+    kept = [file.read_text() for file in sorted(tmp_path.glob("*.damaged*"))]
+    assert kept == ["first\n", "second\n"]

@@ -137,3 +137,19 @@ def test_the_bytes_are_on_disk_before_the_name_is(compiler, tmp_path, monkeypatc
     compiler(HONEST)
     build(tmp_path)
     assert done[:2] == ["fsync", "replace"]
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+def test_with_a_place_to_keep_it_no_temporary_folder_is_needed(cache_home, monkeypatch):
+    library()
+    native_library.first_try.cache_clear()
+
+    def none(**_):
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(native_library.tempfile, "TemporaryDirectory", none)
+    assert library().minigpt_step
+    native_library.first_try.cache_clear()
+    monkeypatch.setattr(native_library, "own_folder", lambda: None)
+    with pytest.raises(NoNativeCode, match="No usable temporary directory"):
+        library()

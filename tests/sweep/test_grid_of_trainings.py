@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from minigpt.faults import STOPPED, UserFault
+from minigpt.faults import LAUNCHED, STOPPED, UserFault
 from minigpt.sweep.grid import run_grid, wants_grid
 
 ROOT = Path(__file__).parents[2]
@@ -129,7 +129,8 @@ def test_what_can_not_be_is_named_before_anything_is_started(stub, tmp_path, cas
 
 
 def test_it_starts_no_trainings_under_torchrun(stub, monkeypatch):
-    monkeypatch.setenv("RANK", "0")
+    for name, value in zip(LAUNCHED, ("0", "2", "0", "127.0.0.1", "29500"), strict=True):
+        monkeypatch.setenv(name, value)
     with pytest.raises(UserFault, match="without torchrun"):
         stub("seed=1,2")
 

@@ -13,7 +13,7 @@ import pytest
 from minigpt.config.schema import TrainConfig, TrainerConfig
 from minigpt.invocation import command_line
 from minigpt.machine import hardware
-from minigpt.sweep import driver, locks
+from minigpt.sweep import locks
 from minigpt.sweep.locks import claim, owner
 from minigpt.sweep.process import Slot, make_slots
 from minigpt.sweep.trial_store import TrialStore
@@ -70,8 +70,7 @@ def test_another_machine_keeps_its_trial_while_it_is_heard_of(tmp_path):
 
 def test_the_trial_of_a_machine_that_went_down_is_taken_over(sweep, tmp_path, monkeypatch):
     """Whoever has nothing else to do waits until it is sure that nobody runs the trial."""
-    for module in (locks, driver):
-        monkeypatch.setattr(module, "STALE_SECONDS", 2.0)
+    monkeypatch.setattr(locks, "STALE_SECONDS", 2.0)
     two = sweep(tmp_path / "one", LR, "search.sampler=random", "trials=2")
     plan = two.plan()
     (plan.folder / "trials").mkdir(parents=True)
@@ -81,6 +80,25 @@ def test_the_trial_of_a_machine_that_went_down_is_taken_over(sweep, tmp_path, mo
     two()
     assert two.states() == ["complete"] * 2
     assert two.log() == ["start 0001", "end 0001", "start 0000", "end 0000"]
+
+
+def test_who_has_nothing_left_to_begin_waits_for_the_others_results(sweep, tmp_path):
+    """Exit code 0 says that all trials have one."""
+    one = sweep(tmp_path / "one", LR, "search.sampler=random", "trials=1")
+    one.hold.touch()
+    first = one.start()
+    wait_until(lambda: "start 0000" in one.log(), first)
+    second = one.start()
+    read, line = [], ""
+    while "waiting for 1 trial" not in line:
+        read.append(line := second.stdout.readline())
+        assert line, read
+    assert second.poll() is None
+    one.hold.unlink()
+    said = [process.communicate(timeout=200)[0] for process in (first, second)]
+    assert [first.returncode, second.returncode] == [0, 0], said
+    assert one.states() == ["complete"]
+    assert one.log() == ["start 0000", "end 0000"]
 
 
 def config(devices: int = 1, device: str = "auto") -> TrainConfig:

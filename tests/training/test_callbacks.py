@@ -9,9 +9,11 @@ import torch
 
 from minigpt.checkpoint.store import _sealed, best_checkpoint, read_manifest
 from minigpt.config.compose import compose
+from minigpt.data.order import batch_of_step
 from minigpt.faults import STOPPED, UserFault
 from minigpt.rundir.rows import read_rows
 from minigpt.training.run import train
+from minigpt.training.step import LanguageModel
 from minigpt.verify import compare_runs
 
 NEVER = {
@@ -274,3 +276,60 @@ def test_a_signal_still_stops_a_run_with_callbacks(run):
                 (run.path / "STOP").touch()
 
     start(run, callbacks=[Stop()], code=STOPPED)
+
+
+def test_tensors_of_any_names_come_back_as_they_were(run):
+    class Odd(L.Callback):
+        def __init__(self):
+            self.state = {"ema": {"w": torch.ones(2)}, "ema.w": torch.zeros(3)}
+
+        def state_dict(self):
+            return self.state
+
+        def load_state_dict(self, state_dict):
+            self.state = state_dict
+
+    start(run, "trainer.max_steps=2", callbacks=[Odd()])
+    resumed = Odd()
+    start(run, "trainer.max_steps=4", callbacks=[resumed])
+    assert resumed.state["ema"]["w"].tolist() == [1, 1]
+    assert resumed.state["ema.w"].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.complex64])
+def test_a_tensor_of_a_kind_that_is_not_written_is_named(run, capsys, dtype):
+    class Odd(L.Callback):
+        def state_dict(self):
+            return {"count": torch.zeros(2, dtype=dtype)}
+
+    start(run, "trainer.max_steps=2", callbacks=[Odd()])
+    assert f"Odd.count is a tensor of {dtype}; wanted one of torch.float64" in capsys.readouterr().out
+
+
+def test_a_return_to_the_start_takes_a_callback_back_too(run, monkeypatch):
+    class Count(L.Callback):
+        count = 0
+
+        def on_train_batch_end(self, *_):
+            self.count += 1
+
+        def state_dict(self):
+            return {"count": self.count}
+
+        def load_state_dict(self, state_dict):
+            self.count = state_dict["count"]
+
+    real = LanguageModel.training_step
+
+    def training_step(self, batch, batch_idx):
+        loss = real(self, batch, batch_idx)
+        if batch_of_step(self.state.step, self.trainer.train_dataloader.skipped_batches) < 3:
+            loss = loss * torch.nan
+            self.micro_losses[-1] = loss.detach()
+        return loss
+
+    monkeypatch.setattr(LanguageModel, "training_step", training_step)
+    count = Count()
+    start(run, "guard.max_skips=2", callbacks=[count])
+    assert [row["event"] for row in run.events()].count("rolled_back") == 1
+    assert count.count == run.rows()[-1]["step"] == 6

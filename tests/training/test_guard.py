@@ -375,3 +375,22 @@ def test_a_run_that_diverges_ends_by_that_name_whenever_it_samples(run):
     with pytest.raises(NonFiniteTraining, match="no checkpoint before step 2 to go back to"):
         run("optimizer.lr=1e18", "optimizer.grad_clip=0", "trainer.max_steps=40", "guard.max_skips=3",
             "samples.every_steps=4", "checkpoint.every_steps=10")  # fmt: skip
+
+
+class FlippedBit(L.Callback):
+    """From step 5 on an average of the optimizer is infinite, as a flipped bit may leave it."""
+
+    def on_train_batch_end(self, trainer, module, *_):
+        if module.state.step == 5:
+            module.optimizer.state[module.gpt.token_embedding.weight]["exp_avg_sq"][0, 0] = math.inf
+
+
+def test_an_average_that_is_not_finite_is_never_saved(run, capsys):
+    """A run can't be continued from it, and the good checkpoints before it would go."""
+    settings = ("checkpoint.every_steps=4", "trainer.max_steps=12", "validate.every_steps=0")
+    with pytest.raises(NonFiniteTraining, match=r"the optimizer's average \d+\.exp_avg_sq is not finite after step 12"):
+        train(compose("train", run.arguments(*settings)), callbacks=[FlippedBit()])
+    assert "WARNING: the optimizer's average " in capsys.readouterr().out
+    assert [store.step_of(path) for path in list_checkpoints(run.path / "checkpoints")] == [4]
+    run(*settings)
+    assert run.rows()[-1]["step"] == 12

@@ -7,14 +7,18 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import pytest
 import torch
 
-from minigpt.faults import UserFault
+from minigpt.faults import StorageFailure, UserFault
 from minigpt.machine import compiling
+from minigpt.rundir import run_directory
+from minigpt.rundir.run_directory import RunDirectory
 from minigpt.training import outputs, run_state
+from minigpt.training.ending import StopRequests
 
 
 @pytest.mark.report
@@ -202,3 +206,115 @@ def test_a_file_system_without_locks_trains_with_a_sentence(run, monkeypatch, ca
     monkeypatch.setattr(fcntl, "flock", flock)
     run()
     assert "have no locks: nothing keeps a second process out of this run" in capsys.readouterr().out
+
+
+def test_rows_of_a_run_whose_checkpoints_are_away_are_kept(run, capsys):
+    run("checkpoint.every_steps=2", "samples.every_steps=3", "samples.max_new_tokens=4")
+    before = {name: (run.path / name).read_bytes() for name in ("metrics.jsonl", "samples.jsonl")}
+    for number in ("", "-2"):
+        (run.path / "checkpoints").rename(run.folder / f"moved{number}")
+        run("checkpoint.every_steps=2", "samples.every_steps=3", "samples.max_new_tokens=4")
+        assert "without its rows, kept as metrics.jsonl.before" in capsys.readouterr().out
+        for name, content in before.items():
+            if not number:
+                assert (run.path / f"{name}.before").read_bytes() == content
+            assert (run.path / f"{name}.before{number}").exists()
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_keeps_no_copy(run):
+    run("validate.every_steps=0", "trainer.max_steps=3")
+    shutil.rmtree(run.path / "checkpoints")
+    lines = (run.path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run.path / "metrics.jsonl").write_text("".join(line for line in lines if '"val/loss"' not in line))
+    run("validate.every_steps=0", "trainer.max_steps=3")
+    assert not list(run.path.glob("*.before*"))
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl", "environment.json"])
+def test_another_programs_files_are_left_alone(run, name):
+    run.path.mkdir()
+    (run.path / name).write_text('{"step": 5, "reward": 1}\n')
+    with pytest.raises(UserFault, match=rf"holds {name}, but no config\.yaml.*Choose another run\.dir"):
+        run()
+    assert [file.name for file in run.path.iterdir()] == [name]
+    assert (run.path / name).read_text() == '{"step": 5, "reward": 1}\n'
+
+
+def test_a_row_that_is_no_validation_spoils_no_end(run, capsys):
+    run("trainer.max_steps=2")
+    with open(run.path / "metrics.jsonl", "a") as rows:
+        rows.write('{"step": 2, "val/loss": "x"}\n')
+    run("trainer.max_steps=2")
+    assert "Validation (final and best, step 2)" in capsys.readouterr().out
+
+
+def test_an_empty_folder_of_mine_outlives_a_command_that_is_refused(run, monkeypatch):
+    def refuse(*_):
+        raise UserFault("no")
+
+    monkeypatch.setattr(run_state, "check_fingerprint", refuse)
+    run.path = run.path / "deep" / "run"
+    with pytest.raises(UserFault, match="no"):
+        run()
+    assert not run.path.parents[1].exists()  # what the command made goes
+    run.path.mkdir(parents=True, mode=0o770)
+    with pytest.raises(UserFault, match="no"):
+        run()
+    assert list(run.path.iterdir()) == []
+
+
+def test_the_folders_around_a_new_run_are_on_the_disk_before_it(run, monkeypatch):
+    flushed = []
+    monkeypatch.setattr("minigpt.rundir.run_directory.flush", flushed.append)
+    run.path = run.folder / "deep" / "run"
+    run("trainer.max_steps=1")
+    assert flushed == [run.path, run.path.parent, run.folder]
+
+
+def test_a_look_at_the_lock_keeps_no_training_out(run):
+    """`minigpt runs` takes it for a moment."""
+    run("trainer.max_steps=2")
+    with open(run.path / "run.lock") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        timer = threading.Timer(0.3, fcntl.flock, (looking, fcntl.LOCK_UN))
+        timer.start()
+        run("trainer.max_steps=4")
+        timer.join()
+    assert run.rows()[-1]["step"] == 4
+
+
+def test_a_lock_on_a_file_that_was_removed_meanwhile_is_none(run, monkeypatch):
+    """A command that is refused removes the lock file of a folder that it made."""
+    run.path.mkdir()
+    real, removed = fcntl.flock, []
+
+    def flock(file, flags):
+        real(file, flags)
+        if not removed:
+            removed.append((run.path / "run.lock").unlink())
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with RunDirectory(run.path, writes=True):
+        monkeypatch.setattr(fcntl, "flock", real)
+        monkeypatch.setattr(run_directory, "LOCK_SECONDS", 0.0)
+        with pytest.raises(UserFault, match="is in use by process"), RunDirectory(run.path, writes=True):
+            pass
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="permissions don't hold root back")
+def test_checkpoints_that_can_not_be_written_are_named_before_the_first_step(run):
+    (run.path / "checkpoints").mkdir(parents=True, mode=0o500)
+    with pytest.raises(StorageFailure, match="checkpoints: Permission denied"):
+        run("trainer.max_steps=2")
+
+
+def test_a_run_that_another_ranks_clock_ended_is_finished(run, monkeypatch, capsys):
+    real = StopRequests.now
+    late = lambda self, seconds: replace(real(self, seconds), out_of_time=True)  # noqa: E731
+    monkeypatch.setattr(StopRequests, "now", late)
+    run("trainer.max_minutes=60")
+    step = run.rows()[-1]["step"]
+    monkeypatch.setattr(StopRequests, "now", real)
+    run("trainer.max_minutes=60")
+    assert "This run is finished" in capsys.readouterr().out
+    assert run.rows()[-1]["step"] == step

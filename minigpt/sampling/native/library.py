@@ -1,5 +1,6 @@
 """Builds decode.cpp with the machine's own C++ compiler: once per machine, for its own instructions, in about 2 s."""
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -39,26 +40,27 @@ def library() -> ctypes.CDLL:
 @functools.cache
 def first_try() -> ctypes.CDLL | str:
     """Return the library, or why it can't be had. A process tries once."""
-    with tempfile.TemporaryDirectory(prefix="minigpt-") as temporary:
-        try:
-            path = build(own_folder() or Path(temporary))
+    try:
+        folder = own_folder()
+        with contextlib.nullcontext(folder) if folder else tempfile.TemporaryDirectory(prefix="minigpt-") as place:
+            path = build(Path(place))
             try:
                 found = ctypes.CDLL(str(path))  # stays loaded when its file is gone
             except OSError:  # empty or cut off, as a power failure leaves a file
                 path.unlink()
                 found = ctypes.CDLL(str(build(path.parent)))
-        except NoNativeCode as reason:
-            return str(reason)
-        except (OSError, subprocess.SubprocessError) as error:
-            return f"{type(error).__name__}: {error}"
+    except NoNativeCode as reason:
+        return str(reason)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"{type(error).__name__}: {error}"
     found.minigpt_step.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int64]
     return found
 
 
 def own_folder() -> Path | None:
     """Return the folder that keeps a build; None if it is not ours alone: code in it will be run."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minigpt"
     try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minigpt"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
     except (OSError, RuntimeError):  # RuntimeError: no home
