@@ -83,9 +83,11 @@ def test_the_real_writer_hands_the_rows_to_tensorboard(run):
     assert [event.step for event in events.Scalars("train/loss")] == [row["step"] for row in run.rows()]
 
 
-def test_a_file_in_the_place_of_its_folder_costs_one_sentence(run, capsys):
-    run.path.mkdir()
-    (run.path / "tensorboard").write_text("in the way")
+def test_a_writer_that_can_not_begin_costs_one_sentence(run, writers, monkeypatch, capsys):
+    def refuse(folder, purge_step):
+        raise FileExistsError(17, "File exists", folder)
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=refuse))
     run("logger.name=tensorboard", "trainer.max_steps=2")
     assert capsys.readouterr().out.count("TensorBoard gets no more rows, metrics.jsonl has them all") == 1
     assert run.rows()[-1]["step"] == 2
