@@ -89,19 +89,20 @@ def run_script(main: Callable[[list[str]], int | None]) -> None:
         print(f"Error: {unfit}", file=sys.stderr)
         sys.exit(USER_FAULT)
     open_missing_streams()
+    last_resort: threading.Timer | None = None
     try:
         code = main(sys.argv[1:]) or FINISHED
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = INTERRUPTED
-        exit_soon(code)
+        last_resort = exit_soon(code)
         print("Stopped at once.", file=sys.stderr)
     except BrokenPipeError:  # the reader is gone
         code = INTERRUPTED
     except (Exception, StoppedEarly) as error:
         code, text = explain(error)
         if isinstance(error, StoppedEarly):
-            exit_soon(code)
+            last_resort = exit_soon(code)
         said_by_rank_0 = code == USER_FAULT and launched_rank() and "TORCHELASTIC_RUN_ID" in os.environ
         if not said_by_rank_0:  # without torchrun what looks like a rank may be left over from another job
             with contextlib.suppress(OSError):  # the screen may be gone
@@ -110,14 +111,17 @@ def run_script(main: Callable[[list[str]], int | None]) -> None:
         sys.stdout.flush()
     except OSError:  # nothing is left to flush to, and Python would try again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if last_resort is not None:
+        last_resort.cancel()
     sys.exit(code)
 
 
-def exit_soon(code: int) -> None:
-    """End this process in two seconds, if it does not by itself: a screen that stands still (Ctrl-S) may hold it."""
+def exit_soon(code: int) -> threading.Timer:
+    """End this process in two seconds, unless cancelled: a screen that stands still (Ctrl-S) may hold it."""
     timer = threading.Timer(2.0, os._exit, [code])
     timer.daemon = True
     timer.start()
+    return timer
 
 
 def open_missing_streams() -> None:
