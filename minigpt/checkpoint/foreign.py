@@ -127,6 +127,8 @@ def to_ours(
         if missing := [part for part in parts if part not in left]:
             raise UserFault(f"{origin} has no {missing[0]}, which its config.json says it needs")
         stacked = [left.pop(part) for part in parts]
+        if len(stacked) == 3 and stacked[1].shape != stacked[2].shape:  # as many keys as values, in every model
+            raise UserFault(f"{origin}: {parts[1]} and {parts[2]} are not of the same shape")
         if any(tensor.dim() != stacked[0].dim() or not tensor.dim() for tensor in stacked):
             raise UserFault(f"{origin}: {parts[0]} is no vector or matrix like its neighbours")
         whole = stacked[0] if len(stacked) == 1 else torch.cat(stacked)
@@ -187,7 +189,8 @@ def _nanogpt_tensors(path: Path) -> dict[str, Tensor]:
             storage, offset, size, stride = call.arguments[:4]
             kind, key = storage.arguments[1:3]
             assert isinstance(key, str)
-            assert tuple(stride) == torch.empty(size, device="meta").stride()  # no number stands for several
+            if tuple(stride) != torch.empty(size, device="meta").stride():
+                raise ValueError(f"{shown(name)} is no plain block of numbers")
             place = (key, kind.name)
             if place not in storages:
                 numbers = bytearray(archive.read(f"{folder}data/{key}"))

@@ -253,7 +253,8 @@ def _inherit(request: Request, mapping: dict[str, Any]) -> dict[str, Any]:
     theirs = inherited_settings(request.cls, source) if isinstance(source, str) and source else {}
     typed_keys = {key for key in given if key in request.values or key.partition(".")[0] in request.choices}
     for key in theirs.keys() & typed_keys - {"model.block_size"}:  # rotary positions may grow
-        if fitted(settings(request.cls)[key].kind, given[key])[0] != theirs[key]:
+        typed_value = fitted(settings(request.cls)[key].kind, given[key])[0]
+        if _resolved(key, typed_value, theirs) != _resolved(key, theirs[key], theirs):
             wanted = f"{key}={shown(theirs[key])}. Leave it out: it is taken from there."
             wrong = f"{key}={shown(given[key])} does not fit init.from={shown(source)}, whose weights have"
             request.refuse(f"{wrong} {wanted}", key)
@@ -262,3 +263,19 @@ def _inherit(request: Request, mapping: dict[str, Any]) -> dict[str, Any]:
     if changes:
         print(f"Note: init.from={shown(source)} brings {', '.join(changes)}.", file=sys.stderr)
     return mapping | taken
+
+
+def _resolved(key: str, value: Any, model: dict[str, Any]) -> Any:
+    """What a value of the architecture stands for: a word that means another, or the size that 0 means."""
+    width, heads = model.get("model.n_embd", 0), model.get("model.n_head", 1)
+    swiglu = model.get("model.activation") == "swiglu"
+    sizes = {
+        "model.n_kv_head": heads,
+        "model.head_dim": width // max(heads, 1),
+        "model.n_hidden": -(-8 * width // 96) * 32 if swiglu else 4 * width,  # as minigpt/model/gpt.py has it
+    }
+    words: dict[str, dict[Any, str]] = {
+        "model.bias": {True: "all", False: "none"},
+        "model.qk_norm": {"auto": "layernorm" if model.get("model.attention") == "rotary" else "none"},
+    }
+    return (value or sizes[key]) if key in sizes else words.get(key, {}).get(value, value)

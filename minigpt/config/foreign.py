@@ -134,6 +134,8 @@ def settings_of(content: dict[str, Any], origin: str) -> tuple[dict[str, Any], i
         plain = set(value) <= {"full_attention"} if key == "layer_types" else _SILENT.get(key, ...) == value
         if not plain:
             raise UserFault(f"{origin}: {key}={shown(value)} changes what the model computes, and minigpt lacks it")
+    if "num_key_value_heads" in content and content["num_key_value_heads"] is None:  # as transformers reads it
+        given["num_key_value_heads"] = given.get("num_attention_heads", 32)
     model = dict(SHAPES[family]) | {setting: given.get(key, default) for key, (setting, default) in fields.items()}
     words = ACTIVATIONS["gpt2" if family == "gpt2" else "llama"]
     if model["activation"] not in words:

@@ -17,13 +17,14 @@ def places(source: str) -> list[str]:
             return listed if all(isinstance(each, str) for each in listed) else [source]
         except ValueError:
             return [source]
-    parts = [each.strip() for each in source.split(",") if each.strip()]
+    listed = re.findall(r"(?:\w[\w+.-]*://[^/@]*@)?[^,]*", source)  # passwords may hold commas
+    parts = [each.strip() for each in listed if each.strip()]
     return parts if not there(source) and any(map(_may_be, parts)) else [source]
 
 
 def is_url(place: str) -> bool:
     """Whether a place is in a file system other than the machine's own: https://, s3://, memory:// ..."""
-    return re.match(r"[a-z][a-z0-9+.-]+(::|://)", place) is not None
+    return re.match(r"(?i)[a-z][a-z0-9+.-]+(::|://)", place) is not None
 
 
 def at(path: str) -> str:

@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint
 from minigpt.config.commands import ExportConfig
 from minigpt.export.card import model_card
@@ -33,9 +35,10 @@ def export(config: ExportConfig, say: Callable[[str], object] = print) -> None:
         lines = _write(temporary, loaded, config)
         _refuse_existing(out)
         os.rename(temporary, out)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise StorageFailure(
-            f"dir={config.dir} can't be written: {error.strerror or error}. Free some space, or choose another folder"
+            f"dir={config.dir} can't be written: {reason}. Free some space, or choose another folder"
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

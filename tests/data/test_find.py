@@ -245,6 +245,15 @@ def test_credentials_of_several_addresses_hide_no_other_place(tmp_path, monkeypa
     assert "'nowhere' does not exist" in fault
 
 
+@pytest.mark.parametrize("signed", ["HTTPS://me:SECRET@host/a.txt", "https://me:SEC,RET@host/a.txt"])
+def test_a_password_is_hidden_whatever_it_holds(signed):
+    assert places(f"{signed},b.txt") == [signed, "b.txt"]
+    assert "RET" not in name_of(signed)
+    (fault,) = check(PrepareConfig(data=DataConfig(name="text", source=f"{signed},nowhere")))
+    assert "'nowhere' does not exist" in fault
+    assert "RET" not in fault
+
+
 @pytest.mark.parametrize("kind", ["cut", "hang", 503])
 def test_a_server_that_fails_is_named_and_leaves_no_half(folder, server, monkeypatch, kind):
     monkeypatch.setattr(download, "_SILENT_SECONDS", 0.3)

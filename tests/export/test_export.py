@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 import minigpt
 from minigpt.checkpoint.load import load_checkpoint
@@ -14,7 +15,7 @@ from minigpt.data.tokenizer import Tokenizer, build_tokenizer
 from minigpt.data.tokenizers.scheme import SINGLE_BYTES
 from minigpt.export.command import export
 from minigpt.export.tokenizer_json import merges_of, tokenizer_json
-from minigpt.faults import UserFault
+from minigpt.faults import StorageFailure, UserFault
 from tests.export.reference import CONFIGS, learned, write_folder
 
 MODERN = ["model.norm=rmsnorm", "model.attention=rotary", "model.activation=swiglu", "model.bias=none"]
@@ -87,6 +88,18 @@ def test_an_export_overwrites_nothing_and_leaves_nothing_half_written(run, tmp_p
     with pytest.raises(RuntimeError):
         export(config)
     assert sorted(path.name for path in tmp_path.iterdir() if "oth" in path.name or "tmp" in path.name) == []
+
+
+def test_a_full_disk_is_a_sentence(run, tmp_path, monkeypatch):
+    run("trainer.max_steps=1")
+
+    def full(*_, **__):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("minigpt.export.huggingface.save_file", full)
+    with pytest.raises(StorageFailure, match=r"can't be written: .*No space left on device"):
+        export(compose("export", [f"checkpoint={run.path}", f"dir={tmp_path / 'out'}"]))
+    assert not [path for path in tmp_path.iterdir() if "out" in path.name]
 
 
 @pytest.mark.parametrize(

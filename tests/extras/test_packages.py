@@ -127,3 +127,20 @@ def test_flipped_bytes_end_in_a_named_fault_or_in_documents(tmp_path, flips, cut
     else:
         fault = str(path) if got == wanted or name.endswith(".parquet") else "silently other text"
     assert str(path) in fault
+
+
+def test_a_parquet_bomb_is_named_before_it_is_unpacked(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pyarrow.table({"text": pyarrow.array(["x" * (80 << 20)])}), path, compression="zstd")
+    before = pyarrow.default_memory_pool().max_memory()
+    with pytest.raises(BadFile, match="decompression bomb"):
+        list(read(File(path, path.name), ReadOptions()))
+    assert pyarrow.default_memory_pool().max_memory() == before
+
+
+def test_a_column_of_categories_is_text(tmp_path):
+    path = tmp_path / "a.parquet"
+    words = pyarrow.array(["one", None, "two", "one"]).dictionary_encode()
+    pq.write_table(pyarrow.table({"text": words}), path)
+    texts = [b"".join(document.chunks) for document in read(File(path, path.name), ReadOptions())]
+    assert texts == [b"one", b"", b"two", b"one"]

@@ -1,5 +1,6 @@
 """Parquet tables: each row is a record, and one of its columns holds a document."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,11 +19,18 @@ def read_parquet(file: File, options: ReadOptions) -> Iterator[Document]:
     try:
         with parquet.ParquetFile(file.path, page_checksum_verification=True) as table:
             _check_column(file, options.key, table.schema_arrow)
+            bomb = BadFile(f"{file.path} is a decompression bomb; leave it out: data.exclude={file.label}")
+            if _unpacked_bytes(table.metadata, options.key) > left:  # before a page of it is unpacked
+                raise bomb
             for batch in table.iter_batches(BATCH_ROWS, columns=[options.key], use_threads=False):
-                for content in batch.column(0).cast(pyarrow.large_binary()).to_pylist():
+                column = batch.column(0)
+                indexed = hasattr(column, "dictionary")  # categories: the text of a row is a number there
+                words = (column.dictionary if indexed else column).cast(pyarrow.large_binary())
+                for place in column.indices.to_pylist() if indexed else range(len(words)):
+                    content = None if place is None else words[place].as_py()
                     row, left, text = row + 1, left - len(content or b""), content or b""
                     if left < 0:
-                        raise BadFile(f"{file.path} is a decompression bomb; leave it out: data.exclude={file.label}")
+                        raise bomb
                     if not options.raw:
                         text = text.decode("utf-8", options.errors).encode()
                     yield Document(f"{file.label}:{row}", iter([text] if text else []))
@@ -35,10 +43,22 @@ def read_parquet(file: File, options: ReadOptions) -> Iterator[Document]:
         ) from None
 
 
+def _unpacked_bytes(metadata: Any, key: str) -> int:
+    """What a column takes in the file's memory, as the file itself states it."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+    return sum(column.total_uncompressed_size for column in columns if column.path_in_schema == key)
+
+
 def _check_column(file: File, key: str, schema: Any) -> None:
     """Asked for a column that is not there, pyarrow gives none and says nothing."""
     kinds = {field.name: str(field.type) for field in schema}
-    if kinds.get(key) not in ("string", "large_string", "binary", "large_binary"):
+    if re.sub(r"dictionary<values=(\w+),.*", r"\1", kinds.get(key, "")) not in (
+        "string",
+        "large_string",
+        "binary",
+        "large_binary",
+    ):
         got = f"its column {key!r} holds {kinds[key]}" if key in kinds else f"it has no column {key!r}"
         there = ", ".join(f"{name} ({kind})" for name, kind in list(kinds.items())[:20])
         raise BadFile(f"{file.path}: {got}, wanted text; it has {there}. Name another column: data.key=COLUMN")
