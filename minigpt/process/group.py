@@ -63,9 +63,9 @@ class Processes:
         return [self.store.get(f"{call} of rank {rank}").decode() for rank in range(self.world_size)]
 
     def beside(self, name: str) -> "Processes":
-        """Return the same processes for another thread: what it gathers under this name waits for no other thread."""
+        """Return the same processes for another thread, whose gathering waits for no other. All ranks call it."""
         store: Any = self.store
-        store = store and dist.PrefixStore(name, store.clone())
+        store = store and dist.PrefixStore(f"{name} {next(self.calls)}", store.clone())  # after a return, others
         return replace(self, store=store, calls=itertools.count())
 
     def require_equal_on_all_ranks(self, what: str, mine: Mapping[str, object]) -> None:
