@@ -92,6 +92,24 @@ def test_a_folder_that_can_not_be_written_is_no_reason_to_fail(prepared, monkeyp
     assert len(baselines(prepared, lambda line: None)) == 3
 
 
+def test_baselines_of_a_mixture_are_weighted_as_its_bits_per_byte_are(tmp_path):
+    for name, text in (("a", "one two three four " * 300), ("b", "".join(f"{n * n} " for n in range(2000)))):
+        (tmp_path / f"{name}.txt").write_text(text)
+    mix = {str(tmp_path / "a.txt"): 0.7, str(tmp_path / "b.txt"): 0.3}
+    data = DataConfig("text", dir=str(tmp_path / "data"), mix=mix)
+    prepared = prepare(data, TokenizerConfig("bpe", vocab_size=280), say=lambda line: None)
+    rows = baselines(prepared, lambda line: None)
+    alone = [baselines(part, lambda line: pytest.fail("measured again")) for part in prepared.parts.values()]
+    weights = [
+        share * part.val.bytes / len(part.val) for share, part in zip((0.7, 0.3), prepared.parts.values(), strict=True)
+    ]
+    for row, first, second in zip(rows, *alone, strict=True):
+        mean = (weights[0] * first["bits_per_byte"] + weights[1] * second["bits_per_byte"]) / sum(weights)
+        assert row["bits_per_byte"] == pytest.approx(mean)
+        assert row["name"] == first["name"]
+    assert len(rows) == 3
+
+
 def test_what_is_left_out_of_a_large_text_is_said(prepared, monkeypatch):
     monkeypatch.setattr(module, "TRAIN_BYTES", 50_000)
     monkeypatch.setattr(module, "VAL_BYTES", 5_000)

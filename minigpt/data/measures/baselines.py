@@ -15,6 +15,7 @@ import numpy as np
 
 from minigpt.data.measures.kneser_ney import ORDER, KneserNey
 from minigpt.data.measures.pieces import pieces, sample_of
+from minigpt.data.mix import MixedSplit
 from minigpt.data.prepare import Prepared
 from minigpt.data.progress import size_text
 from minigpt.data.shards import TokenSplit
@@ -38,8 +39,10 @@ def baselines(prepared: Prepared, say: Callable[[str], object]) -> list[Row]:
         prepared: the tokens; in their folder the result is kept, where it can be written.
         say: takes a line before something long begins.
     """
-    if not isinstance(prepared.train, TokenSplit) or not isinstance(prepared.val, TokenSplit):
-        return []  # of a mixture, or of tokens that are elsewhere
+    if isinstance(prepared.val, MixedSplit):
+        return _of_mixture(prepared, prepared.val, say)
+    if not isinstance(prepared.train, TokenSplit):
+        return []  # the tokens are elsewhere: as many would have to be fetched
     path = prepared.folder / "baselines.json"
     with contextlib.suppress(UserFault, LookupError, TypeError):
         kept = read_json(path)
@@ -51,6 +54,23 @@ def baselines(prepared: Prepared, say: Callable[[str], object]) -> list[Row]:
     with contextlib.suppress(OSError):
         write_json(path, {"version": 1, "fingerprint": prepared.fingerprint, "baselines": rows})
     return rows
+
+
+def _of_mixture(prepared: Prepared, val: MixedSplit, say: Callable[[str], object]) -> list[Row]:
+    """The baselines of the sources, each after its own training text, weighted as a mixture's bits per byte are."""
+    found = {name: baselines(part, say) for name, part in prepared.parts.items()}
+    n_bytes = {name: share * val.parts[name].bytes / len(val.parts[name]) for name, share in val.shares.items()}
+    rows = zip(*found.values(), strict=True) if all(map(len, found.values())) else ()
+    total = sum(n_bytes.values())
+    return [
+        {
+            "name": same[0]["name"],
+            "bits_per_byte": sum(n * row["bits_per_byte"] for n, row in zip(n_bytes.values(), same, strict=True))
+            / total,
+            "of": "each source after its own training text",
+        }
+        for same in rows
+    ]
 
 
 def _measure(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> list[Row]:
