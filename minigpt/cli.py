@@ -139,6 +139,27 @@ def runs(arguments: list[str]) -> None:
     print("\n\n".join(list_runs(folder) for folder in folders))
 
 
+def plan(arguments: list[str]) -> None:
+    """Say what a training takes of each device's memory, and what fits."""
+    given = any(argument.lstrip("+").startswith(("data=", "data.")) for argument in arguments)
+    config = _compose("plan", arguments if given else [*arguments, "data.name=stdlib"])  # no text is needed
+
+    from minigpt.machine.layouts import describe_layouts
+
+    print(describe_layouts(config))
+
+
+def slurm(arguments: list[str]) -> None:
+    """Write the script that submits a training to SLURM."""
+    config = _compose("slurm", arguments)
+
+    from minigpt.config.compose import train_arguments
+    from minigpt.process.slurm import write_train_script
+
+    command = [*command_line("train"), *train_arguments("slurm", arguments)]
+    print(write_train_script(config, command, shlex.join([*typed("slurm").split(), *redact_arguments(arguments)])))
+
+
 def benchmark(arguments: list[str]) -> int:
     """Measure the speed of this machine."""
     from minigpt.benchmark.settings import read_plans
@@ -227,6 +248,8 @@ FUNCTIONS = (
     export,
     runs,
     report,
+    plan,
+    slurm,
     benchmark,
     verify_resume,
     draw_attention,

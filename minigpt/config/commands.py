@@ -130,6 +130,49 @@ class VerifyResumeConfig(TrainConfig):
 
 
 @dataclass
+class JobConfig:
+    """The job that SLURM is asked for."""
+
+    file: str = setting("train.sbatch", "the script to write", "watch", literal=True)
+    name: str | None = setting(None, "of the job; default: the experiment", "watch")
+    time: str = setting("24:00:00", "limit, as sbatch takes it", "watch", literal=True)
+    partition: str | None = setting(None, "default: the cluster's", "watch")
+    account: str | None = setting(None, "default: yours", "watch")
+    cpus: int = setting(0, "cores of a process; 0 = 8 beside a GPU, else its threads or 2", "machine", low=0, high=4096)
+    setup: str | None = setting(None, "shell before the training: module load cuda", "watch", literal=True)
+
+
+@dataclass
+class SlurmConfig(TrainConfig):
+    """Write the script that submits a training to SLURM. Takes the settings of `train`, too.
+
+    Before its time limit, or when it is preempted, the job saves and is queued again; `scancel` ends it for good.
+
+    Examples:
+      minigpt slurm experiment=gpt2_124m data.source=my_texts/ trainer=ddp trainer.devices=8 job.partition=gpu
+      minigpt slurm model=gpt2-xl tokenizer=gpt2 trainer=hsdp trainer.nodes=2 trainer.devices=8 batch_tokens=524288
+      minigpt slurm experiment=demo trainer.device=cpu job.time=00:30:00 job.file=demo.sbatch
+    """
+
+    job: JobConfig = field(default_factory=JobConfig)
+
+
+@dataclass
+class PlanConfig(TrainConfig):
+    """Say what a training takes of each device's memory, and the first layout that fits. Takes the settings of `train`.
+
+    Nothing is trained, and no text is needed.
+
+    Examples:
+      minigpt plan experiment=gpt2_124m memory=24
+      minigpt plan model=gpt2-xl tokenizer=gpt2 memory=24 batch_tokens=524288 trainer=ddp trainer.devices=8
+    """
+
+    memory: float | None = setting(None, "GB of a device; default: of this machine's", "watch", above=0)
+    vocab_size: int = setting(0, "tokens; 0 = as the tokenizer says, char: 128", "watch", low=0, high=2**31 - 1)
+
+
+@dataclass
 class DrawAttentionConfig:
     """Draw what each head attends to.
 
@@ -218,6 +261,8 @@ CLASSES: dict[str, type] = {  # of each command
     "runs": RunsConfig,
     "verify-resume": VerifyResumeConfig,
     "draw-attention": DrawAttentionConfig,
+    "plan": PlanConfig,
+    "slurm": SlurmConfig,
     "benchmark": BenchmarkConfig,
     "serve": ServeConfig,
     "look": LookConfig,

@@ -104,6 +104,11 @@ def _loss_chunk(config: TrainConfig, vocab_size: int, sequences: int, *, at_most
     enough = min(config.trainer.micro_batch or sequences, max(1, BUSY_TOKENS // config.model.block_size))
     if vocab_size < LARGE_VOCABULARY or enough <= at_most:
         return 0
+    return rows_at_once(vocab_size)
+
+
+def rows_at_once(vocab_size: int) -> int:
+    """Return the rows of logits in a chunk, where the config leaves them open."""
     return max(1, LOGITS_AT_ONCE // vocab_size // 128) * 128
 
 

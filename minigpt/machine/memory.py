@@ -15,11 +15,11 @@ from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import MicroBatches, document_end
 from minigpt.data.prepare import Prepared
 from minigpt.faults import UserFault
+from minigpt.machine.budget import budget_of, plan_of
 from minigpt.machine.choices import Choices
 from minigpt.machine.compiling import LossFunction, compiled_loss, cut_for_ddp
 from minigpt.machine.hardware import Hardware
 from minigpt.machine.sharding import Layout, silent_twin
-from minigpt.model.counting import activation_bytes
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
 from minigpt.process.group import Processes
@@ -99,12 +99,9 @@ def plain_loss(weighted: bool, chunk: int) -> LossFunction:
 
 
 def memory_bytes(config: TrainConfig, choices: Choices, gpt: GPT) -> int:
-    """Return an estimate: weights, gradients and two averages in fp32, and activations or what an update takes."""
-    options: dict[str, Any] = {"precision": choices.precision, "kernel": choices.attention_kernel}
-    options |= {"masked": config.data.mask_documents, "chunk": choices.loss_chunk}
-    activations = choices.micro_batch * activation_bytes(config.model, gpt.vocab_size, **options)
-    parameters = sum(parameter.numel() for parameter in gpt.parameters())
-    return 16 * parameters + max(activations, update_bytes(config, gpt))
+    """Return the most that a step of a run takes of one device's memory, as it is counted."""
+    options = {"precision": choices.precision, "kernel": choices.attention_kernel}
+    return budget_of(config, gpt.vocab_size, plan_of(config, choices), **options).peak
 
 
 def update_bytes(config: TrainConfig, gpt: GPT) -> int:

@@ -12,6 +12,7 @@ from minigpt.data.prepare import prepare, require_vocabulary
 from minigpt.faults import FINISHED, STOPPED, TRIALS_FAILED, StorageFailure, UserFault
 from minigpt.process.output import lasting_output
 from minigpt.process.signals import Signals
+from minigpt.process.slurm import requeue
 from minigpt.redact import redact_values
 from minigpt.report.record import read_mapping
 from minigpt.rundir.files import write_file
@@ -23,7 +24,6 @@ from minigpt.sweep.search import Pruning, propose
 from minigpt.sweep.settings import Sweep, changed_settings
 from minigpt.sweep.trial_runner import TrialRunner
 from minigpt.sweep.trial_store import FAILED, Trial, TrialStore, best_trial, is_finished
-from minigpt.training.ending import requeue_slurm_job
 
 POLL_SECONDS = 0.1
 
@@ -219,8 +219,7 @@ class Driver:
         print(f"Results    {folder / 'sweep.html'}   {folder / 'leaderboard.csv'}   {folder / 'summary.json'}")
         if self.signals.received is not None:
             print("Stopped, each trial with a checkpoint. The same command continues the sweep.")
-            if self.signals.received == getattr(signal, "SIGUSR1", None):
-                requeue_slurm_job(print)
+            requeue(print, asked=self.signals.received == getattr(signal, "SIGUSR1", None))
             return STOPPED
         if self.too_many:
             print(f"Stopped early: {self.too_many}")

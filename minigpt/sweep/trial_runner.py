@@ -97,7 +97,12 @@ class TrialRunner:
         stop_file.unlink(missing_ok=True)  # of a sweep that was killed after asking
         self.output.parent.mkdir(exist_ok=True)
         command = self.sweep.command(self.trial, len(self.values), self.slot)
-        environment, lock = self.slot.environment, self.claim.file.fileno()
+        environment = {
+            **self.slot.environment,
+            "SLURM_JOB_ID": "",
+            "SLURM_ARRAY_JOB_ID": "",
+        }  # the sweep queues it again
+        lock = self.claim.file.fileno()
         self.process = TrainingProcess(command, self.output, environment=environment, lock=lock)
         limit, last_row = 60 * self.sweep.config.sweep.hang_minutes or math.inf, time.monotonic()
         hung = False

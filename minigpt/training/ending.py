@@ -4,10 +4,7 @@ import contextlib
 import json
 import os
 import shlex
-import shutil
 import signal
-import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +16,7 @@ from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
 from minigpt.invocation import typed
 from minigpt.process.group import mark_stopped
 from minigpt.process.signals import Signals
+from minigpt.process.slurm import requeue
 from minigpt.report.page import write_report
 from minigpt.report.record import number, read_baselines
 from minigpt.rundir.rows import read_rows
@@ -72,24 +70,6 @@ class StopRequests:
                 self.stop_file.unlink()
 
 
-def requeue_slurm_job(say: Callable[[str], None]) -> None:
-    """Ask SLURM to run this job again, if it is one. (Lightning's own way saves inside the signal handler.)"""
-    job = os.environ.get("SLURM_ARRAY_JOB_ID")
-    job = f"{job}_{os.environ.get('SLURM_ARRAY_TASK_ID')}" if job else os.environ.get("SLURM_JOB_ID")
-    if job is None:
-        return
-    command = ["scontrol", "requeue", job]
-    if shutil.which(command[0]) is None:
-        say("SLURM: there is no scontrol here to queue the job again; #SBATCH --requeue or the same command does it")
-        return
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-        reason = done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else None
-    except (OSError, subprocess.TimeoutExpired) as error:
-        reason = str(error)
-    say(f"SLURM: job {job} is queued again" if reason is None else f"SLURM: `{' '.join(command)}` failed: {reason}")
-
-
 def close(run: RunDirectory, module: "LanguageModel", prepared: Prepared, signals: Signals) -> int:
     """Say how the run ended and what to type next."""
     state = module.state
@@ -108,8 +88,7 @@ def close(run: RunDirectory, module: "LanguageModel", prepared: Prepared, signal
     if reason == "signal":
         print(f"\nStopped after step {state.step:,}. Checkpoint in {run.path}; the same command continues the run.")
         mark_stopped(run.path)
-        if module.step_end.requeue:
-            requeue_slurm_job(print)
+        requeue(print, asked=module.step_end.requeue)
         return STOPPED
     refuse_nothing_learned(state, module.config)
     if reason:

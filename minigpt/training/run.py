@@ -34,11 +34,12 @@ from minigpt.model.gpt import GPT
 from minigpt.process.group import Processes, joined, was_asked_to_stop
 from minigpt.process.output import lasting_output
 from minigpt.process.signals import Signals
+from minigpt.process.slurm import requeue
 from minigpt.rundir.rows import cut_rows_after, keep_history, read_rows
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.splitmix import fold
 from minigpt.training import run_state
-from minigpt.training.ending import close, refuse_nothing_learned, requeue_slurm_job, tell_finished
+from minigpt.training.ending import close, refuse_nothing_learned, tell_finished
 from minigpt.training.guard import RollBack
 from minigpt.training.lightning_engine import build_trainer, quiet_lightning
 from minigpt.training.optimizer import build_optimizer
@@ -89,8 +90,8 @@ def train(config: TrainConfig, callbacks: Sequence[L.Callback] = ()) -> int:
                     return train_together(path, config, hardware, processes, callbacks)
                 except StoppedEarly as early:
                     signals.noted_only = True  # nothing may disturb the way out
-                    if early.number == getattr(signal, "SIGUSR1", None) and processes.rank == 0:
-                        requeue_slurm_job(print)
+                    if processes.rank == 0:
+                        requeue(print, asked=early.number == getattr(signal, "SIGUSR1", None))
                     raise
     except StoppedEarly as early:
         with contextlib.suppress(OSError):  # the screen may be gone

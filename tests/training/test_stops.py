@@ -154,21 +154,32 @@ def test_the_exit_codes_are_in_the_documents():
     assert [code for code in CODES if f"| {code} |" in text] == list(CODES)
 
 
-def fake_scontrol(monkeypatch, folder: Path, code: int) -> Path:
+def fake_scontrol(monkeypatch, folder: Path, code: int, record: str = "JobState=RUNNING PreemptTime=None") -> Path:
+    """One that shows this record of a job, and ends with this code where it is to queue it again."""
     log = folder / "scontrol.log"
     (folder / "bin").mkdir()
     program = folder / "bin" / "scontrol"
-    program.write_text(f'#!/bin/sh\necho "$@" >> "{log}"\necho "no such job" >&2\nexit {code}\n')
+    show = f'[ "$1" = show ] && echo "JobId=42 {record} TimeLimit=1" && exit 0\n'
+    program.write_text(f'#!/bin/sh\n{show}echo "$@" >> "{log}"\necho "no such job" >&2\nexit {code}\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
     return log
 
 
+PREEMPTED = "JobState=RUNNING PreemptTime=2026-11-22T10:00:00"
+
+
 @pytest.mark.parametrize(
-    ("number", "calls"), [(signal.SIGUSR1, ["requeue 42"]), (signal.SIGTERM, [])], ids=["SIGUSR1", "SIGTERM"]
+    ("number", "record", "calls"),
+    [
+        (signal.SIGUSR1, "JobState=RUNNING PreemptTime=None", ["requeue 42"]),
+        (signal.SIGTERM, "JobState=CANCELLED PreemptTime=None", []),
+        (signal.SIGTERM, PREEMPTED, ["requeue 42"]),
+    ],
+    ids=["time limit", "scancel", "preemption"],
 )
-def test_slurm_is_asked_once_to_queue_the_job_again(run, monkeypatch, tmp_path, number, calls):
-    log = fake_scontrol(monkeypatch, tmp_path, 0)
+def test_slurm_is_asked_once_to_queue_the_job_again(run, monkeypatch, tmp_path, number, record, calls):
+    log = fake_scontrol(monkeypatch, tmp_path, 0, record)
     for name, value in {"SLURM_JOB_ID": "42", "SLURM_NTASKS": "1", "SLURM_JOB_NAME": "train"}.items():
         monkeypatch.setenv(name, value)
     kill_self_before(monkeypatch, LanguageModel, "training_step", number, call=3)
@@ -183,6 +194,14 @@ def test_slurm_that_refuses_costs_one_sentence(run, monkeypatch, tmp_path, capsy
     kill_self_before(monkeypatch, LanguageModel, "training_step", signal.SIGUSR1)
     run(code=faults.STOPPED)
     assert "SLURM: `scontrol requeue 7_3` failed: no such job" in capsys.readouterr().out
+
+
+def test_a_job_that_is_preempted_before_its_first_step_is_queued_again(run, monkeypatch, tmp_path):
+    log = fake_scontrol(monkeypatch, tmp_path, 0, PREEMPTED)
+    monkeypatch.setenv("SLURM_JOB_ID", "42")
+    kill_self_before(monkeypatch, run_state, "prepare_tokens", signal.SIGTERM)
+    assert exit_code(monkeypatch, run) == faults.STOPPED
+    assert log.read_text().splitlines() == ["requeue 42"]
 
 
 class Gone(io.StringIO):

@@ -1,0 +1,10 @@
+"""Say what a training takes of the memory of each device: the same as `minigpt plan`."""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout's minigpt, installed or not
+    from minigpt.cli import run
+
+    run("plan")

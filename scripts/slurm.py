@@ -1,0 +1,10 @@
+"""Write the script that submits a training to SLURM: the same as `minigpt slurm`."""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout's minigpt, installed or not
+    from minigpt.cli import run
+
+    run("slurm")

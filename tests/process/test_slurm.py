@@ -1,0 +1,124 @@
+"""SLURM: when a job is queued again, and the script that it is submitted with."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minigpt.config.compose import compose
+from minigpt.process import slurm
+
+ROOT = Path(__file__).parents[2]
+RUNNING, CANCELLED = "JobId=42 JobState=RUNNING", "JobId=42 JobState=CANCELLED"
+PREEMPTED = "PreemptTime=2026-11-22T10:00:00"
+
+
+@pytest.fixture
+def scontrol(monkeypatch, tmp_path):
+    """A scontrol that shows a job's record, and writes down what else it is asked."""
+
+    def make(record: str, code: int = 0) -> Path:
+        log, program = tmp_path / "log", tmp_path / "scontrol"
+        show = f'[ "$1" = show ] && echo "{record}" && exit 0'
+        program.write_text(f'#!/bin/sh\n{show}\necho "$@" >> {log}\necho "no such job" >&2\nexit {code}\n')
+        program.chmod(0o755)
+        log.touch()
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        monkeypatch.setenv("SLURM_JOB_ID", "42")
+        return log
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("record", "asked", "again"),
+    [
+        (f"{RUNNING} PreemptTime=None", True, True),  # USR1 before the time limit
+        (f"{RUNNING} PreemptTime=None", False, False),  # TERM from anybody
+        (f"{RUNNING} {PREEMPTED}", False, True),
+        (f"{CANCELLED} PreemptTime=None", False, False),  # scancel
+        (f"{CANCELLED} {PREEMPTED}", False, False),  # scancel of a job that is being preempted
+        (f"{CANCELLED} PreemptTime=None", True, False),  # scancel while the checkpoint is saved after USR1
+        ("", True, True),  # its record can't be had
+        ("", False, False),
+    ],
+)
+def test_a_job_is_queued_again_once_where_its_time_is_up_or_slurm_preempts_it(scontrol, record, asked, again):
+    log, said = scontrol(record), []
+    slurm.requeue(said.append, asked=asked)
+    assert log.read_text() == "requeue 42\n" * again
+    assert len(said) == again
+
+
+def test_of_an_array_the_element_is_queued_again(scontrol, monkeypatch):
+    log, said = scontrol(f"{RUNNING} {PREEMPTED}", 1), []
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    slurm.requeue(said.append, asked=False)
+    assert log.read_text() == "requeue 7_3\n"
+    assert said == ["SLURM: `scontrol requeue 7_3` failed: no such job"]
+
+
+def test_outside_of_slurm_and_in_a_trial_of_a_sweep_nothing_is_asked(scontrol, monkeypatch):
+    log = scontrol(f"{RUNNING} {PREEMPTED}")
+    monkeypatch.setenv("SLURM_JOB_ID", "")  # as a sweep leaves it to its trials
+    slurm.requeue(print, asked=True)
+    monkeypatch.delenv("SLURM_JOB_ID")
+    slurm.requeue(print, asked=True)
+    assert log.read_text() == ""
+
+
+def script(tmp_path, *words):
+    file = tmp_path / "job.sbatch"
+    config = compose("slurm", ["data.name=stdlib", f"job.file={file}", *words])
+    slurm.write_train_script(config, ["python", "train.py", "samples.prompt=a b"], "minigpt slurm")
+    return file
+
+
+def test_the_script_is_one_that_a_person_would_have_written(tmp_path):
+    words = [
+        "trainer=ddp",
+        "trainer.devices=4",
+        "job.partition=gpu",
+        "job.setup=module load cuda",
+        "experiment=gpt2_124m",
+    ]
+    lines = script(tmp_path, *words).read_text().splitlines()
+    assert lines[0] == "#!/bin/bash"
+    options = {line.removeprefix("#SBATCH --") for line in lines if line.startswith("#SBATCH")}
+    assert options >= {
+        "job-name=gpt2_124m", "partition=gpu", "nodes=1", "gpus-per-node=4", "cpus-per-task=32", "requeue",
+        "open-mode=append", "signal=USR1@120", "time=24:00:00",
+    }  # fmt: skip
+    assert lines[-2:] == ["module load cuda", "exec srun --cpus-per-task=32 python train.py 'samples.prompt=a b'"]
+    assert lines[-3] == f"cd {os.getcwd()} || exit 2"
+    several = script(
+        tmp_path, "trainer=fsdp", "trainer.nodes=2", "trainer.devices=4", "batch_tokens=524288"
+    ).read_text()
+    for option in ("nodes=2", "ntasks-per-node=4", "gpus-per-node=4", "cpus-per-task=8"):
+        assert f"#SBATCH --{option}\n" in several
+    assert "exec srun --distribution=block --cpus-per-task=8 " in several
+    on_cpu = script(tmp_path, "trainer.device=cpu", "trainer.threads=3").read_text()
+    assert "gpus" not in on_cpu
+    assert "--cpus-per-task=3\n" in on_cpu
+
+
+def test_the_command_writes_a_script_that_runs(tmp_path):
+    (tmp_path / "srun").write_text('#!/bin/sh\nshift\nexec "$@"\n')
+    (tmp_path / "srun").chmod(0o755)
+    words = ["trainer.device=cpu", "run.dir=my run", "job.file=my job.sbatch", "model.n_head=5"]
+    command = [sys.executable, str(ROOT / "minigpt"), "slurm"]
+    done = subprocess.run([*command, *words[:3]], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (
+        0,
+        "Wrote my job.sbatch. Look through it, then:\n  sbatch 'my job.sbatch'\n",
+    )
+    file = tmp_path / "my job.sbatch"
+    file.write_text(file.read_text().rstrip() + " --cfg job\n")
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    shown = subprocess.run(["bash", str(file)], cwd="/", env=environment, capture_output=True, text=True)
+    assert (shown.returncode, "  dir: my run" in shown.stdout) == (0, True)
+    refused = subprocess.run([*command, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert (refused.returncode, "model.n_head=5" in refused.stderr) == (2, True)
