@@ -240,10 +240,8 @@ def test_other_versions_on_one_host_are_refused_before_the_first_step(run, pair)
 
 
 def test_a_run_directory_that_the_hosts_do_not_share_is_refused(run, pair):
-    elsewhere = (
-        "import os, sys\nif os.environ['RANK'] == '1': sys.argv = [a.replace('/run', '/other') for a in sys.argv]"
-    )
-    both = pair(run, "trainer=ddp", START=elsewhere, MINIGPT_HEARTBEAT_SECONDS="5")
+    other = {"CHANGE": f"run.dir={run.folder / 'other'}", "MINIGPT_HEARTBEAT_SECONDS": "5"}
+    both = pair(run, "trainer=ddp", **other)
     assert both.wait(180) == {"a": 1, "b": 1}
     assert "rank 0 was not found there" in both.said("b")
     assert "Do all hosts share run.dir=" in both.said("a")
