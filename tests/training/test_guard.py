@@ -260,7 +260,7 @@ def count_batches(bad_batches):
     return fit
 
 
-def score(outputs, module):
+def score(outputs, module, split):
     """Return a validation loss that goes up and down, so that the best checkpoint is not always the newest."""
     return Score(3.0 + math.sin(float(module.gpt.final_norm.weight.detach().sum())), 1, 1)
 
