@@ -8,7 +8,7 @@ import pytest
 from minigpt.config import roles
 from minigpt.config.check import check
 from minigpt.config.compose import compose
-from minigpt.config.convert import from_dict, read, settings, values
+from minigpt.config.convert import SHARES, from_dict, read, settings, values
 from minigpt.config.roles import config_hash, default_run_dir, differences, removed_settings, with_role
 from minigpt.config.schema import TrainConfig
 from minigpt.config.setting import setting
@@ -19,6 +19,8 @@ def other_value(about):
     """A legal value that is not the default."""
     if about.kind is bool:
         return not about.default
+    if about.kind == SHARES:
+        return {"texts/": 1.0}
     words = [word for word in getattr(about.kind, "__args__", ()) if isinstance(word, str)]
     if words:
         return next(word for word in words if word != about.default)
@@ -58,7 +60,7 @@ def test_the_roles_of_settings_that_people_change():
     assert {"optimizer.lr", "schedule.name", "trainer.max_steps", "guard.max_skips", "validate.every_steps"} <= later
     assert {"trainer.device", "trainer.devices", "trainer.micro_batch"} <= with_role(TrainConfig, "machine")
     assert {"run.dir", "data.dir", "experiment", "logger.name"} <= with_role(TrainConfig, "watch")
-    assert with_role(TrainConfig, "content") == {"data.source", "data.val_source", "tokenizer.file"}
+    assert with_role(TrainConfig, "content") == {"data.source", "data.val_source", "data.shards", "tokenizer.file"}
 
 
 def test_a_run_is_named_after_its_experiment_or_its_text(tmp_path, monkeypatch):
