@@ -124,6 +124,11 @@ def test_what_is_left_out_of_a_large_text_is_said(prepared, monkeypatch):
         assert f"bytes of {val:,} bytes of validation text" in scored
 
 
+def test_xz_takes_no_less_than_nothing_for_a_short_text():
+    with module._xz_bytes(b"how much wood " * 80, b"would a woodchuck") as new:
+        assert 0 < new() <= 17
+
+
 def test_xz_copies_what_it_has_seen_and_nothing_else():
     train = np.random.default_rng(0).bytes(20_000)
     with module._xz_bytes(train, train[5_000:10_000]) as copied, module._xz_bytes(train[:5_000], train[9_000:]) as new:

@@ -16,6 +16,9 @@ TINY = (
 )
 
 
+pytestmark = pytest.mark.report
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Trains for a step; more arguments may be given."""

@@ -28,6 +28,7 @@ VAL_BYTES = 1 << 21  # of validation text at most
 UNIGRAM_TOKENS = 1 << 28  # of each split at most
 CHUNK_BYTES = 1 << 17  # compressed at a time: a request to stop is heard in between
 BORDER_BYTES = 16  # of the packed text read at a time
+SMALL_BYTES = 1 << 14
 
 Row = dict[str, Any]
 
@@ -112,6 +113,9 @@ def _xz_bytes(train: bytes, text: bytes) -> Iterator[Callable[[], int]]:
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": dictionary}]
 
     def measure() -> int:
+        if len(whole) <= SMALL_BYTES:  # the border is too coarse for it
+            with_text, without = (len(lzma.compress(part, lzma.FORMAT_RAW, filters=filters)) for part in (whole, train))
+            return with_text - without
         xz, packed = lzma.LZMACompressor(lzma.FORMAT_RAW, filters=filters), bytearray()
         for start in range(0, len(whole), CHUNK_BYTES):
             if stop.is_set():
