@@ -173,6 +173,7 @@ def test_a_cancelled_job_is_never_brought_back(slurm, tmp_path):
 
 def test_two_nodes_train_one_model(slurm, tmp_path):
     words = ["trainer=ddp", "trainer.nodes=2", "trainer.devices=1", "trainer.max_steps=40"]
+    words.append("job.setup=export MASTER_ADDR=127.0.0.1")  # the nodes' names are known to SLURM alone
     job = Job(tmp_path, *words, "checkpoint.every_steps=20", "schedule.warmup_steps=1")
     wait_for(lambda: job.facts["JobState"] == "COMPLETED")
     assert (job.facts["NumNodes"], job.facts["NumTasks"]) == ("2", "2")
