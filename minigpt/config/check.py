@@ -62,7 +62,7 @@ def _wrong_alone(setting: Setting, value: Any) -> Iterator[str]:
     if setting.required and not value:
         yield f"{key} is missing: {setting.meaning}. Give {key}=..."
     elif isinstance(value, str):
-        if not value.strip() and (setting.folder or (setting.kind is str and not setting.literal)):
+        if not value.strip() and (setting.folder or (setting.kind is str and (setting.default or not setting.literal))):
             yield f"{key} is empty. {remedy}"
         elif setting.folder and "\0" in value:
             yield f"{key}={shown(value)} holds a NUL character. {remedy}"

@@ -147,8 +147,8 @@ def _tell_cost(folder: Path, found: Survey, val_fraction: float, tokenizer: Toke
         StorageFailure: the disk would not hold it.
     """
     chunk = next(next(chunks for _, chunks in split(found, val_fraction)), b"")[:PROBE_BYTES]
-    chunk = chunk.decode("utf-8", "ignore").encode()  # no part of a character at its end
-    tokenizer.encode_bytes(chunk[:1000])  # the first call takes longer
+    first, chunk = (part.decode("utf-8", "ignore").encode() for part in (chunk[:1000], chunk))  # whole characters
+    tokenizer.encode_bytes(first)  # the first call takes longer
     begun = time.monotonic()
     size = tokenizer.encode_bytes(chunk).nbytes / max(1, len(chunk)) * found.bytes
     seconds = (time.monotonic() - begun) / max(1, len(chunk)) * found.bytes / count

@@ -490,7 +490,8 @@ def _open(
             raise UserFault(f"{folder / 'prepared.json'} belongs to other tokens than those beside it")
     except UserFault as fault:
         raise DamagedShards(folder, str(fault)) from None
-    shutil.rmtree(folder / UNITS, ignore_errors=True)  # of a process that was killed at the very end, too
+    if (folder / UNITS).is_dir():
+        shutil.rmtree(folder / UNITS, ignore_errors=True)  # of a process that was killed at the very end, too
     rule = content["summary"]["split"]
     say(f"data: {folder}: {len(train):,} tokens to train on, {len(val):,} to validate on ({rule})")
     return Prepared(folder, tokenizer, train, val, whole, content["summary"], content["keys"].get("split", "tail"))

@@ -12,7 +12,6 @@ import torch
 
 from minigpt.benchmark import command, sampling, settings, training
 from minigpt.machine import memory
-from minigpt.model.loss import next_token_loss
 from minigpt.training import ending
 
 
@@ -77,9 +76,9 @@ def test_the_preset_for_a_gpu_ends_in_one_table_and_one_json(plans_of, tmp_path,
     monkeypatch.setattr(settings, "PRESETS", small)  # whatever the tokens are, they are not looked at
     compiled = []  # by Dynamo alone: code for this machine would take half a minute to build
 
-    def compiled_loss(device):
+    def compiled_loss(device, loss):
         compiled.append(device)
-        return torch.compile(next_token_loss, backend="eager")
+        return torch.compile(loss, backend="eager")
 
     monkeypatch.setattr(memory, "compiled_loss", compiled_loss)
     assert command.benchmark(plans_of("preset=gpu", f"write_to={tmp_path / 'out'}", f"nanogpt={checkout}")) == 0

@@ -348,7 +348,8 @@ def test_empty_text_is_refused_or_means_nothing(script):
                 accepted = True
             except UserFault:
                 accepted = False
-            assert accepted == (key in ("samples.prompt", "logger.group", "data.include", "data.exclude")), key
+            empty = ("samples.prompt", "logger.group", "data.include", "data.exclude", "job.name", "job.partition")
+            assert accepted == (key in (*empty, "job.account", "job.setup")), key
 
 
 # --- pages ---

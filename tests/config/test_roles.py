@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from typing import get_args
 
 import pytest
 
@@ -21,7 +22,8 @@ def other_value(about):
         return not about.default
     if about.kind == SHARES:
         return {"texts/": 1.0}
-    words = [word for word in getattr(about.kind, "__args__", ()) if isinstance(word, str)]
+    parts = [word for part in get_args(about.kind) for word in get_args(part) or (part,)]
+    words = [word for word in parts if isinstance(word, str)]
     if words:
         return next(word for word in words if word != about.default)
     if about.is_whole or isinstance(about.default, float) or float in getattr(about.kind, "__args__", ()):

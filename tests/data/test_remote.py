@@ -212,7 +212,7 @@ def test_batches_are_the_same_from_any_step_on_and_the_cache_is_bounded(split, s
         path.unlink()
     asked = len(server.ranges)
     assert MicroBatches(new(limit), **layout)[650].tokens.tolist() == batches[650]
-    assert len(server.ranges) - asked <= 2 * 2 + 4 * 2  # the pieces of this batch, and what workers began
+    assert len(server.ranges) - asked < 2 * 16  # this batch's pieces and what workers began meanwhile, no two blocks
 
 
 def test_the_next_block_is_there_before_it_is_needed(split, server):

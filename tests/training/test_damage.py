@@ -228,7 +228,7 @@ def test_only_rank_zero_reads_a_whole_checkpoint_to_verify_it(run, monkeypatch):
     newest = run.path / "checkpoints/step-000000002"
     for rank in (0, 1):
         processes = SimpleNamespace(rank=rank, gather=lambda _: [newest.name], require_equal_on_all_ranks=lambda *_: 0)
-        job = SimpleNamespace(run=RunDirectory(run.path, writes=rank == 0), processes=processes)
+        job = SimpleNamespace(run=RunDirectory(run.path, writes=rank == 0), processes=processes, callbacks=())
         job.config = compose("train", run.arguments("trainer.max_steps=4"))
         begin_or_continue(job, ())
     assert (verified, resumed) == ([newest], [newest, newest])

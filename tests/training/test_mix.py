@@ -55,6 +55,7 @@ def mixed(run):
     return start
 
 
+@pytest.mark.report
 def test_each_source_has_a_validation_loss_in_rows_screen_and_report(mixed, capsys):
     path = mixed("one")
     row, screen = mixed.run.rows()[-1], capsys.readouterr().out
