@@ -122,7 +122,8 @@ def split(server):
 def held(here):
     """The pieces in the cache, and what else lies there."""
     files = [path for path in pieces_of(here).rglob("*") if path.is_file() and ".lock" not in path.name]
-    return [path for path in files if path.name.isdecimal()], [path for path in files if not path.name.isdecimal()]
+    others = [path for path in files if not path.name.isdecimal() and path.suffix != ".tmp"]  # a worker's, on its way
+    return [path for path in files if path.name.isdecimal()], others
 
 
 # The order
