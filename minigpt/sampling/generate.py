@@ -153,6 +153,7 @@ class Writer:
         self.rows += rows
         self.seen = None
 
+    @torch.inference_mode()
     def leave(self, row: Row) -> None:
         """Let a text go as it is."""
         index = self.rows.index(row)
