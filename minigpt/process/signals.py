@@ -111,7 +111,7 @@ class Signals:
     def _leave_if_stuck(self, number: int) -> None:
         time.sleep(PATIENCE_SECONDS)
         if not self.noted_only and self._pipe is not None:
-            early = StoppedEarly(number)
+            self.received, early = number, StoppedEarly(number)
             self._leave(early.exit_code, str(early))
 
     def _leave(self, code: int, sentence: str) -> None:

@@ -6,10 +6,11 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import torch
@@ -33,7 +34,7 @@ from minigpt.machine.sharding import make_layout, shard
 from minigpt.model.gpt import GPT
 from minigpt.process.group import Processes, joined, was_asked_to_stop
 from minigpt.process.output import lasting_output
-from minigpt.process.signals import Signals
+from minigpt.process.signals import Signals, tell
 from minigpt.process.slurm import requeue
 from minigpt.rundir.rows import cut_rows_after, keep_history, read_rows
 from minigpt.rundir.run_directory import RunDirectory
@@ -85,18 +86,36 @@ def train(config: TrainConfig, callbacks: Sequence[L.Callback] = ()) -> int:
             if was_asked_to_stop(path):
                 return STOPPED
             hardware = find_device(config)
-            with joined(config.trainer, hardware.device, signals, path) as processes:
-                try:
-                    return train_together(path, config, hardware, processes, callbacks)
-                except StoppedEarly as early:
-                    signals.noted_only = True  # nothing may disturb the way out
-                    if processes.rank == 0:
-                        requeue(print, asked=early.number == getattr(signal, "SIGUSR1", None))
-                    raise
+            with joined(config.trainer, hardware.device, signals, path) as processes, queued_again(signals, processes):
+                return train_together(path, config, hardware, processes, callbacks)
     except StoppedEarly as early:
         with contextlib.suppress(OSError):  # the screen may be gone
             print(early, file=sys.stderr)
         return early.exit_code
+
+
+@contextlib.contextmanager
+def queued_again(signals: Signals, processes: Processes) -> Iterator[None]:
+    """Have SLURM run the job again where a signal ends it before its first step, a library's long call included."""
+
+    def ask() -> None:
+        if processes.rank == 0:
+            requeue(tell, asked=signals.received == getattr(signal, "SIGUSR1", None))
+
+    def before_exit(code: int, sentence: str) -> None:
+        if code == STOPPED:
+            ask()
+        end_at_once(code, sentence)
+
+    end_at_once, signals.before_exit = signals.before_exit, before_exit
+    try:
+        yield
+    except StoppedEarly:
+        signals.noted_only = True  # nothing may disturb the way out
+        ask()
+        raise
+    finally:
+        signals.before_exit = end_at_once
 
 
 def train_together(
@@ -120,7 +139,7 @@ def begin_or_continue(job: Job, changes: Sequence[Change]) -> int:
     run = job.run
     if run.writes:
         sweep_unfinished(run.checkpoints)
-    began_with = [copy.deepcopy(callback.state_dict()) for callback in job.callbacks]
+    began_with = [copied(callback.state_dict()) for callback in job.callbacks]
     while True:
         found = latest_usable(run.checkpoints) if run.writes else None  # the others take its word for every byte
         name = job.processes.gather(found.name if found else "")[0].strip()
@@ -142,6 +161,14 @@ def begin_or_continue(job: Job, changes: Sequence[Change]) -> int:
                 if own:  # the checkpoint that is gone back to may hold none
                     callback.load_state_dict(copy.deepcopy(own))
             changes = ()
+
+
+def copied(state: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a callback's state; {} where it can't be copied, as one that can't be saved."""
+    try:
+        return copy.deepcopy(state)
+    except Exception:  # of a user's own classes
+        return {}
 
 
 def train_from(job: Job, checkpoint: Path | None, state: run_state.RunState, changes: Sequence[Change]) -> int:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import threading
 
 import lightning as L
 import pytest
@@ -227,6 +228,15 @@ def test_a_state_that_is_neither_json_nor_a_tensor_is_named_before_the_first_ste
     assert "Odd.open is a set; wanted JSON or tensors)" in said
     assert said.index("WARNING") < said.index("step 1/6")
     assert not list(run.path.rglob("callbacks.*"))
+
+
+def test_a_state_that_cannot_even_be_copied_is_named_before_the_first_step(run, capsys):
+    class Locked(L.Callback):
+        def state_dict(self):
+            return {"lock": threading.Lock()}
+
+    start(run, callbacks=[Locked()])
+    assert "WARNING: the state of the callback Locked can't be saved (" in capsys.readouterr().out
 
 
 def test_a_state_that_can_no_longer_be_saved_is_named_once(run, capsys):

@@ -318,6 +318,28 @@ def test_slurm_is_asked_before_the_first_step_too(run, monkeypatch, tmp_path):
     assert log.read_text().splitlines() == ["requeue 42"]
 
 
+STUCK = """
+import hashlib, os, signal, sys, threading
+from minigpt.config.compose import compose
+from minigpt.training import run, run_state
+
+def prepare_tokens(*_):
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # minutes in C, where no handler of Python runs
+
+run_state.prepare_tokens = prepare_tokens
+sys.exit(run.train(compose("train", sys.argv[1:])))
+"""
+
+
+def test_slurm_is_asked_where_a_library_keeps_the_command_from_hearing_the_signal(run, monkeypatch, tmp_path):
+    log = fake_scontrol(monkeypatch, tmp_path, 0)
+    monkeypatch.setenv("SLURM_JOB_ID", "42")
+    done = subprocess.run([sys.executable, "-c", STUCK, *run.arguments()], timeout=60)
+    assert done.returncode == faults.STOPPED
+    assert log.read_text().splitlines() == ["requeue 42"]
+
+
 def test_a_stop_file_at_the_last_step_is_not_for_a_longer_run(run, monkeypatch):
     real = LanguageModel.on_before_optimizer_step
 
