@@ -15,7 +15,7 @@ from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import MicroBatches, document_end
 from minigpt.data.prepare import Prepared
 from minigpt.faults import UserFault
-from minigpt.machine.budget import budget_of, plan_of
+from minigpt.machine.budget import budget_of, muon_update_bytes, plan_of
 from minigpt.machine.choices import Choices
 from minigpt.machine.compiling import LossFunction, compiled_loss, cut_for_ddp
 from minigpt.machine.hardware import Hardware
@@ -82,7 +82,8 @@ def fit_to_memory(
     need = config.trainer.devices * memory_bytes(config, choices, gpt)
     if choices.device != "cpu" or choices.compile or need > SURE_SHARE * hardware.memory_bytes:
         twin = None if layout is None else functools.partial(silent_twin, config, layout, gpt.vocab_size)
-        fitting, loss_function = try_loss(gpt, choices, first_batch, update_bytes(config, gpt), weighted, twin=twin)
+        update = update_bytes(config, gpt, choices.precision)
+        fitting, loss_function = try_loss(gpt, choices, first_batch, update, weighted, twin=twin)
     found = [each.split() for each in processes.gather(f"{fitting.micro_batch} {fitting.compile}")]
     if fitting.compile and not all(compiles == "True" for _, compiles in found):
         print(WITHOUT_COMPILER.format("on every rank"))
@@ -104,10 +105,10 @@ def memory_bytes(config: TrainConfig, choices: Choices, gpt: GPT) -> int:
     return budget_of(config, gpt.vocab_size, plan_of(config, choices), **options).peak
 
 
-def update_bytes(config: TrainConfig, gpt: GPT) -> int:
-    """Return the memory that an update takes for a moment: Muon's products and what it keeps to undo a bad step."""
+def update_bytes(config: TrainConfig, gpt: GPT, precision: str) -> int:
+    """Return the memory that an update takes for a moment."""
     matrices = sum(parameter.numel() for parameter in gpt.blocks.parameters() if parameter.dim() == 2)
-    return 16 * matrices if config.optimizer.name == "muon" else 0
+    return muon_update_bytes(matrices, precision) if config.optimizer.name == "muon" else 0
 
 
 def try_loss(

@@ -88,6 +88,7 @@ def measure(case: dict) -> tuple[int, int]:
             loss.backward()
         for parameter in gpt.parameters():
             parameter.grad = torch.zeros_like(parameter) if plan.shards > 1 else parameter.grad  # nobody has sent any
+        optimizer.found_inf = torch.zeros(())  # as the guard of a run sets it
         optimizer.step()
         optimizer.zero_grad()
 

@@ -153,9 +153,10 @@ def test_the_trial_makes_room_for_the_optimizer_and_its_update(gpt, monkeypatch)
 
 def test_muon_takes_memory_for_its_update(gpt):
     config = TrainConfig(model=gpt.config)
-    assert update_bytes(config, gpt) == 0
+    assert update_bytes(config, gpt, "bf16") == 0
     matrices = sum(parameter.numel() for parameter in gpt.blocks.parameters() if parameter.dim() == 2)
-    assert update_bytes(replace(config, optimizer=OptimizerConfig(name="muon")), gpt) == 16 * matrices
+    config = replace(config, optimizer=OptimizerConfig(name="muon"))
+    assert [update_bytes(config, gpt, precision) for precision in ("bf16", "fp32")] == [20 * matrices, 27 * matrices]
 
 
 def test_a_compiler_that_fails_leaves_choices_without_it(gpt, monkeypatch, capsys):
