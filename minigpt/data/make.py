@@ -146,8 +146,12 @@ def _tell_cost(folder: Path, found: Survey, val_fraction: float, tokenizer: Toke
     Raises:
         StorageFailure: the disk would not hold it.
     """
-    chunk = next(next(chunks for _, chunks in split(found, val_fraction)), b"")[:PROBE_BYTES]
-    first, chunk = (part.decode("utf-8", "ignore").encode() for part in (chunk[:1000], chunk))  # whole characters
+    probe = bytearray()
+    for part in itertools.chain.from_iterable(chunks for _, chunks in split(found, val_fraction)):
+        probe += part[:PROBE_BYTES]
+        if len(probe) >= PROBE_BYTES:
+            break
+    first, chunk = (part.decode("utf-8", "ignore").encode() for part in (probe[:1000], probe))  # whole characters
     tokenizer.encode_bytes(first)  # the first call takes longer
     begun = time.monotonic()
     size = tokenizer.encode_bytes(chunk).nbytes / max(1, len(chunk)) * found.bytes

@@ -210,7 +210,7 @@ def _mix(parts: dict[str, Prepared], shares: dict[str, float]) -> Prepared:
         MixedSplit({name: getattr(part, split) for name, part in parts.items()}, shares) for split in ("train", "val")
     )
     first = next(iter(parts.values()))
-    whole = fingerprint([train.fingerprint, val.fingerprint])
+    whole = fingerprint([train.fingerprint, val.fingerprint, *map(str, train.quotas)])
     return Prepared(first.folder.parent, first.tokenizer, train, val, whole, {"corpus": "mix"}, parts=parts)
 
 
@@ -309,16 +309,16 @@ def _find_or_make(
                 return
             tokenizer = stored_tokenizer(folder)
             if tokenizer is None:
-                lock(file)  # of several parts one learns
-                tokenizer = stored_tokenizer(folder) or learn(folder, keys, found, given=given, say=say)
-            if work.part:
-                lock(file, fcntl.LOCK_SH)
+                with open(folder / UNITS / ".learn", "ab") as learning:
+                    lock(learning)  # of several parts one learns; the others wait for that, not for its units
+                    tokenizer = stored_tokenizer(folder) or learn(folder, keys, found, given=given, say=say)
             identities = []
             if not found.tokens:
                 identities = encode(folder, found, keys["val_fraction"], tokenizer, work=work, say=say)
             if work.part:
                 if missing := missing_units(folder / UNITS, identities):
                     raise UnfinishedParts(work.part, len(missing), len(identities))
+                lock(file, fcntl.LOCK_UN)  # two that keep a shared lock would wait for each other on NFS
                 lock(file)
             if not _read_prepared(folder):  # which of the last parts is first, puts the units together
                 seal(folder, keys, found, tokenizer=tokenizer, identities=identities, say=say)

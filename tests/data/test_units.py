@@ -1,6 +1,8 @@
 """Units of work: the same tokens for any cut, any processes and any kill, and none is made twice."""
 
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -324,6 +326,20 @@ def test_a_disk_that_is_too_small_is_named_before_anything_is_encoded(texts, mon
     ):
         run(texts, "small")
     assert not list((texts.parent / "small").rglob("*.unit"))
+
+
+def test_what_encoding_takes_is_told_from_more_than_the_first_record(tmp_path):
+    text = "".join(json.dumps({"text": "how much wood would a woodchuck chuck"}) + "\n" for _ in range(40_000))
+    told = []
+    for name, first in (("plain", ""), ("short", json.dumps({"text": "\u00e9"}) + "\n")):
+        (tmp_path / f"{name}.jsonl").write_text(first + text)
+        said: list[str] = []
+        data = DataConfig(name="text", source=str(tmp_path / f"{name}.jsonl"), dir=str(tmp_path / name))
+        prepare(data, TokenizerConfig(name="bpe", vocab_size=300), say=said.append)
+        kept = [found[1] for line in said if (found := re.search(r"([\d,]+) bytes of it kept", line))]
+        told += [int(each.replace(",", "")) for each in kept]
+    assert len(told) == 2
+    assert told[1] == pytest.approx(told[0], rel=0.1)
 
 
 def test_a_second_command_waits_for_the_first_with_a_sentence(texts, tmp_path):
