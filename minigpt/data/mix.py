@@ -22,7 +22,7 @@ class MixedSplit:
 
     Attributes:
         bytes: of text behind the tokens.
-        fingerprint: SHA-256 (hex) of the parts and of their shares.
+        fingerprint: SHA-256 (hex) of the parts, whatever their shares are.
     """
 
     def __init__(self, parts: Mapping[str, TokenSplit], shares: Mapping[str, float]):
@@ -32,7 +32,7 @@ class MixedSplit:
         self.shares = {name: shares[name] / total for name in parts}
         self.quotas = quotas(tuple(self.shares.values()))
         self.bytes = sum(part.bytes for part in parts.values())
-        self.fingerprint = fingerprint([*(part.fingerprint for part in parts.values()), *map(str, self.quotas)])
+        self.fingerprint = fingerprint([part.fingerprint for part in parts.values()])
         self._begins = np.cumsum([0, *(len(part) for part in parts.values())])  # of each part, and the end
 
     def __len__(self) -> int:
@@ -78,5 +78,10 @@ def parts_of(split: TokenSplit | MixedSplit) -> dict[str, TokenSplit]:
 def short_names(sources: Mapping[str, float]) -> dict[str, str]:
     """Return a short name for each source of a mixture, for rows and the screen -> the source."""
     stems = [re.sub(r"[^\w.+-]+", "-", Path(source.rstrip("/")).stem).strip("-.") or "source" for source in sources]
-    again = [stem if stems.count(stem) == 1 else f"{stem}-{number}" for number, stem in enumerate(stems, 1)]
-    return dict(zip(again, sources, strict=True))
+    names: list[str] = []
+    for number, stem in enumerate(stems, 1):
+        name = stem if stems.count(stem) == 1 else f"{stem}-{number}"
+        while name in names or (name != stem and name in stems):
+            name += f"-{number}"
+        names.append(name)
+    return dict(zip(names, sources, strict=True))
