@@ -26,7 +26,7 @@ from minigpt.rundir.files import read_json, write_json
 TRAIN_BYTES = 1 << 24  # of training text that the n-gram model and xz see at most: half a gigabyte of memory
 VAL_BYTES = 1 << 21  # of validation text at most
 UNIGRAM_TOKENS = 1 << 28  # of each split at most
-CHUNK_BYTES = 1 << 17  # compressed at a time: a request to stop is heard in between
+CHUNK_BYTES = 1 << 14  # compressed at a time: a request to stop is heard in between
 BORDER_BYTES = 16  # of the packed text read at a time
 SMALL_BYTES = 1 << 14
 
@@ -124,7 +124,7 @@ def _xz_bytes(train: bytes, text: bytes) -> Iterator[Callable[[], int]]:
         packed += xz.flush()
         # The border between the two, to a few bytes: where a reader of the packed text has come to the end of `train`.
         reader, read, unpacked = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=filters), 0, 0
-        while unpacked < len(train):
+        while unpacked < len(train) and not stop.is_set():
             unpacked += len(reader.decompress(packed[read : read + BORDER_BYTES]))
             read += BORDER_BYTES
         return len(packed) - read

@@ -40,9 +40,10 @@ def measured_lines(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, f"{split['documents']:,} documents, {sizes}; {used}"
     found = summary.get("overlap", {})
     if found.get("share") is not None:
-        where = f"the {found['of_train']:.0%} of the training text that were looked at" if found["of_train"] < 1 else ""
-        what = f"of the validation text's {found['gram']}-token sequences stand in {where or 'the training text'}, too"
-        yield "overlap", f"{found['share']:.1%} {what}"
+        looked_at = {"training": found["of_train"], "validation": found["of_val"]}
+        parts = " and ".join(f"{part:.0%} of the {name} text" for name, part in looked_at.items() if part < 1)
+        what = f"of the validation text's {found['gram']}-token sequences stand in the training text, too"
+        yield "overlap", f"{found['share']:.1%} {what}" + (f" ({parts} looked at)" if parts else "")
 
 
 def statistics(split: TokenSplit, tokenizer: Tokenizer) -> dict[str, int]:
