@@ -81,7 +81,7 @@ def overlap(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> dict[st
     may_be[wanted >> shift] = True
     for piece in pieces(train, TRAIN_TOKENS) if len(wanted) else ():
         hashes = _hashes(piece, gram, words, tokenizer.eot)
-        hashes = hashes[may_be[hashes >> shift]]
+        hashes = np.sort(hashes[may_be[hashes >> shift]])  # in order they are found five times as fast
         at = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
         found[at[wanted[at] == hashes]] = True
     share = float(counts[found].sum() / counts.sum()) if len(wanted) else None
