@@ -165,6 +165,10 @@ def benchmark(arguments: list[str]) -> int:
     from minigpt.benchmark.settings import read_plans
 
     plans = read_plans(arguments)
+    if plans[0].config.what == "scaling":
+        from minigpt.benchmark.scaling.command import scaling
+
+        return scaling(plans[0])
 
     from minigpt.benchmark.command import benchmark
 

@@ -48,7 +48,8 @@ MAY_IMPORT = {
     "__main__": "cli",
     "api": "checkpoint config data evaluation faults sampling training",
     "attention": "torch numpy",  # numpy: the random numbers of dropout
-    "benchmark": "config data faults invocation machine model rundir sampling splitmix training verify "
+    "benchmark": "config data faults invocation launcher machine model process report rundir sampling splitmix "
+    "training verify "
     "lightning numpy safetensors torch",
     "checkpoint": "plain_file config data faults model rundir __init__ safetensors torch",
     "cli": "benchmark compare config data demo evaluation export faults invocation machine process redact report "

@@ -9,6 +9,7 @@ from pathlib import Path
 from minigpt.config.commands import BenchmarkConfig
 from minigpt.config.compose import compose, train_arguments
 from minigpt.faults import UserFault
+from minigpt.launcher import launched
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ GPU = {"124m": "training,variants,resuming,sampling", "350m": "training"}  # wha
 WARM_UP = 10  # optimizer steps at the beginning of each measurement that don't count
 
 # How a setting of minigpt train begins that the benchmark gives itself.
-TAKEN = ("data", "tokenizer", "run", "init", "experiment", "validate", "trainer.max_", "trainer.devices", "trainer.str")
+TAKEN = ("data", "tokenizer", "run", "init", "experiment", "validate", "trainer.max_")
+ONE_DEVICE = ("trainer.devices", "trainer.nodes", "trainer.str")  # but of what=scaling
 
 
 @dataclass(frozen=True)
@@ -60,18 +62,22 @@ def read_plans(arguments: list[str]) -> list[Plan]:
         SystemExit: code 0, after --help has printed.
     """
     arguments = arguments or ["--help"]
-    given = [argument.partition("=")[2] for argument in arguments if argument.lstrip("+").startswith("preset=")]
+    scaling = _last(arguments, "what") == "scaling"
+    given = _last(arguments, "preset")
     faults = [
         f"{argument.partition('=')[0]} is the benchmark's own to give: it makes its own text, and runs in a temporary "
         "folder on one device. Leave it out; preset=NAME gives the size, steps=N the length"
         for argument in arguments
-        if argument.startswith(TAKEN)
+        if argument.startswith(TAKEN if scaling else TAKEN + ONE_DEVICE)
     ]
     plans = []
-    for name in GPU if given[-1:] == ["gpu"] else given[-1:] or ["c0"]:
+    if scaling and given == "gpu":
+        faults.append("preset=gpu has parts of its own. For what=scaling give preset=124m or preset=350m")
+    for name in GPU if given == "gpu" else [given or "c0"]:
         preset = PRESETS.get(name, PRESETS["c0"])
+        own = preset.settings + (_batch_of_all(preset, arguments) if scaling else ())
         try:
-            config = compose("benchmark", [*preset.settings, *arguments])
+            config = compose("benchmark", [*own, *arguments])
         except UserFault as fault:
             faults += fault.faults
             continue
@@ -85,13 +91,29 @@ def read_plans(arguments: list[str]) -> list[Plan]:
             steps=config.steps or preset.steps,
             new_tokens=config.new_tokens or preset.new_tokens,
             nanogpt=_full_path(config.nanogpt),
-            write_to=_full_path(config.write_to or ("." if everything else None)),
+            write_to=_full_path(config.write_to or ("." if everything or scaling else None)),
         )
-        settings = (*preset.settings, *train_arguments("benchmark", arguments))
+        settings = (*own, *train_arguments("benchmark", arguments))
         plans.append(Plan(config, preset.vocab_size, settings))
     if faults:
         raise UserFault(*dict.fromkeys(faults))
     return plans
+
+
+def _last(arguments: list[str], key: str) -> str:
+    """Return the last value that a command line gives a setting, or ""."""
+    parted = (argument.lstrip("+").partition("=") for argument in reversed(arguments))
+    return next((text for name, _, text in parted if name == key), "")
+
+
+def _batch_of_all(preset: Preset, arguments: list[str]) -> tuple[str, ...]:
+    """Return the preset's batch for each of the devices that a command line, torchrun or srun asks for."""
+    nodes, devices = (_last(arguments, f"trainer.{name}") for name in ("nodes", "devices"))
+    found = launched("ddp", int(nodes) if nodes.isdigit() else 1, int(devices) if devices.isdigit() else 1)
+    world = int(nodes or 1) * int(devices or 1) if (nodes + devices).isdigit() else 1
+    world = max(world, found.world_size if found else 1)
+    (batch,) = (int(each.partition("=")[2]) for each in preset.settings if each.startswith("batch_tokens="))
+    return (f"batch_tokens={world * batch}",)
 
 
 def _full_path(text: str | None) -> str | None:

@@ -448,8 +448,18 @@ def storage_is_a_url(storage: str | None) -> Iterator[str]:
 @rule("what")
 def parts_can_be_measured(what: str) -> Iterator[str]:
     parts = ("training", "sampling", "variants", "resuming")
+    if what == "scaling":
+        return
     for part in set(what.split(",")) - set(parts):
-        yield f"what={what}: {shown(part)} can't be measured. Give some of {','.join(parts)}."
+        remedy = "Give it alone" if part == "scaling" else f"Give some of {','.join(parts)}, or scaling alone"
+        yield f"what={what}: {shown(part)} can't be measured{' beside others' * (part == 'scaling')}. {remedy}."
+
+
+@rule("what", "trainer.strategy", "trainer.devices", "trainer.nodes")
+def scaling_has_devices(what: str, strategy: str, devices: int, nodes: int) -> Iterator[str]:
+    if what == "scaling" and strategy in ("auto", "ddp") and nodes * devices == 1:
+        remedy = "Add trainer=ddp trainer.devices=N, under torchrun or srun trainer=ddp alone; fsdp and hsdp likewise"
+        yield f"what=scaling measures several devices, got trainer.strategy={strategy} trainer.devices=1. {remedy}."
 
 
 @rule("nanogpt")

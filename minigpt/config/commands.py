@@ -234,19 +234,25 @@ class BenchmarkConfig(TrainConfig):
     Examples:
       minigpt benchmark preset=c0 nanogpt=../nanoGPT trainer.precision=fp32
       minigpt benchmark preset=gpu nanogpt=../nanoGPT
+      minigpt benchmark what=scaling preset=124m trainer=fsdp trainer.devices=8
+      torchrun --nnodes=2 --nproc-per-node=8 ... -m minigpt benchmark what=scaling preset=124m trainer=ddp
     """
 
     preset: Literal["c0", "c1", "124m", "350m", "gpu"] = setting(
         "c0", "c0: nanoGPT's CPU preset, c1: 10.6M, 124m, 350m: GPT-2; gpu: both with all parts", "weights"
     )
-    what: str = setting("training,sampling", "parts; also variants,resuming", "watch")
+    what: str = setting(
+        "training,sampling", "parts; also variants,resuming; scaling alone: on 1, 2, 4 ... devices", "watch"
+    )
     rounds: int = setting(5, "measurements of each contender, in turn, each in a process", "watch", low=1, high=10**6)
     steps: int | None = setting(None, "timed in a measurement; default: the preset's", "watch", low=1, high=10**6)
     nanogpt: str | None = setting(None, "a checkout, which runs beside; losses must agree", "watch", literal=True)
     curve_steps: int = setting(50, "optimizer steps of the comparison of the losses", "watch", low=2, high=10**6)
     new_tokens: int | None = setting(None, "sampling; default: the preset's", "watch", low=2, high=10**6)
     huggingface: bool = setting(False, "whether GPT2LMHeadModel runs beside, in fp32 and bf16", "watch")
-    write_to: str | None = setting(None, "folder for tables and JSON; preset=gpu: this one", "watch", folder=True)
+    write_to: str | None = setting(
+        None, "folder for tables and JSON; preset=gpu, what=scaling: this one", "watch", folder=True
+    )
 
 
 CLASSES: dict[str, type] = {  # of each command

@@ -93,7 +93,7 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
         raise SystemExit(0)
     config: Any
     config, wrong = read(request.cls, _inherit(request, _read_files(request)) | request.values)
-    if command == "train":
+    if command in ("train", "benchmark"):
         _take_from_launcher(config.trainer, request.values)
     request.refuse_what_is_certain(wrong)
     request.refuse_what_is_certain(find_faults(config))

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from minigpt.config.convert import misfit, shown
-from minigpt.config.schema import TrainConfig
+from minigpt.config.schema import SHARDED, TrainConfig
 from minigpt.faults import UserFault
 from minigpt.machine.hardware import MAX_THREADS, Hardware
 from minigpt.model.counting import activation_bytes, chunk_bytes, parameter_count
@@ -42,7 +42,7 @@ def choose(config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:
     """Decide what the config leaves to us.
 
     - precision: bf16 where the hardware multiplies it fast (recent NVIDIA; x86 with AVX512-BF16 or AMX), fp16 on other
-      NVIDIA GPUs (T4, V100), else fp32.
+      NVIDIA GPUs (T4, V100) whose losses can be scaled, which sharded weights prevent, else fp32.
     - compile: on CUDA; on a CPU where the run is long enough to win back the half minute that it takes to start.
     - float32 products: by oneDNN where that is faster and as exact.
     - attention kernel: fused on accelerators; explicit on CPUs up to a context of 512, where the fused
@@ -55,7 +55,8 @@ def choose(config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:
     device = hardware.device
     precision = trainer.precision
     if precision == "auto":
-        precision = "bf16" if hardware.bf16 and device != "mps" else "fp16" if device == "cuda" else "fp32"
+        scales = device == "cuda" and trainer.strategy not in SHARDED
+        precision = "bf16" if hardware.bf16 and device != "mps" else "fp16" if scales else "fp32"
     compile_model = trainer.compile == "on" or (trainer.compile == "auto" and _compiling_pays(config, device))
     kernel = trainer.attention_kernel
     if kernel == "auto":
@@ -144,6 +145,7 @@ def keep_choices(saved: Mapping[str, Any] | None, config: TrainConfig, hardware:
     there = read_choices(saved, config)
     elsewhere = there.hardware not in ("", choices.hardware) or there.device != choices.device
     unfit = there.precision == "bf16" and not hardware.bf16 and config.trainer.precision == "auto"
+    unfit |= there.precision == "fp16" and config.trainer.strategy in SHARDED
     rounded = there.float32_products == "medium" and not hardware.onednn_fp32
     if elsewhere or unfit or rounded or there.devices != choices.devices:
         return choices

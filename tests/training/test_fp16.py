@@ -2,12 +2,13 @@
 
 import json
 import shutil
+from dataclasses import asdict
 
 import pytest
 import torch
 
 from minigpt.config.compose import compose
-from minigpt.machine.choices import choose
+from minigpt.machine.choices import choose, keep_choices
 from minigpt.machine.hardware import Hardware
 from minigpt.training.step import LanguageModel
 from minigpt.verify import compare_runs
@@ -92,3 +93,12 @@ def test_a_gpu_without_bf16_trains_in_fp16(bf16, precision):
     config = compose("train", ["experiment=demo"])
     assert choose(config, Hardware("cuda", "Tesla T4", 8, bf16, 16 << 30), 500).precision == precision
     assert choose(config, Hardware("cpu", "x86_64", 8, False, 16 << 30), 500).precision == "fp32"
+
+
+def test_sharded_weights_whose_losses_can_not_be_scaled_train_in_fp32_on_such_a_gpu():
+    gpu, old = Hardware("cuda", "Tesla T4", 8, False, 16 << 30), ["experiment=demo", "trainer.devices=2"]
+    config = compose("train", [*old, "trainer=fsdp"])
+    assert choose(config, gpu, 500).precision == "fp32"
+    begun = asdict(choose(compose("train", [*old, "trainer=ddp"]), gpu, 500))
+    assert begun["precision"] == "fp16"
+    assert keep_choices(begun, config, gpu, 500).precision == "fp32"
