@@ -4,6 +4,7 @@ Both share the file system, as a cluster's do. Needs root and iproute2; without 
 """
 
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -246,3 +247,25 @@ def test_a_run_directory_that_the_hosts_do_not_share_is_refused(run, pair):
     assert "rank 0 was not found there" in both.said("b")
     assert "Do all hosts share run.dir=" in both.said("a")
     assert not (run.path / "metrics.jsonl").exists()
+
+
+def test_scaling_is_measured_on_two_hosts(run, pair, monkeypatch):
+    """A tiny step, on one process, on a host and on both; the folder that they share has the results."""
+    monkeypatch.setitem(globals(), "SCRIPT", str(Path(__file__).parents[2] / "scripts" / "benchmark.py"))
+    words = [
+        "what=scaling",
+        "preset=c0",
+        "model.n_layer=1",
+        "trainer=hsdp",
+        "trainer.device=cpu",
+        "rounds=1",
+        "steps=2",
+    ]
+    monkeypatch.setattr(type(run), "arguments", lambda *_: [*words, f"write_to={run.path}"])
+    both = pair(run, devices=2)
+    assert both.wait(300) == {"a": 0, "b": 0}, both.said("a") + both.said("b")
+    rows = json.loads((run.path / "scaling.json").read_text())["rows"]
+    found = [(row["devices"], row["batch"]) for row in rows if row["measured"]]
+    assert found == [(1, "weak"), (1, "strong"), (2, "weak"), (2, "strong"), (4, "both")]
+    assert rows[4]["sent"] > rows[3]["sent"] > 0
+    assert both.said("b").count("ms/step") == 0

@@ -41,13 +41,13 @@ def beyond(last: Row, share: int, on_paper: Callable[[int], tuple[float, float]]
         share: sequences of a step that each of them has.
         on_paper: devices -> seconds of a step's collectives, and bytes that each process sends.
     """
-    visible, rows = min(1.0, last.exposed / last.paper), []
+    visible, computing, rows = min(1.0, last.exposed / last.paper), last.step - last.exposed, []
     for more in (2**power for power in range(1, BEYOND.bit_length())):
         devices = more * last.devices
         paper, sent = on_paper(devices)
         for batch, part in (("weak", 1), ("strong", more)):
             if part <= share:  # else a device has less than a sequence
-                silent, tokens = last.silent / part, last.tokens * more // part
+                silent, tokens = computing / part, last.tokens * more // part
                 rows.append(Row(devices, batch, tokens, silent + visible * paper, silent, paper, paper, sent, False))
     return rows
 
