@@ -77,6 +77,16 @@ def test_hosts_and_devices_may_be_left_out_and_are_kept_where_they_are_typed(var
     assert (trainer.nodes, trainer.devices) == (1, 1)
 
 
+def test_a_note_is_said_by_one_process_of_all(variables, capsys):
+    short = [*TEXT, "trainer=ddp", "trainer.max_steps=10"]  # and a longer warm-up
+    variables(SRUN)
+    compose("train", short)
+    assert capsys.readouterr().err == ""
+    variables(SRUN, SLURM_PROCID="0", SLURM_LOCALID="0", SLURM_NODEID="0")
+    compose("train", short)
+    assert capsys.readouterr().err.startswith("Note: schedule.warmup_steps")
+
+
 @pytest.mark.parametrize(
     ("nodes", "devices", "changed", "words"),
     [

@@ -93,8 +93,7 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
         raise SystemExit(0)
     config: Any
     config, wrong = read(request.cls, _inherit(request, _read_files(request)) | request.values)
-    if command in ("train", "benchmark"):
-        _take_from_launcher(config.trainer, request.values)
+    rank = _take_from_launcher(config.trainer, request.values) if command in ("train", "benchmark") else 0
     request.refuse_what_is_certain(wrong)
     request.refuse_what_is_certain(find_faults(config))
     if request.faults:
@@ -102,20 +101,25 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
     if request.show:
         print(redact(to_yaml(config)), end="")
         raise SystemExit(0)
-    for note in find_notes(config):
+    for note in [] if rank else find_notes(config):
         print(f"Note: {note}", file=sys.stderr)
     return config
 
 
-def _take_from_launcher(trainer: TrainerConfig, typed: Mapping[str, Any]) -> None:
-    """Take hosts and devices from torchrun or srun where a strategy for several was chosen and they were left out."""
+def _take_from_launcher(trainer: TrainerConfig, typed: Mapping[str, Any]) -> int:
+    """Take hosts and devices from torchrun or srun where a strategy for several was chosen and they were left out.
+
+    Returns:
+        The rank of this process.
+    """
     found = launched(trainer.strategy, trainer.nodes, trainer.devices)
     if found is None or found.world_size == 1 or trainer.strategy == "auto":
-        return
+        return 0
     if "trainer.devices" not in typed and trainer.devices == 1:
         trainer.devices = found.local_size
     if "trainer.nodes" not in typed and trainer.nodes == 1:
         trainer.nodes = found.nodes
+    return found.rank
 
 
 def train_arguments(command: str, arguments: list[str]) -> list[str]:

@@ -215,7 +215,7 @@ def test_a_slow_line_that_loses_packets_changes_no_number(run, pair):
         subprocess.run(["tc", "-n", f"minigpt_{name}", "qdisc", "add", "dev", f"eth_{name}", *slow]).returncode
         for name in HOSTS
     ]
-    loss = "table inet lossy { chain in { type filter hook input priority 0; numgen random mod 100 < 2 drop; } }"
+    loss = "table inet lossy { chain in { type filter hook input priority 0; numgen random mod 100 < 2 drop; }; }"
     drops = [
         shutil.which("nft") is not None
         and not subprocess.run(["ip", "netns", "exec", f"minigpt_{name}", "nft", loss], capture_output=True).returncode
