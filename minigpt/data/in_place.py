@@ -17,7 +17,14 @@ from minigpt.config.foreign import MAX_TOKENIZER
 from minigpt.data.corpus import Corpus
 from minigpt.data.find import MAGICS, token_files, token_header
 from minigpt.data.readers.document import File
-from minigpt.data.shards import HEADER_BYTES, open_shard, refuse_strange_token, shard_name, write_sidecar
+from minigpt.data.shards import (
+    HEADER_BYTES,
+    open_shard,
+    refuse_strange_token,
+    shard_name,
+    stated_sha256,
+    write_sidecar,
+)
 from minigpt.data.survey import CONTINUATION, Survey, signature
 from minigpt.data.tokenizer import FORMAT, Tokenizer, build_tokenizer, load_tokenizer
 from minigpt.faults import UserFault
@@ -96,11 +103,16 @@ def read_tokens(corpus: Corpus, tokenizer: Tokenizer, progress: Callable[[int], 
                     split |= layout
                 if not layout.items() <= split.items():
                     raise UserFault(f"{file.path} holds other tokens than {split['paths'][0]}: {layout}")
+                digest, stated = sha256_of(file.path), stated_sha256(file.path)
+                if stated not in (None, digest):
+                    raise UserFault(
+                        f"{file.path} was changed since it was made: the sidecar beside it states another SHA-256. "
+                        "Copy it again from where it was made, or make it again there"
+                    )
                 largest = _count(file, shard, tokenizer, sizes, found, progress)
             except UserFault as fault:
                 bad.append(str(fault))
                 continue
-            digest = sha256_of(file.path)
             lines.append(f"{digest}  {file.label}\n")
             entry = {"file": shard_name(name, len(split["shards"])), "tokens": len(shard), "sha256": digest}
             split["shards"].append(entry)

@@ -184,7 +184,11 @@ def _prepare_mix(
     for name, source in short_names(data.mix).items():
         folder = typed_path(source)
         if (folder / "prepared.json").is_file():
-            part = _open(folder, say)
+            try:
+                part = _open(folder, say)
+            except DamagedShards as fault:  # somebody's own: `mend` is not to make it anew from what is left
+                remedy = f"Copy {folder} again from where it was made, or make it again there"
+                raise UserFault(f"{fault.what}. {remedy}") from None
         else:
             corpus: Any = source if source in ("stdlib", "shakespeare_char") else "text"
             alone = replace(data, name=corpus, source=source if corpus == "text" else None, mix={})

@@ -244,6 +244,21 @@ def read_sidecar(folder: Path, name: str, tokenizer: Tokenizer) -> dict[str, Any
     return sidecar
 
 
+def stated_sha256(path: Path) -> str | None:
+    """Return the SHA-256 that a sidecar of ours states of the shard beside it; None where there is no such sidecar.
+
+    Raises:
+        UserFault: a JSON file of the sidecar's name can't be read.
+    """
+    sidecar = path.with_name(f"{path.name.rpartition('-')[0]}.json")
+    content = read_json(sidecar) if sidecar.is_file() else None
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        return None
+    entries = content.get("shards")
+    stated = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return next((str(entry.get("sha256")) for entry in stated if entry.get("file") == path.name), None)
+
+
 def open_shard(path: Path, tokens: int, dtype: np.dtype[Any], header_bytes: int = HEADER_BYTES) -> NDArray[Any]:
     """Map the tokens of a shard into memory.
 

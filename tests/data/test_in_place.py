@@ -147,6 +147,28 @@ def test_our_own_shards_keep_their_tokenizer(folder, tmp_path):
         prepare(data, TokenizerConfig(name="byte"), say=str)
 
 
+def test_our_own_shards_are_what_their_sidecar_says_and_a_named_folder_is_never_made_again(folder, tmp_path):
+    (tmp_path / "a.txt").write_text("how much wood would a woodchuck chuck " * 60)
+    data = DataConfig(name="text", source=str(tmp_path / "a.txt"), dir=str(tmp_path / "own"))
+    own = prepare(data, TokenizerConfig(name="byte"), say=str).folder
+    theirs = own.rename(tmp_path / "theirs")
+    content = bytearray((theirs / "train-000.bin").read_bytes())
+    content[1024 + 200] = ord("X")
+    (theirs / "train-000.bin").write_bytes(content)
+    before = sorted((path.name, path.read_bytes()) for path in theirs.iterdir())
+    for keys in (
+        {"source": str(theirs)},
+        {"mix": {str(theirs): 1.0}},
+        {"mix": {str(theirs): 1.0}, "dir": str(tmp_path)},
+    ):
+        data = DataConfig(name="text", **{"dir": str(tmp_path / "new"), **keys})
+        for attempt in (prepare, mend):
+            with pytest.raises(UserFault, match=r"train-000\.bin was changed since .* Copy .* again") as fault:
+                attempt(data, TokenizerConfig(name="byte"), say=str)
+            assert not isinstance(fault.value, DamagedShards)
+    assert sorted((path.name, path.read_bytes()) for path in theirs.iterdir()) == before
+
+
 def test_tokens_of_an_alphabet_are_taken_for_no_bytes(folder):
     (folder / "tokens" / "meta.pkl").touch()
     with pytest.raises(UserFault, match=r"meta\.pkl, a pickle, which is never opened"):
