@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from minigpt.checkpoint import pack, store
+from minigpt.checkpoint.adapter import ADAPTER, read_adapter
 from minigpt.checkpoint.foreign import foreign_tokenizer, is_foreign, read_foreign_config, read_foreign_weights
 from minigpt.checkpoint.pack import CONFIG, MODEL, STATE, TOKENIZER
 from minigpt.checkpoint.parts import TensorFiles
@@ -28,6 +30,7 @@ from minigpt.config.hub import local_path
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import NoUsableCheckpoint, UserFault
+from minigpt.model.adapter import merge
 from minigpt.model.empty import empty_gpt
 from minigpt.model.gpt import GPT
 from minigpt.model.parts import held_rows, local
@@ -118,7 +121,18 @@ def load_checkpoint(path: str | Path, which: str = "best", *, kernel: str = "fus
     # The model is as large as the bytes that are there, and no larger.
     model = empty_gpt(config.model, tokenizer.vocab_size, kernel=kernel)
     load_weights(model, weights, str(folder))
+    merge_own_adapter(model, folder)
     return LoadedCheckpoint(model.eval(), tokenizer, config, state, folder)
+
+
+def merge_own_adapter(model: GPT, folder: Path) -> None:
+    """Bring a model with the weights of a checkpoint to where the adapter in the same checkpoint, if any, takes it.
+
+    Raises:
+        UserFault: as `read_file`; or it is no adapter for this model.
+    """
+    if lists(folder, ADAPTER):
+        merge(model, read_adapter(partial(read_file, folder), model, str(folder)))
 
 
 def _load_foreign(path: Path, kernel: str) -> LoadedCheckpoint:
@@ -274,8 +288,17 @@ def in_parts(folder: Path) -> bool:
     Raises:
         UserFault: its manifest is damaged.
     """
+    return not lists(folder, MODEL)
+
+
+def lists(folder: Path, name: str) -> bool:
+    """Whether a checkpoint has a file of this name, by its manifest.
+
+    Raises:
+        UserFault: its manifest is damaged.
+    """
     try:
-        return MODEL not in store.read_manifest(folder)["files"]
+        return name in store.read_manifest(folder)["files"]
     except DamagedCheckpoint as error:
         raise unusable(folder, error) from None
 

@@ -49,12 +49,14 @@ def copy_tensors(tensors: Mapping[str, Tensor], memory: dict[str, Tensor]) -> di
     return {name: memory[name] for name in tensors}
 
 
-def pack_tensors(tensors: Mapping[str, Tensor]) -> list[memoryview]:
+def pack_tensors(tensors: Mapping[str, Tensor], label: Mapping[str, str] | None = None) -> list[memoryview]:
     """The parts of a safetensors file, one after the other, without copying the tensors (contiguous, on the CPU).
+
+    Its header holds `label`, too.
 
     Source: https://huggingface.co/docs/safetensors (Format): length of the header as 8 bytes, JSON header, data.
     """
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {"__metadata__": dict(label)} if label else {}
     parts: list[memoryview] = []
     end = 0
     for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):  # large first: all aligned

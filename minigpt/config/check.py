@@ -18,7 +18,7 @@ from typing import Any
 
 from minigpt.config.convert import Fault, settings, shown, values
 from minigpt.config.hub import is_hub_name, local_path
-from minigpt.config.schema import SHARDED, ModelConfig
+from minigpt.config.schema import SHARDED, AdapterConfig, ModelConfig
 from minigpt.config.setting import Setting
 from minigpt.config.sources import at, is_url, missing, name_of, there
 from minigpt.faults import UserFault
@@ -342,6 +342,38 @@ def exports_are_possible(form: str, folder: str | None) -> Iterator[str]:
 def starting_weights_are_there(source: str | None) -> Iterator[str]:
     if source is not None:
         yield from _not_there("init.from", source, "Give a run, a checkpoint or a model's folder.")
+
+
+@rule("adapter.name", "adapter.rank", "adapter.alpha", "adapter.targets", "init.from", "trainer.strategy")
+def adapters_have_a_model(
+    name: str, rank: int, alpha: int, targets: str, source: str | None, strategy: str
+) -> Iterator[str]:
+    if name == "none":
+        for key, value in (("rank", rank), ("alpha", alpha), ("targets", targets)):
+            if value != getattr(AdapterConfig, key):
+                yield f"adapter.{key}={shown(value)} is for adapter=lora. Add it, or leave this out."
+        return
+    if source is None:
+        yield f"adapter={name} lies on a trained model. Say which: init.from=RUN_OR_FOLDER."
+    if strategy in SHARDED:
+        yield f"adapter={name} wants the model whole on each device, got trainer.strategy={strategy}. Use trainer=ddp."
+
+
+@rule("adapter.targets", "model.attention", "model.activation")
+def adapters_have_a_place(targets: str, attention: str, activation: str) -> Iterator[str]:
+    known = ["qkv", "out", "up", "down"] + ["gate"] * (activation == "swiglu")
+    known += [*"qkv"] if attention != "softmax" else []  # whose three are one matrix, as in GPT-2
+    wanted = {each.strip() for each in targets.split(",")}
+    if wanted != {"all"} and (wrong := sorted(wanted - {*known})):
+        remedy = f"Use all, or some of {','.join(known)}."
+        yield f"adapter.targets={shown(targets)}: the model has no matrix {shown(wrong[0])}. {remedy}"
+
+
+@rule("adapter")
+def adapters_are_there(given: str | list[str] | None) -> Iterator[str]:
+    for adapter in [given] if isinstance(given, str) else given or []:
+        if not there(adapter):
+            yield f"adapter={shown(adapter)} does not exist{_from_here(adapter)}. Give a run with adapter=lora."
 
 
 @rule("checkpoint")

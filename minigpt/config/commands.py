@@ -193,10 +193,14 @@ class ServeConfig:
     Examples:
       minigpt serve checkpoint=runs/NAME
       minigpt serve checkpoint=runs/A checkpoint=runs/B port=9000
+      minigpt serve checkpoint=runs/BASE adapter=runs/TUNED1 adapter=runs/TUNED2
       minigpt serve checkpoint=runs/NAME host=0.0.0.0 token_file=token.txt
     """
 
     checkpoint: list[str] = setting([], "run or checkpoint; may be given several times", "watch", literal=True)
+    adapter: list[str] = setting(
+        [], "over one of them, a model of its own; may be given several times", "watch", literal=True
+    )
     which: Which = setting("best", "of a run's checkpoints", "watch")
     host: str = setting("127.0.0.1", "address to listen at; another than this machine's own needs a token", "watch")
     port: int = setting(8000, "0 = any that is free", "watch", low=0, high=65535)

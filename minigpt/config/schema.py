@@ -234,6 +234,18 @@ class InitConfig:
 
 
 @dataclass
+class AdapterConfig:
+    """What learns in place of the model that `init.from` brings, which then stays as it is."""
+
+    name: Literal["none", "lora"] = setting("none", "lora: thin matrices beside the model's", "weights", since="0.2.0")
+    rank: int = setting(8, "of their product", "weights", low=1, high=4096, since="0.2.0")
+    alpha: int = setting(16, "the product counts alpha / rank", "weights", low=1, high=10**6, since="0.2.0")
+    targets: str = setting(
+        "all", "some of q,k,v,qkv,out,gate,up,down; all: every matrix of the blocks", "weights", since="0.2.0"
+    )
+
+
+@dataclass
 class TrainConfig:
     """Train a GPT, or continue a run.
 
@@ -260,6 +272,7 @@ class TrainConfig:
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     run: RunConfig = field(default_factory=RunConfig)
     init: InitConfig = field(default_factory=InitConfig)
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
 
 
 @dataclass
@@ -312,6 +325,7 @@ class SampleConfig:
 
     checkpoint: str | None = setting(None, "run or checkpoint directory", "watch", aka="ckpt ckpt_path", literal=True)
     which: Which = setting("best", "of a run's checkpoints", "watch")
+    adapter: str | None = setting(None, "run or peft folder whose adapter is put on", "watch", literal=True)
     prompt: list[str] = setting([], "given several times: a batch of prompts", "watch", aka="start", literal=True)
     prompt_file: str | None = setting(None, "a file whose whole text is one prompt", "watch", literal=True)
     max_new_tokens: int = setting(256, "tokens to write per sample", "watch", low=1)

@@ -7,7 +7,7 @@ from typing import Any
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.machine.choices import Choices
 from minigpt.machine.sharding import parts_of, reshards
-from minigpt.model.counting import NARROW, activation_bytes, chunk_bytes, parameter_count
+from minigpt.model.counting import NARROW, activation_bytes, adapter_count, chunk_bytes, parameter_count
 from minigpt.model.empty import empty_gpt
 
 
@@ -90,37 +90,40 @@ def budget_of(config: TrainConfig, vocab_size: int, plan: Plan, *, precision: st
     """
     model = replace(config.model, checkpoint_activations=plan.checkpoint_activations)
     number, half = 8 if precision == "fp64" else 4, NARROW.get(precision, 0)
-    parts = weights_of(model, vocab_size, number)
+    parts = learning = weights_of(model, vocab_size, number)
+    if config.adapter.name != "none":
+        adapter = number * adapter_count(model, vocab_size, config.adapter)
+        parts, learning = replace(parts, all=parts.all + adapter), Weights(adapter, 0, 0, 0, adapter)
     options: dict[str, Any] = {"precision": precision, "kernel": kernel, "masked": config.data.mask_documents}
     block = plan.micro_batch * _block_bytes(model, vocab_size, **options)
     without_logits = plan.micro_batch * activation_bytes(model, vocab_size, **options, chunk=1)
     activations = without_logits - block  # which counts one more, on the way back
     if plan.loss_chunk:
         rows = min(plan.loss_chunk, plan.micro_batch * model.block_size)
-        logits, going_back = chunk_bytes(model, vocab_size, precision=precision, chunk=rows), 2 * parts.table
+        logits, going_back = chunk_bytes(model, vocab_size, precision=precision, chunk=rows), 2 * learning.table
     else:
         logits = plan.micro_batch * activation_bytes(model, vocab_size, **options) - without_logits
-        going_back = max(logits, 2 * logits // 3 + parts.table)
+        going_back = max(logits, 2 * logits // 3 + learning.table)
     muon = config.optimizer.name == "muon"
-    weights = math.ceil(parts.all / plan.shards)
-    optimizer = math.ceil((2 * parts.all - (parts.matrices if muon else 0)) / plan.shards)
-    update = muon_update_bytes(parts.matrices // number, precision) // plan.shards if muon else 0
+    weights, gradients = math.ceil(parts.all / plan.shards), math.ceil(learning.all / plan.shards)
+    optimizer = math.ceil((2 * learning.all - (learning.matrices if muon else 0)) / plan.shards)
+    update = muon_update_bytes(learning.matrices // number, precision) // plan.shards if muon else 0
     copies = half * (parts.matrices + (0 if plan.loss_chunk else parts.table)) // number
     gathered = _gathered(plan, parts)
     stays = plan.devices > 1 if plan.shards == 1 else plan.reshard and plan.accumulate > 1  # DDP's buckets always do
-    stay = weights if stays or (plan.shards == 1 and plan.accumulate > 1) else 0
+    stay = gradients if stays or (plan.shards == 1 and plan.accumulate > 1) else 0
     in_block = block // 2 + (block if plan.checkpoint_activations else 0)
     moments = (  # beside weights and averages
         stay + activations + copies + logits + gathered.loss,
         stay + activations + copies + going_back + gathered.head,
         stay + activations + copies + in_block + gathered.block,
-        weights + block + in_block + copies + gathered.block,
-        weights + parts.table + gathered.end,
-        weights + update,
+        gradients + block + in_block + copies + gathered.block,
+        gradients + learning.table + gathered.end,
+        gradients + update,
     )
     working = max(gathered.block, gathered.end, update) + copies
     peak = weights + optimizer + max(moments)
-    return Budget(weights, weights, optimizer, activations, max(logits, going_back), working, peak)
+    return Budget(weights, gradients, optimizer, activations, max(logits, going_back), working, peak)
 
 
 def muon_update_bytes(numbers: int, precision: str) -> int:

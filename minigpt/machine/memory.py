@@ -107,7 +107,8 @@ def memory_bytes(config: TrainConfig, choices: Choices, gpt: GPT) -> int:
 
 def update_bytes(config: TrainConfig, gpt: GPT, precision: str) -> int:
     """Return the memory that an update takes for a moment."""
-    matrices = sum(parameter.numel() for parameter in gpt.blocks.parameters() if parameter.dim() == 2)
+    learning = [parameter for parameter in gpt.blocks.parameters() if parameter.requires_grad]
+    matrices = sum(parameter.numel() for parameter in learning if parameter.dim() == 2)
     return muon_update_bytes(matrices, precision) if config.optimizer.name == "muon" else 0
 
 
@@ -174,7 +175,8 @@ def fits(gpt: GPT, choices: Choices, batch: Batches, loss_function: LossFunction
     """Return whether one micro-batch goes forward and backward, and an update behind it, with the memory there is."""
     held: list[Tensor] = []  # the optimizer's averages, which the first update makes
     try:
-        held += [torch.empty_like(parameter) for parameter in gpt.parameters() for _ in range(2)]
+        learning = [parameter for parameter in gpt.parameters() if parameter.requires_grad]
+        held += [torch.empty_like(parameter) for parameter in learning for _ in range(2)]
         arguments = batch(choices.micro_batch)
         with autocast(choices.device, choices.precision):
             loss = loss_function(gpt, *arguments)

@@ -8,7 +8,10 @@ from minigpt.data.shards import TokenSplit
 from minigpt.machine.budget import PARTS, budget_of, gigabytes, plan_of
 from minigpt.machine.choices import Choices
 from minigpt.machine.hardware import Hardware
+from minigpt.model.adapter import MARK
 from minigpt.model.gpt import GPT
+
+LEARNS = "adapter, which learns; all else stays as it is"
 
 
 def count_parameters(model: GPT) -> dict[str, int]:
@@ -21,9 +24,11 @@ def count_parameters(model: GPT) -> dict[str, int]:
         "attention": 0,
         "MLP": 0,
         "norms": sum(parameter.numel() for parameter in model.final_norm.parameters()),
+        LEARNS: 0,
     }
     for name, parameter in model.blocks.named_parameters():
         part = "norms" if "norm" in name else "attention" if ".attention." in name else "MLP"
+        part = LEARNS if MARK in name else part
         parts[part] += parameter.numel()
     return {part: count for part, count in parts.items() if count}
 

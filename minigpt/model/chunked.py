@@ -34,17 +34,20 @@ def chunked_loss_sum(
     wide = torch.promote_types(dtype, torch.float32)
     counts = torch.ones_like(targets, dtype=wide) if weights is None else weights.to(wide)
     rows, flat = hidden.flatten(0, -2).to(dtype), (targets.flatten(), counts.flatten())
-    return _sum_and_gradients(rows, table.to(dtype), *flat, vocab_size, chunk)[0]
+    return _sum_and_gradients(rows, table.to(dtype), *flat, vocab_size, chunk, table.requires_grad)[0]
 
 
 # An operator of its own, so that the compiler takes it as one, and DDP's cuts of a compiled graph stay possible.
 @torch.library.custom_op("minigpt::chunked_loss", mutates_args=())
 def _sum_and_gradients(
-    hidden: Tensor, table: Tensor, targets: Tensor, weights: Tensor, vocab_size: int, chunk: int
+    hidden: Tensor, table: Tensor, targets: Tensor, weights: Tensor, vocab_size: int, chunk: int, learns: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the weighted sum of the losses and its gradients by `hidden` (N, C) and `table`."""
+    """Return the weighted sum of the losses and its gradients by `hidden` (N, C) and `table`, if that learns."""
     total = weights.new_zeros(())
-    by_hidden, by_table = torch.empty_like(hidden), torch.zeros_like(table, dtype=weights.dtype)
+    by_hidden, by_table = (
+        torch.empty_like(hidden),
+        torch.zeros_like(table[: None if learns else 0], dtype=weights.dtype),
+    )
     parts = zip(*(each.split(chunk) for each in (hidden, targets[:, None], weights[:, None], by_hidden)), strict=True)
     for x, target, weight, by_x in parts:
         scores = x @ table.T  # (chunk, padded V), whose memory the gradients take
@@ -54,6 +57,8 @@ def _sum_and_gradients(
         # A row's loss by its logits: their probabilities, less 1 at the target.
         scores.copy_(losses.exp_().scatter_add_(-1, target, -torch.ones_like(weight)))
         torch.mm(scores, table, out=by_x).mul_(weight)
+        if not learns:
+            continue
         if by_table.dtype == scores.dtype:
             by_table.addmm_(scores.T, x * weight)
         else:
@@ -62,8 +67,10 @@ def _sum_and_gradients(
 
 
 @_sum_and_gradients.register_fake
-def _(hidden: Tensor, table: Tensor, targets: Tensor, weights: Tensor, *_: int) -> tuple[Tensor, Tensor, Tensor]:
-    return weights.new_empty(()), torch.empty_like(hidden), torch.empty_like(table)
+def _(
+    hidden: Tensor, table: Tensor, targets: Tensor, weights: Tensor, vocab_size: int, chunk: int, learns: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return weights.new_empty(()), torch.empty_like(hidden), torch.empty_like(table[: None if learns else 0])
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -73,7 +80,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 def _backward(ctx: Any, by_total: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     by_hidden, by_table = (by_total * each for each in ctx.saved_tensors)
-    return by_hidden, by_table, None, None, None, None
+    return by_hidden, by_table if ctx.needs_input_grad[1] else None, None, None, None, None, None
 
 
 _sum_and_gradients.register_autograd(_backward, setup_context=_keep)

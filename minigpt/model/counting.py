@@ -15,7 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from minigpt.attention.masks import Documents
-from minigpt.config.schema import ModelConfig
+from minigpt.config.schema import AdapterConfig, ModelConfig
+from minigpt.model.adapter import put_on
 from minigpt.model.empty import empty_gpt
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
@@ -29,6 +30,13 @@ def parameter_count(config: ModelConfig, vocab_size: int) -> int:
     one = empty_gpt(replace(config, n_layer=1), vocab_size, device="meta")
     whole, block = (sum(each.numel() for each in part.parameters()) for part in (one, one.blocks))
     return whole + (config.n_layer - 1) * block
+
+
+def adapter_count(config: ModelConfig, vocab_size: int, adapter: AdapterConfig) -> int:
+    """Return the number of weights of an adapter, which are all that learn."""
+    one = empty_gpt(replace(config, n_layer=1), vocab_size, device="meta")
+    put_on(one, adapter)
+    return config.n_layer * sum(each.numel() for each in one.parameters() if each.requires_grad)
 
 
 def flops_per_token(config: ModelConfig, vocab_size: int) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from minigpt.checkpoint.adapted import adapted
 from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint
 from minigpt.config.schema import SampleConfig
 from minigpt.faults import FINISHED, UserFault
@@ -54,16 +55,25 @@ def sample(config: SampleConfig) -> int:
 
 
 def load(config: SampleConfig) -> LoadedCheckpoint:
-    """Load the checkpoint, its model on the device and in the precision asked for.
+    """Load the checkpoint, with the adapter if one is given, its model on the device and in the precision asked for.
 
     Raises:
-        UserFault: no such checkpoint or device.
+        UserFault: no such checkpoint, adapter or device.
     """
     assert config.checkpoint is not None, "config/check.py asks for it"
+    loaded = load_checkpoint(config.checkpoint, config.which)
+    return ready(loaded if config.adapter is None else adapted(config.adapter, config.which, [loaded]), config)
+
+
+def ready(loaded: LoadedCheckpoint, config: SampleConfig) -> LoadedCheckpoint:
+    """Bring a model that was just loaded to the device and the precision asked for.
+
+    Raises:
+        UserFault: no such device.
+    """
     device = find_named(config.device)
     if device == "mps" and config.precision == "fp64":
         device = "cpu"  # MPS has no fp64
-    loaded = load_checkpoint(config.checkpoint, config.which)
     loaded.model.to(device, DTYPES[config.precision]).eval()
     if config.precision == "int8":
         round_to_int8(loaded.model)

@@ -4,35 +4,44 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from minigpt.checkpoint.adapted import adapted
+from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint
 from minigpt.config.commands import ServeConfig
 from minigpt.config.schema import SampleConfig
 from minigpt.faults import UserFault
 from minigpt.machine.hardware import probe
 from minigpt.model.gpt import GPT
-from minigpt.sampling.command import choose_decoder, load
+from minigpt.sampling.command import choose_decoder, ready
+from minigpt.sampling.stream import say
 from minigpt.serving.engine import Served
 
 
 def load_models(config: ServeConfig) -> list[Served]:
-    """Load every checkpoint; equal names get a number.
+    """Load every checkpoint, and what the adapters make of them; equal names get a number.
 
     Raises:
-        UserFault: no such checkpoint or device.
+        UserFault: no such checkpoint, adapter or device.
     """
+    bases = [load_checkpoint(path, config.which) for path in config.checkpoint]
+    over = [adapted(path, config.which, bases) for path in config.adapter]
+    for each in over:
+        say(f"{each.path}: {in_common(each.model, bases)}")
+    options = SampleConfig(device=config.device, precision=config.precision, compile=config.compile)
     models: list[Served] = []
-    for path in config.checkpoint:
-        options = SampleConfig(
-            checkpoint=path,
-            which=config.which,
-            device=config.device,
-            precision=config.precision,
-            compile=config.compile,
-        )
-        loaded = load(options)
+    for loaded in [*bases, *over]:
+        ready(loaded, options)
         refuse_too_large(loaded.model, config)
         name = unlike(name_of(loaded.path), [served.name for served in models])
         models.append(Served(name, loaded, choose_decoder(options, loaded.model), config.rows))
     return models
+
+
+def in_common(model: GPT, bases: Sequence[LoadedCheckpoint]) -> str:
+    """Say how much of its memory a model with an adapter has in common with the one below it."""
+    shared = {id(parameter) for base in bases for parameter in base.model.parameters()}
+    sizes = [(parameter.numel(), id(parameter) in shared) for parameter in model.parameters()]
+    common, whole = sum(size for size, is_shared in sizes if is_shared), sum(size for size, _ in sizes)
+    return f"an adapter, merged: {common:,} of {whole:,} weights are in common with its model, the others a copy"
 
 
 def refuse_too_large(model: GPT, config: ServeConfig) -> None:

@@ -163,6 +163,11 @@ class Muon(torch.optim.AdamW):
         return made
 
 
+def learning(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that learn: with an adapter on, its own."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
 def adamw(config: OptimizerConfig, model: nn.Module, *_: Any) -> torch.optim.Optimizer:
     """AdamW with weight decay on matrices only (embeddings included), not on biases and norms.
 
@@ -170,8 +175,8 @@ def adamw(config: OptimizerConfig, model: nn.Module, *_: Any) -> torch.optim.Opt
 
     Source: Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization".
     """
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
-    vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    matrices = [parameter for parameter in learning(model) if parameter.dim() >= 2]
+    vectors = [parameter for parameter in learning(model) if parameter.dim() < 2]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(
         [group | {"initial_lr": config.lr} for group in groups if group["params"]],
@@ -194,11 +199,11 @@ def muon(
     for layer in model.modules() if config.split_qkv else ():
         if isinstance(layer, CausalSelfAttention):
             parts[layer.qkv.weight] = [heads * layer.head_dim for heads in (layer.n_head, *[layer.n_kv_head] * 2)]
-    blocks = [parameter for parameter in model.get_submodule("blocks").parameters() if parameter.dim() == 2]
+    blocks = [parameter for parameter in learning(model.get_submodule("blocks")) if parameter.dim() == 2]
     in_blocks = set(blocks)
     return Muon(
         blocks,
-        [parameter for parameter in model.parameters() if parameter not in in_blocks],
+        [parameter for parameter in learning(model) if parameter not in in_blocks],
         lr=config.lr,
         matrix_lr=config.matrix_lr,
         momentum=config.momentum,
@@ -220,7 +225,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 def build_optimizer(
     config: OptimizerConfig, model: nn.Module, *, precision: str = "fp32", group: dist.ProcessGroup | None = None
 ) -> torch.optim.Optimizer:
-    """The optimizer that `optimizer.name` stands for, over all of the model's parameters.
+    """The optimizer that `optimizer.name` stands for, over all of the model's parameters that learn.
 
     Args:
         config: its name and numbers.

@@ -12,7 +12,8 @@ import lightning as L
 import torch
 import torch.distributed as dist
 
-from minigpt.checkpoint.pack import CONFIG, MODEL, OPTIMIZER, STATE, TOKENIZER, optimizer_tensors, to_json
+from minigpt.checkpoint.adapter import ADAPTER, ADAPTER_CONFIG, BASE, base_hash, config_json, tensors_of
+from minigpt.checkpoint.pack import CONFIG, OPTIMIZER, STATE, TOKENIZER, optimizer_tensors, to_json
 from minigpt.config.convert import to_dict
 from minigpt.config.schema import RunConfig, TrainConfig
 from minigpt.data.batch import document_end
@@ -59,10 +60,15 @@ class Outputs:
         self.rows, self.samples = (RowFile(path, self.screen.print) for path in (run.metrics, run.samples))
         plain = redact_values(to_dict(replace(config, run=RunConfig())))
         fixed: Files = {CONFIG: [to_json(plain)], TOKENIZER: [to_json(prepared.tokenizer.to_json())]}
+        labels = {}
+        if config.adapter.name != "none" and run.writes:
+            fixed[ADAPTER_CONFIG] = [to_json(config_json(module.gpt))]
+            labels[ADAPTER] = {"format": "pt", BASE: base_hash(module.gpt)}
         files = (self.rows, self.samples)
         self.saving = Saving(
             run.checkpoints, fixed, config.checkpoint, row_files=files, say=self.screen.print, note=run.event
         )
+        self.saving.labels = labels
         self.unsaved: set[str] = set()  # what was said of callbacks' states
         self.remote: RemoteLogger | TensorBoard | None = None
         if config.logger.name == "tensorboard" and run.writes:
@@ -189,7 +195,7 @@ class Outputs:
             if module.scaler.is_enabled():
                 state.loss_scale = module.scaler.get_scale()
                 state.loss_scale_steps = module.scaler.state_dict()["_growth_tracker"]
-            tensors = {MODEL: module.gpt.state_dict(), OPTIMIZER: optimizer_tensors(module.optimizer)}
+            tensors = {**tensors_of(module.gpt), OPTIMIZER: optimizer_tensors(module.optimizer)}
             stands = asdict(state) | {"seconds": seconds, "tokens": state.step * config.batch_tokens}
             files = {STATE: [to_json(stands)], **self.pack_callbacks(trainer.callbacks)}  # type: ignore[attr-defined]
             facts = {"val_loss": row.get("val/loss")} | ({"bad_steps": state.bad_steps} if state.bad_steps else {})

@@ -198,6 +198,7 @@ def train_from(job: Job, checkpoint: Path | None, state: run_state.RunState, cha
     averages = None
     if layout is None:
         averages = run_state.restore_weights(gpt, config, checkpoint, tokenizer)
+        run_state.put_adapter_on(gpt, config, checkpoint)
     data_facts = run_state.check_fingerprint(run, job.prepared)
     choices, loss_function = fit_to_memory(
         gpt, config, choices, hardware=job.hardware, prepared=job.prepared, processes=job.processes, layout=layout

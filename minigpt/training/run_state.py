@@ -5,10 +5,12 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from minigpt.checkpoint import foreign, load
+from minigpt.checkpoint.adapter import read_adapter
 from minigpt.checkpoint.pack import MODEL, OPTIMIZER, STATE
 from minigpt.checkpoint.parts import TensorFiles
 from minigpt.checkpoint.store import list_checkpoints, step_of
@@ -22,6 +24,7 @@ from minigpt.data.prepare import DamagedShards, Prepared, prepare
 from minigpt.data.remote import RemoteSplit
 from minigpt.data.tokenizer import Tokenizer, scheme_of
 from minigpt.faults import UserFault
+from minigpt.model.adapter import adapter_of, put_on
 from minigpt.model.evaluate import unpredicted_places
 from minigpt.model.gpt import GPT
 from minigpt.model.parts import is_sharded
@@ -225,7 +228,24 @@ def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, toke
             )
         weights = load.foreign_weights(origin) if foreign.is_foreign(origin) else load.read_tensors(origin, MODEL)
         load.load_weights(gpt, load.fit_rows(weights, gpt), str(origin))
+        if not foreign.is_foreign(origin):
+            load.merge_own_adapter(gpt, origin)
     return None
+
+
+def put_adapter_on(gpt: GPT, config: TrainConfig, checkpoint: Path | None) -> None:
+    """Put the config's adapter, if any, on a model with its weights: a new one, or as the checkpoint has it."""
+    if config.adapter.name == "none":
+        return
+    put_on(gpt, config.adapter)
+    if checkpoint is not None:
+        saved = read_adapter(partial(load.read_file, checkpoint), gpt, str(checkpoint))
+        mine = adapter_of(gpt)
+        assert mine is not None
+        assert mine.pairs.keys() == saved.pairs.keys()
+        for place, pair in mine.pairs.items():
+            for tensor, theirs in zip(pair, saved.pairs[place], strict=True):
+                tensor.copy_(theirs)
 
 
 def _tokenizer_of(origin: Path, source: str) -> Tokenizer | foreign.NoTokenizer:

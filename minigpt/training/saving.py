@@ -16,6 +16,7 @@ from torch import Tensor
 
 from minigpt import __version__
 from minigpt.checkpoint import load, pack
+from minigpt.checkpoint.adapter import ADAPTER
 from minigpt.checkpoint.parts import part_name
 from minigpt.checkpoint.store import list_checkpoints, prune, require_space, write_checkpoint
 from minigpt.checkpoint.together import ALONE, Writers
@@ -52,6 +53,7 @@ class Saving:
     agreed: Writers = ALONE  # what they do between two steps, in the main thread
     writers: Writers = ALONE  # and what they do meanwhile, each in its thread
     layout: Layout | None = None  # of sharded weights
+    labels: Mapping[str, Mapping[str, str]] = {}  # what the headers of files of tensors say beside these, by file name
 
     def __init__(
         self,
@@ -92,7 +94,8 @@ class Saving:
         """
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saving")
         weights = sum(tensor.nbytes for tensor in model.state_dict().values())
-        size = 3 * weights + sum(len(part) for parts in self.fixed.values() for part in parts)
+        averages = 2 * sum(tensor.nbytes for tensor in model.parameters() if tensor.requires_grad)
+        size = weights + averages + sum(len(part) for parts in self.fixed.values() for part in parts)
         there, saves = len(list_checkpoints(self.folder)), 1
         if there:
             self.durable_step = step  # where the run continues: a stop before the next step writes it no second time
@@ -178,7 +181,7 @@ class Saving:
                 for name, those in (tensors.items() if self.layout.copy == 0 else ())
             }
         copies = {name: pack.copy_tensors(each, self.memory.setdefault(name, {})) for name, each in tensors.items()}
-        packed: Files = {name: pack.pack_tensors(each) for name, each in copies.items()}
+        packed: Files = {name: pack.pack_tensors(each, self.labels.get(name)) for name, each in copies.items()}
         packed |= self.fixed | files if self.writers.rank == 0 else {}
         assert self.thread is not None
         self.retry_at = None
@@ -248,7 +251,8 @@ class Saving:
 
 def first_broken(tensors: Tensors) -> str | None:
     """Say which weight, or else which average of the optimizer, is not finite; None if all are."""
-    for file, kind in ((pack.MODEL, "weight"), (pack.OPTIMIZER, "the optimizer's average")):
+    kinds = {pack.MODEL: "weight", ADAPTER: "weight", pack.OPTIMIZER: "the optimizer's average"}
+    for file, kind in kinds.items():
         name = pack.first_non_finite(tensors.get(file, {}))
         if name is not None:
             return f"{kind} {name}"

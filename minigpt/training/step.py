@@ -274,6 +274,7 @@ class StepEnd:
         self.run = run
         self.outputs = Outputs(module, run, prepared)
         self.requests = StopRequests(signals, run.path / "STOP" if run.writes else None, config.trainer.max_minutes)
+        peak = peak if config.adapter.name == "none" else None  # what a frozen model saves isn't counted
         flops = flops_per_token(config.model, prepared.tokenizer.vocab_size) if peak else 0.0
         self.meter = Meter(config.batch_tokens, flops, peak)
         self.stop_reason: str | None = None  # signal | max_minutes | patience | callback

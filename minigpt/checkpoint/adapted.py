@@ -1,0 +1,81 @@
+"""An adapter put on a model that was loaded without it: several share one model."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from minigpt.checkpoint.adapter import ADAPTER, ADAPTER_CONFIG, base_hash, read_adapter
+from minigpt.checkpoint.load import MEMORY, LoadedCheckpoint, find_checkpoint, lists, read_file
+from minigpt.faults import UserFault
+from minigpt.model.adapter import Adapter, merged
+from minigpt.plain_file import read_plain
+
+
+def open_adapter(path: str, which: str, loaded: LoadedCheckpoint) -> tuple[Path, Adapter]:
+    """Read an adapter for a model.
+
+    Args:
+        path: a run with adapter=lora, a checkpoint of one, or a folder that peft wrote.
+        which: of a run, "best" or "latest".
+        loaded: the model, without an adapter.
+
+    Returns:
+        Where it is, and the adapter.
+
+    Raises:
+        UserFault: there is none, or it is for a model of another shape.
+    """
+    folder = Path(os.path.expanduser(path))
+    if (folder / ADAPTER_CONFIG).is_file() and not (folder / "MANIFEST.json").is_file():
+        read = _of_peft(folder)
+    else:
+        folder = find_checkpoint(path, which)
+        if not (folder / "MANIFEST.json").is_file() or not lists(folder, ADAPTER):
+            raise UserFault(f"adapter={path} has no adapter. Give a run with adapter=lora, or a folder that peft wrote")
+        read = partial(read_file, folder)
+    return folder, read_adapter(read, loaded.model, str(folder))
+
+
+def _of_peft(folder: Path) -> Callable[[str], bytes]:
+    def read(name: str) -> bytes:
+        try:
+            return read_plain(folder / name, MEMORY if name == ADAPTER else 1 << 20)
+        except OSError as error:
+            pickled = "; its adapter_model.bin is a pickle, which could run any code: save it as safetensors"
+            hint = pickled if (folder / "adapter_model.bin").exists() else ""
+            raise UserFault(f"{folder / name} can't be read: {error.strerror or error}{hint}") from None
+
+    return read
+
+
+def adapted(path: str, which: str, bases: Sequence[LoadedCheckpoint]) -> LoadedCheckpoint:
+    """Return the model that an adapter makes of the one that it was trained on. What it leaves alone they share.
+
+    Args:
+        path: as `open_adapter` takes it.
+        which: of a run, "best" or "latest".
+        bases: models just loaded, in fp32, among which that one is looked for by its hash.
+
+    Raises:
+        UserFault: there is no adapter, or it lies on none of them.
+    """
+    folder, faults, hashes = Path(path), list[UserFault](), list[str]()
+    for base in bases:
+        try:
+            folder, adapter = open_adapter(path, which, base)
+        except UserFault as fault:  # of another shape, perhaps
+            faults.append(fault)
+            continue
+        hashes.append(base_hash(base.model))
+        if adapter.base == hashes[-1] or (not adapter.base and len(bases) == 1):
+            return replace(base, model=merged(base.model, adapter), path=folder)
+    if not hashes:
+        raise faults[0]
+    if not adapter.base:
+        raise UserFault(f"the adapter {folder} doesn't say on which model it was trained. Give a single checkpoint=")
+    raise UserFault(
+        f"the adapter {folder} lies on another model: it was trained on weights with the SHA-256 {adapter.base[:12]}, "
+        f"got {' and '.join(each[:12] for each in hashes)}. Give as checkpoint= what its run had as init.from"
+    )

@@ -1,0 +1,145 @@
+"""Adapters as peft, Hugging Face's library, lays them out: adapter_config.json and adapter_model.safetensors.
+
+The tensors have the names that the matrices have in a Hugging Face folder of the model, so peft puts them on what
+`minigpt export format=hf` writes of it. The header of the tensors' file holds the hash of the model that they lie on.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minigpt.checkpoint import pack
+from minigpt.checkpoint.foreign import GPT2_NAMES, LLAMA_NAMES, theirs
+from minigpt.config.convert import shown
+from minigpt.faults import UserFault
+from minigpt.model.adapter import Adapter, Place, adapter_of, base_of, places
+from minigpt.model.gpt import GPT
+
+ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+PREFIX, BASE = "base_model.model.", "base_sha256"
+_GATE = {"mlp.gate": "mlp.c_gate"}  # which GPT-2 lacks
+# Fields that change no result here; any other must be empty. `layers_...`, `target_...`: the tensors' names tell.
+_NAMES = """
+    peft_type task_type base_model_name_or_path revision peft_version auto_mapping inference_mode r lora_alpha
+    lora_dropout fan_in_fan_out target_modules exclude_modules layers_to_transform layers_pattern init_lora_weights
+    use_rslora megatron_core qalora_group_size ensure_weight_tying
+"""
+_HARMLESS = frozenset(_NAMES.split())
+_PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")  # others change the model that they begin on
+
+
+def base_hash(gpt: GPT) -> str:
+    """Return the SHA-256 of a model's weights, the same for a run and what was exported of it.
+
+    In fp32, without an adapter, without rows that pad the vocabulary, biases of zero (an export adds some) and position
+    embeddings (a smaller block_size has fewer).
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(base_of(gpt).items()):
+        rows = gpt.vocab_size if name in ("token_embedding.weight", "output.weight") else None
+        numbers = tensor[:rows].detach().float().cpu().contiguous()
+        if name != "position_embedding.weight" and bool(numbers.any()):
+            digest.update(f"{name} {tuple(numbers.shape)} ".encode())
+            digest.update(numbers.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def tensors_of(gpt: GPT) -> dict[str, dict[str, Tensor]]:
+    """Return what a checkpoint holds of a model, by file: its weights, and apart from them its adapter."""
+    adapter, files = adapter_of(gpt), {pack.MODEL: base_of(gpt)}
+    if adapter is not None:
+        files[ADAPTER] = {
+            f"{their_name(gpt, place)}.lora_{letter}.weight": tensor
+            for place, pair in adapter.pairs.items()
+            for letter, tensor in zip("AB", pair, strict=True)
+        }
+    return files
+
+
+def their_name(gpt: GPT, place: Place) -> str:
+    """Return what peft calls a matrix."""
+    names = GPT2_NAMES | _GATE if gpt.config.attention == "softmax" else LLAMA_NAMES
+    return PREFIX + theirs(f"{place.layer}.weight", names)[place.part].removesuffix(".weight")
+
+
+def config_json(gpt: GPT) -> dict[str, Any]:
+    """Return the adapter_config.json of the adapter that a model has on."""
+    adapter = adapter_of(gpt)
+    assert adapter is not None
+    modules = {re.sub(r".*\.\d+\.", "", their_name(gpt, place)) for place in adapter.pairs}
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": None,  # peft would look for a path of ours on the hub
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted(modules),
+        "fan_in_fan_out": gpt.config.attention == "softmax",  # GPT-2's matrices are transposed there
+        "inference_mode": True,
+    }
+
+
+def read_adapter(read: Callable[[str], bytes], gpt: GPT, origin: str) -> Adapter:
+    """Read an adapter.
+
+    Args:
+        read: name of a file -> its bytes.
+        gpt: a model of the shape that it is for.
+        origin: where the files are.
+
+    Raises:
+        UserFault: it is of another kind, or for a model of another shape.
+    """
+    rank, alpha = _read_config(read(ADAPTER_CONFIG), f"{origin}/{ADAPTER_CONFIG}")
+    content = read(ADAPTER)
+    tensors = pack.unpack_tensors(content, f"{origin}/{ADAPTER}")
+    if (broken := pack.first_non_finite(tensors)) is not None:
+        raise UserFault(f"{origin} holds numbers that are not finite ({shown(broken)}). Use an earlier checkpoint")
+    pairs: dict[Place, tuple[Tensor, Tensor]] = {}
+    for place in places(gpt):
+        name, columns = their_name(gpt, place), gpt.get_submodule(place.layer).in_features
+        found = [tensors.pop(f"{name}.lora_{letter}.weight", None) for letter in "AB"]
+        if found == [None, None]:
+            continue
+        shapes = [None if each is None else tuple(each.shape) for each in found]
+        if shapes != [(rank, columns), (place.rows, rank)]:
+            wanted = f"{(rank, columns)} and {(place.rows, rank)}"
+            raise UserFault(f"{origin}: {name} has an adapter of {shapes[0]} and {shapes[1]}, the model wants {wanted}")
+        pairs[place] = (found[0], found[1])  # type: ignore[assignment]
+    if tensors or not pairs:
+        strange = f"holds {shown(min(tensors))}, which the model has no place for" if tensors else "holds nothing"
+        raise UserFault(f"the adapter {origin} {strange}. Put it on the model that it was trained on")
+    return Adapter(rank, alpha, pairs, _base_in(content))
+
+
+def _read_config(content: bytes, origin: str) -> tuple[int, float]:
+    """Return the rank, and alpha as it counts."""
+    try:
+        config = json.loads(content)
+        kind, rank, alpha = config["peft_type"], config["r"], config["lora_alpha"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise UserFault(f"{origin} is no adapter's: it has no peft_type, r and lora_alpha") from None
+    whole = type(rank) is int and 0 < rank <= 1 << 16 and type(alpha) in (int, float) and 0 < alpha < 1e9
+    if kind != "LORA" or not whole:
+        got = f"peft_type={shown(kind)} r={shown(rank)} lora_alpha={shown(alpha)}"
+        raise UserFault(f"{origin}: got {got}; wanted LORA with numbers above 0")
+    if config.get("bias") == "none":
+        del config["bias"]
+    wrong = [key for key in sorted(config) if key not in _HARMLESS and config[key]]
+    wrong += ["init_lora_weights"] if config.get("init_lora_weights", True) not in _PLAIN_STARTS else []
+    if wrong:
+        raise UserFault(f"{origin}: {shown(wrong[0])[1:-1]}={shown(config[wrong[0]])} is not known here")
+    return rank, alpha * rank**0.5 if config.get("use_rslora") else alpha
+
+
+def _base_in(content: bytes) -> str:
+    """The hash that stands in the header of a safetensors file, which was read already."""
+    header: Mapping[str, Any] = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return str(header.get("__metadata__", {}).get(BASE, ""))

@@ -1,0 +1,152 @@
+"""LoRA: a model stays as it is, and beside its matrices thin ones learn.
+
+    y = W x + alpha / r B A x
+
+W (rows, columns) is frozen. A (r, columns) begins random and B (rows, r) as zeros, so the model begins as it was. The
+adapter is put on from outside: neither gpt.py nor attention/ knows of it. Merged into W it is a plain model again.
+
+Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1.
+"""
+
+import copy
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+from minigpt.config.schema import AdapterConfig
+from minigpt.model.gpt import GPT
+
+MARK = ".adapter."  # in the names of its parameters
+
+
+@dataclass(frozen=True)
+class Place:
+    """A matrix of a block: a layer's, or one of those that are stacked in it by rows."""
+
+    layer: str  # blocks.0.attention.qkv
+    part: int  # of the stacked ones
+    first: int  # row of the layer's weight
+    rows: int
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What a model has learned, apart from it.
+
+    Attributes:
+        rank: r.
+        alpha: the product B A counts alpha / r.
+        pairs: A (r, columns) and B (rows, r) of each place.
+        base: what identifies the model that it lies on (checkpoint/adapter.py); "" if that isn't known.
+    """
+
+    rank: int
+    alpha: float
+    pairs: Mapping[Place, tuple[Tensor, Tensor]]
+    base: str = ""
+
+
+def places(gpt: GPT, targets: str = "all") -> Iterator[Place]:
+    """Yield the matrices of the blocks that `adapter.targets` names.
+
+    Queries, keys and values of a model with GPT-2's attention are one matrix, as they are there; of others three.
+    """
+    wanted = {each.strip() for each in targets.split(",")}
+    for layer, module in gpt.blocks.named_modules(prefix="blocks"):
+        if not isinstance(module, nn.Linear):
+            continue
+        word, sizes = layer.rpartition(".")[2], [module.out_features]
+        if word == "qkv" and gpt.config.attention != "softmax":
+            attention: Any = gpt.get_submodule(layer.rpartition(".")[0])
+            sizes = [heads * attention.head_dim for heads in (attention.n_head, *[attention.n_kv_head] * 2)]
+        for part, rows in enumerate(sizes):
+            if wanted & {"all", word, word[part] if len(sizes) > 1 else word}:
+                yield Place(layer, part, sum(sizes[:part]), rows)
+
+
+class LoRA(nn.Module):
+    """What is added to a layer's output: alpha / r B A x, in the rows of some of its parts.
+
+    Args:
+        layer: nn.Linear, (..., columns) -> (..., all rows).
+        of: places in it, in their order.
+        rank: r.
+        alpha: as above.
+    """
+
+    def __init__(self, layer: nn.Linear, of: list[Place], *, rank: int, alpha: float):
+        super().__init__()
+        self.places, self.rank, self.alpha, self.rows = of, rank, alpha, layer.out_features
+        self.A = nn.ParameterList(layer.weight.new_empty(rank, layer.in_features) for _ in of)
+        self.B = nn.ParameterList(layer.weight.new_zeros(place.rows, rank) for place in of)
+        for A in self.A:
+            nn.init.kaiming_uniform_(A, a=math.sqrt(5))  # as peft does: uniform, up to 1 / sqrt(columns)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., columns) -> (..., all rows)."""
+        pieces, row = list[Tensor](), 0
+        for place, A, B in zip(self.places, self.A, self.B, strict=True):
+            piece = F.linear(self.alpha / self.rank * F.linear(x, A), B)
+            gap = [piece.new_zeros(*piece.shape[:-1], place.first - row)] if place.first > row else []
+            pieces, row = [*pieces, *gap, piece], place.first + place.rows
+        whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
+        return F.pad(whole, (0, self.rows - row)) if row < self.rows else whole
+
+
+def _add(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+    adapter: Any = layer.adapter
+    return output + adapter(inputs[0])
+
+
+def put_on(gpt: GPT, config: AdapterConfig) -> None:
+    """Freeze a model and put an adapter beside its matrices, which adds nothing yet."""
+    gpt.requires_grad_(False)
+    layers: dict[str, list[Place]] = {}
+    for place in places(gpt, config.targets):
+        layers.setdefault(place.layer, []).append(place)
+    for name, of in layers.items():
+        layer: Any = gpt.get_submodule(name)
+        layer.adapter = LoRA(layer, of, rank=config.rank, alpha=config.alpha)
+        layer.register_forward_hook(_add)
+
+
+def base_of(gpt: GPT) -> dict[str, Tensor]:
+    """Return a model's weights without those of its adapter."""
+    return {name: tensor for name, tensor in gpt.state_dict().items() if MARK not in name}
+
+
+def adapter_of(gpt: GPT) -> Adapter | None:
+    """Return the adapter that a model has on: its tensors, not copies."""
+    worn = [module for module in gpt.modules() if isinstance(module, LoRA)]
+    pairs = {
+        place: (A.detach(), B.detach())
+        for each in worn
+        for place, A, B in zip(each.places, each.A, each.B, strict=True)
+    }
+    return Adapter(worn[0].rank, worn[0].alpha, pairs) if worn else None
+
+
+@torch.no_grad()
+def merge(gpt: GPT, adapter: Adapter) -> None:
+    """Add an adapter to a model's weights, each sum rounded once: W <- W + alpha / r B A."""
+    for place, (A, B) in adapter.pairs.items():
+        rows = gpt.get_parameter(f"{place.layer}.weight")[place.first : place.first + place.rows]
+        change = B.to(rows.device, torch.float64) @ A.to(rows.device, torch.float64)
+        rows.copy_(rows.double() + adapter.alpha / adapter.rank * change)
+
+
+def merged(gpt: GPT, adapter: Adapter) -> GPT:
+    """Return another model, with an adapter merged. What that doesn't touch is the same memory in both."""
+    touched = {f"{place.layer}.weight" for place in adapter.pairs}
+    shared: dict[int, Any] = {
+        id(parameter): parameter for name, parameter in gpt.named_parameters() if name not in touched
+    }
+    other = copy.deepcopy(gpt, shared)
+    merge(other, adapter)
+    return other
