@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from minigpt.checkpoint.store import list_checkpoints, step_of, verify
+from minigpt.rundir.rows import read_rows
 from minigpt.verify import compare_runs
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
@@ -62,6 +63,23 @@ def test_a_compiled_run_is_continued_exactly(place):
     compared, differences = compare_runs(straight, place.folder / "killed")
     assert differences == []
     print(f"\ncompiled: {place.starts('killed')} starts; equal: {compared}")
+
+
+def test_an_adapter_is_continued_exactly_and_two_processes_learn_what_one_does(place):
+    base = place.finish("base", "trainer.max_steps=20")
+    extra = [f"init.from={base}", "adapter=lora", "optimizer.lr=0.01", "trainer.max_steps=60", "model.dropout=0.0"]
+    straight = place.finish("straight", *extra)
+    for rows in (5, 11, 19):
+        assert place.kill_at_row(rows, "killed", *extra)
+    place.finish("killed", *extra)
+    assert compare_runs(straight, place.folder / "killed")[1] == []
+    script = Path(__file__).parents[2] / "scripts" / "train.py"
+    ddp = ["trainer=ddp", "trainer.devices=2", "trainer.micro_batch=2"]
+    two = place.folder / "two"
+    subprocess.run([sys.executable, str(script), *place.arguments("two", *extra, *ddp)], check=True)
+    pairs = [[row["train/loss"] for row in read_rows(run / "metrics.jsonl")] for run in (straight, two)]
+    assert pairs[0] == pytest.approx(pairs[1], rel=1e-4)
+    print(f"\nadapter: {place.starts('killed')} starts; equal; two processes: {pairs[1][-1]} instead of {pairs[0][-1]}")
 
 
 def test_the_users_own_proof(place):
