@@ -37,9 +37,10 @@ def train(arguments: list[str]) -> int:
 
         require_vocabulary(config.data, config.tokenizer)
 
+        from minigpt.stages import train_in_stages
         from minigpt.training.run import train
 
-        return train(config)
+        return train_in_stages(config, arguments, train)
 
 
 def sample(arguments: list[str]) -> int:
@@ -205,6 +206,15 @@ def look(arguments: list[str]) -> None:
     print(f"Wrote {look(config)}")
 
 
+def chat(arguments: list[str]) -> int:
+    """Talk with a trained GPT."""
+    config = _compose("chat", arguments)
+
+    from minigpt.sampling.chat import chat
+
+    return chat(config)
+
+
 def serve(arguments: list[str]) -> int:
     """Answer OpenAI's protocol over HTTP, with a page to try models on."""
     config = _compose("serve", arguments)
@@ -258,6 +268,7 @@ FUNCTIONS = (
     verify_resume,
     draw_attention,
     look,
+    chat,
     serve,
     demo,
 )

@@ -53,7 +53,7 @@ MAY_IMPORT = {
     "lightning numpy safetensors torch",
     "checkpoint": "plain_file config data faults model rundir __init__ safetensors torch",
     "cli": "benchmark compare config data demo evaluation export faults invocation machine process redact report "
-    "sampling serving sweep training verify",
+    "sampling serving stages sweep training verify",
     "compare": "checkpoint config data faults machine model rundir numpy torch",
     "config": "faults invocation launcher plain_file redact __init__ huggingface_hub hydra omegaconf yaml",
     "data": "attention config faults process redact rundir splitmix aiohttp fsspec numpy pyarrow ray tiktoken "
@@ -74,6 +74,7 @@ MAY_IMPORT = {
     "sampling": "checkpoint config data faults machine model rundir splitmix torch",
     "serving": "attention checkpoint config data evaluation faults machine model rundir sampling "
     "fastapi starlette torch uvicorn",
+    "stages": "config data evaluation faults",
     "sweep": "config data faults invocation machine process redact report rundir matplotlib optuna torch yaml",
     "splitmix": "numpy",
     "training": "attention checkpoint config data faults invocation machine model plain_file process redact report "

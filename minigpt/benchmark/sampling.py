@@ -12,8 +12,7 @@ from torch import Tensor
 from minigpt.benchmark.bench import Bench, Measurement, Section
 from minigpt.benchmark.steps import new_model, settle
 from minigpt.config.schema import ModelConfig, SampleConfig
-from minigpt.data.mix import MixedSplit
-from minigpt.data.shards import TokenSplit
+from minigpt.data.text import Split
 from minigpt.sampling.command import DTYPES, choose_decoder
 from minigpt.sampling.native.decoder import round_to_int8
 from minigpt.sampling.write import write
@@ -77,7 +76,7 @@ def writer_of(generate: Callable[[Tensor, int], Tensor], device: str) -> Writer:
     return writer
 
 
-def speed(writer: Writer, sizes: ModelConfig, text: TokenSplit | MixedSplit, *, batch: int, new: int) -> Measurement:
+def speed(writer: Writer, sizes: ModelConfig, text: Split, *, batch: int, new: int) -> Measurement:
     """Milliseconds per new token of `batch` texts after the first of each, and seconds until all have their first.
 
     Where the first takes most of the time, what is left without it would be noise: then all tokens and all time count.

@@ -160,16 +160,19 @@ def foreign_weights(path: Path) -> dict[str, Tensor]:
     return weights
 
 
-def fit_rows(weights: dict[str, Tensor], model: GPT) -> dict[str, Tensor]:
+def fit_rows(weights: dict[str, Tensor], model: GPT, known: int | None = None) -> dict[str, Tensor]:
     """The weights with as many rows of the vocabulary as the model has, and no more positions.
 
     What is added pads the vocabulary: no token has it. What goes are such rows, and positions beyond block_size.
+    Tokens from `known` on are new to the weights: the model keeps its own rows for them.
     """
     fitted, own = dict(weights), model.state_dict()
     for name in (*VOCABULARY, POSITIONS):
         if name in own and name in weights:
             missing = len(own[name]) - len(weights[name]) if name != POSITIONS else 0
             fitted[name] = functional.pad(weights[name][: len(own[name])], (0, 0, 0, max(missing, 0)))
+            if known is not None and name != POSITIONS and known < model.vocab_size:
+                fitted[name] = torch.cat([fitted[name][:known].to(own[name]), own[name][known:]])
     return fitted
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.compare.sides import Run
 from minigpt.data.batch import document_end
+from minigpt.data.packing import ConversationSplit
 from minigpt.data.text import Split
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
@@ -56,6 +57,10 @@ def common_windows(texts: Sequence[tuple[Split, int]], ends: Sequence[int | None
         UserFault: one does, and the models have several tokenizers.
     """
     first = texts[0][0]
+    if any(isinstance(split, ConversationSplit) for split, _ in texts):
+        raise UserFault(
+            "runs of data=chat predict answers alone, and only texts are compared here. Compare the val/loss"
+        )
     in_bytes = any(split.fingerprint != first.fingerprint for split, _ in texts)
     end = next((end for end in ends if end is not None), None)
     if in_bytes and end is not None:

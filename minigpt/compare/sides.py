@@ -15,6 +15,7 @@ from minigpt.config.convert import shown, values
 from minigpt.config.roles import with_role
 from minigpt.config.schema import TrainConfig
 from minigpt.data.mix import MixedSplit
+from minigpt.data.packing import ConversationSplit
 from minigpt.data.prepare import open_prepared
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer
@@ -33,7 +34,7 @@ class Run:
     checkpoint: Path
     config: TrainConfig
     tokenizer: Tokenizer
-    val: TokenSplit | MixedSplit
+    val: TokenSplit | MixedSplit | ConversationSplit
     weights: str  # SHA-256
 
 

@@ -95,6 +95,12 @@ def experiment_names_a_folder(experiment: str) -> Iterator[str]:
         yield f"experiment={shown(experiment)} names a folder: letters, digits, . _ + - only, 100 at most. Rename it."
 
 
+@rule("init.experiment")
+def first_experiment_has_a_name(experiment: str | None) -> Iterator[str]:
+    if experiment is not None and not re.fullmatch(r"[\w.+/-]+", experiment):
+        yield f"init.experiment={shown(experiment)} names no file of configs/experiment/. Leave it out."
+
+
 @rule("model.n_embd", "model.n_head", "model.head_dim", "model.attention")
 def heads_have_a_width(n_embd: int, n_head: int, head_dim: int, attention: str) -> Iterator[str]:
     if not head_dim and n_embd % n_head:
@@ -216,10 +222,12 @@ def source_is_there(
     elif not source:
         if name == "text":
             yield "data=text needs your text. Add data.source=FILE_OR_DIR."
+        elif name == "chat":
+            yield "data=chat needs your conversations. Add data.source=FILE_OR_DIR of JSON lines."
         elif source == "":
             yield "data.source is empty. Give a file or folder, or leave it out."
-    elif name == "stdlib":
-        yield f"data=stdlib would ignore data.source={shown(name_of(source))}. To train on your text, add data=text."
+    elif name in ("stdlib", "tasks"):
+        yield f"data={name} would ignore data.source={shown(name_of(source))}. To train on your text, add data=text."
     elif missing(source) and not _was_prepared(source, folder):
         for place in missing(source):
             yield f"data.source={shown(place)} does not exist{_from_here(place)}. Give an existing file or folder."
@@ -257,6 +265,21 @@ def documents_have_ends(mask_documents: bool, tokenizer: str) -> Iterator[str]:
         yield "data.mask_documents=true needs an end-of-text token, and tokenizer=char has none. Use tokenizer=byte."
 
 
+@rule("data.name", "tokenizer.name", "data.mask_documents", "data.mix", "data.shards")
+def conversations_have_roles(
+    name: str, tokenizer: str, mask_documents: bool, mix: Mapping[str, float], shards: str | None
+) -> Iterator[str]:
+    if name not in ("chat", "tasks"):
+        return
+    if tokenizer == "char":
+        yield f"data={name} needs control tokens, and tokenizer=char has none. Use tokenizer=byte."
+    if not mask_documents:
+        yield f"data={name} keeps conversations apart, got data.mask_documents=false. Use data.mask_documents=true."
+    for key, value in {"mix": mix, "shards": shards}.items():
+        if value:
+            yield f"data={name} has conversations of its own and would ignore data.{key}. Leave one out."
+
+
 @rule("data.mask_documents", "samples.every_steps", "samples.prompt", into=NOTES)
 def samples_begin_with_text(mask_documents: bool, every_steps: int, prompt: str) -> Iterator[str]:
     if mask_documents and every_steps and not prompt:
@@ -268,7 +291,7 @@ def samples_begin_with_text(mask_documents: bool, every_steps: int, prompt: str)
 def validation_text_is_there(name: str, source: str | None, folder: str) -> Iterator[str]:
     if source is None:
         return
-    if name != "text":
+    if name not in ("text", "chat"):
         given = f"data.val_source={shown(name_of(source))}"
         yield f"data={name} has its own validation split and would ignore {given}. For your own text, add data=text."
     elif not source:

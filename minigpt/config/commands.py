@@ -216,6 +216,28 @@ class ServeConfig:
 
 
 @dataclass
+class ChatConfig:
+    """Talk with a trained GPT at the terminal: type a message, /help lists the commands.
+
+    Examples:
+      minigpt chat checkpoint=runs/NAME
+      minigpt chat checkpoint=runs/NAME temperature=0.7 system="Be brief."
+    """
+
+    checkpoint: str | None = setting(None, "run, checkpoint or Hugging Face folder", "watch", literal=True)
+    which: Which = setting("best", "of a run's checkpoints", "watch")
+    system: str | None = setting(None, "a message of the system before all others", "watch", literal=True)
+    max_new_tokens: int = setting(256, "most tokens of an answer", "watch", low=1)
+    temperature: float = setting(0.0, "0 = greedy", "watch", low=0)
+    top_k: int = setting(0, "keep the k most likely tokens; 0 = off", "watch", low=0)
+    top_p: float = setting(1.0, "keep the smallest set this likely (nucleus); 1 = off", "watch", above=0, high=1)
+    seed: int = setting(1337, "of the first answer; each later one has the next", "watch", low=0, high=2**32 - 1)
+    device: Device = setting("auto", "what computes", "machine")
+    precision: Literal["fp32", "bf16", "int8", "fp64"] = setting("fp32", "int8: weights only", "machine")
+    compile: Toggle = setting("auto", "native code; auto: on a CPU with a C++ compiler", "machine")
+
+
+@dataclass
 class LookConfig:
     """Write a page of the tokens of a text and the attention to them, as one file.
 
@@ -274,6 +296,7 @@ CLASSES: dict[str, type] = {  # of each command
     "plan": PlanConfig,
     "slurm": SlurmConfig,
     "benchmark": BenchmarkConfig,
+    "chat": ChatConfig,
     "serve": ServeConfig,
     "look": LookConfig,
 }

@@ -83,7 +83,7 @@ def default_run_dir(config: Any) -> str:
     if os.path.isdir(old):
         return old
     name = config.experiment
-    if name == "default" and config.data.name == "text" and config.data.source:
+    if name == "default" and config.data.name in ("text", "chat") and config.data.source:
         name = re.sub(r"[^\w.+-]+", "-", Path(name_of(config.data.source)).stem)[:50].strip("-.") or "text"
     elif name == "default" and config.data.mix:
         stems = "-".join(Path(source).stem for source in config.data.mix)

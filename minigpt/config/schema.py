@@ -77,7 +77,9 @@ class TokenizerConfig:
 class DataConfig:
     """Where the text comes from and where its tokens are kept."""
 
-    name: Literal["stdlib", "shakespeare_char", "text"] = setting("stdlib", "stdlib: Python's own source", "weights")
+    name: Literal["stdlib", "shakespeare_char", "text", "chat", "tasks"] = setting(
+        "stdlib", "stdlib: Python's own source; tasks: generated conversations", "weights"
+    )
     source: str | None = setting(
         None, "file, folder, glob, URL, or several with commas", "content", aka="dataset", literal=True
     )
@@ -231,6 +233,9 @@ class InitConfig:
     """Starting weights."""
 
     source: str | None = setting(None, "run or checkpoint to take weights from", "weights", key="from", literal=True)
+    experiment: str | None = setting(
+        None, "experiment to train first, where `from` is left out, and to take weights from", "watch", since="0.2.0"
+    )
 
 
 @dataclass

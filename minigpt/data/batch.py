@@ -15,6 +15,7 @@ from minigpt.attention.masks import Documents, find_documents
 from minigpt.config.schema import DataConfig
 from minigpt.data.mix import MixedSplit
 from minigpt.data.order import batch_of_step, window_starts
+from minigpt.data.packing import ConversationSplit
 from minigpt.data.remote import RemoteSplit
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer
@@ -89,7 +90,7 @@ class MicroBatches:
         document_end: the token behind each document, if no document is to see another (see `document_end`).
     """
 
-    split: TokenSplit | MixedSplit | RemoteSplit
+    split: TokenSplit | MixedSplit | RemoteSplit | ConversationSplit
     _: KW_ONLY
     seed: int
     block_size: int
@@ -112,7 +113,7 @@ class MicroBatches:
         number = batch_of_step(step, self.skipped_batches)
         sequences = self.accumulate * self.world_size * self.micro_batch
         order = {"seed": self.seed, "block_size": self.block_size, "sequences": sequences}
-        if isinstance(self.split, MixedSplit | RemoteSplit):
+        if isinstance(self.split, MixedSplit | RemoteSplit | ConversationSplit):
             starts = self.split.window_starts(number, **order)
         else:
             starts = window_starts(number, n_tokens=len(self.split), **order)

@@ -1,7 +1,8 @@
 """Finds the files of a corpus and their order. What follows sees documents only.
 
-Three corpora: `stdlib` (the source of Python's own standard library, on every machine that runs this),
-`shakespeare_char` (Tiny Shakespeare, fetched once) and `text` (a file, or all files of a folder). Files come in
+Five corpora: `stdlib` (the source of Python's own standard library, on every machine that runs this),
+`shakespeare_char` (Tiny Shakespeare, fetched once), `text` (a file, or all files of a folder), `chat` (conversations,
+found like text) and `tasks` (generated ones). Files come in
 bytewise order of their paths; how many documents are in one is its reader's to say (minigpt/data/readers).
 """
 
@@ -9,7 +10,7 @@ import codecs
 import itertools
 import sysconfig
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -19,10 +20,12 @@ from minigpt.data.download import SourceGone, download
 from minigpt.data.find import find_files, in_order, token_files, typed_path
 from minigpt.data.readers import read
 from minigpt.data.readers.document import Document, File, ReadOptions
+from minigpt.data.tasks import task_file
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.rundir.files import sha256_of, write_file
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+CONVERSATIONS = "*.jsonl,*.ndjson,*.jsonl.gz,*.jsonl.zst"  # of a folder
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 # Modules that 3.11, 3.12 and 3.13 all have, without those that Linux distributions put into packages of their own
@@ -92,10 +95,15 @@ def find_corpus(data: DataConfig, *, raw: bool = False, say: Callable[[str], obj
     if data.name == "shakespeare_char":
         path = _shakespeare(data)
         return Corpus(data.name, (File(path, path.name),), ReadOptions(raw=raw))
-    options = ReadOptions(codecs.lookup(data.encoding).name, data.errors, raw, data.key)
+    if data.name == "tasks":
+        return _tasks(data)
+    options = ReadOptions(codecs.lookup(data.encoding).name, data.errors, raw, data.key, data.name == "chat")
+    if options.chat:
+        data = replace(data, include=data.include or CONVERSATIONS)
     files, notes = find_files("source", data, options.encoding, say=say)
     if data.val_source is None:
-        rule = "names" if token_files(files) else "tail" if _is_one_file(data.source or "", files) else "content"
+        whole = options.chat or not _is_one_file(data.source or "", files)
+        rule = "names" if token_files(files) else "content" if whole else "tail"
         return Corpus(data.name, files, options, notes, rule=rule)
     val_files, val_notes = find_files("val_source", data, options.encoding, say=say)
     held_out = {file.path.resolve() for file in val_files}
@@ -105,6 +113,16 @@ def find_corpus(data: DataConfig, *, raw: bool = False, say: Callable[[str], obj
     if shared := len(files) - len(train_files):
         notes += (f"left out {shared:,} of data.source: in data.val_source",)
     return Corpus(data.name, train_files + val_files, options, notes + val_notes, len(val_files), "source")
+
+
+def _tasks(data: DataConfig) -> Corpus:
+    folder = typed_path(data.dir)
+    try:
+        files = [File(task_file(folder, part), f"{part}.jsonl") for part in ("train", "val")]
+    except OSError as error:
+        wrong = f"{error.filename or folder} can't be written: {error.strerror or error}"
+        raise StorageFailure(f"{wrong}. Choose another folder: data.dir=DIR") from None
+    return Corpus(data.name, tuple(files), ReadOptions(chat=True), val_files=1, rule="source")
 
 
 def _is_one_file(source: str, files: tuple[File, ...]) -> bool:

@@ -17,6 +17,7 @@ from minigpt.data.in_place import RULE, link
 from minigpt.data.measures.overlap import measure, measured_lines
 from minigpt.data.progress import Progress, Say, size_text, time_text
 from minigpt.data.ray_engine import encode_on_ray
+from minigpt.data.roles import with_roles
 from minigpt.data.shards import SplitWriter, fingerprint
 from minigpt.data.split import describe_split, small_split, split
 from minigpt.data.survey import Survey, signature
@@ -59,6 +60,8 @@ def learn(folder: Path, keys: dict[str, Any], found: Survey, *, given: Tokenizer
         vocab_size = keys["vocab_size"] or 0
         train = _text_to_learn_from(found, keys["val_fraction"], vocab_size, say)
         tokenizer = build_tokenizer(keys["tokenizer"], vocab_size=vocab_size, alphabet=found.alphabet, train=train)
+    if found.corpus.options.chat:
+        tokenizer = with_roles(tokenizer)
     (folder / UNITS).mkdir(exist_ok=True)
     write_json(folder / UNITS / "tokenizer.json", tokenizer.to_json() | {"sha256": tokenizer.hash})
     return tokenizer
@@ -84,7 +87,7 @@ def encode(
         engine = partial(encode_in_processes, count=count, tokenizer=units / "tokenizer.json")
     _tell_cost(folder, found, val_fraction, tokenizer, count=count * share[1], say=say)
     progress = Progress(f"data: encoding with tokenizer={tokenizer.name}", found.bytes // share[1], say)
-    frames = cut(split(found, val_fraction), tokenizer)
+    frames = cut(split(found, val_fraction), tokenizer, chat=found.corpus.options.chat)
     return make_units(units, frames, tokenizer, engine=engine, part=share, progress=progress)
 
 

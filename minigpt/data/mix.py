@@ -70,7 +70,7 @@ class MixedSplit:
         return np.concatenate([part.tokens(max(0, start - begins), max(0, stop - begins)) for part, begins in pairs])
 
 
-def parts_of(split: TokenSplit | MixedSplit) -> dict[str, TokenSplit]:
+def parts_of(split: Any) -> dict[str, Any]:
     """Return the sources of a split by their names; one that is no mixture under its own name."""
     return split.parts if isinstance(split, MixedSplit) else {split.name: split}
 

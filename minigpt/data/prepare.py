@@ -31,18 +31,22 @@ from minigpt.data.in_place import read_tokens, tokenizer_of
 from minigpt.data.make import FORMAT, UNITS, encode, learn, seal, stored_tokenizer
 from minigpt.data.measures.overlap import measured_lines
 from minigpt.data.mix import MixedSplit, short_names
+from minigpt.data.packing import ConversationSplit
 from minigpt.data.progress import Progress, Say, moving_line, size_text, tell
 from minigpt.data.readers import NAMES, READERS
 from minigpt.data.remote import RemoteFolder, RemoteSplit, pieces_of
+from minigpt.data.roles import with_roles
 from minigpt.data.shards import TokenSplit, fingerprint, read_sidecar
 from minigpt.data.survey import Survey, signature, survey
 from minigpt.data.suspicious import suspicious
+from minigpt.data.tasks import VERSION
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, read_tokenizer_json, scheme_of
 from minigpt.data.units import missing_units
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.rundir.files import lock, read_json, write_json
 
 REMOTE = "remote"  # below data.dir: what is here of tokens at URLs
+CONVERSATIONS = ("chat", "tasks")  # data.name
 MARKED_UP = {".json", ".csv", ".tsv", ".html", ".htm", ".xml", ".ipynb"}  # text, but more than that
 
 
@@ -68,8 +72,8 @@ class Prepared:
 
     folder: Path
     tokenizer: Tokenizer
-    train: TokenSplit | MixedSplit | RemoteSplit
-    val: TokenSplit | MixedSplit
+    train: TokenSplit | MixedSplit | RemoteSplit | ConversationSplit
+    val: TokenSplit | MixedSplit | ConversationSplit
     fingerprint: str  # SHA-256 (hex) of the tokenizer and of all tokens
     summary: dict[str, Any]  # what was read and made, as JSON
     rule: str = "tail"  # content, where whole documents were asked for; what a run keeps (minigpt/data/split.py)
@@ -124,6 +128,8 @@ def prepare(
     keys, scheme = _keys(data, tokenizer), scheme_of(tokenizer.name)
     if given is None and tokenizer.name == "file":
         given = _tokenizer_of_file(tokenizer)
+    if given is not None and data.name in CONVERSATIONS:
+        given = with_roles(given)
     if given is not None:
         keys |= {"vocab_size": given.vocab_size, "given": given.hash}
     root = typed_path(data.dir)
@@ -273,7 +279,7 @@ def _listing(corpus: Corpus) -> list[str]:
     count, size = len(corpus.files), size_text(corpus.size)
     lines = [*corpus.notes, f"reading {count:,} file{'s'[: count > 1]}, {size}: {', '.join(parts)}"]
     lines += _ready_splits(corpus)
-    if kinds.keys() & NAMES.values():
+    if kinds.keys() & NAMES.values() and not corpus.options.chat:
         lines.append(f"the text of a record is its {corpus.options.key!r}; another key or column: data.key=KEY")
     if marked := ", ".join(f"{suffixes[end]:,} {end}" for end in sorted(suffixes.keys() & MARKED_UP)):
         lines.append(f"{marked} read as plain text, marks and all (records are read from .jsonl and .parquet)")
@@ -432,11 +438,13 @@ def _lines(summary: dict[str, Any], tokenizer_hash: str) -> list[str]:
 def _keys(data: DataConfig, tokenizer: TokenizerConfig) -> dict[str, Any]:
     """What decides the tokens besides the text itself."""
     scheme = scheme_of(tokenizer.name, tokenizer.vocab_size)
-    text = data.name == "text"
+    text = data.name in ("text", "chat")
     new = {"key": "text", "include": None, "exclude": None}  # named where they differ: older tokens don't have them
     own = {key: getattr(data, key) for key in new if text and getattr(data, key) != new[key]}
     if text and data.val_source is not None:
         own["val_source"] = name_of(data.val_source)
+    if data.name == "tasks":
+        own["val_source"] = f"tasks {VERSION}"
     if text and (address := address_hash(f"{data.source} {data.val_source}")):
         own["address"] = address
     return own | {
@@ -483,12 +491,15 @@ def _open(
     path, content = folder / "tokenizer.json", _read_prepared(folder)
     try:
         tokenizer = load_tokenizer(read_json(path), path)
-        train: TokenSplit | RemoteSplit
+        train: TokenSplit | RemoteSplit | ConversationSplit
+        val: TokenSplit | ConversationSplit
         if pieces_of(folder).is_dir():
             train = RemoteSplit(remote, folder, "train", tokenizer=tokenizer, limit_bytes=limit_bytes)
         else:
             train = TokenSplit(folder, "train", tokenizer=tokenizer)
         val = TokenSplit(folder, "val", tokenizer=tokenizer)
+        if content["keys"].get("corpus") in CONVERSATIONS and isinstance(train, TokenSplit):
+            train, val = ConversationSplit(train, tokenizer), ConversationSplit(val, tokenizer)
         whole = fingerprint([train.fingerprint, val.fingerprint])
         if content.get("fingerprint") != whole:
             raise UserFault(f"{folder / 'prepared.json'} belongs to other tokens than those beside it")

@@ -33,6 +33,7 @@ class Survey:
     nul: int = 0
     marks: int = 0  # documents that begin with a byte-order mark
     empty: int = 0  # documents without any text, which are passed over
+    first_empty: str = ""  # its label
     replaced: int = 0  # characters U+FFFD
     not_utf8: int = 0  # documents that are taken as bytes
     first_not_utf8: str = ""  # its label
@@ -47,6 +48,7 @@ class Survey:
         """How it is split: as its corpus says, or at its tail where whole documents are too few or too unequal."""
         share = self.val_bytes / max(1, self.bytes)
         even = 0 < self.val_bytes < self.bytes and self.val_fraction / 10 <= share <= 5 * self.val_fraction
+        even |= self.corpus.options.chat  # a conversation is never cut
         return "tail" if self.corpus.rule == "content" and not even else self.corpus.rule
 
     def notes(self) -> list[str]:
@@ -54,12 +56,17 @@ class Survey:
         options = self.corpus.options
         said = {
             f"the text is rewritten from {options.encoding} to UTF-8": options.encoding != "utf-8",
-            f"{self.not_utf8:,} documents are not UTF-8 and taken as bytes, {self.first_not_utf8} first": self.not_utf8,
+            f"{self.not_utf8:,} documents are not UTF-8 and taken as bytes, {self.first_not_utf8} first": (
+                self.not_utf8 and not options.chat
+            ),
             f"{self.replaced:,} characters U+FFFD; bytes that are no text became such": self.replaced,
             f"{self.crlf:,} lines end in CR LF; they are kept as they are": self.crlf,
             f"{self.marks:,} documents begin with a byte-order mark; data.encoding=utf-8-sig drops it": self.marks,
             f"{self.nul:,} NUL bytes; they are kept as they are": self.nul,
-            f"{self.empty:,} records without any text are passed over": self.empty,
+            f"{self.empty:,} records without any text are passed over": self.empty and not options.chat,
+            f"{self.empty:,} conversations without an answer are passed over, {self.first_empty} first": (
+                self.empty and options.chat
+            ),
             f"split by whole documents, validation has {self.val_bytes:,} of {self.bytes:,} bytes: the text is cut "
             "near its end instead; data.val_source=FILE chooses what to validate on": self.rule != self.corpus.rule,
         }
@@ -154,5 +161,6 @@ def _count(document: Document, found: Survey, alphabet: bool, progress: Callable
         found.val_bytes += found.sides[-1] * (found.bytes - before)
     if found.bytes == before:
         found.empty += 1
+        found.first_empty = found.first_empty or document.label
     else:
         found.documents += 1

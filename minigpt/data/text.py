@@ -10,6 +10,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from minigpt.data.mix import MixedSplit
+from minigpt.data.packing import ConversationSplit
 from minigpt.data.readers import read, require_packages
 from minigpt.data.readers.document import BadFile, File, ReadOptions
 from minigpt.data.readers.plain import HOLDS_NUL, kind_of_binary
@@ -119,4 +120,4 @@ def read_text(
     return text
 
 
-Split = TokenSplit | MixedSplit | Text  # tokens in order, on disk or in memory
+Split = TokenSplit | MixedSplit | ConversationSplit | Text  # tokens in order, on disk or in memory

@@ -41,8 +41,14 @@ class Tokenizer:
         dtype: of token arrays, in memory and on disk.
     """
 
-    def __init__(self, name: str, tokens: Sequence[bytes], rules: Rules | None = None):
+    def __init__(self, name: str, tokens: Sequence[bytes], rules: Rules | None = None, *, control: Sequence[str] = ()):
         """Take a vocabulary: `tokens[i]` are the bytes of token i, end-of-text not among them unless there are rules.
+
+        Args:
+            name: of the encoder.
+            tokens: the bytes of each.
+            rules: of a file's tokenizer.
+            control: names of more control tokens, which stand behind all others.
 
         Raises:
             ValueError: an unknown name, or a vocabulary that it can't encode with.
@@ -51,7 +57,7 @@ class Tokenizer:
         self.name, self.rules, self._table = name, rules, list(tokens)
         self.eot: int | None
         if rules is not None:
-            self.eot, self.special = rules.eot, rules.special
+            self.eot, self.special = rules.eot, dict(rules.special)
             self._encoder = scheme.encoder(tokens, rules)
         else:
             if len(set(tokens)) != len(tokens) or b"" in tokens:
@@ -60,6 +66,12 @@ class Tokenizer:
             self.special = {END_OF_TEXT: len(tokens)} if scheme.has_eot else {}
             self._encoder = scheme.encoder(tokens)
             self._table += [b""] * scheme.has_eot
+        self.control = list(control)
+        for each in self.control:
+            if not isinstance(each, str) or not each or each in self.special:
+                raise ValueError(f"its control token {shown(each)} is no name, or appears twice")
+            self.special[each] = len(self._table)
+            self._table.append(b"")
         self.vocab_size = len(self._table)
         self.dtype = np.uint16 if self.vocab_size <= 65536 else np.uint32
         self._bytes_alone = list(tokens) == SINGLE_BYTES
@@ -120,7 +132,7 @@ class Tokenizer:
             wrong = f"token {int(tokens[at])} at position {at} is outside the {self.name} tokenizer's vocabulary"
             raise ValueError(f"{wrong} of {self.vocab_size:,}; wanted 0 to {self.vocab_size - 1:,}")
         if self._bytes_alone:  # three times as many tokens as bpe has for a text, so worth a path of its own
-            return tokens[tokens != self.eot].astype(np.uint8).tobytes()
+            return tokens[tokens < len(SINGLE_BYTES)].astype(np.uint8).tobytes()
         return b"".join(map(self._table.__getitem__, tokens.tolist()))
 
     def decode(self, tokens: Sequence[int] | NDArray[np.integer]) -> str:
@@ -131,9 +143,17 @@ class Tokenizer:
         """Return the bytes of one token, b"" for end-of-text."""
         return self.decode_bytes([token])
 
+    def extended(self, control: Sequence[str]) -> "Tokenizer":
+        """Return this tokenizer with more control tokens; the numbers of all others stay."""
+        return Tokenizer(self.name, self._own_tokens(), self.rules, control=[*self.control, *control])
+
+    def _own_tokens(self) -> list[bytes]:
+        """The tokens as they are given to `__init__`."""
+        own = self._table[: len(self._table) - len(self.control)]
+        return own[: self.eot] if self.rules is None else own
+
     def to_json(self) -> dict[str, Any]:
         """Return all there is to it, for a tokenizer.json; `load_tokenizer` makes the tokenizer of it."""
-        end = self.eot if self.rules is None else None
         return {
             "format": FORMAT,
             "version": 1,
@@ -141,8 +161,9 @@ class Tokenizer:
             "vocab_size": self.vocab_size,
             "eot": self.eot,
             "pattern": TOKENIZERS[self.name].pattern,
-            "tokens": [base64.b64encode(token).decode() for token in self._table[:end]],
+            "tokens": [base64.b64encode(token).decode() for token in self._own_tokens()],
             **({} if self.rules is None else asdict(self.rules)),
+            **({"control": self.control} if self.control else {}),
         }
 
     @cached_property
@@ -221,12 +242,14 @@ def load_tokenizer(content: Any, where: object = "this") -> Tokenizer:
     try:
         rules = Rules(*(content[field.name] for field in fields(Rules))) if content["name"] == "file" else None
         tokens = [base64.b64decode(token, validate=True) for token in content["tokens"]]
-        tokenizer = Tokenizer(content["name"], tokens, rules)
+        tokenizer = Tokenizer(content["name"], tokens, rules, control=content.get("control", []))
     except (LookupError, TypeError, AttributeError, binascii.Error):
         wanted = f'"format": "{FORMAT}", "name": one of {", ".join(TOKENIZERS)}, "tokens": a list of base64 strings'
         raise UserFault(f"{where} is not a usable tokenizer; wanted {wanted}") from None
     except ValueError as fault:
         raise UserFault(f"{where} is not a usable tokenizer: {fault}") from None
+    if not isinstance(content.get("control", []), list):
+        raise UserFault(f'{where} is not a usable tokenizer: its "control" is no list')
     for key, wanted in tokenizer.to_json().items():
         if content.get(key) != wanted:
             must = f"with {len(content['tokens']):,} tokens of tokenizer={tokenizer.name} it must be {shown(wanted)}"

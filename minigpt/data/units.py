@@ -1,9 +1,9 @@
 """Units of work: about 8 MiB of a text each, encoded by any process, in any order, and put together by number.
 
-A unit is a frame of bytes: a line of JSON, [split, how it begins, bytes] for each piece of a
-document, and their text. Its result is a line of JSON and the tokens of both splits; it stands in a file of its own,
-under its final name only when it is whole and on the disk. The line names what the unit was made from, so a unit is
-made once, whatever is killed, and never taken for that of another text.
+A unit is a frame of bytes: a line of JSON, [split, how it begins, bytes] for each piece of a document (of a
+conversation also "chat"), and their text. Its result is a line of JSON and the tokens of both splits; it stands in a
+file of its own, under its final name only when it is whole and on the disk. The line names what the unit was made from,
+so a unit is made once, whatever is killed, and never taken for that of another text.
 
 Documents are cut where `Tokenizer.runs` allows, so the tokens are those of whole documents, for any size of units.
 """
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from minigpt.data.roles import encode_marked
 from minigpt.data.shards import SplitWriter
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import StorageFailure, UserFault
@@ -31,17 +32,24 @@ Engine = Callable[
 ]  # frames to results, in any order, a bounded number at a time
 
 
-def cut(parts: Iterable[tuple[str, Iterable[bytes]]], tokenizer: Tokenizer) -> Iterator[bytes]:
-    """Cut a text that was split (minigpt/data/split.py) into frames of about UNIT_BYTES."""
+def cut(parts: Iterable[tuple[str, Iterable[bytes]]], tokenizer: Tokenizer, *, chat: bool = False) -> Iterator[bytes]:
+    """Cut a text that was split (minigpt/data/split.py) into frames of about UNIT_BYTES.
+
+    Args:
+        parts: of the text.
+        tokenizer: knows where it may be cut.
+        chat: whether it holds conversations (minigpt/data/roles.py).
+    """
+    kind = ["chat"] * chat
     pieces: list[list[Any]] = []
     held: list[bytes] = []
     size, begun = 0, set[str]()  # the splits that have text
     for name, chunks in parts:
-        pieces.append([name, END_FIRST if name in begun and tokenizer.eot is not None else BEGINS, 0])
+        pieces.append([name, END_FIRST if name in begun and tokenizer.eot is not None else BEGINS, 0, *kind])
         for run in filter(None, tokenizer.runs(chunks)):
             if size >= UNIT_BYTES:
                 yield _frame(pieces, held)
-                pieces, held, size = [[name, GOES_ON, 0]], [], 0
+                pieces, held, size = [[name, GOES_ON, 0, *kind]], [], 0
             pieces[-1][2] += len(run)
             held.append(run)
             size += len(run)
@@ -63,14 +71,15 @@ def encode_unit(frame: bytes, tokenizer: Tokenizer) -> bytes:
     begin = frame.index(b"\n") + 1
     splits: dict[str, dict[str, int]] = {}
     tokens: dict[str, list[Any]] = {}
-    for name, how, size in json.loads(frame[:begin]):
+    for name, how, size, *kind in json.loads(frame[:begin]):
         counts = splits.setdefault(name, {"tokens": 0, "bytes": 0})
         counts["bytes"] += size
         made = tokens.setdefault(name, [])
         if how == END_FIRST:
             made.append(np.array([tokenizer.eot], tokenizer.dtype))
         try:
-            made += tokenizer.encode_chunks([frame[begin : begin + size]])
+            piece = frame[begin : begin + size]
+            made += encode_marked(tokenizer, piece) if kind else tokenizer.encode_chunks([piece])
         except UserFault as fault:
             where = ", counted from a place inside the document" if how == GOES_ON else ""
             raise UserFault(f"{fault}{where}") from None

@@ -150,6 +150,8 @@ def _answer(path: str, asked: tuple[list[Question], list[list[Pair]]], models: M
         answers.append(judge(questions, score_pairs(loaded.model, own, progress)))
         now = answers[-1].figures()
         say(f"  {name}accuracy {now['accuracy']:.2%}, length-normalised {now['accuracy_normalised']:.2%}")
+        for task, right in answers[-1].tasks.items():
+            say(f"    {task:<16}{right.mean():>8.2%}  {right.sum():,} of {len(right):,}")
     say(f"  {answers[0].chance:.2%} are right by chance")
     figures = [each.figures() for each in answers]
     if len(models) == 1:

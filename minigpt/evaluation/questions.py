@@ -5,6 +5,9 @@ A file of questions is JSON lines, each an object:
     {"context": "The capital of France is", "choices": [" Paris", " Rome"], "answer": 0}         multiple choice
     {"context": "The cat", "choices": [" sat", " sit"], "after": " on the mat.", "answer": 0}     a gap to fill
     {"context": "To be, or not to", "answer": " be"}                                              open
+    {"messages": [{"role": "user", "content": "2 + 3"}, {"role": "assistant", "content": "5"}]}   open: the last message
+
+A record may name its "task": then accuracy is given task by task, too.
 
 A choice's score is the log-likelihood of the choice and `after`, given the context; the highest is the model's answer.
 Length-normalised it is divided by the bytes of both. An open question is right if each token of the answer is the
@@ -12,8 +15,8 @@ likeliest one.
 """
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from minigpt.data.readers.chat import BadMessages, is_answer, messages_of
+from minigpt.data.roles import END, encode_turn, has_roles
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.model.evaluate import measure_pass, nats_and_right, windows_at_once
@@ -39,6 +44,8 @@ class Question:
     choices: list[str]  # of an open one the answer alone
     after: str
     answer: int  # place of the right choice
+    messages: tuple[dict[str, str], ...] = ()  # in place of the context
+    task: str = ""
 
     @property
     def is_open(self) -> bool:
@@ -53,6 +60,7 @@ class Answers:
     plain: NDArray[np.bool_]
     normalised: NDArray[np.bool_]  # by the bytes of the choices
     chance: float  # accuracy of drawing a choice at random; 0 for an open one
+    tasks: dict[str, NDArray[np.bool_]] = field(default_factory=dict)  # `plain`, task by task
 
     def figures(self) -> dict[str, Any]:
         """Return the figures, as JSON."""
@@ -61,6 +69,7 @@ class Answers:
             "accuracy": float(self.plain.mean()),
             "accuracy_normalised": float(self.normalised.mean()),
             "chance": self.chance,
+            **({"tasks": {task: float(own.mean()) for task, own in self.tasks.items()}} if self.tasks else {}),
         }
 
 
@@ -92,6 +101,17 @@ def read_questions(path: Path) -> list[Question]:
 
 def _question(record: Any) -> Question:
     keys = ("context", "choices", "after", "answer")
+    task = record.pop("task", "") if isinstance(record, dict) else ""
+    if not isinstance(task, str):
+        raise ValueError("task must be a name")
+    if isinstance(record, dict) and record.keys() == {"messages"}:
+        try:
+            *messages, last = messages_of(record)
+        except BadMessages as fault:
+            raise ValueError(fault) from None
+        if not messages or not is_answer(last):
+            raise ValueError("messages must end with an answer of the assistant")
+        return Question("", [last["content"]], "", 0, tuple(messages), task)
     if not isinstance(record, dict) or record.keys() - set(keys):
         raise ValueError(f"wanted an object with {', '.join(keys)}, got {str(record)[:60]}")
     context, choices, after, answer = (record.get(key, "" if key in ("context", "after") else None) for key in keys)
@@ -100,12 +120,12 @@ def _question(record: Any) -> Question:
     if choices is None:
         if not isinstance(answer, str) or not answer or after:
             raise ValueError("without choices, answer must be a text to write behind the context, and after left out")
-        return Question(context, [answer], "", 0)
+        return Question(context, [answer], "", 0, task=task)
     if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(each, str) and each for each in choices):
         raise ValueError("choices must be a list of two texts or more, none empty")
     if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < len(choices):
         raise ValueError(f"answer must be the place of the right choice, 0 to {len(choices) - 1}, got {answer!r}")
-    return Question(context, choices, after, answer)
+    return Question(context, choices, after, answer, task=task)
 
 
 def encode_questions(tokenizer: Tokenizer, questions: Sequence[Question], block_size: int, path: Path) -> list[Pair]:
@@ -118,7 +138,10 @@ def encode_questions(tokenizer: Tokenizer, questions: Sequence[Question], block_
     for number, question in enumerate(questions, 1):
         for choice in question.choices:
             try:
-                pairs.append(encode_pair(tokenizer, question.context, choice + question.after))
+                if question.messages:
+                    pairs.append(encode_answer(tokenizer, question.messages, choice))
+                else:
+                    pairs.append(encode_pair(tokenizer, question.context, choice + question.after))
             except UserFault as fault:
                 bad.append(f"{path}, question {number:,}: {fault}")
                 continue
@@ -128,6 +151,17 @@ def encode_questions(tokenizer: Tokenizer, questions: Sequence[Question], block_
     if bad:
         raise UserFault(*bad[:MAX_NAMED])
     return pairs
+
+
+def encode_answer(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], answer: str) -> Pair:
+    """Return a conversation up to an answer, and the answer with the token that ends it.
+
+    Raises:
+        UserFault: a tokenizer without roles.
+    """
+    if not has_roles(tokenizer):
+        raise UserFault("messages are for models that were trained on conversations (data=chat). Give a context")
+    return encode_turn(tokenizer, messages), [*tokenizer.encode(answer), tokenizer.special[END]]
 
 
 def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> Pair:
@@ -197,4 +231,6 @@ def judge(questions: Sequence[Question], scores: Sequence[tuple[float, bool]]) -
         plain.append(likelihoods.index(max(likelihoods)) == question.answer)
         normalised.append(by_byte.index(max(by_byte)) == question.answer)
     chance = sum(0 if question.is_open else 1 / len(question.choices) for question in questions) / len(questions)
-    return Answers(np.array(plain), np.array(normalised), chance)
+    names, right = np.array([question.task for question in questions]), np.array(plain)
+    tasks = {task: right[names == task] for task in dict.fromkeys(names.tolist()) if task}
+    return Answers(right, np.array(normalised), chance, tasks)

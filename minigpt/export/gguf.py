@@ -16,11 +16,12 @@ from minigpt.checkpoint.load import expected_shapes, fit_rows, load_weights
 from minigpt.config.convert import from_dict
 from minigpt.config.foreign import settings_of
 from minigpt.config.schema import TrainConfig
+from minigpt.data.roles import END, has_roles
 from minigpt.data.tokenizer import END_OF_TEXT, Tokenizer
 from minigpt.export.architecture import bias_word, complete_weights, config_json, family_of, split_rows
 from minigpt.export.proof import Reloaded
 from minigpt.export.reload import with_tokenizers
-from minigpt.export.tokenizer_json import as_text, tokenizer_json
+from minigpt.export.tokenizer_json import TEMPLATE, as_text, tokenizer_json
 from minigpt.faults import UserFault
 from minigpt.model.empty import empty_gpt
 from minigpt.model.gpt import GPT
@@ -189,7 +190,10 @@ def _vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
         "add_eos_token": False,
     }
     if tokenizer.eot is not None:
-        keys["token_type"][tokenizer.eot] = CONTROL
+        for token in tokenizer.special.values():
+            keys["token_type"][token] = CONTROL
+        if has_roles(tokenizer):
+            keys |= {"eos_token_id": tokenizer.special[END], "chat_template": TEMPLATE}
     elif all(text.isascii() for text in texts):
         keys["tokens"] = [as_text(text.encode()) for text in texts]
     else:

@@ -6,6 +6,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from minigpt.data.roles import END, has_roles
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.export.architecture import config_json, their_weights
 from minigpt.export.tokenizer_json import tokenizer_config, tokenizer_json
@@ -19,7 +20,8 @@ def write_huggingface(folder: Path, model: GPT, tokenizer: Tokenizer | None) -> 
         UserFault: the format can't express the model or its tokenizer; nothing was written.
     """
     end = tokenizer.eot if tokenizer else None
-    ids = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": None}
+    ends = [tokenizer.special[END], end] if tokenizer and has_roles(tokenizer) else end
+    ids = {"bos_token_id": end, "eos_token_id": ends, "pad_token_id": None}
     files: dict[str, Any] = {
         "config.json": config_json(model) | ids | {"dtype": "float32", "use_cache": True},
         "generation_config.json": ids,

@@ -37,7 +37,7 @@ def reload_huggingface(folder: Path) -> Reloaded:
     return Reloaded(
         by,
         lambda tokens: logits(tokens).logits,
-        lambda texts: auto(texts, add_special_tokens=False, verbose=False)["input_ids"],
+        lambda texts: auto(texts, add_special_tokens=False, verbose=False, split_special_tokens=True)["input_ids"],
         lambda tokens: auto.decode(tokens, skip_special_tokens=True),
         json.loads(auto.backend_tokenizer.to_str())["model"]["merges"],
     )

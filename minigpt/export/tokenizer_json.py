@@ -5,10 +5,18 @@ from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
 
+from minigpt.data.roles import END, has_roles
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, PATTERN
 from minigpt.faults import UserFault
 
+# The form of minigpt/data/roles.py in Jinja, as Hugging Face and llama.cpp read it.
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|' + ('system' if message['role'] == 'developer' else message['role']) + '|>' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
 BYTE_TO_CHARACTER = {byte: character for character, byte in CHARACTER_TO_BYTE.items()}
 
 
@@ -62,15 +70,21 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def tokenizer_config(tokenizer: Tokenizer, block_size: int) -> dict[str, Any]:
-    """Return the tokenizer_config.json beside it: text is only ever text, and nothing is cleaned up."""
+    """Return the tokenizer_config.json beside it: text is only ever text, and nothing is cleaned up.
+
+    With roles the chat template comes with it. It makes one text of a conversation, so there the names of control
+    tokens in a text become control tokens: who takes messages from strangers must look for them.
+    """
+    chat = has_roles(tokenizer)
     end = next((name for name, token in tokenizer.special.items() if token == tokenizer.eot), None)
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": block_size,
         "clean_up_tokenization_spaces": False,
-        "split_special_tokens": True,
+        "split_special_tokens": not chat,
         "bos_token": end,
-        "eos_token": end,
+        "eos_token": END if chat else end,
+        **({"chat_template": TEMPLATE} if chat else {}),
     }
 
 

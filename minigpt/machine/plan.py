@@ -1,7 +1,11 @@
 """What a run is about to do, said before its first step."""
 
+import os
+import sys
+
 from minigpt.config.schema import TrainConfig
 from minigpt.data.mix import MixedSplit
+from minigpt.data.packing import ConversationSplit
 from minigpt.data.prepare import Prepared
 from minigpt.data.remote import RemoteSplit
 from minigpt.data.shards import TokenSplit
@@ -45,7 +49,10 @@ def describe_plan(
         length = f"{config.trainer.max_minutes:g} minutes of training"
     else:
         tokens = total_steps * config.batch_tokens
-        passes, each = _passes(prepared.train, tokens), f"{tokens / parameters:.1f} tokens per parameter"
+        passes, each = (
+            _passes(prepared.train, tokens, model.block_size),
+            f"{tokens / parameters:.1f} tokens per parameter",
+        )
         length = f"{total_steps:,} steps = {tokens:,} tokens = {passes}, {each}"
     source = "mix" if config.data.mix else "shards at a URL" if config.data.shards else config.data.name
     shared = f" ({model.n_kv_head} of keys and values)" if 0 < model.n_kv_head < model.n_head else ""
@@ -64,11 +71,15 @@ def describe_plan(
         f"Device     {hardware.name}, {precision}, {kernel} attention, {'' if choices.compile else 'not '}compiled"
         + (f", {choices.threads} threads" if choices.device == "cpu" else ""),
     ]
+    if isinstance(prepared.train, ConversationSplit):
+        lines += prepared.train.describe(model.block_size, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
     return "\n".join(lines)
 
 
-def _passes(train: TokenSplit | MixedSplit | RemoteSplit, tokens: int) -> str:
+def _passes(train: TokenSplit | MixedSplit | RemoteSplit | ConversationSplit, tokens: int, block_size: int) -> str:
     """How often so many tokens go over the data, or over each source of a mixture."""
+    if isinstance(train, ConversationSplit):
+        return f"{tokens / block_size / len(train.packs(block_size)[0]):.2f} passes over the conversations"
     if not isinstance(train, MixedSplit):
         return f"{tokens / len(train):.2f} passes over the data"
     parts = ((name, train.shares[name], len(part)) for name, part in train.parts.items())

@@ -90,7 +90,12 @@ def grid_batches(
 
 
 def unpredicted_places(split: "Split", document_end: int | None) -> NDArray[np.int64]:
-    """Return the places of the tokens that are not predicted: the split's first, and what follows a `document_end`."""
+    """Return the places of the tokens that are not predicted: the split's first, and what follows a `document_end`.
+
+    Of conversations: all that no answer holds.
+    """
+    if (answers := getattr(split, "answers", None)) is not None:
+        return np.flatnonzero(~answers)
     found = [np.zeros(1, dtype=np.int64)]
     for start in range(0, len(split) - 1 if document_end is not None else 0, CHUNK_TOKENS):
         piece = split.tokens(start, min(start + CHUNK_TOKENS, len(split) - 1))
@@ -176,24 +181,28 @@ def token_losses(
         together: whether a forward pass takes all ranks (sharded weights): then each makes as many.
 
     Yields:
-        (n,) on the CPU, for each forward pass.
+        (n,) on the CPU, for each forward pass; of conversations only the tokens that the assistant wrote.
     """
     was_training = model.training
     model.eval()
     number, windows = -1, torch.zeros(1, 2, dtype=torch.int64)
-    for number, (windows, new) in enumerate(grid_batches(split, block_size, batch, stride)):
+    packed = getattr(split, "packed_batches", None)  # of conversations: their own windows, and what is learned there
+    batches = packed(block_size, batch) if packed else grid_batches(split, block_size, batch, stride)
+    for number, (windows, new) in enumerate(batches):
         if number % world_size != rank:
             continue
         apart = {}
         if document_end is not None:
             documents = find_documents(windows[:, :-1], document_end)
             apart = {"documents": Documents(*(part.to(device) for part in documents))}
-        windows = windows.to(device)
+        windows, learned = windows.to(device), None
+        if packed:
+            learned, new = new.flatten().to(device), block_size
         with autocast(torch.device(device).type, precision):
             measured = measure_pass(model, windows[:, :-1], windows[:, -new:], measure, **apart)
         if document_end is not None:
             measured[windows[:, -new - 1 : -1].flatten() == document_end] = 0.0
-        yield measured.cpu()
+        yield (measured if learned is None else measured[learned]).cpu()
     if together and rank > number % world_size:
         with autocast(torch.device(device).type, precision):
             model(windows[:1, :-1].to(device))
@@ -212,11 +221,19 @@ def evaluate(model: nn.Module, split: "Split", *, token_bytes: Callable[[int], b
     Returns:
         The score of this rank's share; nats summed in fp64. (Rank 0 leaves out the tokens that nobody predicts.)
     """
-    places = unpredicted_places(split, options.get("document_end"))
-    tokens, counts = np.unique(split.windows(places, 1), return_counts=True)
-    skipped = sum(len(token_bytes(int(token))) * int(count) for token, count in zip(tokens, counts, strict=True))
-    nats, predicted = torch.zeros((), dtype=torch.float64), 0 if options.get("rank") else 1 - len(places)
+
+    def text_bytes(tokens: NDArray[Any]) -> int:
+        different, counts = np.unique(tokens, return_counts=True)
+        return sum(len(token_bytes(int(token))) * int(count) for token, count in zip(different, counts, strict=True))
+
+    learned_tokens = getattr(split, "learned_tokens", None)  # of conversations
+    if learned_tokens is not None:
+        n_bytes, left_out = text_bytes(learned_tokens(options["block_size"])), 0
+    else:
+        places = unpredicted_places(split, options.get("document_end"))
+        n_bytes, left_out = split.bytes - text_bytes(split.windows(places, 1)), len(places) - 1
+    nats, predicted = torch.zeros((), dtype=torch.float64), 0 if options.get("rank") else -left_out
     for losses in token_losses(model, split, **options):
         nats += losses.double().sum()
         predicted += losses.numel()
-    return Score(float(nats), predicted, split.bytes - skipped)
+    return Score(float(nats), predicted, n_bytes)

@@ -1,12 +1,13 @@
 """How messages become the tokens that a model continues.
 
-A model that was trained on conversations has its own form, which comes with its tokenizer; any other gets a plain
+A model that was trained on conversations reads control tokens (minigpt/data/roles.py); any other gets a plain
 transcript, which it may or may not go on with.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from minigpt.data.roles import END, encode_turn, has_roles
 from minigpt.data.tokenizer import Tokenizer
 
 ROLES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
@@ -24,7 +25,8 @@ class Turn:
 def turn_of(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> Turn:
     """Return messages as the beginning of the assistant's answer.
 
-    A tokenizer with a method `encode_chat(messages) -> Turn` decides by itself. Without one the text is
+    A tokenizer with roles gives `<|system|>Be brief.<|user|>Hello<|assistant|>`, and <|end|> ends the answer. Without
+    them the text is
 
         System: Be brief.
         User: Hello
@@ -39,9 +41,8 @@ def turn_of(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> Turn
     Raises:
         UserFault: a character that the tokenizer does not know.
     """
-    own = getattr(tokenizer, "encode_chat", None)
-    if own is not None:
-        return own(messages)
-    lines = [f"{ROLES[message['role']]}: {message['content']}\n" for message in messages]
     ends: frozenset[int] = frozenset() if tokenizer.eot is None else frozenset({tokenizer.eot})
+    if has_roles(tokenizer):
+        return Turn(encode_turn(tokenizer, messages), ends | {tokenizer.special[END]})
+    lines = [f"{ROLES[message['role']]}: {message['content']}\n" for message in messages]
     return Turn(tokenizer.encode("".join([*lines, "Assistant:"])), ends, ["\nUser:"])

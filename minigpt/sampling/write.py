@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from minigpt.config.schema import SampleConfig, SamplesConfig
+from minigpt.data.roles import has_roles
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.model.cache import KVCache
 from minigpt.model.gpt import GPT
+from minigpt.sampling.conversation import Turn, turn_of
 from minigpt.sampling.draw import upload
-from minigpt.sampling.generate import Forward, Sample, generate
+from minigpt.sampling.generate import Forward, Reader, Row, Sample, Writer, generate
 from minigpt.sampling.native.decoder import MAX_ROWS, NativeDecoder
 from minigpt.sampling.stream import TextStream
 
@@ -102,6 +104,43 @@ def write(
     return samples
 
 
+def write_answer(
+    forward: Forward,
+    tokenizer: Tokenizer,
+    turn: Turn,
+    options: SampleConfig,
+    *,
+    block_size: int,
+    new_cache: Callable[[int], KVCache] | None = None,
+    on_text: Callable[[str], object],
+) -> int:
+    """Write the answer to a conversation, and return the number of its tokens.
+
+    Args:
+        forward, block_size, new_cache: the model, as for `generate`.
+        tokenizer: the model's.
+        turn: the conversation.
+        options: SampleConfig's sampling options.
+        on_text: called with each piece of text as it is made.
+
+    Raises:
+        NonFiniteLogits: the model's weights are not finite.
+    """
+    stream = TextStream([*options.stop, *turn.stop])
+
+    def on_token(token: int, logits: Tensor) -> bool:
+        on_text(stream.feed(tokenizer.token_bytes(token)))
+        return stream.stopped
+
+    row = Row(list(turn.tokens), options, ends=turn.ends, on_token=on_token)
+    writer = Writer(Reader(forward, block_size, new_cache))
+    writer.join([row])
+    while writer.rows:
+        writer.step()
+    on_text(stream.finish())
+    return row.written
+
+
 def write_sample(
     model: GPT, tokenizer: Tokenizer, samples: SamplesConfig, *, seed: int, forward: Forward | None = None
 ) -> str:
@@ -119,6 +158,11 @@ def write_sample(
     training = model.training
     model.eval()
     try:
+        if has_roles(tokenizer):  # the prompt is a message
+            turn, text = turn_of(tokenizer, [{"role": "user", "content": samples.prompt}]), list[str]()
+            own = forward or gpt_forward(model, vocab_size=tokenizer.vocab_size)
+            write_answer(own, tokenizer, turn, options, block_size=model.config.block_size, on_text=text.append)
+            return "".join(text)
         return write(model, tokenizer, [encode_prompt(tokenizer, samples.prompt)], options, forward=forward)[0].text
     finally:
         model.train(training)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from minigpt.config.schema import TrainConfig
 from minigpt.data.measures.baselines import baselines
-from minigpt.data.prepare import Prepared
+from minigpt.data.prepare import CONVERSATIONS, Prepared
 from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
 from minigpt.invocation import typed
 from minigpt.process.group import mark_stopped
@@ -148,7 +148,10 @@ def print_results(run: RunDirectory) -> None:
         print(f"Baseline       {row['bits_per_byte']:.4f} bits per byte  {row.get('name', '')!s:.60}{of}")
     print(f"Run directory  {run.path}")
     print(f"Picture        {run.path / 'loss.png'}   report  {run.path / 'report.html'}")
-    print(f'Sample from it:  {typed("sample")} checkpoint={shlex.quote(str(run.path))} prompt="..."')
+    if (run.saved_config() or {}).get("data.name") in CONVERSATIONS:
+        print(f"Talk to it:  {typed('chat')} checkpoint={shlex.quote(str(run.path))}")
+    else:
+        print(f'Sample from it:  {typed("sample")} checkpoint={shlex.quote(str(run.path))} prompt="..."')
 
 
 def tell_finished(run: RunDirectory, state: RunState, limit: str) -> None:

@@ -20,8 +20,10 @@ from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import document_end
 from minigpt.data.mix import parts_of
 from minigpt.data.order import check_length
+from minigpt.data.packing import ConversationSplit
 from minigpt.data.prepare import DamagedShards, Prepared, prepare
 from minigpt.data.remote import RemoteSplit
+from minigpt.data.roles import with_roles
 from minigpt.data.tokenizer import Tokenizer, scheme_of
 from minigpt.faults import UserFault
 from minigpt.model.adapter import adapter_of, put_on
@@ -137,7 +139,7 @@ def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
         check_length("train", len(prepared.train), config.model.block_size)
         sequences = config.batch_tokens // config.model.block_size
         prepared.train.refuse_small_cache(block_size=config.model.block_size, sequences=sequences)
-    else:
+    elif not isinstance(prepared.train, ConversationSplit):
         for name, train in parts_of(prepared.train).items():
             check_length("train" if name == "train" else f"{name}: train", len(train), config.model.block_size)
     for name, val in parts_of(prepared.val).items():
@@ -219,7 +221,7 @@ def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, toke
         theirs = _tokenizer_of(origin, config.init.source)
         if isinstance(theirs, foreign.NoTokenizer):
             refuse_larger_vocabulary(config.init.source, foreign.read_foreign_config(origin)[1], tokenizer)
-        elif theirs.hash != tokenizer.hash:
+        elif tokenizer.hash not in (theirs.hash, with_roles(theirs).hash):
             raise UserFault(
                 f"init.from={config.init.source}: its weights know a {theirs.name} tokenizer of {theirs.vocab_size:,} "
                 f"tokens (SHA-256 {theirs.hash[:12]}), and this data has a {tokenizer.name} tokenizer of "
@@ -227,7 +229,11 @@ def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, toke
                 f"Use tokenizer={theirs.name}"
             )
         weights = load.foreign_weights(origin) if foreign.is_foreign(origin) else load.read_tensors(origin, MODEL)
-        load.load_weights(gpt, load.fit_rows(weights, gpt), str(origin))
+        known = theirs.vocab_size if isinstance(theirs, Tokenizer) else None
+        if known is not None and known < tokenizer.vocab_size and config.adapter.name != "none":
+            new = f"{tokenizer.vocab_size - known} control tokens that are new to init.from={config.init.source}"
+            print(f"Note: an adapter leaves the embeddings of {new} as they begin. Whole weights learn them")
+        load.load_weights(gpt, load.fit_rows(weights, gpt, known), str(origin))
         if not foreign.is_foreign(origin):
             load.merge_own_adapter(gpt, origin)
     return None

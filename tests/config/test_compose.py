@@ -25,6 +25,7 @@ NEEDED = {  # what a command can't do without
     "report": ["run.dir=."],
     "draw-attention": ["checkpoint=.", "text=x"],
     "export": ["checkpoint=.", "dir=new"],
+    "chat": ["checkpoint=."],
     "serve": ["checkpoint=."],
     "look": ["checkpoint=.", "text=x"],
 }
@@ -71,7 +72,10 @@ def test_every_choice_composes(group, choice, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # as if every extra were installed
     (Path.cwd() / "here").touch()
     arguments = [f"{group}={choice}"]
-    if "text" in (choice, yaml.safe_load(find_groups(TrainConfig)[group][choice].read_text()).get("data", "")):
+    if {"text", "chat"} & {
+        choice,
+        str(yaml.safe_load(find_groups(TrainConfig)[group][choice].read_text()).get("data", "")),
+    }:
         arguments.append("data.source=here")
     if choice == "gpt2_124m":
         assert fault_of("train", *arguments) == "data=text needs your text. Add data.source=FILE_OR_DIR."
@@ -354,7 +358,7 @@ def test_empty_text_is_refused_or_means_nothing(script):
             except UserFault:
                 accepted = False
             empty = ("samples.prompt", "logger.group", "data.include", "data.exclude", "job.name", "job.partition")
-            assert accepted == (key in (*empty, "job.account", "job.setup")), key
+            assert accepted == (key in (*empty, "job.account", "job.setup", "system")), key
 
 
 # --- pages ---

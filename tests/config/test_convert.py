@@ -71,7 +71,7 @@ def test_defaults_are_a_legal_config(cls):
 def test_outside_spelling():
     config = from_dict(TrainConfig, {"init": {"from": "runs/old"}})
     assert config.init.source == "runs/old"
-    assert to_dict(config)["init"] == {"from": "runs/old"}
+    assert to_dict(config)["init"] == {"from": "runs/old", "experiment": None}
     assert faults_of(TrainConfig, {"init": {"source": "runs/old"}})[0].startswith("No setting 'init.source'.")
 
 

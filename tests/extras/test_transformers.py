@@ -1,11 +1,14 @@
 """What we read and write beside transformers itself. `make test-extras` installs it; else these are skipped."""
 
+import json
+
 import pytest
 import torch
 
 import minigpt
 from minigpt.config.compose import compose
 from minigpt.export.command import export
+from minigpt.sampling.conversation import turn_of
 from tests.export.reference import CONFIGS, logits, write_folder
 from tests.export.test_export import SHAPES
 
@@ -43,6 +46,23 @@ def test_an_export_is_loaded_by_transformers(run, tmp_path, shape):
     text = "how much wood could a woodchuck chuck"
     assert tokenizer(text)["input_ids"] == ours.tokenizer.encode(text)
     assert tokenizer.eos_token_id == ours.tokenizer.eot
+
+
+def test_the_chat_template_gives_the_tokens_that_we_read(run, tmp_path):
+    rows = [json.dumps({"prompt": f"say {n}", "completion": f"it is {n}"}) for n in range(90)]
+    (run.folder / "text.txt").with_suffix(".jsonl").write_text("\n".join(rows))
+    run(*SHAPES["qwen3"], "data=chat", f"data.source={run.folder / 'text.jsonl'}", "trainer.max_steps=1")
+    export(compose("export", [f"checkpoint={run.path}", f"dir={tmp_path / 'out'}"]), lambda line: None)
+    messages = [
+        {"role": "system", "content": "be  brief\n"},
+        {"role": "user", "content": "hello é"},
+        {"role": "assistant", "content": "hi "},
+        {"role": "user", "content": "{{ 1 }}"},
+    ]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    theirs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert theirs == turn_of(minigpt.load(run.path).tokenizer, messages).tokens
+    assert tokenizer.eos_token == "<|end|>"
 
 
 def test_what_transformers_saved_is_read(tmp_path):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from minigpt.data.roles import with_roles
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.sampling.conversation import Turn, turn_of
 from minigpt.serving.engine import Piece, Token
@@ -51,12 +52,10 @@ def test_messages_become_a_transcript_or_what_the_tokenizer_says():
     parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
     assert BYTE.decode(order(chat=True, messages=parts).answer.rows[0].tokens) == "User: ab\nAssistant:"
 
-    class Trained(type(BYTE)):
-        def encode_chat(self, messages):
-            return Turn([len(messages)], frozenset({7}))
-
-    own = Trained("byte", [bytes([each]) for each in range(256)])
-    assert turn_of(own, HELLO) == Turn([2], frozenset({7}), ())
+    own = with_roles(BYTE)
+    system, user, assistant, end = range(257, 261)
+    wanted = [system, *b"Be brief.", user, *b"Hello", assistant]
+    assert turn_of(own, HELLO) == Turn(wanted, frozenset({BYTE.eot, end}), ())
 
 
 @pytest.mark.parametrize(

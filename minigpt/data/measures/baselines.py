@@ -42,8 +42,8 @@ def baselines(prepared: Prepared, say: Callable[[str], object]) -> list[Row]:
     """
     if isinstance(prepared.val, MixedSplit):
         return _of_mixture(prepared, prepared.val, say)
-    if not isinstance(prepared.train, TokenSplit):
-        return []  # the tokens are elsewhere: as many would have to be fetched
+    if not isinstance(prepared.train, TokenSplit) or not isinstance(prepared.val, TokenSplit):
+        return []  # the tokens are elsewhere: as many would have to be fetched; or it is answers alone that count
     path = prepared.folder / "baselines.json"
     with contextlib.suppress(UserFault, LookupError, TypeError):
         kept = read_json(path)

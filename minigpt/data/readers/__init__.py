@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
+from minigpt.data.readers.chat import read_chat
 from minigpt.data.readers.document import Document, File, ReadOptions
 from minigpt.data.readers.jsonl import read_jsonl
 from minigpt.data.readers.parquet import read_parquet
@@ -26,7 +27,7 @@ def read(file: File, options: ReadOptions) -> Iterator[Document]:
     Raises:
         BadFile: it is not what its name says, or not text.
     """
-    return READERS.get(file.suffix, read_plain)(file, options)
+    return (read_chat if options.chat else READERS.get(file.suffix, read_plain))(file, options)
 
 
 def require_packages(files: Iterable[File]) -> None:

@@ -79,3 +79,4 @@ class ReadOptions:
     errors: str = "strict"
     raw: bool = False  # UTF-8 is not checked: any bytes are taken as they are
     key: str = "text"  # of a record's text
+    chat: bool = False  # each record is a conversation

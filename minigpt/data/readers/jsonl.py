@@ -10,7 +10,7 @@ MAX_LINE_BYTES = 1 << 26  # a longer one is no record, and would fill the memory
 
 def read_jsonl(file: File, options: ReadOptions) -> Iterator[Document]:
     """The text of each record under `data.key`. Blank lines are passed over."""
-    for number, line in enumerate(_lines(file), 1):
+    for number, line in enumerate(lines_of(file), 1):
         place = f"{file.path}, line {number:,}"
         try:
             record = json.loads(line.decode(options.encoding, options.errors).lstrip("\ufeff") or "null")
@@ -30,7 +30,12 @@ def read_jsonl(file: File, options: ReadOptions) -> Iterator[Document]:
             yield Document(f"{file.label}:{number}", iter([content] if content else []))
 
 
-def _lines(file: File) -> Iterator[bytes]:
+def lines_of(file: File) -> Iterator[bytes]:
+    """Yield the lines of a file without white space around them.
+
+    Raises:
+        BadFile: one is longer than any record.
+    """
     parts, number = [b""], 1  # of the line that has not ended yet
     for chunk in file.chunks():
         lines = chunk.split(b"\n")

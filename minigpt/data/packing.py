@@ -1,0 +1,137 @@
+"""Conversations in windows: whole ones side by side, each once an epoch, and what of them is learned.
+
+A window begins with a conversation and holds as many whole ones as fit. What the next one would begin in it has no
+weight: it is learned in its own window. A conversation longer than a window is learned as far as the window reaches.
+"""
+
+import itertools
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from minigpt.data.order import CIPHER, draw, permute, samples_of_step
+from minigpt.data.roles import learned
+from minigpt.data.shards import TokenSplit
+from minigpt.data.tokenizer import Tokenizer
+from minigpt.faults import UserFault
+
+GREEN, PLAIN = "\x1b[32m", "\x1b[0m"
+EXAMPLES, MAX_SHOWN = 2, 600
+
+
+class ConversationSplit:
+    """One split of conversations, held in memory. `len()` counts tokens.
+
+    Args:
+        split: their tokens, <|endoftext|> between two conversations.
+        tokenizer: that has the roles.
+
+    Attributes:
+        name, bytes, fingerprint: as of a `TokenSplit`; the bytes are those of the texts and one a control token.
+        answers: (n,) bool: the tokens that the assistant wrote.
+    """
+
+    def __init__(self, split: TokenSplit, tokenizer: Tokenizer):
+        self.name, self.bytes, self.fingerprint = split.name, split.bytes, split.fingerprint
+        assert tokenizer.eot is not None, "config/check.py asks for one"
+        self.tokenizer, self.eot = tokenizer, tokenizer.eot
+        self._tokens = split.tokens(0, len(split))
+        self.answers = learned(self._tokens, tokenizer)
+        ends = np.flatnonzero(self._tokens == self.eot) + 1
+        self._begins = np.concatenate([[0], ends, [len(self._tokens) + 1]])  # the last is that of one that would follow
+        self.packs = lru_cache(maxsize=4)(self._packs)
+        if not self.answers.any():
+            raise UserFault(f"the {self.name} split holds no answer to learn. Use more conversations")
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def _packs(self, block_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where the windows begin, (W,), and where what each of them learns ends, (W,)."""
+        starts, ends, begins, number = [], [], self._begins, 0
+        while number < len(begins) - 1:
+            start = begins[number]
+            # Behind the last <|end|> stands an <|endoftext|>, which need not fit.
+            number = max(number + 1, int(np.searchsorted(begins, start + block_size + 2, side="right")) - 1)
+            starts.append(start)
+            ends.append(min(begins[number] - 1, start + block_size + 1))
+        return np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
+
+    def window_starts(self, step: int, *, seed: int, block_size: int, sequences: int) -> NDArray[np.int64]:
+        """Return where the windows of batch `step` begin: each window once an epoch, in an order drawn for it."""
+        starts, _ = self.packs(block_size)
+        epochs, places = np.divmod(samples_of_step(step, sequences), np.uint64(len(starts)))
+        order = permute(places, len(starts), draw(seed, epochs, CIPHER)).astype(np.int64)
+        return starts[order]
+
+    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        """As `TokenSplit.windows`; behind the end of the split stands <|endoftext|>."""
+        places = starts[:, None] + np.arange(length)
+        inside = self._tokens[np.minimum(places, len(self) - 1)]
+        return np.where(places < len(self), inside, self.eot).astype(np.int64)
+
+    def weights(self, starts: NDArray[np.int64], length: int) -> NDArray[np.float32]:
+        """Return 1 for each of these tokens (n, length) that is learned, else 0.
+
+        Args:
+            starts: the second tokens of windows, (n,): their first targets.
+            length: of the windows: block_size.
+        """
+        begins, ends = self.packs(length)
+        ends = ends[np.searchsorted(begins, starts - 1)]
+        places = starts[:, None] + np.arange(length)
+        return (self.answers[np.minimum(places, len(self) - 1)] & (places < ends[:, None])).astype(np.float32)
+
+    def tokens(self, start: int, stop: int) -> NDArray[Any]:
+        """As `TokenSplit.tokens`."""
+        return self._tokens[start:stop]
+
+    def packed_batches(self, block_size: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield an epoch's windows in order, (n, block_size + 1), and which targets are learned, (n, block_size)."""
+        starts, _ = self.packs(block_size)
+        for first in range(0, len(starts), batch):
+            own = starts[first : first + batch]
+            weights = torch.from_numpy(self.weights(own + 1, block_size)).bool()
+            yield torch.from_numpy(self.windows(own, block_size + 1)), weights
+
+    def learned_tokens(self, block_size: int) -> NDArray[Any]:
+        """Return the tokens that windows of this size learn, in order."""
+        kept, (starts, ends) = np.zeros(len(self) + 1, np.int8), self.packs(block_size)
+        np.add.at(kept, starts, 1)
+        np.add.at(kept, np.minimum(ends, len(self)), -1)
+        return self._tokens[self.answers & (np.cumsum(kept)[:-1] > 0)]
+
+    def describe(self, block_size: int, *, colour: bool) -> list[str]:
+        """Return in lines what is learned: counts, and examples with the learned part in colour or in [[ ]]."""
+        lengths = np.diff(self._begins) - 1
+        long = np.flatnonzero(lengths > block_size + 1)
+        taught, all_tokens = len(self.learned_tokens(block_size)), len(self) - len(lengths) + 1
+        share = f"{taught:,} tokens are learned, {all_tokens - taught:,} only read"
+        lines = [f"Answers    {share}, of {len(lengths):,} conversations in {len(self.packs(block_size)[0]):,} windows"]
+        if len(long):
+            lines.append(
+                f"           {len(long):,} are longer than model.block_size={block_size} and are learned that far, "
+                f"number {long[0] + 1:,} first ({lengths[long[0]]:,} tokens)"
+            )
+        lines.append(f"           Learned is what is {'green' if colour else 'in [[ ]]'}, for example:")
+        for begin, length in list(zip(self._begins, lengths, strict=False))[:EXAMPLES]:
+            lines.append("             " + self._shown(int(begin), int(min(length, block_size + 1)), colour))
+        return lines
+
+    def _shown(self, begin: int, length: int, colour: bool) -> str:
+        names = {token: name for name, token in self.tokenizer.special.items()}
+        on, off = (GREEN, PLAIN) if colour else ("[[", "]]")
+        tokens, answers = self._tokens[begin : begin + length].tolist(), self.answers[begin : begin + length].tolist()
+        text = ""
+        for is_answer, pairs in itertools.groupby(zip(tokens, answers, strict=True), lambda pair: pair[1]):
+            part = ""
+            for name, group in itertools.groupby((token for token, _ in pairs), names.get):
+                own = list(group)
+                part += name * len(own) if name else repr(self.tokenizer.decode(own))[1:-1]
+            text += f"{on}{part}{off}" if is_answer else part
+        return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ...{PLAIN if colour else ''}"

@@ -1,0 +1,75 @@
+"""Conversations: each line of JSON is one, and a document."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
+from minigpt.data.readers.jsonl import lines_of
+from minigpt.data.roles import ROLES, marked
+
+WANTED = '{"messages": [{"role": "user", "content": "..."}, ...]} or {"prompt": "...", "completion": "..."}'
+NOT_LEARNED = ("weight", "tool_calls", "function_call", "audio", "refusal")  # keys of a message that would be ignored
+
+
+def read_chat(file: File, options: ReadOptions) -> Iterator[Document]:
+    """The conversation of each record, as `marked` has it; an empty document where the assistant says nothing.
+
+    Raises:
+        BadFile: a line that is no conversation, or has a role that is not known.
+    """
+    for number, line in enumerate(lines_of(file), 1):
+        place = f"{file.path}, line {number:,}"
+        try:
+            record = json.loads(line.decode(options.encoding, options.errors).lstrip("\ufeff") or "null")
+            if record is None:
+                continue
+            messages = messages_of(record)
+            content = marked(messages) if any(is_answer(message) for message in messages) else b""
+        except UnicodeError as error:
+            raise BadFile(f"{place}: {error}. Write it as UTF-8, or use data.errors=replace") from None
+        except BadMessages as fault:
+            raise BadFile(f"{place}: {fault}; wanted {WANTED}") from None
+        except (ValueError, RecursionError) as error:
+            raise BadFile(f"{place} is not JSON ({error}). Give one conversation a line") from None
+        yield Document(f"{file.label}:{number}", iter([content] if content else []))
+
+
+class BadMessages(Exception):
+    """A record that is no conversation."""
+
+
+def is_answer(message: Mapping[str, str]) -> bool:
+    return message["role"] == "assistant" and bool(message["content"].strip())
+
+
+def messages_of(record: Any) -> list[dict[str, str]]:
+    """Return the messages of a record, role and content of each.
+
+    Raises:
+        BadMessages: it is not of OpenAI's form, nor a prompt and its completion.
+    """
+    if not isinstance(record, dict):
+        raise BadMessages("the record is not an object")
+    if isinstance(record.get("messages"), list):
+        return [_message(each, f"messages[{place}]") for place, each in enumerate(record["messages"])]
+    prompt, completion = record.get("prompt"), record.get("completion")
+    if isinstance(prompt, list) and isinstance(completion, list):
+        return [_message(each, f"message {place}") for place, each in enumerate([*prompt, *completion])]
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
+    raise BadMessages(f"the record has {', '.join(map(repr, list(record)[:8])) or 'nothing'}")
+
+
+def _message(message: Any, place: str) -> dict[str, str]:
+    role = message.get("role") if isinstance(message, dict) else None
+    if not isinstance(role, str) or role not in ROLES:
+        raise BadMessages(f"{place} has the role {str(role)[:40]!r}, and there are {', '.join(ROLES)}")
+    if ignored := [key for key in NOT_LEARNED if message.get(key) is not None]:
+        raise BadMessages(f"{place} has {ignored[0]!r}, which is not known here: leave it out")
+    content = message.get("content")
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        content = "".join(str(part.get("text", "")) for part in content)
+    if not isinstance(content, str):
+        raise BadMessages(f"{place}.content is not text")
+    return {"role": role, "content": content}

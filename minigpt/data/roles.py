@@ -1,0 +1,85 @@
+"""Conversations as tokens. Who speaks is said by control tokens, and no text can hold one.
+
+    <|system|>Be brief.<|user|>Hello<|assistant|>Hi!<|end|>
+
+A turn begins with the token of its role and goes on to the next control token; the assistant writes <|end|> itself when
+it is done. What is learned follows from the tokens alone: all that stands behind <|assistant|>, up to and with <|end|>.
+
+While a conversation is on its way to the tokenizer it is bytes: its texts in UTF-8, and for each control token one byte
+that no UTF-8 holds.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # readers need only the names and the marks
+    from minigpt.data.tokenizer import Tokenizer
+
+ROLES = {"system": "<|system|>", "developer": "<|system|>", "user": "<|user|>", "assistant": "<|assistant|>"}
+END = "<|end|>"
+CONTROL = (*dict.fromkeys(ROLES.values()), END)
+MARKS = {name: bytes([0xF8 + number]) for number, name in enumerate(CONTROL)}
+_MARK = re.compile(b"([" + b"".join(MARKS.values()) + b"])")
+_NAMES = {mark: name for name, mark in MARKS.items()}
+
+
+def with_roles(tokenizer: "Tokenizer") -> "Tokenizer":
+    """Return a tokenizer that has the control tokens: those that it lacks are added behind its own."""
+    missing = [name for name in CONTROL if name not in tokenizer.special]
+    return tokenizer.extended(missing) if missing else tokenizer
+
+
+def has_roles(tokenizer: "Tokenizer") -> bool:
+    """Whether a tokenizer has the control tokens of conversations."""
+    return tokenizer.special.keys() >= {*CONTROL}
+
+
+def marked(messages: Sequence[Mapping[str, str]]) -> bytes:
+    """Return messages as bytes.
+
+    Args:
+        messages: role (one of ROLES) and content of each.
+
+    Raises:
+        UnicodeError: a lone surrogate in a content.
+    """
+    parts = []
+    for message in messages:
+        end = MARKS[END] if message["role"] == "assistant" else b""
+        parts += [MARKS[ROLES[message["role"]]], message["content"].encode(), end]
+    return b"".join(parts)
+
+
+def encode_marked(tokenizer: "Tokenizer", content: bytes) -> Iterator[NDArray[Any]]:
+    """Yield the tokens of what `marked` returned, or of a part of it, by a tokenizer that has the roles."""
+    for number, part in enumerate(_MARK.split(content)):
+        if number % 2:
+            yield np.array([tokenizer.special[_NAMES[part]]], tokenizer.dtype)
+        elif part:
+            yield from tokenizer.encode_chunks([part])
+
+
+def encode_turn(tokenizer: "Tokenizer", messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """Return the tokens of messages, and <|assistant|>: the beginning of the next answer.
+
+    Raises:
+        UserFault: a lone surrogate in a content.
+    """
+    tokens, special = list[int](), tokenizer.special
+    for message in messages:
+        end = [special[END]] if message["role"] == "assistant" else []
+        tokens += [special[ROLES[message["role"]]], *tokenizer.encode(message["content"]), *end]
+    return [*tokens, special[ROLES["assistant"]]]
+
+
+def learned(tokens: NDArray[Any], tokenizer: "Tokenizer") -> NDArray[np.bool_]:
+    """Return which of these tokens (n,) the assistant wrote: (n,)."""
+    control = np.zeros(tokenizer.vocab_size, bool)
+    control[list(tokenizer.special.values())] = True
+    places = np.where(control[tokens], np.arange(len(tokens)), -1)
+    last = np.maximum.accumulate(np.concatenate([[-1], places]))[:-1]  # the last control token before each token
+    return (last >= 0) & (tokens[last] == tokenizer.special[ROLES["assistant"]])

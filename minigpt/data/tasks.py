@@ -1,0 +1,167 @@
+"""data=tasks: generated conversations about small tasks, the answers of which can be checked.
+
+    spell planet            p l a n e t
+    reverse planet          tenalp
+    how many e in letter    l0 e1 t1 t1 e2 r2 = 2              the count so far behind each letter
+    78 + 345                8+5+0=13 7+4+1=12 0+3+1=04 = 423   column by column from the right: digits and the carry
+    sort 52 17 90 33        17 33 52 90
+    repeat planet moon      planet moon
+    hello, i am planet      hello planet, nice to meet you     small talk
+
+Words are made up from syllables, so there is no end of them. Each word, each pair of numbers and each set of numbers
+belongs to one part, train, val or test, by its hash: nothing that a question of one part asks about is in another.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from minigpt.rundir.files import write_file
+
+VERSION = 1  # of what is generated
+SIZES = {"train": 160_000, "val": 700, "test": 1_750}  # conversations; of val and test one question each
+PARTS = ("test", "val", *["train"] * 8)  # by tenths of the hash
+
+_ONSETS = "b c d f g h j k l m n p q r s t v w x y z bl br ch cl cr dr fl fr gl gr pl pr sh sl sp st sw th tr".split()  # noqa: SIM905
+_VOWELS = "a e i o u a e i o u ai ea ee oo ou y".split()  # noqa: SIM905
+_CODAS = ["", "", "", *"b d f g k l m n p r s t w x z ck ll nd ng nt ss st".split()]  # noqa: SIM905
+_TALK = {
+    "hello, i am {}": "hello {}, nice to meet you",
+    "my name is {}": "hi {}, what can i do for you?",
+    "do you like {}": "i have never tried {}",
+    "where is {}": "i do not know where {} is",
+    "i come from {}": "is it warm in {}?",
+    "say thanks to {}": "thank you, {}!",
+    "goodbye, {} is waiting": "goodbye, and greet {}",
+}
+_ALWAYS = {  # asked in training alone: there is nothing in them to leave out of it
+    "hi": "hello! what can i do for you?",
+    "hello": "hello! what can i do for you?",
+    "who are you": "i am a small model. i spell, reverse, count, add, sort and repeat",
+    "what can you do": "try: spell planet, reverse planet, how many e in planet, 78 + 345, sort 52 17 90 33",
+    "thanks": "you are welcome",
+    "bye": "goodbye!",
+}
+
+INTRODUCED = "my name is "
+
+Exchange = tuple[str, str]  # a question and its answer
+
+
+def part_of(key: str) -> str:
+    """Return the part that what is asked about belongs to."""
+    return PARTS[int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) % len(PARTS)]
+
+
+def pick(random: Random, choices: Any) -> Any:
+    """Return one of some choices; by `random()` alone, which is the same in every version of Python."""
+    return choices[int(random.random() * len(choices))]
+
+
+def word(random: Random, part: str) -> str:
+    """Return a word of 3 to 8 letters of this part."""
+    while True:
+        length, text = 3 + int(random.random() * 6), ""
+        while len(text) < length:
+            text += pick(random, _ONSETS) + pick(random, _VOWELS) + pick(random, _CODAS)
+        if part_of(text[:length]) == part:
+            return text[:length]
+
+
+def spell(random: Random, part: str) -> Exchange:
+    own = word(random, part)
+    return f"spell {own}", " ".join(own)
+
+
+def reverse(random: Random, part: str) -> Exchange:
+    own = word(random, part)
+    return f"reverse {own}", own[::-1]
+
+
+def count(random: Random, part: str) -> Exchange:
+    own = word(random, part)
+    letter = pick(random, own if random.random() < 0.8 else "abcdefghijklmnopqrstuvwxyz")
+    steps = [f"{each}{own[: place + 1].count(letter)}" for place, each in enumerate(own)]
+    return f"how many {letter} in {own}", f"{' '.join(steps)} = {own.count(letter)}"
+
+
+def add(random: Random, part: str) -> Exchange:
+    while True:
+        total = int(random.random() * 1000)
+        first = int(random.random() * (total + 1))
+        if part_of(f"{first}+{total - first}") == part:
+            break
+    columns, carry = [], 0
+    for place in (1, 10, 100):
+        a, b = first // place % 10, (total - first) // place % 10
+        columns.append(f"{a}+{b}+{carry}={a + b + carry:02d}")
+        carry = (a + b + carry) // 10
+    return f"{first} + {total - first}", f"{' '.join(columns)} = {total}"
+
+
+def sort(random: Random, part: str) -> Exchange:
+    while True:
+        size, numbers = 4 + int(random.random() * 3), list[int]()
+        while len(numbers) < size:
+            each = 10 + int(random.random() * 90)
+            numbers += [each] if each not in numbers else []
+        ordered = " ".join(map(str, sorted(numbers)))
+        if part_of(ordered) == part:
+            return f"sort {' '.join(map(str, numbers))}", ordered
+
+
+def copy(random: Random, part: str) -> Exchange:
+    words = " ".join(word(random, part) for _ in range(1 + int(random.random() * 3)))
+    return f"repeat {words}", words
+
+
+def talk(random: Random, part: str) -> Exchange:
+    if part == "train" and random.random() < 0.2:
+        return pick(random, [*_ALWAYS.items()])
+    own = word(random, part)
+    question, answer = pick(random, [*_TALK.items()])
+    return question.format(own), answer.format(own)
+
+
+TASKS: dict[str, Callable[[Random, str], Exchange]] = {
+    "spell": spell, "reverse": reverse, "count": count, "add": add, "sort": sort, "copy": copy, "small talk": talk,
+}  # fmt: skip
+OFTEN = [*TASKS, "reverse", "add", "sort"]  # in training
+
+
+def conversations(part: str) -> Iterator[dict[str, Any]]:
+    """Yield the conversations of a part: in training of one to three exchanges, else different questions by task."""
+    random = Random(f"minigpt tasks {VERSION} {part}")
+    if part == "train":
+        for _ in range(SIZES[part]):
+            exchanges = [TASKS[pick(random, OFTEN)](random, part)]
+            while random.random() < 0.3 and len(exchanges) < 3:
+                exchanges.append(TASKS[pick(random, OFTEN)](random, part))
+            names = [asked.removeprefix(INTRODUCED) for asked, _ in exchanges if asked.startswith(INTRODUCED)]
+            if names and random.random() < 0.5:
+                exchanges.append(("what is my name", f"your name is {names[-1]}"))
+            yield {"messages": messages_of(exchanges)}
+        return
+    for task, make in TASKS.items():
+        asked: dict[str, str] = {}
+        while len(asked) < SIZES[part] // len(TASKS):
+            asked |= [make(random, part)]
+        yield from ({"task": task, "messages": messages_of([exchange])} for exchange in asked.items())
+
+
+def messages_of(exchanges: list[Exchange]) -> list[dict[str, str]]:
+    """Return exchanges as messages."""
+    roles = ("user", "assistant")
+    return [{"role": role, "content": text} for each in exchanges for role, text in zip(roles, each, strict=True)]
+
+
+def task_file(folder: Path, part: str) -> Path:
+    """Return the file of a part, made if it is not there."""
+    path = folder / f"tasks-{VERSION}" / f"{part}.jsonl"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, "".join(json.dumps(each) + "\n" for each in conversations(part)).encode())
+    return path
