@@ -230,9 +230,12 @@ def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, toke
             )
         weights = load.foreign_weights(origin) if foreign.is_foreign(origin) else load.read_tensors(origin, MODEL)
         known = theirs.vocab_size if isinstance(theirs, Tokenizer) else None
-        if known is not None and known < tokenizer.vocab_size and config.adapter.name != "none":
+        if known is not None and known < tokenizer.vocab_size:
             new = f"{tokenizer.vocab_size - known} control tokens that are new to init.from={config.init.source}"
-            print(f"Note: an adapter leaves the embeddings of {new} as they begin. Whole weights learn them")
+            if is_sharded(gpt):
+                raise UserFault(f"sharded weights can't take the {new}. Use trainer=ddp, or train a step on one device")
+            if config.adapter.name != "none":
+                print(f"Note: an adapter leaves the embeddings of {new} as they begin. Whole weights learn them")
         load.load_weights(gpt, load.fit_rows(weights, gpt, known), str(origin))
         if not foreign.is_foreign(origin):
             load.merge_own_adapter(gpt, origin)
