@@ -62,8 +62,8 @@ class Server:
     async def write(self, request: Request, *, chat: bool) -> Response:
         """Answer a request for texts, streaming or not."""
         content = await read_body(request)
-        limit = self.config.max_tokens
-        order = await asyncio.to_thread(read_order, content, self.tokenizers, chat=chat, max_tokens=limit)
+        limits = {"max_tokens": self.config.max_tokens, "max_texts": self.config.rows + self.config.queue}
+        order = await asyncio.to_thread(read_order, content, self.tokenizers, chat=chat, **limits)
         try:
             self.engine.submit(order.answer)
         except Busy:
@@ -77,7 +77,7 @@ class Server:
             whole = wholes[piece.choice]
             whole.text, whole.ended = whole.text + piece.text, piece.ended
             whole.tokens += piece.tokens
-        return JSONResponse(reply.whole(wholes))
+        return StreamingResponse(reply.whole(wholes), media_type="application/json")  # made in a thread
 
     def watch(self, request: Request, answer: Answer) -> list[asyncio.Task[None] | asyncio.TimerHandle]:
         """End an answer where the client goes away or it takes too long, whether somebody reads it or not."""

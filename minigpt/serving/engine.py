@@ -55,7 +55,7 @@ class Answer:
 
     Attributes:
         model: the name of the model that writes.
-        rows: the texts.
+        rows: the texts; those of one prompt may share its list.
         top: how many of the likeliest tokens come with each token; None: no logprobs at all.
         events: what happens to it: pieces, and in place of the last the exception that ended it.
     """
@@ -136,6 +136,8 @@ class Served:
     def step(self, new: Sequence[Choice]) -> list[tuple[Answer, Piece]]:
         """Let new texts join, and give each text a token; return what that brought."""
         self.writing += new
+        for choice in new:
+            choice.row.tokens = list(choice.row.tokens)  # from here on it grows; those that wait share their prompt's
         if new:
             self.writer.join([choice.row for choice in new])
             self.tokens_read += sum(len(choice.row.tokens) for choice in new)
@@ -147,6 +149,9 @@ class Served:
         self.writer.step()
         self.tokens_written += len(self.writing)
         pieces = [(choice.answer, choice.taken()) for choice in self.writing]
+        for choice in self.writing:
+            if choice.row.ended:
+                choice.row.tokens = []  # its answer may wait for others yet
         self.writing = [choice for choice in self.writing if not choice.row.ended]
         return pieces
 

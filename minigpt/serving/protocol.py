@@ -3,10 +3,12 @@
 Source: https://platform.openai.com/docs/api-reference (completions, chat, models, errors).
 """
 
+import json
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from minigpt.config.schema import SampleConfig
@@ -109,7 +111,7 @@ class Order:
 
 
 def read_order(
-    content: Mapping[str, Any], tokenizers: Mapping[str, Tokenizer], *, chat: bool, max_tokens: int
+    content: Mapping[str, Any], tokenizers: Mapping[str, Tokenizer], *, chat: bool, max_tokens: int, max_texts: int
 ) -> Order:
     """Return what the body of a request asks for.
 
@@ -118,6 +120,7 @@ def read_order(
         tokenizers: of the models, by name.
         chat: whether it holds messages, not a prompt.
         max_tokens: most tokens of a text.
+        max_texts: most texts of a request; more are refused before anything is encoded.
 
     Raises:
         ApiError: 404 for an unknown model, 400 for anything else that is wrong.
@@ -131,11 +134,14 @@ def read_order(
         raise ApiError(
             404, f"the model {str(model)[:100]!r} does not exist; there are: {known}", code="model_not_found"
         )
-    n = fields.number("n", 1, 1, MAX_TEXTS, whole=True)
+    max_texts = min(max_texts, MAX_TEXTS)
+    n = fields.number("n", 1, 1, max_texts, whole=True)
     fields.number("best_of", n, n, n, whole=True)
-    turns = (_read_messages if chat else _read_prompts)(fields, tokenizers[model])
-    if len(turns) * n > MAX_TEXTS:
-        raise ApiError(400, f"{len(turns)} prompts x n={n} are more than {MAX_TEXTS} texts", param="n")
+    turns = (
+        [_read_messages(fields, tokenizers[model])]
+        if chat
+        else _read_prompts(fields, tokenizers[model], max_texts // n)
+    )
     top = _read_logprobs(fields, chat)
     limit = fields.number("max_tokens", min(256 if chat else 16, max_tokens), 1, max_tokens, whole=True)
     if chat:
@@ -157,20 +163,20 @@ def read_order(
     rows = []
     for turn in turns:
         own = options if not turn.stop else SampleConfig(**{**vars(options), "stop": [*options.stop, *turn.stop]})
-        rows += [Row(list(turn.tokens), own, number, turn.ends) for number in range(n)]
+        rows += [Row(turn.tokens, own, number, turn.ends) for number in range(n)]  # one list for all
     shown = str(content.get("messages" if chat else "prompt"))
     prompts = [turn.tokens for turn in turns]
     return Order(Answer(model, rows, top), tokenizers[model], chat, stream, usage, token_ids, prompts, shown)
 
 
-def _read_prompts(fields: Fields, tokenizer: Tokenizer) -> list[Turn]:
-    """Return the prompts: a text, a list of texts, a list of tokens, or a list of these."""
+def _read_prompts(fields: Fields, tokenizer: Tokenizer, most: int) -> list[Turn]:
+    """Return the prompts, `most` at most: a text, a list of texts, a list of tokens, or a list of these."""
     given = fields.take("prompt", (str, list), "")
     one = isinstance(given, str) or (bool(given) and all(isinstance(each, int) for each in given))
     ends: frozenset[int] = frozenset() if tokenizer.eot is None else frozenset({tokenizer.eot})
     prompts = [given] if one else given
-    if not 0 < len(prompts) <= MAX_TEXTS:
-        raise ApiError(400, f"prompt holds {len(prompts)} prompts; wanted from 1 to {MAX_TEXTS}", param="prompt")
+    if not 0 < len(prompts) <= most:
+        raise ApiError(400, f"prompt holds {len(prompts)} prompts; wanted from 1 to {most} with this n", param="prompt")
     return [Turn(_encode(tokenizer, prompt), ends) for prompt in prompts]
 
 
@@ -184,7 +190,7 @@ def _encode(tokenizer: Tokenizer, prompt: Any) -> list[int]:
     return prompt
 
 
-def _read_messages(fields: Fields, tokenizer: Tokenizer) -> list[Turn]:
+def _read_messages(fields: Fields, tokenizer: Tokenizer) -> Turn:
     messages = fields.take("messages", list, [])
     plain = []
     for place, message in enumerate(messages):
@@ -200,7 +206,8 @@ def _read_messages(fields: Fields, tokenizer: Tokenizer) -> list[Turn]:
         plain.append({"role": role, "content": content})
     if not plain:
         raise ApiError(400, "messages must hold at least one message", param="messages")
-    return [_refused(lambda: turn_of(tokenizer, plain), "messages")]
+    turn: Turn = _refused(lambda: turn_of(tokenizer, plain), "messages")
+    return turn
 
 
 def _refused(encode: Callable[[], Any], param: str) -> Any:
@@ -246,13 +253,20 @@ class Reply:
         name = f"{'chatcmpl' if order.chat else 'cmpl'}-{secrets.token_hex(12)}"
         self.head = {"id": name, "object": self.kind, "created": created, "model": order.answer.model}
 
-    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """Return the reply that is not streamed, of a whole piece for each choice."""
-        choices = [self._choice(piece, message="message") for piece in pieces]
-        return {**self.head, "choices": choices, "usage": self.usage(sum(len(piece.tokens) for piece in pieces))}
+    def whole(self, pieces: Sequence[Piece]) -> Iterator[str]:
+        """Yield the JSON of the reply that is not streamed, of a whole piece for each choice.
+
+        Choice by choice: `json.dumps` keeps the interpreter to itself, and a whole reply may be of 100 MB.
+        """
+        head = json.dumps({**self.head, "usage": self.usage(sum(len(piece.tokens) for piece in pieces))})
+        yield head[:-1] + ', "choices": ['
+        for piece in pieces:
+            choice = json.dumps(self._choice(piece, message="message"), ensure_ascii=False)
+            yield f"{choice}, " if piece is not pieces[-1] else choice
+        yield "]}"
 
     def chunk(self, piece: Piece, *, first: bool) -> dict[str, Any]:
-        """Return a chunk of a stream; the first of a choice holds the prompt's tokens, if they are asked for."""
+        """Return a chunk of a stream; the first of a prompt holds its tokens, if they are asked for."""
         kind = "chat.completion.chunk" if self.order.chat else self.kind
         return {**self.head, "object": kind, "choices": [self._choice(piece, message="delta", first=first)]}
 
@@ -276,14 +290,14 @@ class Reply:
         choice["logprobs"] = None if self.order.answer.top is None else logprobs(piece.tokens)
         if self.order.token_ids:
             choice["token_ids"] = [token.id for token in piece.tokens]
-            per_prompt = len(self.order.answer.rows) // len(self.order.prompts)
-            if first:
-                choice["prompt_token_ids"] = list(self.order.prompts[piece.choice // per_prompt])
+            prompt, number = divmod(piece.choice, len(self.order.answer.rows) // len(self.order.prompts))
+            if first and number == 0:
+                choice["prompt_token_ids"] = self.order.prompts[prompt]
         return choice
 
     def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
         names = [self.name_of(token.id) for token in tokens]
-        offsets = [sum(map(len, names[:place])) for place in range(len(names))]
+        offsets = list(accumulate(map(len, names[:-1]), initial=0))[: len(names)]
         tops = [{self.name_of(each): logprob for each, logprob in token.top} for token in tokens]
         logprobs = [token.logprob for token in tokens]
         return {"tokens": names, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}

@@ -1,5 +1,6 @@
 """`minigpt serve` as a process: the official client, bounds, doors, and its end. See `make test-extras`."""
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -330,3 +331,24 @@ def test_a_port_that_is_taken_is_named(trained, server):
     )
     assert done.returncode == 2
     assert "Use another port=" in done.stderr
+
+
+def test_a_whole_reply_is_made_in_a_thread_where_it_keeps_nobody_waiting(trained, monkeypatch):
+    from fastapi.testclient import TestClient
+
+    from minigpt.config.commands import ServeConfig
+    from minigpt.serving.app import make_app
+    from minigpt.serving.engine import Engine
+    from minigpt.serving.models import load_models
+    from minigpt.serving.protocol import Reply
+
+    loops = []
+    monkeypatch.setattr(Reply, "_logprobs", lambda *_: loops.append(asyncio._get_running_loop()))
+    config = ServeConfig(checkpoint=[str(trained)], rows=2, queue=2)
+    engine = Engine(load_models(config), queue=config.queue, on_error=str)
+    with TestClient(make_app(engine, config, hosts={"testserver"}, token=None, say=str)) as http:
+        asked = {"model": "run", "prompt": "a", "max_tokens": 2, "n": 4, "logprobs": 1}
+        assert len(http.post("/v1/completions", json=asked).json()["choices"]) == 4
+        refused = http.post("/v1/completions", json=asked | {"n": 5}).json()
+    assert loops == [None] * 4
+    assert refused["error"]["message"] == "n must be from 1 to 4, got 5"

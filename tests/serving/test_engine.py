@@ -28,7 +28,7 @@ def answer_of(loaded, prompt, *, n=1, **options):
     config = SampleConfig(**{"max_new_tokens": 30, "temperature": 0.9, **options})
     tokens = loaded.tokenizer.encode(prompt)
     ends = frozenset({loaded.tokenizer.eot})
-    return Answer("tiny", [Row(list(tokens), config, number, ends) for number in range(n)])
+    return Answer("tiny", [Row(tokens, config, number, ends) for number in range(n)])
 
 
 async def collect(answer):

@@ -1,6 +1,8 @@
 """OpenAI's protocol, field by field."""
 
+import json
 import math
+import time
 
 import pytest
 
@@ -14,9 +16,13 @@ BYTE = build_tokenizer("byte")
 HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
 
 
-def order(chat=False, **content):
+def order(chat=False, max_texts=1000, **content):
     content = {"model": "m", **({"messages": HELLO} if chat else {"prompt": "ab"}), **content}
-    return read_order(content, {"m": BYTE}, chat=chat, max_tokens=100)
+    return read_order(content, {"m": BYTE}, chat=chat, max_tokens=100, max_texts=max_texts)
+
+
+def whole(order, *pieces):
+    return json.loads("".join(Reply(order, 0).whole(pieces)))
 
 
 def options(**content):
@@ -70,7 +76,9 @@ def test_messages_become_a_transcript_or_what_the_tokenizer_says():
         ({"temperature": "warm"}, "temperature", "a number"),
         ({"top_p": 0}, "top_p", "from 1e-09 to 1"),
         ({"n": 129}, "n", "from 1 to 128"),
-        ({"n": 100, "prompt": ["a", "b"]}, "n", "more than 128"),
+        ({"n": 100, "prompt": ["a", "b"]}, "prompt", "2 prompts; wanted from 1 to 1 with this n"),
+        ({"n": 81, "max_texts": 80}, "n", "from 1 to 80"),
+        ({"n": 81, "max_texts": 80, "chat": True}, "n", "from 1 to 80"),
         ({"best_of": 3}, "best_of", "from 1 to 1"),
         ({"seed": 2**63}, "seed", "from"),
         ({"stop": [""]}, "stop", "characters"),
@@ -122,7 +130,7 @@ def test_a_model_that_is_not_there_is_404():
 
 def test_logprobs_in_both_forms():
     token = Token(104, -0.5, [(104, -0.5), (195, -1.5)])
-    reply = Reply(order(logprobs=2), 0).whole([Piece(0, "h", [token, Token(105, -2.0, [])], "length")])
+    reply = whole(order(logprobs=2), Piece(0, "h", [token, Token(105, -2.0, [])], "length"))
     (choice,) = reply["choices"]
     assert choice["logprobs"] == {
         "tokens": ["h", "i"],
@@ -143,8 +151,23 @@ def test_logprobs_in_both_forms():
     ]  # fmt: skip
 
 
+def test_a_request_costs_its_size_and_not_that_of_its_choices_together():
+    wanted = order(prompt=["ab", "c"], n=3, logprobs=0, return_token_ids=True)
+    rows = wanted.answer.rows
+    assert len({id(row.tokens) for row in rows}) == 2  # a list for each prompt
+    ids = [choice.get("prompt_token_ids") for choice in whole(wanted, *map(Piece, range(6)))["choices"]]
+    assert ids == [[97, 98], None, None, [99], None, None]
+    assert len(list(Reply(wanted, 0).whole([Piece(index) for index in range(6)]))) == 8  # no choice waits for another
+    began = time.monotonic()
+    (choice,) = whole(order(logprobs=0), Piece(0, "", [Token(104)] * 30_000))["choices"]
+    assert choice["logprobs"]["text_offset"] == list(range(30_000))
+    assert time.monotonic() - began < 4  # all names summed up for each: 20 s and more
+    with pytest.raises(ApiError, match="with this n"):  # said before anything is encoded
+        order(prompt=["\ud800"] * 3, n=50)
+
+
 @pytest.mark.parametrize(
     ("ended", "reason"), [("length", "length"), ("stopped", "stop"), ("end of text", "stop"), ("", None)]
 )
 def test_how_a_text_ended(ended, reason):
-    assert Reply(order(), 0).whole([Piece(0, "", [], ended)])["choices"][0]["finish_reason"] == reason
+    assert whole(order(), Piece(0, "", [], ended))["choices"][0]["finish_reason"] == reason
