@@ -98,7 +98,7 @@ def test_two_processes_are_measured_with_parts_of_the_weights(tmp_path):
     assert (tmp_path / "scaling.png").stat().st_size > 10_000
     assert text.splitlines()[-1].startswith("Scaling on 2 devices: ")
     assert text.count("Machine    ") == 1
-    assert "| reduce-scatter | 2 " in (tmp_path / "scaling.md").read_text()
+    assert "| 2       | reduce-scatter | 2 " in (tmp_path / "scaling.md").read_text()
 
 
 @pytest.fixture

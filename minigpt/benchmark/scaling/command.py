@@ -34,7 +34,7 @@ from minigpt.rundir.run_directory import environment
 SECONDS = 3.0  # about so long a measurement lasts
 MOST_BYTES = 64 << 20  # of the largest tensor with which collectives are timed
 LEAST_BYTES = 4096
-LINE_HEADS = ["collective", "processes", "MB", "ms", "on paper, ms", "alpha, us", "beta, GB/s"]
+LINE_HEADS = ["devices", "collective", "processes", "MB", "ms", "on paper, ms", "alpha, us", "beta, GB/s"]
 
 Lines = dict[tuple[str, str], Line]  # (kind, group) of a collective -> the connection
 
@@ -74,6 +74,7 @@ def scaling(plan: Plan) -> int:
         UserFault: other processes were started than the settings ask for, or a micro-batch does not fit.
     """
     folder = Path(plan.config.write_to or ".")
+    folder.mkdir(parents=True, exist_ok=True)  # now, not when all is measured
     config = replace(plan.config, trainer=replace(plan.config.trainer, max_steps=plan.config.steps))
     with Signals() as signals:
         hardware = find_device(config)
@@ -135,7 +136,6 @@ def write_results(
     """Print the tables, and write them with the picture."""
     tables = f"{markdown(HEADS, [cells(row, rows) for row in rows])}\n\n{markdown(LINE_HEADS, timed)}"
     say(f"\n{tables}\n")
-    folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / "scaling.md", "\n".join(["```", *about, "```", "", tables, ""]))
     write_json(folder / "scaling.json", {"about": about, "rows": [asdict(row) for row in rows]})
     preset, strategy = setup.plan.config.preset, setup.config.trainer.strategy
@@ -217,5 +217,5 @@ def time_collectives(setup: Setup, devices: int, mesh: DeviceMesh) -> tuple[Line
         about = [number(1e6 * line.alpha), number(line.beta / 1e9)]
         for each, (size, seconds) in zip(tries, times, strict=True):
             figures = [number(size / 1e6), number(1e3 * seconds), number(1e3 * each.seconds(line))]
-            rows.append([kind, str(ranks), *figures, *about])
+            rows.append([str(devices), kind, str(ranks), *figures, *about])
     return lines, rows

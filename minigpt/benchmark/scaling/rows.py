@@ -34,14 +34,14 @@ class Row:
 
 
 def beyond(last: Row, share: int, on_paper: Callable[[int], tuple[float, float]]) -> list[Row]:
-    """Return rows on paper for more devices than there are, connected alike, which hide as large a part of it all.
+    """Return rows on paper for more devices than there are, connected alike, of whose sending as large a part is seen.
 
     Args:
         last: of all devices that there are.
         share: sequences of a step that each of them has.
         on_paper: devices -> seconds of a step's collectives, and bytes that each process sends.
     """
-    visible, computing, rows = min(1.0, last.exposed / last.paper), last.step - last.exposed, []
+    visible, computing, rows = last.exposed / last.paper, last.step - last.exposed, []
     for more in (2**power for power in range(1, BEYOND.bit_length())):
         devices = more * last.devices
         paper, sent = on_paper(devices)
