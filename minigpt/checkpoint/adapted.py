@@ -31,9 +31,13 @@ def open_adapter(path: str, which: str, loaded: LoadedCheckpoint) -> tuple[Path,
     if (folder / ADAPTER_CONFIG).is_file() and not (folder / "MANIFEST.json").is_file():
         read = _of_peft(folder)
     else:
-        folder = find_checkpoint(path, which)
+        nothing = f"adapter={path} holds no adapter. Give a run with adapter=lora, or a folder that peft wrote"
+        try:
+            folder = find_checkpoint(path, which)
+        except UserFault:  # which speaks of checkpoint=
+            raise UserFault(nothing) from None
         if not (folder / "MANIFEST.json").is_file() or not lists(folder, ADAPTER):
-            raise UserFault(f"adapter={path} has no adapter. Give a run with adapter=lora, or a folder that peft wrote")
+            raise UserFault(nothing)
         read = partial(read_file, folder)
     return folder, read_adapter(read, loaded.model, str(folder))
 

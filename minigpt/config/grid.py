@@ -7,11 +7,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from minigpt.config.compose import LITERAL
-from minigpt.config.convert import as_typed, shown
+from minigpt.config.convert import as_typed, settings, shown
+from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
 
 FLAGS = ("-m", "--multirun")
 MAX_JOBS = 1000
+WHOLE = {"data.mix", *(LITERAL & settings(TrainConfig).keys())}  # settings whose commas divide nothing
 
 Job = list[str]  # a command line
 
@@ -33,7 +35,7 @@ def expand(arguments: list[str]) -> list[tuple[Job, str]]:
 def _alternatives(argument: str) -> list[str]:
     """Return an argument with each of the values that it lists, or as it is."""
     name, equals, _ = argument.partition("=")
-    if not equals or name.startswith("-") or name.lstrip("+") in (*LITERAL, "data.mix"):  # whose commas divide nothing
+    if not equals or name.startswith("-") or name.lstrip("+") in WHOLE:
         return [argument]
     try:
         override = OverridesParser.create().parse_override(argument)

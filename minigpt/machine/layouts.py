@@ -36,6 +36,7 @@ def describe_layouts(config: PlanConfig) -> str:
         gb = [*gigabytes(budget), f"{budget.peak / 1e9:.2f}"]
         rows.append([name, f"{plan.accumulate} x {plan.micro_batch}", *gb, fits])
     more = "trainer=fsdp trainer.devices=N" if config.trainer.strategy not in SHARDED else "more devices"
+    more = more if config.adapter.name == "none" else "a smaller batch_tokens"
     verdict = f"First that fits: {first}" if first else f"None fits. Try {more}, or a smaller model or block_size"
     device = f"{choices.devices} x {hardware.name}" if choices.devices > 1 else hardware.name
     return "\n".join(
@@ -77,6 +78,8 @@ def _layouts(config: PlanConfig, vocab_size: int) -> Iterator[tuple[str, list[st
     if devices > node > 1 and devices % node == 0:
         strategies.append(("hsdp", node))
     strategies += [("fsdp", devices)] if devices > 1 else []
+    if config.adapter.name != "none":  # which wants the model whole
+        strategies = strategies[:1]
     if trainer.strategy in SHARDED:
         strategies = [(trainer.strategy, parts_of(trainer))]
     for strategy, shards in strategies:

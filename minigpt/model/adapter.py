@@ -2,16 +2,16 @@
 
     y = W x + alpha / r B A x
 
-W (rows, columns) is frozen. A (r, columns) begins random and B (rows, r) as zeros, so the model begins as it was. The
-adapter is put on from outside: neither gpt.py nor attention/ knows of it. Merged into W it is a plain model again.
+W (rows, columns) is frozen. A (r, columns) begins random and B (rows, r) as zeros, so the model begins as it was.
+Neither gpt.py nor attention/ knows of it. Merged into W it is a plain model again.
 
 Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1.
 """
 
 import copy
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -86,15 +86,19 @@ class LoRA(nn.Module):
         self.A = nn.ParameterList(layer.weight.new_empty(rank, layer.in_features) for _ in of)
         self.B = nn.ParameterList(layer.weight.new_zeros(place.rows, rank) for place in of)
         for A in self.A:
-            nn.init.kaiming_uniform_(A, a=math.sqrt(5))  # as peft does: uniform, up to 1 / sqrt(columns)
+            nn.init.kaiming_uniform_(A, a=5**0.5)  # as peft does: uniform, up to 1 / sqrt(columns)
+
+    def learned(self) -> Iterator[tuple[Place, Tensor, Tensor]]:
+        """Yield each place with its A and B."""
+        yield from zip(self.places, self.A, self.B, strict=True)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., columns) -> (..., all rows)."""
-        pieces, row = list[Tensor](), 0
-        for place, A, B in zip(self.places, self.A, self.B, strict=True):
+        pieces, row = list[Tensor](), 0  # of the output, and where the next begins
+        for place, A, B in self.learned():
             piece = F.linear(self.alpha / self.rank * F.linear(x, A), B)
-            gap = [piece.new_zeros(*piece.shape[:-1], place.first - row)] if place.first > row else []
-            pieces, row = [*pieces, *gap, piece], place.first + place.rows
+            pieces += [F.pad(piece, (place.first - row, 0)) if place.first > row else piece]
+            row = place.first + place.rows
         whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
         return F.pad(whole, (0, self.rows - row)) if row < self.rows else whole
 
@@ -107,12 +111,9 @@ def _add(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
 def put_on(gpt: GPT, config: AdapterConfig) -> None:
     """Freeze a model and put an adapter beside its matrices, which adds nothing yet."""
     gpt.requires_grad_(False)
-    layers: dict[str, list[Place]] = {}
-    for place in places(gpt, config.targets):
-        layers.setdefault(place.layer, []).append(place)
-    for name, of in layers.items():
+    for name, of in groupby([*places(gpt, config.targets)], key=lambda place: place.layer):
         layer: Any = gpt.get_submodule(name)
-        layer.adapter = LoRA(layer, of, rank=config.rank, alpha=config.alpha)
+        layer.adapter = LoRA(layer, [*of], rank=config.rank, alpha=config.alpha)
         layer.register_forward_hook(_add)
 
 
@@ -123,13 +124,9 @@ def base_of(gpt: GPT) -> dict[str, Tensor]:
 
 def adapter_of(gpt: GPT) -> Adapter | None:
     """Return the adapter that a model has on: its tensors, not copies."""
-    worn = [module for module in gpt.modules() if isinstance(module, LoRA)]
-    pairs = {
-        place: (A.detach(), B.detach())
-        for each in worn
-        for place, A, B in zip(each.places, each.A, each.B, strict=True)
-    }
-    return Adapter(worn[0].rank, worn[0].alpha, pairs) if worn else None
+    on = [module for module in gpt.modules() if isinstance(module, LoRA)]
+    pairs = {place: (A.detach(), B.detach()) for each in on for place, A, B in each.learned()}
+    return Adapter(on[0].rank, on[0].alpha, pairs) if on else None
 
 
 @torch.no_grad()

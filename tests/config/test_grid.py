@@ -23,6 +23,7 @@ def test_the_last_list_changes_fastest_and_single_values_stay_as_typed():
         ("trainer.max_tokens=null,100", ["trainer.max_tokens=null", "trainer.max_tokens=100"]),
         ("logger.project='a b','c,d'", ["logger.project=a b", "logger.project=c,d"]),
         ("+seed=1,2", ["+seed=1", "+seed=2"]),
+        ("adapter=none,lora", ["adapter=none", "adapter=lora"]),  # which is free text in sample alone
     ],
 )
 def test_each_kind_of_value(argument, texts):

@@ -114,8 +114,9 @@ def test_an_adapter_is_refused_on_another_base_and_where_there_is_none(place, tm
     base, tuned = place.folder / "base", place.folder / "tuned"
     with pytest.raises(UserFault, match=r"lies on another model: .* Give as checkpoint="):
         adapted(str(tuned), "best", [load_checkpoint(tuned)])
-    with pytest.raises(UserFault, match="has no adapter"):
-        adapted(str(base), "best", [load_checkpoint(base)])
+    for nothing in (base, base.parent, place.folder / "text.txt"):
+        with pytest.raises(UserFault, match=r"adapter=.* holds no adapter"):
+            adapted(str(nothing), "best", [load_checkpoint(base)])
     found = adapted(str(tuned), "best", [load_checkpoint(tuned), load_checkpoint(base)])
     assert torch.equal(logits(found.model), logits(load_checkpoint(tuned).model))
     copy = shutil.copytree(newest(tuned), tmp_path / "copy")
