@@ -121,6 +121,7 @@ def build_trainer(
         plugins=[FormedAlready(config.trainer.devices)],
     )
     leave_signals_alone(trainer)
+    load_nothing(trainer)
     return trainer
 
 
@@ -131,6 +132,15 @@ def leave_signals_alone(trainer: L.Trainer) -> None:
     """
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+
+def load_nothing(trainer: L.Trainer) -> None:
+    """Keep Lightning from loading a checkpoint of its own choice: a run's are ours, and hold no pickle.
+
+    In a SLURM job `fit` looks for `hpc_ckpt_N.ckpt` in the working folder, which any other job may have left there, and
+    puts what it holds in the place of the weights.
+    """
+    trainer._checkpoint_connector._parse_ckpt_path = lambda *_, **__: None  # type: ignore[method-assign]
 
 
 def call_callbacks(trainer: L.Trainer, hook: str, *arguments: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import lightning as L
 import pytest
+import torch
 from lightning.fabric.plugins.environments import SLURMEnvironment
 from torch.optim import adam as optim_adam
 
@@ -122,3 +123,20 @@ def test_no_variable_of_another_lightning_job_steers_a_run(run, monkeypatch, tmp
     assert compare_runs(clean, run.path)[1] == []
     assert "PL_TRAINER_FAST_DEV_RUN, " in capsys.readouterr().out
     assert os.environ["PL_TRAINER_NUM_NODES"] == "2"
+
+
+class Evil:
+    def __reduce__(self):
+        return open, ("EXECUTED", "w")
+
+
+def test_no_checkpoint_of_another_job_is_loaded(run, monkeypatch):
+    """In a SLURM job Lightning takes the newest hpc_ckpt_N.ckpt of the working folder for the run's."""
+    monkeypatch.chdir(run.folder)
+    for name, value in {"SLURM_NTASKS": "1", "SLURM_JOB_ID": "5", "SLURM_JOB_NAME": "train"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    torch.save(Evil(), "hpc_ckpt_1.ckpt")
+    run("trainer.max_steps=2")
+    assert not Path("EXECUTED").exists()
+    assert Path("hpc_ckpt_1.ckpt").exists()
