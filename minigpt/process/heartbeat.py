@@ -13,6 +13,7 @@ waited for, and what is no message of ours is not obeyed. A message is a line of
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -32,7 +33,25 @@ from minigpt.faults import BUG, UserFault
 from minigpt.process.hosts import Hosts, Seal, end_agent_later, find_meeting, open_meeting, shake
 from minigpt.rundir.rows import parse_row
 
-SILENCE_SECONDS = float(os.environ.get("MINIGPT_HEARTBEAT_SECONDS", "20"))  # after which a stopped process is given up
+
+def seconds_of_environment() -> float:
+    """Return MINIGPT_HEARTBEAT_SECONDS, or 20.
+
+    Raises:
+        UserFault: it is no number of seconds.
+    """
+    text = os.environ.get("MINIGPT_HEARTBEAT_SECONDS", "20")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        remedy = "Give a number above 0, as 20, or unset it"
+        raise UserFault(f"MINIGPT_HEARTBEAT_SECONDS={text!r} in the environment is no number of seconds. {remedy}")
+    return seconds
+
+
+SILENCE_SECONDS = seconds_of_environment()  # after which a stopped process is given up
 HUNG_SECONDS = 15 * SILENCE_SECONDS  # and one that is at work, but silent (a library that keeps Python from running)
 BEAT_SECONDS = min(1.0, SILENCE_SECONDS / 8)
 START_SECONDS = 600.0  # for all processes to come together
@@ -229,13 +248,16 @@ class Heartbeat:
 
     def _beat(self) -> None:
         """Give signs of life, and miss those of others."""
-        began = looked = time.monotonic()
+        began = looked = touched = time.monotonic()
+        kept = False
         while not self._done.wait(BEAT_SECONDS):
             now = time.monotonic()
             if now - looked > SILENCE_SECONDS / 2:  # this process itself stood still (Ctrl-Z): the others may have too
                 began = now
                 for peer in list(self.peers.values()):
                     peer.heard = now
+            if now - touched > SILENCE_SECONDS / 2:
+                touched, kept = now, self._touch_store(kept)
             looked = now
             for peer in list(self.peers.values()):
                 self._greet(peer)
@@ -244,6 +266,31 @@ class Heartbeat:
             if self._parent not in (None, os.getppid()):
                 self._parent = None
                 os.kill(os.getpid(), signal.SIGTERM)  # the launcher is gone: stop as if it had asked for it
+
+    def _touch_store(self, kept: bool) -> bool:
+        """Keep cleaners of temporary folders from the file through which the group meets; end where it is gone.
+
+        Whoever waits for another rank there would wait for ever.
+
+        Args:
+            kept: whether it was there before.
+
+        Returns:
+            Whether it is there.
+        """
+        try:
+            for path in (self.folder, self.folder / "store"):
+                os.utime(path)
+        except FileNotFoundError:
+            # Rank 0 removes it at the end of a run, and names the cause where several find it gone.
+            waits = GRACE_SECONDS * (1 if self.rank == 0 else 4)
+            if kept and not self._done.wait(waits) and not self._released.is_set():
+                again = "The same command goes on from the last checkpoint, if there is one."
+                self._end(BUG, f"Error: {self.folder}, where the processes of the run meet, was removed. {again}")
+            return False
+        except OSError:  # a file system that is away for a while
+            return kept
+        return True
 
     def _look_for_silence(self, peer: Peer, seconds: float) -> None:
         if self.hosts is not None and not self.hosts.holds(peer.rank):

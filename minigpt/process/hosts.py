@@ -20,12 +20,14 @@ import tempfile
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
+from typing import IO
 
 from minigpt.faults import UserFault
 from minigpt.launcher import Launched
-from minigpt.rundir.files import write_json
+from minigpt.rundir.files import lock, write_json
 
 MEETING = ".meeting-"
+LOCK = ".meeting.lock"  # of rank 0
 HUB = "hub.json"
 NONCE_BYTES = 16
 SHAKE_SECONDS = 10.0
@@ -44,7 +46,8 @@ def facts(pid):
         return None
 def waits():
     mine = facts(agent)
-    others = (facts(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+    names = {path.name for path in Path("/proc").iterdir() if path.name.isdigit()} - {str(os.getpid())}
+    others = map(facts, names)  # a torchrun that adopts orphans has this process for a child
     return mine and mine[19] == began and not any(each and each[1] == str(agent) and each[0] != "Z" for each in others)
 end = time.monotonic() + seconds
 while time.monotonic() < end:
@@ -57,6 +60,9 @@ for number in (signal.SIGTERM, signal.SIGKILL):
         os.kill(agent, number)
         time.sleep(5)
 """
+
+
+_held: list[IO[str]] = []  # locks
 
 
 @dataclass(frozen=True)
@@ -133,8 +139,18 @@ def open_meeting(hosts: Hosts) -> tuple[socket.socket, Path, str]:
 
     Returns:
         The listening socket, the folder of the meeting, the key.
+
+    Raises:
+        UserFault: another command's rank 0 lives, whose meeting must stay.
     """
     hosts.run_dir.mkdir(parents=True, exist_ok=True)
+    held = open(hosts.run_dir / LOCK, "a")  # noqa: SIM115 - stays open as long as this process lives
+    try:
+        lock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        remedy = "Wait for it, stop it, or choose another run.dir"
+        raise UserFault(f"run.dir={hosts.run_dir} is in use by another command on several hosts. {remedy}") from None
+    _held.append(held)
     for old in hosts.run_dir.glob(f"{MEETING}*"):  # of a run that was killed
         shutil.rmtree(old, ignore_errors=True)
     folder, key = Path(tempfile.mkdtemp(prefix=MEETING, dir=hosts.run_dir)), secrets.token_hex(32)

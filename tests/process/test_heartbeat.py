@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from minigpt.faults import UserFault
+from minigpt.process import heartbeat
+
 # A rank without torch: it beats, and on a line from its parent it fails, leaves, or hangs with Python blocked.
 RANK = """
 import ctypes, sys, time
@@ -231,3 +234,10 @@ def test_the_meeting_place_goes_with_the_run(ranks):
         three.tell(rank, "leave")
     assert three.codes() == [75, 75, 75]
     assert not three.hub.parent.exists()
+
+
+@pytest.mark.parametrize("text", ["60s", "", "0", "nan", "-5", "inf"])
+def test_a_silence_that_is_no_number_of_seconds_is_refused(monkeypatch, text):
+    monkeypatch.setenv("MINIGPT_HEARTBEAT_SECONDS", text)
+    with pytest.raises(UserFault, match=r"MINIGPT_HEARTBEAT_SECONDS=.* is no number of seconds"):
+        heartbeat.seconds_of_environment()

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from minigpt.process.hosts import HUB, MEETING, Hosts, Seal, find_meeting, interface_of, open_meeting, shake
+from minigpt.process import hosts as hosts_module
+from minigpt.process.hosts import HUB, MEETING, WATCHMAN, Hosts, Seal, find_meeting, interface_of, open_meeting, shake
 from tests.process.test_group import SCRIPT, SETTINGS, assert_close, rows, sibling
 
 # A rank without torch on a host of its own; what it is told, it does.
@@ -70,7 +71,7 @@ def tell(process: subprocess.Popen, command: str) -> None:
 
 def test_they_meet_in_the_run_directory_and_part_in_peace(ranks, tmp_path):
     three = ranks()
-    (folder,) = (tmp_path / "run").iterdir()
+    (folder,) = (tmp_path / "run").glob(f"{MEETING}*")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     for rank in (2, 1, 0):
         tell(three[rank], "leave")
@@ -121,7 +122,7 @@ WRONG = [
 
 def test_who_has_not_the_key_is_not_obeyed(ranks, tmp_path):
     three = ranks(silence=2.0)
-    (folder,) = (tmp_path / "run").iterdir()
+    (folder,) = (tmp_path / "run").glob(f"{MEETING}*")
     hub = json.loads((folder / HUB).read_text())
     for content in WRONG:
         with socket.create_connection((hub["address"], hub["port"]), 5) as stranger:
@@ -150,6 +151,7 @@ def test_a_meeting_of_a_killed_run_is_replaced(tmp_path):
     hosts = Hosts(tmp_path / "run", 0, 0, 1, "127.0.0.1")
     server, old, _ = open_meeting(hosts)
     server.close()
+    hosts_module._held.pop().close()  # as the system does
     with pytest.raises(ConnectionRefusedError):
         find_meeting(hosts)
     server, folder, key = open_meeting(hosts)
@@ -174,11 +176,12 @@ def test_two_hosts_compute_what_one_process_does(run):
     whole = sibling(run, "whole")
     whole(*SETTINGS, "trainer.micro_batch=8")
     step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_LOCALID": "0"}
-    step |= {"SLURMD_NODENAME": "127.0.0.1", "OMP_NUM_THREADS": "1", "TRIAL_FOLDER": str(run.folder)}
-    arguments = [*run.arguments(*SETTINGS), "trainer=ddp", "trainer.micro_batch=2"]
+    step |= {"SLURMD_NODENAME": "127.0.0.1", "TRIAL_FOLDER": str(run.folder)}
+    arguments = [each for each in run.arguments(*SETTINGS) if not each.startswith("trainer.threads=")]
+    arguments += ["trainer=ddp", "trainer.micro_batch=2"]
     both = []
     for node in ("0", "1"):
-        own = {"SLURM_PROCID": node, "SLURM_NODEID": node}
+        own = {"SLURM_PROCID": node, "SLURM_NODEID": node, "OMP_NUM_THREADS": str(1 + int(node))}  # unlike hosts
         command = [sys.executable, SCRIPT, *arguments]
         log = open(run.folder / f"log-{node}", "w")  # noqa: SIM115 - the process's
         both.append(subprocess.Popen(command, env=os.environ | step | own, stdout=log, stderr=subprocess.STDOUT))
@@ -186,3 +189,40 @@ def test_two_hosts_compute_what_one_process_does(run):
     assert_close(rows(whole), rows(run))
     assert json.loads((run.path / "choices.json").read_text())["devices"] == 2
     assert not list(run.path.glob(f"{MEETING}*"))
+
+
+def test_a_second_command_leaves_the_first_one_its_meeting(ranks, tmp_path):
+    three = list(ranks())
+    (folder,) = (tmp_path / "run").glob(f"{MEETING}*")
+    (second,) = ranks(tmp_path / "run", meet=False)[3:]
+    assert second.wait(15) == 2
+    assert "is in use by another command on several hosts" in second.stdout.read()
+    assert folder.exists()
+    for rank in (2, 1, 0):
+        tell(three[rank], "leave")
+    assert [process.wait(15) for process in three] == [75, 75, 75]
+
+
+def test_a_meeting_that_somebody_removes_ends_all_with_the_cause(ranks, tmp_path):
+    """A cleaner of temporary folders: who waits for another there would wait for ever."""
+    three = ranks(silence=3.0)
+    (folder,) = (tmp_path / "run").glob(f"{MEETING}*")
+    (folder / "store").touch()
+    old = 10**9
+    os.utime(folder / "store", (old, old))
+    while (folder / "store").stat().st_mtime == old:  # young again: no cleaner takes it
+        assert all(process.poll() is None for process in three)
+    (folder / "store").unlink()
+    assert [process.wait(20) for process in three] == [1, 1, 1]
+    said = [process.stderr.read() for process in three]
+    assert sum("was removed" in text for text in said) == 1
+
+
+def test_a_torchrun_that_adopts_its_watchman_is_ended(tmp_path):
+    """As a container's first process does: then the watchman is its child, too."""
+    began = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    script = WATCHMAN.replace("os.kill(agent, number)", "print(number); sys.exit()")
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(os.getpid()), began, "0.6"], capture_output=True, text=True
+    )
+    assert done.stdout == "15\n"
