@@ -89,6 +89,7 @@ class Signals:
         if self.received is None:  # the next one must not disturb the way out
             self.received = number
             if not self.noted_only:
+                self.quiet = True  # no step follows that it could end after
                 raise StoppedEarly(number)
 
     def _listen(self, reader: int) -> None:

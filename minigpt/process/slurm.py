@@ -3,11 +3,14 @@
 import os
 import shlex
 import shutil
+import string
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from minigpt.config.commands import SlurmConfig
+from minigpt.faults import StorageFailure, UserFault
+from minigpt.redact import redact_arguments
 from minigpt.rundir.files import write_file
 
 SIGNAL_SECONDS = 120  # before a job's time limit
@@ -25,8 +28,7 @@ def requeue(say: Callable[[str], None], *, asked: bool) -> None:
         asked: whether SIGUSR1 came, which a job's script asks for before the time limit. Otherwise the job is queued
             again only where SLURM reports that it preempts it.
     """
-    job = os.environ.get("SLURM_ARRAY_JOB_ID")
-    job = f"{job}_{os.environ.get('SLURM_ARRAY_TASK_ID')}" if job else os.environ.get("SLURM_JOB_ID")
+    job = job_id()
     if not job:  # a sweep asks for itself, and leaves its trials none
         return
     if shutil.which("scontrol") is None:
@@ -43,6 +45,12 @@ def requeue(say: Callable[[str], None], *, asked: bool) -> None:
         say(f"SLURM: `scontrol requeue {job}` failed: {trouble}")
     else:
         say(f"SLURM: job {job} is queued again" + ("" if asked else ": it was preempted"))
+
+
+def job_id() -> str | None:
+    """Return SLURM's name of the job that this process belongs to, or None."""
+    array = os.environ.get("SLURM_ARRAY_JOB_ID")
+    return f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID')}" if array else os.environ.get("SLURM_JOB_ID")
 
 
 def _scontrol(*arguments: str) -> tuple[str, str]:
@@ -62,7 +70,7 @@ def job_script(about: Sequence[str], options: Mapping[str, str | int | None], bo
         options: of sbatch, without dashes; those that are None are left out. `signal` is explained.
         body: lines of shell.
     """
-    lines = ["#!/bin/bash", *(f"# {line}" for line in about)]
+    lines = ["#!/bin/bash", *(f"# {line}" for text in about for line in text.splitlines())]
     for name, value in options.items():
         if name == "signal":
             lines.append(
@@ -83,7 +91,17 @@ def write_train_script(config: SlurmConfig, command: Sequence[str], typed: str) 
 
     Returns:
         What to say about it.
+
+    Raises:
+        UserFault: a word of the command holds a password or key, or what sbatch is given has a blank in it.
+        StorageFailure: the script can't be written.
     """
+    if redact_arguments(list(command)) != list(command):
+        raise UserFault("a setting holds a password or key, which a script must not. Leave it to the environment")
+    for name in ("name", "time", "partition", "account"):
+        value = getattr(config.job, name)
+        if value is not None and (not value or set(value) & set(string.whitespace)):
+            raise UserFault(f"job.{name}={value!r}: sbatch takes one word without a blank. Give another")
     job, trainer = config.job, config.trainer
     on_gpus = trainer.device in ("auto", "cuda")
     # On several nodes each process is a task; on one the first starts the others.
@@ -109,5 +127,9 @@ def write_train_script(config: SlurmConfig, command: Sequence[str], typed: str) 
     }
     start = f"exec srun {'--distribution=block ' * (trainer.nodes > 1)}--cpus-per-task={cpus} {shlex.join(command)}"
     body = [f"cd {shlex.quote(os.getcwd())} || exit 2", *([job.setup] if job.setup else []), start]
-    write_file(Path(os.path.expanduser(job.file)), job_script(about, options, body))
+    try:
+        write_file(Path(os.path.expanduser(job.file)), job_script(about, options, body))
+    except OSError as error:
+        wrong = f"job.file={job.file} can't be written: {error.strerror or error}"
+        raise StorageFailure(f"{wrong}. Name a file in a folder that is there") from None
     return f"Wrote {job.file}. Look through it, then:\n  sbatch {shlex.quote(job.file)}"

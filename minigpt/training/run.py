@@ -6,8 +6,9 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from minigpt.model.gpt import GPT
 from minigpt.process.group import Processes, joined, was_asked_to_stop
 from minigpt.process.output import lasting_output
 from minigpt.process.signals import Signals, tell
-from minigpt.process.slurm import requeue
+from minigpt.process.slurm import PATIENCE_SECONDS, job_id, requeue
 from minigpt.rundir.rows import cut_rows_after, keep_history, read_rows
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.splitmix import fold
@@ -101,6 +102,8 @@ def queued_again(signals: Signals, processes: Processes) -> Iterator[None]:
     def ask() -> None:
         if processes.rank == 0:
             requeue(tell, asked=signals.received == getattr(signal, "SIGUSR1", None))
+        elif job_id():
+            time.sleep(2 * PATIENCE_SECONDS)  # rank 0 asks, and ends this process when it has
 
     def before_exit(code: int, sentence: str) -> None:
         if code == STOPPED:
@@ -187,6 +190,8 @@ def train_from(job: Job, checkpoint: Path | None, state: run_state.RunState, cha
     job.processes.signals.raise_if_received()
     saved_choices = run.read_json("choices.json")
     choices = keep_choices(saved_choices, config, job.hardware, tokenizer.vocab_size)
+    threads = int(job.processes.gather(str(choices.threads))[0])  # hosts may have unlike numbers of cores
+    choices = replace(choices, threads=threads)
     job.processes.require_equal_on_all_ranks("choices", asdict(choices))
     set_up_torch(choices, deterministic=config.trainer.deterministic)
     keep_freed_memory()

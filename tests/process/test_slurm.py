@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from minigpt.config.compose import compose
+from minigpt.faults import StorageFailure, UserFault
 from minigpt.process import slurm
 
 ROOT = Path(__file__).parents[2]
@@ -122,3 +124,21 @@ def test_the_command_writes_a_script_that_runs(tmp_path):
     assert (shown.returncode, "  dir: my run" in shown.stdout) == (0, True)
     refused = subprocess.run([*command, *words], cwd=tmp_path, capture_output=True, text=True)
     assert (refused.returncode, "model.n_head=5" in refused.stderr) == (2, True)
+
+
+def test_what_a_script_must_not_hold_is_refused(tmp_path):
+    """A password, a line that would be run, an option that would be two; and a folder that is none."""
+    file = tmp_path / "job.sbatch"
+    config = compose("slurm", ["data.name=stdlib", f"job.file={file}"])
+    with pytest.raises(UserFault, match="holds a password or key"):
+        slurm.write_train_script(config, ["train", "data.source=https://me:hunter2secret@host/x"], "minigpt slurm")
+    for name, value in (("time", "1:00 --nice"), ("name", "two\nlines"), ("partition", "")):
+        job = replace(config.job, **{name: value})
+        with pytest.raises(UserFault, match=rf"job\.{name}=.*one word"):
+            slurm.write_train_script(replace(config, job=job), ["train"], "minigpt slurm")
+    assert not file.exists()
+    slurm.write_train_script(config, ["train"], "minigpt slurm samples.prompt='two\nlines'")
+    assert "\n# lines'\n" in file.read_text()
+    for place in (tmp_path, tmp_path / "missing" / "x.sbatch"):
+        with pytest.raises(StorageFailure, match=r"job\.file=.* can't be written"):
+            slurm.write_train_script(replace(config, job=replace(config.job, file=str(place))), ["train"], "")

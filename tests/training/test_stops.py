@@ -17,10 +17,14 @@ import pytest
 from minigpt import faults
 from minigpt.checkpoint import store
 from minigpt.checkpoint.store import list_checkpoints, verify
+from minigpt.process.group import Processes
+from minigpt.process.signals import Signals
+from minigpt.process.slurm import PATIENCE_SECONDS
 from minigpt.rundir.rows import TIMINGS
 from minigpt.training import ending, run_state, saving
 from minigpt.training import run as run_module
 from minigpt.training.outputs import Outputs
+from minigpt.training.run import queued_again
 from minigpt.training.step import LanguageModel
 
 SETTINGS = ["checkpoint.every_steps=3", "validate.every_steps=2", "trainer.micro_batch=4", "logger.every_steps=1"]
@@ -338,6 +342,16 @@ def test_slurm_is_asked_where_a_library_keeps_the_command_from_hearing_the_signa
     done = subprocess.run([sys.executable, "-c", STUCK, *run.arguments()], timeout=60)
     assert done.returncode == faults.STOPPED
     assert log.read_text().splitlines() == ["requeue 42"]
+
+
+def test_the_other_ranks_leave_the_asking_to_rank_zero(monkeypatch):
+    """Else their end would be rank 0's, while that waits for scontrol."""
+    slept = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setenv("SLURM_JOB_ID", "42")
+    with pytest.raises(faults.StoppedEarly), queued_again(Signals(), Processes(rank=1, world_size=2)):
+        raise faults.StoppedEarly(signal.SIGUSR1)
+    assert slept == [2 * PATIENCE_SECONDS]
 
 
 def test_a_stop_file_at_the_last_step_is_not_for_a_longer_run(run, monkeypatch):
