@@ -10,7 +10,7 @@ import torch
 
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
-from minigpt.process.cores import usable_cores
+from minigpt.process.cores import memory_limit, usable_cores
 
 MAX_THREADS = 4096
 
@@ -140,7 +140,7 @@ def medium_is_exact() -> bool:
 
 
 def _main_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit()))
 
 
 def peak_flops(hardware: Hardware, precision: str) -> float | None:

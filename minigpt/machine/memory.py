@@ -19,7 +19,7 @@ from minigpt.machine.budget import budget_of, muon_update_bytes, plan_of
 from minigpt.machine.choices import Choices
 from minigpt.machine.compiling import LossFunction, compiled_loss, cut_for_ddp
 from minigpt.machine.hardware import Hardware
-from minigpt.machine.sharding import Layout, silent_twin
+from minigpt.machine.sharding import Layout, parts_of, silent_twin
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
 from minigpt.process.group import Processes
@@ -106,10 +106,10 @@ def memory_bytes(config: TrainConfig, choices: Choices, gpt: GPT) -> int:
 
 
 def update_bytes(config: TrainConfig, gpt: GPT, precision: str) -> int:
-    """Return the memory that an update takes for a moment."""
+    """Return the memory that an update takes for a moment, on each device."""
     learning = [parameter for parameter in gpt.blocks.parameters() if parameter.requires_grad]
     matrices = sum(parameter.numel() for parameter in learning if parameter.dim() == 2)
-    return muon_update_bytes(matrices, precision) if config.optimizer.name == "muon" else 0
+    return muon_update_bytes(matrices, precision) // parts_of(config.trainer) if config.optimizer.name == "muon" else 0
 
 
 def try_loss(

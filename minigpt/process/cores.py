@@ -1,10 +1,12 @@
 """How many CPU cores this process may use."""
 
+import contextlib
 import math
 import os
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+GROUPS = Path("/proc/self/cgroup")
 
 
 def usable_cores() -> int:
@@ -14,6 +16,26 @@ def usable_cores() -> int:
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores, math.ceil(_share() or cores)))
+
+
+def memory_limit() -> float:
+    """Return the bytes that control groups leave this process (version 2, else 1); infinite where nothing limits it."""
+    limits = [math.inf]
+    try:
+        groups = [line.split(":", 2)[1:] for line in GROUPS.read_text().splitlines() if line.count(":") > 1]
+    except OSError:
+        return math.inf
+    for controllers, path in groups:
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root, name = (CGROUP / "memory", "memory.limit_in_bytes") if controllers else (CGROUP, "memory.max")
+        place = root / path.lstrip("/")
+        for folder in (place, *place.parents):  # a container sees its own group as the root
+            with contextlib.suppress(OSError, ValueError):  # none there, or "max": no limit
+                limits.append(int((folder / name).read_text()))
+            if folder == root:
+                break
+    return min(limits)
 
 
 def _share() -> float | None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from minigpt.config.schema import ModelConfig, OptimizerConfig, TrainConfig
+from minigpt.config.schema import ModelConfig, OptimizerConfig, TrainConfig, TrainerConfig
 from minigpt.faults import UserFault
 from minigpt.machine import memory
 from minigpt.machine.choices import Choices
@@ -157,6 +157,8 @@ def test_muon_takes_memory_for_its_update(gpt):
     matrices = sum(parameter.numel() for parameter in gpt.blocks.parameters() if parameter.dim() == 2)
     config = replace(config, optimizer=OptimizerConfig(name="muon"))
     assert [update_bytes(config, gpt, precision) for precision in ("bf16", "fp32")] == [20 * matrices, 27 * matrices]
+    config = replace(config, trainer=TrainerConfig(strategy="fsdp", devices=4))  # each device makes its share
+    assert update_bytes(config, gpt, "bf16") == 5 * matrices
 
 
 def test_a_compiler_that_fails_leaves_choices_without_it(gpt, monkeypatch, capsys):

@@ -1,9 +1,11 @@
 """Cores: those we may run on, within a container's share."""
 
+import math
+
 import pytest
 
 from minigpt.process import cores
-from minigpt.process.cores import usable_cores
+from minigpt.process.cores import memory_limit, usable_cores
 
 V1 = ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
 
@@ -41,3 +43,24 @@ def test_a_system_that_can_not_say_which_cores_counts_them_all(monkeypatch):
     assert usable_cores() == 6
     monkeypatch.setattr(cores.os, "cpu_count", lambda: None)
     assert usable_cores() == 1
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "wanted"),
+    [
+        ("0::/\n", {}, math.inf),
+        ("0::/\n", {"memory.max": "max\n"}, math.inf),
+        ("0::/\n", {"memory.max": "4000\n"}, 4000),
+        ("0::/job/step\n", {"job/memory.max": "3000\n", "job/step/memory.max": "5000\n"}, 3000),
+        ("0::/elsewhere\n", {"memory.max": "2000\n"}, 2000),
+        ("4:cpu:/a\n3:memory,x:/b\n", {"memory/b/memory.limit_in_bytes": "6000\n", "a/memory.max": "1\n"}, 6000),
+        ("nonsense\n", {"memory.max": "1\n"}, math.inf),
+    ],
+)
+def test_a_containers_share_limits_memory(monkeypatch, tmp_path, groups, files, wanted):
+    monkeypatch.setattr(cores, "GROUPS", tmp_path / "groups")
+    (tmp_path / "groups").write_text(groups)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(text)
+    assert memory_limit() == wanted
