@@ -36,7 +36,7 @@ from minigpt.model.gpt import GPT
 from minigpt.model.parts import held_rows, local
 
 MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes of this machine: no larger file is read whole
-MAX_BYTES = {CONFIG: 1 << 16, STATE: 1 << 20, TOKENIZER: 1 << 24, pack.CALLBACKS: 1 << 24}  # many times what ours need
+MAX_BYTES = {CONFIG: 1 << 24, STATE: 1 << 20, TOKENIZER: 1 << 24, pack.CALLBACKS: 1 << 24}  # many times what ours need
 VOCABULARY, POSITIONS = ("token_embedding.weight", "output.weight"), "position_embedding.weight"
 OTHER_SETTING = re.compile(r"(?!model\b)(?=.{1,100}$)[a-z]\w*(\.[a-z]\w*)*")  # that another version may have
 

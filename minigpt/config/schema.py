@@ -198,7 +198,7 @@ class GuardConfig:
     max_skips: int = setting(10, "bad steps in a row before the run goes back to a checkpoint", "schedule", low=0)
     max_rollbacks: int = setting(3, "times the run may go back before it stops with exit code 5", "schedule", low=0)
     spike_zscore: float = setting(0.0, "skip losses so many standard deviations above; 0 = off", "schedule", low=0)
-    spike_window: int = setting(128, "good steps that the recent mean is taken over", "schedule", low=16)
+    spike_window: int = setting(128, "good steps that the recent mean is taken over", "schedule", low=16, high=10_000)
 
 
 @dataclass

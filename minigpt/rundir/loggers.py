@@ -58,8 +58,11 @@ class TensorBoard:
 
     def close(self) -> None:
         """Write what is left."""
-        if self.writer is not None:
-            self.writer.close()
+        try:
+            if self.writer is not None:
+                self.writer.close()
+        except Exception as error:
+            self._give_up(error)
 
 
 class RemoteLogger:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.faults import StorageFailure
-from minigpt.plain_file import is_gone, read_plain
+from minigpt.plain_file import is_gone, patiently, read_plain
 from minigpt.rundir.files import write_file
 
 MAX_BYTES = 1 << 30  # of a file of rows: five million of them; a larger one is none of ours
@@ -47,7 +47,7 @@ def cut_rows_after(path: Path, step: int, say: Callable[[str], object] = print) 
     Returns:
         How many rows went.
     """
-    content = b"" if is_gone(path) else read_plain(path, MAX_BYTES)
+    content = b"" if is_gone(path) else patiently(lambda: read_plain(path, MAX_BYTES))
     lines = content.split(b"\n")
     steps = [_step_of(line) for line in lines]
     damaged = sum(each is None and line != b"" for each, line in zip(steps[:-1], lines[:-1], strict=True))

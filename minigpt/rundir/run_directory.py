@@ -99,7 +99,7 @@ class RunDirectory:
 
     def _refuse_links(self) -> None:
         """A stranger's run may hold a link where we would write or remove: to files of yours, or to another run."""
-        for entry in os.scandir(self.path):
+        for entry in patiently(lambda: list(os.scandir(self.path))):
             if not entry.is_dir(follow_symlinks=False) and not entry.is_file(follow_symlinks=False):
                 remedy = "Remove it, or choose another run.dir (which may itself be a link)"
                 raise UserFault(f"{entry.path!r} is a link, or no plain file, and leads out of the run. {remedy}")
@@ -114,6 +114,9 @@ class RunDirectory:
             if not is_gone(self.path / name):
                 wrong = f"run.dir={self.path} holds {name}, but no config.yaml, so it is no run that could be continued"
                 raise UserFault(f"{wrong}. Choose another run.dir, or put config.yaml back")
+        if not is_gone(self.checkpoints) and any(self.checkpoints.iterdir()):
+            wrong = f"run.dir={self.path} holds checkpoints, but no config.yaml, which says how they were trained"
+            raise UserFault(f"{wrong}. Choose another run.dir, or put config.yaml back")
 
     def _lock(self) -> IO[str]:
         """Return the lock file, which says whose it is; closing it frees the lock."""

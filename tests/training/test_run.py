@@ -240,6 +240,15 @@ def test_another_programs_files_are_left_alone(run, name):
     assert (run.path / name).read_text() == '{"step": 5, "reward": 1}\n'
 
 
+def test_checkpoints_without_the_settings_they_were_trained_with_are_not_gone_on_from(run):
+    run("trainer.max_steps=2")
+    for entry in run.path.iterdir():
+        if entry.name != "checkpoints":
+            entry.unlink()
+    with pytest.raises(UserFault, match=r"holds checkpoints, but no config\.yaml"):
+        run("seed=5")
+
+
 def test_a_row_that_is_no_validation_spoils_no_end(run, capsys):
     run("trainer.max_steps=2")
     with open(run.path / "metrics.jsonl", "a") as rows:

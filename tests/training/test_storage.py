@@ -323,7 +323,12 @@ def test_d10_one_that_stays_away_ends_the_run_with_a_sentence(run, clean, storm,
 
 @pytest.mark.parametrize(
     ("name", "number"),
-    [("config.yaml", errno.ESTALE), ("choices.json", errno.EMFILE), ("MANIFEST.json", errno.ENOTCONN)],
+    [
+        ("config.yaml", errno.ESTALE),
+        ("choices.json", errno.EMFILE),
+        ("MANIFEST.json", errno.ENOTCONN),
+        ("metrics.jsonl", errno.ESTALE),
+    ],
 )
 def test_d10_a_read_that_fails_once_at_the_start_is_tried_again(run, monkeypatch, name, number):
     run("trainer.max_steps=2")
