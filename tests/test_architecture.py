@@ -66,7 +66,7 @@ MAY_IMPORT = {
     "launcher": "faults",
     "machine": "config data faults model process rundir torch",
     "model": "attention config numpy torch",
-    "process": "config faults launcher rundir __init__ torch",
+    "process": "config faults launcher rundir __init__ torch redact",
     "plain_file": "",
     "redact": "",
     "report": "plain_file attention checkpoint config data faults rundir matplotlib numpy torch yaml",
