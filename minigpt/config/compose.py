@@ -23,6 +23,7 @@ from minigpt.config.convert import (
     no_setting,
     read,
     settings,
+    shares_of,
     shown,
     value_from_text,
 )
@@ -176,7 +177,11 @@ def _read_setting(request: Request, key: str, text: str) -> None:
     kind = setting.kind
     if kind == SHARES:  # an unquoted {a:0.7,b:0.3} comes in several words from the shell
         found, before = value_from_text(kind, text), request.values.get(key, {})
-        request.values[key] = before | found if isinstance(found, dict) and isinstance(before, dict) else found
+        if isinstance(found, dict) and isinstance(before, dict):
+            names, found = [*before, *(name for name, _ in shares_of(text))], before | found
+            for name in sorted({name for name in names if names.count(name) > 1}):
+                request.refuse(f"{key} names {shown(redact(name))} twice. Give each source one share.", key)
+        request.values[key] = found
     elif setting.literal:
         request.values[key] = [*request.values.get(key, []), text] if kind == list[str] else text
     elif "${" in text and kind != list[str]:

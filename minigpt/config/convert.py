@@ -202,14 +202,28 @@ def value_from_text(kind: Any, text: str) -> Any:
             return float(text)
         if part is bool or (typing.get_origin(part) is Literal and True in typing.get_args(part)):
             return {"true": True, "false": False}.get(text.lower(), text)
-        if part == SHARES and not text.lstrip().startswith('{"'):
-            pairs = [each.rpartition(":") for each in text.strip().removeprefix("{").removesuffix("}").split(",")]
-            return {name.strip(): float(share) for name, _, share in pairs} if all(pair[1] for pair in pairs) else text
+        if part == SHARES:
+            return dict(shares_of(text))
         if typing.get_origin(part) in (list, dict):
             return json.loads(text)
     except (ValueError, RecursionError):
         pass
     return text
+
+
+def shares_of(text: str) -> list[tuple[str, Any]]:
+    """Names with their shares as they are typed: like a:0.7,b:0.3, in braces or not, or as a JSON object.
+
+    Raises:
+        ValueError, RecursionError: they are none.
+    """
+    if text.lstrip().startswith('{"'):
+        pairs: list[tuple[str, Any]] = json.loads(text, object_pairs_hook=list)
+        return pairs
+    found = [each.rpartition(":") for each in text.strip().removeprefix("{").removesuffix("}").split(",")]
+    if not all(colon for _, colon, _ in found):
+        raise ValueError("a name without a share")
+    return [(name.strip(), float(share)) for name, _, share in found]
 
 
 def as_typed(value: Any) -> str:

@@ -28,8 +28,9 @@ _CONNECT_SECONDS = 2.0
 _TOTAL_SECONDS = 60.0
 _SILENT_SECONDS = 60.0  # without a byte, and a server is taken for dead
 _TRIES = 3
-_VERSION = {"etag", "content-md5", "checksum", "md5", "mtime", "lastmodified", "last_modified", "updated", "created"}
-_VERSION |= {"crc", "date_time", "sha", "modify"}  # of zip, GitHub and FTP
+_VERSION = {"etag", "content-md5", "digest", "checksum", "md5", "mtime", "updated", "created", "modified"}
+_VERSION |= {"last-modified", "lastmodified", "last_modified", "last_write_time"}  # of HTTP, S3, Azure and SMB
+_VERSION |= {"blob_id", "crc", "date_time", "sha", "hex", "modify"}  # of hf://, zip, GitHub, git and FTP
 
 
 class SourceGone(UserFault):

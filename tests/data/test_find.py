@@ -166,11 +166,12 @@ class Server(http.server.BaseHTTPRequestHandler):
     """Serves one text, badly at first."""
 
     faults: list = []  # noqa: RUF012
+    text, version = TEXT, ("ETag", '"1"')
 
     def do_HEAD(self):
         self.send_response(200)
-        self.send_header("Content-Length", str(len(TEXT)))
-        self.send_header("ETag", '"1"')
+        self.send_header("Content-Length", str(len(self.text)))
+        self.send_header(*self.version)
         self.end_headers()
 
     def do_GET(self):
@@ -179,11 +180,11 @@ class Server(http.server.BaseHTTPRequestHandler):
             self.send_error(503)
             return
         self.do_HEAD()  # whatever range was asked for
-        self.wfile.write(TEXT[: 99 if fault in ("cut", "hang") else 999 if fault == "slow" else None])
+        self.wfile.write(self.text[: 99 if fault in ("cut", "hang") else 999 if fault == "slow" else None])
         if fault in ("hang", "slow"):
             self.wfile.flush()
             threading.Event().wait(0.9 if fault == "hang" else 0.2)
-            self.wfile.write(TEXT[999:] if fault == "slow" else b"")
+            self.wfile.write(self.text[999:] if fault == "slow" else b"")
 
     def log_message(self, *_):
         pass
@@ -213,6 +214,26 @@ def test_an_address_is_fetched_once_and_whole(folder, server):
     assert not any(b"SECRET" in path.read_bytes() for path in written)
     assert not any("SECRET" in line for line in said)
     assert "SECRET" not in name_of(data.source)
+
+
+@pytest.mark.parametrize("key", ["ETag", "Last-Modified", "Digest"])
+def test_an_address_whose_text_changes_is_fetched_again(folder, server, monkeypatch, key):
+    data = DataConfig(name="text", source=f"{server}/book.txt", dir="d")
+    for version, text in (("Sat, 21 Nov 2026 09:00:00 GMT", TEXT), ("Sun, 22 Nov 2026 09:00:00 GMT", TEXT[::-1])):
+        monkeypatch.setattr(Server, "text", text)
+        monkeypatch.setattr(Server, "version", (key, version))
+        prepared = prepare(data, TokenizerConfig(name="byte"), say=str)
+        assert bytes(prepared.train.tokens(0, 40).tolist()) == text[:40]
+
+
+def test_another_blob_of_hugging_face_is_another_text(tmp_path, monkeypatch):
+    def copy_of(blob):
+        stated = ("datasets/a/t.txt", "t.txt", {"size": 3, "blob_id": blob})
+        monkeypatch.setattr(download, "_listed", lambda url: (None, [stated]))
+        (file,) = download.fetch("hf://datasets/a/t.txt", tmp_path, lambda _: False, str)
+        return file.path
+
+    assert copy_of("1") == copy_of("1") != copy_of("2")
 
 
 def test_addresses_that_look_equal_without_their_secrets_are_told_apart(folder, server):

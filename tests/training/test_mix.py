@@ -37,6 +37,19 @@ def test_what_a_shell_makes_of_unquoted_braces_and_colons_in_addresses():
     assert config.data.mix == {"stdlib": 1.0, "https://host/a.txt": 2.0}
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["data.mix=stdlib:0.5,shakespeare_char:0.3,stdlib:0.2"],
+        ["data.mix=stdlib:0.5", "data.mix=stdlib:0.2"],
+        ['data.mix={"stdlib": 0.5, "stdlib": 0.2}'],
+    ],
+)
+def test_a_source_that_is_named_twice_loses_no_share_without_a_word(words):
+    with pytest.raises(UserFault, match=r"data\.mix names 'stdlib' twice\. Give each source one share"):
+        compose("train", words)
+
+
 @pytest.fixture
 def mixed(run):
     """Trains on two small sources: mixed(name, *words)."""
