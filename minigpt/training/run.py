@@ -15,6 +15,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import Checkpoint
 
 from minigpt.checkpoint.pack import unpack_optimizer
 from minigpt.checkpoint.parts import read_optimizer
@@ -25,7 +26,7 @@ from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import MicroBatches, document_end
 from minigpt.data.order import batch_of_step
 from minigpt.data.prepare import Prepared
-from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
+from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly, UserFault
 from minigpt.machine.choices import keep_choices, tell_changed_choices
 from minigpt.machine.compiling import set_up_torch
 from minigpt.machine.hardware import Hardware, find_device, peak_flops
@@ -80,6 +81,10 @@ def train(config: TrainConfig, callbacks: Sequence[L.Callback] = ()) -> int:
     Raises:
         UserFault, NoUsableCheckpoint, StorageFailure, NonFiniteTraining: see minigpt.faults.
     """
+    for callback in callbacks:
+        if isinstance(callback, Checkpoint):
+            remedy = "Leave it out, and set checkpoint.every_steps and checkpoint.keep_last"
+            raise UserFault(f"callbacks=[{type(callback).__name__}]: a run saves checkpoints of its own. {remedy}")
     path = Path(os.path.expanduser(config.run.dir or default_run_dir(config)))
     try:
         with lasting_output(), Signals() as signals:

@@ -7,6 +7,7 @@ import threading
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from minigpt.checkpoint.store import _sealed, best_checkpoint, read_manifest
 from minigpt.config.compose import compose
@@ -228,6 +229,11 @@ def test_a_state_that_is_neither_json_nor_a_tensor_is_named_before_the_first_ste
     assert "Odd.open is a set; wanted JSON or tensors)" in said
     assert said.index("WARNING") < said.index("step 1/6")
     assert not list(run.path.rglob("callbacks.*"))
+
+
+def test_lightnings_own_checkpoints_are_refused_with_the_settings_of_ours(run):
+    with pytest.raises(UserFault, match=r"callbacks=\[ModelCheckpoint\].*checkpoint\.every_steps"):
+        start(run, callbacks=[ModelCheckpoint()])
 
 
 def test_a_state_that_cannot_even_be_copied_is_named_before_the_first_step(run, capsys):
