@@ -140,6 +140,7 @@ def _read_config(content: bytes, origin: str) -> tuple[int, float]:
 
 
 def _base_in(content: bytes) -> str:
-    """The hash that stands in the header of a safetensors file, which was read already."""
+    """The hash in the header of a safetensors file, which was read already; "" where there is none."""
     header: Mapping[str, Any] = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    return str(header.get("__metadata__", {}).get(BASE, ""))
+    found = str(header.get("__metadata__", {}).get(BASE, ""))
+    return found if re.fullmatch("[0-9a-f]{64}", found) else ""
