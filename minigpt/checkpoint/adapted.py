@@ -8,6 +8,7 @@ from pathlib import Path
 
 from minigpt.checkpoint.adapter import ADAPTER, ADAPTER_CONFIG, base_hash, read_adapter
 from minigpt.checkpoint.load import MEMORY, LoadedCheckpoint, find_checkpoint, lists, read_file
+from minigpt.config.foreign import MAX_CONFIG
 from minigpt.faults import UserFault
 from minigpt.model.adapter import Adapter, merged
 from minigpt.plain_file import read_plain
@@ -45,7 +46,8 @@ def open_adapter(path: str, which: str, loaded: LoadedCheckpoint) -> tuple[Path,
 def _of_peft(folder: Path) -> Callable[[str], bytes]:
     def read(name: str) -> bytes:
         try:
-            return read_plain(folder / name, MEMORY if name == ADAPTER else 1 << 20)
+            size = os.path.getsize(folder / name)  # room for more than it has is not asked for
+            return read_plain(folder / name, min(size + 1, MEMORY) if name == ADAPTER else MAX_CONFIG)
         except OSError as error:
             pickled = "; its adapter_model.bin is a pickle, which could run any code: save it as safetensors"
             hint = pickled if (folder / "adapter_model.bin").exists() else ""

@@ -1,6 +1,7 @@
 """adapter=lora: what a run learns, saves and continues; what others read of it."""
 
 import json
+import random
 import shutil
 from pathlib import Path
 
@@ -219,3 +220,20 @@ def test_settings_that_make_no_adapter_are_refused(tmp_path, monkeypatch, typed,
     (tmp_path / "here").touch()
     with pytest.raises(UserFault, match=says):
         compose("train", typed)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_no_mutant_of_an_adapter_ends_in_a_traceback(place, tmp_path, name):
+    folder, loaded = folder_of_peft(place, tmp_path), load_checkpoint(place.folder / "base")
+    content, drawn, said = (folder / name).read_bytes(), random.Random(8), list[str]()
+    words = [b"[", b"{", b"null", b"-1", b"1e999", b'"', b"true", b"\x00", b"\xff", b"9" * 30]
+    for _ in range(150):
+        first = drawn.randrange(min(len(content), 2500))
+        cut = drawn.choice([0, 1, 3, 40])
+        (folder / name).write_bytes(content[:first] + drawn.choice(words) + content[first + cut :])
+        try:
+            adapted(str(folder), "best", [loaded])
+        except UserFault as fault:
+            said.append(str(fault))
+    assert len(said) > 50
+    assert all(each.isprintable() for each in said)
