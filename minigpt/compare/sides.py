@@ -1,6 +1,7 @@
 """The runs to compare: which can be, and which stand for the same settings, equal but for the seed."""
 
 import hashlib
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,10 +68,13 @@ def open_run(path: str, which: str, data_dir: str | None = None, beside: Sequenc
     if facts is None:
         raise UserFault(f"{folder / 'data.json'} is missing: it names the tokens of {path}. Give a run or its part")
     places = dict.fromkeys([config.data.dir, "data"] if data_dir is None else [data_dir])
-    found = (open_prepared(place, facts) for place in places)
+    mix = config.data.mix
+    found = (open_prepared(place, facts, mix) for place in places)
     prepared = next((each for each in found if each), None)
     if prepared is None:
-        remedy = f"or make them: minigpt prepare data={config.data.name} tokenizer={config.tokenizer.name} ..."
+        shares = shlex.quote(",".join(f"{source}:{share:g}" for source, share in mix.items()))
+        text = f"data.mix={shares}" if mix else f"data={config.data.name}"
+        remedy = f"or make them: minigpt prepare {text} tokenizer={config.tokenizer.name} ..."
         tried = " or ".join(map(shown, places))
         raise UserFault(f"the tokens of {path} are not in {tried}. Say where with data.dir=DIR, {remedy}")
     files = read_manifest(checkpoint)["files"]

@@ -17,7 +17,7 @@ import shlex
 import shutil
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
@@ -391,20 +391,26 @@ def mend(data: DataConfig, tokenizer: TokenizerConfig, *, work: WorkConfig | Non
     return prepare(data, tokenizer, work=work, say=say)
 
 
-def open_prepared(data_dir: str, facts: Mapping[str, Any]) -> Prepared | None:
+def open_prepared(data_dir: str, facts: Mapping[str, Any], named: Iterable[str] = ()) -> Prepared | None:
     """Return tokens that were prepared before, by what a run keeps of them. Nothing is made, and no text is read.
+
+    Args:
+        data_dir: where they are.
+        facts: what the run keeps (see `Prepared.facts`).
+        named: the sources of its mixture, among them folders that were prepared elsewhere.
 
     Raises:
         DamagedShards: they are there, but a file was changed or lost since.
     """
     if mix := facts.get("mix"):
-        found = {name: open_prepared(data_dir, part) for name, part in mix.items()}
+        found = {name: open_prepared(data_dir, part, named) for name, part in mix.items()}
         parts = {name: part for name, part in found.items() if part is not None}
         return _mix(parts, {name: part["share"] for name, part in mix.items()}) if len(parts) == len(mix) else None
     root = typed_path(data_dir)
-    for path in [*sorted(root.glob("*/prepared.json")), *sorted(root.glob(f"{REMOTE}/*/prepared.json"))]:
-        if _read_prepared(path.parent).get("fingerprint") == str(facts.get("fingerprint")):
-            return _open(path.parent)
+    here = [*sorted(root.glob("*/prepared.json")), *sorted(root.glob(f"{REMOTE}/*/prepared.json"))]
+    for folder in [*map(typed_path, named), *(path.parent for path in here)]:
+        if _read_prepared(folder).get("fingerprint") == str(facts.get("fingerprint")):
+            return _open(folder)
     return None
 
 

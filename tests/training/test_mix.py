@@ -104,8 +104,19 @@ def test_runs_on_mixtures_are_compared(mixed):
     for path in (mixed.run.folder / "data").iterdir():
         if "notes" in path.name:
             (path / "prepared.json").unlink()
-    with pytest.raises(UserFault, match="Say where with data"):
+    with pytest.raises(UserFault, match=r"Say where with data.* minigpt prepare data\.mix=.*wood/:0\.75"):
         open_run(str(one), "best")
+
+
+def test_a_run_on_a_folder_prepared_elsewhere_finds_it_there(mixed):
+    folder = mixed.run.folder
+    alone = compose("prepare", ["data=text", f"data.source={folder / 'wood'}", f"data.dir={folder}", "tokenizer=byte"])
+    theirs = prepare(alone.data, alone.tokenizer, say=str).folder.rename(folder / "theirs")
+    mixed.run.path = folder / "one"
+    words = [word for word in mixed.run.arguments() if not word.startswith(("data.source", "data=text", "tokenizer"))]
+    words += [f"data.mix={theirs}:3,{folder / 'notes.jsonl'}:1", "tokenizer=byte"]
+    assert train(compose("train", words)) == 0
+    assert set(open_run(str(mixed.run.path), "best").val.parts) == {"theirs", "notes"}
 
 
 def test_a_source_may_be_a_prepared_folder_and_all_have_the_tokenizer_of_the_first(mixed):
