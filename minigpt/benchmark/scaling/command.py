@@ -186,9 +186,12 @@ def measure_step(setup: Setup, devices: int, batch: str, mesh: DeviceMesh | None
     steps = max(2, min(setup.plan.config.steps or 2, math.ceil(SECONDS / once)))
     found: list[tuple[float, float, float]] = []
     for _ in range(rounds):
-        step, silent_step = (replica.seconds(steps, silent=silent) for silent in (False, True))
-        alone = sum(each.times * slowest(run_collective(each, mesh), 3, mesh) for each in made) if mesh else 0.0
-        found.append((step, silent_step if mesh else step, alone))
+        step = replica.seconds(steps, silent=False)
+        if mesh is None:  # which sends nothing anyway
+            found.append((step, step, 0.0))
+            continue
+        alone = sum(each.times * slowest(run_collective(each, mesh), 3, mesh) for each in made)
+        found.append((step, replica.seconds(steps, silent=True), alone))
     del replica
     gc.collect()
     tokens = devices * accumulate * setup.choices.micro_batch * setup.config.model.block_size
@@ -204,18 +207,17 @@ def time_collectives(setup: Setup, devices: int, mesh: DeviceMesh) -> tuple[Line
     lines, rows = {}, []
     for kind, group in dict.fromkeys((each.kind, each.group) for each in setup.made(devices, 1)):
         ranks = mesh.size((mesh.mesh_dim_names or ()).index(group))
-        tries = [
-            Collective(kind, group, ranks, size, 1) for size in (LEAST_BYTES, math.sqrt(largest * LEAST_BYTES), largest)
-        ]
-        times = []
-        for each in tries:
+        lengths = (LEAST_BYTES, math.sqrt(largest * LEAST_BYTES), largest)
+        tensors, times = [Collective(kind, group, ranks, size, 1) for size in lengths], []
+        for each in tensors:
             run = run_collective(each, mesh)
             run()
-            repeats = 3 if each.size == largest else 20
-            times.append((each.size, min(slowest(run, repeats, mesh) for _ in range(setup.plan.config.rounds))))
+            repeats, tries = (1, 3) if each.size == largest else (5, 12)
+            all_times = [slowest(run, repeats, mesh) for _ in range(tries * setup.plan.config.rounds)]
+            times.append((each.size, min(all_times)))
         line = lines[kind, group] = fit(kind, ranks, times)
         about = [number(1e6 * line.alpha), number(line.beta / 1e9)]
-        for each, (size, seconds) in zip(tries, times, strict=True):
+        for each, (size, seconds) in zip(tensors, times, strict=True):
             figures = [number(size / 1e6), number(1e3 * seconds), number(1e3 * each.seconds(line))]
             rows.append([str(devices), kind, str(ranks), *figures, *about])
     return lines, rows
