@@ -104,6 +104,8 @@ def survey(
         raise UserFault(*bad[:MAX_NAMED], *more)
     listing = "".join(lines).encode("utf-8", "surrogateescape")
     found.sha256 = hashlib.sha256(listing).hexdigest() if len(lines) > 1 else lines[0][:64]
+    if found.blank and corpus.options.chat:
+        raise UserFault(f"no conversation of {corpus.files[0].path} has an answer to learn. Use others")
     if found.blank:
         where = ", ".join(str(file.path) for file in corpus.files[:3])
         raise UserFault(f"the text is nothing but white space ({found.bytes:,} bytes in {where}); wanted some text")

@@ -17,7 +17,7 @@ from minigpt.config.convert import from_dict
 from minigpt.config.foreign import settings_of
 from minigpt.config.schema import TrainConfig
 from minigpt.data.roles import END, has_roles
-from minigpt.data.tokenizer import END_OF_TEXT, Tokenizer
+from minigpt.data.tokenizer import Tokenizer
 from minigpt.export.architecture import bias_word, complete_weights, config_json, family_of, split_rows
 from minigpt.export.proof import Reloaded
 from minigpt.export.reload import with_tokenizers
@@ -144,6 +144,8 @@ def write_gguf(folder: Path, model: GPT, tokenizer: Tokenizer | None, kind: str)
         (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"{family}.{key}", value)
     for key, value in vocabulary.items():
         writer.add_key_value(f"tokenizer.ggml.{key}", value, *_types(gguf, value))
+    if has_roles(tokenizer):
+        writer.add_chat_template(TEMPLATE)
     for name, tensor in _their_weights(model, family).items():
         stored = _kind_of(gguf, name, tensor, kind)
         writer.add_tensor(name, gguf.quants.quantize(tensor.numpy(), stored), raw_dtype=stored)
@@ -193,7 +195,7 @@ def _vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
         for token in tokenizer.special.values():
             keys["token_type"][token] = CONTROL
         if has_roles(tokenizer):
-            keys |= {"eos_token_id": tokenizer.special[END], "chat_template": TEMPLATE}
+            keys["eos_token_id"] = tokenizer.special[END]
     elif all(text.isascii() for text in texts):
         keys["tokens"] = [as_text(text.encode()) for text in texts]
     else:
@@ -284,7 +286,7 @@ def _tokenizer_json_of(fields: Mapping[str, Any]) -> dict[str, Any]:
         raise UserFault(f"the tokenizer's pre is {keys['pre']}; wanted gpt-2, which splits text as ours do")
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [
-        {"id": token, "content": END_OF_TEXT, **plain, "special": True}
+        {"id": token, "content": tokens[token], **plain, "special": True}
         for token, kind in enumerate(keys["token_type"])
         if kind == CONTROL
     ]

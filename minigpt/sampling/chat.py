@@ -65,6 +65,7 @@ class Conversation:
         self.loaded, self.forward = loaded, forward
         self.first = [] if system is None else [{"role": "system", "content": system}]
         self.messages: list[dict[str, str]] = []
+        self.told = False  # that the oldest are left out
 
     def answer(self, text: str, options: SampleConfig, on_text: Callable[[str], object] = show) -> int:
         """Answer a message; return the number of tokens. After Ctrl-C what was written so far is the answer.
@@ -101,19 +102,21 @@ class Conversation:
     def turn(self, max_new_tokens: int) -> Turn:
         """Return what the model reads: the conversation, without its oldest exchanges where it would be too long."""
         block_size, forgotten = self.loaded.model.config.block_size, 0
-        room = block_size - min(max_new_tokens, block_size // 2)
+        room = block_size - min(max_new_tokens, block_size // 4)
         while True:
             turn = turn_of(self.loaded.tokenizer, [*self.first, *self.messages[forgotten:]])
             if len(turn.tokens) <= room or forgotten == len(self.messages) - 1:
                 break
             forgotten += 2
-        if forgotten:
-            say(f"note: the model reads {block_size} tokens: the first {forgotten} messages are left out")
+        if forgotten and not self.told:
+            say(f"note: the model reads {block_size} tokens: the oldest messages are left out from now on")
+            self.told = True
         return turn
 
     def reset(self) -> None:
         """Forget it."""
         self.messages.clear()
+        self.told = False
 
 
 def talk(conversation: Conversation, options: SampleConfig) -> None:

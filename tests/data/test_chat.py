@@ -141,6 +141,11 @@ def test_rows_that_are_no_conversation_are_refused_with_their_place(talks, row, 
         talks(many()[0], row, *many())
 
 
+def test_conversations_without_any_answer_are_refused(talks):
+    with pytest.raises(UserFault, match=r"no conversation of .*talks\.jsonl has an answer"):
+        talks({"messages": exchange("q", " ")})
+
+
 def test_one_conversation_is_not_cut_into_train_and_val(talks):
     with pytest.raises(UserFault, match="split has no text"):
         talks({"messages": exchange("q" * 500, "a" * 500)})

@@ -100,3 +100,23 @@ def test_what_llama_cpp_does_not_compute_is_refused_before_anything_is_written(r
     with pytest.raises(UserFault, match=reason):
         exported(run, tmp_path / "out", *settings)
     assert not (tmp_path / "out").exists()
+
+
+def test_llama_cpp_reads_messages_by_our_template(run, tmp_path):
+    xllamacpp = pytest.importorskip("xllamacpp", reason="xllamacpp is not installed: make test-extras")
+    rows = [json.dumps({"prompt": f"say {n}", "completion": f"it is {n}"}) for n in range(90)]
+    (run.folder / "talks.jsonl").write_text("\n".join(rows))
+    lines = exported(run, tmp_path / "out", *SHAPES["qwen3"], "data=chat", f"data.source={run.folder / 'talks.jsonl'}")
+    assert "0 differences in ids and 0 in text" in lines[3]
+    options = xllamacpp.CommonParams()
+    options.model.path = str(tmp_path / "out" / "model-f32.gguf")
+    options.n_ctx, options.n_parallel, options.warmup, options.verbosity = 256, 1, False, -1
+    options.cpuparams.n_threads = options.cpuparams_batch.n_threads = 1
+    server = xllamacpp.Server(options)
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
+    content = json.dumps({"messages": [*messages, {"role": "user", "content": "say 3"}]}).encode()
+    address = urllib.request.Request(f"{server.listening_address}/apply-template", content)
+    with urllib.request.urlopen(address, timeout=30) as reply:
+        prompt = json.load(reply)["prompt"]
+    assert prompt == "<|user|>hello<|assistant|>hi<|end|><|user|>say 3<|assistant|>"
+    del server

@@ -88,7 +88,7 @@ def test_an_answer_ends_with_its_token_and_roles_in_a_text_stay_text(spoken):
 def test_the_oldest_exchanges_are_left_out_where_the_context_is_full(spoken, loaded):
     lines = [f"message {number} {'x' * 10}" for number in range(4)]
     conversation, out, err = spoken(*lines, system="s")
-    assert "note: the model reads 64 tokens: the first 2 messages are left out" in err
+    assert err.count("note: the model reads 64 tokens: the oldest messages are left out from now on") == 1
     kept = [say("system", "s"), *conversation.messages[-4:-1]]
     assert len(turn_of(BYTE, kept).tokens) <= 64 - 6
     assert out.splitlines()[-1] == answer_to(loaded, kept)
