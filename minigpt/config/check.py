@@ -101,6 +101,13 @@ def first_experiment_has_a_name(experiment: str | None) -> Iterator[str]:
         yield f"init.experiment={shown(experiment)} names no file of configs/experiment/. Leave it out."
 
 
+@rule("init.experiment", "init.from", "trainer.devices", "trainer.nodes")
+def one_device_trains_in_stages(experiment: str | None, source: str | None, devices: int, nodes: int) -> Iterator[str]:
+    if experiment is not None and source is None and devices * nodes > 1:
+        first = f"minigpt train experiment={experiment}"
+        yield f"init.experiment={experiment} is for one device. Type {first}, then init.from=ITS_RUN on several."
+
+
 @rule("model.n_embd", "model.n_head", "model.head_dim", "model.attention")
 def heads_have_a_width(n_embd: int, n_head: int, head_dim: int, attention: str) -> Iterator[str]:
     if not head_dim and n_embd % n_head:

@@ -80,6 +80,13 @@ def test_what_conversations_can_not_do_is_said_at_once(chat):
             chat("refused", *words)
 
 
+def test_several_devices_are_told_to_train_the_first_alone():
+    with pytest.raises(UserFault, match=r"then init\.from=ITS_RUN"):
+        compose("train", ["experiment=chat_tiny", "trainer=ddp", "trainer.devices=2"])
+    with pytest.raises(UserFault, match=r"init\.experiment='a b' names no file"):
+        compose("train", ["init.experiment=a b"])
+
+
 def test_an_experiment_is_trained_first_and_its_weights_taken(chat):
     seen = []
     config = compose("train", ["experiment=chat_tiny", f"run.dir={chat.run.folder / 'two'}", "trainer.threads=1"])
