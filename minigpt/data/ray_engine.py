@@ -2,12 +2,18 @@
 
 import functools
 import json
+import os
+import socket
 from collections.abc import Generator, Iterable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.data.units import Job
 from minigpt.data.workers import MAX_DEATHS, answer, result_of
+from minigpt.faults import UserFault
+
+CONNECT_SECONDS = 5.0
 
 
 def encode_on_ray(jobs: Iterable[Job], tokenizer: Tokenizer) -> Generator[Job, None, None]:
@@ -20,11 +26,11 @@ def encode_on_ray(jobs: Iterable[Job], tokenizer: Tokenizer) -> Generator[Job, N
         tokenizer: to encode with.
 
     Raises:
-        UserFault: as encoding does.
+        UserFault: as encoding does; or no cluster is there.
     """
     import ray
 
-    ray.init(log_to_driver=False, include_dashboard=False, logging_level="warning")
+    _connect(os.environ.get("RAY_ADDRESS", ""))
     encode = ray.remote(max_retries=MAX_DEATHS)(_encode)
     vocabulary, waiting = ray.put(json.dumps(tokenizer.to_json())), dict[ray.ObjectRef, Path]()
 
@@ -41,6 +47,27 @@ def encode_on_ray(jobs: Iterable[Job], tokenizer: Tokenizer) -> Generator[Job, N
             yield from finished()
     finally:
         ray.shutdown()
+
+
+def _connect(address: str) -> None:
+    """Join the cluster at an address, or start one where it is empty.
+
+    Raises:
+        UserFault: there is none. Ray itself asks an address where nobody answers again and again, without end.
+    """
+    import ray
+
+    try:
+        where = urlsplit(address if "//" in address else f"//{address}")
+        if where.hostname and where.port:
+            socket.create_connection((where.hostname, where.port), CONNECT_SECONDS).close()
+        ray.init(log_to_driver=False, include_dashboard=False, logging_level="warning")
+    except (
+        Exception
+    ) as error:  # ConnectionError, ValueError, ImportError (ray:// without ray[client]), RuntimeError ...
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        remedy = "Start one (ray start --head), name its address, or leave ray.address out to start one here"
+        raise UserFault(f"ray.address={address or 'null'}: no Ray cluster to work with ({reason}). {remedy}") from None
 
 
 def _encode(vocabulary: str, frame: bytes) -> bytes:

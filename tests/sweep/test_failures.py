@@ -126,6 +126,12 @@ def test_everything_wrong_is_said_at_once_and_nothing_is_written(sweep, tmp_path
         (["""search.space={"model.n_head": {"low": 2, "high": 4}}"""], "At model.n_head=3: model.n_embd=128 is not"),
         (["""search.space={"schedule": {"choices": ["wsd", "cos"]}}"""], "At schedule=cos: No schedule 'cos'"),
         (["""search.space={"tokenizer": {"choices": ["byte"]}}"""], "Add sweep.metric=val/bits_per_byte"),
+        (["""search.space={"data.source": {"choices": ["README.md"]}}"""], "differ in data.source are validated"),
+        (["""search.space={"data.val_fraction": {"choices": [0.2]}}"""], "data.val_source=FILE for all"),
+        (
+            ["""search.space={"data.key": {"choices": ["body"]}}""", "data.val_source=README.md", "data=text"],
+            "Trials that differ in data.key are validated on different texts",
+        ),
         (["""search.space={"seed": {"choices": [1, 2]}}""", "seeds=2"], "the seed can't be both"),
         ([LR, "search.pruner=median", "validate.every_steps=0"], "validate.every_steps=0 makes none"),
         ([LR, "run.dir=here"], "sweep.dir=DIR names the sweep's"),
@@ -137,6 +143,14 @@ def test_everything_wrong_is_said_at_once_and_nothing_is_written(sweep, tmp_path
 def test_faults_of_a_search(sweep, tmp_path, settings, words):
     (fault,) = faults_of(sweep(tmp_path / "one", *settings))
     assert words in fault
+
+
+def test_sources_of_the_training_text_are_searched_beside_one_validation_text(sweep, tmp_path):
+    for name in "abv":
+        (tmp_path / name).write_text("some text")
+    space = f"""search.space={{"data.source": {{"choices": ["{tmp_path / "a"}", "{tmp_path / "b"}"]}}}}"""
+    words = [space, "data=text", f"data.source={tmp_path / 'a'}", f"data.val_source={tmp_path / 'v'}"]
+    assert list(sweep(tmp_path / "one", *words).plan().space) == ["data.source"]
 
 
 def test_the_command_line_is_read_without_torch():

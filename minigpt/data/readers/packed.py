@@ -7,6 +7,7 @@ from pathlib import Path
 
 MAX_RATIO = 200  # of the bytes held to the file's own: text reaches 20, gzip at most 1,032, zstd 30,000
 MIN_BOMB_BYTES = 1 << 26  # what holds less is no danger
+MAX_WINDOW_BYTES = 1 << 31  # of `zstd --long=31`, the longest that there is: so much memory such a file may take
 ZSTD_FEED_BYTES = 512  # so few become 16 MiB at most: four of them can stand for 128 KiB
 
 
@@ -52,7 +53,7 @@ def _zstd(path: Path, size: int) -> Iterator[bytes]:
         try:
             while piece := file.read(ZSTD_FEED_BYTES):
                 while piece:
-                    frame = frame or zstandard.ZstdDecompressor().decompressobj()
+                    frame = frame or zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj()
                     held += frame.decompress(piece)
                     piece, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
                 if len(held) >= size:
