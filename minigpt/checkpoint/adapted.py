@@ -1,5 +1,6 @@
 """An adapter put on a model that was loaded without it: several share one model."""
 
+import copy
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -7,10 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from minigpt.checkpoint.adapter import ADAPTER, ADAPTER_CONFIG, base_hash, read_adapter
-from minigpt.checkpoint.load import MEMORY, LoadedCheckpoint, find_checkpoint, lists, read_file
+from minigpt.checkpoint.load import MEMORY, LoadedCheckpoint, find_checkpoint, lists, load_checkpoint, read_file
 from minigpt.config.foreign import MAX_CONFIG
 from minigpt.faults import UserFault
-from minigpt.model.adapter import Adapter, merged
+from minigpt.model.adapter import Adapter, merge, share
 from minigpt.plain_file import read_plain
 
 
@@ -57,7 +58,7 @@ def _of_peft(folder: Path) -> Callable[[str], bytes]:
 
 
 def adapted(path: str, which: str, bases: Sequence[LoadedCheckpoint]) -> LoadedCheckpoint:
-    """Return the model that an adapter makes of the one that it was trained on. What it leaves alone they share.
+    """Return the model that an adapter makes of the one that it was trained on. What is equal they keep once.
 
     Args:
         path: as `open_adapter` takes it.
@@ -76,7 +77,7 @@ def adapted(path: str, which: str, bases: Sequence[LoadedCheckpoint]) -> LoadedC
             continue
         hashes.append(base_hash(base.model))
         if adapter.base == hashes[-1] or (not adapter.base and len(bases) == 1):
-            return replace(base, model=merged(base.model, adapter), path=folder)
+            return _made(base, folder, adapter)
     if not hashes:
         raise faults[0]
     if not adapter.base:
@@ -85,3 +86,13 @@ def adapted(path: str, which: str, bases: Sequence[LoadedCheckpoint]) -> LoadedC
         f"the adapter {folder} lies on another model: it was trained on weights with the SHA-256 {adapter.base[:12]}, "
         f"got {' and '.join(each[:12] for each in hashes)}. Give as checkpoint= what its run had as init.from"
     )
+
+
+def _made(base: LoadedCheckpoint, folder: Path, adapter: Adapter) -> LoadedCheckpoint:
+    if (folder / "MANIFEST.json").is_file():  # whole, with the tokens that conversations may have added
+        made = load_checkpoint(folder)
+    else:
+        made = replace(base, model=copy.deepcopy(base.model), path=folder)
+        merge(made.model, adapter)
+    share(made.model, base.model)
+    return made

@@ -34,16 +34,16 @@ _PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")  # others c
 
 
 def base_hash(gpt: GPT) -> str:
-    """Return the SHA-256 of a model's weights, the same for a run and what was exported of it.
+    """Return the SHA-256 of a model's blocks, the same for a run and what was exported of it.
 
-    In fp32, without an adapter, without rows that pad the vocabulary, biases of zero (an export adds some) and position
-    embeddings (a smaller block_size has fewer).
+    In fp32, without an adapter. Left out are biases of zero, of which an export adds some, and embeddings and output
+    layer: conversations bring tokens of their own, a smaller block_size has fewer positions, and files don't hold the
+    rows that pad a vocabulary.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(base_of(gpt).items()):
-        rows = gpt.vocab_size if name in ("token_embedding.weight", "output.weight") else None
-        numbers = tensor[:rows].detach().float().cpu().contiguous()
-        if name != "position_embedding.weight" and bool(numbers.any()):
+        numbers = tensor.detach().float().cpu().contiguous()
+        if name.startswith("blocks.") and bool(numbers.any()):
             digest.update(f"{name} {tuple(numbers.shape)} ".encode())
             digest.update(numbers.view(torch.uint8).numpy().data)
     return digest.hexdigest()

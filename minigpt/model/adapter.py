@@ -8,7 +8,6 @@ Neither gpt.py nor attention/ knows of it. Merged into W it is a plain model aga
 Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1.
 """
 
-import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -138,12 +137,10 @@ def merge(gpt: GPT, adapter: Adapter) -> None:
         rows.copy_(rows.double() + adapter.alpha / adapter.rank * change)
 
 
-def merged(gpt: GPT, adapter: Adapter) -> GPT:
-    """Return another model, with an adapter merged. What that doesn't touch is the same memory in both."""
-    touched = {f"{place.layer}.weight" for place in adapter.pairs}
-    shared: dict[int, Any] = {
-        id(parameter): parameter for name, parameter in gpt.named_parameters() if name not in touched
-    }
-    other = copy.deepcopy(gpt, shared)
-    merge(other, adapter)
-    return other
+def share(model: GPT, below: GPT) -> None:
+    """Have a model keep in the memory of another what is equal in both."""
+    theirs = dict(below.named_parameters())
+    for name, parameter in [*model.named_parameters()]:
+        if name in theirs and torch.equal(parameter, theirs[name]):
+            module, _, own = name.rpartition(".")
+            setattr(model.get_submodule(module), own, theirs[name])

@@ -1,5 +1,6 @@
 """LoRA: a model with an adapter on, the same with it merged, and what learns."""
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 import yaml
 
 from minigpt.config.schema import AdapterConfig, ModelConfig
-from minigpt.model.adapter import LoRA, adapter_of, base_of, merge, merged, places, put_on
+from minigpt.model.adapter import LoRA, adapter_of, base_of, merge, places, put_on, share
 from minigpt.model.counting import adapter_count, parameter_count
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import next_token_loss
@@ -112,7 +113,9 @@ def test_models_with_adapters_share_what_these_leave_alone():
     gpt = adapted(MODERN, "out")
     below = plain(gpt)
     before = {name: tensor.clone() for name, tensor in below.state_dict().items()}
-    other = merged(below, adapter_of(gpt))
+    other = copy.deepcopy(below)
+    merge(other, adapter_of(gpt))
+    share(other, below)
     assert all(torch.equal(tensor, before[name]) for name, tensor in below.state_dict().items())
     shared = {name for name, parameter in other.named_parameters() if parameter is below.get_parameter(name)}
     assert {name for name, _ in other.named_parameters()} - shared == {

@@ -140,6 +140,18 @@ def test_a_server_lists_a_base_and_its_adapters(place, capsys, precision):
     assert "are in common with its model" in capsys.readouterr().err
 
 
+def test_an_adapter_that_learned_conversations_is_put_on_a_model_without_their_tokens(place, tmp_path):
+    talks = [{"prompt": f"{n}", "completion": "b"} for n in range(200)]
+    (tmp_path / "talks.jsonl").write_text("".join(json.dumps(each) + "\n" for each in talks))
+    base, source = place.folder / "base", f"data.source={tmp_path / 'talks.jsonl'}"
+    talking = place(f"init.from={base}", *LORA, "data=chat", source, "trainer.max_steps=2").rename(tmp_path / "talks")
+    loaded = load_checkpoint(base)
+    over = adapted(str(talking), "best", [loaded])
+    assert over.tokenizer.vocab_size == loaded.tokenizer.vocab_size + 4
+    assert torch.equal(logits(over.model), logits(load_checkpoint(talking).model))
+    assert over.model.final_norm.weight is loaded.model.final_norm.weight
+
+
 def folder_of_peft(place, tmp_path, **changes) -> Path:
     """Only the two files that peft needs, without our manifest."""
     folder = tmp_path / "peft"
