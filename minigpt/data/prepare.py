@@ -43,6 +43,7 @@ from minigpt.data.tasks import VERSION
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, read_tokenizer_json, scheme_of
 from minigpt.data.units import missing_units
 from minigpt.faults import StorageFailure, UserFault
+from minigpt.process.allocator import give_back_large_blocks
 from minigpt.rundir.files import lock, read_json, write_json
 
 REMOTE = "remote"  # below data.dir: what is here of tokens at URLs
@@ -121,6 +122,7 @@ def prepare(
         StorageFailure: data.dir can't be written, or is too small.
         UnfinishedParts: with `work.part`, while other parts are still to be made.
     """
+    give_back_large_blocks()
     if data.mix:
         return _prepare_mix(data, tokenizer, given=given, work=work, say=say)
     if data.shards is not None:

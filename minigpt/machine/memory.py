@@ -1,9 +1,7 @@
 """Memory. One full micro-batch is tried before step 1: what does not fit is cut smaller, with the same mathematics."""
 
 import contextlib
-import ctypes
 import functools
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -29,23 +27,6 @@ SURE_SHARE = 0.1  # of a machine's memory: a run that needs less of it fits
 Batches = Callable[[int], tuple[Any, ...]]
 Twin = Callable[[Choices], GPT]
 WITHOUT_COMPILER = "torch.compile does not work {}; going on without it. trainer.compile=off skips the try"
-
-
-@functools.cache  # it holds for as long as the process lives
-def keep_freed_memory() -> None:
-    """Let the C library keep what is freed, for the next step, instead of giving it back to the system.
-
-    Otherwise each step of a CPU run takes its activations from the system anew, and zeroing those pages costs it
-    up to a sixth of its time. Only glibc on Linux has the switch; elsewhere nothing happens.
-
-    Source: mallopt(3): M_TRIM_THRESHOLD = -1, M_TOP_PAD = -2, M_MMAP_MAX = -4.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        for parameter, value in ((-4, 0), (-1, 2**31 - 1), (-2, 64 << 20)):
-            mallopt(parameter, value)
 
 
 def fit_to_memory(

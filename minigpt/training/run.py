@@ -30,10 +30,11 @@ from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly, U
 from minigpt.machine.choices import keep_choices, tell_changed_choices
 from minigpt.machine.compiling import set_up_torch
 from minigpt.machine.hardware import Hardware, find_device, peak_flops
-from minigpt.machine.memory import fit_to_memory, keep_freed_memory
+from minigpt.machine.memory import fit_to_memory
 from minigpt.machine.plan import describe_plan
 from minigpt.machine.sharding import make_layout, shard
 from minigpt.model.gpt import GPT
+from minigpt.process.allocator import keep_freed_memory
 from minigpt.process.group import Processes, joined, was_asked_to_stop
 from minigpt.process.output import lasting_output
 from minigpt.process.signals import Signals, tell

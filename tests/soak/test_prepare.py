@@ -109,3 +109,32 @@ def test_twenty_random_kills_change_no_byte(source, tmp_path, parts):
     assert digest(out) == wanted
     assert min(kills.values()) > 2
     print(f"\nkilled {kills}; the longest life of an orphan {orphaned:.2f} s")
+
+
+PLAIN = """
+import sys
+from minigpt.config.schema import DataConfig, TokenizerConfig
+from minigpt.data.prepare import prepare
+prepare(DataConfig(name="text", source=sys.argv[1], dir=sys.argv[2]), TokenizerConfig("byte"))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux")
+def test_four_times_the_text_takes_no_more_memory(tmp_path):
+    """Of its own: the tokens that are mapped into it are the system's to take back."""
+    peaks = []
+    for copies in (25, 100):  # of about 10 MB: lines of unlike length and script
+        words = random.Random(1).choices(["wood", "schön", "木", "a", "\n", "chuck " * 50], k=400_000)
+        (tmp_path / "text").write_bytes(" ".join(words).encode() * copies)
+        peak, command = 0, [sys.executable, "-c", PLAIN, str(tmp_path / "text"), str(tmp_path / "data")]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        while process.poll() is None:
+            with contextlib.suppress(OSError, StopIteration):
+                lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+                peak = max(peak, next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")))
+            time.sleep(0.02)
+        assert process.returncode == 0
+        shutil.rmtree(tmp_path / "data")
+        peaks.append(peak)
+    print(f"\n{peaks[0] // 1024} MB, of four times the text {peaks[1] // 1024} MB")
+    assert peaks[1] < 1.1 * peaks[0]

@@ -23,8 +23,9 @@ from minigpt.machine.budget import budget_of, plan_of, weights_of
 from minigpt.machine.choices import Choices, choose
 from minigpt.machine.compiling import set_up_torch
 from minigpt.machine.hardware import Hardware, find_device
-from minigpt.machine.memory import is_out_of_memory, keep_freed_memory
+from minigpt.machine.memory import is_out_of_memory
 from minigpt.machine.sharding import parts_of, reshards
+from minigpt.process.allocator import keep_freed_memory
 from minigpt.process.group import Processes, joined
 from minigpt.process.signals import Signals
 from minigpt.report.scaling import draw_scaling
