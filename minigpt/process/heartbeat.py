@@ -162,7 +162,7 @@ class Heartbeat:
             except OSError as error:
                 reason = error.strerror or str(error)
             if time.monotonic() > deadline:
-                remedy = "Give a run.dir that all hosts share, and an address of its host that they reach (MASTER_ADDR)"
+                remedy = "Give a run.dir (a benchmark: write_to) that all hosts share, and the first one's MASTER_ADDR"
                 where = f"run.dir={hosts.run_dir} on host {hosts.node}"
                 raise UserFault(f"{where}: rank 0 was not found there within {MEET_SECONDS:.0f} s ({reason}). {remedy}")
             time.sleep(0 if self.peers else 0.2)

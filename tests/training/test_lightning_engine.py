@@ -103,6 +103,7 @@ def test_a_machine_with_slurm_brings_no_hint_to_use_srun(run, monkeypatch, tmp_p
     with pytest.warns(match="`srun` command is available"):  # what Lightning says by itself
         SLURMEnvironment.detect()
     with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         run("trainer.max_steps=1")
     assert not [each for each in caught if "srun" in str(each.message)]
 
