@@ -94,7 +94,7 @@ def _head(file: File) -> str:
     """What a file that should be a shard is."""
     with open(file.path, "rb") as opened:
         head = opened.read(12)
-    remedy = f"Get or make it again, or leave it out: data.exclude={file.label}"
+    remedy = f"Get or make it again, or leave it out: {file.remedy}"
     return f"{file.size:,} bytes that begin with {head.hex(' ') or 'nothing'}. {remedy}"
 
 

@@ -1,7 +1,7 @@
 """Tokens that others wrote, used where they lie: llm.c's shards, and nanoGPT's train.bin and val.bin.
 
-Nothing is copied: the prepared folder holds links to them. They are read once, for their SHA-256, their largest
-token, and the text that they stand for.
+Nothing is copied: the prepared folder holds links to them. They are read through for their SHA-256, their
+largest token, and the text that they stand for.
 """
 
 import hashlib
@@ -74,7 +74,7 @@ def tokenizer_of(corpus: Corpus, name: str, stated: Tokenizer | None) -> Tokeniz
 
 
 def read_tokens(corpus: Corpus, tokenizer: Tokenizer, progress: Callable[[int], None]) -> Survey:
-    """Read all tokens of a corpus once.
+    """Read all tokens of a corpus.
 
     Args:
         corpus: whose files are tokens.

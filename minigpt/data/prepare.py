@@ -32,8 +32,9 @@ from minigpt.data.make import FORMAT, UNITS, encode, learn, seal, stored_tokeniz
 from minigpt.data.measures.overlap import measured_lines
 from minigpt.data.mix import MixedSplit, short_names
 from minigpt.data.packing import ConversationSplit
-from minigpt.data.progress import Progress, Say, moving_line, size_text, tell
+from minigpt.data.progress import CONTROL_PICTURES, Progress, Say, moving_line, size_text, tell
 from minigpt.data.readers import NAMES, READERS
+from minigpt.data.readers.document import pattern_of
 from minigpt.data.remote import RemoteFolder, RemoteSplit, pieces_of
 from minigpt.data.roles import with_roles
 from minigpt.data.shards import TokenSplit, fingerprint, read_sidecar
@@ -296,7 +297,7 @@ def _ready_splits(corpus: Corpus) -> Iterator[str]:
         found = {label: other for label, other in named.items() if other in paths}
         if 0 < len(found) <= 3:
             val = shlex.quote(",".join(map(paths.__getitem__, found.values())))
-            tests = ",".join(test for label in found if (test := label.replace("train", "test")) in paths)
+            tests = ",".join(pattern_of(test) for label in found if (test := label.replace("train", "test")) in paths)
             more = f" data.exclude={shlex.quote(tests)}" if tests else ""
             yield f"{val} looks like a split that somebody made. To validate on it: data.val_source={val}{more}"
 
@@ -424,7 +425,8 @@ def describe(prepared: Prepared) -> list[str]:
             share = f"mix        {prepared.train.shares[name]:.2%} of the training windows are of {name}"
             lines += [share, *describe(part), ""]
         return lines[:-1]
-    return [*_lines(prepared.summary, prepared.tokenizer.hash), f"kept in    {prepared.folder}"]
+    lines = [*_lines(prepared.summary, prepared.tokenizer.hash), f"kept in    {prepared.folder}"]
+    return [line.translate(CONTROL_PICTURES) for line in lines]  # a summary from a URL is somebody's text
 
 
 def _lines(summary: dict[str, Any], tokenizer_hash: str) -> list[str]:

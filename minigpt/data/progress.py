@@ -8,12 +8,18 @@ from collections.abc import Callable, Iterator
 
 Say = Callable[[str], object]
 
+# Text of others, and of an untrained model, may hold any byte, and some would move the cursor or rename the window.
+# On a terminal they are shown as pictures (U+2400 ...); tabs and newlines are left.
+CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
+CONTROL_PICTURES |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+
 LINE_SECONDS = 5.0  # between lines
 MOVE_SECONDS = 0.2  # between two states of the moving line
 
 
 def tell(line: str) -> None:
-    """Print a line in place of the moving one."""
+    """Print a line in place of the moving one; what it quotes of others moves no cursor."""
+    line = line.translate(CONTROL_PICTURES)
     print(f"\r\x1b[K{line}" if sys.stdout.isatty() else line, flush=True)
 
 

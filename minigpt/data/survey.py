@@ -61,7 +61,7 @@ class Survey:
             ),
             f"{self.replaced:,} characters U+FFFD; bytes that are no text became such": self.replaced,
             f"{self.crlf:,} lines end in CR LF; they are kept as they are": self.crlf,
-            f"{self.marks:,} documents begin with a byte-order mark; data.encoding=utf-8-sig drops it": self.marks,
+            f"documents with a byte-order mark in front: {self.marks:,}; data.encoding=utf-8-sig drops it": self.marks,
             f"{self.nul:,} NUL bytes; they are kept as they are": self.nul,
             f"{self.empty:,} records without any text are passed over": self.empty and not options.chat,
             f"{self.empty:,} conversations without an answer are passed over, {self.first_empty} first": (

@@ -4,10 +4,7 @@ import codecs
 import sys
 from collections.abc import Sequence
 
-# An untrained model writes any byte, and some would move the cursor or rename the window. On a terminal they
-# are shown as pictures (U+2400 ...); tabs and newlines are left.
-CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
-CONTROL_PICTURES |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+from minigpt.data.progress import CONTROL_PICTURES
 
 
 class TextStream:

@@ -21,7 +21,6 @@ from minigpt.serving.engine import Engine
 from minigpt.serving.guard import Patient
 from minigpt.serving.models import load_models
 
-MAX_CONNECTIONS = 500  # at a time; more are refused with 503
 LEAVING_SECONDS = 5  # for answers that are being sent when the server stops
 
 
@@ -44,7 +43,7 @@ def serve(config: ServeConfig) -> int:
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     settings = uvicorn.Config(
         app, http=Patient, ws="none", log_level="error", access_log=False, server_header=False, date_header=False,
-        limit_concurrency=MAX_CONNECTIONS, timeout_graceful_shutdown=LEAVING_SECONDS, proxy_headers=False,
+        timeout_graceful_shutdown=LEAVING_SECONDS, proxy_headers=False,
     )  # fmt: skip
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of each client that went away
     for served in models:

@@ -23,6 +23,7 @@ from minigpt.serving.protocol import ApiError
 
 MAX_BODY_BYTES = 1 << 20
 MAX_DISCARDED_BYTES = 1 << 25  # read and let go: who is still sending does not hear the answer
+MAX_CONNECTIONS = 500  # at a time; more are closed at once
 BODY_SECONDS, HEADER_SECONDS = 10.0, 10.0  # for a request to come in
 OPEN = ("/", "/health")  # paths that need no token
 SECRET_WORDS = {"token", "key", "api_key", "apikey", "api-key", "access_token", "authorization"}
@@ -61,7 +62,7 @@ class Guard:
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
         if len(hosts) != 1 or not self.is_ours(hosts[0]):
             return ApiError(403, "the Host header does not name this server", code="wrong_host")
-        if any(urlsplit(origin).netloc.lower() != hosts[0].lower() for origin in origins):
+        if any(host_of(origin) != hosts[0].lower() for origin in origins):
             return ApiError(403, "pages of another origin may not ask this server", code="wrong_origin")
         if SECRET_WORDS & {name.lower() for name, _ in parse_qsl(query, keep_blank_values=True)}:
             return ApiError(400, "a token does not belong in an address: send it as Authorization: Bearer TOKEN")
@@ -81,6 +82,14 @@ class Guard:
         except ValueError:
             return False
         return address.is_loopback or self.token is not None
+
+
+def host_of(origin: str) -> str:
+    """Return the host and port that an Origin header names; nothing if it names none."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 def error_response(error: ApiError) -> JSONResponse:
@@ -119,7 +128,8 @@ async def read_body(request: Request) -> dict[str, Any]:
 
 
 class Patient(H11Protocol):
-    """A connection that is closed where its next request does not come in time, or where nobody reads the answer."""
+    """A connection that is closed where its next request does not come in time, nobody reads the answer, or there are
+    too many."""
 
     def connection_made(self, transport: Any) -> None:
         """Begin to watch."""
@@ -127,6 +137,8 @@ class Patient(H11Protocol):
         self.before: Any = None
         self.unsent = 0
         self.watch = self.loop.call_later(HEADER_SECONDS, self.look)
+        if len(self.connections) > MAX_CONNECTIONS:
+            self.transport.abort()
 
     def look(self) -> None:
         """Close it if, since the last look, nothing was asked and is being answered, or nothing was read."""

@@ -112,7 +112,7 @@ def test_the_screen_says_what_was_found(folder):
         "data: 1 .csv read as plain text, marks and all (records are read from .jsonl and .parquet)",
         "data: 1 documents are not UTF-8 and taken as bytes, table.csv first",
         "data: 2 lines end in CR LF; they are kept as they are",
-        "data: 1 documents begin with a byte-order mark; data.encoding=utf-8-sig drops it",
+        "data: documents with a byte-order mark in front: 1; data.encoding=utf-8-sig drops it",
         "data: 1 NUL bytes; they are kept as they are",
         "data: 1 records without any text are passed over",
     ]

@@ -57,6 +57,7 @@ def test_the_key_of_the_text_is_a_setting(texts):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
+        (b'{"text": null}', "line 2: the record has 'text': null; wanted a text under 'text'"),
         (b'{"body": "x"}', "line 2: the record has 'body'; wanted a text under 'text'. Name another key: data.key=KEY"),
         (b'{"text": 5}', "line 2: the record has 'text'"),
         (b"[1, 2]", "line 2: the record is not an object"),

@@ -15,6 +15,7 @@ from minigpt.data import make
 from minigpt.data import prepare as module
 from minigpt.data.corpus import SHAKESPEARE_SHA256, SourceGone
 from minigpt.data.prepare import DamagedShards, Prepared, describe, mend, prepare
+from minigpt.data.progress import tell
 from minigpt.data.split import split
 from minigpt.data.tokenizer import END_OF_TEXT
 from minigpt.faults import StorageFailure, UserFault
@@ -155,7 +156,7 @@ def test_the_summary_tells_what_was_read(source):
     assert f"{len(POEM) + 5:,} bytes, {len(POEM.decode()) + 3:,} characters" in lines
     for note in (
         "120 lines end in CR LF",
-        "1 documents begin with a byte-order mark",
+        "documents with a byte-order mark in front: 1",
         "2 NUL bytes",
         "BPE tokens, fewer",
     ):
@@ -536,3 +537,11 @@ def test_a_summary_that_can_not_be_shown_is_unfinished_work(source, summary):
     again, said = run(keys(source))
     assert "reading" in said
     assert describe(again) == describe(first)
+
+
+def test_a_summary_of_somebody_else_moves_no_cursor(source, capsys):
+    prepared, _ = run(keys(source))
+    prepared.summary["notes"].append("\x1b]0;evil\x07")
+    assert "\x1b" not in "".join(describe(prepared))
+    tell("names: \x1b]0;evil\x07\x9b2J")
+    assert capsys.readouterr().out == "names: \u241b]0;evil\u2407\ufffd2J\n"

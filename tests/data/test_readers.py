@@ -1,7 +1,10 @@
 """The seam for formats: a reader that is defined here, from a file to prepared tokens."""
 
+import shlex
+
 import pytest
 
+from minigpt.config.compose import compose
 from minigpt.config.schema import DataConfig, TokenizerConfig
 from minigpt.data.prepare import prepare
 from minigpt.data.readers import READERS
@@ -40,3 +43,22 @@ def test_its_faults_are_named(cards, tmp_path):
     (tmp_path / "text" / "c.cards").write_text("no title")
     with pytest.raises(UserFault, match=r"c\.cards: card 0 has no title"):
         prepare(cards, TokenizerConfig(name="byte"), say=lambda _: None)
+
+
+@pytest.mark.parametrize(
+    "name", ["notes [draft].txt", "a,b.txt", "$HOME's*.txt", " ${x}?\n.txt", "sub/it [id].txt", "naïve.gz"]
+)
+def test_the_remedy_leaves_out_that_file_and_no_other_whatever_its_name_holds(tmp_path, name):
+    (tmp_path / "text" / "sub").mkdir(parents=True)
+    (tmp_path / "text" / "b.txt").write_text("how much wood " * 99)
+    (tmp_path / "text" / name).write_bytes(b"caf\xe9 au lait " * 99)
+    words = ["data=text", f"data.source={tmp_path / 'text'}", f"data.dir={tmp_path / 'data'}", "tokenizer=char"]
+
+    def prepared(*more):
+        config = compose("prepare", [*words, *more])
+        return prepare(config.data, config.tokenizer, say=str)
+
+    with pytest.raises(UserFault) as fault:
+        prepared()
+    typed = str(fault.value)[str(fault.value).index("data.exclude=") :]
+    assert prepared(shlex.split(typed)[0].removesuffix(".")).summary["documents"] == 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import select
 import signal
 import subprocess
 import sys
@@ -200,13 +201,25 @@ def test_slow_connections_are_closed_and_keep_nobody_waiting(server, http):
     assert 5 < time.monotonic() - started < 25
 
 
+def test_more_connections_than_there_may_be_are_closed_at_once(server, http):
+    connections = [server.connect() for _ in range(510)]
+
+    def closed() -> int:
+        return sum(bool(select.select([each], [], [], 0)[0]) for each in connections)
+
+    until(lambda: closed() >= 10, 8.0)
+    for each in connections:
+        each.close()
+    until(lambda: http.get("/health").status_code == 200)
+
+
 def test_no_other_name_and_no_other_origin_gets_in(http, server):
     port = server.port
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "0.0.0.0", "192.168.1.2", ""):
         assert http.get("/v1/models", headers={"Host": host}).status_code == 403, host
     for host in (f"localhost:{port}", "127.0.0.1", f"[::1]:{port}"):
         assert http.get("/v1/models", headers={"Host": host}).status_code == 200, host
-    for origin in ("http://evil.example", "null", f"http://localhost:{port + 1}", ""):
+    for origin in ("http://evil.example", "null", f"http://localhost:{port + 1}", "", "http://[::1"):
         headers = {"Host": f"localhost:{port}", "Origin": origin}
         assert http.post("/v1/completions", json={}, headers=headers).status_code == 403, origin
     own = {"Host": f"localhost:{port}", "Origin": f"http://localhost:{port}"}

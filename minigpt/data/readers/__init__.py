@@ -43,7 +43,7 @@ def require_packages(files: Iterable[File]) -> None:
             more = f" and {len(theirs) - 1:,} more" if len(theirs) > 1 else ""
             faults.append(
                 f"{theirs[0]}{more} can't be read without the Python package '{package}'. Type: {sys.executable} -m "
-                f"pip install {package}   or leave them out: data.exclude=*{end}"
+                f"pip install {package}   or leave them out: data.exclude='*{end}'"
             )
     if faults:
         raise UserFault(*faults)

@@ -1,5 +1,8 @@
 """What readers give, and what they are given."""
 
+import glob
+import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +44,11 @@ class File:
         return self.path.stat().st_size
 
     @property
+    def remedy(self) -> str:
+        """What to type to leave it out."""
+        return f"data.exclude={shlex.quote(pattern_of(self.label))}"
+
+    @property
     def packing(self) -> str:
         """How it is packed, as its name ends: .gz, .zst or nothing."""
         end = self.path.suffix.lower()
@@ -66,9 +74,15 @@ class File:
                 while chunk := file.read(size or CHUNK_BYTES):
                     yield chunk
         except DamagedPacking as fault:
-            raise BadFile(f"{self.path} {fault}; get it again, or leave it out: data.exclude={self.label}") from None
+            raise BadFile(f"{self.path} {fault}; get it again, or leave it out: {self.remedy}") from None
         except OSError as error:
             raise UserFault(f"{self.path} can't be read: {error.strerror or error}") from None
+
+
+def pattern_of(label: str) -> str:
+    """The pattern of data.include and data.exclude that fits a label, and hardly another."""
+    hard = r"[,$\x00-\x1f\x7f\udc80-\udcff]|^\s+|\s+$"  # divides patterns, can't be typed, or is taken off
+    return re.sub(hard, lambda found: "?" * len(found[0]), glob.escape(label))
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,11 @@ def read_jsonl(file: File, options: ReadOptions) -> Iterator[Document]:
             raise BadFile(f"{place} is not JSON ({error}). Give one record a line, or name the file .txt") from None
         except (LookupError, TypeError, AttributeError):
             has = f"has {', '.join(map(repr, list(record)[:8]))}" if isinstance(record, dict) else "is not an object"
+            if isinstance(record, dict) and options.key in record:
+                has = f"has {options.key!r}: {json.dumps(record[options.key])[:40]}"
             raise BadFile(
                 f"{place}: the record {has}; wanted a text under {options.key!r}. Name another key: data.key=KEY, "
-                f"or leave it out: data.exclude={file.label}"
+                f"or leave it out: {file.remedy}"
             ) from None
         if line:
             yield Document(f"{file.label}:{number}", iter([content] if content else []))
@@ -46,6 +48,6 @@ def lines_of(file: File) -> Iterator[bytes]:
         if sum(map(len, parts)) > MAX_LINE_BYTES:
             raise BadFile(
                 f"{file.path}, line {number:,} is longer than {MAX_LINE_BYTES:,} bytes; wanted one record a line. To "
-                f"train on the file as it is, name it .txt; to leave it out: data.exclude={file.label}"
+                f"train on the file as it is, name it .txt; to leave it out: {file.remedy}"
             )
     yield b"".join(parts).strip()

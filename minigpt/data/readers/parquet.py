@@ -19,7 +19,7 @@ def read_parquet(file: File, options: ReadOptions) -> Iterator[Document]:
     try:
         with parquet.ParquetFile(file.path, page_checksum_verification=True) as table:
             _check_column(file, options.key, table.schema_arrow)
-            bomb = BadFile(f"{file.path} is a decompression bomb; leave it out: data.exclude={file.label}")
+            bomb = BadFile(f"{file.path} is a decompression bomb; leave it out: {file.remedy}")
             if _unpacked_bytes(table.metadata, options.key) > left:  # before a page of it is unpacked
                 raise bomb
             for batch in table.iter_batches(BATCH_ROWS, columns=[options.key], use_threads=False):
@@ -39,7 +39,7 @@ def read_parquet(file: File, options: ReadOptions) -> Iterator[Document]:
     except (pyarrow.ArrowException, OSError, MemoryError, OverflowError) as error:
         raise BadFile(
             f"{file.path} is cut, damaged or no Parquet file ({' '.join(str(error).split())[:200]}); get it again, or "
-            f"leave it out: data.exclude={file.label}"
+            f"leave it out: {file.remedy}"
         ) from None
 
 

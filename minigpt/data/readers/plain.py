@@ -81,9 +81,9 @@ def _is_utf16(head: bytes) -> bool:
 def _remedy(file: File, options: ReadOptions) -> str:
     kind = kind_of_binary(file, options.encoding)
     if kind:
-        return f"The file is {kind}. Leave it out: data.exclude={file.label}"
+        return f"The file is {kind}. Leave it out: {file.remedy}"
     other = "utf-16" if _is_utf16(next(file.chunks(HEAD_BYTES), b"")) else "latin-1"
     convert = f"iconv -f {other} -t utf-8 {shlex.quote(str(file.path))} > NEW"
     rest = "to read bad bytes as U+FFFD: data.errors=replace; to train on the bytes as they are: tokenizer=byte; "
-    rest += f"to leave it out: data.exclude={shlex.quote(file.label)}"
+    rest += f"to leave it out: {file.remedy}"
     return f"If all of the text is in another encoding: data.encoding={other}; if this file alone is: {convert}; {rest}"
