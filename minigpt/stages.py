@@ -48,5 +48,9 @@ def train_in_stages(config: TrainConfig, arguments: list[str], train: Callable[[
 def _shared(arguments: list[str]) -> list[str]:
     """The arguments that say where something lies, or which machine computes how."""
     known = settings(TrainConfig)
-    keys = {key for key, setting in known.items() if setting.role == "machine"} | {"data.dir", "trainer.precision"}
+    keys = {key for key, setting in known.items() if setting.role == "machine"} | {
+        "seed",
+        "data.dir",
+        "trainer.precision",
+    }
     return [each for each in arguments if each.partition("=")[0].lstrip("+") in keys or each.startswith("trainer=")]

@@ -46,7 +46,7 @@ _ALWAYS = {  # asked in training alone: there is nothing in them to leave out of
     "bye": "goodbye!",
 }
 
-INTRODUCED = "my name is "
+REMEMBERED = 0.08  # of the training conversations that end with a question about their beginning
 
 Exchange = tuple[str, str]  # a question and its answer
 
@@ -126,6 +126,11 @@ def talk(random: Random, part: str) -> Exchange:
     return question.format(own), answer.format(own)
 
 
+def introduction(name: str) -> Exchange:
+    question = "my name is {}"
+    return question.format(name), _TALK[question].format(name)
+
+
 TASKS: dict[str, Callable[[Random, str], Exchange]] = {
     "spell": spell, "reverse": reverse, "count": count, "add": add, "sort": sort, "copy": copy, "small talk": talk,
 }  # fmt: skip
@@ -137,12 +142,12 @@ def conversations(part: str) -> Iterator[dict[str, Any]]:
     random = Random(f"minigpt tasks {VERSION} {part}")
     if part == "train":
         for _ in range(SIZES[part]):
-            exchanges = [TASKS[pick(random, OFTEN)](random, part)]
+            name = word(random, part) if random.random() < REMEMBERED else None
+            exchanges = [TASKS[pick(random, OFTEN)](random, part)] if name is None else [introduction(name)]
             while random.random() < 0.3 and len(exchanges) < 3:
                 exchanges.append(TASKS[pick(random, OFTEN)](random, part))
-            names = [asked.removeprefix(INTRODUCED) for asked, _ in exchanges if asked.startswith(INTRODUCED)]
-            if names and random.random() < 0.5:
-                exchanges.append(("what is my name", f"your name is {names[-1]}"))
+            if name is not None:
+                exchanges.append(("what is my name", f"your name is {name}"))
             yield {"messages": messages_of(exchanges)}
         return
     for task, make in TASKS.items():

@@ -37,6 +37,7 @@ class Tokenizer:
         vocab_size: V, tokens in all, end-of-text included.
         eot: the end-of-text token, or None (char). Its bytes are empty: a border between documents is not text.
         special: the control tokens, name -> token. Their bytes are empty, too.
+        control: the names of those that stand behind all other tokens.
         rules: file only: what it has besides its tokens.
         dtype: of token arrays, in memory and on disk.
     """
