@@ -7,18 +7,19 @@ weight: it is learned in its own window. A conversation longer than a window is 
 import itertools
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from minigpt.data.order import CIPHER, draw, permute, samples_of_step
 from minigpt.data.roles import learned
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
+
+if TYPE_CHECKING:  # `minigpt prepare` never loads it
+    from torch import Tensor
 
 GREEN, PLAIN = "\x1b[32m", "\x1b[0m"
 EXAMPLES, MAX_SHOWN = 2, 600
@@ -91,8 +92,10 @@ class ConversationSplit:
         """As `TokenSplit.tokens`."""
         return self._tokens[start:stop]
 
-    def packed_batches(self, block_size: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def packed_batches(self, block_size: int, batch: int) -> Iterator["tuple[Tensor, Tensor]"]:
         """Yield an epoch's windows in order, (n, block_size + 1), and which targets are learned, (n, block_size)."""
+        import torch
+
         starts, _ = self.packs(block_size)
         for first in range(0, len(starts), batch):
             own = starts[first : first + batch]
