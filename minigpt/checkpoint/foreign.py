@@ -171,10 +171,8 @@ def _folder_tensors(folder: Path) -> dict[str, Tensor]:
             raise UserFault(f"{folder / file} is no usable safetensors file: {str(error)[:200]}") from None
     if strange := [name for name, tensor in tensors.items() if not tensor.is_floating_point()]:
         tensors = {name: tensor for name, tensor in tensors.items() if not _NO_WEIGHT.fullmatch("." + name)}
-        if min(strange) in tensors:
-            raise UserFault(
-                f"{folder} holds {min(strange)} as {tensors[min(strange)].dtype}; wanted fp32, bf16 or fp16"
-            )
+        if kept := [name for name in strange if name in tensors]:
+            raise UserFault(f"{folder} holds {min(kept)} as {tensors[min(kept)].dtype}; wanted fp32, bf16 or fp16")
     bare = "wte.weight" in tensors  # GPT2Model without its head, as the first GPT-2 files have it
     return {f"transformer.{name}" if bare and name != "lm_head.weight" else name: tensors[name] for name in tensors}
 

@@ -71,6 +71,10 @@ def test_names_and_buffers_of_older_files_are_known(tmp_path):
     save_file(bare, tmp_path / "model.safetensors")
     with pytest.raises(UserFault, match=r"ties lm_head\.weight to the embedding, and the two differ"):
         minigpt.load(tmp_path)
+    bare |= {"h.0.attn.bias": torch.ones(1, 1, 37, 37, dtype=torch.uint8), "wte.weight": bare["wte.weight"].char()}
+    save_file(bare, tmp_path / "model.safetensors")
+    with pytest.raises(UserFault, match=r"holds wte\.weight as torch\.int8; wanted fp32"):  # the mask hides nothing
+        minigpt.load(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def folder(tmp_path):
     for place, name in enumerate(("linear", "softmax")):
         shutil.copytree(GOLDEN / name, tmp_path / "runs" / name)
         os.utime(tmp_path / "runs" / name / "metrics.jsonl", (1.7e9 + place, 1.7e9 + place))
-    (tmp_path / "runs" / "no run").mkdir()
+    (tmp_path / "runs" / "no run" / "metrics.jsonl").mkdir(parents=True)
     return tmp_path / "runs"
 
 
