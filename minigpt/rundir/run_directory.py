@@ -114,7 +114,8 @@ class RunDirectory:
             if not is_gone(self.path / name):
                 wrong = f"run.dir={self.path} holds {name}, but no config.yaml, so it is no run that could be continued"
                 raise UserFault(f"{wrong}. Choose another run.dir, or put config.yaml back")
-        if not is_gone(self.checkpoints) and any(self.checkpoints.iterdir()):
+        here = not self.checkpoints.is_symlink() and not is_gone(self.checkpoints)  # a link is refused as such
+        if here and any(self.checkpoints.iterdir()):
             wrong = f"run.dir={self.path} holds checkpoints, but no config.yaml, which says how they were trained"
             raise UserFault(f"{wrong}. Choose another run.dir, or put config.yaml back")
 
