@@ -78,7 +78,7 @@ def test_a_run_is_named_after_its_experiment_or_its_text(tmp_path, monkeypatch):
 
 OLD_NAMES = [  # as commit 25310c3 gave them
     ([], "runs/default-1e86d79d"),
-    (["experiment=demo"], "runs/demo-f5cf5020"),
+    (["experiment=shakespeare_char_cpu"], "runs/shakespeare_char_cpu-c5fd4cea"),
     (["trainer.device=cpu", "optimizer.lr=3e-3", "logger.every_steps=1"], "runs/default-10021e06"),
     (["data=text", "data.source=text.txt", "tokenizer=char"], "runs/default-1c7e464f"),
 ]
