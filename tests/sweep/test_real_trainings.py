@@ -124,7 +124,7 @@ def test_a_wandb_agent_can_launch_a_training(tmp_path, where, monkeypatch):
     parameters = {"optimizer.lr": 0.003, "model.bias": False, "schedule.name": "wsd", "trainer.max_steps": 2}
     command = agents_command(parameters, template)
     assert command[-4:] == ["optimizer.lr=0.003", "model.bias=False", "schedule.name=wsd", "trainer.max_steps=2"]
-    settings = [*TINY, *where, f"run.dir={tmp_path / 'run'}"]
+    settings = [*TINY, "model.n_kv_head=2", *where, f"run.dir={tmp_path / 'run'}"]
     done = subprocess.run([*command[:-4], *settings, *command[-4:]], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     config = (tmp_path / "run" / "config.yaml").read_text()

@@ -236,5 +236,5 @@ def test_a_running_trial_shows_where_it_stands(plan):
     runner = TrialRunner(plan, None, trials[3], claim=None, slot=None, pruning=None)
     runner.rows.refresh()
     lines = Table(plan, io.StringIO()).lines(trials, [runner], rows=10)
-    assert lines[1].endswith("step 11/1,000")
+    assert lines[1].endswith("step 11/480")
     assert os.linesep not in lines[1]
