@@ -25,7 +25,7 @@ from minigpt.data.shards import (
     stated_sha256,
     write_sidecar,
 )
-from minigpt.data.survey import CONTINUATION, Survey, signature
+from minigpt.data.survey import Survey, count_characters, signature
 from minigpt.data.tokenizer import FORMAT, Tokenizer, build_tokenizer, load_tokenizer
 from minigpt.faults import UserFault
 from minigpt.rundir.files import read_json, replaced, sha256_of
@@ -89,7 +89,7 @@ def read_tokens(corpus: Corpus, tokenizer: Tokenizer, progress: Callable[[int], 
         raise UserFault(f"data.source and data.val_source hold tokens and text ({text[0]}); wanted one of these")
     found, lines, bad = Survey(corpus, signature(corpus), blank=False), [], []
     texts = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
-    sizes = np.array([(len(text), len(text.translate(None, CONTINUATION))) for text in texts])
+    sizes = np.array([(len(text), count_characters(text)) for text in texts])
     parts = {"train": list(corpus.files[:border]), "val": list(corpus.files[border:])}
     if not corpus.val_files:
         parts = {name: [file for file in tokens if ("val" in file.path.name) == (name == "val")] for name in parts}

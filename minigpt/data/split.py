@@ -21,7 +21,7 @@ import numpy as np
 
 from minigpt.data.corpus import Corpus
 from minigpt.data.readers.document import Document
-from minigpt.data.survey import CONTINUATION, Survey, is_held_out
+from minigpt.data.survey import Survey, count_characters, is_held_out
 from minigpt.faults import UserFault
 
 _Piece = tuple[int, str, bytes]  # number of the document, train | val, bytes of its text
@@ -105,7 +105,7 @@ def _at(border: int, documents: Iterator[Document], is_text: bool) -> Iterator[_
                 border = -1
                 yield number, "val", chunk[cut:]
             else:
-                border -= len(chunk.translate(None, CONTINUATION)) if is_text else len(chunk)
+                border -= count_characters(chunk) if is_text else len(chunk)
 
 
 def _offset(chunk: bytes, place: int, is_text: bool) -> int:

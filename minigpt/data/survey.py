@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from minigpt.data.corpus import Corpus
 from minigpt.data.download import SourceGone
 from minigpt.data.readers import read
@@ -15,7 +17,6 @@ from minigpt.faults import UserFault
 from minigpt.rundir.files import sha256_of
 
 MAX_NAMED = 20  # bad files
-CONTINUATION = bytes(range(0x80, 0xC0))  # the bytes inside a UTF-8 character, after its first
 
 
 @dataclass
@@ -112,6 +113,11 @@ def survey(
     return found
 
 
+def count_characters(text: bytes) -> int:
+    """Return how many characters begin in UTF-8: the bytes that are no continuation (0x80 to 0xBF)."""
+    return int(np.count_nonzero(np.frombuffer(text, np.int8) >= -64))
+
+
 def is_held_out(digest: bytes, val_fraction: float) -> bool:
     """Whether what has this SHA-256 is for validation; so is what it would be with a smaller fraction."""
     return int.from_bytes(digest[:8]) < val_fraction * 2**64
@@ -140,8 +146,8 @@ def _count(document: Document, found: Survey, alphabet: bool, progress: Callable
     for number, chunk in enumerate(document.chunks):
         found.marks += not number and chunk.startswith(codecs.BOM_UTF8)
         found.bytes += len(chunk)
-        found.characters += len(chunk.translate(None, CONTINUATION))
-        found.crlf += (last + chunk).count(b"\r\n")
+        found.characters += count_characters(chunk)
+        found.crlf += chunk.count(b"\r\n") + (last == b"\r" and chunk.startswith(b"\n"))
         found.nul += chunk.count(0)
         if digest:
             digest.update(chunk)

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -173,17 +174,26 @@ def assemble(folder: Path, identities: list[str], writers: dict[str, SplitWriter
     Raises:
         StorageFailure: a unit is not what was written; it is removed, and made again next time.
     """
-    for number, wanted in enumerate(identities):
+
+    def read(number: int) -> tuple[dict[str, Any], bytes]:
         path = unit_path(folder, number)
         with open(path, "rb") as file:
             head, content = json.loads(file.readline()), file.read()
-        if head["unit"] != wanted or hashlib.sha256(content).hexdigest() != head["sha256"]:
+        if head["unit"] != identities[number] or hashlib.sha256(content).hexdigest() != head["sha256"]:
             path.unlink()
             raise StorageFailure(f"{path} was changed since it was written, and is removed. Run the same command again")
-        begin = 0
-        for name in sorted(head["splits"]):
-            writer, counts = writers[name], head["splits"][name]
-            tokens = np.frombuffer(content, writer.dtype, counts["tokens"], begin)
-            begin += tokens.nbytes
-            writer.write(tokens)
-            writer.bytes += counts["bytes"]
+        return head, content
+
+    with ThreadPoolExecutor(1) as reader:
+        coming = reader.submit(read, 0)
+        for number in range(len(identities)):
+            head, content = coming.result()
+            if number + 1 < len(identities):  # read and hashed while this one is written
+                coming = reader.submit(read, number + 1)
+            begin = 0
+            for name in sorted(head["splits"]):
+                writer, counts = writers[name], head["splits"][name]
+                tokens = np.frombuffer(content, writer.dtype, counts["tokens"], begin)
+                begin += tokens.nbytes
+                writer.write(tokens)
+                writer.bytes += counts["bytes"]

@@ -33,8 +33,8 @@ def commands(*started: tuple[Path, int]) -> None:
 
 THREADS = """
 import sys
-from minigpt.data.tokenizers.gpt2 import GPT2, gpt2_ranks
-encoding = GPT2.encoder(gpt2_ranks())._encoding
+import tiktoken
+encoding = tiktoken.get_encoding("gpt2")
 text = open(sys.argv[1], encoding="utf-8").read()
 step = 1 << 16
 parts = [text[place : place + step] for place in range(0, len(text), step)]

@@ -5,7 +5,9 @@ hardly more than a character), none of them end-of-text. Its hash is a differenc
 text cost a few passes over it, however long they are.
 """
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 from minigpt.data.measures.pieces import PIECE_TOKENS, pieces
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer
+from minigpt.process.cores import usable_cores
 from minigpt.splitmix import GOLDEN, scramble
 
 GRAM_TOKENS = 13
@@ -79,11 +82,25 @@ def overlap(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> dict[st
     shift = np.uint64(64 - _FILTER_BITS)
     found, may_be = np.zeros(len(wanted), bool), np.zeros(1 << _FILTER_BITS, bool)
     may_be[wanted >> shift] = True
-    for piece in pieces(train, TRAIN_TOKENS) if len(wanted) else ():
-        hashes = _hashes(piece, gram, words, tokenizer.eot)
-        hashes = np.sort(hashes[may_be[hashes >> shift]])  # in order they are found five times as fast
-        at = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
-        found[at[wanted[at] == hashes]] = True
+
+    ended = threading.Event()
+
+    def look(part: tuple[int, int]) -> None:
+        for piece in pieces(train, TRAIN_TOKENS, part=part):
+            if ended.is_set():  # by Ctrl-C
+                return
+            hashes = _hashes(piece, gram, words, tokenizer.eot)
+            hashes = np.sort(hashes[may_be[hashes >> shift]])  # in order they are found five times as fast
+            at = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
+            found[at[wanted[at] == hashes]] = True  # from several threads: each sets only what it found
+
+    if len(wanted):
+        count = usable_cores()
+        with ThreadPoolExecutor(count) as threads:  # NumPy lets others compute meanwhile
+            try:
+                list(threads.map(look, [(number, count) for number in range(count)]))
+            finally:
+                ended.set()
     share = float(counts[found].sum() / counts.sum()) if len(wanted) else None
     looked_at = {"of_train": min(1.0, TRAIN_TOKENS / len(train)), "of_val": min(1.0, VAL_TOKENS / len(val))}
     return {"share": share, "gram": gram, **looked_at}

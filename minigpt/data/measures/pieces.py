@@ -12,12 +12,18 @@ from minigpt.data.tokenizer import Tokenizer
 PIECE_TOKENS = 1 << 16
 
 
-def pieces(split: TokenSplit, n_tokens: int) -> Iterator[NDArray[Any]]:
-    """All tokens of a split, in pieces; if it has more than n_tokens, about so many in pieces spread evenly over it."""
+def pieces(split: TokenSplit, n_tokens: int, *, part: tuple[int, int] = (0, 1)) -> Iterator[NDArray[Any]]:
+    """All tokens of a split, in pieces; if it has more than n_tokens, about so many in pieces spread evenly over it.
+
+    Args:
+        split: of tokens.
+        n_tokens: at most.
+        part: (i, n): only pieces i, i + n, i + 2 n ...
+    """
     starts = np.arange(0, len(split), PIECE_TOKENS)
     if len(split) > n_tokens:
         starts = np.linspace(0, len(split) - PIECE_TOKENS, max(1, n_tokens // PIECE_TOKENS), dtype=np.int64)
-    return (split.tokens(start, start + PIECE_TOKENS) for start in starts.tolist())
+    return (split.tokens(start, start + PIECE_TOKENS) for start in starts[part[0] :: part[1]].tolist())
 
 
 def sample_of(split: TokenSplit, tokenizer: Tokenizer, n_bytes: int) -> bytes:
