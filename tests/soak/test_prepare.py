@@ -123,7 +123,7 @@ prepare(DataConfig(name="text", source=sys.argv[1], dir=sys.argv[2]), TokenizerC
 def test_four_times_the_text_takes_no_more_memory(tmp_path):
     """Of its own: the tokens that are mapped into it are the system's to take back."""
     peaks = []
-    for copies in (25, 100):  # of about 10 MB: lines of unlike length and script
+    for copies in (25, 100):  # of 21 MB: words and lines of unlike length and script
         words = random.Random(1).choices(["wood", "schön", "木", "a", "\n", "chuck " * 50], k=400_000)
         (tmp_path / "text").write_bytes(" ".join(words).encode() * copies)
         peak, command = 0, [sys.executable, "-c", PLAIN, str(tmp_path / "text"), str(tmp_path / "data")]
