@@ -109,6 +109,20 @@ class ConversationSplit:
         np.add.at(kept, np.minimum(ends, len(self)), -1)
         return self._tokens[self.answers & (np.cumsum(kept)[:-1] > 0)]
 
+    def refuse_small_context(self, block_size: int) -> None:
+        """Refuse a context in which no token is learned.
+
+        Raises:
+            UserFault: every answer begins behind its window.
+        """
+        if not len(self.learned_tokens(block_size)):
+            places = np.flatnonzero(self.answers)
+            nearest = (places - self._begins[np.searchsorted(self._begins, places, side="right") - 1]).min()
+            raise UserFault(
+                f"no answer of the {self.name} split begins within model.block_size={block_size}: nothing is left to "
+                f"predict. Use model.block_size={nearest} or more, or shorter conversations"
+            )
+
     def describe(self, block_size: int, *, colour: bool) -> list[str]:
         """Return in lines what is learned: counts, and examples with the learned part in colour or in [[ ]]."""
         lengths = np.diff(self._begins) - 1

@@ -142,6 +142,9 @@ def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
     elif not isinstance(prepared.train, ConversationSplit):
         for name, train in parts_of(prepared.train).items():
             check_length("train" if name == "train" else f"{name}: train", len(train), config.model.block_size)
+    for split in (prepared.train, prepared.val):
+        if isinstance(split, ConversationSplit):
+            split.refuse_small_context(config.model.block_size)
     for name, val in parts_of(prepared.val).items():
         if len(val) < 2:
             raise UserFault(

@@ -146,7 +146,7 @@ class LanguageModel(L.LightningModule):
             optimizer.found_inf = scale_on_device(gradients, numbers, limit)  # type: ignore[attr-defined]
             return
         result = self.result_of(self.unread[-1])
-        if result.fault is None and not result.overflow:
+        if result.fault is None and not result.overflow and result.weight:
             scale(gradients, result.grad_norm, limit, result.weight)
         else:
             for parameter in parameters:
@@ -188,7 +188,10 @@ class LanguageModel(L.LightningModule):
         else:
             self._seconds, request = self.clock.seconds, self.request
         overflow = loss_scale > 1 and math.isfinite(loss) and not math.isfinite(grad_norm)
-        fault = None if overflow else fault_of(loss, grad_norm, self.state.recent_losses, self.config.guard)
+        # Where no token of a batch is learned, the mean is 0 / 0: a step without an update, and nothing is wrong.
+        fault = (
+            None if overflow or not weight else fault_of(loss, grad_norm, self.state.recent_losses, self.config.guard)
+        )
         return StepResult(loss, grad_norm, weight, measurement.lr, fault, overflow, request)
 
     @property
@@ -366,7 +369,7 @@ class StepEnd:
             self.run.event("overflow", step=state.step + 1)
         if result.fault is None:
             state.bad_steps = 0
-            if rules.spike_zscore:
+            if rules.spike_zscore and result.weight:
                 state.recent_losses = [*state.recent_losses, result.loss][-rules.spike_window :]
             return
         state.bad_steps += 1

@@ -80,6 +80,42 @@ def test_what_conversations_can_not_do_is_said_at_once(chat):
             chat("refused", *words)
 
 
+def talks_of(*lengths):
+    rows = [{"prompt": "q" * length, "completion": "yes"} for length in lengths]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def test_a_context_that_reaches_no_answer_is_refused_before_the_first_step(chat, tmp_path):
+    val = tmp_path / "val.jsonl"
+    val.write_text(talks_of(100, 90, 110))
+    with pytest.raises(UserFault, match=r"of the val split begins within model.block_size=32.*block_size=92 or more"):
+        chat("far", f"data.val_source={val}")
+    (chat.run.folder / "train.jsonl").write_text(talks_of(*range(100, 150)))
+    val.write_text(talks_of(*range(10)))
+    with pytest.raises(UserFault, match=r"of the train split begins within model.block_size=32"):
+        chat("far", f"data.source={chat.run.folder / 'train.jsonl'}", f"data.val_source={val}")
+    assert not (chat.run.folder / "far").exists()
+
+
+def test_the_smallest_context_that_is_named_trains(chat, tmp_path):
+    val = tmp_path / "val.jsonl"
+    val.write_text(talks_of(100, 30, 110))
+    chat("near", f"data.val_source={val}", "trainer.max_steps=1")
+
+
+def test_a_step_without_an_answer_leaves_the_weights_and_is_not_bad(chat, tmp_path):
+    source, val = tmp_path / "mixed.jsonl", tmp_path / "val.jsonl"
+    source.write_text(talks_of(*range(100, 160), 3))  # one conversation of 61 is learned, and that in one step of 16
+    val.write_text(talks_of(3))
+    words = [f"data.source={source}", f"data.val_source={val}", "optimizer.weight_decay=0.1", "logger.every_steps=1"]
+    path, said = chat("empty", *words, "trainer.max_steps=3", "checkpoint.every_steps=1", "guard.max_skips=1")
+    assert "skipped" not in said
+    weights = [load_checkpoint(each).model.token_embedding.weight for each in sorted(path.glob("checkpoints/step-*"))]
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["train/loss"] is None for row in rows] == [True, True, True]
+    assert all(torch.equal(weights[0], each) for each in weights[1:])
+
+
 def test_several_devices_are_told_to_train_the_first_alone():
     with pytest.raises(UserFault, match=r"then init\.from=ITS_RUN"):
         compose("train", ["experiment=chat_tiny", "trainer=ddp", "trainer.devices=2"])
