@@ -18,9 +18,10 @@ from typing import Any
 
 from minigpt.config.convert import Fault, settings, shown, values
 from minigpt.config.hub import is_hub_name, local_path
+from minigpt.config.roles import default_run_dir
 from minigpt.config.schema import SHARDED, AdapterConfig, ModelConfig
 from minigpt.config.setting import Setting
-from minigpt.config.sources import at, is_url, missing, name_of, there
+from minigpt.config.sources import at, is_begun, is_url, missing, name_of, there
 from minigpt.faults import UserFault
 from minigpt.invocation import typed
 from minigpt.plain_file import read_plain
@@ -43,6 +44,8 @@ def find_faults(config: Any) -> list[Fault]:
     now, known = values(config), settings(config.__class__)
     found = [Fault((key,), sentence) for key, each in known.items() for sentence in _wrong_alone(each, now[key])]
     wrong = {key for fault in found for key in fault.keys}
+    if not wrong and now.get("init.from") and now.get("run.dir", "") is None:
+        now |= {"run.dir": default_run_dir(config)}
     return found + _broken(RULES, {key: value for key, value in now.items() if key not in wrong})
 
 
@@ -368,10 +371,11 @@ def exports_are_possible(form: str, folder: str | None) -> Iterator[str]:
         yield f"dir={shown(folder)} is there already, and an export overwrites nothing. Give a new folder."
 
 
-@rule("init.from")
-def starting_weights_are_there(source: str | None) -> Iterator[str]:
-    if source is not None:
-        yield from _not_there("init.from", source, "Give a run, a checkpoint or a model's folder.")
+@rule("init.from", "run.dir")
+def starting_weights_are_there(source: str | None, folder: str | None) -> Iterator[str]:
+    if source is not None and not is_begun(folder):  # a run that continues reads its own checkpoint
+        remedy = "Give a run, a checkpoint or a model's folder. To continue a run without it, give that run's run.dir."
+        yield from _not_there("init.from", source, remedy)
 
 
 @rule("adapter.name", "adapter.rank", "adapter.alpha", "adapter.targets", "init.from", "trainer.strategy")

@@ -30,6 +30,7 @@ from minigpt.config.convert import (
 from minigpt.config.files import compose_files, config_folder, find_groups, inherited_settings, to_yaml, unfit_files
 from minigpt.config.help import help_page
 from minigpt.config.schema import TrainerConfig
+from minigpt.config.sources import is_begun, there
 from minigpt.faults import UserFault
 from minigpt.invocation import typed
 from minigpt.launcher import launched
@@ -256,9 +257,14 @@ def _read_files(request: Request) -> dict[str, Any]:
 
 
 def _inherit(request: Request, mapping: dict[str, Any]) -> dict[str, Any]:
-    """The settings with the architecture of `init.from`, unless the command line gives one, which must be the same."""
+    """The settings with the architecture of `init.from`, unless the command line gives one, which must be the same.
+
+    Where that is gone, a run that continues without it has the same one.
+    """
     given = mapping | request.values
-    source = given.get("init.from")
+    source, run = given.get("init.from"), given.get("run.dir")
+    if isinstance(source, str) and isinstance(run, str) and not there(source) and is_begun(run):
+        source = run
     theirs = inherited_settings(request.cls, source) if isinstance(source, str) and source else {}
     typed_keys = {key for key in given if key in request.values or key.partition(".")[0] in request.choices}
     for key in theirs.keys() & typed_keys - {"model.block_size"}:  # rotary positions may grow

@@ -37,6 +37,11 @@ def there(place: str) -> bool:
     return os.path.exists(at(place))
 
 
+def is_begun(run: str | None) -> bool:
+    """Whether there is a run in this folder that has checkpoints."""
+    return bool(run) and bool(glob.glob(os.path.join(glob.escape(at(str(run))), "checkpoints", "step-*")))
+
+
 def missing(source: str) -> list[str]:
     """The places that are neither there nor a glob that finds something; of URLs nothing is known yet."""
     return [place for place in places(source) if not _may_be(place)]

@@ -159,7 +159,8 @@ def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
 def prepare_tokens(config: TrainConfig, path: Path) -> Prepared:
     """The tokens of the run in `path`, split as they were when it began.
 
-    Weights to start from know their own tokens: a learned tokenizer of theirs is used on any text.
+    Weights to start from know their own tokens: a learned tokenizer of theirs is used on any text. A run that continues
+    has it in its checkpoints, and doesn't need them any more.
 
     Raises:
         UserFault: the text has characters that their alphabet lacks, and whatever `prepare` raises.
@@ -169,7 +170,7 @@ def prepare_tokens(config: TrainConfig, path: Path) -> Prepared:
     given = None
     name, file = config.tokenizer.name, config.tokenizer.file
     if config.init.source is not None and (scheme_of(name).is_learned or (name == "file" and file is None)):
-        theirs = _tokenizer_of(load.find_checkpoint(config.init.source), config.init.source)
+        theirs = _own_tokenizer(path) or _tokenizer_of(load.find_checkpoint(config.init.source), config.init.source)
         given = theirs if isinstance(theirs, Tokenizer) and theirs.name == name else None  # restore_weights refuses it
     try:
         return prepare(config.data, config.tokenizer, given=given, rule=rule)
@@ -258,6 +259,13 @@ def put_adapter_on(gpt: GPT, config: TrainConfig, checkpoint: Path | None) -> No
         for place, pair in mine.pairs.items():
             for tensor, theirs in zip(pair, saved.pairs[place], strict=True):
                 tensor.copy_(theirs)
+
+
+def _own_tokenizer(run: Path) -> Tokenizer | None:
+    for checkpoint in reversed(list_checkpoints(run / "checkpoints")):
+        with contextlib.suppress(UserFault):  # damaged: which one is used is decided later
+            return load.read_tokenizer(checkpoint)
+    return None
 
 
 def _tokenizer_of(origin: Path, source: str) -> Tokenizer | foreign.NoTokenizer:

@@ -86,15 +86,33 @@ def test_cut_in_the_middle_of_a_step_and_without_its_base_the_run_ends_with_the_
         patch.setattr(LanguageModel, "training_step", training_step)
         with pytest.raises(Cut):
             place(f"init.from={base}", *LORA, "checkpoint.every_steps=3")
-    longer = base / "checkpoints" / "step-000000009"
-    shutil.copytree(newest(base), longer)  # damaged, and the newest: the run has no use for it
-    (longer / "model.safetensors").write_bytes(b"")
+    base.rename(place.folder / "elsewhere")
     place(f"init.from={base}", *LORA, *EACH)
-    shutil.rmtree(longer)
+    (place.folder / "elsewhere").rename(base)
     assert compare_runs(place.folder / "tuned", place.path)[1] == []
     with pytest.raises(UserFault, match=r"adapter.rank: 2 -> 3"):
         place(f"init.from={base}", *LORA, "adapter.rank=3", "trainer.max_steps=9")
     shutil.rmtree(place.path)
+
+
+@pytest.mark.parametrize("more", [[], ["adapter=lora"]], ids=["whole", "adapter"])
+def test_a_run_whose_base_with_a_learned_tokenizer_is_gone_goes_on(new_run, tmp_path, monkeypatch, more):
+    run, bpe = new_run(tmp_path), ["tokenizer=bpe", "tokenizer.vocab_size=270"]
+    run(*bpe, "trainer.max_steps=1").rename(tmp_path / "base")
+    settings = [*bpe, *more, f"init.from={tmp_path / 'base'}"]
+    straight = run(*settings, "trainer.max_steps=2", "checkpoint.every_steps=1").rename(tmp_path / "straight")
+    shutil.copytree(straight, run.path)
+    shutil.rmtree(newest(run.path))
+    (tmp_path / "base").rename(tmp_path / "gone")
+    run(*settings, "trainer.max_steps=2", "checkpoint.every_steps=1")
+    assert compare_runs(straight, run.path)[1] == []
+    typed = ["data=text", f"data.source={tmp_path / 'text.txt'}", *more, f"init.from={tmp_path / 'base'}"]
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserFault, match="does not exist"):
+        compose("train", typed)
+    monkeypatch.setattr("minigpt.config.check.default_run_dir", lambda config: str(run.path))
+    assert compose("train", typed).model.n_layer > 1  # without run.dir= the architecture can't be known
+    assert compose("train", [*typed, f"run.dir={run.path}"]).model.n_layer == 1
 
 
 def test_a_run_with_an_adapter_is_read_merged_everywhere(place):
