@@ -193,6 +193,7 @@ def _prepare_mix(
     for name, source in short_names(data.mix).items():
         folder = typed_path(source)
         if (folder / "prepared.json").is_file():
+            _refuse_conversations(_read_prepared(folder), f"data.mix: {name}")
             try:
                 part = _open(folder, say)
             except DamagedShards as fault:  # somebody's own: `mend` is not to make it anew from what is left
@@ -239,6 +240,7 @@ def _open_remote(data: DataConfig, tokenizer: TokenizerConfig, say: Say) -> Prep
                 raise UserFault(
                     f"data.shards={remote.shown} is no folder that `minigpt prepare` has made: copy one there"
                 )
+            _refuse_conversations(content, f"data.shards={remote.shown}")
             folder = root / content["fingerprint"][:16]  # found again from another address
             folder.mkdir(exist_ok=True)
             pieces_of(folder).mkdir(exist_ok=True)
@@ -257,6 +259,15 @@ def _open_remote(data: DataConfig, tokenizer: TokenizerConfig, say: Say) -> Prep
             f"data.shards holds tokens of tokenizer={theirs}, got tokenizer={tokenizer.name}. Type the former"
         )
     return found
+
+
+def _refuse_conversations(content: Mapping[str, Any], place: str) -> None:
+    """Refuse prepared conversations where all tokens would be learned, not the answers alone."""
+    if content.get("keys", {}).get("corpus") in CONVERSATIONS:
+        raise UserFault(
+            f"{place} holds conversations, and what of them is learned is known to data=chat alone. Give it the rows "
+            "that they were made from: data=chat data.source=FILE"
+        )
 
 
 def _copy_beginning(remote: RemoteFolder, folder: Path) -> None:

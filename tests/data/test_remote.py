@@ -3,6 +3,7 @@
 import contextlib
 import http.server
 import itertools
+import json
 import os
 import threading
 import time
@@ -12,10 +13,12 @@ import numpy as np
 import pytest
 
 from minigpt.config.compose import compose
+from minigpt.config.schema import DataConfig, TokenizerConfig
 from minigpt.data import blocks as order
 from minigpt.data import download, remote
 from minigpt.data.batch import MicroBatches
 from minigpt.data.blocks import Blocks
+from minigpt.data.prepare import prepare
 from minigpt.data.remote import PieceCache, RemoteFolder, RemoteSplit, pieces_of
 from minigpt.data.shards import SplitWriter, TokenSplit
 from minigpt.data.tokenizer import build_tokenizer
@@ -266,6 +269,19 @@ def test_an_unfinished_piece_of_a_killed_process_is_removed_some_time(tmp_path):
 
 
 # Faults
+
+
+def test_conversations_at_a_url_are_refused_before_their_tokens_are_fetched(server, tmp_path):
+    rows = "".join(json.dumps({"prompt": f"say {n}", "completion": f"it is {n}"}) + "\n" for n in range(30))
+    (tmp_path / "talks.jsonl").write_text(rows)
+    chat = DataConfig(name="chat", source=str(tmp_path / "talks.jsonl"), dir=str(tmp_path / "a"), mask_documents=True)
+    for file in prepare(chat, TokenizerConfig("byte")).folder.iterdir():
+        (server.folder / file.name).write_bytes(file.read_bytes())
+    here = tmp_path / "b"
+    with pytest.raises(UserFault, match=r"data.shards=.* holds conversations.*data=chat data.source=FILE") as fault:
+        prepare(DataConfig(name="text", shards=server.url, dir=str(here)), TokenizerConfig("byte"))
+    assert "hunter2" not in str(fault.value)
+    assert list((here / "remote").iterdir()) == []
 
 
 @pytest.mark.parametrize("fault", ["503", "cut", "short", "ignored", "hang", "slow"])
