@@ -38,19 +38,25 @@ def has_roles(tokenizer: "Tokenizer") -> bool:
     return tokenizer.special.keys() >= {*CONTROL}
 
 
-def marked(messages: Sequence[Mapping[str, str]]) -> bytes:
+def is_text_part(part: Any) -> bool:
+    """Whether a part of a message's content, in OpenAI's form, is text and has one."""
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def marked(messages: Sequence[Mapping[str, str]], errors: str = "strict") -> bytes:
     """Return messages as bytes.
 
     Args:
         messages: role (one of ROLES) and content of each.
+        errors: `replace` makes a lone surrogate, which has no UTF-8, a question mark.
 
     Raises:
-        UnicodeError: a lone surrogate in a content.
+        UnicodeError: a lone surrogate in a content, and errors=strict.
     """
     parts = []
     for message in messages:
         end = MARKS[END] if message["role"] == "assistant" else b""
-        parts += [MARKS[ROLES[message["role"]]], message["content"].encode(), end]
+        parts += [MARKS[ROLES[message["role"]]], message["content"].encode(errors=errors), end]
     return b"".join(parts)
 
 

@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from minigpt.config.schema import SampleConfig
+from minigpt.data.roles import is_text_part
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.sampling.conversation import ROLES, Turn, turn_of
@@ -199,8 +200,8 @@ def _read_messages(fields: Fields, tokenizer: Tokenizer) -> Turn:
         if not isinstance(role, str) or role not in ROLES:
             raise ApiError(400, f"{param}.role must be one of {', '.join(ROLES)}", param=param)
         content = message.get("content")
-        if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-            content = "".join(str(part.get("text", "")) for part in content)
+        if isinstance(content, list) and all(is_text_part(part) for part in content):
+            content = "".join(part["text"] for part in content)
         if not isinstance(content, str):
             raise ApiError(400, f"{param}.content must be text", param=param)
         plain.append({"role": role, "content": content})

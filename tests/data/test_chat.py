@@ -131,6 +131,8 @@ def test_rows_without_an_answer_are_counted_and_named(talks):
         ({"messages": [{"role": "robot", "content": "x"}]}, r"line 2: messages\[0\] has the role 'robot'"),
         ({"messages": ["x"]}, "has the role 'None'"),
         ({"messages": [{"role": "user", "content": 3}]}, r"messages\[0\].content is not text"),
+        ({"messages": exchange("q", [{"type": "text", "text": None}])}, r"messages\[1\].content is not text"),
+        ({"messages": exchange("q", [{"type": "text"}])}, r"messages\[1\].content is not text"),
         ({"messages": [{"role": "assistant", "content": "x", "weight": 0}]}, "has 'weight', which is not known"),
         ({"text": "x"}, "the record has 'text'; wanted"),
         ([1], "the record is not an object"),
@@ -141,6 +143,19 @@ def test_rows_without_an_answer_are_counted_and_named(talks):
 def test_rows_that_are_no_conversation_are_refused_with_their_place(talks, row, sentence):
     with pytest.raises(UserFault, match=sentence):
         talks(many()[0], row, *many())
+
+
+def test_a_lone_surrogate_is_replaced_when_asked_for(talks):
+    prepared, _ = talks(*many(), '{"prompt": "x", "completion": "half \\ud83d"}', errors="replace")
+    text = "".join(text_of(split.tokens(0, len(split))) for split in (prepared.train, prepared.val))
+    assert "<|assistant|>half ?<|end|>" in text
+
+
+def test_prepared_conversations_are_not_mixed_with_text(talks, tmp_path):
+    folder = talks(*many())[0].folder
+    data = DataConfig(name="text", dir=str(tmp_path / "data"), mix={str(folder): 1.0})
+    with pytest.raises(UserFault, match=r"data.mix: .* holds conversations.*data=chat data.source=FILE"):
+        prepare(data, TokenizerConfig("byte"))
 
 
 def test_conversations_without_any_answer_are_refused(talks):

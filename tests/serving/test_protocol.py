@@ -102,6 +102,11 @@ def test_messages_become_a_transcript_or_what_the_tokenizer_says():
         ({"chat": True, "messages": ["hi"]}, "messages[0]", "role"),
         ({"chat": True, "messages": [{"role": "robot", "content": ""}]}, "messages[0]", "system, developer, user"),
         ({"chat": True, "messages": [{"role": "user", "content": 3}]}, "messages[0]", "content must be text"),
+        (
+            {"chat": True, "messages": [{"role": "user", "content": [{"type": "text", "text": None}]}]},
+            "messages[0]",
+            "content must be text",
+        ),
         ({"chat": True, "top_logprobs": 3}, "top_logprobs", "logprobs=true"),
         ({"chat": True, "tools": [{}]}, "tools", "not supported"),
     ],

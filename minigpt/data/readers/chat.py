@@ -6,7 +6,7 @@ from typing import Any
 
 from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
 from minigpt.data.readers.jsonl import lines_of
-from minigpt.data.roles import ROLES, marked
+from minigpt.data.roles import ROLES, is_text_part, marked
 
 WANTED = '{"messages": [{"role": "user", "content": "..."}, ...]} or {"prompt": "...", "completion": "..."}'
 NOT_LEARNED = ("weight", "tool_calls", "function_call", "audio", "refusal")  # keys of a message that would be ignored
@@ -25,9 +25,11 @@ def read_chat(file: File, options: ReadOptions) -> Iterator[Document]:
             if record is None:
                 continue
             messages = messages_of(record)
-            content = marked(messages) if any(is_answer(message) for message in messages) else b""
+            content = marked(messages, options.errors) if any(is_answer(message) for message in messages) else b""
         except UnicodeError as error:
-            raise BadFile(f"{place}: {error}. Write it as UTF-8, or use data.errors=replace") from None
+            raise BadFile(
+                f"{place}: {error}. Write it as UTF-8 without lone surrogates, or use data.errors=replace"
+            ) from None
         except BadMessages as fault:
             raise BadFile(f"{place}: {fault}; wanted {WANTED}") from None
         except (ValueError, RecursionError) as error:
@@ -68,8 +70,8 @@ def _message(message: Any, place: str) -> dict[str, str]:
     if ignored := [key for key in NOT_LEARNED if message.get(key) is not None]:
         raise BadMessages(f"{place} has {ignored[0]!r}, which is not known here: leave it out")
     content = message.get("content")
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        content = "".join(str(part.get("text", "")) for part in content)
+    if isinstance(content, list) and all(is_text_part(part) for part in content):
+        content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
         raise BadMessages(f"{place}.content is not text")
     return {"role": role, "content": content}
