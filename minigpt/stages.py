@@ -16,6 +16,7 @@ from minigpt.data.find import typed_path
 from minigpt.data.tasks import task_file
 from minigpt.evaluation.command import evaluate
 from minigpt.faults import FINISHED
+from minigpt.launcher import launched
 
 
 def train_in_stages(config: TrainConfig, arguments: list[str], train: Callable[[TrainConfig], int]) -> int:
@@ -38,7 +39,8 @@ def train_in_stages(config: TrainConfig, arguments: list[str], train: Callable[[
         config.init.source = before.run.dir or default_run_dir(before)
         print(f"\nTrained first: {config.init.source}. Now {config.experiment}.\n")
     code = train(config)
-    if code == FINISHED and config.data.name == "tasks":
+    place = launched(config.trainer.strategy, config.trainer.nodes, config.trainer.devices)
+    if code == FINISHED and config.data.name == "tasks" and (place is None or place.rank == 0):
         run = os.path.expanduser(config.run.dir or default_run_dir(config))
         questions = task_file(typed_path(config.data.dir), "test")
         evaluate(EvaluateConfig(checkpoint=str(Path(run)), questions=[str(questions)]))

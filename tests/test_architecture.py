@@ -74,7 +74,7 @@ MAY_IMPORT = {
     "sampling": "checkpoint config data faults machine model rundir splitmix torch",
     "serving": "attention checkpoint config data evaluation faults machine model rundir sampling "
     "fastapi starlette torch uvicorn",
-    "stages": "config data evaluation faults",
+    "stages": "config data evaluation faults launcher",
     "sweep": "config data faults invocation machine process redact report rundir matplotlib optuna torch yaml",
     "splitmix": "numpy",
     "training": "attention checkpoint config data faults invocation machine model plain_file process redact report "

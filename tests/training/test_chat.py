@@ -139,6 +139,19 @@ def test_an_experiment_is_trained_first_and_its_weights_taken(chat):
     assert seen[1:] == [first, ("chat_tiny", str(chat.run.folder / "two"), first[1], 1)]
 
 
+def test_of_several_ranks_the_first_answers_the_questions(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr("minigpt.stages.evaluate", asked.append)
+    config = compose("train", ["data=tasks", f"run.dir={tmp_path / 'run'}"])
+    for rank in range(2):
+        for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2}.items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.setenv("MASTER_ADDR", "localhost")
+        monkeypatch.setenv("MASTER_PORT", "1")
+        assert train_in_stages(config, [], lambda _: 0) == 0
+        assert len(asked) == 1
+
+
 def test_an_export_takes_the_template_along_and_comes_back(chat, tmp_path):
     path, _ = chat("told", "trainer.max_steps=2", *SHAPES["qwen3"])
     export(compose("export", [f"checkpoint={path}", f"dir={tmp_path / 'out'}"]), lambda line: None)
