@@ -16,7 +16,7 @@ from minigpt.config.schema import SampleConfig
 from minigpt.data.roles import has_roles
 from minigpt.faults import FINISHED, UserFault
 from minigpt.sampling.command import choose_decoder, load
-from minigpt.sampling.conversation import Turn, turn_of
+from minigpt.sampling.conversation import Turn, refuse_too_long, turn_of
 from minigpt.sampling.generate import Forward
 from minigpt.sampling.interactive import ask, help_text, obey
 from minigpt.sampling.stream import say, show
@@ -71,7 +71,8 @@ class Conversation:
         """Answer a message; return the number of tokens. After Ctrl-C what was written so far is the answer.
 
         Raises:
-            UserFault: a character that the tokenizer does not know; the message is forgotten then.
+            UserFault: a character that the tokenizer does not know, or a message that the context can't hold; it is
+                forgotten then.
             KeyboardInterrupt: after the answer so far was noted.
         """
         model, tokenizer, pieces = self.loaded.model, self.loaded.tokenizer, list[str]()
@@ -100,7 +101,11 @@ class Conversation:
             self.messages.append({"role": "assistant", "content": "".join(pieces)})
 
     def turn(self, max_new_tokens: int) -> Turn:
-        """Return what the model reads: the conversation, without its oldest exchanges where it would be too long."""
+        """Return what the model reads: the conversation, without its oldest exchanges where it would be too long.
+
+        Raises:
+            UserFault: the last message alone is longer than the context.
+        """
         block_size, forgotten = self.loaded.model.config.block_size, 0
         room = block_size - min(max_new_tokens, block_size // 4)
         while True:
@@ -108,6 +113,7 @@ class Conversation:
             if len(turn.tokens) <= room or forgotten == len(self.messages) - 1:
                 break
             forgotten += 2
+        refuse_too_long(turn, block_size)
         if forgotten and not self.told:
             say(f"note: the model reads {block_size} tokens: the oldest messages are left out from now on")
             self.told = True

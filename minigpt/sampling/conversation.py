@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from minigpt.data.roles import END, encode_turn, has_roles
 from minigpt.data.tokenizer import Tokenizer
+from minigpt.faults import UserFault
 
 ROLES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
 
@@ -46,3 +47,15 @@ def turn_of(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> Turn
         return Turn(encode_turn(tokenizer, messages), ends | {tokenizer.special[END]})
     lines = [f"{ROLES[message['role']]}: {message['content']}\n" for message in messages]
     return Turn(tokenizer.encode("".join([*lines, "Assistant:"])), ends, ["\nUser:"])
+
+
+def refuse_too_long(turn: Turn, block_size: int) -> None:
+    """Refuse messages of which the model would read only the end, without their roles.
+
+    Raises:
+        UserFault: they are longer than its context.
+    """
+    if len(turn.tokens) > block_size:
+        raise UserFault(
+            f"the model reads {block_size:,} tokens, and these messages have {len(turn.tokens):,}. Send a shorter one"
+        )

@@ -41,6 +41,7 @@ class Server:
     def __init__(self, engine: Engine, config: ServeConfig, say: Callable[[str], object]):
         self.engine, self.config, self.say = engine, config, say
         self.tokenizers = {name: served.loaded.tokenizer for name, served in engine.models.items()}
+        self.contexts = {name: served.loaded.model.config.block_size for name, served in engine.models.items()}
         self.requests: Counter[tuple[str, int]] = Counter()
         self.seconds: dict[str, float] = {}
 
@@ -63,7 +64,9 @@ class Server:
         """Answer a request for texts, streaming or not."""
         content = await read_body(request)
         limits = {"max_tokens": self.config.max_tokens, "max_texts": self.config.rows + self.config.queue}
-        order = await asyncio.to_thread(read_order, content, self.tokenizers, chat=chat, **limits)
+        order = await asyncio.to_thread(
+            read_order, content, self.tokenizers, contexts=self.contexts, chat=chat, **limits
+        )
         try:
             self.engine.submit(order.answer)
         except Busy:

@@ -15,7 +15,7 @@ from minigpt.config.schema import SampleConfig
 from minigpt.data.roles import is_text_part
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
-from minigpt.sampling.conversation import ROLES, Turn, turn_of
+from minigpt.sampling.conversation import ROLES, Turn, refuse_too_long, turn_of
 from minigpt.sampling.generate import Row
 from minigpt.sampling.write import encode_prompt
 from minigpt.serving.engine import Answer, Piece, Token
@@ -112,13 +112,20 @@ class Order:
 
 
 def read_order(
-    content: Mapping[str, Any], tokenizers: Mapping[str, Tokenizer], *, chat: bool, max_tokens: int, max_texts: int
+    content: Mapping[str, Any],
+    tokenizers: Mapping[str, Tokenizer],
+    *,
+    contexts: Mapping[str, int],
+    chat: bool,
+    max_tokens: int,
+    max_texts: int,
 ) -> Order:
     """Return what the body of a request asks for.
 
     Args:
         content: the body.
         tokenizers: of the models, by name.
+        contexts: tokens that each reads; messages of more are refused, of which it would read the end only.
         chat: whether it holds messages, not a prompt.
         max_tokens: most tokens of a text.
         max_texts: most texts of a request; more are refused before anything is encoded.
@@ -139,7 +146,7 @@ def read_order(
     n = fields.number("n", 1, 1, max_texts, whole=True)
     fields.number("best_of", n, n, n, whole=True)
     turns = (
-        [_read_messages(fields, tokenizers[model])]
+        [_read_messages(fields, tokenizers[model], contexts[model])]
         if chat
         else _read_prompts(fields, tokenizers[model], max_texts // n)
     )
@@ -191,7 +198,7 @@ def _encode(tokenizer: Tokenizer, prompt: Any) -> list[int]:
     return prompt
 
 
-def _read_messages(fields: Fields, tokenizer: Tokenizer) -> Turn:
+def _read_messages(fields: Fields, tokenizer: Tokenizer, context: int) -> Turn:
     messages = fields.take("messages", list, [])
     plain = []
     for place, message in enumerate(messages):
@@ -208,6 +215,10 @@ def _read_messages(fields: Fields, tokenizer: Tokenizer) -> Turn:
     if not plain:
         raise ApiError(400, "messages must hold at least one message", param="messages")
     turn: Turn = _refused(lambda: turn_of(tokenizer, plain), "messages")
+    try:
+        refuse_too_long(turn, context)
+    except UserFault as fault:
+        raise ApiError(400, str(fault), param="messages", code="context_length_exceeded") from None
     return turn
 
 

@@ -94,6 +94,16 @@ def test_the_oldest_exchanges_are_left_out_where_the_context_is_full(spoken, loa
     assert out.splitlines()[-1] == answer_to(loaded, kept)
 
 
+def test_a_message_that_the_context_cannot_hold_is_refused_and_forgotten(spoken):
+    conversation, out, err = spoken("x" * 63, "x" * 62, system="", max_new_tokens=2)
+    assert err.count("the model reads 64 tokens, and these messages have 66. Send a shorter one") == 1
+    assert "have 65" in err
+    assert (out, conversation.messages) == ("", [])
+    conversation, _, err = spoken("one", "x" * 99, "two", max_new_tokens=2)
+    assert [each["content"] for each in conversation.messages[::2]] == ["one", "two"]
+    assert "left out" not in err
+
+
 def test_ctrl_c_stops_the_answer_only(spoken):
     steps = iter(range(100))
 

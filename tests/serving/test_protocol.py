@@ -18,7 +18,7 @@ HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content":
 
 def order(chat=False, max_texts=1000, **content):
     content = {"model": "m", **({"messages": HELLO} if chat else {"prompt": "ab"}), **content}
-    return read_order(content, {"m": BYTE}, chat=chat, max_tokens=100, max_texts=max_texts)
+    return read_order(content, {"m": BYTE}, contexts={"m": 64}, chat=chat, max_tokens=100, max_texts=max_texts)
 
 
 def whole(order, *pieces):
@@ -62,6 +62,17 @@ def test_messages_become_a_transcript_or_what_the_tokenizer_says():
     system, user, assistant, end = range(257, 261)
     wanted = [system, *b"Be brief.", user, *b"Hello", assistant]
     assert turn_of(own, HELLO) == Turn(wanted, frozenset({BYTE.eot, end}), ())
+
+
+def test_messages_longer_than_the_context_are_refused_as_openai_does():
+    longest = [{"role": "user", "content": "x" * (64 - len("User: \nAssistant:"))}]
+    assert len(order(chat=True, messages=longest).answer.rows[0].tokens) == 64
+    with pytest.raises(ApiError, match="reads 64 tokens, and these messages have 65") as refused:
+        order(chat=True, messages=[{"role": "user", "content": longest[0]["content"] + "x"}])
+    error = refused.value.content["error"]
+    assert (refused.value.status, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
+    assert error["type"] == "invalid_request_error"
+    assert len(order(prompt="x" * 65).answer.rows[0].tokens) == 65  # of a plain text the end is read
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ async function send(path, body, signal) {
   }
   if (reply.ok) return reply;
   const content = await reply.json().catch(() => null);
-  throw new Error(content?.error?.message || `the server answers ${reply.status}`);
+  const fault = new Error(content?.error?.message || `the server answers ${reply.status}`);
+  throw Object.assign(fault, { code: content?.error?.code });
 }
 
 export async function ask(path, body, signal) {

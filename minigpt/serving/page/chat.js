@@ -46,6 +46,10 @@ export function chatView(settings) {
   async function turn(pane, content, signal) {
     pane.messages.push({ role: "user", content });
     bubble(pane, "user", "You").textContent = content;
+    await reply(pane, signal);
+  }
+
+  async function reply(pane, signal) {
     const answer = bubble(pane, "assistant", pane.model);
     try {
       for await (const chunk of stream(
@@ -56,9 +60,23 @@ export function chatView(settings) {
         answer.append(chunk.choices[0].delta.content ?? "");
       }
     } catch (fault) {
+      if (fault.code === "context_length_exceeded") {
+        pane.node.lastChild.remove();
+        return shorten(pane, fault, signal);
+      }
       if (!signal.aborted) pane.node.append(el("p", { class: "error", role: "alert" }, fault.message));
     }
     pane.messages.push({ role: "assistant", content: answer.textContent });
+  }
+
+  // Go on without the oldest exchange; a message that alone is too long is forgotten.
+  async function shorten(pane, fault, signal) {
+    if (pane.messages.length > 1) {
+      pane.messages.splice(0, 2);
+      return reply(pane, signal);
+    }
+    pane.messages.pop();
+    pane.node.append(el("p", { class: "error", role: "alert" }, fault.message));
   }
 
   function bubble(pane, kind, name) {
