@@ -171,8 +171,11 @@ def _meeting_folder(launched: bool) -> Path:
         return Path(tempfile.mkdtemp(prefix="minigpt-", dir=place))
     if FOLDER in os.environ:
         return Path(os.environ[FOLDER])
-    # Processes of one launcher have the same parent, and so have those that it starts again after a failure.
-    facts = (os.getuid(), os.getppid(), os.environ.get("TORCHELASTIC_RESTART_COUNT"))
+    # Processes of one torchrun have the same parent, and so have those that it starts again after a failure; those of
+    # srun belong to one step, and may each have a script of the user's for a parent.
+    step = [os.environ.get(f"SLURM_{name}", "") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT")]
+    by_srun = "TORCHELASTIC_RUN_ID" not in os.environ and all(step[:2])
+    facts = (os.getuid(), *(step if by_srun else (os.getppid(), os.environ.get("TORCHELASTIC_RESTART_COUNT"))))
     name = f"minigpt-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
     folder = Path(place) / name
     with contextlib.suppress(FileExistsError):

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from minigpt.faults import BUG, UserFault
-from minigpt.process.hosts import Hosts, Seal, end_agent_later, find_meeting, open_meeting, shake
+from minigpt.process.hosts import Hosts, Seal, close_meeting, end_agent_later, find_meeting, open_meeting, shake
 from minigpt.rundir.rows import parse_row
 
 
@@ -136,6 +136,7 @@ class Heartbeat:
             _in_background(self._hear, self.peers[0])
             self._greet(self.peers[0])
         _in_background(self._beat)
+        _in_background(self._keep_store)
         return store
 
     def _meet_hosts(self, hosts: Hosts) -> Path:
@@ -167,6 +168,7 @@ class Heartbeat:
                 raise UserFault(f"{where}: rank 0 was not found there within {MEET_SECONDS:.0f} s ({reason}). {remedy}")
             time.sleep(0 if self.peers else 0.2)
         _in_background(self._beat)
+        _in_background(self._keep_store)
         return self.folder / "store"
 
     def own_address(self) -> str:
@@ -191,6 +193,8 @@ class Heartbeat:
             self._released.wait()
         self._done.set()
         self._clear(30.0)
+        if self.hosts is not None and self.rank == 0:
+            close_meeting()
 
     def _accept(self, server: socket.socket) -> None:
         """Take connections; who is there is known when a greeting has come, and only its own thread waits for that."""
@@ -248,16 +252,13 @@ class Heartbeat:
 
     def _beat(self) -> None:
         """Give signs of life, and miss those of others."""
-        began = looked = touched = time.monotonic()
-        kept = False
+        began = looked = time.monotonic()
         while not self._done.wait(BEAT_SECONDS):
             now = time.monotonic()
             if now - looked > SILENCE_SECONDS / 2:  # this process itself stood still (Ctrl-Z): the others may have too
                 began = now
                 for peer in list(self.peers.values()):
                     peer.heard = now
-            if now - touched > SILENCE_SECONDS / 2:
-                touched, kept = now, self._touch_store(kept)
             looked = now
             for peer in list(self.peers.values()):
                 self._greet(peer)
@@ -267,8 +268,14 @@ class Heartbeat:
                 self._parent = None
                 os.kill(os.getpid(), signal.SIGTERM)  # the launcher is gone: stop as if it had asked for it
 
+    def _keep_store(self) -> None:
+        """Look after the file through which the group meets, in a thread that a file system may hold up."""
+        kept = False
+        while not self._done.wait(SILENCE_SECONDS / 2):
+            kept = self._touch_store(kept)
+
     def _touch_store(self, kept: bool) -> bool:
-        """Keep cleaners of temporary folders from the file through which the group meets; end where it is gone.
+        """Keep cleaners of temporary folders from that file; end where it is gone.
 
         Whoever waits for another rank there would wait for ever.
 

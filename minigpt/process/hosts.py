@@ -6,6 +6,7 @@ a folder that only this user may enter. Who can't read it can't take part; nothi
 
 import array
 import contextlib
+import errno
 import fcntl
 import hmac
 import json
@@ -13,6 +14,7 @@ import os
 import secrets
 import shutil
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -22,7 +24,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
-from minigpt.faults import UserFault
+from minigpt.faults import StorageFailure, UserFault
 from minigpt.launcher import Launched
 from minigpt.rundir.files import lock, write_json
 
@@ -62,7 +64,7 @@ for number in (signal.SIGTERM, signal.SIGKILL):
 """
 
 
-_held: list[IO[str]] = []  # locks
+_held: list[IO[bytes]] = []  # locks
 
 
 @dataclass(frozen=True)
@@ -142,15 +144,17 @@ def open_meeting(hosts: Hosts) -> tuple[socket.socket, Path, str]:
 
     Raises:
         UserFault: another command's rank 0 lives, whose meeting must stay.
+        StorageFailure: the run directory can't be written.
     """
-    hosts.run_dir.mkdir(parents=True, exist_ok=True)
-    held = open(hosts.run_dir / LOCK, "a")  # noqa: SIM115 - stays open as long as this process lives
     try:
-        lock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        hosts.run_dir.mkdir(parents=True, exist_ok=True)
+        _hold(hosts.run_dir / LOCK)
     except BlockingIOError:
         remedy = "Wait for it, stop it, or choose another run.dir"
         raise UserFault(f"run.dir={hosts.run_dir} is in use by another command on several hosts. {remedy}") from None
-    _held.append(held)
+    except OSError as error:
+        wrong = f"run.dir={hosts.run_dir} can't be written: {error.filename}: {error.strerror}"
+        raise StorageFailure(f"{wrong}. Mend it, or choose another run.dir") from error
     for old in hosts.run_dir.glob(f"{MEETING}*"):  # of a run that was killed
         shutil.rmtree(old, ignore_errors=True)
     folder, key = Path(tempfile.mkdtemp(prefix=MEETING, dir=hosts.run_dir)), secrets.token_hex(32)
@@ -162,6 +166,26 @@ def open_meeting(hosts: Hosts) -> tuple[socket.socket, Path, str]:
     server.listen()
     write_json(folder / HUB, {"address": hosts.address, "port": server.getsockname()[1], "key": key})
     return server, folder, key
+
+
+def _hold(path: Path) -> None:
+    """Lock a file as long as this process lives, or until `close_meeting`. No link is followed, no pipe waited for."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    held: IO[bytes] = os.fdopen(descriptor, "rb+", buffering=0)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.ELOOP, "no plain file", str(path))
+        lock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        held.close()
+        raise
+    _held.append(held)
+
+
+def close_meeting() -> None:
+    """Give the lock of `open_meeting` back: the run is over."""
+    while _held:
+        _held.pop().close()
 
 
 def find_meeting(hosts: Hosts) -> tuple[socket.socket, Path, str]:

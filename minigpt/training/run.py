@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -194,7 +194,7 @@ def train_from(job: Job, checkpoint: Path | None, state: run_state.RunState, cha
     """
     config, run, tokenizer = job.config, job.run, job.prepared.tokenizer
     job.processes.signals.raise_if_received()
-    saved_choices = run.read_json("choices.json")
+    saved_choices = rank_zeros(job, lambda: run.read_json("choices.json"))
     choices = keep_choices(saved_choices, config, job.hardware, tokenizer.vocab_size)
     threads = int(job.processes.gather(str(choices.threads))[0])  # hosts may have unlike numbers of cores
     choices = replace(choices, threads=threads)
@@ -288,8 +288,7 @@ def roll_back(job: Job, request: RollBack) -> None:
         NonFiniteTraining: the run has gone back too often, or has no checkpoint to go back to.
     """
     run, config = job.run, job.config
-    skipped_batches = run.skipped_batches()
-    job.processes.wait()  # all have read it
+    skipped_batches = rank_zeros(job, run.skipped_batches)
     steps = f"steps {request.first_step:,} to {request.last_step:,}"
     if len(skipped_batches) >= config.guard.max_rollbacks:
         run.event("gave_up", first_step=request.first_step, last_step=request.last_step)
@@ -316,6 +315,14 @@ def roll_back(job: Job, request: RollBack) -> None:
         )
 
 
+def rank_zeros(job: Job, read: Callable[[], Any]) -> Any:
+    """Return on all ranks what rank 0 reads in the run directory, as JSON.
+
+    Another host may be shown for half a minute that a file is not there which rank 0 has written (NFS).
+    """
+    return json.loads(job.processes.gather(json.dumps(read() if job.run.writes else None))[0])
+
+
 def fit(job: Job, module: LanguageModel) -> None:
     """Train with Lightning's Trainer until the run's end or a stop."""
     config, choices, prepared, processes = module.config, module.choices, job.prepared, job.processes
@@ -333,7 +340,7 @@ def fit(job: Job, module: LanguageModel) -> None:
         accumulate=choices.accumulate,
         rank=processes.rank,
         world_size=processes.world_size,
-        skipped_batches=job.run.skipped_batches(),
+        skipped_batches=rank_zeros(job, job.run.skipped_batches),
         start_step=module.state.step,
         pin_memory=choices.device == "cuda",
         document_end=document_end(config.data, prepared.tokenizer),

@@ -271,7 +271,12 @@ def pack_states(callbacks: Sequence[L.Callback]) -> tuple[Files, list[str]]:
         except TypeError as reason:
             problems.append(f"the state of the callback {type(callback).__name__} can't be saved ({reason})")
             continue
-        if state:
+        size = len(pack.to_json({**states, key: state}))
+        if size > load.MAX_BYTES[pack.CALLBACKS]:
+            wrong = f"{size:,} bytes of JSON with those before it; at most {load.MAX_BYTES[pack.CALLBACKS]:,} are read"
+            name = type(callback).__name__
+            problems.append(f"the state of the callback {name} can't be saved ({wrong}; a tensor may be larger)")
+        elif state:
             states[key] = state
             tensors = own
     files: Files = {pack.CALLBACKS: [pack.to_json(states)]} if states else {}

@@ -374,7 +374,7 @@ class StepEnd:
             return
         state.bad_steps += 1
         step = state.step + 1
-        batch = batch_of_step(step - 1, self.run.skipped_batches())
+        batch = batch_of_step(step - 1, self.run.skipped_batches() if self.run.writes else [])  # said by rank 0 alone
         self.run.event("skipped", step=step, batch=batch, reason=result.fault)
         if self.run.writes:
             self.outputs.screen.print(

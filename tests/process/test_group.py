@@ -386,3 +386,18 @@ def test_three_devices_that_two_processes_were_started_for_are_refused(run):
     trial = Trial(run, TORCHRUN, "trainer.devices=4")
     assert trial.wait() == 1
     assert trial.said().count("2 processes were started, but trainer.devices=4") == 1
+
+
+def test_processes_of_a_step_of_srun_meet_whatever_script_started_them(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("MINIGPT_GROUP_FOLDER", raising=False)
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    parents = iter([100, 200, 300, 400])
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    first = group._meeting_folder(launched=True)
+    assert group._meeting_folder(launched=True) == first
+    monkeypatch.setenv("SLURM_STEP_ID", "1")
+    assert group._meeting_folder(launched=True) != first
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert group._meeting_folder(launched=True) != group._meeting_folder(launched=True)

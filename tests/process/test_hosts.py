@@ -10,12 +10,25 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from minigpt.process import hosts as hosts_module
-from minigpt.process.hosts import HUB, MEETING, WATCHMAN, Hosts, Seal, find_meeting, interface_of, open_meeting, shake
+from minigpt.faults import StorageFailure
+from minigpt.process.hosts import (
+    HUB,
+    LOCK,
+    MEETING,
+    WATCHMAN,
+    Hosts,
+    Seal,
+    close_meeting,
+    find_meeting,
+    interface_of,
+    open_meeting,
+    shake,
+)
 from tests.process.test_group import SCRIPT, SETTINGS, assert_close, rows, sibling
 
 # A rank without torch on a host of its own; what it is told, it does.
@@ -38,6 +51,9 @@ print("ready", flush=True)
 for line in sys.stdin:
     if line.strip() == "fail":
         mine.fail(5, f"Error: rank {rank} is broken")
+    if line.strip() == "hang":
+        import os
+        os.utime = lambda path: time.sleep(60)
     if line.strip() == "leave":
         mine.leave(); sys.exit(75)
 """
@@ -151,7 +167,7 @@ def test_a_meeting_of_a_killed_run_is_replaced(tmp_path):
     hosts = Hosts(tmp_path / "run", 0, 0, 1, "127.0.0.1")
     server, old, _ = open_meeting(hosts)
     server.close()
-    hosts_module._held.pop().close()  # as the system does
+    close_meeting()  # as the system does
     with pytest.raises(ConnectionRefusedError):
         find_meeting(hosts)
     server, folder, key = open_meeting(hosts)
@@ -216,6 +232,39 @@ def test_a_meeting_that_somebody_removes_ends_all_with_the_cause(ranks, tmp_path
     assert [process.wait(20) for process in three] == [1, 1, 1]
     said = [process.stderr.read() for process in three]
     assert sum("was removed" in text for text in said) == 1
+
+
+def test_a_file_system_that_holds_up_one_host_ends_no_run(ranks):
+    three = ranks(silence=0.5)
+    tell(three[1], "hang")
+    time.sleep(3)
+    for rank in (2, 1, 0):
+        tell(three[rank], "leave")
+    assert [process.wait(15) for process in three] == [75, 75, 75]
+
+
+def test_no_link_or_pipe_in_the_place_of_the_lock_is_followed_or_waited_for(tmp_path):
+    hosts = Hosts(tmp_path / "run", 0, 0, 1, "127.0.0.1")
+    (tmp_path / "run").mkdir()
+    place = tmp_path / "run" / LOCK
+    place.symlink_to(tmp_path / "outside")
+    with pytest.raises(StorageFailure, match=r"\.meeting\.lock"):
+        open_meeting(hosts)
+    place.unlink()
+    os.mkfifo(place)
+    with pytest.raises(StorageFailure, match=r"\.meeting\.lock"):
+        open_meeting(hosts)
+    assert not (tmp_path / "outside").exists()
+    with pytest.raises(StorageFailure, match=r"run\.dir=.* can't be written"):
+        open_meeting(Hosts(place / "run", 0, 0, 1, "127.0.0.1"))
+
+
+def test_the_next_training_of_a_process_may_meet_there_again(tmp_path):
+    hosts = Hosts(tmp_path / "run", 0, 0, 1, "127.0.0.1")
+    open_meeting(hosts)[0].close()
+    close_meeting()
+    open_meeting(hosts)[0].close()
+    close_meeting()
 
 
 def test_a_torchrun_that_adopts_its_watchman_is_ended(tmp_path):

@@ -9,6 +9,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from minigpt.checkpoint.load import MAX_BYTES
+from minigpt.checkpoint.pack import CALLBACKS
 from minigpt.checkpoint.store import _sealed, best_checkpoint, read_manifest
 from minigpt.config.compose import compose
 from minigpt.data.order import batch_of_step
@@ -243,6 +245,17 @@ def test_a_state_that_cannot_even_be_copied_is_named_before_the_first_step(run, 
 
     start(run, callbacks=[Locked()])
     assert "WARNING: the state of the callback Locked can't be saved (" in capsys.readouterr().out
+
+
+def test_a_state_that_is_too_large_to_be_read_again_is_named_and_left_out(run, monkeypatch, capsys):
+    class Large(L.Callback):
+        def state_dict(self):
+            return {"history": [1.5] * 1000}
+
+    monkeypatch.setitem(MAX_BYTES, CALLBACKS, 2000)
+    start(run, callbacks=[Large()])
+    assert "WARNING: the state of the callback Large can't be saved (" in capsys.readouterr().out
+    assert not list(run.path.rglob("callbacks.*"))
 
 
 def test_a_state_that_can_no_longer_be_saved_is_named_once(run, capsys):
