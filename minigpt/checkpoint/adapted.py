@@ -8,8 +8,11 @@ from functools import partial
 from pathlib import Path
 
 from minigpt.checkpoint.adapter import ADAPTER, ADAPTER_CONFIG, base_hash, read_adapter
+from minigpt.checkpoint.foreign import NoTokenizer
 from minigpt.checkpoint.load import MEMORY, LoadedCheckpoint, find_checkpoint, lists, load_checkpoint, read_file
 from minigpt.config.foreign import MAX_CONFIG
+from minigpt.data.roles import has_roles, with_roles
+from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.model.adapter import Adapter, merge, share
 from minigpt.plain_file import read_plain
@@ -92,7 +95,18 @@ def _made(base: LoadedCheckpoint, folder: Path, adapter: Adapter) -> LoadedCheck
     if (folder / "MANIFEST.json").is_file():  # whole, with the tokens that conversations may have added
         made = load_checkpoint(folder)
     else:
+        _refuse_new_tokens(base.tokenizer, folder, adapter)
         made = replace(base, model=copy.deepcopy(base.model), path=folder)
         merge(made.model, adapter)
     share(made.model, base.model)
     return made
+
+
+def _refuse_new_tokens(tokenizer: Tokenizer, folder: Path, adapter: Adapter) -> None:
+    """Refuse peft's two files alone where conversations brought tokens that the model below has no embeddings of."""
+    if isinstance(tokenizer, NoTokenizer) or has_roles(tokenizer) or adapter.tokenizer != with_roles(tokenizer).hash:
+        return
+    raise UserFault(
+        f"the adapter {folder} learned conversations with control tokens that the model lacks: their embeddings are "
+        "not in peft's two files. Give as adapter= the run, or a whole folder of its checkpoints/"
+    )

@@ -1,7 +1,8 @@
 """Adapters as peft, Hugging Face's library, lays them out: adapter_config.json and adapter_model.safetensors.
 
 The tensors have the names that the matrices have in a Hugging Face folder of the model, so peft puts them on what
-`minigpt export format=hf` writes of it. The header of the tensors' file holds the hash of the model that they lie on.
+`minigpt export format=hf` writes of it. The header of the tensors' file holds the hashes of the model that they lie on
+and of the tokenizer that they were trained with.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from minigpt.model.adapter import Adapter, Place, adapter_of, base_of, places
 from minigpt.model.gpt import GPT
 
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-PREFIX, BASE = "base_model.model.", "base_sha256"
+PREFIX, BASE, WORDS = "base_model.model.", "base_sha256", "tokenizer_sha256"
 _GATE = {"mlp.gate": "mlp.c_gate"}  # which GPT-2 lacks
 # Fields that change no result here; any other must be empty. `layers_...`, `target_...`: the tensors' names tell.
 _NAMES = """
@@ -116,7 +117,7 @@ def read_adapter(read: Callable[[str], bytes], gpt: GPT, origin: str) -> Adapter
     if tensors or not pairs:
         strange = f"holds {shown(min(tensors))}, which the model has no place for" if tensors else "holds nothing"
         raise UserFault(f"the adapter {origin} {strange}. Put it on the model that it was trained on")
-    return Adapter(rank, alpha, pairs, _base_in(content))
+    return Adapter(rank, alpha, pairs, _hash_in(content, BASE), _hash_in(content, WORDS))
 
 
 def _read_config(content: bytes, origin: str) -> tuple[int, float]:
@@ -139,8 +140,8 @@ def _read_config(content: bytes, origin: str) -> tuple[int, float]:
     return rank, alpha * rank**0.5 if config.get("use_rslora") else alpha
 
 
-def _base_in(content: bytes) -> str:
-    """The hash in the header of a safetensors file, which was read already; "" where there is none."""
+def _hash_in(content: bytes, name: str) -> str:
+    """A hash in the header of a safetensors file, which was read already; "" where there is none."""
     header: Mapping[str, Any] = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    found = str(header.get("__metadata__", {}).get(BASE, ""))
+    found = str(header.get("__metadata__", {}).get(name, ""))
     return found if re.fullmatch("[0-9a-f]{64}", found) else ""

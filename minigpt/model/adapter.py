@@ -43,12 +43,14 @@ class Adapter:
         alpha: the product B A counts alpha / r.
         pairs: A (r, columns) and B (rows, r) of each place.
         base: what identifies the model that it lies on (checkpoint/adapter.py); "" if that isn't known.
+        tokenizer: hash of that which it was trained with; "" if that isn't known.
     """
 
     rank: int
     alpha: float
     pairs: Mapping[Place, tuple[Tensor, Tensor]]
     base: str = ""
+    tokenizer: str = ""
 
 
 def places(gpt: GPT, targets: str = "all") -> Iterator[Place]:

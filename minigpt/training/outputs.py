@@ -12,7 +12,7 @@ import lightning as L
 import torch
 import torch.distributed as dist
 
-from minigpt.checkpoint.adapter import ADAPTER, ADAPTER_CONFIG, BASE, base_hash, config_json, tensors_of
+from minigpt.checkpoint.adapter import ADAPTER, ADAPTER_CONFIG, BASE, WORDS, base_hash, config_json, tensors_of
 from minigpt.checkpoint.pack import CONFIG, OPTIMIZER, STATE, TOKENIZER, optimizer_tensors, to_json
 from minigpt.config.convert import to_dict
 from minigpt.config.schema import RunConfig, TrainConfig
@@ -63,7 +63,8 @@ class Outputs:
         labels = {}
         if config.adapter.name != "none" and run.writes:
             fixed[ADAPTER_CONFIG] = [to_json(config_json(module.gpt))]
-            labels[ADAPTER] = {"format": "pt", BASE: base_hash(module.gpt)}
+            hashes = {BASE: base_hash(module.gpt), WORDS: prepared.tokenizer.hash}
+            labels[ADAPTER] = {"format": "pt", **hashes}
         files = (self.rows, self.samples)
         self.saving = Saving(
             run.checkpoints, fixed, config.checkpoint, row_files=files, say=self.screen.print, note=run.event

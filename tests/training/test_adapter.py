@@ -11,11 +11,13 @@ from safetensors.torch import load_file, save_file
 
 import minigpt
 from minigpt.checkpoint.adapted import adapted
+from minigpt.checkpoint.adapter import base_hash
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.checkpoint.store import verify
 from minigpt.compare.sides import open_run
 from minigpt.config.commands import ServeConfig
 from minigpt.config.compose import compose
+from minigpt.export.command import export
 from minigpt.faults import UserFault
 from minigpt.serving.models import load_models
 from minigpt.training.step import LanguageModel
@@ -168,13 +170,22 @@ def test_an_adapter_that_learned_conversations_is_put_on_a_model_without_their_t
     assert over.tokenizer.vocab_size == loaded.tokenizer.vocab_size + 4
     assert torch.equal(logits(over.model), logits(load_checkpoint(talking).model))
     assert over.model.final_norm.weight is loaded.model.final_norm.weight
+    folder = folder_of_peft(place, tmp_path, talking)
+    with pytest.raises(UserFault, match=r"control tokens that the model lacks.* Give as adapter= the run"):
+        adapted(str(folder), "best", [loaded])
+    export(compose("export", [f"checkpoint={base}", f"dir={tmp_path / 'hf'}"]), lambda line: None)
+    with pytest.raises(UserFault, match="control tokens that the model lacks"):
+        adapted(str(folder), "best", [load_checkpoint(tmp_path / "hf")])
+    file = folder / "adapter_model.safetensors"  # as earlier versions wrote it, the model alone is compared
+    save_file(load_file(file), file, metadata={"base_sha256": base_hash(loaded.model)})
+    assert adapted(str(folder), "best", [loaded]).tokenizer.hash == loaded.tokenizer.hash
 
 
-def folder_of_peft(place, tmp_path, **changes) -> Path:
+def folder_of_peft(place, tmp_path, run: Path | None = None, **changes) -> Path:
     """Only the two files that peft needs, without our manifest."""
     folder = tmp_path / "peft"
     folder.mkdir()
-    origin = newest(place.folder / "tuned")
+    origin = newest(run or place.folder / "tuned")
     config = json.loads((origin / "adapter_config.json").read_text()) | changes
     (folder / "adapter_config.json").write_text(json.dumps(config))
     shutil.copy(origin / "adapter_model.safetensors", folder)
