@@ -203,6 +203,7 @@ def _prepare_mix(
             corpus: Any = source if source in ("stdlib", "shakespeare_char") else "text"
             alone = replace(data, name=corpus, source=source if corpus == "text" else None, mix={})
             fixed = not scheme_of(tokenizer.name).is_learned and tokenizer.name != "file"
+            fixed &= given is None or not given.control
             part = prepare(alone, tokenizer, given=None if fixed else given, work=work, say=say)
         given = given or part.tokenizer
         if part.tokenizer.hash != given.hash:

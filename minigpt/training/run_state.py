@@ -21,7 +21,7 @@ from minigpt.data.batch import document_end
 from minigpt.data.mix import parts_of
 from minigpt.data.order import check_length
 from minigpt.data.packing import ConversationSplit
-from minigpt.data.prepare import DamagedShards, Prepared, prepare
+from minigpt.data.prepare import CONVERSATIONS, DamagedShards, Prepared, prepare
 from minigpt.data.remote import RemoteSplit
 from minigpt.data.roles import with_roles
 from minigpt.data.tokenizer import Tokenizer, scheme_of
@@ -159,8 +159,8 @@ def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
 def prepare_tokens(config: TrainConfig, path: Path) -> Prepared:
     """The tokens of the run in `path`, split as they were when it began.
 
-    Weights to start from know their own tokens: a learned tokenizer of theirs is used on any text. A run that continues
-    has it in its checkpoints, and doesn't need them any more.
+    Weights to start from know their own tokens: a learned tokenizer of theirs is used on any text, and so is one with
+    control tokens. A run that continues has it in its checkpoints, and doesn't need them any more.
 
     Raises:
         UserFault: the text has characters that their alphabet lacks, and whatever `prepare` raises.
@@ -169,9 +169,11 @@ def prepare_tokens(config: TrainConfig, path: Path) -> Prepared:
     rule = None if saved is None else saved.get("split", "tail")
     given = None
     name, file = config.tokenizer.name, config.tokenizer.file
-    if config.init.source is not None and (scheme_of(name).is_learned or (name == "file" and file is None)):
+    if config.init.source is not None and (name != "file" or file is None):
         theirs = _own_tokenizer(path) or _tokenizer_of(load.find_checkpoint(config.init.source), config.init.source)
-        given = theirs if isinstance(theirs, Tokenizer) and theirs.name == name else None  # restore_weights refuses it
+        if isinstance(theirs, Tokenizer) and theirs.name == name:  # restore_weights refuses any other
+            has_more = theirs.control and config.data.name not in CONVERSATIONS  # those add the same to a fixed one
+            given = theirs if scheme_of(name).is_learned or name == "file" or has_more else None
     try:
         return prepare(config.data, config.tokenizer, given=given, rule=rule)
     except DamagedShards as fault:
@@ -226,11 +228,13 @@ def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, toke
         if isinstance(theirs, foreign.NoTokenizer):
             refuse_larger_vocabulary(config.init.source, foreign.read_foreign_config(origin)[1], tokenizer)
         elif tokenizer.hash not in (theirs.hash, with_roles(theirs).hash):
+            named = f"Use tokenizer={theirs.name}"
+            remedy = named if theirs.name != tokenizer.name else "Name the text of these tokens: data.source=FILE"
             raise UserFault(
                 f"init.from={config.init.source}: its weights know a {theirs.name} tokenizer of {theirs.vocab_size:,} "
                 f"tokens (SHA-256 {theirs.hash[:12]}), and this data has a {tokenizer.name} tokenizer of "
                 f"{tokenizer.vocab_size:,} ({tokenizer.hash[:12]}): the same numbers would be other text. "
-                f"Use tokenizer={theirs.name}"
+                f"{remedy}"
             )
         weights = load.foreign_weights(origin) if foreign.is_foreign(origin) else load.read_tensors(origin, MODEL)
         known = theirs.vocab_size if isinstance(theirs, Tokenizer) else None

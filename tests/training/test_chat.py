@@ -65,9 +65,15 @@ def test_a_model_without_roles_learns_them_and_keeps_what_it_knew(chat):
     theirs, ours = (loaded.model.token_embedding.weight for loaded in (known, tuned))
     torch.testing.assert_close(ours[:257], theirs[:257], rtol=0, atol=1e-20)
     assert (ours[257:261].std(dim=1) > 0).all()
-    chat.run.path = chat.run.folder / "back"
-    with pytest.raises(UserFault, match="would be other text"):  # the other way the numbers would be others
-        chat.run("model.block_size=32", f"init.from={path}")
+    text = f"{chat.run.folder / 'text.txt'}"
+    for name, data in {"back": ["data=text", f"data.source={text}"], "mixed": [f"data.mix={{{text}: 1}}"]}.items():
+        chat.run.path = chat.run.folder / name
+        words = [word for word in chat.run.arguments() if "data.source" not in word and word != "data=text"]
+        words += [*data, "model.block_size=32", f"init.from={path}", "trainer.max_steps=1", "optimizer.lr=1e-30"]
+        assert train(compose("train", words)) == train(compose("train", words)) == 0  # and continues
+        back = load_checkpoint(chat.run.path)
+        assert back.tokenizer.hash == tuned.tokenizer.hash
+        torch.testing.assert_close(back.model.token_embedding.weight, ours, rtol=0, atol=1e-20)
 
 
 def test_what_conversations_can_not_do_is_said_at_once(chat):
