@@ -16,12 +16,13 @@ from minigpt.checkpoint.load import expected_shapes, fit_rows, load_weights
 from minigpt.config.convert import from_dict
 from minigpt.config.foreign import settings_of
 from minigpt.config.schema import TrainConfig
+from minigpt.data.roles import CONTROL as CONTROLS
 from minigpt.data.roles import END, has_roles
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.export.architecture import bias_word, complete_weights, config_json, family_of, split_rows
 from minigpt.export.proof import Reloaded
 from minigpt.export.reload import with_tokenizers
-from minigpt.export.tokenizer_json import TEMPLATE, as_text, tokenizer_json
+from minigpt.export.tokenizer_json import GO_TEMPLATE, TEMPLATE, as_text, tokenizer_json
 from minigpt.faults import UserFault
 from minigpt.model.empty import empty_gpt
 from minigpt.model.gpt import GPT
@@ -153,10 +154,17 @@ def write_gguf(folder: Path, model: GPT, tokenizer: Tokenizer | None, kind: str)
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    (folder / "Modelfile").write_text(
-        f'FROM ./{file.name}\nTEMPLATE """{{{{ .Prompt }}}}"""\nPARAMETER num_ctx {model.config.block_size}\n'
-    )
+    (folder / "Modelfile").write_text(modelfile(file.name, tokenizer, model.config.block_size))
     return file
+
+
+def modelfile(name: str, tokenizer: Tokenizer, block_size: int) -> str:
+    """Return what Ollama reads beside a file of that name, whose own template it passes over."""
+    chat = has_roles(tokenizer)
+    lines = [f"FROM ./{name}", f'TEMPLATE """{GO_TEMPLATE if chat else "{{ .Prompt }}"}"""']
+    lines += [f"PARAMETER num_ctx {block_size}"]
+    lines += [f'PARAMETER stop "{control}"' for control in CONTROLS if chat]
+    return "\n".join([*lines, ""])
 
 
 def _types(gguf: Any, value: Any) -> tuple[Any, ...]:

@@ -17,6 +17,13 @@ TEMPLATE = (
     "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+# The same as Ollama reads it, in Go's language. An answer that is last in the messages is one to go on with.
+GO_TEMPLATE = (
+    "{{ range $i, $_ := .Messages }}{{ $last := eq (len (slice $.Messages $i)) 1 }}"
+    '{{ if eq .Role "system" "developer" }}<|system|>{{ .Content }}{{ else if eq .Role "user" }}<|user|>{{ .Content }}'
+    '{{ else if eq .Role "assistant" }}<|assistant|>{{ .Content }}{{ if not $last }}<|end|>{{ end }}{{ end }}'
+    '{{ if and $last (ne .Role "assistant") }}<|assistant|>{{ end }}{{ end }}'
+)
 BYTE_TO_CHARACTER = {byte: character for character, byte in CHARACTER_TO_BYTE.items()}
 
 

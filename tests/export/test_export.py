@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ import minigpt
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.compare.command import compare
 from minigpt.config.compose import compose
+from minigpt.data.roles import CONTROL, with_roles
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer
 from minigpt.data.tokenizers.scheme import SINGLE_BYTES
 from minigpt.export.command import export
-from minigpt.export.tokenizer_json import merges_of, tokenizer_json
+from minigpt.export.gguf import modelfile
+from minigpt.export.tokenizer_json import TEMPLATE, merges_of, tokenizer_json
 from minigpt.faults import StorageFailure, UserFault
 from tests.export.reference import CONFIGS, learned, write_folder
 
@@ -159,3 +162,38 @@ def test_merges_are_recovered_from_the_ranks():
     assert not whole
     with pytest.raises(UserFault, match="no merge of two others"):
         tokenizer_json(Tokenizer("bpe", [*SINGLE_BYTES, b"abc"]))
+
+
+def test_ollama_gets_messages_by_the_template_of_the_others():
+    jinja2 = pytest.importorskip("jinja2")
+    plain = build_tokenizer("byte")
+    assert modelfile("m.gguf", plain, 8) == 'FROM ./m.gguf\nTEMPLATE """{{ .Prompt }}"""\nPARAMETER num_ctx 8\n'
+    first, template, *parameters = modelfile("m.gguf", with_roles(plain), 8).splitlines()
+    assert first == "FROM ./m.gguf"
+    assert parameters == ["PARAMETER num_ctx 8", *(f'PARAMETER stop "{name}"' for name in CONTROL)]
+    same = {  # actions of Go's templates in Jinja
+        "range $i, $_ := .Messages": "{% for each in messages %}",
+        "$last := eq (len (slice $.Messages $i)) 1": "{% set last = loop.last %}",
+        'if eq .Role "system" "developer"': "{% if each.role in ('system', 'developer') %}",
+        'else if eq .Role "user"': "{% elif each.role == 'user' %}",
+        'else if eq .Role "assistant"': "{% elif each.role == 'assistant' %}",
+        "if not $last": "{% if not last %}",
+        'if and $last (ne .Role "assistant")': "{% if last and each.role != 'assistant' %}",
+        ".Content": "{{ each.content }}",
+    }
+    text = template.removeprefix('TEMPLATE """').removesuffix('"""')
+    actions = re.split(r"\{\{ (.*?) \}\}", text)
+    ends = []
+    for place, action in enumerate(actions):
+        if place % 2 and action == "end":
+            actions[place] = ends.pop()
+        elif place % 2:
+            ends += {"range": ["{% endfor %}"], "if": ["{% endif %}"]}.get(action.split()[0], [])
+            actions[place] = same[action]
+    roles = ["system", "user", "assistant", "user", "developer", "user"]
+    for count in (1, 2, 4, 6):
+        talk = {"messages": [{"role": role, "content": f" {role}\n"} for role in roles[:count]]}
+        wanted = jinja2.Template(TEMPLATE).render(**talk, add_generation_prompt=True)
+        assert jinja2.Template("".join(actions)).render(**talk) == wanted
+    going_on = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert jinja2.Template("".join(actions)).render(messages=going_on) == "<|user|>a<|assistant|>b"
