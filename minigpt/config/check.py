@@ -290,9 +290,9 @@ def conversations_have_roles(
             yield f"data={name} has conversations of its own and would ignore data.{key}. Leave one out."
 
 
-@rule("data.mask_documents", "samples.every_steps", "samples.prompt", into=NOTES)
-def samples_begin_with_text(mask_documents: bool, every_steps: int, prompt: str) -> Iterator[str]:
-    if mask_documents and every_steps and not prompt:
+@rule("data.name", "data.mask_documents", "samples.every_steps", "samples.prompt", into=NOTES)
+def samples_begin_with_text(name: str, mask_documents: bool, every_steps: int, prompt: str) -> Iterator[str]:
+    if mask_documents and every_steps and not prompt and name not in ("chat", "tasks"):
         learned = "with data.mask_documents=true nothing is learned about what follows end-of-text"
         yield f"Live samples begin with end-of-text, and {learned}. Try samples.prompt=TEXT."
 

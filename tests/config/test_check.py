@@ -205,6 +205,14 @@ def test_a_number_out_of_range_is_named_once():
     assert len(faults) == len(set(numbers(TrainConfig)) - allowed)
 
 
+def test_samples_of_conversations_begin_with_a_turn_and_not_with_the_end_of_a_text():
+    def notes(name: str) -> str:
+        return " ".join(find_notes(changed(TrainConfig, data__name=name, data__mask_documents=True)))
+
+    assert "Live samples begin with end-of-text" in notes("stdlib")
+    assert "Live samples" not in notes("chat") + notes("tasks")
+
+
 def test_a_long_warm_up_is_a_note_and_no_fault():
     config = changed(TrainConfig, trainer__max_steps=20)
     assert check(config) == []

@@ -1,5 +1,6 @@
 """Conversations as data: roles that no text can forge, what is learned, and whole conversations in windows."""
 
+import gzip
 import itertools
 import json
 
@@ -9,6 +10,7 @@ import torch
 
 from minigpt.config.schema import DataConfig, ModelConfig, TokenizerConfig
 from minigpt.data.batch import MicroBatches, document_end
+from minigpt.data.corpus import find_corpus
 from minigpt.data.packing import ConversationSplit
 from minigpt.data.prepare import prepare
 from minigpt.data.roles import (
@@ -156,6 +158,14 @@ def test_prepared_conversations_are_not_mixed_with_text(talks, tmp_path):
     data = DataConfig(name="text", dir=str(tmp_path / "data"), mix={str(folder): 1.0})
     with pytest.raises(UserFault, match=r"data.mix: .* holds conversations.*data=chat data.source=FILE"):
         prepare(data, TokenizerConfig("byte"))
+
+
+def test_all_files_of_rows_in_a_folder_are_conversations(tmp_path):
+    for name in ("a.jsonl", "b.JSONL", "c.ndjson.gz", "d.JSONL.gz", "notes.txt"):
+        row = json.dumps({"prompt": "q", "completion": name}).encode()
+        (tmp_path / name).write_bytes(gzip.compress(row) if name.endswith(".gz") else row)
+    corpus = find_corpus(DataConfig(name="chat", source=str(tmp_path)), say=lambda line: None)
+    assert [file.label for file in corpus.files] == ["a.jsonl", "b.JSONL", "c.ndjson.gz", "d.JSONL.gz"]
 
 
 def test_conversations_without_any_answer_are_refused(talks):
