@@ -139,6 +139,11 @@ def medium_is_exact() -> bool:
     return float((product - exact).norm() / exact.norm()) < 1e-6
 
 
+def memory_of_device(hardware: Hardware, processes: int) -> float:
+    """Return the bytes that each of a host's processes may take: on a CPU they share its memory."""
+    return hardware.memory_bytes / (processes if hardware.device == "cpu" else 1)
+
+
 def _main_memory() -> int:
     return int(min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit()))
 

@@ -9,7 +9,7 @@ from minigpt.data.find import typed_path
 from minigpt.data.tokenizer import read_tokenizer_json
 from minigpt.machine.budget import PARTS, Budget, Plan, budget_of, gigabytes
 from minigpt.machine.choices import choose, rows_at_once
-from minigpt.machine.hardware import Hardware, find_device, usable_cores
+from minigpt.machine.hardware import Hardware, find_device, memory_of_device, usable_cores
 from minigpt.machine.sharding import parts_of
 
 NODE = 8  # devices of a usual machine, between which weights are gathered fast
@@ -26,7 +26,8 @@ def describe_layouts(config: PlanConfig) -> str:
     hardware, V = _hardware(config), config.vocab_size or _vocab_size(config)
     choices = choose(config, hardware, V)
     options = {"precision": choices.precision, "kernel": choices.attention_kernel}
-    room, rows, first = USABLE * hardware.memory_bytes, [], ""
+    memory = memory_of_device(hardware, 1 if config.memory else choices.devices)
+    room, rows, first = USABLE * memory, [], ""
     for name, words, layout in _layouts(config, V):
         plans = [replace(layout, micro_batch=size, accumulate=all_ // size) for size, all_ in _micro_batches(config)]
         plan, budget = _largest(config, V, plans, room, **options)
@@ -42,7 +43,7 @@ def describe_layouts(config: PlanConfig) -> str:
     return "\n".join(
         [
             f"Step       {config.batch_tokens:,} tokens, {config.model.block_size:,} a window; vocabulary {V:,}",
-            f"Device     {device}, {hardware.memory_bytes / 1e9:.1f} GB, of which {USABLE:.0%} are planned with; "
+            f"Device     {device}, {memory / 1e9:.1f} GB, of which {USABLE:.0%} are planned with; "
             f"{choices.precision}, {choices.attention_kernel} attention, {config.optimizer.name}",
             "GB on each device; at once: the most at any moment, for gradients come as activations go",
             "",

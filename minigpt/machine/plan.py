@@ -11,7 +11,7 @@ from minigpt.data.remote import RemoteSplit
 from minigpt.data.shards import TokenSplit
 from minigpt.machine.budget import PARTS, budget_of, gigabytes, plan_of
 from minigpt.machine.choices import Choices
-from minigpt.machine.hardware import Hardware
+from minigpt.machine.hardware import Hardware, memory_of_device
 from minigpt.model.adapter import MARK
 from minigpt.model.gpt import GPT
 
@@ -45,6 +45,7 @@ def describe_plan(
     parameters, sequences = sum(parts.values()), config.batch_tokens // model.block_size
     kernel, precision = choices.attention_kernel, choices.precision
     budget = budget_of(config, gpt.vocab_size, plan_of(config, choices), precision=precision, kernel=kernel)
+    room = memory_of_device(hardware, config.trainer.devices)
     if total_steps is None:
         length = f"{config.trainer.max_minutes:g} minutes of training"
     else:
@@ -66,7 +67,7 @@ def describe_plan(
         f"Step       {config.batch_tokens:,} tokens = {sequences} windows of {model.block_size} = "
         f"{number_of(choices.devices, 'device')} x {choices.accumulate} x micro-batch {choices.micro_batch}",
         f"Length     {length}",
-        f"Memory     about {budget.peak / 1e9:.2f} GB of {hardware.memory_bytes / 1e9:.0f} GB per device (estimate): "
+        f"Memory     about {budget.peak / 1e9:.2f} GB of {room / 1e9:.0f} GB per device (estimate): "
         + ", ".join(f"{name} {size}" for name, size in zip(PARTS, gigabytes(budget), strict=True)),
         f"Device     {hardware.name}, {precision}, {kernel} attention, {'' if choices.compile else 'not '}compiled"
         + (f", {choices.threads} threads" if choices.device == "cpu" else ""),

@@ -30,7 +30,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from minigpt.faults import BUG, UserFault
-from minigpt.process.hosts import Hosts, Seal, close_meeting, end_agent_later, find_meeting, open_meeting, shake
+from minigpt.process.hosts import (
+    Hosts,
+    Seal,
+    close_meeting,
+    end_agent_later,
+    find_meeting,
+    is_own_loopback,
+    open_meeting,
+    shake,
+)
 from minigpt.rundir.rows import parse_row
 
 
@@ -174,7 +183,10 @@ class Heartbeat:
     def own_address(self) -> str:
         """Return the address of this host that the other hosts reach it at."""
         assert self.hosts is not None
-        return self.hosts.address if self.rank == 0 else self.peers[0].socket.getsockname()[0]
+        ends = [peer.socket.getsockname()[0] for peer in self.peers.values()]
+        if self.rank == 0 and is_own_loopback(self.hosts.address):
+            return next((end for end in ends if not end.startswith("127.")), self.hosts.address)
+        return self.hosts.address if self.rank == 0 else ends[0]
 
     def fail(self, code: int, text: str) -> NoReturn:
         """End all processes because this one can't go on: `text` is printed once, all exit with `code`."""

@@ -160,7 +160,7 @@ def open_meeting(hosts: Hosts) -> tuple[socket.socket, Path, str]:
     folder, key = Path(tempfile.mkdtemp(prefix=MEETING, dir=hosts.run_dir)), secrets.token_hex(32)
     server = socket.socket()
     try:
-        server.bind((hosts.address, 0))
+        server.bind(("" if is_own_loopback(hosts.address) else hosts.address, 0))
     except OSError:  # an address that others know this host by, and it does not
         server.bind(("", 0))
     server.listen()
@@ -202,6 +202,14 @@ def find_meeting(hosts: Hosts) -> tuple[socket.socket, Path, str]:
             hub = json.loads((folder / HUB).read_text())
             return socket.create_connection((hub["address"], hub["port"]), SHAKE_SECONDS), folder, hub["key"]
     raise FileNotFoundError(f"rank 0 has left no address in {hosts.run_dir}")
+
+
+def is_own_loopback(name: str) -> bool:
+    """Return whether a host's name is an address of its loopback for itself (127.0.1.1 in Debian's /etc/hosts)."""
+    with contextlib.suppress(OSError):
+        address = socket.gethostbyname(name)
+        return address.startswith("127.") and address != name
+    return False
 
 
 def interface_of(address: str) -> str | None:

@@ -67,3 +67,11 @@ def test_without_a_text_the_vocabulary_is_the_tokenizers(words, vocabulary):
     config = compose("plan", words)
     assert isinstance(config, PlanConfig)
     assert f"vocabulary {vocabulary}\n" in describe_layouts(config)
+
+
+def test_processes_on_one_cpu_share_its_memory(monkeypatch):
+    monkeypatch.setattr("minigpt.machine.hardware._main_memory", lambda: 24 * 10**9)
+    _, alone = rows_of("trainer.device=cpu")
+    _, shared = rows_of("trainer.device=cpu", "trainer=ddp", "trainer.devices=8")
+    assert ", 24.0 GB, of which" in alone
+    assert ", 3.0 GB, of which" in shared

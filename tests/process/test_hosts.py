@@ -12,10 +12,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from minigpt.faults import StorageFailure
+from minigpt.process.heartbeat import Heartbeat
 from minigpt.process.hosts import (
     HUB,
     LOCK,
@@ -275,3 +277,17 @@ def test_a_torchrun_that_adopts_its_watchman_is_ended(tmp_path):
         [sys.executable, "-c", script, str(os.getpid()), began, "0.6"], capture_output=True, text=True
     )
     assert done.stdout == "15\n"
+
+
+def test_a_host_whose_own_name_is_its_loopback_is_reached_by_others(monkeypatch, tmp_path):
+    """As Debian's /etc/hosts has it; the address that others see is that of a connection."""
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1" if name == "vm" else name)
+    hosts = Hosts(tmp_path / "run", 0, 0, 1, "vm")
+    server, _, _ = open_meeting(hosts)
+    assert server.getsockname()[0] == "0.0.0.0"
+    server.close()
+    close_meeting()
+    mine = Heartbeat(0, 3, tmp_path, hosts)
+    for rank, end in ((1, "127.0.0.1"), (2, "10.0.0.5")):
+        mine.peers[rank] = SimpleNamespace(socket=SimpleNamespace(getsockname=lambda end=end: (end, 1)))
+    assert mine.own_address() == "10.0.0.5"
