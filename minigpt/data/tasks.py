@@ -21,7 +21,7 @@ from typing import Any
 
 from minigpt.rundir.files import write_file
 
-VERSION = 1  # of what is generated
+VERSION = 2  # of what is generated
 SIZES = {"train": 160_000, "val": 700, "test": 1_750}  # conversations; of val and test one question each
 PARTS = ("test", "val", *["train"] * 8)  # by tenths of the hash
 
@@ -92,7 +92,8 @@ def add(random: Random, part: str) -> Exchange:
     while True:
         total = int(random.random() * 1000)
         first = int(random.random() * (total + 1))
-        if part_of(f"{first}+{total - first}") == part:
+        smaller = min(first, total - first)
+        if part_of(f"{smaller}+{total - smaller}") == part:  # 3 + 5 on the side of 5 + 3
             break
     columns, carry = [], 0
     for place in (1, 10, 100):
