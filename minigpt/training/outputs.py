@@ -315,7 +315,7 @@ def describe(row: dict[str, Any], config: TrainConfig, total: int | None) -> lis
     step, speed, minutes = row["step"], row["tokens_per_second"], config.trainer.max_minutes
     digits = len(f"{total:,}") if total else 1
     parts = [f"step {step:>{digits},}" + (f"/{total:,} {step / total:4.0%}" if total else "")]
-    parts.append("loss not finite" if row["train/loss"] is None else f"loss {row['train/loss']:.4f}")
+    parts.append("no loss" if row["train/loss"] is None else f"loss {row['train/loss']:.4f}")
     if row.get("val/loss") is not None:
         parts.append(f"val {row['val/loss']:.4f} ({row['val/bits_per_byte']:.3f} bits/byte)")
         parts += [f"{key.removeprefix(OF_SOURCE)} {loss:.4f}" for key, loss in row.items() if key.startswith(OF_SOURCE)]

@@ -116,6 +116,7 @@ def test_a_step_without_an_answer_leaves_the_weights_and_is_not_bad(chat, tmp_pa
     words = [f"data.source={source}", f"data.val_source={val}", "optimizer.weight_decay=0.1", "logger.every_steps=1"]
     path, said = chat("empty", *words, "trainer.max_steps=3", "checkpoint.every_steps=1", "guard.max_skips=1")
     assert "skipped" not in said
+    assert "step 1/3  33%  no loss" in said  # and not that one is NaN
     weights = [load_checkpoint(each).model.token_embedding.weight for each in sorted(path.glob("checkpoints/step-*"))]
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     assert [row["train/loss"] is None for row in rows] == [True, True, True]
