@@ -262,21 +262,21 @@ def _inherit(request: Request, mapping: dict[str, Any]) -> dict[str, Any]:
     Where that is gone, a run that continues without it has the same one.
     """
     given = mapping | request.values
-    source, run = given.get("init.from"), given.get("run.dir")
+    source, run, origin = given.get("init.from"), given.get("run.dir"), "init.from"
     if isinstance(source, str) and isinstance(run, str) and not there(source) and is_begun(run):
-        source = run
+        source, origin = run, "run.dir"
     theirs = inherited_settings(request.cls, source) if isinstance(source, str) and source else {}
     typed_keys = {key for key in given if key in request.values or key.partition(".")[0] in request.choices}
     for key in theirs.keys() & typed_keys - {"model.block_size"}:  # rotary positions may grow
         typed_value = fitted(settings(request.cls)[key].kind, given[key])[0]
         if _resolved(key, typed_value, theirs) != _resolved(key, theirs[key], theirs):
             wanted = f"{key}={shown(theirs[key])}. Leave it out: it is taken from there."
-            wrong = f"{key}={shown(given[key])} does not fit init.from={shown(source)}, whose weights have"
+            wrong = f"{key}={shown(given[key])} does not fit {origin}={shown(source)}, whose weights have"
             request.refuse(f"{wrong} {wanted}", key)
     taken = {key: value for key, value in theirs.items() if key not in typed_keys}
     changes = [f"{key}={shown(value)}" for key, value in taken.items() if given.get(key, value) != value]
     if changes:
-        print(f"Note: init.from={shown(source)} brings {', '.join(changes)}.", file=sys.stderr)
+        print(f"Note: {origin}={shown(source)} brings {', '.join(changes)}.", file=sys.stderr)
     return mapping | taken
 
 

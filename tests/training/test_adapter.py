@@ -98,7 +98,7 @@ def test_cut_in_the_middle_of_a_step_and_without_its_base_the_run_ends_with_the_
 
 
 @pytest.mark.parametrize("more", [[], ["adapter=lora"]], ids=["whole", "adapter"])
-def test_a_run_whose_base_with_a_learned_tokenizer_is_gone_goes_on(new_run, tmp_path, monkeypatch, more):
+def test_a_run_whose_base_with_a_learned_tokenizer_is_gone_goes_on(new_run, tmp_path, monkeypatch, capsys, more):
     run, bpe = new_run(tmp_path), ["tokenizer=bpe", "tokenizer.vocab_size=270"]
     run(*bpe, "trainer.max_steps=1").rename(tmp_path / "base")
     settings = [*bpe, *more, f"init.from={tmp_path / 'base'}"]
@@ -115,6 +115,7 @@ def test_a_run_whose_base_with_a_learned_tokenizer_is_gone_goes_on(new_run, tmp_
     monkeypatch.setattr("minigpt.config.check.default_run_dir", lambda config: str(run.path))
     assert compose("train", typed).model.n_layer > 1  # without run.dir= the architecture can't be known
     assert compose("train", [*typed, f"run.dir={run.path}"]).model.n_layer == 1
+    assert f"Note: run.dir='{run.path}' brings model.n_layer=1" in capsys.readouterr().err
 
 
 def test_a_run_with_an_adapter_is_read_merged_everywhere(place):
