@@ -184,12 +184,12 @@ real = workers.Worker._start
 
 def start(self):
     process = real(self)
-    print(process.pid, flush=True)
+    os.write(1, f"{process.pid}\\n".encode())  # at once: two threads start one each
     return process
 
 def one_by_one(path, content):
     write(path, content)
-    print("unit", flush=True)
+    os.write(1, b"unit\\n")
     sys.stdin.readline()
 
 write, units.write_file = units.write_file, one_by_one
