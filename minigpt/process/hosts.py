@@ -48,13 +48,14 @@ def facts(pid):
         return None
 def program(pid):
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\\0")[1:3]
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return None
+    return line.split(b"\\0")[1:3] if line else None  # none: it is about to end
 def waits():
     mine = facts(agent)
     names = (path.name for path in Path("/proc").iterdir() if path.name.isdigit())
-    others = (facts(name) for name in names if program(name) != program("self"))  # it may have adopted watchmen
+    others = (facts(name) for name in names if program(name) not in (program("self"), None))  # it may adopt watchmen
     return mine and mine[19] == began and not any(each and each[1] == str(agent) and each[0] != "Z" for each in others)
 end = time.monotonic() + seconds
 while time.monotonic() < end:
@@ -65,7 +66,7 @@ while time.monotonic() < end:
 for number in (signal.SIGTERM, signal.SIGKILL):
     if waits():
         os.kill(agent, number)
-        time.sleep(5)
+    time.sleep(5)
 """
 
 

@@ -278,6 +278,17 @@ def test_a_torchrun_that_adopts_its_watchman_is_ended(tmp_path):
     assert [process.communicate(timeout=20)[0] for process in both] == ["15\n", "15\n"]
 
 
+def test_a_process_that_is_about_to_end_keeps_no_torchrun_alive(tmp_path):
+    """Between the end of its memory and its state Z: no command line, but still at work."""
+    for pid, parent, line in (("self", 1, b"python\0-c\0mine\0"), ("7", 1, b"torchrun\0"), ("8", 7, b"")):
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "stat").write_text(f"{pid} (python) R {parent}" + " 0" * 17 + " 100 0")
+        (tmp_path / pid / "cmdline").write_bytes(line)
+    script = WATCHMAN.replace("os.kill(agent, number)", "print(number); sys.exit()").replace("/proc", str(tmp_path))
+    command = [sys.executable, "-c", script, "7", "100", "0.1"]
+    assert subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=20, check=True).stdout == "15\n"
+
+
 def test_a_host_whose_own_name_is_its_loopback_is_reached_by_others(monkeypatch, tmp_path):
     """As Debian's /etc/hosts has it; the address that others see is that of a connection."""
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1" if name == "vm" else name)
