@@ -64,7 +64,9 @@ class BPEEncoder:
         # Without a special token of its own tiktoken takes a path that is 1.6 times as slow. It is never allowed in a
         # text, so that text stays text.
         special = {END_OF_TEXT: max(ranks.values()) + 1}
-        self._encoding = tiktoken.Encoding("minigpt", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+        self._encoding = tiktoken.Encoding(
+            "minigpt", pat_str=grouped(pattern), mergeable_ranks=ranks, special_tokens=special
+        )
 
     def runs(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         return runs(chunks, self._limit, self._border)
@@ -95,6 +97,21 @@ class BPEEncoder:
     def _encode_piece(self, text: str) -> NDArray[np.integer]:
         text = unicodedata.normalize("NFC", text) if self._nfc else text
         return self._encoding.encode_to_numpy(text, disallowed_special=())
+
+
+def grouped(pattern: str) -> str:
+    """Return a split pattern in the form that tiktoken's regex engine runs fastest; it splits every text alike.
+
+    The engine runs a group without look-around and possessive repetition as a finite automaton, and all else step by
+    step, with backtracking. So what stands before the look-ahead becomes one such group: with GPT-2's pattern all
+    of tokenizing is 1.6 times as fast. Nothing in it gains by giving back what it repeats, possessive or not.
+
+    Args:
+        pattern: PATTERN, or one of the PATTERNS of minigpt/data/tokenizers/file.py.
+    """
+    words, ahead, spaces = pattern.partition(r"|\s+(?!")
+    greedy = words.replace("++", "+").replace("?+", "?")
+    return f"(?:{greedy}){ahead}{spaces}"
 
 
 def train_ranks(size: int, documents: Iterable[Iterable[bytes]]) -> list[bytes]:
