@@ -37,6 +37,7 @@ from minigpt.process.signals import Signals
 
 NEVER = timedelta(days=365)  # a collective waits as long as it must; the heartbeat knows who is alive
 FOLDER = "MINIGPT_GROUP_FOLDER"  # tells the processes that rank 0 started where they meet
+SAME_COMMAND = "Start all processes of a run with one command, on the same files"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -68,7 +69,7 @@ class Processes:
         store = store and dist.PrefixStore(f"{name} {next(self.calls)}", store.clone())  # after a return, others
         return replace(self, store=store, calls=itertools.count())
 
-    def require_equal_on_all_ranks(self, what: str, mine: Mapping[str, object]) -> None:
+    def require_equal_on_all_ranks(self, what: str, mine: Mapping[str, object], *, remedy: str = SAME_COMMAND) -> None:
         """Make sure that all ranks have the same `mine`. Waits for all.
 
         Raises:
@@ -79,7 +80,6 @@ class Processes:
             if lines != said[0]:
                 theirs, ours = (sorted(set(one) - set(other)) for one, other in ((lines, said[0]), (said[0], lines)))
                 both = f"{'; '.join(theirs)} where rank 0 has {'; '.join(ours)}"
-                remedy = "Start all processes of a run with one command, on the same files"
                 raise UserFault(f"rank {rank} has {what} other than rank 0: {both}. {remedy}")
 
     @contextlib.contextmanager

@@ -132,6 +132,7 @@ def train_together(
 ) -> int:
     """What each process of a run does. Rank 0 writes and prints; where others read what it writes, they wait for it."""
     processes.require_equal_on_all_ranks("a config", flatten(to_dict(config)))
+    hardware = like_everywhere(hardware, processes)
     with processes.rank_zero_first():
         run_state.refuse_changed_run(path, config)
         prepared = run_state.prepare_tokens(config, path)
@@ -141,6 +142,17 @@ def train_together(
         changes = run_state.refuse_changed_run(path, config)  # again: another process may have begun it meanwhile
         run_state.tell_removed_settings(run)
         return begin_or_continue(Job(config, hardware, prepared, processes, run, callbacks), changes)
+
+
+def like_everywhere(hardware: Hardware, processes: Processes) -> Hardware:
+    """Return the hardware with the least memory that a rank has: what it decides must be equal on all.
+
+    Raises:
+        UserFault: ranks have different processors or GPUs.
+    """
+    remedy = "Use hosts of one kind: others round differently, and the ranks' weights would drift apart"
+    processes.require_equal_on_all_ranks("hardware", {"name": hardware.name}, remedy=remedy)
+    return replace(hardware, memory_bytes=min(map(int, processes.gather(str(hardware.memory_bytes)))))
 
 
 def begin_or_continue(job: Job, changes: Sequence[Change]) -> int:

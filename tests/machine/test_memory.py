@@ -172,6 +172,17 @@ def test_a_compiler_that_fails_leaves_choices_without_it(gpt, monkeypatch, capsy
     assert "torch.compile does not work here (RuntimeError: no compiler here)" in capsys.readouterr().out
 
 
+def test_a_failed_compile_is_kept_as_none(run, monkeypatch):
+    """Finding 26: choices.json said that the run was compiled."""
+
+    def broken(gpt, tokens, targets):
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(memory, "compiled_loss", lambda *_: broken)
+    run("trainer.compile=on", "trainer.max_steps=1")
+    assert json.loads((run.path / "choices.json").read_text())["compile"] is False
+
+
 @pytest.mark.parametrize("works", [(True, False), (False, True), (True, True), (False, False)])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_compiler_that_fails_on_one_rank_is_used_on_none(gpt, monkeypatch, capsys, works, rank):

@@ -16,11 +16,13 @@ import torch
 
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.machine import compiling
+from minigpt.machine.hardware import Hardware
+from minigpt.process.group import Processes
 from minigpt.rundir import run_directory
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.training import outputs, run_state
 from minigpt.training.ending import StopRequests
-from minigpt.training.run import rank_zeros
+from minigpt.training.run import like_everywhere, rank_zeros
 
 
 @pytest.mark.report
@@ -339,3 +341,21 @@ def test_other_ranks_take_rank_zeros_word_for_what_the_run_directory_holds():
         job = SimpleNamespace(run=SimpleNamespace(writes=writes), processes=processes)
         assert rank_zeros(job, lambda writes=writes: [[1, 2]] if writes else [[9, 9]]) == [[1, 2]]
     assert said == ["[[1, 2]]", "null"]
+
+
+def two_ranks(**theirs):
+    """Rank 0 of two, the other of which says what is given where this one says the name."""
+
+    class Two(Processes):
+        def gather(self, text):
+            return [text, theirs.get(text, text)]
+
+    return Two()
+
+
+def test_hosts_of_unlike_memory_choose_alike_and_unlike_processors_are_refused():
+    """A few kB between two hosts of one kind gave them other micro-batches, which was refused."""
+    mine, less = Hardware("cpu", "Xeon", 2, False, 25 << 30), (25 << 30) - 4096
+    assert like_everywhere(mine, two_ranks(**{str(25 << 30): str(less)})) == replace(mine, memory_bytes=less)
+    with pytest.raises(UserFault, match=r"rank 1 has hardware other than rank 0: name: 'EPYC'.* hosts of one kind"):
+        like_everywhere(mine, two_ranks(**{"name: 'Xeon'": "name: 'EPYC'"}))
