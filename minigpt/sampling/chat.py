@@ -3,7 +3,6 @@
 The answers go to stdout, everything else to stderr.
 """
 
-import contextlib
 import os
 import sys
 import time
@@ -18,7 +17,7 @@ from minigpt.faults import FINISHED, UserFault
 from minigpt.sampling.command import choose_decoder, load
 from minigpt.sampling.conversation import Turn, refuse_too_long, turn_of
 from minigpt.sampling.generate import Forward
-from minigpt.sampling.interactive import ask, help_text, obey
+from minigpt.sampling.interactive import help_text, obey, typed_lines
 from minigpt.sampling.stream import say, show
 from minigpt.sampling.write import gpt_forward, write_answer
 
@@ -127,21 +126,9 @@ class Conversation:
 
 def talk(conversation: Conversation, options: SampleConfig) -> None:
     """Ask for messages and have them answered. Ctrl-C stops the answer only; at the prompt it leaves."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401 (line editing and history for input())
     say("Type a message. /reset forgets the conversation, /help lists the commands, /quit or Ctrl-D leaves.")
-    while True:
-        try:
-            line = ask()
-        except (EOFError, KeyboardInterrupt):
-            say("")
-            return
-        except UnicodeDecodeError:
-            say("that was not UTF-8 text: set the terminal to UTF-8")
-            continue
+    for line in typed_lines():
         command = line.strip()
-        if command == "/quit":
-            return
         if command == "/reset":
             conversation.reset()
             say("forgotten")

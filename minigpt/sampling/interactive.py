@@ -3,7 +3,7 @@
 import contextlib
 import difflib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from minigpt.config.check import check
@@ -33,20 +33,8 @@ def converse(options: SampleConfig, write_text: Callable[[SampleConfig], object]
         options: to start with.
         write_text: shows what the model writes with these options, which hold the prompt.
     """
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401 (line editing and history for input())
     say("Type the beginning of a text. /help lists the commands, /quit or Ctrl-D leaves.")
-    while True:
-        try:
-            line = ask()
-        except (EOFError, KeyboardInterrupt):
-            say("")
-            return
-        except UnicodeDecodeError:
-            say("that was not UTF-8 text: set the terminal to UTF-8")
-            continue
-        if line.strip() == "/quit":
-            return
+    for line in typed_lines():
         if line.startswith("/") and not line.startswith("//"):
             options = obey(line, options)
             continue
@@ -58,6 +46,24 @@ def converse(options: SampleConfig, write_text: Callable[[SampleConfig], object]
         except KeyboardInterrupt:
             say("[stopped]")
         options = replace(options, seed=(options.seed + 1) % 2**32)
+
+
+def typed_lines() -> Iterator[str]:
+    """Yield what the user types, line by line, until /quit, the end of the input, or Ctrl-C at the prompt."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 (line editing and history for input())
+    while True:
+        try:
+            line = ask()
+        except (EOFError, KeyboardInterrupt):
+            say("")
+            return
+        except UnicodeDecodeError:
+            say("that was not UTF-8 text: set the terminal to UTF-8")
+            continue
+        if line.strip() == "/quit":
+            return
+        yield line
 
 
 def ask() -> str:
