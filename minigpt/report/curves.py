@@ -122,9 +122,9 @@ def _draw_other(axes: Any, record: Record, style: dict[str, Any], factor: float)
 
 
 def draw_baselines(axes: Any, record: Record, nats: float) -> None:
-    """Draw a line for each baseline, its name on it; one above the axis is named at its top."""
-    top, above = axes.get_ylim()[1], 0
-    style = {"color": BASELINE, "fontsize": "small", "transform": axes.get_yaxis_transform()}
+    """Draw a line for each baseline, its name below, where a falling curve comes last; name those above the axis."""
+    (bottom, top), above = axes.get_ylim(), 0
+    style: dict[str, Any] = {"color": BASELINE, "fontsize": "small", "textcoords": "offset points"}
     for row in record.baselines if nats else ():
         base = row["bits_per_byte"] * nats
         name = f"{row.get('name', 'baseline')!s:.60} ({row['bits_per_byte']:.3f})"
@@ -135,14 +135,14 @@ def draw_baselines(axes: Any, record: Record, nats: float) -> None:
                 (0.99, 1),
                 xytext=(0, -12 * above),
                 xycoords="axes fraction",
-                textcoords="offset points",
-                color=BASELINE,
-                fontsize="small",
                 ha="right",
+                **style,
             )
         else:
             axes.axhline(base, color=BASELINE, linestyle=(0, (5, 3)), linewidth=1.4)
-            axes.text(0.01, base, name, va="bottom", **style)
+            has_room = base - bottom > (top - bottom) / 9
+            place: dict[str, Any] = {"xytext": (0, -3 if has_room else 1), "va": "top" if has_room else "bottom"}
+            axes.annotate(name, (0.01, base), xycoords=axes.get_yaxis_transform(), **place, **style)
 
 
 def draw_metric(axes: Any, record: Record, key: str, name: str, others: Sequence[Record] = ()) -> None:
