@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,14 +69,18 @@ def learn(folder: Path, keys: dict[str, Any], found: Survey, *, given: Tokenizer
 
 def encode(
     folder: Path, found: Survey, val_fraction: float, tokenizer: Tokenizer, *, work: WorkConfig, say: Say
-) -> list[str]:
-    """Make the units of a text that are not there yet; return the identities of all, in order.
+) -> Generator[str, None, None]:
+    """Make the units of a text that are not there yet; yield the identities of all, in order, as `make_units` does.
+
+    A text that is tokens already has none.
 
     Raises:
         UserFault: a split would be empty, or the source changed since it was surveyed.
         StorageFailure: the disk would not hold the tokens.
         OSError: a file can't be written.
     """
+    if found.tokens:
+        return
     units = folder / UNITS
     share = share_of(work.part)
     count = _processes(work, found.bytes // share[1])
@@ -88,11 +92,11 @@ def encode(
     _tell_cost(folder, found, val_fraction, tokenizer, count=count * share[1], say=say)
     progress = Progress(f"data: encoding with tokenizer={tokenizer.name}", found.bytes // share[1], say)
     frames = cut(split(found, val_fraction), tokenizer, chat=found.corpus.options.chat)
-    return make_units(units, frames, tokenizer, engine=engine, part=share, progress=progress)
+    yield from make_units(units, frames, tokenizer, engine=engine, part=share, progress=progress)
 
 
 def seal(
-    folder: Path, keys: dict[str, Any], found: Survey, *, tokenizer: Tokenizer, identities: list[str], say: Say
+    folder: Path, keys: dict[str, Any], found: Survey, *, tokenizer: Tokenizer, identities: Iterable[str], say: Say
 ) -> None:
     """Put the units together and write everything else, prepared.json last. No one else may be writing there.
 
@@ -101,7 +105,7 @@ def seal(
         keys: what decides the tokens besides the text, as prepared.json keeps it.
         found: the text.
         tokenizer: that encoded it.
-        identities: of the units, in order.
+        identities: of the units, in order; each is put in its place when its identity has come (see `encode`).
         say: takes lines for the user.
 
     Raises:
@@ -202,7 +206,9 @@ def sample_blocks(documents: Iterable[Iterable[bytes]], fraction: float) -> Iter
     return (iter([block]) for number, block in enumerate(blocks) if fold(number) < fraction * 2**63)
 
 
-def _assemble(folder: Path, identities: list[str], tokenizer: Tokenizer, val_fraction: float) -> list[dict[str, Any]]:
+def _assemble(
+    folder: Path, identities: Iterable[str], tokenizer: Tokenizer, val_fraction: float
+) -> list[dict[str, Any]]:
     """Write the shards of both splits, and return their sidecars."""
     with (
         SplitWriter(folder, "train", tokenizer=tokenizer) as train,

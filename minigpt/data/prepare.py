@@ -337,16 +337,17 @@ def _find_or_make(
                 with open(folder / UNITS / ".learn", "ab") as learning:
                     lock(learning)  # of several parts one learns; the others wait for that, not for its units
                     tokenizer = stored_tokenizer(folder) or learn(folder, keys, found, given=given, say=say)
-            identities = []
-            if not found.tokens:
-                identities = encode(folder, found, keys["val_fraction"], tokenizer, work=work, say=say)
-            if work.part:
-                if missing := missing_units(folder / UNITS, identities):
-                    raise UnfinishedParts(work.part, len(missing), len(identities))
-                lock(file, fcntl.LOCK_UN)  # two that keep a shared lock would wait for each other on NFS
-                lock(file)
-            if not _read_prepared(folder):  # which of the last parts is first, puts the units together
-                seal(folder, keys, found, tokenizer=tokenizer, identities=identities, say=say)
+            making = encode(folder, found, keys["val_fraction"], tokenizer, work=work, say=say)
+            with contextlib.closing(making):
+                identities: Iterable[str] = making  # of units that are put together while later ones are encoded
+                if work.part:
+                    identities = list(making)
+                    if missing := missing_units(folder / UNITS, identities):
+                        raise UnfinishedParts(work.part, len(missing), len(identities))
+                    lock(file, fcntl.LOCK_UN)  # two that keep a shared lock would wait for each other on NFS
+                    lock(file)
+                if not _read_prepared(folder):  # which of the last parts is first, puts the units together
+                    seal(folder, keys, found, tokenizer=tokenizer, identities=identities, say=say)
     except OSError as error:
         if _read_prepared(folder):  # where there are no locks, another process was faster
             return

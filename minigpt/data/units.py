@@ -1,4 +1,4 @@
-"""Units of work: about 8 MiB of a text each, encoded by any process, in any order, and put together by number.
+"""Units of work: about 4 MiB of a text each, encoded by any process, in any order, and put together by number.
 
 A unit is a frame of bytes: a line of JSON, [split, how it begins, bytes] for each piece of a document (of a
 conversation also "chat"), and their text. Its result is a line of JSON and the tokens of both splits; it stands in a
@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.rundir.files import write_file
 
-UNIT_BYTES = 1 << 23
+UNIT_BYTES = 1 << 22
 BEGINS, END_FIRST, GOES_ON = range(3)  # how a piece stands to the text before it: end-of-text comes between, or nothing
 
 Job = tuple[Path, bytes]  # a unit's file, and its frame
@@ -108,8 +107,11 @@ def make_units(
     engine: Engine | None = None,
     part: tuple[int, int] = (0, 1),
     progress: Any,
-) -> list[str]:
-    """Make the units of a text that are not there yet, and return the identities of all, in order.
+) -> Generator[str, None, None]:
+    """Make the units of a text that are not there yet; yield the identities of all, in order.
+
+    An identity comes as soon as its unit and all before it are made (or left to other parts), so that a caller can put
+    them together while others are encoded. To be closed, where a caller stops early: that ends the engine.
 
     Args:
         folder: for their files; it exists.
@@ -124,6 +126,7 @@ def make_units(
         OSError: a file can't be written.
     """
     identities: list[str] = []
+    encoded: set[Path] = set()  # what the engine has and has not given back
 
     def missing() -> Iterator[Job]:
         for number, frame in enumerate(frames):
@@ -134,17 +137,23 @@ def make_units(
             if _made_from(path) == identities[-1]:
                 progress.skip(len(frame))
             else:
+                encoded.add(path)
                 yield path, frame
 
     def here(jobs: Iterable[Job]) -> Generator[Job, None, None]:
         return ((path, encode_unit(frame, tokenizer)) for path, frame in jobs)
 
+    given = 0
     with contextlib.closing((engine or here)(missing())) as results:
         for path, result in results:
             write_file(path, result)
+            encoded.remove(path)
             counts = json.loads(result[: result.index(b"\n")])["splits"].values()
             progress(sum(split["bytes"] for split in counts))
-    return identities
+            while given < len(identities) and unit_path(folder, given) not in encoded:
+                yield identities[given]
+                given += 1
+    yield from identities[given:]
 
 
 def count_units(n_bytes: int) -> int:
@@ -168,32 +177,28 @@ def missing_units(folder: Path, identities: list[str]) -> list[int]:
     return [number for number, each in enumerate(identities) if _made_from(unit_path(folder, number)) != each]
 
 
-def assemble(folder: Path, identities: list[str], writers: dict[str, SplitWriter]) -> None:
+def assemble(folder: Path, identities: Iterable[str], writers: dict[str, SplitWriter]) -> None:
     """Append the tokens of all units to the splits, in order.
+
+    Args:
+        folder: of the units.
+        identities: of the units; each is read when its identity has come.
+        writers: of the splits, by their names.
 
     Raises:
         StorageFailure: a unit is not what was written; it is removed, and made again next time.
     """
-
-    def read(number: int) -> tuple[dict[str, Any], bytes]:
+    for number, wanted in enumerate(identities):
         path = unit_path(folder, number)
         with open(path, "rb") as file:
             head, content = json.loads(file.readline()), file.read()
-        if head["unit"] != identities[number] or hashlib.sha256(content).hexdigest() != head["sha256"]:
+        if head["unit"] != wanted or hashlib.sha256(content).hexdigest() != head["sha256"]:
             path.unlink()
             raise StorageFailure(f"{path} was changed since it was written, and is removed. Run the same command again")
-        return head, content
-
-    with ThreadPoolExecutor(1) as reader:
-        coming = reader.submit(read, 0)
-        for number in range(len(identities)):
-            head, content = coming.result()
-            if number + 1 < len(identities):  # read and hashed while this one is written
-                coming = reader.submit(read, number + 1)
-            begin = 0
-            for name in sorted(head["splits"]):
-                writer, counts = writers[name], head["splits"][name]
-                tokens = np.frombuffer(content, writer.dtype, counts["tokens"], begin)
-                begin += tokens.nbytes
-                writer.write(tokens)
-                writer.bytes += counts["bytes"]
+        begin = 0
+        for name in sorted(head["splits"]):
+            writer, counts = writers[name], head["splits"][name]
+            tokens = np.frombuffer(content, writer.dtype, counts["tokens"], begin)
+            begin += tokens.nbytes
+            writer.write(tokens)
+            writer.bytes += counts["bytes"]

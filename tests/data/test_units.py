@@ -133,6 +133,35 @@ def test_the_cuts_of_units_are_those_of_runs(monkeypatch):
     assert np.concatenate(tokens).tolist() == tokenizer.encode_bytes(text).tolist()
 
 
+def test_units_are_given_on_in_order_as_soon_as_they_and_all_before_them_are_made(tmp_path, monkeypatch):
+    """So they are put together while others are encoded, and not one by one at the end."""
+    tokenizer, happened = build_tokenizer("byte"), []
+    monkeypatch.setattr(units, "UNIT_BYTES", 1)
+
+    def frames():
+        return units.cut([("train", iter([letter.encode()])) for letter in "abcdef"], tokenizer)
+
+    def run(part: tuple[int, int], order: list[int]) -> str:
+        def engine(jobs):
+            held = list(jobs)
+            assert sorted(order) == [int(path.stem) for path, _ in held]
+            for number in order:
+                happened.append(str(number))
+                path, frame = next(job for job in held if int(job[0].stem) == number)
+                yield path, units.encode_unit(frame, tokenizer)
+
+        happened.clear()
+        progress = Progress("", 6, lambda line: None)
+        for identity in units.make_units(tmp_path, frames(), tokenizer, engine=engine, part=part, progress=progress):
+            happened.append("abcdef"[identities.index(identity)])
+        return "".join(happened)
+
+    identities = [units.identity(frame, tokenizer) for frame in frames()]
+    assert run((1, 3), [4, 1]) == "4a1bcdef"  # what others make is passed over
+    assert run((0, 1), [2, 0, 5, 3]) == "20abc5" + "3def"
+    assert run((0, 1), []) == "abcdef"
+
+
 def test_a_killed_worker_is_replaced_and_its_unit_made(texts, monkeypatch):
     started = []
     real = workers.Worker._start
