@@ -115,7 +115,7 @@ def survey(
 
 def count_characters(text: bytes) -> int:
     """Return how many characters begin in UTF-8: the bytes that are no continuation (0x80 to 0xBF)."""
-    return int(np.count_nonzero(np.frombuffer(text, np.int8) >= -64))
+    return len(text) if text.isascii() else int(np.count_nonzero(np.frombuffer(text, np.int8) >= -64))
 
 
 def is_held_out(digest: bytes, val_fraction: float) -> bool:
@@ -147,8 +147,9 @@ def _count(document: Document, found: Survey, alphabet: bool, progress: Callable
         found.marks += not number and chunk.startswith(codecs.BOM_UTF8)
         found.bytes += len(chunk)
         found.characters += count_characters(chunk)
-        found.crlf += chunk.count(b"\r\n") + (last == b"\r" and chunk.startswith(b"\n"))
-        found.nul += chunk.count(0)
+        if b"\r" in chunk or last == b"\r":  # to look for one byte is ten times as fast as to count two
+            found.crlf += chunk.count(b"\r\n") + (last == b"\r" and chunk.startswith(b"\n"))
+        found.nul += chunk.count(0) if b"\0" in chunk else 0
         if digest:
             digest.update(chunk)
         found.replaced += chunk.count("\ufffd".encode()) if options.errors == "replace" else 0

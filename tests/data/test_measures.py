@@ -3,6 +3,7 @@
 import json
 import lzma
 import math
+import threading
 from collections import Counter
 
 import numpy as np
@@ -199,7 +200,7 @@ def test_statistics_equal_the_twin(tokens, size):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces_module, "PIECE_TOKENS", size)
         patch.setattr(overlap_module, "PIECE_TOKENS", size)
-        found = statistics(Split(tokens), BYTE)
+        found = statistics(Split(tokens), BYTE, threading.Event())
     lengths = [len(each) for each in documents]
     assert found["distinct_tokens"] == len(set(tokens))
     if any(lengths):

@@ -5,6 +5,7 @@ hardly more than a character), none of them end-of-text. Its hash is a differenc
 text cost a few passes over it, however long they are.
 """
 
+import itertools
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,8 +31,14 @@ _FILTER_BITS = 26  # of a hash: a gram whose place in the filter is free is not 
 def measure(folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return what is measured of the tokens in a folder: the statistics of train and val, and their overlap."""
     train, val = (TokenSplit(folder, name, tokenizer=tokenizer) for name in ("train", "val"))
-    splits = {split.name: statistics(split, tokenizer) for split in (train, val)}
-    return splits | {"overlap": overlap(train, val, tokenizer)}
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as thread:  # NumPy lets others compute meanwhile
+        counting = [thread.submit(statistics, split, tokenizer, stop) for split in (train, val)]
+        try:
+            shared = overlap(train, val, tokenizer)
+            return {"train": counting[0].result(), "val": counting[1].result(), "overlap": shared}
+        finally:
+            stop.set()  # by Ctrl-C
 
 
 def measured_lines(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -49,13 +56,13 @@ def measured_lines(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "overlap", f"{found['share']:.1%} {what}" + (f" ({parts} looked at)" if parts else "")
 
 
-def statistics(split: TokenSplit, tokenizer: Tokenizer) -> dict[str, int]:
+def statistics(split: TokenSplit, tokenizer: Tokenizer, stop: threading.Event) -> dict[str, int]:
     """Return how many documents a split has, the tokens of the median and of the longest, and how many tokens it uses.
 
-    Without an end-of-text token documents are not known.
+    Without an end-of-text token documents are not known. It is about what came before `stop` was set.
     """
     used, last, lengths = np.zeros(tokenizer.vocab_size, bool), -1, [np.zeros(0, np.int64)]
-    for number, piece in enumerate(pieces(split, len(split))):
+    for number, piece in enumerate(until(stop, pieces(split, len(split)))):
         used[piece] = True
         if tokenizer.eot is not None:
             ends = number * PIECE_TOKENS + np.flatnonzero(piece == tokenizer.eot)
@@ -86,9 +93,7 @@ def overlap(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> dict[st
     ended = threading.Event()
 
     def look(part: tuple[int, int]) -> None:
-        for piece in pieces(train, TRAIN_TOKENS, part=part):
-            if ended.is_set():  # by Ctrl-C
-                return
+        for piece in until(ended, pieces(train, TRAIN_TOKENS, part=part)):
             hashes = _hashes(piece, gram, words, tokenizer.eot)
             hashes = np.sort(hashes[may_be[hashes >> shift]])  # in order they are found five times as fast
             at = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
@@ -100,10 +105,15 @@ def overlap(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> dict[st
             try:
                 list(threads.map(look, [(number, count) for number in range(count)]))
             finally:
-                ended.set()
+                ended.set()  # by Ctrl-C
     share = float(counts[found].sum() / counts.sum()) if len(wanted) else None
     looked_at = {"of_train": min(1.0, TRAIN_TOKENS / len(train)), "of_val": min(1.0, VAL_TOKENS / len(val))}
     return {"share": share, "gram": gram, **looked_at}
+
+
+def until(stop: threading.Event, parts: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
+    """Yield parts of a split, and no more when a thread is to end."""
+    return itertools.takewhile(lambda _: not stop.is_set(), parts)
 
 
 def _powers(base: int) -> NDArray[np.uint64]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from minigpt.data.readers.packed import PACKINGS, DamagedPacking, unpack
 from minigpt.faults import UserFault
 
-CHUNK_BYTES = 1 << 22
+CHUNK_BYTES = 1 << 18  # what is done with a chunk finds it in the processor's cache
 
 
 class BadFile(UserFault):

