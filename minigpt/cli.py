@@ -69,7 +69,8 @@ def prepare(arguments: list[str]) -> None:
     if config.ray.address:
         os.environ["RAY_ADDRESS"] = config.ray.address  # where Ray looks
 
-    from minigpt.data.prepare import UnfinishedParts, describe, mend
+    from minigpt.data.prepare import UnfinishedParts, mend
+    from minigpt.data.prepared import describe
     from minigpt.process.signals import Signals
 
     try:

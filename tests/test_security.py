@@ -29,7 +29,7 @@ from minigpt.checkpoint.store import MANIFEST, _sealed
 from minigpt.config.compose import compose
 from minigpt.config.files import inherited_settings
 from minigpt.config.schema import SampleConfig, TrainConfig
-from minigpt.data import prepare
+from minigpt.data import prepare, prepared
 from minigpt.data.tokenizers.bpe import PATTERN
 from minigpt.faults import NoUsableCheckpoint, StorageFailure, UserFault
 from minigpt.report.record import read_record
@@ -748,7 +748,7 @@ def test_no_mutant_of_prepared_tokens_ends_in_a_traceback(foreign, count):
         began = time.monotonic()
         try:
             found = prepare.prepare(config.data, config.tokenizer, say=str)
-            prepare.describe(found)
+            prepared.describe(found)
             assert found.fingerprint == fingerprint
         except UserFault:
             pass

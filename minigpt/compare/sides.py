@@ -17,7 +17,7 @@ from minigpt.config.roles import with_role
 from minigpt.config.schema import TrainConfig
 from minigpt.data.mix import MixedSplit
 from minigpt.data.packing import ConversationSplit
-from minigpt.data.prepare import open_prepared
+from minigpt.data.prepared import open_prepared
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault

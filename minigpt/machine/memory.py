@@ -11,7 +11,7 @@ from torch import Tensor
 
 from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import MicroBatches, document_end
-from minigpt.data.prepare import Prepared
+from minigpt.data.prepared import Prepared
 from minigpt.faults import UserFault
 from minigpt.machine.budget import budget_of, muon_update_bytes, plan_of
 from minigpt.machine.choices import Choices

@@ -6,7 +6,7 @@ import sys
 from minigpt.config.schema import TrainConfig
 from minigpt.data.mix import MixedSplit
 from minigpt.data.packing import ConversationSplit
-from minigpt.data.prepare import Prepared
+from minigpt.data.prepared import Prepared
 from minigpt.data.remote import RemoteSplit
 from minigpt.data.shards import TokenSplit
 from minigpt.machine.budget import PARTS, budget_of, gigabytes, plan_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from minigpt.config.schema import TrainConfig
 from minigpt.data.measures.baselines import baselines
-from minigpt.data.prepare import CONVERSATIONS, Prepared
+from minigpt.data.prepared import CONVERSATIONS, Prepared
 from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
 from minigpt.invocation import typed
 from minigpt.process.group import mark_stopped

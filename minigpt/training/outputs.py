@@ -18,7 +18,7 @@ from minigpt.config.convert import to_dict
 from minigpt.config.schema import RunConfig, TrainConfig
 from minigpt.data.batch import document_end
 from minigpt.data.mix import MixedSplit, parts_of
-from minigpt.data.prepare import Prepared
+from minigpt.data.prepared import Prepared
 from minigpt.data.shards import TokenSplit
 from minigpt.machine.sharding import free_gathered, sample_together
 from minigpt.model.evaluate import Score, evaluate, mean_score

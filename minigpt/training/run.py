@@ -25,7 +25,7 @@ from minigpt.config.roles import Change, default_run_dir
 from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import MicroBatches, document_end
 from minigpt.data.order import batch_of_step
-from minigpt.data.prepare import Prepared
+from minigpt.data.prepared import Prepared
 from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly, UserFault
 from minigpt.machine.choices import keep_choices, tell_changed_choices
 from minigpt.machine.compiling import set_up_torch

@@ -21,7 +21,8 @@ from minigpt.data.batch import document_end
 from minigpt.data.mix import parts_of
 from minigpt.data.order import check_length
 from minigpt.data.packing import ConversationSplit
-from minigpt.data.prepare import CONVERSATIONS, DamagedShards, Prepared, prepare
+from minigpt.data.prepare import prepare
+from minigpt.data.prepared import CONVERSATIONS, DamagedShards, Prepared
 from minigpt.data.remote import RemoteSplit
 from minigpt.data.roles import with_roles
 from minigpt.data.tokenizer import Tokenizer, scheme_of

@@ -19,7 +19,7 @@ from torch import Tensor
 from minigpt.config.schema import GuardConfig, TrainConfig
 from minigpt.data.batch import Batch
 from minigpt.data.order import batch_of_step
-from minigpt.data.prepare import Prepared
+from minigpt.data.prepared import Prepared
 from minigpt.faults import UserFault
 from minigpt.machine.choices import Choices
 from minigpt.machine.sharding import Layout, begin_micro_batch, reshards

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from minigpt.config.schema import DataConfig, TokenizerConfig
 from minigpt.data import in_place
-from minigpt.data.prepare import DamagedShards, mend, prepare
+from minigpt.data.prepare import mend, prepare
+from minigpt.data.prepared import DamagedShards
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.faults import UserFault
 

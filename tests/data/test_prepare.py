@@ -14,7 +14,8 @@ from minigpt.config.schema import DataConfig, TokenizerConfig
 from minigpt.data import make
 from minigpt.data import prepare as module
 from minigpt.data.corpus import SHAKESPEARE_SHA256, SourceGone
-from minigpt.data.prepare import DamagedShards, Prepared, describe, mend, prepare
+from minigpt.data.prepare import mend, prepare
+from minigpt.data.prepared import DamagedShards, Prepared, describe
 from minigpt.data.progress import tell
 from minigpt.data.split import split
 from minigpt.data.tokenizer import END_OF_TEXT

@@ -12,7 +12,8 @@ from minigpt.config.compose import compose
 from minigpt.config.schema import DataConfig, TokenizerConfig
 from minigpt.data import download
 from minigpt.data.corpus import find_corpus
-from minigpt.data.prepare import describe, prepare
+from minigpt.data.prepare import prepare
+from minigpt.data.prepared import describe
 from minigpt.faults import UserFault
 from minigpt.training.run import train
 

@@ -1,0 +1,195 @@
+"""Prepared tokens: what is known of them, how they are found again and opened, and the lock on their folder."""
+
+import contextlib
+import fcntl
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from minigpt.data.find import typed_path
+from minigpt.data.make import FORMAT, UNITS
+from minigpt.data.measures.overlap import measured_lines
+from minigpt.data.mix import MixedSplit
+from minigpt.data.packing import ConversationSplit
+from minigpt.data.progress import CONTROL_PICTURES, Say
+from minigpt.data.remote import RemoteFolder, RemoteSplit, pieces_of
+from minigpt.data.shards import TokenSplit, fingerprint
+from minigpt.data.tokenizer import Tokenizer, load_tokenizer
+from minigpt.faults import UserFault
+from minigpt.rundir.files import lock, read_json
+
+REMOTE = "remote"  # below data.dir: what is here of tokens at URLs
+CONVERSATIONS = ("chat", "tasks")  # data.name
+
+
+class DamagedShards(UserFault):
+    """Prepared tokens that are not what was written."""
+
+    def __init__(self, folder: Path, what: str):
+        self.folder, self.what = folder, what
+        super().__init__(f"{what}. minigpt prepare with the same keys makes it again")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Tokens ready for training."""
+
+    folder: Path
+    tokenizer: Tokenizer
+    train: TokenSplit | MixedSplit | RemoteSplit | ConversationSplit
+    val: TokenSplit | MixedSplit | ConversationSplit
+    fingerprint: str  # SHA-256 (hex) of the tokenizer and of all tokens
+    summary: dict[str, Any]  # what was read and made, as JSON
+    rule: str = "tail"  # content, where whole documents were asked for; what a run keeps (minigpt/data/split.py)
+    parts: "dict[str, Prepared]" = field(default_factory=dict)  # the sources of a mixture, by their names
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a run keeps of its tokens, to know them again (see `open_prepared`)."""
+        facts: dict[str, Any] = {"fingerprint": self.fingerprint, "tokenizer": self.tokenizer.hash}
+        facts |= {"split": self.rule} if self.rule != "tail" else {}  # as runs of versions up to 0.1.0 have it
+        if isinstance(self.train, MixedSplit):
+            shares = self.train.shares.items()
+            facts["mix"] = {
+                name: {"fingerprint": self.parts[name].fingerprint, "share": share} for name, share in shares
+            }
+        return facts
+
+
+def open_prepared(data_dir: str, facts: Mapping[str, Any], named: Iterable[str] = ()) -> Prepared | None:
+    """Return tokens that were prepared before, by what a run keeps of them. Nothing is made, and no text is read.
+
+    Args:
+        data_dir: where they are.
+        facts: what the run keeps (see `Prepared.facts`).
+        named: the sources of its mixture, among them folders that were prepared elsewhere.
+
+    Raises:
+        DamagedShards: they are there, but a file was changed or lost since.
+    """
+    if mix := facts.get("mix"):
+        found = {name: open_prepared(data_dir, part, named) for name, part in mix.items()}
+        parts = {name: part for name, part in found.items() if part is not None}
+        return mixed(parts, {name: part["share"] for name, part in mix.items()}) if len(parts) == len(mix) else None
+    root = typed_path(data_dir)
+    here = [*sorted(root.glob("*/prepared.json")), *sorted(root.glob(f"{REMOTE}/*/prepared.json"))]
+    for folder in [*map(typed_path, named), *(path.parent for path in here)]:
+        if read_prepared(folder).get("fingerprint") == str(facts.get("fingerprint")):
+            return open_folder(folder)
+    return None
+
+
+def open_folder(
+    folder: Path, say: Say = lambda line: None, *, remote: RemoteFolder | None = None, limit_bytes: float = 0.0
+) -> Prepared:
+    """Open a folder of prepared tokens; what unfinished work has left in it is removed.
+
+    Args:
+        folder: that holds a prepared.json.
+        say: takes lines for the user.
+        remote: where its training tokens are, if they are at a URL.
+        limit_bytes: of them that are kept here.
+
+    Raises:
+        DamagedShards: a file was changed or lost since it was prepared.
+    """
+    path, content = folder / "tokenizer.json", read_prepared(folder)
+    try:
+        tokenizer = load_tokenizer(read_json(path), path)
+        train: TokenSplit | RemoteSplit | ConversationSplit
+        val: TokenSplit | ConversationSplit
+        if pieces_of(folder).is_dir():
+            train = RemoteSplit(remote, folder, "train", tokenizer=tokenizer, limit_bytes=limit_bytes)
+        else:
+            train = TokenSplit(folder, "train", tokenizer=tokenizer)
+        val = TokenSplit(folder, "val", tokenizer=tokenizer)
+        if content["keys"].get("corpus") in CONVERSATIONS and isinstance(train, TokenSplit):
+            train, val = ConversationSplit(train, tokenizer), ConversationSplit(val, tokenizer)
+        whole = fingerprint([train.fingerprint, val.fingerprint])
+        if content.get("fingerprint") != whole:
+            raise UserFault(f"{folder / 'prepared.json'} belongs to other tokens than those beside it")
+    except UserFault as fault:
+        raise DamagedShards(folder, str(fault)) from None
+    if (folder / UNITS).is_dir():
+        shutil.rmtree(folder / UNITS, ignore_errors=True)  # of a process that was killed at the very end, too
+    rule = content["summary"]["split"]
+    say(f"data: {folder}: {len(train):,} tokens to train on, {len(val):,} to validate on ({rule})")
+    return Prepared(folder, tokenizer, train, val, whole, content["summary"], content["keys"].get("split", "tail"))
+
+
+def read_prepared(folder: Path) -> dict[str, Any]:
+    """What a folder's prepared.json holds; nothing if it is unfinished work or damaged."""
+    try:
+        content: dict[str, Any] = read_json(folder / "prepared.json")
+        _lines(content["summary"], "")  # can be shown
+        return content if content["format"] == FORMAT and isinstance(content["keys"], dict) else {}
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
+        return {}
+
+
+def mixed(parts: dict[str, Prepared], shares: dict[str, float]) -> Prepared:
+    """The sources of a mixture as one."""
+    train, val = (
+        MixedSplit({name: getattr(part, split) for name, part in parts.items()}, shares) for split in ("train", "val")
+    )
+    first = next(iter(parts.values()))
+    whole = fingerprint([train.fingerprint, val.fingerprint, *map(str, train.quotas)])
+    return Prepared(first.folder.parent, first.tokenizer, train, val, whole, {"corpus": "mix"}, parts=parts)
+
+
+def refuse_conversations(content: Mapping[str, Any], place: str) -> None:
+    """Refuse prepared conversations where all tokens would be learned, not the answers alone."""
+    if content.get("keys", {}).get("corpus") in CONVERSATIONS:
+        raise UserFault(
+            f"{place} holds conversations, and what of them is learned is known to data=chat alone. Give it the rows "
+            "that they were made from: data=chat data.source=FILE"
+        )
+
+
+@contextlib.contextmanager
+def locked(folder: Path, say: Say, *, shared: bool = False) -> Iterator[IO]:
+    """Let one process (or the parts of one work) at a time into `folder`; the system frees the lock of one that dies.
+
+    Yields:
+        The locked file.
+    """
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    with open(folder / ".lock", "a+b") as file:
+        try:
+            alone = lock(file, kind | fcntl.LOCK_NB)  # without locks all write the same bytes, then rename
+        except BlockingIOError:
+            say(f"data: another process is preparing {folder}; waiting for it")
+            alone = lock(file, kind)
+        for left_over in folder.rglob("*.tmp") if alone and not shared else ():  # of a process that was killed
+            left_over.unlink(missing_ok=True)
+        yield file
+
+
+def describe(prepared: Prepared) -> list[str]:
+    """The summary as lines for the terminal."""
+    if isinstance(prepared.train, MixedSplit):
+        lines = []
+        for name, part in prepared.parts.items():
+            share = f"mix        {prepared.train.shares[name]:.2%} of the training windows are of {name}"
+            lines += [share, *describe(part), ""]
+        return lines[:-1]
+    lines = [*_lines(prepared.summary, prepared.tokenizer.hash), f"kept in    {prepared.folder}"]
+    return [line.translate(CONTROL_PICTURES) for line in lines]  # a summary from a URL is somebody's text
+
+
+def _lines(summary: dict[str, Any], tokenizer_hash: str) -> list[str]:
+    python = f", Python {summary['python']}" if summary.get("python") else ""
+    train, val = summary["train"], summary["val"]
+    return [
+        f"corpus     {summary['corpus']}{python}: {summary['documents']:,} documents, {summary['bytes']:,} bytes, "
+        f"{summary['characters']:,} characters",
+        f"SHA-256    {summary['sha256']}",
+        f"tokenizer  {summary['tokenizer']}, {summary['vocab_size']:,} tokens, SHA-256 {tokenizer_hash[:12]}",
+        f"train      {train['tokens']:,} tokens of {train['bytes']:,} bytes "
+        f"({train['bytes'] / train['tokens']:.2f} bytes per token)",
+        f"validation {val['tokens']:,} tokens of {val['bytes']:,} bytes: {summary['split']}",
+        *(f"{name:<10} {line}" for name, line in measured_lines(summary)),
+        *(f"note       {note}" for note in summary["notes"]),
+    ]
