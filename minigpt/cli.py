@@ -144,7 +144,12 @@ def runs(arguments: list[str]) -> None:
 def plan(arguments: list[str]) -> None:
     """Say what a training takes of each device's memory, and what fits."""
     given = any(argument.lstrip("+").startswith(("data=", "data.")) for argument in arguments)
-    config = _compose("plan", arguments if given else [*arguments, "data.name=stdlib"])  # no text is needed
+    try:
+        config = _compose("plan", arguments)
+    except UserFault as fault:
+        if given or "data.source" not in str(fault):
+            raise
+        config = _compose("plan", [*arguments, "data.name=stdlib"])  # no text is needed
 
     from minigpt.machine.layouts import describe_layouts
 

@@ -13,7 +13,7 @@ from minigpt.config.convert import settings
 from minigpt.config.roles import default_run_dir
 from minigpt.config.schema import TrainConfig
 from minigpt.data.find import typed_path
-from minigpt.data.tasks import task_file
+from minigpt.data.tasks import HARDER, task_file
 from minigpt.evaluation.command import evaluate
 from minigpt.faults import FINISHED
 from minigpt.launcher import launched
@@ -38,13 +38,25 @@ def train_in_stages(config: TrainConfig, arguments: list[str], train: Callable[[
             return code
         config.init.source = before.run.dir or default_run_dir(before)
         print(f"\nTrained first: {config.init.source}. Now {config.experiment}.\n")
+    run = os.path.expanduser(config.run.dir or default_run_dir(config))
+    if config.objective.name == "grpo" and not os.path.exists(run):
+        ask(config, str(config.init.source))
     code = train(config)
-    place = launched(config.trainer.strategy, config.trainer.nodes, config.trainer.devices)
-    if code == FINISHED and config.data.name == "tasks" and (place is None or place.rank == 0):
-        run = os.path.expanduser(config.run.dir or default_run_dir(config))
-        questions = task_file(typed_path(config.data.dir), "test")
-        evaluate(EvaluateConfig(checkpoint=str(Path(run)), questions=[str(questions)]))
+    if code == FINISHED and config.data.name == "tasks":
+        ask(config, str(Path(run)))
     return code
+
+
+def ask(config: TrainConfig, model: str) -> None:
+    """Print how many questions of the test a model answers, task by task: all tasks', and the harder one's of grpo."""
+    place = launched(config.trainer.strategy, config.trainer.nodes, config.trainer.devices)
+    if place is not None and place.rank:
+        return
+    task, folder = config.objective.task, typed_path(config.data.dir)
+    files = [task_file(folder, "test")]
+    if config.objective.name == "grpo" and task in HARDER:
+        files.append(task_file(folder, "test", task))
+    evaluate(EvaluateConfig(checkpoint=model, questions=[*map(str, files)]))
 
 
 def _shared(arguments: list[str]) -> list[str]:

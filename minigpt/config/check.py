@@ -19,7 +19,7 @@ from typing import Any
 from minigpt.config.convert import Fault, settings, shown, values
 from minigpt.config.hub import is_hub_name, local_path
 from minigpt.config.roles import default_run_dir
-from minigpt.config.schema import SHARDED, AdapterConfig, ModelConfig
+from minigpt.config.schema import SHARDED, AdapterConfig, ModelConfig, ObjectiveConfig
 from minigpt.config.setting import Setting
 from minigpt.config.sources import at, is_begun, is_url, missing, name_of, there
 from minigpt.faults import UserFault
@@ -27,6 +27,7 @@ from minigpt.invocation import typed
 from minigpt.plain_file import read_plain
 
 MIN_SHARE = 1e-4  # of a source in a mixture
+LONGEST_EXCHANGE = 64  # bytes of a question of data/tasks.py and its answer, control tokens included, and a few more
 MAX_WHOLE = 10**12  # of a whole number that states no upper limit: it catches slips of the keyboard
 
 Check = Callable[..., Iterator[str]]  # the values of some settings -> a sentence for each rule that they break
@@ -391,6 +392,60 @@ def adapters_have_a_model(
         yield f"adapter={name} lies on a trained model. Say which: init.from=RUN_OR_FOLDER."
     if strategy in SHARDED:
         yield f"adapter={name} wants the model whole on each device, got trainer.strategy={strategy}. Use trainer=ddp."
+
+
+@rule("objective.name", "objective.task", "objective.answers", "data.name", "init.from", "init.experiment")
+def rewards_have_questions(
+    name: str, task: str, answers: int, data: str, source: str | None, experiment: str | None
+) -> Iterator[str]:
+    if name != "grpo":
+        for key, value in (("task", task), ("answers", answers)):
+            if value != getattr(ObjectiveConfig, key):
+                yield f"objective.{key}={shown(value)} is for objective=grpo. Add it, or leave this out."
+        return
+    if data != "tasks":
+        yield f"objective=grpo asks questions whose answers can be checked, which data={data} has not. Use data=tasks."
+    if source is None and experiment is None:
+        remedy = "Say which: init.from=RUN, for example one of experiment=chat_tiny"
+        yield f"objective=grpo begins with a model that answers some of the questions. {remedy}."
+
+
+@rule("objective.name", "objective.answers", "batch_tokens", "model.block_size", "trainer.micro_batch")
+def groups_of_answers_are_whole(
+    name: str, answers: int, batch_tokens: int, block_size: int, micro_batch: int
+) -> Iterator[str]:
+    if name != "grpo":
+        return
+    sequences, what = batch_tokens // block_size, "batch_tokens / model.block_size"
+    if micro_batch and not sequences % answers:
+        sequences, what = micro_batch, "trainer.micro_batch"
+    if sequences % answers:
+        remedy = f"Use {_nearest_multiples(what, sequences, answers)}."
+        yield f"{what}={sequences} sequences are not a multiple of objective.answers={answers}. {remedy}"
+    if block_size < LONGEST_EXCHANGE:
+        remedy = f"Use model.block_size={LONGEST_EXCHANGE} or more"
+        yield f"model.block_size={block_size} does not hold every question of objective=grpo and its answer. {remedy}."
+
+
+@rule("objective.name", "trainer.strategy", "model.dropout", "trainer.patience", "guard.spike_zscore")
+def rewards_are_learned_as_written(
+    name: str, strategy: str, dropout: float, patience: int, spike_zscore: float
+) -> Iterator[str]:
+    if name != "grpo":
+        return
+    if strategy in SHARDED:
+        yield f"objective=grpo wants the model whole on each device, got trainer.strategy={strategy}. Use trainer=ddp."
+    if dropout:
+        yield f"objective=grpo learns what a model wrote, which model.dropout={dropout:g} changes. Use model.dropout=0."
+    for key, value in (("trainer.patience", patience), ("guard.spike_zscore", spike_zscore)):
+        if value:
+            yield f"{key}={value:g} judges losses, which say nothing about a reward (objective=grpo). Leave it out."
+
+
+@rule("objective.name", "sweep.metric")
+def trials_are_judged_by_what_they_learn(name: str, metric: str) -> Iterator[str]:
+    if name == "grpo":
+        yield f"A sweep compares trials by their {metric}, which objective=grpo does not learn. Train one by one."
 
 
 @rule("adapter.targets", "model.attention", "model.activation")

@@ -251,6 +251,19 @@ class AdapterConfig:
 
 
 @dataclass
+class ObjectiveConfig:
+    """What is learned: the next token of a text, or what a reward asks for."""
+
+    name: Literal["next_token", "grpo"] = setting(
+        "next_token", "grpo: the model answers questions, and what was right becomes likelier", "weights", since="0.2.0"
+    )
+    task: Literal["sort7", "reverse9", "spell", "reverse", "count", "add", "sort", "copy"] = setting(
+        "sort7", "grpo: whose questions it answers (docs/CHAT.md)", "weights", since="0.2.0"
+    )
+    answers: int = setting(8, "grpo: to each question", "weights", low=2, high=4096, since="0.2.0")
+
+
+@dataclass
 class TrainConfig:
     """Train a GPT, or continue a run.
 
@@ -278,6 +291,7 @@ class TrainConfig:
     run: RunConfig = field(default_factory=RunConfig)
     init: InitConfig = field(default_factory=InitConfig)
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
 
 
 @dataclass

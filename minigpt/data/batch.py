@@ -31,12 +31,15 @@ class Batch:
         targets: (B, T) int64, the tokens one place later.
         weights: (B, T) float32, how much each target counts in the loss; None if all count the same.
         documents: where they lie in the windows, if none of them is to see another.
+        divisor: what the sum of weighted losses counts as; None: the sum of the weights. Divided by the sum of divisors
+            it is a step's loss.
     """
 
     tokens: Tensor
     targets: Tensor
     weights: Tensor | None = None
     documents: Documents | None = None
+    divisor: float | None = None
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Batch":
         """The same batch on a device."""
@@ -49,7 +52,7 @@ class Batch:
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         weights = None if self.weights is None else change(self.weights)
         documents = None if self.documents is None else Documents(*map(change, self.documents))
-        return Batch(change(self.tokens), change(self.targets), weights, documents)
+        return Batch(change(self.tokens), change(self.targets), weights, documents, self.divisor)
 
 
 def document_end(data: DataConfig, tokenizer: Tokenizer) -> int | None:

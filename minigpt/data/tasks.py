@@ -10,11 +10,15 @@
 
 Words are made up from syllables, so there is no end of them. Each word, each pair of numbers and each set of numbers
 belongs to one part, train, val or test, by its hash: nothing that a question of one part asks about is in another.
+
+sort7 and reverse9 are two of these tasks made harder: lists of 7 numbers and words of 9 letters, which no conversation
+holds. A model that has learned the others can learn them from a reward (objective=grpo).
 """
 
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -61,10 +65,10 @@ def pick(random: Random, choices: Any) -> Any:
     return choices[int(random.random() * len(choices))]
 
 
-def word(random: Random, part: str) -> str:
-    """Return a word of 3 to 8 letters of this part."""
+def word(random: Random, part: str, letters: int | None = None) -> str:
+    """Return a word of this part, of 3 to 8 letters or as many as are asked for."""
     while True:
-        length, text = 3 + int(random.random() * 6), ""
+        length, text = letters or 3 + int(random.random() * 6), ""
         while len(text) < length:
             text += pick(random, _ONSETS) + pick(random, _VOWELS) + pick(random, _CODAS)
         if part_of(text[:length]) == part:
@@ -76,8 +80,8 @@ def spell(random: Random, part: str) -> Exchange:
     return f"spell {own}", " ".join(own)
 
 
-def reverse(random: Random, part: str) -> Exchange:
-    own = word(random, part)
+def reverse(random: Random, part: str, letters: int | None = None) -> Exchange:
+    own = word(random, part, letters)
     return f"reverse {own}", own[::-1]
 
 
@@ -103,9 +107,9 @@ def add(random: Random, part: str) -> Exchange:
     return f"{first} + {total - first}", f"{' '.join(columns)} = {total}"
 
 
-def sort(random: Random, part: str) -> Exchange:
+def sort(random: Random, part: str, length: int | None = None) -> Exchange:
     while True:
-        size, numbers = 4 + int(random.random() * 3), list[int]()
+        size, numbers = length or 4 + int(random.random() * 3), list[int]()
         while len(numbers) < size:
             each = 10 + int(random.random() * 90)
             numbers += [each] if each not in numbers else []
@@ -136,6 +140,9 @@ TASKS: dict[str, Callable[[Random, str], Exchange]] = {
     "spell": spell, "reverse": reverse, "count": count, "add": add, "sort": sort, "copy": copy, "small talk": talk,
 }  # fmt: skip
 OFTEN = [*TASKS, "reverse", "add", "sort"]  # in training
+HARDER: dict[str, Callable[[Random, str], Exchange]] = {
+    "sort7": partial(sort, length=7), "reverse9": partial(reverse, letters=9),
+}  # fmt: skip
 
 
 def conversations(part: str) -> Iterator[dict[str, Any]]:
@@ -151,11 +158,21 @@ def conversations(part: str) -> Iterator[dict[str, Any]]:
                 exchanges.append(("what is my name", f"your name is {name}"))
             yield {"messages": messages_of(exchanges)}
         return
-    for task, make in TASKS.items():
-        asked: dict[str, str] = {}
-        while len(asked) < SIZES[part] // len(TASKS):
-            asked |= [make(random, part)]
-        yield from ({"task": task, "messages": messages_of([exchange])} for exchange in asked.items())
+    for task in TASKS:
+        yield from questions(task, random, part)
+
+
+def questions(task: str, random: Random, part: str) -> Iterator[dict[str, Any]]:
+    """Yield different questions of a task, as many as each task has in this part."""
+    asked: dict[str, str] = {}
+    while len(asked) < SIZES[part] // len(TASKS):
+        asked |= [(TASKS | HARDER)[task](random, part)]
+    yield from ({"task": task, "messages": messages_of([exchange])} for exchange in asked.items())
+
+
+def question(task: str, seed: int, number: int) -> Exchange:
+    """Return training question `number` of a task and its answer, a pure function of the three."""
+    return (TASKS | HARDER)[task](Random(f"minigpt question {seed} {number}"), "train")
 
 
 def messages_of(exchanges: list[Exchange]) -> list[dict[str, str]]:
@@ -164,10 +181,12 @@ def messages_of(exchanges: list[Exchange]) -> list[dict[str, str]]:
     return [{"role": role, "content": text} for each in exchanges for role, text in zip(roles, each, strict=True)]
 
 
-def task_file(folder: Path, part: str) -> Path:
-    """Return the file of a part, made if it is not there."""
-    path = folder / f"tasks-{VERSION}" / f"{part}.jsonl"
+def task_file(folder: Path, part: str, harder: str = "") -> Path:
+    """Return the file of a part, or of a harder task's questions in it, made if it is not there."""
+    path = folder / f"tasks-{VERSION}" / f"{part}{f'-{harder}' * bool(harder)}.jsonl"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, "".join(json.dumps(each) + "\n" for each in conversations(part)).encode())
+        random = Random(f"minigpt tasks {VERSION} {part} {harder}")
+        rows = questions(harder, random, part) if harder else conversations(part)
+        write_file(path, "".join(json.dumps(each) + "\n" for each in rows).encode())
     return path

@@ -9,6 +9,7 @@ from minigpt.data.packing import ConversationSplit
 from minigpt.data.prepared import Prepared
 from minigpt.data.remote import RemoteSplit
 from minigpt.data.shards import TokenSplit
+from minigpt.data.tasks import question
 from minigpt.machine.budget import PARTS, budget_of, gigabytes, plan_of
 from minigpt.machine.choices import Choices
 from minigpt.machine.hardware import Hardware, memory_of_device
@@ -46,7 +47,11 @@ def describe_plan(
     kernel, precision = choices.attention_kernel, choices.precision
     budget = budget_of(config, gpt.vocab_size, plan_of(config, choices), precision=precision, kernel=kernel)
     room = memory_of_device(hardware, config.trainer.devices)
-    if total_steps is None:
+    if config.objective.name == "grpo":
+        length = (
+            f"{total_steps:,} steps = {total_steps * sequences:,} answers" if total_steps else "until the time is up"
+        )
+    elif total_steps is None:
         length = f"{config.trainer.max_minutes:g} minutes of training"
     else:
         tokens = total_steps * config.batch_tokens
@@ -72,9 +77,22 @@ def describe_plan(
         f"Device     {hardware.name}, {precision}, {kernel} attention, {'' if choices.compile else 'not '}compiled"
         + (f", {choices.threads} threads" if choices.device == "cpu" else ""),
     ]
-    if isinstance(prepared.train, ConversationSplit):
+    if config.objective.name == "grpo":
+        lines += describe_questions(config)
+    elif isinstance(prepared.train, ConversationSplit):
         lines += prepared.train.describe(model.block_size, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
     return "\n".join(lines)
+
+
+def describe_questions(config: TrainConfig) -> list[str]:
+    """What a step asks, and for which answers there is a reward, in lines."""
+    objective, sequences = config.objective, config.batch_tokens // config.model.block_size
+    examples = [question(objective.task, config.seed, number) for number in range(2)]
+    return [
+        f"Reward     1 for an answer that is right to the last character, else 0. A step asks "
+        f"{number_of(sequences // objective.answers, 'question')} of {objective.task}, {objective.answers} times each:",
+        *[f"             {asked} -> {answer}" for asked, answer in examples],
+    ]
 
 
 def _passes(train: TokenSplit | MixedSplit | RemoteSplit | ConversationSplit, tokens: int, block_size: int) -> str:

@@ -30,10 +30,13 @@ def size_and_loss(record: Record) -> str:
 
 
 def draw_loss(record: Record, path: Path) -> None:
-    """Draw loss.png: training and validation loss above, the learning rate below."""
+    """Draw loss.png: training and validation loss above, or the reward that is learned; the learning rate below."""
     with drawing(size=(10, 5.6), font_size=11, dpi=150) as figure:
         loss, rate = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [6, 1]})
-        draw_losses(loss, record)
+        if len(column(record.rows, "train/reward")[0]):
+            draw_metric(loss, record, "train/reward", "mean reward of a step's answers")
+        else:
+            draw_losses(loss, record)
         draw_metric(rate, record, "lr", "learning\nrate")
         rate.set_xlabel("optimizer steps")
         figure.align_ylabels([loss, rate])

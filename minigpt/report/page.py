@@ -111,7 +111,8 @@ def charts(record: Record, others: Sequence[Record] = ()) -> str:
             draw_losses(figure.subplots(), record, others, columns=columns)
             large += f'<div class="for-{name}">{svg_of(figure, "loss over optimizer steps")}</div>'
     small = []
-    for key, name in (("lr", "learning rate"), ("train/grad_norm", "gradient norm"), ("tokens_per_second", "tokens/s")):
+    names = {"train/reward": "reward", "lr": "learning rate", "train/grad_norm": "gradient norm"}
+    for key, name in (*names.items(), ("tokens_per_second", "tokens/s")):
         if len(column(record.rows, key)[0]) > 1:
             with drawing(size=(3.6, 1.6), font_size=9) as figure:
                 draw_metric(figure.subplots(), record, key, name, others)

@@ -21,8 +21,8 @@ class Measurement:
     """The numbers of a step on their way from the device to the host.
 
     Args:
-        numbers: loss, gradient norm, mean weight of a token, scale of the loss; with several ranks also seconds and
-            requests to stop.
+        numbers: loss, gradient norm, mean weight of a token, scale of the loss, mean reward; with several ranks also
+            seconds and requests to stop.
         lr: learning rate of the step.
     """
 
@@ -54,6 +54,7 @@ class StepResult:
     fault: str | None  # why it was skipped
     overflow: bool  # fp16: skipped because a scaled gradient overflowed; the scale is lower from then on
     request: StopRequest  # of any rank
+    reward: float = 0.0  # mean of the answers, where a reward is learned
 
 
 class RollBack(Exception):

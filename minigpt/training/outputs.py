@@ -199,7 +199,10 @@ class Outputs:
             tensors = {**tensors_of(module.gpt), OPTIMIZER: optimizer_tensors(module.optimizer)}
             stands = asdict(state) | {"seconds": seconds, "tokens": state.step * config.batch_tokens}
             files = {STATE: [to_json(stands)], **self.pack_callbacks(trainer.callbacks)}  # type: ignore[attr-defined]
-            facts = {"val_loss": row.get("val/loss")} | ({"bad_steps": state.bad_steps} if state.bad_steps else {})
+            judged = config.objective.name == "next_token"  # of weights that a reward makes, the newest are the best
+            facts = {"val_loss": row.get("val/loss") if judged else None} | (
+                {"bad_steps": state.bad_steps} if state.bad_steps else {}
+            )
             self.saving.save(state.step, tensors, files, facts, last=last)
 
     def pack_callbacks(self, callbacks: Sequence[L.Callback]) -> Files:
@@ -315,7 +318,10 @@ def describe(row: dict[str, Any], config: TrainConfig, total: int | None) -> lis
     step, speed, minutes = row["step"], row["tokens_per_second"], config.trainer.max_minutes
     digits = len(f"{total:,}") if total else 1
     parts = [f"step {step:>{digits},}" + (f"/{total:,} {step / total:4.0%}" if total else "")]
-    parts.append("no loss" if row["train/loss"] is None else f"loss {row['train/loss']:.4f}")
+    if "train/reward" in row:
+        parts.append(f"reward {row['train/reward']:.3f}")
+    else:
+        parts.append("no loss" if row["train/loss"] is None else f"loss {row['train/loss']:.4f}")
     if row.get("val/loss") is not None:
         parts.append(f"val {row['val/loss']:.4f} ({row['val/bits_per_byte']:.3f} bits/byte)")
         parts += [f"{key.removeprefix(OF_SOURCE)} {loss:.4f}" for key, loss in row.items() if key.startswith(OF_SOURCE)]

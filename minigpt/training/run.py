@@ -44,6 +44,7 @@ from minigpt.rundir.run_directory import RunDirectory
 from minigpt.splitmix import fold
 from minigpt.training import run_state
 from minigpt.training.ending import close, refuse_nothing_learned, tell_finished
+from minigpt.training.grpo import Questions, answered
 from minigpt.training.guard import RollBack
 from minigpt.training.lightning_engine import build_trainer, quiet_lightning
 from minigpt.training.optimizer import build_optimizer
@@ -344,7 +345,8 @@ def fit(job: Job, module: LanguageModel) -> None:
     if module.layout is not None:
         module.step_end.outputs.saving.share(module.layout, processes)
     module.step_end.outputs.pack_callbacks(job.callbacks)  # says before the first step what can't be saved
-    batches = MicroBatches(
+    skipped_batches = rank_zeros(job, job.run.skipped_batches)
+    batches: MicroBatches | Questions = MicroBatches(
         prepared.train,
         seed=config.seed,
         block_size=config.model.block_size,
@@ -352,11 +354,15 @@ def fit(job: Job, module: LanguageModel) -> None:
         accumulate=choices.accumulate,
         rank=processes.rank,
         world_size=processes.world_size,
-        skipped_batches=rank_zeros(job, job.run.skipped_batches),
+        skipped_batches=skipped_batches,
         start_step=module.state.step,
         pin_memory=choices.device == "cuda",
         document_end=document_end(config.data, prepared.tokenizer),
     )
+    if config.objective.name == "grpo":
+        start = {"rank": processes.rank, "skipped_batches": skipped_batches, "start_step": module.state.step}
+        batches = Questions(config, choices, prepared.tokenizer, **start)
+        module.answer = partial(answered, config=config, choices=choices, tokenizer=prepared.tokenizer)
     # Lightning counts steps from here on; the run's state has those before.
     remaining = None if module.total_steps is None else module.total_steps - module.state.step
     trainer = build_trainer(config, choices, total_steps=remaining, callbacks=list(job.callbacks))

@@ -31,6 +31,7 @@ from minigpt.process.signals import Signals
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.splitmix import fold
 from minigpt.training.ending import StopRequest, StopRequests
+from minigpt.training.grpo import Answerer, Question
 from minigpt.training.guard import Measurement, RollBack, StepResult, fault_of, scale, scale_on_device
 from minigpt.training.optimizer import lr_factor
 from minigpt.training.outputs import Meter, Outputs
@@ -63,9 +64,13 @@ class LanguageModel(L.LightningModule):
         self.total_steps = steps_of(config)  # None when only max_minutes limits the run
         self.clock = Clock(state.seconds)
         self.compiled_loss: Callable[..., Tensor] | None = None  # of the run's batches, with weights or without
+        self.answer: Answerer | None = (
+            None  # of the questions that stand in place of batches, where a reward is learned
+        )
         self.first_micro_batch = state.step * choices.accumulate
         self.micro_losses: list[Tensor] = []  # of the current step
         self.micro_weights: list[Tensor] = []
+        self.micro_rewards: list[Tensor] = []
         # Whether the host reads a step's numbers only when the next step's work is queued. It must judge spikes before.
         self.late = choices.device == "cuda" and not config.guard.spike_zscore
         self.unread: list[Measurement] = []  # of steps made, oldest first
@@ -82,16 +87,20 @@ class LanguageModel(L.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimizer
 
-    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
-        return batch.to(device, non_blocking=True)
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        return batch.to(device, non_blocking=True) if isinstance(batch, Batch) else batch
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Batch | list[Question], batch_idx: int) -> Tensor:
         """Return the loss of a micro-batch. Its random numbers follow from seed, micro-batch and rank alone."""
         seed = fold(self.config.seed, self.first_micro_batch + batch_idx, self.trainer.global_rank)
         seed_device(seed, self.device)
         if self.layout is not None:
             last = (batch_idx + 1) % self.choices.accumulate == 0
             begin_micro_batch(self.gpt, last=last, reshard=reshards(self.config.trainer, self.choices))
+        if not isinstance(batch, Batch):  # answered here: Lightning asks for a batch before the step before is made
+            assert self.answer is not None
+            batch, reward = self.answer(self.gpt, batch)
+            self.micro_rewards.append(reward)
         loss, weight = self.loss_of(batch)
         self.micro_losses.append(loss.detach())
         if weight is not None:
@@ -114,7 +123,8 @@ class LanguageModel(L.LightningModule):
             total = (compiled or partial(weighted_loss_sum, chunk=chunk))(
                 self.gpt, batch.tokens, batch.targets, weights, batch.documents
             )
-        return total / full, weights.sum(dtype=total.dtype) / full
+        weight = weights.sum(dtype=total.dtype) if batch.divisor is None else total.new_tensor(batch.divisor)
+        return total / full, weight / full
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Set the learning rate."""
@@ -153,7 +163,7 @@ class LanguageModel(L.LightningModule):
                 parameter.grad = None  # an optimizer passes over parameters without one
 
     def measure(self, grad_norm: Tensor) -> Tensor:
-        """Return the step's loss, gradient norm and mean weight, over micro-batches and ranks.
+        """Return the step's loss, gradient norm, mean weight and mean reward, over micro-batches and ranks.
 
         With several ranks the time used and the requests to stop travel in the same all-reduce; with sharded weights
         the square of the norm of each rank's part.
@@ -161,10 +171,13 @@ class LanguageModel(L.LightningModule):
         loss = torch.stack(self.micro_losses).mean()
         weights = self.micro_weights + [torch.ones_like(loss)] * (len(self.micro_losses) - len(self.micro_weights))
         one = torch.ones_like(loss)
-        numbers = torch.stack([loss, grad_norm.to(loss), torch.stack(weights).mean(), self.scaler.scale(one)])
+        reward = torch.stack(self.micro_rewards or [torch.zeros_like(loss)]).mean().to(loss)
+        mean_weight = torch.stack(weights).mean()
+        numbers = torch.stack([loss, grad_norm.to(loss), mean_weight, self.scaler.scale(one), reward])
         weighted = bool(self.micro_weights)
         self.micro_losses.clear()
         self.micro_weights.clear()
+        self.micro_rewards.clear()
         world_size, parts = self.trainer.world_size, self.layout.parts if self.layout else 0
         if world_size > 1:
             if parts:
@@ -181,7 +194,7 @@ class LanguageModel(L.LightningModule):
 
     def result_of(self, measurement: Measurement) -> StepResult:
         """Return what a step came to, as the host sees it."""
-        loss, grad_norm, weight, loss_scale, *told = measurement.values
+        loss, grad_norm, weight, loss_scale, reward, *told = measurement.values
         if told:
             self._seconds, *asked = told
             request = StopRequest(*(each > 0 for each in asked))
@@ -192,7 +205,7 @@ class LanguageModel(L.LightningModule):
         fault = (
             None if overflow or not weight else fault_of(loss, grad_norm, self.state.recent_losses, self.config.guard)
         )
-        return StepResult(loss, grad_norm, weight, measurement.lr, fault, overflow, request)
+        return StepResult(loss, grad_norm, weight, measurement.lr, fault, overflow, request, reward)
 
     @property
     def request(self) -> StopRequest:
@@ -333,6 +346,8 @@ class StepEnd:
         logged = state.step == 1 or is_due(state.step, config.logger.every_steps, config.validate.every_steps)
         if logged or self.is_last(module):
             row = self.meter.row(state.step, result, module.clock.seconds)
+            if module.answer is not None:  # then the loss is about 0, whatever is learned
+                row |= {"train/loss": None, "train/reward": result.reward}
         if is_due(state.step, config.validate.every_steps) or self.is_last(module):
             row |= self.outputs.validate(module)
             state.patience_over = row["val/loss"] is not None and out_of_patience(state, config)

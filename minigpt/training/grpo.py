@@ -1,0 +1,176 @@
+"""GRPO: the model answers questions, and answers that were right become likelier than those that were wrong.
+
+A step asks P questions and lets the model write G answers to each, with the weights as they are. The reward R of an
+answer is 1 if it is right to the last character, its end included, else 0; its advantage A is R minus the mean of the
+G rewards of its question. The loss is
+
+    L = - 1 / (P G)  sum_i  A_i  sum_t  log p(token t of answer i | question, its tokens before t)
+
+which is the cross-entropy of the answers, each weighted with its advantage and divided by their number: a Batch like
+any other. One update is made with each answer, so the policy that learns is the one that wrote (the ratio of
+the two is 1 and nothing is clipped), and the gradient is REINFORCE's with the group's mean as its baseline. There is no
+KL term, and so no second model in memory.
+
+Source: Shao et al. 2024, "DeepSeekMath", section 4.1 (the group as baseline); Liu et al. 2025, "Understanding
+R1-Zero-Like Training" (Dr. GRPO), section 3: A is not divided by the group's deviation, nor the sum over t by an
+answer's length, since both favour some answers whatever their reward.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
+
+import torch
+from torch import Tensor
+
+from minigpt.config.schema import SampleConfig, TrainConfig
+from minigpt.data.batch import Batch
+from minigpt.data.order import batch_of_step
+from minigpt.data.roles import END, encode_turn
+from minigpt.data.tasks import question
+from minigpt.data.tokenizer import Tokenizer
+from minigpt.faults import UserFault
+from minigpt.machine.choices import Choices
+from minigpt.model.gpt import GPT
+from minigpt.sampling.generate import Reader, Row, Writer
+from minigpt.sampling.write import gpt_forward
+from minigpt.splitmix import fold
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question of a step."""
+
+    number: int  # of all that a run asks
+    tokens: list[int]  # up to <|assistant|>
+    answer: str  # the right one
+
+
+Answerer = Callable[[GPT, Sequence[Question]], tuple[Batch, Tensor]]  # what `answered` does, but for its last arguments
+
+
+@dataclass
+class Questions:
+    """The questions of each micro-batch of one rank, in the place of a text's windows: a pure function of its index.
+
+    Args:
+        config: of the run.
+        choices: of which each sequence of a micro-batch is an answer.
+        tokenizer: that has the roles.
+        rank, skipped_batches, start_step: as of `MicroBatches`.
+
+    Raises:
+        UserFault: a micro-batch doesn't hold whole groups of answers.
+    """
+
+    config: TrainConfig
+    choices: Choices
+    tokenizer: Tokenizer
+    _: KW_ONLY
+    rank: int = 0
+    skipped_batches: Sequence[Sequence[int]] = ()
+    start_step: int = 0
+
+    def __post_init__(self) -> None:
+        answers, micro_batch = self.config.objective.answers, self.choices.micro_batch
+        if micro_batch % answers:
+            raise UserFault(
+                f"a micro-batch of {micro_batch} sequences does not hold whole groups of objective.answers={answers}. "
+                f"Add trainer.micro_batch={answers}"
+            )
+
+    def __iter__(self) -> Iterator[list[Question]]:
+        for index in itertools.count(self.start_step * self.choices.accumulate):
+            yield self[index]
+
+    def __getitem__(self, index: int) -> list[Question]:
+        """The questions of the micro-batch with this number."""
+        objective, choices = self.config.objective, self.choices
+        step, part = divmod(index, choices.accumulate)
+        place = batch_of_step(step, self.skipped_batches) * choices.accumulate + part
+        count = choices.micro_batch // objective.answers
+        first = (place * choices.devices + self.rank) * count
+        found = []
+        for number in range(first, first + count):
+            asked, answer = question(objective.task, self.config.seed, number)
+            tokens = encode_turn(self.tokenizer, [{"role": "user", "content": asked}])
+            found.append(Question(number, tokens, answer))
+        return found
+
+
+def answered(
+    gpt: GPT, questions: Sequence[Question], *, config: TrainConfig, choices: Choices, tokenizer: Tokenizer
+) -> tuple[Batch, Tensor]:
+    """Let the model answer; return the answers weighted with their advantages, and their mean reward, ()."""
+    answers = config.objective.answers
+    texts = write_answers(gpt, questions, tokenizer, answers=answers, seed=config.seed)
+    asked = [each for each in questions for _ in range(answers)]
+    rewards = torch.tensor(
+        [reward(tokenizer, each, text[len(each.tokens) :]) for each, text in zip(asked, texts, strict=True)]
+    )
+    width = config.model.block_size if choices.compile else None  # which is for one shape
+    batch = weighted(texts, [len(each.tokens) for each in asked], advantages(rewards, answers), width)
+    return batch.to(gpt.token_embedding.weight.device), rewards.mean()
+
+
+def write_answers(
+    gpt: GPT, questions: Sequence[Question], tokenizer: Tokenizer, *, answers: int, seed: int
+) -> list[list[int]]:
+    """Let a model answer each question several times, at temperature 1: as it is, for what it writes is what learns.
+
+    The random numbers follow from (seed, the question's number, which answer, place) alone.
+
+    Returns:
+        Tokens of question and answer, the one that ends it included: all of question 0, then of question 1, ... An
+        answer ends with any control token, or where it is longer than the right one can be.
+    """
+    control, block_size, rows = frozenset(tokenizer.special.values()), gpt.config.block_size, list[Row]()
+    for each in questions:
+        length = min(len(each.answer.encode()) + 1, block_size + 1 - len(each.tokens))
+        options = SampleConfig(temperature=1.0, max_new_tokens=length, seed=fold(seed, each.number))
+        rows += [
+            Row(list(each.tokens), options, number, on_token=lambda token, logits: token in control)
+            for number in range(answers)
+        ]
+    was_training = gpt.training
+    gpt.eval()
+    writer = Writer(Reader(gpt_forward(gpt, vocab_size=tokenizer.vocab_size), block_size, gpt.new_cache))
+    writer.join(rows)
+    while writer.rows:
+        writer.step()
+    gpt.train(was_training)
+    return [row.tokens for row in rows]
+
+
+def reward(tokenizer: Tokenizer, question: Question, answer: Sequence[int]) -> float:
+    """Return 1.0 for tokens that are the right answer and <|end|>, else 0.0."""
+    *text, last = answer
+    ended = last == tokenizer.special[END] and not {*text} & {*tokenizer.special.values()}
+    return float(ended and tokenizer.decode(text) == question.answer)
+
+
+def advantages(rewards: Tensor, answers: int) -> Tensor:
+    """Return each reward (P * G,) minus the mean of its group of G = `answers`, (P * G,)."""
+    groups = rewards.view(-1, answers)
+    return (groups - groups.mean(dim=1, keepdim=True)).flatten()
+
+
+def weighted(texts: Sequence[Sequence[int]], asked: Sequence[int], weights: Tensor, width: int | None = None) -> Batch:
+    """Return texts (n,) as a batch in which each token of an answer has the answer's weight.
+
+    Args:
+        texts: tokens of question and answer.
+        asked: how many of them are the question's.
+        weights: of the answers, (n,).
+        width: T of the batch; None: what the longest text needs.
+    """
+    size = (len(texts), width or max(map(len, texts)) - 1)
+    batch = Batch(torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64), torch.zeros(size))
+    assert batch.weights is not None
+    for row, (text, first) in enumerate(zip(texts, asked, strict=True)):
+        end = len(text) - 1  # what is behind it changes nothing before it, and has no weight
+        batch.tokens[row, :end] = torch.tensor(text[:-1])
+        batch.targets[row, :end] = torch.tensor(text[1:])
+        batch.weights[row, first - 1 : end] = weights[row]
+    batch.divisor = float(len(texts))
+    return batch

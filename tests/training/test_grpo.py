@@ -1,0 +1,303 @@
+"""objective=grpo: questions and answers as functions of the seed, the reward, the gradient, and runs that continue."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from minigpt.checkpoint.store import best_checkpoint, read_manifest
+from minigpt.config.compose import compose
+from minigpt.config.schema import ModelConfig, TrainConfig
+from minigpt.data import tasks
+from minigpt.data.roles import END, with_roles
+from minigpt.data.tokenizer import build_tokenizer
+from minigpt.faults import UserFault
+from minigpt.machine.choices import Choices
+from minigpt.model.gpt import GPT
+from minigpt.rundir.rows import TIMINGS
+from minigpt.stages import train_in_stages
+from minigpt.training import grpo
+from minigpt.training.grpo import Question, Questions, advantages, answered, reward, weighted, write_answers
+from minigpt.training.run import train
+from minigpt.training.run_state import RunState
+from minigpt.training.step import LanguageModel, StepEnd
+
+TOKENIZER = with_roles(build_tokenizer("byte"))
+CHOICES = Choices("cpu", 1, "fp64", False, "explicit", micro_batch=12, accumulate=1, validation_batch=4, threads=1)
+TINY = ["data=tasks", "model.block_size=64", "batch_tokens=1024", "schedule=constant", "optimizer.lr=0.02"]
+GRPO = [
+    "objective=grpo",
+    "objective.answers=4",
+    "trainer.micro_batch=8",
+    "logger.every_steps=1",
+]  # 2 x 8 answers a step
+
+
+def tiny_gpt() -> GPT:
+    torch.manual_seed(3)
+    config = ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=64, attention="rotary")
+    gpt = GPT(config, TOKENIZER.vocab_size, kernel="explicit").double()
+    with torch.no_grad():
+        for parameter in gpt.parameters():
+            parameter.mul_(8)  # so that its answers are not all alike
+    return gpt
+
+
+def question(number: int, asked: str, answer: str) -> Question:
+    special = TOKENIZER.special
+    return Question(number, [special["<|user|>"], *TOKENIZER.encode(asked), special["<|assistant|>"]], answer)
+
+
+# --- the reward ---
+
+END_TOKEN, USER, ASSISTANT = (TOKENIZER.special[name] for name in (END, "<|user|>", "<|assistant|>"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "earned"),
+    [
+        ([*b"7 12", END_TOKEN], 1.0),
+        ([*b"7 13", END_TOKEN], 0.0),
+        ([*b"7 1", END_TOKEN], 0.0),  # part of it
+        ([*b" 7 12", END_TOKEN], 0.0),
+        ([END_TOKEN], 0.0),
+        ([*b"7 12"], 0.0),  # never said that it was done
+        ([*b"7 12", *b"!"], 0.0),
+        ([*b"7 12", USER], 0.0),  # another end than the assistant's
+        ([*b"7 12", TOKENIZER.eot], 0.0),
+        ([*b"7 12", *b"<|end|>"], 0.0),  # text is no control token
+        ([*b"7 12", END_TOKEN, *b" 7"], 0.0),
+        ([*b"3", USER, ASSISTANT, *b"7 12", END_TOKEN], 0.0),  # a turn that it made up
+    ],
+)
+def test_only_the_right_answer_and_its_end_are_rewarded(answer, earned):
+    assert reward(TOKENIZER, question(0, "sort 12 7", "7 12"), answer) == earned
+
+
+def test_nothing_is_written_behind_the_end_of_an_answer_nor_much_beyond_the_right_one(monkeypatch):
+    scripts = {"a": [*b"7 12", END_TOKEN, *b"no"], "b": [*b"7", USER, *b"12"], "c": [*b"7 12 13 14 15"]}
+    asked = [question(number, name, "7 12") for number, name in enumerate(scripts)]
+    begins = {tuple(each.tokens): scripts[name] for each, name in zip(asked, scripts, strict=True)}
+    gpt = tiny_gpt()
+
+    def scripted(gpt, *, vocab_size):
+        texts = []  # in place of a cache: what the rows hold is followed by hand
+
+        def forward(tokens, lengths, cache):
+            rows = [tuple(row[:length]) for row, length in zip(tokens.tolist(), lengths, strict=True)]
+            texts[:] = rows
+            logits = torch.full((len(rows), vocab_size), -100.0)
+            for place, row in enumerate(rows):
+                begin = next(begin for begin in begins if row[: len(begin)] == begin)
+                logits[place, begins[begin][len(row) - len(begin)]] = 100.0
+            return logits
+
+        return forward
+
+    monkeypatch.setattr(grpo, "gpt_forward", scripted)
+    monkeypatch.setattr(gpt, "new_cache", None)
+    answers = [text[len(each.tokens) :] for each, text in zip(asked, written(gpt, asked, answers=1), strict=True)]
+    assert answers == [[*b"7 12", END_TOKEN], [*b"7", USER], [*b"7 12 "]]
+    assert [reward(TOKENIZER, each, answer) for each, answer in zip(asked, answers, strict=True)] == [1.0, 0.0, 0.0]
+
+
+def written(gpt: GPT, asked: list[Question], *, answers: int = 4, seed: int = 5) -> list[list[int]]:
+    return write_answers(gpt, asked, TOKENIZER, answers=answers, seed=seed)
+
+
+# --- questions and answers are functions of the seed ---
+
+
+def batches(accumulate: int = 1, micro_batch: int = 16, **options) -> Questions:
+    config = TrainConfig(seed=options.pop("seed", 1))
+    config.objective.answers = 4
+    devices = options.pop("devices", 1)
+    choices = Choices("cpu", devices, "fp32", False, "explicit", micro_batch, accumulate, validation_batch=4, threads=1)
+    return Questions(config, choices, TOKENIZER, **options)
+
+
+def test_a_step_asks_the_same_questions_for_any_micro_batch_and_number_of_devices():
+    whole = batches()[3]
+    assert [each.number for each in whole] == [12, 13, 14, 15]
+    assert batches(accumulate=2, micro_batch=8)[6] + batches(accumulate=2, micro_batch=8)[7] == whole
+    assert [each for rank in range(2) for each in batches(devices=2, micro_batch=8, rank=rank)[3]] == whole
+    assert next(iter(batches(start_step=3))) == whole == batches(skipped_batches=[(1, 2)])[1]
+    assert batches(seed=2)[3] != whole
+    with pytest.raises(UserFault, match=r"6 sequences does not hold whole groups .*trainer\.micro_batch=4"):
+        batches(micro_batch=6)
+
+
+def test_questions_are_those_of_the_training_part():
+    for task, words in (("sort7", 7), ("reverse9", 1)):
+        for number in range(30):
+            asked, answer = tasks.question(task, 1, number)
+            own = asked.split()[1:]
+            assert len(own) == words
+            assert answer == (own[0][::-1] if task == "reverse9" else " ".join(sorted(own)))
+            assert tasks.part_of(own[0] if task == "reverse9" else answer) == "train"
+    assert tasks.question("sort7", 1, 0) != tasks.question("sort7", 2, 0)
+
+
+def test_answers_differ_follow_from_the_seed_and_are_the_same_alone_as_in_company():
+    gpt, asked = tiny_gpt().train(), [question(number, f"sort {number}", "x" * 9) for number in range(3)]
+    together = written(gpt, asked)
+    assert gpt.training
+    assert len({tuple(text) for text in together}) > 6
+    assert written(gpt, asked[1:2]) == together[4:8]
+    assert written(gpt, asked, seed=6) != together
+
+
+# --- the gradient ---
+
+
+def test_the_gradient_is_that_of_reinforce_written_out_by_hand():
+    gpt = tiny_gpt()
+    asked = [question(number, text, "x" * 20) for number, text in enumerate(("sort 3 1", "reverse planet", "a"))]
+    texts, first = written(gpt, asked), [len(each.tokens) for each in asked for _ in range(4)]
+    assert len({len(text) for text in texts}) > 3
+    rewards = torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 1, 1, 1, 1, 1])
+    module = LanguageModel(gpt, TrainConfig(), CHOICES, optimizer=torch.optim.SGD(gpt.parameters()), state=RunState())
+    loss, weight = module.loss_of(weighted(texts, first, advantages(rewards, 4)))
+    (loss / weight).backward()  # as `scale` divides a step's gradients
+    ours = [parameter.grad.clone() for parameter in gpt.parameters()]
+    gpt.zero_grad()
+    for number, (text, begin) in enumerate(zip(texts, first, strict=True)):
+        group = rewards[number // 4 * 4 : number // 4 * 4 + 4].tolist()
+        log_p = gpt(torch.tensor([text[:-1]]))[0].log_softmax(-1)
+        said = sum(log_p[place - 1, text[place]] for place in range(begin, len(text)))
+        (-(rewards[number].item() - sum(group) / 4) * said / len(texts)).backward()
+    assert max(parameter.grad.abs().max() for parameter in gpt.parameters()) > 1e-3
+    for parameter, own in zip(gpt.parameters(), ours, strict=True):
+        torch.testing.assert_close(own, parameter.grad, rtol=1e-10, atol=1e-14)
+
+
+def begins_low(tokenizer, question, answer) -> float:
+    """A reward that an untrained model earns every other time."""
+    return float(answer[0] < 128)
+
+
+def test_what_is_rewarded_becomes_likelier(monkeypatch):
+    monkeypatch.setattr(grpo, "reward", begins_low)
+    gpt, config, earned = tiny_gpt().train(), TrainConfig(), []
+    optimizer = torch.optim.AdamW(gpt.parameters(), lr=0.02)
+    module = LanguageModel(gpt, config, CHOICES, optimizer=optimizer, state=RunState())
+    for step in range(12):
+        asked = [question(4 * step + number, f"{number}", "x") for number in range(4)]
+        batch, mean = answered(gpt, asked, config=config, choices=CHOICES, tokenizer=TOKENIZER)
+        module.loss_of(batch)[0].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        earned.append(mean.item())
+    assert sum(earned[-3:]) / 3 > 0.9 > 0.7 > earned[0]
+
+
+# --- runs ---
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, new_run):
+    """A folder with a run on a few generated conversations, and one by rewards from it."""
+    patch = pytest.MonkeyPatch()
+    for part, size in {"train": 300, "val": 14, "test": 14}.items():
+        patch.setitem(tasks.SIZES, part, size)
+    patch.setattr(grpo, "reward", begins_low)  # the right ones are out of its reach
+    patch.setattr("minigpt.training.ending.write_report", lambda path: None)
+    run = new_run(tmp_path_factory.mktemp("grpo"))
+    assert train(config(run, "base", "trainer.max_steps=1", "optimizer.lr=1e-9", "schedule.warmup_steps=0")) == 0
+    assert train(config(run, "whole", *GRPO, f"init.from={run.folder / 'base'}")) == 0
+    yield run
+    patch.undo()
+
+
+def config(run, name: str, *extra: str) -> TrainConfig:
+    run.path = run.folder / name
+    words = [word for word in run.arguments() if "data.source" not in word and word != "data=text"]
+    return compose("train", [*words, *TINY, *extra])
+
+
+def files(run, name: str) -> dict[str, bytes]:
+    (last,) = sorted((run.folder / name / "checkpoints").glob("step-*"))[-1:]
+    return {path.name: path.read_bytes() for path in last.iterdir()} | {"name": last.name.encode()}
+
+
+def rows(run, name: str) -> list[dict]:
+    lines = (run.folder / name / "metrics.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key not in TIMINGS} for line in lines]
+
+
+def test_the_reward_stands_in_the_rows(place):
+    earned = [row["train/reward"] for row in rows(place, "whole")]
+    assert len(earned) == 6
+    assert all(0 < each < 1 and each * 16 % 1 == 0 for each in earned)
+    assert {row["train/loss"] for row in rows(place, "whole")} == {None}
+    assert all("train/reward" not in row for row in rows(place, "base"))
+
+
+def test_the_newest_checkpoint_is_the_best_one_whatever_the_validation_loss_says(place):
+    folder = place.folder / "whole" / "checkpoints"
+    assert len(list(folder.glob("step-*"))) > 1
+    assert best_checkpoint(folder) == max(folder.glob("step-*"))
+    assert read_manifest(best_checkpoint(folder))["val_loss"] is None
+    assert rows(place, "whole")[-1]["val/loss"] > 0
+
+
+def test_killed_in_a_step_the_run_ends_with_the_same_bytes(place, monkeypatch):
+    class Cut(BaseException):
+        """Stands for a kill."""
+
+    real, again = StepEnd.__call__, config(place, "cut", *GRPO, f"init.from={place.folder / 'base'}")
+    again.checkpoint.every_steps = 2
+
+    def end(self, module, result, **options):
+        if module.state.step == 3:
+            raise Cut
+        real(self, module, result, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StepEnd, "__call__", end)
+        with pytest.raises(Cut):
+            train(again)
+    assert train(again) == 0
+    assert '"continued"' in (place.folder / "cut" / "events.jsonl").read_text()
+    ours, theirs = files(place, "cut"), files(place, "whole")
+    assert {name for name in ours if ours[name] != theirs[name]} <= {"config.json", "MANIFEST.json"}
+    assert rows(place, "cut") == rows(place, "whole")
+
+
+def test_a_model_is_asked_before_and_after(place, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr("minigpt.stages.evaluate", asked.append)
+    again = config(place, "asked", *GRPO, f"init.from={place.folder / 'base'}")
+    for _ in range(2):
+        assert train_in_stages(again, [], lambda each: (place.folder / "asked").mkdir(exist_ok=True) or 0) == 0
+    assert [each.checkpoint for each in asked] == [str(place.folder / name) for name in ("base", "asked", "asked")]
+    assert {len(each.questions) for each in asked} == {2}
+    lines = [json.loads(line) for line in Path(asked[0].questions[1]).read_text().splitlines()]
+    assert Counter(line["task"] for line in lines) == {"sort7": 2}
+    for line in lines:
+        answer = line["messages"][1]["content"]
+        assert tasks.part_of(answer) == "test"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["objective=grpo"], r"objective=grpo asks questions .* which data=stdlib has not. Use data=tasks"),
+        (["objective=grpo", "data=tasks"], r"begins with a model .*init.from=RUN"),
+        (["objective.task=add"], r"objective.task='add' is for objective=grpo"),
+        (["objective.answers=4"], r"objective.answers=4 is for objective=grpo"),
+        ([*GRPO, "model.block_size=32"], r"model.block_size=32 does not hold every question"),
+        ([*GRPO, "objective.answers=5"], r"=16 sequences are not a multiple of objective.answers=5. .*=15 or"),
+        ([*GRPO, "trainer.micro_batch=2"], r"trainer.micro_batch=2 sequences .* Use trainer.micro_batch=4"),
+        ([*GRPO, "trainer=fsdp", "trainer.devices=2"], r"got trainer.strategy=fsdp. Use trainer=ddp"),
+        ([*GRPO, "model.dropout=0.1"], r"which model.dropout=0.1 changes"),
+        ([*GRPO, "trainer.patience=3"], r"trainer.patience=3 judges losses"),
+        ([*GRPO, "guard.spike_zscore=4"], r"guard.spike_zscore=4 judges losses"),
+        ([*GRPO, "objective.task=talk"], r"objective.task must be one of .*sort7"),
+    ],
+)
+def test_what_can_not_work_is_said_at_once(words, sentence):
+    with pytest.raises(UserFault, match=sentence):
+        compose("train", [*(TINY if words[:4] == GRPO else []), *words, "trainer.device=cpu"])
