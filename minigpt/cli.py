@@ -17,6 +17,7 @@ from typing import Any
 
 from minigpt.faults import FINISHED, UserFault, run_script
 from minigpt.invocation import command_line, typed
+from minigpt.loading import loading
 from minigpt.redact import redact_arguments
 
 
@@ -33,12 +34,14 @@ def train(arguments: list[str]) -> int:
         watch_lifeline()
         config = _compose("train", arguments)
 
-        from minigpt.data.prepare import require_vocabulary
+        with loading():
+            from minigpt.data.prepare import require_vocabulary
 
         require_vocabulary(config.data, config.tokenizer)
 
-        from minigpt.stages import train_in_stages
-        from minigpt.training.run import train
+        with loading():
+            from minigpt.stages import train_in_stages
+            from minigpt.training.run import train
 
         return train_in_stages(config, arguments, train)
 
@@ -47,7 +50,8 @@ def sample(arguments: list[str]) -> int:
     """Write text with a trained GPT."""
     config = _compose("sample", arguments)
 
-    from minigpt.sampling.command import sample
+    with loading():
+        from minigpt.sampling.command import sample
 
     return sample(config)
 
@@ -69,9 +73,10 @@ def prepare(arguments: list[str]) -> None:
     if config.ray.address:
         os.environ["RAY_ADDRESS"] = config.ray.address  # where Ray looks
 
-    from minigpt.data.prepare import UnfinishedParts, mend
-    from minigpt.data.prepared import describe
-    from minigpt.process.signals import Signals
+    with loading():
+        from minigpt.data.prepare import UnfinishedParts, mend
+        from minigpt.data.prepared import describe
+        from minigpt.process.signals import Signals
 
     try:
         with Signals():
@@ -89,7 +94,8 @@ def sweep(arguments: list[str]) -> int:
 
     found = read_sweep(arguments, command_line("train"))
 
-    from minigpt.sweep.driver import run_sweep
+    with loading():
+        from minigpt.sweep.driver import run_sweep
 
     return run_sweep(found)
 
@@ -98,7 +104,8 @@ def compare(arguments: list[str]) -> None:
     """Say which run predicts better, and how sure that is."""
     config = _compose("compare", arguments)
 
-    from minigpt.compare.command import compare
+    with loading():
+        from minigpt.compare.command import compare
 
     compare(config)
 
@@ -107,7 +114,8 @@ def evaluate(arguments: list[str]) -> None:
     """Score texts and questions: perplexity, bits per byte, accuracy."""
     config = _compose("evaluate", arguments)
 
-    from minigpt.evaluation.command import evaluate
+    with loading():
+        from minigpt.evaluation.command import evaluate
 
     evaluate(config)
 
@@ -116,7 +124,8 @@ def export(arguments: list[str]) -> None:
     """Write a model as a Hugging Face folder or a GGUF file, with a proof."""
     config = _compose("export", arguments)
 
-    from minigpt.export.command import export
+    with loading():
+        from minigpt.export.command import export
 
     export(config)
 
@@ -126,7 +135,8 @@ def report(arguments: list[str]) -> None:
     config = _compose("report", arguments)
     run = os.path.expanduser(config.run.dir)
 
-    from minigpt.report.page import write_report
+    with loading():
+        from minigpt.report.page import write_report
 
     write_report(run, config.beside)
     print(f"Wrote {os.path.join(run, 'loss.png')} and {os.path.join(run, 'report.html')}")
@@ -151,7 +161,8 @@ def plan(arguments: list[str]) -> None:
             raise
         config = _compose("plan", [*arguments, "data.name=stdlib"])  # no text is needed
 
-    from minigpt.machine.layouts import describe_layouts
+    with loading():
+        from minigpt.machine.layouts import describe_layouts
 
     print(describe_layouts(config))
 
@@ -173,11 +184,13 @@ def benchmark(arguments: list[str]) -> int:
 
     plans = read_plans(arguments)
     if plans[0].config.what == "scaling":
-        from minigpt.benchmark.scaling.command import scaling
+        with loading():
+            from minigpt.benchmark.scaling.command import scaling
 
         return scaling(plans[0])
 
-    from minigpt.benchmark.command import benchmark
+    with loading():
+        from minigpt.benchmark.command import benchmark
 
     return benchmark(plans)
 
@@ -187,7 +200,9 @@ def verify_resume(arguments: list[str]) -> int:
     config = _compose("verify-resume", arguments)
 
     from minigpt.config.compose import train_arguments
-    from minigpt.verify import verify_resume
+
+    with loading():
+        from minigpt.verify import verify_resume
 
     command = [*command_line("train"), *train_arguments("verify-resume", arguments), "logger.name=files"]
     return verify_resume(config, command, kills=config.kills, folder=Path(tempfile.mkdtemp(prefix="minigpt-verify-")))
@@ -197,7 +212,8 @@ def draw_attention(arguments: list[str]) -> None:
     """Draw what each head attends to."""
     config = _compose("draw-attention", arguments)
 
-    from minigpt.report.attention import draw_attention
+    with loading():
+        from minigpt.report.attention import draw_attention
 
     paths = draw_attention(config.checkpoint, config.text, config.out, config.which)
     print("Wrote", *paths, sep="\n  ")
@@ -207,7 +223,8 @@ def look(arguments: list[str]) -> None:
     """Write a page of a text's tokens and the attention to them."""
     config = _compose("look", arguments)
 
-    from minigpt.serving.look import look
+    with loading():
+        from minigpt.serving.look import look
 
     print(f"Wrote {look(config)}")
 
@@ -216,7 +233,8 @@ def chat(arguments: list[str]) -> int:
     """Talk with a trained GPT."""
     config = _compose("chat", arguments)
 
-    from minigpt.sampling.chat import chat
+    with loading():
+        from minigpt.sampling.chat import chat
 
     return chat(config)
 
@@ -225,7 +243,8 @@ def serve(arguments: list[str]) -> int:
     """Answer OpenAI's protocol over HTTP, with a page to try models on."""
     config = _compose("serve", arguments)
 
-    from minigpt.serving.command import serve
+    with loading():
+        from minigpt.serving.command import serve
 
     return serve(config)
 
@@ -247,7 +266,8 @@ def demo(arguments: list[str]) -> int:
 
     config = _compose("train", ["experiment=demo", *arguments])
 
-    from minigpt.demo import demo
+    with loading():
+        from minigpt.demo import demo
 
     return demo(config)
 

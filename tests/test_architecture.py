@@ -48,12 +48,12 @@ MAY_IMPORT = {
     "__main__": "cli",
     "api": "checkpoint config data evaluation faults sampling training",
     "attention": "torch numpy",  # numpy: the random numbers of dropout
-    "benchmark": "config data faults invocation launcher machine model process report rundir sampling splitmix "
+    "benchmark": "config data faults invocation launcher loading machine model process report rundir sampling splitmix "
     "training verify "
     "lightning numpy safetensors torch",
     "checkpoint": "plain_file config data faults model rundir __init__ safetensors torch",
-    "cli": "benchmark compare config data demo evaluation export faults invocation machine process redact report "
-    "sampling serving stages sweep training verify",
+    "cli": "benchmark compare config data demo evaluation export faults invocation loading machine process redact "
+    "report sampling serving stages sweep training verify",
     "compare": "checkpoint config data faults machine model rundir numpy torch",
     "config": "faults invocation launcher plain_file redact __init__ huggingface_hub hydra omegaconf yaml",
     "data": "attention config faults process redact rundir splitmix aiohttp fsspec numpy pyarrow ray tiktoken "
@@ -64,6 +64,7 @@ MAY_IMPORT = {
     "faults": "",
     "invocation": "",
     "launcher": "faults",
+    "loading": "",
     "machine": "config data faults model process rundir torch",
     "model": "attention config numpy torch",
     "process": "config faults launcher rundir __init__ torch redact",

@@ -13,6 +13,7 @@ from typing import Any
 
 from minigpt.faults import UserFault, run_script
 from minigpt.invocation import PACKAGE
+from minigpt.loading import loading
 
 numbers = itertools.count()  # for names of files and folders
 
@@ -20,7 +21,9 @@ numbers = itertools.count()  # for names of files and folders
 def do(job: str, task: dict[str, Any]) -> dict[str, Any]:
     """Call the function that a job names, like steps.train_py; only its module is imported."""
     module, _, function = job.partition(".")
-    return getattr(importlib.import_module(f"minigpt.benchmark.{module}"), function)(**task)
+    with loading():
+        made = importlib.import_module(f"minigpt.benchmark.{module}")
+    return getattr(made, function)(**task)
 
 
 def main(arguments: list[str]) -> int:

@@ -7,8 +7,11 @@ from pathlib import Path
 def main(arguments: list[str]) -> int:
     """scripts/train.py; START (Python) is run first, FAULT before each micro-batch, with `rank`, `step`, `once`."""
     from minigpt.config.compose import compose
-    from minigpt.training.run import train
-    from minigpt.training.step import LanguageModel
+    from minigpt.loading import loading
+
+    with loading():
+        from minigpt.training.run import train
+        from minigpt.training.step import LanguageModel
 
     rank = int(os.environ.get("RANK", "0"))
     folder = Path(os.environ["TRIAL_FOLDER"])
