@@ -1,5 +1,9 @@
-"""For every test: one torch thread, no time limit per hypothesis example, and a tiny run to start at will."""
+"""For every test: one torch thread, no time limit per hypothesis example, and a tiny run to start at will.
 
+Nothing here loads torch: the process that hands the tests out to others (`-n 2`) needs none.
+"""
+
+import gc
 import json
 import os
 from pathlib import Path
@@ -7,13 +11,11 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the hub, nor does a process that one starts
 
 import pytest
-import torch
 from hypothesis import settings
 
 from minigpt.config.compose import compose
-from minigpt.training.run import train
 
-torch.set_num_threads(1)
+gc.disable()  # until all tests are loaded, for the reason that minigpt/loading.py gives
 settings.register_profile("minigpt", deadline=None)
 settings.load_profile("minigpt")
 
@@ -47,6 +49,8 @@ class TinyRun:
         (folder / "text.txt").write_text("how much wood would a woodchuck chuck if " * 30)
 
     def __call__(self, *extra: str, code: int = 0) -> Path:
+        from minigpt.training.run import train
+
         assert train(compose("train", self.arguments(*extra))) == code
         return self.path
 
@@ -64,6 +68,18 @@ class TinyRun:
 
 def _json_lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
