@@ -184,11 +184,35 @@ def test_learning_obeys_a_signal_at_once():
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.raises(KeyboardInterrupt):
-            _run_interruptibly(lambda text: time.sleep(30), ())
+            _run_interruptibly(lambda text: time.sleep(2), ())
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-    assert time.perf_counter() - begun < 5
+    assert time.perf_counter() - begun < 1.5
+
+
+LEARN = """
+import signal, sys, time
+from minigpt.data.tokenizers.bpe import train_ranks
+
+def text():
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    while True:
+        time.sleep(0.001)
+    yield b""
+
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+try:
+    train_ranks(300, [text()])
+except KeyboardInterrupt:
+    print("stopped")
+"""
+
+
+def test_a_process_whose_learning_was_stopped_ends_with_its_exit_code():
+    """Python ends a thread by unwinding its stack, which aborts the process (SIGABRT) where Rust called Python."""
+    done = subprocess.run([sys.executable, "-c", LEARN], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "stopped\n", "")
 
 
 def test_a_fault_in_the_text_is_a_fault_of_learning():

@@ -4,8 +4,11 @@ A vocabulary is a list of byte strings; a token's place is its id and its rank: 
 can merge, those that make the token of lowest rank merge first.
 """
 
+import atexit
 import itertools
+import os
 import re
+import sys
 import threading
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +19,7 @@ import tiktoken
 from numpy.typing import NDArray
 
 from minigpt.data.tokenizers.scheme import END_OF_TEXT, GPT2_BORDER, RUN_BYTES, SINGLE_BYTES, Scheme, runs
+from minigpt.faults import INTERRUPTED
 
 # GPT-2's split pattern in the equivalent form that tiktoken runs without backtracking.
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
@@ -143,27 +147,36 @@ def train_ranks(size: int, documents: Iterable[Iterable[bytes]]) -> list[bytes]:
 def _run_interruptibly(work: Callable[[Iterable[str]], object], text: Iterable[str]) -> None:
     """Call `work` with a text in a thread, for the trainer looks at no signal while it works; waiting for it does.
 
-    An interrupted trainer gets no more text, and ends with the process at the latest.
+    An interrupted trainer gets no more text, and ends with the process at the latest. Python can't end it then: what
+    ends a thread that comes back to Python, by unwinding its stack, aborts the process inside of the trainer.
     """
     failures: list[BaseException] = []
-    stopped = threading.Event()
+    stopped, ended = threading.Event(), threading.Event()
 
     def run() -> None:
         try:
             work(itertools.takewhile(lambda _: not stopped.is_set(), text))
         except BaseException as error:
             failures.append(error)
+        ended.set()
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    threading.Thread(target=run, daemon=True).start()
     try:
-        thread.join()
-    except BaseException:
+        ended.wait()  # an interrupted join would take the thread for ended
+    except BaseException as error:
         stopped.set()
-        thread.join(0.2)
+        ended.wait(0.2)
+        atexit.register(_leave, ended, getattr(error, "exit_code", INTERRUPTED))
         raise
     if failures:
         raise failures[0]
+
+
+def _leave(ended: threading.Event, code: int) -> None:
+    """End the process, unless a library's work has ended."""
+    if not ended.is_set():
+        sys.stdout.flush()
+        os._exit(code)
 
 
 def _valid_text(document: Iterable[bytes]) -> Iterator[str]:
