@@ -416,12 +416,13 @@ def groups_of_answers_are_whole(
 ) -> Iterator[str]:
     if name != "grpo":
         return
-    sequences, what = batch_tokens // block_size, "batch_tokens / model.block_size"
-    if micro_batch and not sequences % answers:
-        sequences, what = micro_batch, "trainer.micro_batch"
-    if sequences % answers:
-        remedy = f"Use {_nearest_multiples(what, sequences, answers)}."
-        yield f"{what}={sequences} sequences are not a multiple of objective.answers={answers}. {remedy}"
+    if batch_tokens % (answers * block_size):
+        remedy = f"Use {_nearest_multiples('batch_tokens', batch_tokens, answers * block_size)}"
+        groups = f"groups of objective.answers={answers} sequences of model.block_size={block_size}"
+        yield f"batch_tokens={batch_tokens} does not hold whole {groups}. {remedy}."
+    elif micro_batch % answers:
+        remedy = f"Use {_nearest_multiples('trainer.micro_batch', micro_batch, answers)}"
+        yield f"trainer.micro_batch={micro_batch} does not hold whole groups of objective.answers={answers}. {remedy}."
     if block_size < LONGEST_EXCHANGE:
         remedy = f"Use model.block_size={LONGEST_EXCHANGE} or more"
         yield f"model.block_size={block_size} does not hold every question of objective=grpo and its answer. {remedy}."

@@ -132,8 +132,12 @@ def encode_questions(tokenizer: Tokenizer, questions: Sequence[Question], block_
     """Return the tokens of every choice of every question.
 
     Raises:
-        UserFault: a character that the tokenizer does not know, or a choice longer than the model's context.
+        UserFault: a character that the tokenizer does not know, messages and no roles in it, or a choice longer than
+            the model's context.
     """
+    if any(question.messages for question in questions) and not has_roles(tokenizer):
+        remedy = "Give each a context in place of messages"
+        raise UserFault(f"{path} holds messages, for models that were trained on conversations (data=chat). {remedy}")
     pairs, bad = [], []
     for number, question in enumerate(questions, 1):
         for choice in question.choices:
@@ -154,13 +158,7 @@ def encode_questions(tokenizer: Tokenizer, questions: Sequence[Question], block_
 
 
 def encode_answer(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], answer: str) -> Pair:
-    """Return a conversation up to an answer, and the answer with the token that ends it.
-
-    Raises:
-        UserFault: a tokenizer without roles.
-    """
-    if not has_roles(tokenizer):
-        raise UserFault("messages are for models that were trained on conversations (data=chat). Give a context")
+    """Return a conversation up to an answer, and the answer with the token that ends it; by a tokenizer with roles."""
     return encode_turn(tokenizer, messages), [*tokenizer.encode(answer), tokenizer.special[END]]
 
 

@@ -241,6 +241,9 @@ def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, toke
         known = theirs.vocab_size if isinstance(theirs, Tokenizer) else None
         if known is not None and known < tokenizer.vocab_size:
             new = f"{tokenizer.vocab_size - known} control tokens that are new to init.from={config.init.source}"
+            if config.objective.name == "grpo":
+                remedy = "Teach it conversations first: data=tasks without objective=grpo"
+                raise UserFault(f"objective=grpo can't begin with {new}: no answer would be right. {remedy}")
             if is_sharded(gpt):
                 raise UserFault(f"sharded weights can't take the {new}. Use trainer=ddp, or train a step on one device")
             if config.adapter.name != "none":

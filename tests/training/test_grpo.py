@@ -1,6 +1,7 @@
 """objective=grpo: questions and answers as functions of the seed, the reward, the gradient, and runs that continue."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from minigpt.faults import UserFault
 from minigpt.machine.choices import Choices
 from minigpt.model.gpt import GPT
 from minigpt.rundir.rows import TIMINGS
-from minigpt.stages import train_in_stages
+from minigpt.stages import ask, train_in_stages
 from minigpt.training import grpo
 from minigpt.training.grpo import Question, Questions, advantages, answered, reward, weighted, write_answers
 from minigpt.training.run import train
@@ -27,6 +28,7 @@ from minigpt.training.step import LanguageModel, StepEnd
 TOKENIZER = with_roles(build_tokenizer("byte"))
 CHOICES = Choices("cpu", 1, "fp64", False, "explicit", micro_batch=12, accumulate=1, validation_batch=4, threads=1)
 TINY = ["data=tasks", "model.block_size=64", "batch_tokens=1024", "schedule=constant", "optimizer.lr=0.02"]
+FSDP = ["trainer=fsdp", "trainer.devices=2"]
 GRPO = [
     "objective=grpo",
     "objective.answers=4",
@@ -282,22 +284,41 @@ def test_a_model_is_asked_before_and_after(place, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "sentences"),
     [
-        (["objective=grpo"], r"objective=grpo asks questions .* which data=stdlib has not. Use data=tasks"),
-        (["objective=grpo", "data=tasks"], r"begins with a model .*init.from=RUN"),
-        (["objective.task=add"], r"objective.task='add' is for objective=grpo"),
-        (["objective.answers=4"], r"objective.answers=4 is for objective=grpo"),
-        ([*GRPO, "model.block_size=32"], r"model.block_size=32 does not hold every question"),
-        ([*GRPO, "objective.answers=5"], r"=16 sequences are not a multiple of objective.answers=5. .*=15 or"),
-        ([*GRPO, "trainer.micro_batch=2"], r"trainer.micro_batch=2 sequences .* Use trainer.micro_batch=4"),
-        ([*GRPO, "trainer=fsdp", "trainer.devices=2"], r"got trainer.strategy=fsdp. Use trainer=ddp"),
-        ([*GRPO, "model.dropout=0.1"], r"which model.dropout=0.1 changes"),
-        ([*GRPO, "trainer.patience=3"], r"trainer.patience=3 judges losses"),
-        ([*GRPO, "guard.spike_zscore=4"], r"guard.spike_zscore=4 judges losses"),
-        ([*GRPO, "objective.task=talk"], r"objective.task must be one of .*sort7"),
+        (["objective=grpo"], [r"which data=stdlib has not\. Use data=tasks", r"begins with a model .*init\.from=RUN"]),
+        (
+            ["objective.task=add", "objective.answers=4"],
+            [r"objective\.task='add' is for objective=grpo", r"objective\.answers=4 is for objective=grpo"],
+        ),
+        (
+            ["model.block_size=32", "model.dropout=0.1", "trainer.patience=3", "guard.spike_zscore=4", *FSDP, *GRPO],
+            [
+                r"model\.block_size=32 does not hold every question",
+                r"which model\.dropout=0\.1 changes",
+                r"trainer\.patience=3 judges losses",
+                r"guard\.spike_zscore=4 judges losses",
+                r"got trainer\.strategy=fsdp\. Use trainer=ddp",
+            ],
+        ),
+        ([*GRPO, "objective.answers=5"], [r"whole groups of objective\.answers=5 .* Use batch_tokens=960 or 1280"]),
+        ([*GRPO, "trainer.micro_batch=2"], [r"trainer\.micro_batch=2 .* Use trainer\.micro_batch=4"]),
+        ([*GRPO, "objective.task=talk"], [r"objective\.task must be one of .*sort7"]),
     ],
 )
-def test_what_can_not_work_is_said_at_once(words, sentence):
-    with pytest.raises(UserFault, match=sentence):
-        compose("train", [*(TINY if words[:4] == GRPO else []), *words, "trainer.device=cpu"])
+def test_what_can_not_work_is_said_at_once(words, sentences):
+    with pytest.raises(UserFault) as caught:
+        compose("train", [*(TINY if len(words) > 2 else []), *words, "trainer.device=cpu"])
+    for sentence in sentences:
+        assert re.search(sentence, str(caught.value))
+
+
+def test_a_model_without_roles_is_refused_for_no_answer_of_it_would_be_right(place):
+    base = place.folder / "text"
+    place.path = base
+    place("model.block_size=64", "trainer.max_steps=1")
+    with pytest.raises(UserFault, match=r"4 control tokens that are new .* no answer would be right"):
+        train(config(place, "refused", *GRPO, f"init.from={base}"))
+    with pytest.raises(UserFault, match=r"test\.jsonl holds messages") as caught:
+        ask(config(place, "refused", *GRPO, f"init.from={base}"), str(base))
+    assert len(caught.value.faults) <= 2
