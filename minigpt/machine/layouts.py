@@ -26,7 +26,7 @@ def describe_layouts(config: PlanConfig) -> str:
     hardware, V = _hardware(config), config.vocab_size or _vocab_size(config)
     choices = choose(config, hardware, V)
     options = {"precision": choices.precision, "kernel": choices.attention_kernel}
-    memory = memory_of_device(hardware, 1 if config.memory else choices.devices)
+    memory = memory_of_device(hardware, 1 if config.memory else config.trainer.devices)
     room, rows, first = USABLE * memory, [], ""
     for name, words, layout in _layouts(config, V):
         plans = [replace(layout, micro_batch=size, accumulate=all_ // size) for size, all_ in _micro_batches(config)]

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -50,6 +50,7 @@ class Processes:
     signals: Signals = field(default_factory=Signals)
     store: dist.Store | None = None  # what one process writes into it, all read
     calls: Iterator[int] = field(default_factory=itertools.count)
+    ask_to_stop: Callable[[int], None] = lambda number: None  # of rank 0, which ends all
 
     def wait(self) -> None:
         """Return when all ranks are here."""
@@ -119,13 +120,16 @@ def joined(trainer: TrainerConfig, device: str, signals: Signals, run_dir: Path 
         heartbeat = Heartbeat(rank, world_size, run_dir / f"{MEETING}none", several_hosts(found, run_dir))
     signals.quiet = rank > 0
     signals.before_exit = heartbeat.fail
+    heartbeat.on_stop = signals.take
     try:
         # Whom rank 0 starts finds it here, or knows that it was killed; a launcher starts all in no order.
         file = heartbeat.meet(patience=0 if FOLDER in os.environ else START_SECONDS)
         if not started:
             _start_others(heartbeat)
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if rank else sys.stdout):
-            processes = Processes(rank, world_size, signals, _store(file, world_size))
+            processes = Processes(
+                rank, world_size, signals, _store(file, world_size), ask_to_stop=heartbeat.ask_to_stop
+            )
             if heartbeat.hosts is not None:
                 versions = {"minigpt": __version__, "torch": str(torch.__version__)}
                 processes.require_equal_on_all_ranks("versions", versions)
@@ -172,8 +176,9 @@ def _meeting_folder(launched: bool) -> Path:
     if FOLDER in os.environ:
         return Path(os.environ[FOLDER])
     # Processes of one torchrun have the same parent, and so have those that it starts again after a failure; those of
-    # srun belong to one step, and may each have a script of the user's for a parent.
-    step = [os.environ.get(f"SLURM_{name}", "") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT")]
+    # srun belong to one step, in which a shell may start several runs, and may each have a script for a parent.
+    ids = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+    step = [os.environ.get(name, "") for name in ids]
     by_srun = "TORCHELASTIC_RUN_ID" not in os.environ and all(step[:2])
     facts = (os.getuid(), *(step if by_srun else (os.getppid(), os.environ.get("TORCHELASTIC_RESTART_COUNT"))))
     name = f"minigpt-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
@@ -207,7 +212,10 @@ def _form_group(processes: Processes, device: str, local_rank: int, heartbeat: H
     """Form torch's process group, whose own connections stay on this machine, or on the interface between hosts."""
     if device == "cuda":
         torch.cuda.set_device(local_rank)
-    interface = LOOPBACK if heartbeat.hosts is None else interface_of(heartbeat.own_address())
+    interface: str | None = LOOPBACK
+    if heartbeat.hosts is not None:
+        addresses = processes.gather(heartbeat.own_address())  # rank 0's host may have another one for itself
+        interface = interface_of(addresses[0 if heartbeat.hosts.node == 0 else processes.rank])
     for backend in ("GLOO", "NCCL"):
         if interface is not None:
             os.environ.setdefault(f"{backend}_SOCKET_IFNAME", interface)

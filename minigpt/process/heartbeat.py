@@ -8,7 +8,8 @@ No collective operation takes part: these wait for ever for a process that is go
 The connections are Unix sockets in a folder that only this user may enter; between hosts they are TCP, and each line
 carries a code that takes the run's key (hosts.py). Still, each has a thread of its own, so nothing that comes in is
 waited for, and what is no message of ours is not obeyed. A message is a line of JSON:
-{"rank", "pid"} says who is there and alive, {"end", "text"} that all must end, {"left"} that the sender is done.
+{"rank", "pid"} says who is there and alive, {"end", "text"} that all must end, {"left"} that the sender is done,
+{"stop"} that it got a signal.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from minigpt.faults import BUG, UserFault
+from minigpt.plain_file import is_gone
 from minigpt.process.hosts import (
     Hosts,
     Seal,
@@ -40,6 +42,7 @@ from minigpt.process.hosts import (
     open_meeting,
     shake,
 )
+from minigpt.process.signals import SIGNALS
 from minigpt.rundir.rows import parse_row
 
 
@@ -67,6 +70,7 @@ START_SECONDS = 600.0  # for all processes to come together
 LOST_SECONDS = 1.5 * SILENCE_SECONDS  # after which another host, or the line to it, is given up
 MEET_SECONDS = 6 * SILENCE_SECONDS  # for the processes of several hosts to find each other
 SEND_SECONDS = 5  # for the other end to take a message
+MAX_STRANGERS = 64  # connections that have not said who they are, beside those of the ranks
 MAX_MESSAGE_BYTES = 1 << 20
 GRACE_SECONDS = 1.5  # an exception is often the consequence of another rank's end: so long it waits for that news
 
@@ -105,6 +109,8 @@ class Heartbeat:
         self.key = ""
         self.children: dict[int, subprocess.Popen] = {}
         self.peers: dict[int, Peer] = {}
+        self.on_stop: Callable[[int], object] = lambda number: None  # rank 0: another rank got a signal
+        self._unknown: list[Peer] = []  # connections of whom nothing is known yet, oldest first
         self._names_causes = rank < 2  # rank 1 where rank 0 itself is lost
         first = rank == 0 if hosts is None else hosts.local_rank == 0
         self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ and first else None
@@ -127,6 +133,12 @@ class Heartbeat:
         hub, store = self.folder / "hub", self.folder / "store"
         connection = socket.socket(socket.AF_UNIX)
         if self.rank == 0:
+            if not connection.connect_ex(str(hub)):
+                taken, self.folder = self.folder, self.folder / "none"  # the other's, which must stay
+                remedy = "Wait for it, or start each from a shell of its own"
+                raise UserFault(f"another run of this launcher meets in {taken}. {remedy}")
+            connection.close()
+            connection = socket.socket(socket.AF_UNIX)
             for file in (hub, store):
                 file.unlink(missing_ok=True)  # of a process with the same number that was killed
             connection.bind(str(hub))
@@ -197,6 +209,10 @@ class Heartbeat:
             time.sleep(10)  # rank 0 prints it and tells everyone to end
         self._end(code, text)
 
+    def ask_to_stop(self, number: int) -> None:
+        """Tell rank 0 that this process got a signal: it ends all as if it had come there."""
+        self._send(self.peers[0], {"stop": number})
+
     def leave(self) -> None:
         """The run is over for this process. Rank 0 leaves last, when all its files are written."""
         for peer in self.peers.values():
@@ -212,8 +228,16 @@ class Heartbeat:
         """Take connections; who is there is known when a greeting has come, and only its own thread waits for that."""
         with server:
             while not self._done.is_set():
-                with contextlib.suppress(OSError):
-                    _in_background(self._hear, Peer(server.accept()[0]))
+                try:
+                    peer = Peer(server.accept()[0])
+                except OSError:  # nobody came, or no file is left for another
+                    self._done.wait(0.01)
+                    continue
+                self._unknown.append(peer)
+                if len(self._unknown) > self.world_size + MAX_STRANGERS:
+                    with contextlib.suppress(OSError, IndexError):
+                        self._unknown.pop(0).socket.shutdown(socket.SHUT_RDWR)  # who belongs here takes no time
+                _in_background(self._hear, peer)
 
     def _hear(self, peer: Peer, opened: BufferedReader | None = None) -> None:
         """Obey what comes over a connection until it ends."""
@@ -233,9 +257,13 @@ class Heartbeat:
                 if "end" in message:
                     code = message["end"]  # 0 is no way to end a run that is going on
                     self._end(code if isinstance(code, int) and 0 < code < 256 else BUG, str(message.get("text", "")))
+                if message.get("stop") in SIGNALS:
+                    self.on_stop(message["stop"])
                 if "left" in message:
                     peer.left = True
                     self._released.set()
+        with contextlib.suppress(ValueError):
+            self._unknown.remove(peer)
         if self.peers.get(peer.rank) is peer and not peer.left and not self._done.is_set():
             self._lost(peer.rank, peer.pid, self._how_it_ended(peer.rank))
 
@@ -250,6 +278,9 @@ class Heartbeat:
             if self.peers.setdefault(rank, peer) is not peer:
                 return False
             self._greet(peer)
+        peer.socket.settimeout(None)
+        with contextlib.suppress(ValueError):
+            self._unknown.remove(peer)
         return True
 
     def _greet(self, peer: Peer) -> None:
@@ -303,7 +334,8 @@ class Heartbeat:
         except FileNotFoundError:
             # Rank 0 removes it at the end of a run, and names the cause where several find it gone.
             waits = GRACE_SECONDS * (1 if self.rank == 0 else 4)
-            if kept and not self._done.wait(waits) and not self._released.is_set():
+            over = self._done.wait(waits) or self._released.is_set() if kept else True
+            if not over and is_gone(self.folder / "store"):  # and not back, as after an automount
                 again = "The same command goes on from the last checkpoint, if there is one."
                 self._end(BUG, f"Error: {self.folder}, where the processes of the run meet, was removed. {again}")
             return False
@@ -369,7 +401,8 @@ class Heartbeat:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
             process.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.rank == 0 or any(peer.pid for peer in self.peers.values()):  # else it may be another run's
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _in_background(work: Callable[..., object], *arguments: object) -> threading.Thread:

@@ -8,6 +8,7 @@ import array
 import contextlib
 import errno
 import fcntl
+import hashlib
 import hmac
 import json
 import os
@@ -26,11 +27,13 @@ from typing import IO
 
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.launcher import Launched
+from minigpt.plain_file import read_plain
 from minigpt.rundir.files import lock, write_json
 
 MEETING = ".meeting-"
 LOCK = ".meeting.lock"  # of rank 0
 HUB = "hub.json"
+MAX_HUB = 1 << 12  # bytes
 NONCE_BYTES = 16
 SHAKE_SECONDS = 10.0
 AGENT_SECONDS = 15.0  # from the end of a host's processes to that of a torchrun that hangs
@@ -81,7 +84,13 @@ class Hosts:
     node: int
     local_rank: int
     local_size: int
-    address: str  # of rank 0's host, as the others reach it
+    address: str  # of rank 0's host, as the others reach it; "" where another host is not told
+    start: str = ""  # what this start of a launcher has of its own, hashed
+
+    @property
+    def prefix(self) -> str:
+        """Of the names of this start's meetings: a stranger's run directory may hold one that leads to him."""
+        return f"{MEETING}{self.start}-"
 
     def holds(self, rank: int) -> bool:
         """Whether a process runs on this host."""
@@ -98,8 +107,13 @@ def several_hosts(found: Launched, run_dir: Path) -> Hosts:
         remedy = "Start as many on each, rank by rank: torchrun --nproc-per-node=G, srun --distribution=block"
         place = f"process {found.local_rank} of {found.local_size} on host {found.node}"
         raise UserFault(f"rank {found.rank} of {found.world_size} is {place}: hosts have uneven numbers. {remedy}")
-    address = found.address or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    return Hosts(run_dir, found.node, found.local_rank, found.local_size, address)
+    own = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    ids: tuple[str, ...] = ("TORCHELASTIC_RUN_ID", "MASTER_PORT")
+    if found.name == "srun":
+        ids = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    start = hashlib.sha256(repr([os.environ.get(name) for name in ids]).encode()).hexdigest()[:16]
+    address = found.address or ("" if found.rank else own)
+    return Hosts(run_dir, found.node, found.local_rank, found.local_size, address, start)
 
 
 class Seal:
@@ -132,12 +146,14 @@ class Seal:
 
 
 def shake(connection: socket.socket, lines: BufferedReader, key: str, *, hub: bool) -> Seal | None:
-    """Draw a session together with the other end; None if it sends something else."""
+    """Draw a session together with the other end; None if it sends something else.
+
+    The connection keeps a limit of time until the other end is known.
+    """
     mine = secrets.token_hex(NONCE_BYTES).encode()
     connection.settimeout(SHAKE_SECONDS)
     connection.sendall(mine + b"\n")
     theirs = lines.readline(2 * NONCE_BYTES + 1).strip()
-    connection.settimeout(None)
     both = (mine, theirs) if hub else (theirs, mine)
     return Seal(key, b"".join(both), hub=hub) if len(theirs) == 2 * NONCE_BYTES else None
 
@@ -163,7 +179,7 @@ def open_meeting(hosts: Hosts) -> tuple[socket.socket, Path, str]:
         raise StorageFailure(f"{wrong}. Mend it, or choose another run.dir") from error
     for old in hosts.run_dir.glob(f"{MEETING}*"):  # of a run that was killed
         shutil.rmtree(old, ignore_errors=True)
-    folder, key = Path(tempfile.mkdtemp(prefix=MEETING, dir=hosts.run_dir)), secrets.token_hex(32)
+    folder, key = Path(tempfile.mkdtemp(prefix=hosts.prefix, dir=hosts.run_dir)), secrets.token_hex(32)
     server = socket.socket()
     try:
         server.bind(("" if is_own_loopback(hosts.address) else hosts.address, 0))
@@ -203,11 +219,15 @@ def find_meeting(hosts: Hosts) -> tuple[socket.socket, Path, str]:
     Raises:
         OSError: there is nothing (FileNotFoundError), or nobody answers.
     """
-    for folder in hosts.run_dir.glob(f"{MEETING}*"):
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            hub = json.loads((folder / HUB).read_text())
-            return socket.create_connection((hub["address"], hub["port"]), SHAKE_SECONDS), folder, hub["key"]
-    raise FileNotFoundError(f"rank 0 has left no address in {hosts.run_dir}")
+    reason: Exception = FileNotFoundError(f"rank 0 has left no address in {hosts.run_dir}")
+    for folder in hosts.run_dir.glob(f"{hosts.prefix}*"):
+        try:
+            hub = json.loads(read_plain(folder / HUB, MAX_HUB, links=False))
+            address = hosts.address or hub["address"]  # what the launcher says is no stranger's word
+            return socket.create_connection((address, hub["port"]), SHAKE_SECONDS), folder, hub["key"]
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+            reason = error
+    raise reason if isinstance(reason, OSError) else OSError(f"{HUB} of {hosts.run_dir} holds no address")
 
 
 def is_own_loopback(name: str) -> bool:

@@ -109,13 +109,18 @@ class RunDirectory:
 
         Raises:
             UserFault: there are such files, which a run would write over.
+            StorageFailure: the folder of checkpoints can't be read.
         """
         for name in ("metrics.jsonl", "samples.jsonl", "environment.json", "choices.json", "command.txt"):
             if not is_gone(self.path / name):
                 wrong = f"run.dir={self.path} holds {name}, but no config.yaml, so it is no run that could be continued"
                 raise UserFault(f"{wrong}. Choose another run.dir, or put config.yaml back")
         here = not self.checkpoints.is_symlink() and not is_gone(self.checkpoints)  # a link is refused as such
-        if here and any(self.checkpoints.iterdir()):
+        try:
+            names = patiently(lambda: os.listdir(self.checkpoints)) if here else []
+        except OSError as error:
+            raise self._unwritable(error) from error
+        if any(name.startswith("step-") for name in names):  # a disk of its own has a lost+found
             wrong = f"run.dir={self.path} holds checkpoints, but no config.yaml, which says how they were trained"
             raise UserFault(f"{wrong}. Choose another run.dir, or put config.yaml back")
 

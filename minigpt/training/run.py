@@ -109,7 +109,8 @@ def queued_again(signals: Signals, processes: Processes) -> Iterator[None]:
     def ask() -> None:
         if processes.rank == 0:
             requeue(tell, asked=signals.received == getattr(signal, "SIGUSR1", None))
-        elif job_id():
+        elif job_id() and signals.received is not None:
+            processes.ask_to_stop(signals.received)
             time.sleep(2 * PATIENCE_SECONDS)  # rank 0 asks, and ends this process when it has
 
     def before_exit(code: int, sentence: str) -> None:
@@ -120,9 +121,10 @@ def queued_again(signals: Signals, processes: Processes) -> Iterator[None]:
     end_at_once, signals.before_exit = signals.before_exit, before_exit
     try:
         yield
-    except StoppedEarly:
+    except StoppedEarly as early:
         signals.noted_only = True  # nothing may disturb the way out
-        ask()
+        if early.exit_code == STOPPED:
+            ask()
         raise
     finally:
         signals.before_exit = end_at_once

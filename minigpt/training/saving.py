@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 import torch.nn as nn
 from torch import Tensor
 
@@ -263,20 +264,17 @@ def pack_states(callbacks: Sequence[L.Callback]) -> tuple[Files, list[str]]:
     """Return the files that hold the callbacks' `state_dict()`, and a sentence for each that can't be saved."""
     states: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
-    problems = []
+    problems, most = [], load.MAX_BYTES[pack.CALLBACKS]
     for callback in callbacks:
         key, own = callback.state_key, dict(tensors)
         try:
             state = _plain(callback.state_dict(), key, own)
-        except TypeError as reason:
+            if len(pack.to_json({**states, key: state})) > most:
+                raise TypeError(f"with those before it more than the {most:,} bytes of JSON that are read again")
+        except (TypeError, ValueError, RecursionError) as reason:
             problems.append(f"the state of the callback {type(callback).__name__} can't be saved ({reason})")
             continue
-        size = len(pack.to_json({**states, key: state}))
-        if size > load.MAX_BYTES[pack.CALLBACKS]:
-            wrong = f"{size:,} bytes of JSON with those before it; at most {load.MAX_BYTES[pack.CALLBACKS]:,} are read"
-            name = type(callback).__name__
-            problems.append(f"the state of the callback {name} can't be saved ({wrong}; a tensor may be larger)")
-        elif state:
+        if state:
             states[key] = state
             tensors = own
     files: Files = {pack.CALLBACKS: [pack.to_json(states)]} if states else {}
@@ -290,6 +288,8 @@ def _plain(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         if value.dtype not in pack.DTYPES:
             raise TypeError(f"{name} is a tensor of {value.dtype}; wanted one of {', '.join(map(str, pack.DTYPES))}")
+        if value.layout != torch.strided:
+            raise TypeError(f"{name} is a tensor of {value.layout}; wanted a dense one")
         while name in tensors:  # {"a": {"b": ...}, "a.b": ...}
             name += "."
         tensors[name] = value

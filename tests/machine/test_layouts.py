@@ -73,5 +73,7 @@ def test_processes_on_one_cpu_share_its_memory(monkeypatch):
     monkeypatch.setattr("minigpt.machine.hardware._main_memory", lambda: 24 * 10**9)
     _, alone = rows_of("trainer.device=cpu")
     _, shared = rows_of("trainer.device=cpu", "trainer=ddp", "trainer.devices=8")
+    _, hosts = rows_of("trainer.device=cpu", "trainer=ddp", "trainer.nodes=8")
     assert ", 24.0 GB, of which" in alone
+    assert ", 24.0 GB, of which" in hosts  # each host has its own
     assert ", 3.0 GB, of which" in shared

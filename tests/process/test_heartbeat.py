@@ -241,3 +241,43 @@ def test_a_silence_that_is_no_number_of_seconds_is_refused(monkeypatch, text):
     monkeypatch.setenv("MINIGPT_HEARTBEAT_SECONDS", text)
     with pytest.raises(UserFault, match=r"MINIGPT_HEARTBEAT_SECONDS=.* is no number of seconds"):
         heartbeat.seconds_of_environment()
+
+
+def test_a_second_run_of_a_launcher_leaves_the_first_one_alone(ranks):
+    """Two runs of one srun step met in one folder, and the end of one was the other's."""
+    three = ranks(silence=60)
+    for rank, wanted in ((0, "another run of this launcher meets in"), (1, "")):
+        second = [sys.executable, "-c", RANK, str(rank), "3", str(three.hub.parent)]
+        done = subprocess.run(second, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=30)
+        assert done.returncode == 1
+        assert wanted in done.stderr
+    assert three.hub.exists()
+    for rank in (1, 2, 0):
+        three.tell(rank, "leave")
+    assert three.codes() == [75, 75, 75]
+
+
+def test_a_folder_that_is_away_for_a_moment_ends_no_run(tmp_path, monkeypatch):
+    mine = heartbeat.Heartbeat(0, 2, tmp_path / "here")
+    (tmp_path / "away").mkdir()
+    (tmp_path / "away" / "store").touch()
+    monkeypatch.setattr(mine, "_end", lambda *_: pytest.fail("ended"))
+    monkeypatch.setattr(mine._done, "wait", lambda _: (tmp_path / "away").rename(tmp_path / "here") and False)
+    assert mine._touch_store(kept=True) is False
+    assert mine._touch_store(kept=False) is True
+
+
+def test_a_signal_to_another_rank_is_one_to_rank_zero():
+    """In a SLURM job rank 0 asks for a new start before all end."""
+    got = []
+    hub, rank = heartbeat.Heartbeat(0, 2, Path()), heartbeat.Heartbeat(1, 2, Path())
+    hub.on_stop = got.append
+    ours, theirs = socket.socketpair()
+    rank.peers[0] = heartbeat.Peer(theirs, rank=0)
+    rank._greet(rank.peers[0])
+    rank.ask_to_stop(signal.SIGTERM)
+    rank._send(rank.peers[0], {"stop": 9})
+    rank._send(rank.peers[0], {"left": True})
+    theirs.shutdown(socket.SHUT_WR)
+    hub._hear(heartbeat.Peer(ours))
+    assert got == [signal.SIGTERM]

@@ -3,6 +3,7 @@
 The hosts are processes of this machine: what tells them apart is what a launcher says.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -17,7 +18,8 @@ from types import SimpleNamespace
 import pytest
 
 from minigpt.faults import StorageFailure
-from minigpt.process.heartbeat import Heartbeat
+from minigpt.launcher import Launched
+from minigpt.process.heartbeat import MAX_STRANGERS, Heartbeat
 from minigpt.process.hosts import (
     HUB,
     LOCK,
@@ -29,6 +31,7 @@ from minigpt.process.hosts import (
     find_meeting,
     interface_of,
     open_meeting,
+    several_hosts,
     shake,
 )
 from tests.process.test_group import SCRIPT, SETTINGS, assert_close, rows, sibling
@@ -150,6 +153,60 @@ def test_who_has_not_the_key_is_not_obeyed(ranks, tmp_path):
     for rank in (1, 2, 0):
         tell(three[rank], "leave")
     assert [process.wait(15) for process in three] == [75, 75, 75]
+
+
+def test_a_crowd_of_strangers_takes_neither_files_nor_threads_from_a_run(ranks, tmp_path):
+    """They draw a session, and then say nothing: each had a file and a thread of rank 0 for ever."""
+    three = ranks(silence=60.0)
+    (folder,) = (tmp_path / "run").glob(f"{MEETING}*")
+    port = json.loads((folder / HUB).read_text())["port"]
+    with contextlib.ExitStack() as crowd:
+        for _ in range(MAX_STRANGERS + 40):
+            stranger = crowd.enter_context(socket.create_connection(("127.0.0.1", port)))
+            stranger.sendall(b"0" * 32 + b"\n")
+        deadline = time.monotonic() + 10
+        while (files := len(os.listdir(f"/proc/{three[0].pid}/fd"))) > MAX_STRANGERS + 20:
+            assert time.monotonic() < deadline, files
+        for rank in (1, 2, 0):
+            tell(three[rank], "leave")
+        assert [process.wait(15) for process in three] == [75, 75, 75]
+
+
+def test_a_strangers_meeting_in_the_run_directory_leads_nobody_to_him(tmp_path):
+    """A run directory may be a stranger's, or the copy of one that is at work."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        hub = {"address": "127.0.0.1", "port": stranger.getsockname()[1], "key": "his"}
+        for name in (f"{MEETING}abc", f"{MEETING}0123456789abcdef-abc"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / HUB).write_text(json.dumps(hub))
+        with pytest.raises(FileNotFoundError):
+            find_meeting(Hosts(tmp_path, 1, 0, 1, "127.0.0.1", "fedcba9876543210"))
+        with pytest.raises(OSError, match=r"refused|unreachable|timed out"):  # its own name, and an address of his
+            find_meeting(Hosts(tmp_path, 1, 0, 1, "127.0.0.2", "0123456789abcdef"))
+
+
+def test_one_meeting_that_leads_nowhere_hides_no_other(tmp_path):
+    hosts = Hosts(tmp_path, 1, 0, 1, "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (tmp_path / f"{hosts.prefix}a").mkdir()
+        (tmp_path / f"{hosts.prefix}a" / HUB).symlink_to("nowhere")
+        (tmp_path / f"{hosts.prefix}b").mkdir()
+        (tmp_path / f"{hosts.prefix}b" / HUB).write_text(
+            json.dumps({"address": "", "port": server.getsockname()[1], "key": "k"})
+        )
+        (tmp_path / f"{hosts.prefix}c").mkdir()
+        connection, folder, key = find_meeting(hosts)
+        connection.close()
+        assert (folder.name[-1], key) == ("b", "k")
+
+
+def test_each_start_of_a_launcher_meets_under_a_name_of_its_own(tmp_path, monkeypatch):
+    found = Launched("srun", 1, 2, 0, 1, 1, "")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    one, again = several_hosts(found, tmp_path), several_hosts(found, tmp_path)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert one.start == again.start != several_hosts(found, tmp_path).start
+    assert one.address == ""  # this host's own name is not rank 0's
 
 
 def test_a_line_is_obeyed_once_in_its_place_and_direction():

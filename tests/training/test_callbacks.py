@@ -247,14 +247,31 @@ def test_a_state_that_cannot_even_be_copied_is_named_before_the_first_step(run, 
     assert "WARNING: the state of the callback Locked can't be saved (" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("state", ["circular", "sparse", "digits"])
+def test_a_state_that_no_json_holds_is_named_and_ends_nothing(run, capsys, state):
+    circular: list = []
+    circular.append(circular)
+    states = {"circular": circular, "sparse": torch.ones(2).to_sparse(), "digits": 10**5000}
+
+    class Odd(L.Callback):
+        def state_dict(self):
+            return {"state": states[state]}
+
+    start(run, "trainer.max_steps=1", callbacks=[Odd()])
+    assert "WARNING: the state of the callback Odd can't be saved (" in capsys.readouterr().out
+
+
 def test_a_state_that_is_too_large_to_be_read_again_is_named_and_left_out(run, monkeypatch, capsys):
     class Large(L.Callback):
+        size = 1000
+
         def state_dict(self):
-            return {"history": [1.5] * 1000}
+            self.size += 1  # as it does
+            return {"history": [1.5] * self.size}
 
     monkeypatch.setitem(MAX_BYTES, CALLBACKS, 2000)
-    start(run, callbacks=[Large()])
-    assert "WARNING: the state of the callback Large can't be saved (" in capsys.readouterr().out
+    start(run, "checkpoint.every_steps=2", callbacks=[Large()])
+    assert capsys.readouterr().out.count("WARNING: the state of the callback Large can't be saved (") == 1
     assert not list(run.path.rglob("callbacks.*"))
 
 

@@ -253,6 +253,18 @@ def test_checkpoints_without_the_settings_they_were_trained_with_are_not_gone_on
         run("seed=5")
 
 
+def test_a_disk_of_its_own_for_checkpoints_is_no_run_of_others(run):
+    (run.path / "checkpoints" / "lost+found").mkdir(parents=True)
+    run("trainer.max_steps=2")
+
+
+def test_a_file_in_the_place_of_the_checkpoints_is_named(run):
+    run.path.mkdir()
+    (run.path / "checkpoints").write_text("")
+    with pytest.raises(StorageFailure, match="can't be written"):
+        run("trainer.max_steps=2")
+
+
 def test_a_row_that_is_no_validation_spoils_no_end(run, capsys):
     run("trainer.max_steps=2")
     with open(run.path / "metrics.jsonl", "a") as rows:

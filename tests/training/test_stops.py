@@ -346,12 +346,22 @@ def test_slurm_is_asked_where_a_library_keeps_the_command_from_hearing_the_signa
 
 def test_the_other_ranks_leave_the_asking_to_rank_zero(monkeypatch):
     """Else their end would be rank 0's, while that waits for scontrol."""
-    slept = []
-    monkeypatch.setattr(time, "sleep", slept.append)
+    done, signals = [], Signals()
+    signals.received = signal.SIGUSR1
+    monkeypatch.setattr(time, "sleep", done.append)
     monkeypatch.setenv("SLURM_JOB_ID", "42")
-    with pytest.raises(faults.StoppedEarly), queued_again(Signals(), Processes(rank=1, world_size=2)):
+    one = Processes(rank=1, world_size=2, ask_to_stop=done.append)
+    with pytest.raises(faults.StoppedEarly), queued_again(signals, one):
         raise faults.StoppedEarly(signal.SIGUSR1)
-    assert slept == [2 * PATIENCE_SECONDS]
+    assert done == [signal.SIGUSR1, 2 * PATIENCE_SECONDS]
+
+
+def test_ctrl_c_before_the_first_step_waits_for_no_controller(run, monkeypatch, tmp_path):
+    log = fake_scontrol(monkeypatch, tmp_path, 0)
+    monkeypatch.setenv("SLURM_JOB_ID", "42")
+    kill_self_before(monkeypatch, run_state, "prepare_tokens", signal.SIGINT)
+    run(code=faults.INTERRUPTED)
+    assert not log.exists()
 
 
 def test_a_stop_file_at_the_last_step_is_not_for_a_longer_run(run, monkeypatch):
