@@ -67,7 +67,7 @@ MAY_IMPORT = {
     "loading": "",
     "machine": "config data faults model process rundir torch",
     "model": "attention config numpy torch",
-    "process": "config faults launcher rundir __init__ torch redact",
+    "process": "plain_file config faults launcher rundir __init__ torch redact",
     "plain_file": "",
     "redact": "",
     "report": "plain_file attention checkpoint config data faults rundir matplotlib numpy torch yaml",
