@@ -114,11 +114,12 @@ def compose(arguments: Sequence[str] = ()) -> TrainConfig:
 
 
 def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> int:
-    """Train, beginning or continuing the run in `config.run.dir`.
+    """Train, beginning or continuing the run in `config.run.dir`, after what `init.experiment` names.
 
     Args:
-        config: see `compose`.
+        config: see `compose`. Where another is trained first, its `init.from` is then that run.
         callbacks: Lightning callbacks of your own, called after ours; docs/ARCHITECTURE.md says which hooks they get.
+            What is trained first does not get them.
 
     Returns:
         0 when the run is finished, 75 when a signal stopped it with a checkpoint.
@@ -126,6 +127,7 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> int:
     Raises:
         UserFault, NoUsableCheckpoint, StorageFailure, NonFiniteTraining: see minigpt.faults.
     """
+    from minigpt.stages import train_in_stages
     from minigpt.training.run import train as train_run
 
-    return train_run(config, callbacks=callbacks)
+    return train_in_stages(config, [], lambda each: train_run(each, callbacks if each is config else ()))

@@ -269,7 +269,7 @@ def demo(arguments: list[str]) -> int:
     with loading():
         from minigpt.demo import demo
 
-    return demo(config)
+    return demo(config, arguments)
 
 
 def _compose(command: str, arguments: list[str]) -> Any:

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,21 @@ from minigpt.invocation import typed
 from minigpt.launcher import launched
 from minigpt.report.record import best_row, number, read_record
 from minigpt.sampling.command import sample
+from minigpt.stages import train_in_stages
 from minigpt.training.run import train
 
 
-def demo(config: TrainConfig) -> int:
+def demo(config: TrainConfig, arguments: Sequence[str] = ()) -> int:
     """Train, then show what came out. A finished run is shown again, an unfinished one goes on.
 
     Args:
         config: composed and checked.
+        arguments: of the command line.
 
     Returns:
         What `train` returns.
     """
-    code = train(config)
+    code = train_in_stages(config, arguments, train)
     place = launched(config.trainer.strategy, config.trainer.nodes, config.trainer.devices)
     if code != FINISHED or (place is not None and place.rank):
         return code

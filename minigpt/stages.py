@@ -4,12 +4,11 @@ Each is a run of its own, so the same command goes on where it was stopped, in e
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from minigpt.config.commands import EvaluateConfig
-from minigpt.config.compose import compose
-from minigpt.config.convert import settings
+from minigpt.config.first_stage import first_stage
 from minigpt.config.roles import default_run_dir
 from minigpt.config.schema import TrainConfig
 from minigpt.data.find import typed_path
@@ -19,20 +18,22 @@ from minigpt.faults import FINISHED
 from minigpt.launcher import launched
 
 
-def train_in_stages(config: TrainConfig, arguments: list[str], train: Callable[[TrainConfig], int]) -> int:
+def train_in_stages(config: TrainConfig, arguments: Sequence[str], train: Callable[[TrainConfig], int]) -> int:
     """Train what the config starts from, if it says so, then what it is itself.
 
     Args:
-        config: composed from the arguments.
-        arguments: of the command line: where and by what machine it trains is true of the first one, too.
+        config: composed and checked. Its `init.from` is set when the first one is done.
+        arguments: of the command line, if there is one.
         train: trains one.
 
     Returns:
         What `train` returns.
+
+    Raises:
+        UserFault: the first one can't be what this starts from; nothing was trained.
     """
-    if config.init.experiment is not None and config.init.source is None:
-        before = compose("train", [f"experiment={config.init.experiment}", *_shared(arguments)])
-        before.run.dir = config.run.dir and f"{config.run.dir}-{config.init.experiment}"
+    before = first_stage(config, arguments)
+    if before is not None:
         code = train(before)
         if code != FINISHED:
             return code
@@ -57,14 +58,3 @@ def ask(config: TrainConfig, model: str) -> None:
     if config.objective.name == "grpo" and task in HARDER:
         files.append(task_file(folder, "test", task))
     evaluate(EvaluateConfig(checkpoint=model, questions=[*map(str, files)]))
-
-
-def _shared(arguments: list[str]) -> list[str]:
-    """The arguments that say where something lies, or which machine computes how."""
-    known = settings(TrainConfig)
-    keys = {key for key, setting in known.items() if setting.role == "machine"} | {
-        "seed",
-        "data.dir",
-        "trainer.precision",
-    }
-    return [each for each in arguments if each.partition("=")[0].lstrip("+") in keys or each.startswith("trainer=")]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 
 import minigpt
 from minigpt.config.compose import compose
@@ -96,3 +97,18 @@ def test_train_begins_and_continues_a_run_from_python(run, capfd):
     )
     assert minigpt.train(longer) == 0
     assert "step-000000003" in {folder.name for folder in (path / "checkpoints").iterdir()}
+
+
+def test_what_a_config_starts_from_is_trained_first(monkeypatch):
+    seen = []
+
+    def trained(config, callbacks):
+        seen.append((config.experiment, config.init.source, config.trainer.threads, config.seed, callbacks))
+        return 0
+
+    monkeypatch.setattr("minigpt.training.run.train", trained)
+    words = ["experiment=chat_tiny", "data=stdlib", "trainer.threads=1", "seed=3", "run.dir=two"]
+    callback = Callback()
+    assert minigpt.train(minigpt.compose(words), [callback]) == 0
+    first = ("chat_tiny_base", None, 1, 3, ())
+    assert seen == [first, ("chat_tiny", "two-chat_tiny_base", 1, 3, [callback])]

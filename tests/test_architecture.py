@@ -46,7 +46,7 @@ HOMES = {
 MAY_IMPORT = {
     "__init__": "",  # api is imported on first use
     "__main__": "cli",
-    "api": "checkpoint config data evaluation faults sampling training",
+    "api": "checkpoint config data evaluation faults sampling stages training",
     "attention": "torch numpy",  # numpy: the random numbers of dropout
     "benchmark": "config data faults invocation launcher loading machine model process report rundir sampling splitmix "
     "training verify "
@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "config": "faults invocation launcher plain_file redact __init__ huggingface_hub hydra omegaconf yaml",
     "data": "attention config faults process redact rundir splitmix aiohttp fsspec numpy pyarrow ray tiktoken "
     "tokenizers torch zstandard",
-    "demo": "config faults invocation launcher report sampling training",
+    "demo": "config faults invocation launcher report sampling stages training",
     "evaluation": "checkpoint compare config data faults machine model rundir sampling lm_eval numpy torch",
     "export": "checkpoint compare config data faults model rundir __init__ numpy safetensors tokenizers torch",
     "faults": "",

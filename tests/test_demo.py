@@ -5,6 +5,7 @@ import json
 import pytest
 
 from minigpt import demo as demo_module
+from minigpt.config.compose import compose
 from minigpt.config.schema import RunConfig, TrainConfig
 from minigpt.demo import comparison, demo
 from minigpt.faults import FINISHED, STOPPED
@@ -64,3 +65,10 @@ def test_a_rank_that_is_left_over_from_another_job_hides_nothing(run, monkeypatc
     beside(run, xz=2.0)
     assert demo(TrainConfig(run=RunConfig(dir=str(run)))) == FINISHED
     assert "bits per byte" in capsys.readouterr().out
+
+
+def test_a_demo_that_starts_from_another_trains_that_first(monkeypatch):
+    seen = []
+    monkeypatch.setattr(demo_module, "train", lambda config: seen.append(config.experiment) or STOPPED)
+    assert demo(compose("train", ["experiment=demo", "experiment=chat_tiny"])) == STOPPED
+    assert seen == ["chat_tiny_base"]
