@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from minigpt.config.compose import compose
+from minigpt.config.first_stage import first_stage
 from minigpt.config.grid import FLAGS, Job, expand
 from minigpt.config.roles import default_run_dir
 from minigpt.faults import FINISHED, INTERRUPTED, LAUNCHED, MEANINGS, STOPPED, UserFault, launched_rank
@@ -81,9 +82,12 @@ def run_dirs(jobs: Sequence[tuple[Job, str]]) -> list[Path]:
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # a note is given when the job begins
                 config = compose("train", job)
+                before = first_stage(config, job)
         except UserFault as fault:
             faults += fault.faults
             continue
+        if before is not None:  # a run's name holds what it starts from
+            config.init.source = before.run.dir or default_run_dir(before)
         folder = Path(os.path.expanduser(config.run.dir or default_run_dir(config)))
         if folder in folders:
             same = f"-m: {folders[folder]} and {name} would have the same run directory, {folder}"

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from minigpt.config.compose import compose
+from minigpt.config.roles import default_run_dir
 from minigpt.faults import LAUNCHED, STOPPED, UserFault
-from minigpt.sweep.grid import run_grid, wants_grid
+from minigpt.stages import train_in_stages
+from minigpt.sweep.grid import run_dirs, run_grid, wants_grid
 
 ROOT = Path(__file__).parents[2]
 TRAIN = str(ROOT / "scripts" / "train.py")
@@ -171,3 +174,10 @@ def test_train_py_trains_a_grid(tmp_path):
         assert f"seed={seed}" in line
         assert "finished" in line
         assert "val/loss" in line
+
+
+def test_the_table_names_the_runs_of_trainings_that_start_from_another(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    job, made = ["experiment=chat_tiny", "data=stdlib", "seed=2"], []
+    train_in_stages(compose("train", job), job, lambda each: made.append(default_run_dir(each)) or 0)
+    assert [str(folder) for folder in run_dirs([(job, "seed=2")])] == made[1:]
