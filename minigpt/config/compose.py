@@ -269,7 +269,7 @@ def _inherit(request: Request, mapping: dict[str, Any]) -> dict[str, Any]:
     typed_keys = {key for key in given if key in request.values or key.partition(".")[0] in request.choices}
     for key in theirs.keys() & typed_keys - {"model.block_size"}:  # rotary positions may grow
         typed_value = fitted(settings(request.cls)[key].kind, given[key])[0]
-        if _resolved(key, typed_value, theirs) != _resolved(key, theirs[key], theirs):
+        if resolved(key, typed_value, theirs) != resolved(key, theirs[key], theirs):
             wanted = f"{key}={shown(theirs[key])}. Leave it out: it is taken from there."
             wrong = f"{key}={shown(given[key])} does not fit {origin}={shown(source)}, whose weights have"
             request.refuse(f"{wrong} {wanted}", key)
@@ -280,7 +280,7 @@ def _inherit(request: Request, mapping: dict[str, Any]) -> dict[str, Any]:
     return mapping | taken
 
 
-def _resolved(key: str, value: Any, model: dict[str, Any]) -> Any:
+def resolved(key: str, value: Any, model: dict[str, Any]) -> Any:
     """What a value of the architecture stands for: a word that means another, or the size that 0 means."""
     width, heads = model.get("model.n_embd", 0), model.get("model.n_head", 1)
     swiglu = model.get("model.activation") == "swiglu"

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from minigpt.config.compose import compose
-from minigpt.config.convert import as_typed, settings, values
+from minigpt.config.compose import compose, resolved
+from minigpt.config.convert import as_typed, settings, shown, values
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
 
@@ -20,7 +20,7 @@ def first_stage(config: TrainConfig, arguments: Sequence[str] = ()) -> TrainConf
         arguments: of the command line, whose --config-dir holds for both.
 
     Raises:
-        UserFault: it does not compose, or starts from an experiment, too.
+        UserFault: it does not compose, has another model, or starts from an experiment, too.
     """
     name = config.init.experiment
     if name is None or config.init.source is not None:
@@ -35,8 +35,30 @@ def first_stage(config: TrainConfig, arguments: Sequence[str] = ()) -> TrainConf
     if before.init.experiment is not None:
         remedy = f"Type minigpt train experiment={name}, then give init.from=ITS_RUN"
         raise UserFault(f"init.experiment={name} starts from init.experiment={before.init.experiment} itself. {remedy}")
+    _refuse_other_model(config, before)
     before.run.dir = config.run.dir and f"{config.run.dir}-{name}"
     return before
+
+
+def _refuse_other_model(config: TrainConfig, before: TrainConfig) -> None:
+    """Refuse what the weights of the first one can't begin.
+
+    Raises:
+        UserFault: naming each setting of model and tokenizer that differs.
+    """
+    now, theirs, name = values(config), values(before), config.init.experiment
+    grows = config.model.attention == "rotary"  # positions are no weights then
+    differing = [
+        key
+        for key, each in settings(TrainConfig).items()
+        if each.role == "weights" and key.startswith(("model.", "tokenizer.")) and now[key] != theirs[key]
+        if resolved(key, now[key], now) != resolved(key, theirs[key], theirs)
+        if not (grows and key == "model.block_size")
+    ]
+    if differing:
+        own, other = (", ".join(f"{key}={shown(each[key])}" for key in differing) for each in (now, theirs))
+        remedy = f"Leave that out, or train {name} by itself with it and give init.from=ITS_RUN"
+        raise UserFault(f"{own} does not fit experiment={name}, which is trained first with {other}. {remedy}")
 
 
 def _config_dir(arguments: Sequence[str]) -> list[str]:
