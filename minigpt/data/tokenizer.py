@@ -37,6 +37,7 @@ class Tokenizer:
         vocab_size: V, tokens in all, end-of-text included.
         eot: the end-of-text token, or None (char). Its bytes are empty: a border between documents is not text.
         special: the control tokens, name -> token. Their bytes are empty, too.
+        names: the same, token -> name.
         control: the names of those that stand behind all other tokens.
         rules: file only: what it has besides its tokens.
         dtype: of token arrays, in memory and on disk.
@@ -73,6 +74,7 @@ class Tokenizer:
                 raise ValueError(f"its control token {shown(each)} is no name, or appears twice")
             self.special[each] = len(self._table)
             self._table.append(b"")
+        self.names = {token: name for name, token in self.special.items()}
         self.vocab_size = len(self._table)
         self.dtype = np.uint16 if self.vocab_size <= 65536 else np.uint32
         self._bytes_alone = list(tokens) == SINGLE_BYTES

@@ -325,9 +325,9 @@ class Reply:
         return {"content": content, "refusal": None}
 
     def name_of(self, token: int) -> str:
-        """Return a token as text; bytes that are none alone as OpenAI writes them."""
+        """Return a token as text, a control token as its name; bytes that are none alone as OpenAI writes them."""
         data = self.order.tokenizer.token_bytes(token)
         try:
-            return data.decode() or "<|endoftext|>"
+            return self.order.tokenizer.names.get(token) or data.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

@@ -31,7 +31,7 @@ def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
 
 def label(tokenizer: Tokenizer, token: int) -> str:
     """Return one token as it can be read alone."""
-    return tokenizer.token_bytes(token).decode("utf-8", "backslashreplace") or "<|endoftext|>"
+    return tokenizer.names.get(token) or tokenizer.token_bytes(token).decode("utf-8", "backslashreplace")
 
 
 def distribution(tokenizer: Tokenizer, logits: Tensor, count: int = MOST_LIKELY) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from minigpt.data.tokenizer import build_tokenizer
 from minigpt.sampling.conversation import Turn, turn_of
 from minigpt.serving.engine import Piece, Token
 from minigpt.serving.protocol import ApiError, Reply, read_order
+from minigpt.serving.views import label
 
 BYTE = build_tokenizer("byte")
 HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
@@ -142,6 +143,23 @@ def test_a_model_that_is_not_there_is_404():
     assert (error.value.status, error.value.content["error"]["code"]) == (404, "model_not_found")
     with pytest.raises(ApiError, match="model is missing"):
         order(model=None)
+
+
+def test_each_control_token_has_its_own_name_among_logprobs():
+    own = with_roles(BYTE)
+    asked = read_order(
+        {"model": "m", "prompt": "a", "logprobs": 3},
+        {"m": own},
+        contexts={"m": 9},
+        chat=False,
+        max_tokens=9,
+        max_texts=9,
+    )
+    tops = [(260, -0.1), (256, -9.0), (257, -12.5)]
+    found = whole(asked, Piece(0, "", [Token(260, -0.1, tops)], "end of text"))["choices"][0]["logprobs"]
+    assert found["tokens"] == ["<|end|>"]
+    assert found["top_logprobs"] == [{"<|end|>": -0.1, "<|endoftext|>": -9.0, "<|system|>": -12.5}]
+    assert label(own, 258) == "<|user|>"
 
 
 def test_logprobs_in_both_forms():
