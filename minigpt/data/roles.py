@@ -38,6 +38,15 @@ def has_roles(tokenizer: "Tokenizer") -> bool:
     return tokenizer.special.keys() >= {*CONTROL}
 
 
+def ends_of(tokenizer: "Tokenizer") -> frozenset[int]:
+    """Return the tokens that end an answer: end-of-text and, where there are roles, all of theirs.
+
+    What stands behind another role's token is not the assistant's.
+    """
+    ends = set() if tokenizer.eot is None else {tokenizer.eot}
+    return frozenset(ends | {tokenizer.special[name] for name in CONTROL if has_roles(tokenizer)})
+
+
 def is_text_part(part: Any) -> bool:
     """Whether a part of a message's content, in OpenAI's form, is text and has one."""
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)

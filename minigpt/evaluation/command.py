@@ -18,6 +18,7 @@ from minigpt.config.commands import EvaluateConfig
 from minigpt.data.batch import document_end
 from minigpt.data.progress import Progress, Say, size_text
 from minigpt.data.readers.document import ReadOptions
+from minigpt.data.roles import ends_of
 from minigpt.data.text import Text, read_text
 from minigpt.data.tokenizer import scheme_of
 from minigpt.evaluation.questions import Pair, Question, encode_questions, judge, read_questions, score_pairs
@@ -147,7 +148,7 @@ def _answer(path: str, asked: tuple[list[Question], list[list[Pair]]], models: M
     answers = []
     for name, loaded, own in zip(_names(models), models, pairs, strict=True):
         progress = Progress(f"answering {path}", len(own), say, unit="choices", size=1)
-        answers.append(judge(questions, score_pairs(loaded.model, own, progress)))
+        answers.append(judge(questions, score_pairs(loaded.model, own, progress, ends=ends_of(loaded.tokenizer))))
         now = answers[-1].figures()
         say(f"  {name}accuracy {now['accuracy']:.2%}, length-normalised {now['accuracy_normalised']:.2%}")
         for task, right in answers[-1].tasks.items():

@@ -11,12 +11,13 @@ A record may name its "task": then accuracy is given task by task, too.
 
 A choice's score is the log-likelihood of the choice and `after`, given the context; the highest is the model's answer.
 Length-normalised it is divided by the bytes of both. An open question is right if each token of the answer is the
-likeliest one.
+likeliest one, and where a message ends, any control token.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,11 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> Pair:
 
 @torch.inference_mode()
 def score_pairs(
-    model: GPT, pairs: Sequence[Pair], progress: Callable[[int], object] = lambda pairs: None
+    model: GPT,
+    pairs: Sequence[Pair],
+    progress: Callable[[int], object] = lambda pairs: None,
+    *,
+    ends: Collection[int] = (),
 ) -> list[tuple[float, bool]]:
     """Return of each continuation the log-likelihood in nats, and whether each of its tokens is the likeliest.
 
@@ -184,8 +189,10 @@ def score_pairs(
         model: in eval mode.
         pairs: continuations of at most block_size tokens. Of a long context the end is read.
         progress: called with the number of pairs scored since the last call.
+        ends: tokens that end an answer, one as well as another.
     """
     block_size, device = model.config.block_size, model.token_embedding.weight.device
+    measure = partial(nats_and_right, alike=torch.tensor(sorted(ends), dtype=torch.long, device=device))
     found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
     order = sorted(range(len(pairs)), key=lambda number: -sum(map(len, pairs[number])))  # alike ones side by side
     batch = windows_at_once(block_size, model.vocab_size)
@@ -200,7 +207,7 @@ def score_pairs(
         for place, (row, length) in enumerate(rows):  # what is added behind a row changes nothing before it
             tokens[place, : len(row) - 1] = torch.tensor(row[:-1])
             targets[place, len(row) - 1 - length : len(row) - 1] = torch.tensor(row[-length:])
-        losses, right = measure_pass(model, tokens.to(device), targets.to(device), nats_and_right).T
+        losses, right = measure_pass(model, tokens.to(device), targets.to(device), measure).T
         likeliest = ((right.view(len(rows), T) > 0) | (targets.to(device) < 0)).all(-1)
         sums = losses.view(len(rows), T).double().sum(-1).tolist()
         for number, loss, all_right in zip(numbers, sums, likeliest.tolist(), strict=True):

@@ -108,9 +108,16 @@ def nats(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits, targets, reduction="none")
 
 
-def nats_and_right(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss and whether it is the likeliest token, (n, 2), of each target (n,), of logits (n, V)."""
-    return torch.stack([nats(logits, targets), (logits.argmax(-1) == targets).float()], dim=-1)
+def nats_and_right(logits: Tensor, targets: Tensor, alike: Tensor | None = None) -> Tensor:
+    """Return the loss and whether it is the likeliest token, (n, 2), of each target (n,), of logits (n, V).
+
+    In the place of a token of `alike` (k,) the likeliest may be any of them.
+    """
+    likeliest = logits.argmax(-1)
+    right = likeliest == targets
+    if alike is not None:
+        right |= torch.isin(targets, alike) & torch.isin(likeliest, alike)
+    return torch.stack([nats(logits, targets), right.float()], dim=-1)
 
 
 def measure_pass(

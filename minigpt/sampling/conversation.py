@@ -7,7 +7,7 @@ transcript, which it may or may not go on with.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from minigpt.data.roles import END, encode_turn, has_roles
+from minigpt.data.roles import encode_turn, ends_of, has_roles
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 
@@ -26,8 +26,8 @@ class Turn:
 def turn_of(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> Turn:
     """Return messages as the beginning of the assistant's answer.
 
-    A tokenizer with roles gives `<|system|>Be brief.<|user|>Hello<|assistant|>`, and <|end|> ends the answer. Without
-    them the text is
+    A tokenizer with roles gives `<|system|>Be brief.<|user|>Hello<|assistant|>`, and <|end|> ends the answer, as any
+    other control token does. Without them the text is
 
         System: Be brief.
         User: Hello
@@ -42,11 +42,10 @@ def turn_of(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> Turn
     Raises:
         UserFault: a character that the tokenizer does not know.
     """
-    ends: frozenset[int] = frozenset() if tokenizer.eot is None else frozenset({tokenizer.eot})
     if has_roles(tokenizer):
-        return Turn(encode_turn(tokenizer, messages), ends | {tokenizer.special[END]})
+        return Turn(encode_turn(tokenizer, messages), ends_of(tokenizer))
     lines = [f"{ROLES[message['role']]}: {message['content']}\n" for message in messages]
-    return Turn(tokenizer.encode("".join([*lines, "Assistant:"])), ends, ["\nUser:"])
+    return Turn(tokenizer.encode("".join([*lines, "Assistant:"])), ends_of(tokenizer), ["\nUser:"])
 
 
 def refuse_too_long(turn: Turn, block_size: int) -> None:

@@ -60,9 +60,11 @@ def test_messages_become_a_transcript_or_what_the_tokenizer_says():
     assert BYTE.decode(order(chat=True, messages=parts).answer.rows[0].tokens) == "User: ab\nAssistant:"
 
     own = with_roles(BYTE)
-    system, user, assistant, end = range(257, 261)
+    system, user, assistant, _ = range(257, 261)
     wanted = [system, *b"Be brief.", user, *b"Hello", assistant]
-    assert turn_of(own, HELLO) == Turn(wanted, frozenset({BYTE.eot, end}), ())
+    assert turn_of(own, HELLO) == Turn(
+        wanted, frozenset(range(256, 261)), ()
+    )  # nobody else's turn is part of an answer
 
 
 def test_messages_longer_than_the_context_are_refused_as_openai_does():

@@ -1,0 +1,55 @@
+"""Questions that are conversations: what ends an answer."""
+
+import json
+
+import pytest
+import torch
+
+from minigpt.checkpoint.load import LoadedCheckpoint
+from minigpt.config.commands import EvaluateConfig
+from minigpt.config.schema import ModelConfig, TrainConfig
+from minigpt.data.roles import with_roles
+from minigpt.data.tokenizer import build_tokenizer
+from minigpt.evaluation.command import evaluate
+
+TOKENIZER = with_roles(build_tokenizer("byte"))
+
+
+class Parrot(torch.nn.Module):
+    """Behind each token the likeliest is one certain other."""
+
+    def __init__(self, follows):
+        super().__init__()
+        self.vocab_size, self.config = TOKENIZER.vocab_size, ModelConfig(block_size=12)
+        self.token_embedding = torch.nn.Embedding(self.vocab_size, self.vocab_size)
+        torch.nn.init.zeros_(self.token_embedding.weight)
+        for before, behind in follows.items():
+            self.token_embedding.weight.data[before, behind] = 9.0
+
+    def forward(self, tokens):
+        return self.token_embedding(tokens)
+
+
+@pytest.fixture
+def ask(tmp_path, monkeypatch):
+    """Asks a model that answers "b", and ends as it is told, the questions of some records."""
+
+    def asked(*records, end="<|end|>"):
+        model = Parrot({TOKENIZER.special["<|assistant|>"]: ord("b"), ord("b"): TOKENIZER.special[end]})
+        loaded = LoadedCheckpoint(model, TOKENIZER, TrainConfig(model=model.config), {}, tmp_path)
+        monkeypatch.setattr("minigpt.evaluation.command.load_checkpoint", lambda path, which: loaded)
+        (file := tmp_path / "questions.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        said = []
+        evaluate(EvaluateConfig(checkpoint="model", questions=[str(file)], json=str(tmp_path / "json")), said.append)
+        return json.loads((tmp_path / "json").read_text())["accuracy"], "\n".join(said)
+
+    return asked
+
+
+def exchange(question, answer):
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+@pytest.mark.parametrize("end", TOKENIZER.special)
+def test_any_control_token_ends_an_answer(ask, end):
+    assert ask(exchange("a", "b"), exchange("a", "bb"), end=end)[0] == 0.5
