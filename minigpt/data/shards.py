@@ -75,7 +75,7 @@ class SplitWriter:
                 self._finish_shard()
                 self._begin_shard()
             part = tokens[: self.shard_tokens - self._count]
-            self._file.write(part.astype(self.dtype).tobytes())
+            self._file.write(np.ascontiguousarray(part, self.dtype).data)  # no copy where it is so already
             self._count += len(part)
             tokens = tokens[len(part) :]
 
