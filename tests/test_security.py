@@ -139,10 +139,12 @@ def continue_it(place: Path) -> int:
 GUEST = r"""
 import os, shutil, sys
 from pathlib import Path
-from minigpt.config.compose import compose
-from minigpt.config.schema import SampleConfig
-from minigpt.sampling.command import sample
-from minigpt.training.run import train
+from minigpt.loading import loading
+with loading():
+    from minigpt.config.compose import compose
+    from minigpt.config.schema import SampleConfig
+    from minigpt.sampling.command import sample
+    from minigpt.training.run import train
 
 own, foreign, arguments = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
 
@@ -848,11 +850,13 @@ class NoWandb:
 
 sys.addaudithook(hook)
 sys.meta_path.insert(0, NoWandb())
-import minigpt.data.corpus
-from minigpt.config.compose import compose
-from minigpt.config.schema import SampleConfig
-from minigpt.sampling.command import sample
-from minigpt.training.run import train
+from minigpt.loading import loading
+with loading():
+    import minigpt.data.corpus
+    from minigpt.config.compose import compose
+    from minigpt.config.schema import SampleConfig
+    from minigpt.sampling.command import sample
+    from minigpt.training.run import train
 
 minigpt.data.corpus._STDLIB = ["json", "wave", "email"]
 assert train(compose("train", [each for each in sys.argv[1:] if each != "data=text"])) == 0

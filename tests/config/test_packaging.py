@@ -80,8 +80,10 @@ def test_a_wheel_trains_and_samples_without_the_checkout(tmp_path):
     assert "pip check" in done.stdout
     assert "make setup" not in done.stdout
     # A command that starts trainings of its own finds them in the wheel.
-    grid = ["data=text", "data.source=book.txt", *TINY, "seed=1,2", "data.dir=tokens"]
-    assert "=== Job 2 of 2: seed=2" in run_command(installed, elsewhere, "train", "-m", *grid).stdout
+    grid = ["data=text", "data.source=book.txt", *TINY, "seed=2", "data.dir=tokens"]
+    said = run_command(installed, elsewhere, "train", "-m", *grid).stdout
+    assert "=== Job 1 of 1: " in said
+    assert said.splitlines()[-1].startswith("   1  finished ")
 
 
 TINY = [

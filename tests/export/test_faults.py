@@ -34,6 +34,12 @@ def _no_transformers(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "transformers" else real(name))
 
 
+@pytest.fixture
+def few_strings(monkeypatch):
+    """To compare tokenizers over: a fault shows in a tenth of them, too."""
+    monkeypatch.setattr("minigpt.export.proof.STRINGS", 1000)
+
+
 def model(shape: str, tmp_path) -> LoadedCheckpoint:
     """A model with weights as large as trained ones, and a tokenizer with merges."""
     text = "how much wood would a woodchuck chuck if a woodchuck could chuck wood " * 9
@@ -75,6 +81,7 @@ def change_weights(folder, change):
 def test_without_a_fault_the_proof_holds(tmp_path, shape):
     lines = proof(loaded := model(shape, tmp_path), written(loaded, tmp_path))
     assert "0 differences in ids and 0 in text" in lines[-1]
+    assert "and 10,000 strings" in lines[-1]
 
 
 def interleaved(folder):
@@ -139,7 +146,7 @@ def merges_swapped(folder):
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_a_fault_in_what_was_written_is_caught(tmp_path, shape, fault):
+def test_a_fault_in_what_was_written_is_caught(tmp_path, shape, fault, few_strings):
     loaded = model(shape, tmp_path)
     folder = written(loaded, tmp_path)
     fault(folder)
@@ -147,7 +154,7 @@ def test_a_fault_in_what_was_written_is_caught(tmp_path, shape, fault):
         proof(loaded, folder)
 
 
-def test_two_swapped_merges_are_caught_by_the_lists_themselves(tmp_path):
+def test_two_swapped_merges_are_caught_by_the_lists_themselves(tmp_path, few_strings):
     """No string need show them."""
     loaded = model("qwen3", tmp_path)
     whole = reload_huggingface(written(loaded, tmp_path))
@@ -158,7 +165,7 @@ def test_two_swapped_merges_are_caught_by_the_lists_themselves(tmp_path):
         prove(loaded, sample_of(loaded, "", "best"), swapped, tolerance=TOLERANCE["f32"])
 
 
-def test_a_norm_after_the_rotation_is_caught(tmp_path, monkeypatch):
+def test_a_norm_after_the_rotation_is_caught(tmp_path, monkeypatch, few_strings):
     loaded = model("qwen3", tmp_path)
     folder = written(loaded, tmp_path)
     whole = reload_huggingface(folder)

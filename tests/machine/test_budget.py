@@ -59,9 +59,7 @@ WHOLE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("cases", "tolerance"), [(ONE, 0.1), (SEVERAL, 0.1), (WHOLE, 0.2)], ids=["one", "several", "resident"]
-)
+@pytest.mark.parametrize(("cases", "tolerance"), [([*ONE, *SEVERAL], 0.1), (WHOLE, 0.2)], ids=["allocated", "resident"])
 def test_a_step_takes_what_is_counted(cases, tolerance):
     """Of allocated memory within 10 %, of resident memory within 20 %."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

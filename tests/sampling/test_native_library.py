@@ -41,6 +41,14 @@ def compiler(monkeypatch, tmp_path):
 HONEST = 'echo called >> "$0.log"; for last; do :; done; echo "$@" > "$last"'
 
 
+@pytest.fixture
+def copying(compiler):
+    """A compiler that gives, at once, what the real one has made."""
+    made = build(own_folder())  # by the real one, for all tests and processes
+    compiler(f'for last; do :; done; cp "{made}" "$last"')
+    return made
+
+
 def test_it_is_built_once(compiler, tmp_path):
     path = compiler(HONEST)
     first = build(tmp_path)
@@ -122,7 +130,7 @@ def test_without_a_place_to_keep_it_it_is_built_anyway(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 @pytest.mark.parametrize("content", [b"", b"\x7fELF cut off"])
-def test_a_library_that_a_power_failure_emptied_is_built_anew(cache_home, content):
+def test_a_library_that_a_power_failure_emptied_is_built_anew(copying, cache_home, content):
     kept = build(own_folder())
     kept.write_bytes(content)
     assert library().minigpt_step
@@ -140,7 +148,7 @@ def test_the_bytes_are_on_disk_before_the_name_is(compiler, tmp_path, monkeypatc
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
-def test_with_a_place_to_keep_it_no_temporary_folder_is_needed(cache_home, monkeypatch):
+def test_with_a_place_to_keep_it_no_temporary_folder_is_needed(copying, cache_home, monkeypatch):
     library()
     native_library.first_try.cache_clear()
 

@@ -119,11 +119,21 @@ def test_micro_batches_of_unequal_size_make_the_step_of_one_large_batch():
     agree(one_step(stream, choices), one_large_batch(Batch(tokens, targets)))
 
 
+RANK = """
+import runpy, sys
+from pathlib import Path
+from minigpt.loading import loading
+with loading():
+    rank = runpy.run_path(sys.argv[1])
+rank["be_a_rank"](Path(sys.argv[2]))
+"""
+
+
 def test_ranks_of_unequal_weight_make_the_step_of_one_large_batch(tmp_path):
     started = []
     for rank in range(2):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-        started.append(subprocess.Popen([sys.executable, __file__, str(tmp_path)], env=os.environ | place))
+        started.append(subprocess.Popen([sys.executable, "-c", RANK, __file__, str(tmp_path)], env=os.environ | place))
     assert [process.wait(300) for process in started] == [0, 0]
     wanted = one_large_batch(micro_batches(replace(CHOICES, micro_batch=WINDOWS, accumulate=1))[0])
     for rank in range(2):
@@ -140,7 +150,3 @@ def be_a_rank(folder: Path) -> None:
     loss, gradients = one_step(batches, choices, strategy="ddp", devices=2)
     save_file({"loss": torch.tensor(loss, dtype=torch.float64), **gradients}, folder / f"rank-{rank}.safetensors")
     torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    be_a_rank(Path(sys.argv[1]))
