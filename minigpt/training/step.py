@@ -64,9 +64,7 @@ class LanguageModel(L.LightningModule):
         self.total_steps = steps_of(config)  # None when only max_minutes limits the run
         self.clock = Clock(state.seconds)
         self.compiled_loss: Callable[..., Tensor] | None = None  # of the run's batches, with weights or without
-        self.answer: Answerer | None = (
-            None  # of the questions that stand in place of batches, where a reward is learned
-        )
+        self.answer: Answerer | None = None  # makes a batch of questions, where a reward is learned
         self.first_micro_batch = state.step * choices.accumulate
         self.micro_losses: list[Tensor] = []  # of the current step
         self.micro_weights: list[Tensor] = []

@@ -87,6 +87,8 @@ def test_every_choice_composes(group, choice, monkeypatch):
         "fsdp": ["trainer.devices=2"],
         "hsdp": ["trainer.devices=4", "trainer.shards=2"],
         "lora": ["init.from=here"],
+        "grpo": ["init.from=here", "data=tasks"],
+        "chat_grpo": ["init.from=here"],
     }
     arguments += more.get(choice, [])
     config = compose("train", arguments)
