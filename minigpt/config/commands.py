@@ -222,10 +222,12 @@ class ChatConfig:
     Examples:
       minigpt chat checkpoint=runs/NAME
       minigpt chat checkpoint=runs/NAME temperature=0.7 system="Be brief."
+      minigpt chat checkpoint=runs/BASE adapter=runs/TUNED
     """
 
     checkpoint: str | None = setting(None, "run, checkpoint or Hugging Face folder", "watch", literal=True)
     which: Which = setting("best", "of a run's checkpoints", "watch")
+    adapter: str | None = setting(None, "run or peft folder whose adapter is put on", "watch", literal=True)
     system: str | None = setting(None, "a message of the system before all others", "watch", literal=True)
     max_new_tokens: int = setting(256, "most tokens of an answer", "watch", low=1)
     temperature: float = setting(0.0, "0 = greedy", "watch", low=0)

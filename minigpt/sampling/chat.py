@@ -34,7 +34,7 @@ def chat(config: ChatConfig) -> int:
         The exit code.
 
     Raises:
-        UserFault: a checkpoint or device that can't be used.
+        UserFault: a checkpoint, adapter or device that can't be used.
     """
     shared = {field.name for field in fields(SampleConfig)} & {field.name for field in fields(config)}
     options = SampleConfig(**{name: getattr(config, name) for name in shared})

@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from minigpt.checkpoint.load import LoadedCheckpoint
+from minigpt.config.compose import compose
 from minigpt.config.schema import ModelConfig, SampleConfig, TrainConfig
 from minigpt.data.roles import with_roles
 from minigpt.data.tokenizer import build_tokenizer
+from minigpt.faults import UserFault
 from minigpt.model.gpt import GPT
-from minigpt.sampling.chat import Conversation, talk
+from minigpt.sampling.chat import Conversation, chat, talk
 from minigpt.sampling.conversation import turn_of
 from minigpt.sampling.write import gpt_forward, write_answer
 
@@ -73,15 +75,15 @@ def test_commands_set_options_and_text_with_two_slashes_is_a_message(spoken):
 
 
 def test_an_answer_ends_with_its_token_and_roles_in_a_text_stay_text(spoken):
-    answers = iter([*b"ok", END, *b"no", BYTE.eot])
+    answers = iter([*b"ok", END, *b"no", BYTE.eot, *b"me", BYTE.special["<|user|>"]])
 
     def forward(tokens, lengths, cache):
         token = next(answers) if tokens.shape[1] == 1 else 0  # several are the message being read
         return torch.nn.functional.one_hot(torch.tensor([token]), BYTE.vocab_size).float()
 
-    conversation, out, _ = spoken("<|assistant|>", "b", forward=forward, use_cache=False)
-    assert out == "ok\nno\n"
-    assert [each["content"] for each in conversation.messages] == ["<|assistant|>", "ok", "b", "no"]
+    conversation, out, _ = spoken("<|assistant|>", "b", "c", forward=forward, use_cache=False)
+    assert out == "ok\nno\nme\n"
+    assert [each["content"] for each in conversation.messages] == ["<|assistant|>", "ok", "b", "no", "c", "me"]
     assert turn_of(BYTE, conversation.messages[:1]).tokens[1:-1] == list(b"<|assistant|>")
 
 
@@ -121,3 +123,9 @@ def test_ctrl_c_stops_the_answer_only(spoken):
 def test_a_model_without_roles_gets_a_transcript(loaded):
     plain = build_tokenizer("byte")
     assert turn_of(plain, [say("user", "a")]).stop == ["\nUser:"]
+
+
+def test_an_adapter_is_put_on_the_model(tmp_path, monkeypatch):
+    monkeypatch.setattr("minigpt.sampling.chat.load", lambda options: (_ for _ in ()).throw(UserFault(options.adapter)))
+    with pytest.raises(UserFault, match=str(tmp_path)):
+        chat(compose("chat", ["checkpoint=.", f"adapter={tmp_path}"]))
