@@ -184,6 +184,9 @@ def _read_setting(request: Request, key: str, text: str) -> None:
                 request.refuse(f"{key} names {shown(redact(name))} twice. Give each source one share.", key)
         request.values[key] = found
     elif setting.literal:
+        if key == "adapter" and kind != list[str] and key in request.values:  # of no other setting are several meant
+            both = f"adapter={shown(request.values[key])} and adapter={shown(text)}"
+            request.refuse(f"{both}: {request.command} takes one. minigpt serve lists a model for each.", key)
         request.values[key] = [*request.values.get(key, []), text] if kind == list[str] else text
     elif "${" in text and kind != list[str]:
         request.refuse(f"{key}={shown(text)}: {NOT_EVALUATED}", key)

@@ -442,3 +442,9 @@ def test_notes_go_to_stderr(capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("Note: schedule.warmup_steps=100 is longer")
+
+
+def test_a_second_adapter_of_a_command_that_takes_one_is_refused(tmp_path):
+    for command in ("sample", "chat"):
+        with pytest.raises(UserFault, match=rf"adapter='a' and adapter=.*: {command} takes one\. minigpt serve lists"):
+            compose(command, ["checkpoint=.", "adapter=a", f"adapter={tmp_path}"])
