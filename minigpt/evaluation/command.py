@@ -21,7 +21,7 @@ from minigpt.data.readers.document import ReadOptions
 from minigpt.data.roles import ends_of
 from minigpt.data.text import Text, read_text
 from minigpt.data.tokenizer import scheme_of
-from minigpt.evaluation.questions import Pair, Question, encode_questions, judge, read_questions, score_pairs
+from minigpt.evaluation.questions import Pair, Question, encode_questions, judge, read_questions, score_pairs, too_long
 from minigpt.evaluation.texts import TextScore, score_text, write_tokens
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.machine.hardware import find_named
@@ -153,6 +153,9 @@ def _answer(path: str, asked: tuple[list[Question], list[list[Pair]]], models: M
         say(f"  {name}accuracy {now['accuracy']:.2%}, length-normalised {now['accuracy_normalised']:.2%}")
         for task, right in answers[-1].tasks.items():
             say(f"    {task:<16}{right.mean():>8.2%}  {right.sum():,} of {len(right):,}")
+        if long := too_long(questions, own, loaded.config.model.block_size):
+            first = f"number {long[0][0]:,} first ({long[0][1]:,} tokens)"
+            say(f"  {name}{len(long):,} are longer than the model's context: of them the end is read, {first}")
     say(f"  {answers[0].chance:.2%} are right by chance")
     figures = [each.figures() for each in answers]
     if len(models) == 1:

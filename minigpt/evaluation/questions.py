@@ -6,8 +6,10 @@ A file of questions is JSON lines, each an object:
     {"context": "The cat", "choices": [" sat", " sit"], "after": " on the mat.", "answer": 0}     a gap to fill
     {"context": "To be, or not to", "answer": " be"}                                              open
     {"messages": [{"role": "user", "content": "2 + 3"}, {"role": "assistant", "content": "5"}]}   open: the last message
+    {"prompt": "2 + 3", "completion": "5"}                                                        the same
 
-A record may name its "task": then accuracy is given task by task, too.
+Conversations come as data=chat takes them (minigpt/data/readers/chat.py). A record may name its "task": then accuracy
+is given task by task, too.
 
 A choice's score is the log-likelihood of the choice and `after`, given the context; the highest is the model's answer.
 Length-normalised it is divided by the bytes of both. An open question is right if each token of the answer is the
@@ -25,7 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from minigpt.data.readers.chat import BadMessages, is_answer, messages_of
+from minigpt.data.readers.chat import WANTED, BadMessages, is_answer, messages_of
 from minigpt.data.roles import END, encode_turn, has_roles
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
@@ -105,16 +107,20 @@ def _question(record: Any) -> Question:
     task = record.pop("task", "") if isinstance(record, dict) else ""
     if not isinstance(task, str):
         raise ValueError("task must be a name")
-    if isinstance(record, dict) and record.keys() == {"messages"}:
+    if (
+        isinstance(record, dict)
+        and not record.keys().isdisjoint(("messages", "completion"))
+        and "choices" not in record
+    ):
         try:
             *messages, last = messages_of(record)
         except BadMessages as fault:
-            raise ValueError(fault) from None
+            raise ValueError(f"{fault}; wanted {WANTED}") from None
         if not messages or not is_answer(last):
-            raise ValueError("messages must end with an answer of the assistant")
+            raise ValueError("a conversation must end with an answer of the assistant")
         return Question("", [last["content"]], "", 0, tuple(messages), task)
     if not isinstance(record, dict) or record.keys() - set(keys):
-        raise ValueError(f"wanted an object with {', '.join(keys)}, got {str(record)[:60]}")
+        raise ValueError(f"wanted an object with {', '.join(keys)}, or a conversation, got {str(record)[:60]}")
     context, choices, after, answer = (record.get(key, "" if key in ("context", "after") else None) for key in keys)
     if not isinstance(context, str) or not isinstance(after, str):
         raise ValueError("context and after must be texts")
@@ -213,6 +219,16 @@ def score_pairs(
         for number, loss, all_right in zip(numbers, sums, likeliest.tolist(), strict=True):
             found[number] = (-loss, all_right)
         progress(len(numbers))
+    return found
+
+
+def too_long(questions: Sequence[Question], pairs: Sequence[Pair], block_size: int) -> list[tuple[int, int]]:
+    """Return the number, from 1, and the most tokens of each question of which the model reads the end only."""
+    found, rest = [], iter(pairs)
+    for number, question in enumerate(questions, 1):
+        tokens = max(sum(map(len, next(rest))) for _ in question.choices)
+        if tokens - 1 > block_size:  # the last is only predicted
+            found.append((number, tokens))
     return found
 
 

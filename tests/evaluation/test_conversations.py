@@ -1,4 +1,4 @@
-"""Questions that are conversations: what ends an answer."""
+"""Questions that are conversations: their forms, what ends an answer, and which are too long."""
 
 import json
 
@@ -11,6 +11,7 @@ from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.data.roles import with_roles
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.evaluation.command import evaluate
+from minigpt.faults import UserFault
 
 TOKENIZER = with_roles(build_tokenizer("byte"))
 
@@ -53,3 +54,23 @@ def exchange(question, answer):
 @pytest.mark.parametrize("end", TOKENIZER.special)
 def test_any_control_token_ends_an_answer(ask, end):
     assert ask(exchange("a", "b"), exchange("a", "bb"), end=end)[0] == 0.5
+
+
+def test_a_question_may_have_each_form_of_a_conversation_and_what_else_a_row_holds(ask):
+    forms = [
+        exchange("a", "b") | {"id": 1},
+        {"prompt": "a", "completion": "b"},
+        {"prompt": exchange("a", "b")["messages"][:1], "completion": exchange("a", "b")["messages"][1:], "task": "t"},
+    ]
+    accuracy, said = ask(*forms)
+    assert accuracy == 1.0
+    assert "1 of 1" in said
+    assert "longer" not in said
+    with pytest.raises(UserFault, match=r"the record has 'completion'; wanted .*\"prompt\""):
+        ask({"completion": "b"})
+
+
+def test_questions_longer_than_the_context_are_counted_and_the_first_is_named(ask):
+    fits, longer = exchange("x" * 9, "b"), exchange("x" * 10, "b")  # of 12 + 1 tokens, the last is only predicted
+    said = ask(fits, longer, {"context": "x" * 12, "choices": ["y", "yz"], "answer": 0})[1]
+    assert "2 are longer than the model's context: of them the end is read, number 2 first (14 tokens)" in said
