@@ -92,10 +92,14 @@ def overlap(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> dict[st
 
     ended = threading.Event()
 
+    def likely(piece: NDArray[Any]) -> NDArray[np.uint64]:
+        hashes = _hashes(piece, gram, words, tokenizer.eot)
+        return hashes[may_be.take((hashes >> shift).view(np.int64), mode="clip")]
+
     def look(part: tuple[int, int]) -> None:
-        for piece in until(ended, pieces(train, TRAIN_TOKENS, part=part)):
-            hashes = _hashes(piece, gram, words, tokenizer.eot)
-            hashes = np.sort(hashes[may_be[hashes >> shift]])  # in order they are found five times as fast
+        parts = until(ended, pieces(train, TRAIN_TOKENS, part=part))
+        while group := [likely(piece) for piece in itertools.islice(parts, 16)]:
+            hashes = np.sort(np.concatenate(group))  # in order they are found five times as fast
             at = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
             found[at[wanted[at] == hashes]] = True  # from several threads: each sets only what it found
 
@@ -129,7 +133,7 @@ def _hashes(tokens: NDArray[Any], gram: int, words: NDArray[np.uint64], eot: int
     if n < gram:
         return np.zeros(0, np.uint64)
     sums = np.zeros(n + 1, np.uint64)
-    np.cumsum(words[tokens] * _UP[:n], out=sums[1:])
+    np.cumsum(words.take(tokens, mode="clip") * _UP[:n], out=sums[1:])
     hashes = (sums[gram:] - sums[:-gram]) * _DOWN[: n - gram + 1]
     ends = np.flatnonzero(tokens == eot) if eot is not None else np.zeros(0, np.int64)
     if not len(ends):
