@@ -66,8 +66,13 @@ def test_sigterm_leaves_no_folder_behind(plans_of, tmp_path, monkeypatch, at_onc
     assert list(tmp_path.glob("minigpt-benchmark-*")) == []
 
 
-def test_the_preset_for_a_gpu_ends_in_one_table_and_one_json(plans_of, tmp_path, monkeypatch, at_once, checkout):
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["short", "with kills"])
+def test_the_preset_for_a_gpu_ends_in_one_table_and_one_json(
+    plans_of, tmp_path, monkeypatch, at_once, checkout, killed
+):
     """On a CPU at a tiny size: every line of what waits for a GPU is measured, and written down."""
+    if not killed:  # three processes that train; tests/test_verify.py has a shorter trial
+        monkeypatch.setattr(training, "verify_resume", lambda config, command, *, kills, folder: 0)
     monkeypatch.setattr(sampling, "BATCHES", (1,))
     monkeypatch.setattr(sampling, "MIN_SECONDS", 0.001)
     monkeypatch.setattr(training, "KILLS", 1)

@@ -126,21 +126,6 @@ def test_one_process_is_a_group_of_its_own():
         alone.wait()
 
 
-def test_two_processes_compute_what_one_does_and_stop_together_and_one_goes_on(run, capfd):
-    """R1, R3, R5."""
-    whole = sibling(run, "whole")
-    whole(*SETTINGS, "trainer.micro_batch=8")
-    stop = "import os, signal\nif rank == 1 and step == 5: os.kill(os.getpid(), signal.SIGTERM)"
-    trial = Trial(run, PLAIN, "trainer.micro_batch=2", fault=stop)  # 2 processes x 2 micro-batches x 2 sequences
-    assert trial.wait() == 75, trial.said()
-    assert rows(run)[-1]["step"] == 5
-    assert trial.said().count("Stopped after step 5") == 1
-    assert "Traceback" not in trial.said()
-    run(*SETTINGS)
-    assert "1 instead of 2: each step trains on the same tokens" in capfd.readouterr().out
-    assert_close(rows(whole), rows(run))
-
-
 COUNT_COLLECTIVES = """
 import json, os
 import torch.distributed as dist
@@ -158,14 +143,86 @@ if step == 5:
 """
 
 
-def test_a_step_of_several_processes_has_one_collective_beside_its_gradients(run):
+def listening(pid: int) -> list[str]:
+    """Addresses of a process's listening TCP sockets, as /proc writes them."""
+    inodes = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(os.readlink(file).removeprefix("socket:[").removesuffix("]"))
+    text = Path(f"/proc/{pid}/net/tcp").read_text() + Path(f"/proc/{pid}/net/tcp6").read_text()
+    lines = [line.split() for line in text.splitlines()]
+    return [fields[1].rpartition(":")[0] for fields in lines if fields[3] == "0A" and fields[9] in inodes]
+
+
+# Both wait at step 4, a minute at most, until somebody has looked at them, and one is asked to stop at step 5.
+LOOKED_AT_AND_STOPPED = """
+import os, signal, time
+place, wait_until = os.path.join(os.environ["TRIAL_FOLDER"], "looked-at"), time.time() + 60
+while step == 4 and not os.path.exists(place) and time.time() < wait_until: time.sleep(0.01)
+if rank == 1 and step == 5: os.kill(os.getpid(), signal.SIGTERM)
+"""
+UNTIL_IT_STOPS = ["validate.every_steps=5", "trainer.max_steps=10", "checkpoint.every_steps=2"]
+
+
+@pytest.fixture(scope="module")
+def stopped(new_run, tmp_path_factory):
+    """A run whose two processes were looked at and stopped together: run, trial, where each listened."""
+    run = new_run(tmp_path_factory.mktemp("stopped"))
+    fault = COUNT_COLLECTIVES + LOOKED_AT_AND_STOPPED
+    trial = Trial(run, PLAIN, *UNTIL_IT_STOPS, "trainer.micro_batch=2", fault=fault)  # 2 processes x 2 x 2 sequences
+    pids = [trial.pid(0), trial.pid(1)]
+    while not (run.path / "metrics.jsonl").exists():  # from then on they are connected
+        assert trial.process.poll() is None, trial.said()
+        time.sleep(0.02)
+    addresses = [listening(pid) for pid in pids] if Path("/proc/net/tcp6").exists() else []
+    (trial.folder / "looked-at").touch()
+    assert trial.wait() == 75, trial.said()
+    return run, trial, addresses
+
+
+def test_two_processes_compute_what_one_does_and_stop_together_and_one_goes_on(stopped, capfd):
+    """R1, R3, R5."""
+    run, trial, _ = stopped
+    whole = sibling(run, "whole")
+    whole(*SETTINGS, *UNTIL_IT_STOPS, "trainer.micro_batch=8")
+    assert rows(run)[-1]["step"] == 5
+    assert trial.said().count("Stopped after step 5") == 1
+    assert "Traceback" not in trial.said()
+    run(*SETTINGS, *UNTIL_IT_STOPS)
+    assert "1 instead of 2: each step trains on the same tokens" in capfd.readouterr().out
+    assert_close(rows(whole), rows(run))
+
+
+def test_a_step_of_several_processes_has_one_collective_beside_its_gradients(stopped):
     """Finding 15: the loss, the norm, the time and the requests to stop travel in one all-reduce, with no barrier."""
-    settings = ["trainer.max_steps=5", "checkpoint.every_steps=2", "validate.every_steps=0", "samples.every_steps=0"]
-    trial = Trial(run, PLAIN, *settings, fault=COUNT_COLLECTIVES)
-    assert trial.wait() == 0, trial.said()
     for rank in (0, 1):
-        calls = json.loads((trial.folder / f"calls-{rank}").read_text())
+        calls = json.loads((stopped[1].folder / f"calls-{rank}").read_text())
         assert calls == [[step, "all_reduce"] for step in (1, 2, 3, 4)]
+
+
+LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp6").exists(), reason="asks /proc")
+def test_no_process_of_a_run_listens_beyond_this_machine(stopped):
+    for addresses in stopped[2]:
+        assert addresses, "gloo listens for its own connections"
+        assert set(addresses) <= LOOPBACK, addresses
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp6").exists(), reason="asks /proc")
+@pytest.mark.soak
+def test_nor_does_one_under_torchrun(run):
+    trial = Trial(run, TORCHRUN, fault="import time\nif step > 3: time.sleep(0.2)")
+    pids = [trial.pid(0), trial.pid(1)]
+    while not (run.path / "metrics.jsonl").exists():
+        assert trial.process.poll() is None, trial.said()
+        time.sleep(0.02)
+    addresses = [address for pid in pids for address in listening(pid)]
+    assert set(addresses) <= LOOPBACK, addresses
+    assert addresses, "gloo listens for its own connections"
+    os.kill(pids[1], signal.SIGTERM)
+    assert trial.wait() == 1, trial.said()
 
 
 def test_what_one_process_began_two_go_on_with(run):
@@ -197,35 +254,6 @@ def test_torchrun_carries_a_run_through_a_killed_process(run):
     assert trial.said().count("ended without a word") == 1
     assert story(run) == ["began", "continued", "finished"]
     assert_close(rows(whole), rows(run))
-
-
-def listening(pid: int) -> list[str]:
-    """Addresses of a process's listening TCP sockets, as /proc writes them."""
-    inodes = set()
-    for file in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            inodes.add(os.readlink(file).removeprefix("socket:[").removesuffix("]"))
-    text = Path(f"/proc/{pid}/net/tcp").read_text() + Path(f"/proc/{pid}/net/tcp6").read_text()
-    lines = [line.split() for line in text.splitlines()]
-    return [fields[1].rpartition(":")[0] for fields in lines if fields[3] == "0A" and fields[9] in inodes]
-
-
-LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
-
-
-@pytest.mark.skipif(not Path("/proc/net/tcp6").exists(), reason="asks /proc")
-@pytest.mark.parametrize("launcher", [PLAIN, pytest.param(TORCHRUN, marks=pytest.mark.soak)], ids=["plain", "torchrun"])
-def test_no_process_of_a_run_listens_beyond_this_machine(run, launcher):
-    trial = Trial(run, launcher, fault="import time\nif step > 3: time.sleep(0.2)")
-    pids = [trial.pid(0), trial.pid(1)]
-    while not (run.path / "metrics.jsonl").exists():
-        assert trial.process.poll() is None, trial.said()
-        time.sleep(0.02)
-    addresses = [address for pid in pids for address in listening(pid)]
-    assert set(addresses) <= LOOPBACK, addresses
-    assert addresses, "gloo listens for its own connections"
-    os.kill(pids[1], signal.SIGTERM)
-    assert trial.wait() == (75 if launcher is PLAIN else 1), trial.said()
 
 
 def test_a_meeting_place_that_somebody_else_made_is_refused(tmp_path, monkeypatch):
@@ -372,7 +400,11 @@ if rank == 1 and step == 3:
 """
 
 
-@pytest.mark.parametrize("stop", [STOP_INSIDE_A_STEP, STOP_BEHIND_A_STEP], ids=["inside", "behind"])
+@pytest.mark.parametrize(
+    "stop",
+    [pytest.param(STOP_INSIDE_A_STEP, marks=pytest.mark.soak), STOP_BEHIND_A_STEP],
+    ids=["inside", "behind"],
+)
 def test_all_ranks_stop_where_a_callback_of_one_asks_for_it(run, stop):
     """The others would wait for ever in their next collective."""
     trial = Trial(run, PLAIN, fault=stop)

@@ -325,7 +325,9 @@ def test_slurm_is_asked_before_the_first_step_too(run, monkeypatch, tmp_path):
 STUCK = """
 import hashlib, os, signal, sys, threading
 from minigpt.config.compose import compose
-from minigpt.training import run, run_state
+from minigpt.loading import loading
+with loading():
+    from minigpt.training import run, run_state
 
 def prepare_tokens(*_):
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
