@@ -136,6 +136,8 @@ def test_rows_without_an_answer_are_counted_and_named(talks):
         ({"messages": exchange("q", [{"type": "text", "text": None}])}, r"messages\[1\].content is not text"),
         ({"messages": exchange("q", [{"type": "text"}])}, r"messages\[1\].content is not text"),
         ({"messages": [{"role": "assistant", "content": "x", "weight": 0}]}, "has 'weight', which is not known"),
+        ({"messages": [{"role": "assistant", "content": "x", "train": False}]}, "has 'train', which is not known"),
+        ({"messages": [{"role": "assistant", "content": "x", "reasoning_content": "y"}]}, "has 'reasoning_content'"),
         ({"text": "x"}, "the record has 'text'; wanted"),
         ([1], "the record is not an object"),
         ("{", "line 2 is not JSON"),

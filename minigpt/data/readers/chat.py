@@ -9,7 +9,9 @@ from minigpt.data.readers.jsonl import lines_of
 from minigpt.data.roles import ROLES, is_text_part, marked
 
 WANTED = '{"messages": [{"role": "user", "content": "..."}, ...]} or {"prompt": "...", "completion": "..."}'
-NOT_LEARNED = ("weight", "tool_calls", "function_call", "audio", "refusal")  # keys of a message that would be ignored
+NOT_LEARNED = (  # keys of a message that would be ignored
+    "weight", "train", "tool_calls", "function_call", "reasoning_content", "audio", "refusal",
+)  # fmt: skip
 
 
 def read_chat(file: File, options: ReadOptions) -> Iterator[Document]:
