@@ -34,7 +34,7 @@ def chat(config: ChatConfig) -> int:
         The exit code.
 
     Raises:
-        UserFault: a checkpoint, adapter or device that can't be used.
+        UserFault: a checkpoint, adapter, device or message of the system that can't be used.
     """
     shared = {field.name for field in fields(SampleConfig)} & {field.name for field in fields(config)}
     options = SampleConfig(**{name: getattr(config, name) for name in shared})
@@ -58,6 +58,9 @@ class Conversation:
         loaded: the model that answers.
         forward: its next logits.
         system: the first message, if there is one.
+
+    Raises:
+        UserFault: the context does not hold that message.
     """
 
     def __init__(self, loaded: LoadedCheckpoint, forward: Forward, system: str | None = None):
@@ -65,6 +68,12 @@ class Conversation:
         self.first = [] if system is None else [{"role": "system", "content": system}]
         self.messages: list[dict[str, str]] = []
         self.told = False  # that the oldest are left out
+        if system is not None:
+            try:
+                empty = turn_of(loaded.tokenizer, [*self.first, {"role": "user", "content": ""}])
+                refuse_too_long(empty, loaded.model.config.block_size)
+            except UserFault as fault:
+                raise UserFault(f"system=: {fault}") from None
 
     def answer(self, text: str, options: SampleConfig, on_text: Callable[[str], object] = show) -> int:
         """Answer a message; return the number of tokens. After Ctrl-C what was written so far is the answer.
@@ -129,10 +138,11 @@ def talk(conversation: Conversation, options: SampleConfig) -> None:
     say("Type a message. /reset forgets the conversation, /help lists the commands, /quit or Ctrl-D leaves.")
     for line in typed_lines():
         command = line.strip()
-        if command == "/reset":
+        name = command.partition(" ")[0]
+        if name == "/reset":
             conversation.reset()
             say("forgotten")
-        elif command == "/help":
+        elif name == "/help":
             say(f"{HELP}\n{help_text(options)}")
         elif command.startswith("/") and not command.startswith("//"):
             options = obey(line, options)

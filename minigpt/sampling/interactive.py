@@ -61,7 +61,7 @@ def typed_lines() -> Iterator[str]:
         except UnicodeDecodeError:
             say("that was not UTF-8 text: set the terminal to UTF-8")
             continue
-        if line.strip() == "/quit":
+        if line.split()[:1] == ["/quit"]:
             return
         yield line
 

@@ -106,6 +106,18 @@ def test_a_message_that_the_context_cannot_hold_is_refused_and_forgotten(spoken)
     assert "left out" not in err
 
 
+def test_a_message_of_the_system_that_the_context_cannot_hold_is_refused_at_the_start(spoken):
+    assert "have 64" not in spoken(system="x" * 61)[2]
+    with pytest.raises(UserFault, match=r"system=: the model reads 64 tokens, and these messages have 65"):
+        spoken(system="x" * 62)
+
+
+def test_words_behind_a_command_that_takes_none_do_not_hide_it(spoken):
+    conversation, _, err = spoken("a", "/reset now", "/quit now", "b")
+    assert "forgotten" in err
+    assert conversation.messages == []
+
+
 def test_ctrl_c_stops_the_answer_only(spoken):
     steps = iter(range(100))
 
