@@ -143,6 +143,15 @@ def test_patterns_choose_among_the_files_of_a_folder(texts):
     assert texts({}, include="*.log")[0] == "<c.log>"
 
 
+def test_an_encoding_whose_line_ends_are_no_single_bytes_is_named(texts):
+    content = '{"text": "aa"}\n{"text": "b"}\n'
+    assert texts({"a.jsonl": content.encode("cp1252")}, encoding="cp1252")[0] == "aa|b"
+    with pytest.raises(
+        UserFault, match=r"a\.jsonl: lines of JSON can't be told apart in data\.encoding=utf-16\. Convert"
+    ):
+        texts({"a.jsonl": content.encode("utf-16")}, encoding="utf-16")
+
+
 def test_the_remedy_fits_the_file(texts, tmp_path):
     data = DataConfig(name="text", source=str(texts.folder), dir=str(tmp_path / "data"))
     (texts.folder / "a.txt").write_bytes("sixteen".encode("utf-16"))

@@ -20,7 +20,7 @@ def read_chat(file: File, options: ReadOptions) -> Iterator[Document]:
     Raises:
         BadFile: a line that is no conversation, or has a role that is not known.
     """
-    for number, line in enumerate(lines_of(file), 1):
+    for number, line in enumerate(lines_of(file, options.encoding), 1):
         place = f"{file.path}, line {number:,}"
         try:
             record = json.loads(line.decode(options.encoding, options.errors).lstrip("\ufeff") or "null")

@@ -10,7 +10,7 @@ MAX_LINE_BYTES = 1 << 26  # a longer one is no record, and would fill the memory
 
 def read_jsonl(file: File, options: ReadOptions) -> Iterator[Document]:
     """The text of each record under `data.key`. Blank lines are passed over."""
-    for number, line in enumerate(lines_of(file), 1):
+    for number, line in enumerate(lines_of(file, options.encoding), 1):
         place = f"{file.path}, line {number:,}"
         try:
             record = json.loads(line.decode(options.encoding, options.errors).lstrip("\ufeff") or "null")
@@ -32,12 +32,15 @@ def read_jsonl(file: File, options: ReadOptions) -> Iterator[Document]:
             yield Document(f"{file.label}:{number}", iter([content] if content else []))
 
 
-def lines_of(file: File) -> Iterator[bytes]:
+def lines_of(file: File, encoding: str) -> Iterator[bytes]:
     """Yield the lines of a file without white space around them.
 
     Raises:
-        BadFile: one is longer than any record.
+        BadFile: one is longer than any record, or the encoding has other line ends than ASCII's.
     """
+    if not "\n\n".encode(encoding).endswith(b"\n\n"):  # utf-16
+        remedy = f"Convert it (iconv -f {encoding} -t utf-8) and leave out data.encoding"
+        raise BadFile(f"{file.path}: lines of JSON can't be told apart in data.encoding={encoding}. {remedy}")
     parts, number = [b""], 1  # of the line that has not ended yet
     for chunk in file.chunks():
         lines = chunk.split(b"\n")
