@@ -13,6 +13,9 @@ from minigpt.faults import UserFault
 # The form of minigpt/data/roles.py in Jinja, as Hugging Face and llama.cpp read it.
 TEMPLATE = (
     "{% for message in messages %}"
+    "{% if message['role'] not in ['system', 'developer', 'user', 'assistant'] %}"
+    "{{ raise_exception('the roles are system, user and assistant') }}{% endif %}"
+    "{% if message['content'] is not string %}{{ raise_exception('the content of a message is one text') }}{% endif %}"
     "{{ '<|' + ('system' if message['role'] == 'developer' else message['role']) + '|>' + message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"

@@ -170,6 +170,20 @@ def test_merges_are_recovered_from_the_ranks():
         tokenizer_json(Tokenizer("bpe", [*SINGLE_BYTES, b"abc"]))
 
 
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [({"role": "tool", "content": "x"}, "roles are"), ({"role": "user", "content": None}, "is one text")],
+)
+def test_the_template_refuses_what_we_do(message, says):
+    jinja2 = pytest.importorskip("jinja2")
+
+    def refuse(sentence):
+        raise ValueError(sentence)
+
+    with pytest.raises(ValueError, match=says):
+        jinja2.Template(TEMPLATE).render(messages=[message], raise_exception=refuse)
+
+
 def test_ollama_gets_messages_by_the_template_of_the_others():
     jinja2 = pytest.importorskip("jinja2")
     plain = build_tokenizer("byte")
