@@ -144,8 +144,10 @@ def test_patterns_choose_among_the_files_of_a_folder(texts):
 
 
 def test_an_encoding_whose_line_ends_are_no_single_bytes_is_named(texts):
-    content = '{"text": "aa"}\n{"text": "b"}\n'
-    assert texts({"a.jsonl": content.encode("cp1252")}, encoding="cp1252")[0] == "aa|b"
+    content = '{"text": "aa"}\n{"text": "bb"}\n'
+    assert (
+        texts({"a.jsonl": content.encode("cp1252")}, encoding="cp1252")[0] == "aabb"
+    )  # one to train on, one to validate
     with pytest.raises(
         UserFault, match=r"a\.jsonl: lines of JSON can't be told apart in data\.encoding=utf-16\. Convert"
     ):
