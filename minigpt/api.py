@@ -117,7 +117,8 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> int:
     """Train, beginning or continuing the run in `config.run.dir`, after what `init.experiment` names.
 
     Args:
-        config: see `compose`. Where another is trained first, its `init.from` is then that run.
+        config: see `compose`. Where another is trained first, its `init.from` is then that run. Of experiments only
+            minigpt's own are found here, not those of a --config-dir: train such a one before, and give `init.from`.
         callbacks: Lightning callbacks of your own, called after ours; docs/ARCHITECTURE.md says which hooks they get.
             What is trained first does not get them.
 

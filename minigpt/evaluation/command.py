@@ -155,7 +155,8 @@ def _answer(path: str, asked: tuple[list[Question], list[list[Pair]]], models: M
             say(f"    {task:<16}{right.mean():>8.2%}  {right.sum():,} of {len(right):,}")
         if long := too_long(questions, own, loaded.config.model.block_size):
             first = f"number {long[0][0]:,} first ({long[0][1]:,} tokens)"
-            say(f"  {name}{len(long):,} are longer than the model's context: of them the end is read, {first}")
+            many = f"{len(long):,} of {len(questions):,}"
+            say(f"  {name}{many} have more tokens than the context, and only their end is read: {first}")
     say(f"  {answers[0].chance:.2%} are right by chance")
     figures = [each.figures() for each in answers]
     if len(models) == 1:
