@@ -38,24 +38,36 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
         text: anything that is about to be written down.
         environment: default os.environ.
     """
-    for name, value in (os.environ if environment is None else environment).items():
-        if len(value) >= 8 and _SECRET_NAME.search(name):
-            text = text.replace(value, REDACTED)
+    return _redact(text, _secrets(os.environ if environment is None else environment))
+
+
+def _secrets(environment: Mapping[str, str]) -> list[str]:
+    return [value for name, value in environment.items() if len(value) >= 8 and _SECRET_NAME.search(name)]
+
+
+def _redact(text: str, secrets: list[str]) -> str:
+    for value in secrets:
+        text = text.replace(value, REDACTED)
     text = _HEX_KEY.sub(rf"\1{REDACTED}", _SECRET_FORM.sub(REDACTED, text))
     return _LOGIN.sub(f"{REDACTED}@", _QUERY.sub(rf"\1{REDACTED}", text))
 
 
 def redact_values(plain: Any) -> Any:
     """`redact` for every text in plain data (dictionaries, lists, values); a secret name loses its text."""
+    return _redact_values(plain, _secrets(os.environ))  # once: it takes longer than the rest
+
+
+def _redact_values(plain: Any, secrets: list[str]) -> Any:
     if isinstance(plain, Mapping):
-        secret = {key for key, value in plain.items() if isinstance(value, str) and _SECRET_NAME.search(str(key))}
-        return {
-            redact(key) if isinstance(key, str) else key: REDACTED if key in secret else redact_values(value)
-            for key, value in plain.items()
-        }
+        shown = {}
+        for key, value in plain.items():
+            secret = isinstance(value, str) and _SECRET_NAME.search(str(key))
+            name = _redact(key, secrets) if isinstance(key, str) else key
+            shown[name] = REDACTED if secret else _redact_values(value, secrets)
+        return shown
     if isinstance(plain, list):
-        return [redact_values(value) for value in plain]
-    return redact(plain) if isinstance(plain, str) else plain
+        return [_redact_values(value, secrets) for value in plain]
+    return _redact(plain, secrets) if isinstance(plain, str) else plain
 
 
 def redact_arguments(arguments: list[str]) -> list[str]:
