@@ -28,7 +28,7 @@ from minigpt.data.listing import listing
 from minigpt.data.make import UNITS, encode, learn, seal, stored_tokenizer
 from minigpt.data.prepare_mix import prepare_mix
 from minigpt.data.prepare_remote import open_remote
-from minigpt.data.prepared import CONVERSATIONS, DamagedShards, Prepared, locked, open_folder, read_prepared
+from minigpt.data.prepared import CONVERSATIONS, DamagedShards, Prepared, locked, open_folder, read_prepared, sweep
 from minigpt.data.progress import Progress, Say, moving_line, tell
 from minigpt.data.readers import READERS
 from minigpt.data.roles import with_roles
@@ -173,7 +173,8 @@ def _find_or_make(
                     if missing := missing_units(folder / UNITS, identities):
                         raise UnfinishedParts(work.part, len(missing), len(identities))
                     lock(file, fcntl.LOCK_UN)  # two that keep a shared lock would wait for each other on NFS
-                    lock(file)
+                    if lock(file):
+                        sweep(folder)
                 if not read_prepared(folder):  # which of the last parts is first, puts the units together
                     seal(folder, keys, found, tokenizer=tokenizer, identities=identities, say=say)
     except OSError as error:

@@ -162,9 +162,15 @@ def locked(folder: Path, say: Say, *, shared: bool = False) -> Iterator[IO]:
         except BlockingIOError:
             say(f"data: another process is preparing {folder}; waiting for it")
             alone = lock(file, kind)
-        for left_over in folder.rglob("*.tmp") if alone and not shared else ():  # of a process that was killed
-            left_over.unlink(missing_ok=True)
+        if alone and not shared:
+            sweep(folder)
         yield file
+
+
+def sweep(folder: Path) -> None:
+    """Remove what processes that were killed have left half done. No one else may be writing there."""
+    for left_over in folder.rglob("*.tmp"):
+        left_over.unlink(missing_ok=True)
 
 
 def describe(prepared: Prepared) -> list[str]:

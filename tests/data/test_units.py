@@ -290,6 +290,9 @@ def test_parts_in_any_order_make_the_same_bytes_and_the_last_one_puts_them_toget
     arguments += [f"data.dir={texts.parent / 'parts'}"]
     assert cli.prepare([*arguments, f"prepare.part={order[0]}/3"]) is None
     assert f"part {order[0]}/3 is done" in capsys.readouterr().out
+    (next(texts.parent.glob("parts/text-*")) / ".train-000.bin.4711.tmp").write_bytes(
+        b"of one that was killed at the end"
+    )
     assert tree(run(texts, "parts", "bpe", part=f"{order[2]}/3")) == wanted
     assert tree(run(texts, "parts", "bpe", part=f"{order[0]}/3")) == wanted  # found
 
