@@ -274,13 +274,13 @@ class Heartbeat:
         if not (type(rank) is type(pid) is int and rank in expected and pid > 1):
             return False
         peer.rank, peer.pid = rank, pid
+        with contextlib.suppress(ValueError):
+            self._unknown.remove(peer)  # first: whom the hub greets, no crowd shuts out
         if self.rank == 0:
             if self.peers.setdefault(rank, peer) is not peer:
                 return False
             self._greet(peer)
         peer.socket.settimeout(None)
-        with contextlib.suppress(ValueError):
-            self._unknown.remove(peer)
         return True
 
     def _greet(self, peer: Peer) -> None:
@@ -338,7 +338,7 @@ class Heartbeat:
             if not over and is_gone(self.folder / "store"):  # and not back, as after an automount
                 again = "The same command goes on from the last checkpoint, if there is one."
                 self._end(BUG, f"Error: {self.folder}, where the processes of the run meet, was removed. {again}")
-            return False
+            return kept and not over
         except OSError:  # a file system that is away for a while
             return kept
         return True

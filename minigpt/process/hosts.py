@@ -110,7 +110,9 @@ def several_hosts(found: Launched, run_dir: Path) -> Hosts:
     own = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     ids: tuple[str, ...] = ("TORCHELASTIC_RUN_ID", "MASTER_PORT")
     if found.name == "srun":
-        ids = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+        # Numbers of jobs can be foreseen; when one starts, and the ports of its srun, can't.
+        ids = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_JOB_START_TIME")
+        ids += ("SLURM_STEP_LAUNCHER_PORT", "SLURM_SRUN_COMM_PORT")
     start = hashlib.sha256(repr([os.environ.get(name) for name in ids]).encode()).hexdigest()[:16]
     address = found.address or ("" if found.rank else own)
     return Hosts(run_dir, found.node, found.local_rank, found.local_size, address, start)
@@ -224,7 +226,7 @@ def find_meeting(hosts: Hosts) -> tuple[socket.socket, Path, str]:
         try:
             hub = json.loads(read_plain(folder / HUB, MAX_HUB, links=False))
             address = hosts.address or hub["address"]  # what the launcher says is no stranger's word
-            return socket.create_connection((address, hub["port"]), SHAKE_SECONDS), folder, hub["key"]
+            return socket.create_connection((address, hub["port"]), SHAKE_SECONDS), folder, str(hub["key"])
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             reason = error
     raise reason if isinstance(reason, OSError) else OSError(f"{HUB} of {hosts.run_dir} holds no address")

@@ -86,8 +86,12 @@ class Signals:
             raise StoppedEarly(self.received)
 
     def take(self, number: int) -> None:
-        """Obey a signal that came to another process of the run, unless this one has got one."""
-        if self.received is None:
+        """Obey a signal that came to another process of the run before its first step."""
+        if self.noted_only:  # this one waits for that one in a step that never ends
+            self.received = self.received or number
+            early = StoppedEarly(number)
+            self._leave(early.exit_code, str(early))
+        elif self.received is None:
             os.kill(os.getpid(), number)
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -16,6 +16,7 @@ R1-Zero-Like Training" (Dr. GRPO), section 3: A is not divided by the group's de
 answer's length, since both favour some answers whatever their reward.
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -32,7 +33,7 @@ from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.machine.choices import Choices
 from minigpt.model.gpt import GPT
-from minigpt.sampling.generate import Reader, Row, Writer
+from minigpt.sampling.generate import NonFiniteLogits, Reader, Row, Writer
 from minigpt.sampling.write import gpt_forward
 from minigpt.splitmix import fold
 
@@ -72,11 +73,14 @@ class Questions:
     start_step: int = 0
 
     def __post_init__(self) -> None:
-        answers, micro_batch = self.config.objective.answers, self.choices.micro_batch
-        if micro_batch % answers:
+        answers, choices = self.config.objective.answers, self.choices
+        if choices.micro_batch % answers:
+            remedy = f"Add trainer.micro_batch={answers}"
+            if choices.micro_batch * choices.accumulate % answers:  # of a device
+                remedy = f"Use batch_tokens={answers * choices.devices * self.config.model.block_size}, or a multiple"
             raise UserFault(
-                f"a micro-batch of {micro_batch} sequences does not hold whole groups of objective.answers={answers}. "
-                f"Add trainer.micro_batch={answers}"
+                f"a micro-batch of {choices.micro_batch} sequences does not hold whole groups of "
+                f"objective.answers={answers}. {remedy}"
             )
 
     def __iter__(self) -> Iterator[list[Question]]:
@@ -135,11 +139,17 @@ def write_answers(
     was_training = gpt.training
     gpt.eval()
     writer = Writer(Reader(gpt_forward(gpt, vocab_size=tokenizer.vocab_size), block_size, gpt.new_cache))
-    writer.join(rows)
-    while writer.rows:
-        writer.step()
+    with contextlib.suppress(NonFiniteLogits):  # the guard's matter: the loss of these answers is NaN
+        writer.join(rows)
+        while writer.rows:
+            writer.step()
     gpt.train(was_training)
-    return [row.tokens for row in rows]
+    asked = [each for each in questions for _ in range(answers)]
+    nothing = [tokenizer.special[END]]
+    return [
+        row.tokens if len(row.tokens) > len(each.tokens) else [*each.tokens, *nothing]
+        for row, each in zip(rows, asked, strict=True)
+    ]
 
 
 def reward(tokenizer: Tokenizer, question: Question, answer: Sequence[int]) -> float:

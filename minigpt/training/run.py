@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -106,9 +107,14 @@ def train(config: TrainConfig, callbacks: Sequence[L.Callback] = ()) -> int:
 def queued_again(signals: Signals, processes: Processes) -> Iterator[None]:
     """Have SLURM run the job again where a signal ends it before its first step, a library's long call included."""
 
+    asking, asked = threading.Lock(), list[bool]()
+
     def ask() -> None:
         if processes.rank == 0:
-            requeue(tell, asked=signals.received == getattr(signal, "SIGUSR1", None))
+            with asking:  # another rank's signal comes in a thread of its own, and waits for the answer
+                if not asked:
+                    asked.append(True)
+                    requeue(tell, asked=signals.received == getattr(signal, "SIGUSR1", None))
         elif job_id() and signals.received is not None:
             processes.ask_to_stop(signals.received)
             time.sleep(2 * PATIENCE_SECONDS)  # rank 0 asks, and ends this process when it has
@@ -229,6 +235,8 @@ def train_from(job: Job, checkpoint: Path | None, state: run_state.RunState, cha
     choices, loss_function = fit_to_memory(
         gpt, config, choices, hardware=job.hardware, prepared=job.prepared, processes=job.processes, layout=layout
     )
+    if config.objective.name == "grpo":
+        Questions(config, choices, tokenizer)  # refuses a micro-batch that holds no whole group
     if layout is not None:  # what was tried is gone
         shard(gpt, layout, config, choices)
         run_state.restore_weights(gpt, config, checkpoint, tokenizer)

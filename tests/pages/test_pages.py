@@ -24,7 +24,7 @@ if CHROMIUM is None:
     pytest.skip(REASON, allow_module_level=True)
 
 LOOKS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
-LEARNED = ["model.n_embd=32", "model.block_size=32", "batch_tokens=256", "optimizer.lr=1e-2"]  # that the text goes on
+LEARNED = ["model.n_embd=32", "model.block_size=96", "batch_tokens=288", "optimizer.lr=1e-2"]  # that the text goes on
 READY = "[role=tabpanel]:not([hidden]) button.main:not([disabled])"
 EVIL = "<img src=x onerror=alert(1)><script>alert(1)</script> &amp;"
 
@@ -151,16 +151,17 @@ def test_two_models_side_by_side_and_stop(page, server):
 
 def test_a_conversation(page, server):
     page.goto(server.url)
-    page.fill("#tokens", "20")
+    evil = EVIL[: EVIL.index("<script>")]  # all of it fits the context
+    page.fill("#tokens", "10")
     page.click("role=tab[name='Chat']")
-    page.fill("#message", EVIL)
+    page.fill("#message", evil)
     page.keyboard.press("Enter")
     page.wait_for_selector(READY)
     page.fill("#message", "and you?")
     page.click("text=Send")
     page.wait_for_selector(READY)
     messages = page.locator(".message span").all()
-    assert [messages[0].text_content(), messages[2].text_content()] == [EVIL, "and you?"]
+    assert [messages[0].text_content(), messages[2].text_content()] == [evil, "and you?"]
     assert len(messages) == 4
     page.click("text=New conversation")
     assert page.locator(".message").count() == 0

@@ -79,6 +79,19 @@ def test_between_steps_a_signal_is_noted_and_said():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ppoll with a mask")
+@pytest.mark.parametrize(("noted_only", "received"), [(True, None), (True, signal.SIGTERM), (False, None)])
+def test_a_signal_to_a_process_that_has_not_begun_ends_one_that_waits_for_it_in_a_step(
+    monkeypatch, noted_only, received
+):
+    got, signals = [], Signals()
+    signals.noted_only, signals.received = noted_only, received
+    monkeypatch.setattr(signals, "_leave", lambda code, sentence: got.append(code))
+    monkeypatch.setattr(os, "kill", lambda process, number: got.append((process, number)))
+    signals.take(signal.SIGTERM)
+    assert got == ([STOPPED] if noted_only else [(os.getpid(), signal.SIGTERM)])
+    assert signals.received == (signal.SIGTERM if noted_only else None)
+
+
 def test_a_second_ctrl_c_is_heard_even_when_the_main_thread_is_deep_in_a_library():
     process = start("step-stuck")
     process.send_signal(signal.SIGINT)

@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from minigpt.data.tokenizer import build_tokenizer
 from minigpt.faults import UserFault
 from minigpt.machine.choices import Choices
 from minigpt.model.gpt import GPT
+from minigpt.model.loss import weighted_loss_sum
 from minigpt.rundir.rows import TIMINGS
 from minigpt.stages import ask, train_in_stages
 from minigpt.training import grpo
@@ -128,7 +130,9 @@ def test_a_step_asks_the_same_questions_for_any_micro_batch_and_number_of_device
     assert next(iter(batches(start_step=3))) == whole == batches(skipped_batches=[(1, 2)])[1]
     assert batches(seed=2)[3] != whole
     with pytest.raises(UserFault, match=r"6 sequences does not hold whole groups .*trainer\.micro_batch=4"):
-        batches(micro_batch=6)
+        batches(micro_batch=6, accumulate=2)
+    with pytest.raises(UserFault, match=r"2 sequences does not hold whole groups .*batch_tokens=1024, or a multiple"):
+        batches(micro_batch=2, accumulate=1, devices=2)
 
 
 def test_questions_are_those_of_the_training_part():
@@ -266,6 +270,31 @@ def test_killed_in_a_step_the_run_ends_with_the_same_bytes(place, monkeypatch):
     ours, theirs = files(place, "cut"), files(place, "whole")
     assert {name for name in ours if ours[name] != theirs[name]} <= {"config.json", "MANIFEST.json"}
     assert rows(place, "cut") == rows(place, "whole")
+
+
+def test_weights_that_are_not_finite_are_the_guards_matter():
+    """They ended the run with a sentence on a checkpoint that nobody had read."""
+    gpt = tiny_gpt()
+    with torch.no_grad():
+        gpt.token_embedding.weight.fill_(torch.nan)
+    asked = [question(0, "sort 12 7", "7 12")]
+    config = TrainConfig()
+    config.objective.answers = 4
+    batch, earned = answered(gpt, asked, config=config, choices=CHOICES, tokenizer=TOKENIZER)
+    assert earned == 0.0
+    loss = weighted_loss_sum(gpt, batch.tokens, batch.targets, batch.weights)
+    assert loss.isnan()
+
+
+def test_groups_that_do_not_fit_are_refused_before_anything_is_written(place, monkeypatch):
+    def halved(gpt, config, choices, **_):
+        return replace(choices, micro_batch=2, accumulate=8), None
+
+    monkeypatch.setattr("minigpt.training.run.fit_to_memory", halved)
+    words = [word for word in GRPO if "micro_batch" not in word]
+    with pytest.raises(UserFault, match=r"Add trainer\.micro_batch=4"):
+        train(config(place, "unfit", *words, f"init.from={place.folder / 'base'}"))
+    assert not (place.folder / "unfit").exists()
 
 
 def test_a_model_is_asked_before_and_after(place, monkeypatch, tmp_path):

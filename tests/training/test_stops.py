@@ -1,5 +1,6 @@
 """Stops, whenever they come: the right exit code, nothing half done, and the same command ends with the same bytes."""
 
+import contextlib
 import copy
 import fcntl
 import io
@@ -356,6 +357,16 @@ def test_the_other_ranks_leave_the_asking_to_rank_zero(monkeypatch):
     with pytest.raises(faults.StoppedEarly), queued_again(signals, one):
         raise faults.StoppedEarly(signal.SIGUSR1)
     assert done == [signal.SIGUSR1, 2 * PATIENCE_SECONDS]
+
+
+def test_slurm_is_asked_once_where_the_signal_comes_to_several_ranks(monkeypatch):
+    asks, left, signals = [], [], Signals()
+    signals.received, signals.before_exit = signal.SIGUSR1, lambda code, sentence: left.append(code)
+    monkeypatch.setattr("minigpt.training.run.requeue", lambda say, asked: asks.append(asked))
+    with contextlib.suppress(faults.StoppedEarly), queued_again(signals, Processes(rank=0, world_size=2)):
+        signals.before_exit(faults.STOPPED, "")  # as another rank's signal does, from its thread
+        raise faults.StoppedEarly(signal.SIGUSR1)
+    assert (asks, left) == ([True], [faults.STOPPED])
 
 
 def test_ctrl_c_before_the_first_step_waits_for_no_controller(run, monkeypatch, tmp_path):
