@@ -13,6 +13,7 @@ from minigpt.data.batch import MicroBatches, document_end
 from minigpt.data.corpus import find_corpus
 from minigpt.data.packing import ConversationSplit
 from minigpt.data.prepare import prepare
+from minigpt.data.readers.chat import messages_of
 from minigpt.data.roles import (
     CONTROL,
     END,
@@ -138,6 +139,7 @@ def test_rows_without_an_answer_are_counted_and_named(talks):
         ({"messages": [{"role": "assistant", "content": "x", "weight": 0}]}, "has 'weight', which is not known"),
         ({"messages": [{"role": "assistant", "content": "x", "train": False}]}, "has 'train', which is not known"),
         ({"messages": [{"role": "assistant", "content": "x", "reasoning_content": "y"}]}, "has 'reasoning_content'"),
+        ({"messages": exchange("q", "a"), "completion": "x"}, "both 'messages' and 'completion'"),
         ({"text": "x"}, "the record has 'text'; wanted"),
         ([1], "the record is not an object"),
         ("{", "line 2 is not JSON"),
@@ -147,6 +149,12 @@ def test_rows_without_an_answer_are_counted_and_named(talks):
 def test_rows_that_are_no_conversation_are_refused_with_their_place(talks, row, sentence):
     with pytest.raises(UserFault, match=sentence):
         talks(many()[0], row, *many())
+
+
+def test_keys_that_hold_nothing_are_no_reason_to_refuse_a_message():
+    """Exports of others have them in every row."""
+    empty = {"role": "assistant", "content": "x", "reasoning_content": "", "tool_calls": [], "refusal": None}
+    assert messages_of({"messages": [empty]}) == [{"role": "assistant", "content": "x"}]
 
 
 def test_a_lone_surrogate_is_replaced_when_asked_for(talks):

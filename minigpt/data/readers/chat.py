@@ -56,6 +56,8 @@ def messages_of(record: Any) -> list[dict[str, str]]:
     if not isinstance(record, dict):
         raise BadMessages("the record is not an object")
     if isinstance(record.get("messages"), list):
+        if record.get("completion"):
+            raise BadMessages("the record has both 'messages' and 'completion'")
         return [_message(each, f"messages[{place}]") for place, each in enumerate(record["messages"])]
     prompt, completion = record.get("prompt"), record.get("completion")
     if isinstance(prompt, list) and isinstance(completion, list):
@@ -69,7 +71,7 @@ def _message(message: Any, place: str) -> dict[str, str]:
     role = message.get("role") if isinstance(message, dict) else None
     if not isinstance(role, str) or role not in ROLES:
         raise BadMessages(f"{place} has the role {str(role)[:40]!r}, and there are {', '.join(ROLES)}")
-    if ignored := [key for key in NOT_LEARNED if message.get(key) is not None]:
+    if ignored := [key for key in NOT_LEARNED if message.get(key) not in (None, "", [])]:
         raise BadMessages(f"{place} has {ignored[0]!r}, which is not known here: leave it out")
     content = message.get("content")
     if isinstance(content, list) and all(is_text_part(part) for part in content):
