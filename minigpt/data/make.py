@@ -83,7 +83,7 @@ def encode(
         return
     units = folder / UNITS
     share = share_of(work.part)
-    count = _processes(work, found.bytes // share[1])
+    count = processes_for(work, found.bytes // share[1])
     engine: Engine | None = None
     if work.engine == "ray":
         engine = partial(encode_on_ray, tokenizer=tokenizer)
@@ -141,7 +141,7 @@ def share_of(part: str | None) -> tuple[int, int]:
     return int(number) - 1, int(parts)
 
 
-def _processes(work: WorkConfig, n_bytes: int) -> int:
+def processes_for(work: WorkConfig, n_bytes: int) -> int:
     """How many processes encode so much text: none is started for less than it costs to start it."""
     units = count_units(n_bytes)
     return min(work.workers, units) if work.workers else min(usable_cores(), max(1, units // 2))

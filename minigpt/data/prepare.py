@@ -20,12 +20,12 @@ from typing import Any
 
 from minigpt.config.schema import DataConfig, TokenizerConfig, WorkConfig
 from minigpt.config.sources import address_hash, name_of
-from minigpt.data.corpus import find_corpus
+from minigpt.data.corpus import Corpus, find_corpus
 from minigpt.data.download import SourceGone
 from minigpt.data.find import typed_path
 from minigpt.data.in_place import read_tokens, tokenizer_of
 from minigpt.data.listing import listing
-from minigpt.data.make import UNITS, encode, learn, seal, stored_tokenizer
+from minigpt.data.make import UNITS, encode, learn, processes_for, seal, share_of, stored_tokenizer
 from minigpt.data.prepare_mix import prepare_mix
 from minigpt.data.prepare_remote import open_remote
 from minigpt.data.prepared import CONVERSATIONS, DamagedShards, Prepared, locked, open_folder, read_prepared, sweep
@@ -38,6 +38,7 @@ from minigpt.data.suspicious import suspicious
 from minigpt.data.tasks import VERSION
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, read_tokenizer_json, scheme_of
 from minigpt.data.units import missing_units
+from minigpt.data.workers import started_early
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.process.allocator import give_back_large_blocks
 from minigpt.rundir.files import lock, write_json
@@ -123,23 +124,33 @@ def prepare(
         say(f"data: {folder} is split by the rule of versions up to 0.1.0; it stays for the runs that began with it")
     for line in listing(corpus):
         say(f"data: {line}")
-    # A vocabulary that can't be had is a fault to name before gigabytes are read.
-    ready = given if given is not None or scheme.is_learned else build_tokenizer(tokenizer.name)
-    progress = Progress("data: reading", corpus.size, say)
-    if corpus.holds_tokens:
-        ready = tokenizer_of(corpus, tokenizer.name, ready)
-        say(f"data: the tokens are used where they are, as those of tokenizer={ready.name}")
-        found = read_tokens(corpus, ready, progress)
-    else:
-        fraction = keys["val_fraction"]
-        found = survey(corpus, alphabet=scheme.needs_alphabet, val_fraction=fraction, progress=progress)
-    for line in found.notes():
-        say(f"data: {line}")
-    folder = root / _folder_name(keys, found.sha256)
-    if known and folder not in known:
-        say(f"data: the source changed since {next(iter(known))} was prepared; preparing it anew")
-    _find_or_make(folder, keys, found, given=ready, work=work or WorkConfig(), say=say)
+    work = work or WorkConfig()
+    with started_early(_workers_to_start(work, corpus, needs_text=given is None and scheme.is_learned)):
+        # A vocabulary that can't be had is a fault to name before gigabytes are read.
+        ready = given if given is not None or scheme.is_learned else build_tokenizer(tokenizer.name)
+        progress = Progress("data: reading", corpus.size, say)
+        if corpus.holds_tokens:
+            ready = tokenizer_of(corpus, tokenizer.name, ready)
+            say(f"data: the tokens are used where they are, as those of tokenizer={ready.name}")
+            found = read_tokens(corpus, ready, progress)
+        else:
+            fraction = keys["val_fraction"]
+            found = survey(corpus, alphabet=scheme.needs_alphabet, val_fraction=fraction, progress=progress)
+        for line in found.notes():
+            say(f"data: {line}")
+        folder = root / _folder_name(keys, found.sha256)
+        if known and folder not in known:
+            say(f"data: the source changed since {next(iter(known))} was prepared; preparing it anew")
+        _find_or_make(folder, keys, found, given=ready, work=work, say=say)
     return open_folder(folder, say)
+
+
+def _workers_to_start(work: WorkConfig, corpus: Corpus, *, needs_text: bool) -> int:
+    """How many processes to start before the text is read: none where its tokenizer is still to be learned from it."""
+    if needs_text or corpus.holds_tokens or work.engine == "ray":
+        return 0
+    count = processes_for(work, corpus.size // share_of(work.part)[1])
+    return count if count > 1 else 0
 
 
 def _find_or_make(

@@ -1,8 +1,9 @@
 """Processes that encode units of work: one for each core, started again when one is killed, gone when we are.
 
-A worker is this file as a program. It reads frames from stdin and writes results to stdout, each after its length in
-8 bytes; a result begins with the word `made`, or with `fault` and a sentence. It writes no file, so a kill can't
-leave half of one. It ends when its stdin does, and looks four times a second whether its parent is still there.
+A worker is this file as a program. It reads the path of a tokenizer and then frames from stdin, and writes results to
+stdout, each after its length in 8 bytes; a result begins with the word `made`, or with `fault` and a sentence. It
+writes no file, so a kill can't leave half of one. It ends when its stdin does, and looks four times a second whether
+its parent is still there.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import IO
@@ -30,6 +31,26 @@ MADE, FAULT = b"made ", b"fault"
 ROOT = Path(__file__).resolve().parents[2]  # that holds minigpt/
 
 
+@contextlib.contextmanager
+def started_early(count: int) -> Iterator[None]:
+    """Start so many processes for what is encoded in a `with` block; they load what they need while a text is read."""
+    early = [Worker() for _ in range(count)]
+    try:
+        for worker in early:
+            worker.start()
+        _early.extend(early)
+        yield
+    finally:
+        _early.clear()
+        for worker in early:
+            worker.stop()
+        for worker in early:
+            worker.close()
+
+
+_early: list["Worker"] = []  # and not at work yet
+
+
 def encode_in_processes(jobs: Iterable[Job], count: int, tokenizer: Path) -> Generator[Job, None, None]:
     """Yield the results of frames as they come, from `count` processes; at most `count` + 2 frames are held.
 
@@ -41,7 +62,7 @@ def encode_in_processes(jobs: Iterable[Job], count: int, tokenizer: Path) -> Gen
     Raises:
         UserFault: as encoding does, or a unit's process died again and again.
     """
-    workers = [Worker(tokenizer) for _ in range(count)]
+    workers = [_early.pop() if _early else Worker() for _ in range(count)]
     free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
     for worker in workers:
         free.put(worker)
@@ -49,7 +70,7 @@ def encode_in_processes(jobs: Iterable[Job], count: int, tokenizer: Path) -> Gen
     def work(path: Path, frame: bytes) -> Job:
         worker = free.get()
         try:
-            return path, worker.encode(frame)
+            return path, worker.encode(frame, tokenizer)
         finally:
             free.put(worker)
 
@@ -73,27 +94,40 @@ def encode_in_processes(jobs: Iterable[Job], count: int, tokenizer: Path) -> Gen
 
 
 class Worker:
-    """A process that encodes one frame at a time, started when there is one."""
+    """A process that encodes one frame at a time with one tokenizer, started when there is a frame, or before."""
 
-    def __init__(self, tokenizer: Path):
-        self._tokenizer = tokenizer
+    def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._told = False  # which tokenizer
         self._stopped = False
 
-    def encode(self, frame: bytes) -> bytes:
+    def start(self) -> "subprocess.Popen[bytes]":
+        """Return the process, which is started if there is none."""
+        if self._process is None:
+            self._process, self._told = self._start(), False
+        return self._process
+
+    def encode(self, frame: bytes, tokenizer: Path) -> bytes:
         """Return the result of a frame. A process that dies over it is replaced.
+
+        Args:
+            frame: of a unit.
+            tokenizer: a tokenizer.json.
 
         Raises:
             UserFault: the text's fault, or MAX_DEATHS processes died over it.
         """
         code = 0
         for _ in range(MAX_DEATHS):
-            process = self._process = self._process or self._start()
+            process = self.start()
             if self._stopped:
                 self.stop()
             assert process.stdin is not None
             assert process.stdout is not None
             try:
+                if not self._told:
+                    _write(process.stdin, os.fsencode(tokenizer))
+                    self._told = True
                 _write(process.stdin, frame)
                 said = _read(process.stdout)
             except (OSError, ValueError, EOFError):
@@ -108,7 +142,7 @@ class Worker:
         raise UserFault(f"{wrong}. If memory is short, use fewer: prepare.workers=1. What was encoded is kept")
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-P", "-m", "minigpt.data.workers", str(self._tokenizer), str(os.getpid())]
+        command = [sys.executable, "-P", "-m", "minigpt.data.workers", str(os.getpid())]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         return subprocess.Popen(
             command,
@@ -172,11 +206,12 @@ def _read(stream: IO[bytes]) -> bytes:
     return content
 
 
-def main(tokenizer_file: str, parent: str) -> None:
+def main(parent: str) -> None:
     """Encode what comes until nothing does."""
     threading.Thread(target=_watch, args=(int(parent),), daemon=True).start()
-    tokenizer = load_tokenizer(read_json(Path(tokenizer_file)), tokenizer_file)
     with contextlib.suppress(EOFError, BrokenPipeError):
+        file = os.fsdecode(_read(sys.stdin.buffer))
+        tokenizer = load_tokenizer(read_json(Path(file)), file)
         while True:
             _write(sys.stdout.buffer, answer(_read(sys.stdin.buffer), tokenizer))
     os._exit(0)  # nothing is left to flush to

@@ -256,6 +256,30 @@ def test_a_killed_parent_leaves_no_orphan_and_no_finished_unit_is_made_again(tex
     assert len(made) == UNITS - there
 
 
+def test_processes_that_were_started_early_do_the_work_and_none_outlives_it(texts, tmp_path, monkeypatch):
+    """While the text is read; whatever happens to it then."""
+    started, real = [], workers.Worker._start
+
+    def start(self):
+        process = real(self)
+        started.append(process)
+        return process
+
+    monkeypatch.setattr(workers.Worker, "_start", start)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(build_tokenizer("byte").to_json()))
+    frame = b'[["train",0,3]]\nabc'
+    with workers.started_early(2):
+        assert len(started) == 2
+        jobs = [(tmp_path / str(number), frame) for number in range(3)]
+        results = dict(workers.encode_in_processes(jobs, 2, tmp_path / "tokenizer.json"))
+    assert len(results) == 3
+    assert len(started) == 2
+    with pytest.raises(UserFault), workers.started_early(1):
+        raise UserFault("the text is at fault")
+    assert [process.poll() is None for process in started] == [False] * 3
+    assert not workers._early
+
+
 def is_running(process: int) -> bool:
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] != "Z"
