@@ -7,6 +7,7 @@ its parent is still there.
 """
 
 import contextlib
+import fcntl
 import os
 import queue
 import signal
@@ -37,7 +38,8 @@ def started_early(count: int) -> Iterator[None]:
     early = [Worker() for _ in range(count)]
     try:
         for worker in early:
-            worker.start()
+            with contextlib.suppress(OSError):  # said where there is something to encode
+                worker.start()
         _early.extend(early)
         yield
     finally:
@@ -144,14 +146,18 @@ class Worker:
     def _start(self) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-P", "-m", "minigpt.data.workers", str(os.getpid())]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": path},
             start_new_session=True,  # Ctrl-C is for us; we end it
-            pipesize=1 << 20,  # Linux; what goes through a pipe stops sixteen times less often
         )
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError, AttributeError):  # Linux, which gives a user so many pages of pipes
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 1 << 20)  # what goes through stops sixteen times less often
+        return process
 
     def stop(self) -> None:
         """End the process at once; what it works on is lost."""

@@ -258,7 +258,7 @@ class Heartbeat:
                     code = message["end"]  # 0 is no way to end a run that is going on
                     self._end(code if isinstance(code, int) and 0 < code < 256 else BUG, str(message.get("text", "")))
                 if message.get("stop") in SIGNALS:
-                    self.on_stop(message["stop"])
+                    _in_background(self.on_stop, message["stop"])  # SLURM may take a minute to answer
                 if "left" in message:
                     peer.left = True
                     self._released.set()

@@ -110,9 +110,9 @@ def several_hosts(found: Launched, run_dir: Path) -> Hosts:
     own = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     ids: tuple[str, ...] = ("TORCHELASTIC_RUN_ID", "MASTER_PORT")
     if found.name == "srun":
-        # Numbers of jobs can be foreseen; when one starts, and the ports of its srun, can't.
+        # Numbers of jobs can be foreseen; when one starts, and the port of its srun, can't.
         ids = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_JOB_START_TIME")
-        ids += ("SLURM_STEP_LAUNCHER_PORT", "SLURM_SRUN_COMM_PORT")
+        ids += ("SLURM_STEP_LAUNCHER_PORT",)  # not SLURM_SRUN_COMM_PORT, of which many nodes have several
     start = hashlib.sha256(repr([os.environ.get(name) for name in ids]).encode()).hexdigest()[:16]
     address = found.address or ("" if found.rank else own)
     return Hosts(run_dir, found.node, found.local_rank, found.local_size, address, start)

@@ -16,7 +16,6 @@ R1-Zero-Like Training" (Dr. GRPO), section 3: A is not divided by the group's de
 answer's length, since both favour some answers whatever their reward.
 """
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -105,15 +104,25 @@ class Questions:
 def answered(
     gpt: GPT, questions: Sequence[Question], *, config: TrainConfig, choices: Choices, tokenizer: Tokenizer
 ) -> tuple[Batch, Tensor]:
-    """Let the model answer; return the answers weighted with their advantages, and their mean reward, ()."""
+    """Let the model answer; return the answers weighted with their advantages, and their mean reward, ().
+
+    Where its logits are not finite the weights are NaN, and so is the loss.
+    """
     answers = config.objective.answers
-    texts = write_answers(gpt, questions, tokenizer, answers=answers, seed=config.seed)
+    is_finite = True
+    try:
+        texts = write_answers(gpt, questions, tokenizer, answers=answers, seed=config.seed)
+    except NonFiniteLogits:  # the guard's matter
+        is_finite, nothing = False, [tokenizer.special[END]]
+        texts = [[*each.tokens, *nothing] for each in questions for _ in range(answers)]
     asked = [each for each in questions for _ in range(answers)]
     rewards = torch.tensor(
         [reward(tokenizer, each, text[len(each.tokens) :]) for each, text in zip(asked, texts, strict=True)]
     )
     width = config.model.block_size if choices.compile else None  # which is for one shape
     batch = weighted(texts, [len(each.tokens) for each in asked], advantages(rewards, answers), width)
+    if not is_finite and batch.weights is not None:
+        batch.weights.fill_(torch.nan)
     return batch.to(gpt.token_embedding.weight.device), rewards.mean()
 
 
@@ -127,6 +136,9 @@ def write_answers(
     Returns:
         Tokens of question and answer, the one that ends it included: all of question 0, then of question 1, ... An
         answer ends with any control token, or where it is longer than the right one can be.
+
+    Raises:
+        NonFiniteLogits: the weights are not finite, or give logits that are not.
     """
     control, block_size, rows = frozenset(tokenizer.special.values()), gpt.config.block_size, list[Row]()
     for each in questions:
@@ -139,17 +151,13 @@ def write_answers(
     was_training = gpt.training
     gpt.eval()
     writer = Writer(Reader(gpt_forward(gpt, vocab_size=tokenizer.vocab_size), block_size, gpt.new_cache))
-    with contextlib.suppress(NonFiniteLogits):  # the guard's matter: the loss of these answers is NaN
+    try:
         writer.join(rows)
         while writer.rows:
             writer.step()
-    gpt.train(was_training)
-    asked = [each for each in questions for _ in range(answers)]
-    nothing = [tokenizer.special[END]]
-    return [
-        row.tokens if len(row.tokens) > len(each.tokens) else [*each.tokens, *nothing]
-        for row, each in zip(rows, asked, strict=True)
-    ]
+    finally:
+        gpt.train(was_training)
+    return [row.tokens for row in rows]
 
 
 def reward(tokenizer: Tokenizer, question: Question, answer: Sequence[int]) -> float:

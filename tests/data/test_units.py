@@ -280,6 +280,22 @@ def test_processes_that_were_started_early_do_the_work_and_none_outlives_it(text
     assert not workers._early
 
 
+def test_a_user_who_may_have_no_larger_pipes_or_no_process_yet_is_served_all_the_same(tmp_path, monkeypatch):
+    """From 33 workers on Linux gave an ordinary user no more pages: a traceback."""
+    (tmp_path / "tokenizer.json").write_text(json.dumps(build_tokenizer("byte").to_json()))
+
+    def refused(*_):
+        raise PermissionError("Operation not permitted")
+
+    monkeypatch.setattr(workers.fcntl, "fcntl", refused)
+    real = workers.Worker._start
+    monkeypatch.setattr(workers.Worker, "_start", refused)
+    with workers.started_early(1):
+        monkeypatch.setattr(workers.Worker, "_start", real)
+        jobs = [(tmp_path / "0", b'[["train",0,3]]\nabc')]
+        assert len(dict(workers.encode_in_processes(jobs, 1, tmp_path / "tokenizer.json"))) == 1
+
+
 def is_running(process: int) -> bool:
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] != "Z"

@@ -280,4 +280,7 @@ def test_a_signal_to_another_rank_is_one_to_rank_zero():
     rank._send(rank.peers[0], {"left": True})
     theirs.shutdown(socket.SHUT_WR)
     hub._hear(heartbeat.Peer(ours))
+    deadline = time.monotonic() + 5
+    while not got and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert got == [signal.SIGTERM]

@@ -209,6 +209,9 @@ def test_each_start_of_a_launcher_meets_under_a_name_of_its_own(tmp_path, monkey
         before = several_hosts(found, tmp_path).start
         monkeypatch.setenv(name, "1")
         assert several_hosts(found, tmp_path).start != before
+    before = several_hosts(found, tmp_path).start
+    monkeypatch.setenv("SLURM_SRUN_COMM_PORT", "1")  # nodes of a large job have several
+    assert several_hosts(found, tmp_path).start == before
     assert one.address == ""  # this host's own name is not rank 0's
 
 

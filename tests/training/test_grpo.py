@@ -282,6 +282,7 @@ def test_weights_that_are_not_finite_are_the_guards_matter():
     config.objective.answers = 4
     batch, earned = answered(gpt, asked, config=config, choices=CHOICES, tokenizer=TOKENIZER)
     assert earned == 0.0
+    assert batch.weights.isnan().any()  # also where the logits overflowed behind the last token that is learned
     loss = weighted_loss_sum(gpt, batch.tokens, batch.targets, batch.weights)
     assert loss.isnan()
 
