@@ -18,19 +18,6 @@ from minigpt.faults import UserFault
 from tests.data.poem import POEM, keys, run, text_of, tree
 
 
-@pytest.fixture(autouse=True)
-def no_sync(monkeypatch):
-    """These folders needn't survive a power cut, and a disk takes its time."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
-@pytest.fixture
-def source(tmp_path) -> Path:
-    path = tmp_path / "poem.txt"
-    path.write_bytes(POEM)
-    return path
-
-
 @pytest.mark.parametrize(("name", "vocab_size"), [("byte", 0), ("char", 0), ("bpe", 300)])
 def test_the_tokens_are_the_text_split_where_it_is_said(source, name, vocab_size):
     prepared, _ = run(keys(source, val_fraction=0.25), name, vocab_size=vocab_size)

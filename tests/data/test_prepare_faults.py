@@ -18,20 +18,7 @@ from minigpt.data.progress import tell
 from minigpt.data.split import split
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.rundir import files
-from tests.data.poem import POEM, keys, run, text_of, tree
-
-
-@pytest.fixture(autouse=True)
-def no_sync(monkeypatch):
-    """These folders needn't survive a power cut, and a disk takes its time."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
-@pytest.fixture
-def source(tmp_path) -> Path:
-    path = tmp_path / "poem.txt"
-    path.write_bytes(POEM)
-    return path
+from tests.data.poem import keys, run, text_of, tree
 
 
 def test_a_fault_of_the_text_leaves_nothing(source):

@@ -1,7 +1,6 @@
 """Shards: llm.c's format, windows across their borders, and every kind of damage named."""
 
 import json
-import os
 
 import numpy as np
 import pytest
@@ -63,13 +62,6 @@ def test_fingerprints_follow_tokens_and_tokenizer(tmp_path):
     assert of("d", [0, 1, 2], BYTE) == prints[0]
 
 
-@pytest.fixture
-def no_sync(monkeypatch):
-    """A hundred shards needn't survive a power cut."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
-@pytest.mark.usefixtures("no_sync")
 @given(n=st.integers(1, 300), shard_tokens=st.integers(1, 120), data=st.data())
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_windows_and_slices_are_those_of_one_array(n, shard_tokens, data, tmp_path_factory):

@@ -40,11 +40,6 @@ SEVERAL = {
 }
 
 
-@pytest.fixture(autouse=True)
-def no_sync(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 @pytest.fixture
 def texts(tmp_path) -> Path:
     folder = tmp_path / "texts"
