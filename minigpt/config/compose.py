@@ -85,7 +85,7 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
         cls: another config class than the command's own, such as one with more settings.
 
     Raises:
-        UserFault: with every fault of the command line, the files and the rules of check.py.
+        UserFault: with every fault of the command line, the files and the rules (check.py).
         SystemExit: code 0, after --help or --cfg job has printed.
     """
     request = Request(command, cls or CLASSES[command])

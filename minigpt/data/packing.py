@@ -39,7 +39,7 @@ class ConversationSplit:
 
     def __init__(self, split: TokenSplit, tokenizer: Tokenizer):
         self.name, self.bytes, self.fingerprint = split.name, split.bytes, split.fingerprint
-        assert tokenizer.eot is not None, "config/check.py asks for one"
+        assert tokenizer.eot is not None, "config/rules asks for one"
         self.tokenizer, self.eot = tokenizer, tokenizer.eot
         self._tokens = split.tokens(0, len(split))
         self.answers = learned(self._tokens, tokenizer)

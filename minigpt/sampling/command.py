@@ -60,7 +60,7 @@ def load(config: SampleConfig) -> LoadedCheckpoint:
     Raises:
         UserFault: no such checkpoint, adapter or device.
     """
-    assert config.checkpoint is not None, "config/check.py asks for it"
+    assert config.checkpoint is not None, "config/rules asks for it"
     loaded = load_checkpoint(config.checkpoint, config.which)
     return ready(loaded if config.adapter is None else adapted(config.adapter, config.which, [loaded]), config)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import uvicorn
 
-from minigpt.config.check import is_loopback
 from minigpt.config.commands import ServeConfig
+from minigpt.config.rules.commands import is_loopback
 from minigpt.faults import FINISHED, INTERRUPTED, UserFault
 from minigpt.sampling.stream import say
 from minigpt.serving.app import make_app
@@ -121,5 +121,5 @@ def read_token(config: ServeConfig) -> str | None:
         raise UserFault(
             f"the token of {where} must be 16 ASCII characters or more, without blanks: openssl rand -hex 24"
         )
-    assert token or is_loopback(config.host), "config/check.py asks for a token"
+    assert token or is_loopback(config.host), "config/rules asks for a token"
     return token or None

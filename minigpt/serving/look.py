@@ -19,7 +19,7 @@ def look(config: LookConfig) -> Path:
         UserFault: no such checkpoint, or a text that it can't read.
         StorageFailure: the file can't be written.
     """
-    assert config.checkpoint is not None, "config/check.py asks for it"
+    assert config.checkpoint is not None, "config/rules asks for it"
     loaded = load_checkpoint(config.checkpoint, config.which)
     found = look_at(name_of(loaded.path), loaded, config.text)
     if found["cut"]:

@@ -225,7 +225,7 @@ def test_a_long_warm_up_is_a_note_and_no_fault():
 
 def test_checking_reads_the_default_of_every_setting():
     """A rule about a setting that was renamed would never run."""
-    from minigpt.config.check import NOTES, RULES
+    from minigpt.config.rules import NOTES, RULES
 
     known = {key for cls in CLASSES.values() for key in settings(cls)}
     assert {key for keys, _ in RULES + NOTES for key in keys} <= known
