@@ -1,0 +1,232 @@
+"""Nothing foreign is executed: SECURITY.md's first promise."""
+
+import io
+import os
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from minigpt.checkpoint.load import load_checkpoint
+from minigpt.checkpoint.store import MANIFEST
+from minigpt.config.compose import compose
+from minigpt.config.schema import SampleConfig
+from minigpt.sampling.command import sample
+from tests.security.stranger import NAMES, TINY, config_with, continue_it, copy, newest, put, refused
+
+GUEST = r"""
+import os, shutil, sys
+from pathlib import Path
+from minigpt.loading import loading
+with loading():
+    from minigpt.config.compose import compose
+    from minigpt.config.schema import SampleConfig
+    from minigpt.sampling.command import sample
+    from minigpt.training.run import train
+
+own, foreign, arguments = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+
+
+def use(place):
+    where = [f"data.source={place}/text.txt", f"data.dir={place}/data", f"run.dir={place}/run"]
+    for which in ("best", "latest"):
+        sample(SampleConfig(checkpoint=f"{place}/run", which=which, prompt=["line"], max_new_tokens=12, device="cpu"))
+    stage[0] = "training"
+    assert train(compose("train", [*arguments, *where, "trainer.max_steps=8"])) == 0
+
+
+stage = ["sampling"]
+use(own)  # so that everything is imported and cached that our own code wants
+seen = []
+READS = {"open", "os.listdir", "os.scandir", "os.walk", "glob.glob", "mmap.__new__", "pathlib.Path.glob",
+         "pathlib.Path.rglob"}
+WRITES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "os.utime", "shutil.rmtree",
+          "tempfile.mkstemp", "fcntl.flock", "fcntl.fcntl"}
+QUIET = {"object.__getattr__", "object.__setattr__", "sys._getframe", "gc.get_referrers", "builtins.id", "time.sleep",
+         "sys.excepthook", "sys.unraisablehook", "_thread.start_new_thread", "signal.pthread_kill", "array.__new__",
+         "ctypes.addressof"}  # an address of ours for our own compiled step; loading and looking up code is seen
+
+
+def inside(path, folder=-1):
+    if isinstance(path, int):
+        return True
+    if folder >= 0:  # shutil.rmtree names what it removes by the open folder that it lies in
+        path = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), path)
+    path = os.path.realpath(os.fsdecode(path))
+    return path.startswith((os.path.realpath(foreign / "run") + os.sep, os.path.realpath(foreign / "run/checkpoints")))
+
+
+def hook(event, arguments):
+    if done[0] or event in QUIET:
+        return
+    if event == "open":
+        path, mode, flags = arguments
+        writes = bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND))
+        if not writes or (stage[0] == "training" and inside(path)) or path == os.devnull:
+            return
+    elif event in READS:
+        return
+    elif event in WRITES and stage[0] == "training":
+        paths = arguments if event == "os.remove" else arguments[:1]
+        if event.startswith(("tempfile", "fcntl")) or inside(*paths):
+            return
+    seen.append(f"{stage[0]}: {event} {arguments!r}"[:300])
+
+
+done = [False]
+stage[0] = "sampling"
+sys.addaudithook(hook)
+use(foreign)
+done[0] = True
+print("\n".join(["SEEN", *seen]))
+"""
+
+
+def test_sampling_and_continuing_a_strangers_run_executes_nothing(foreign, tmp_path):
+    """An audit hook sees no code, process, socket, import, ctypes; no file written by sampling or outside the run."""
+    own = copy(foreign, tmp_path / "own")
+    done = subprocess.run(
+        [sys.executable, "-c", GUEST, str(own), str(foreign), *TINY], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.partition("SEEN\n")[2].splitlines() == []
+
+
+class Payload:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, marker: Path):
+        self.marker = marker
+
+    def __reduce__(self):
+        return (Path.touch, (self.marker,))
+
+
+def pickles(marker: Path) -> dict[str, bytes]:
+    archive = io.BytesIO()
+    torch.save({"weights": Payload(marker)}, archive)
+    return {
+        "protocol 4": pickle.dumps(Payload(marker), protocol=4),
+        "protocol 0": pickle.dumps(Payload(marker), protocol=0),
+        "posix.system": f"cposix\nsystem\n(S'touch {marker}'\ntR.".encode(),
+        "torch.save": archive.getvalue(),
+    }
+
+
+@pytest.mark.parametrize("kind", ["protocol 4", "protocol 0", "posix.system", "torch.save"])
+def test_a_pickle_in_the_place_of_any_file_is_not_read(foreign, tmp_path, kind):
+    marker = tmp_path / "executed"
+    payload = pickles(marker)[kind]
+    checkpoint = newest(foreign)
+    for name in (*NAMES, MANIFEST):
+        whole = {file.name: file.read_bytes() for file in checkpoint.iterdir()}
+        if name == MANIFEST:
+            (checkpoint / name).write_bytes(payload)
+        else:
+            put(checkpoint, name, payload)
+        if name == "optimizer.safetensors":
+            sentence = refused(lambda: continue_it(foreign))
+            load_checkpoint(checkpoint)  # which has no use for it
+        else:
+            sentence = refused(lambda: load_checkpoint(checkpoint))
+        assert "pickle" in sentence or name == MANIFEST, sentence
+        for file, content in whole.items():
+            (checkpoint / file).write_bytes(content)
+    assert not marker.exists()
+    assert load_checkpoint(checkpoint).path == checkpoint
+
+
+@pytest.mark.parametrize("name", ["model.pt", "last.ckpt", "pytorch_model.bin"])
+def test_a_file_of_torch_save_is_no_checkpoint(tmp_path, name):
+    marker = tmp_path / "executed"
+    (tmp_path / name).write_bytes(pickles(marker)["torch.save"])
+    assert "pickles" in refused(lambda: sample(SampleConfig(checkpoint=str(tmp_path / name), device="cpu")))
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "train.json", "val.json", "train-000.bin", "prepared.json"])
+def test_a_pickle_among_prepared_tokens_is_not_read(foreign, tmp_path, name):
+    marker = tmp_path / "executed"
+    (file,) = foreign.glob(f"data/*/{name}")
+    for payload in pickles(marker).values():
+        file.write_bytes(payload)
+        if name == "prepared.json":
+            assert continue_it(foreign) == 0  # without it, they are prepared again
+        else:
+            assert name in refused(lambda: continue_it(foreign))
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "choices.json", "data.json", "skipped_batches.json", "metrics.jsonl", "events.jsonl"]
+)
+def test_a_pickle_in_a_run_directory_is_not_read(foreign, tmp_path, name):
+    marker = tmp_path / "executed"
+    payloads = list(pickles(marker).values())
+    payloads.append(f"!!python/object/apply:os.system ['touch {marker}']\n".encode())
+    for payload in payloads:
+        (foreign / "run" / name).write_bytes(payload)
+        if name.endswith(".jsonl"):
+            assert continue_it(foreign) == 0
+        else:
+            assert name in refused(lambda: continue_it(foreign))
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"_target_": "os.system", "_args_": ["touch MARKER"]},
+        {"model/_target_": "torch.load"},
+        {"model": {"_target_": "logging.os.system", "command": "touch MARKER"}},
+        {"model/n_layer": "${oc.env:HOME}"},
+        {"model/n_layer": "${eval:1+1}"},
+        {"callbacks": {"_target_": "builtins.exec"}},
+    ],
+)
+def test_no_target_and_no_resolver_of_a_checkpoint_is_evaluated(foreign, changes):
+    config_with(changes)(newest(foreign))
+    sentence = refused(lambda: load_checkpoint(newest(foreign)))
+    assert "config.json" in sentence
+    assert os.environ["HOME"] not in sentence.replace(str(foreign), "")
+
+
+def test_settings_of_another_version_do_not_matter_for_reading_a_model(foreign):
+    config_with({"data/gone": 4, "later": {"setting": 1}})(newest(foreign))
+    assert load_checkpoint(newest(foreign)).config.data.name == "text"
+    config_with({"model/gone": 4})(newest(foreign))
+    assert "'model.gone', which is no setting" in refused(lambda: load_checkpoint(newest(foreign)))
+
+
+def test_text_with_a_resolver_in_it_stays_text(foreign):
+    config_with({"samples/prompt": "${oc.env:HOME}", "data/source": "${oc.env:HOME}"})(newest(foreign))
+    config = load_checkpoint(newest(foreign)).config
+    assert (config.samples.prompt, config.data.source) == ("${oc.env:HOME}", "${oc.env:HOME}")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("defaults: [{override /model: '${oc.env:HOME}'}]", "not evaluated"),
+        ("samples: {prompt: '${oc.env:HOME}'}", "not evaluated"),
+        ("model: {_target_: os.system}", "No setting 'model._target_'"),
+        ("samples: {prompt: !!python/object/apply:os.system ['touch MARKER']}", "don't compose"),
+        ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]", r"YAML alias \*a"),
+        ("model: " + "[" * 3000, "nested"),
+        ("model: {n_layer: " + "9" * 5000 + "}", "."),
+        ("# " + "x" * 200_000, "200,0"),
+    ],
+)
+def test_a_strangers_config_file_is_values_only(tmp_path, monkeypatch, text, says):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "theirs" / "experiment"
+    folder.mkdir(parents=True)
+    (folder / "x.yaml").write_text(f"# @package _global_\n{text}\n".replace("MARKER", str(tmp_path / "executed")))
+    sentence = refused(lambda: compose("train", ["--config-dir", str(folder.parent), "experiment=x"]))
+    assert re.search(says, sentence)
+    assert os.environ["HOME"] not in sentence.replace(str(tmp_path), "")
+    assert not (tmp_path / "executed").exists()
