@@ -35,7 +35,7 @@ def train(arguments: list[str]) -> int:
         config = _compose("train", arguments)
 
         with loading():
-            from minigpt.data.prepare import require_vocabulary
+            from minigpt.data.preparing.prepare import require_vocabulary
 
         require_vocabulary(config.data, config.tokenizer)
 
@@ -62,8 +62,8 @@ def prepare(arguments: list[str]) -> None:
     work = config.prepare
 
     if work.slurm:
-        from minigpt.data.find import typed_path
-        from minigpt.data.slurm import write_array
+        from minigpt.data.preparing.slurm import write_array
+        from minigpt.data.sources.find import typed_path
 
         folder, command = typed_path(config.data.dir), command_line("prepare")
         path = write_array(folder, command, arguments, parts=work.slurm, workers=work.workers)
@@ -74,8 +74,8 @@ def prepare(arguments: list[str]) -> None:
         os.environ["RAY_ADDRESS"] = config.ray.address  # where Ray looks
 
     with loading():
-        from minigpt.data.prepare import UnfinishedParts, mend
         from minigpt.data.prepared import describe
+        from minigpt.data.preparing.prepare import UnfinishedParts, mend
         from minigpt.process.signals import Signals
 
     try:

@@ -11,8 +11,8 @@ from minigpt.config.commands import EvaluateConfig
 from minigpt.config.first_stage import first_stage
 from minigpt.config.roles import default_run_dir
 from minigpt.config.schema import TrainConfig
-from minigpt.data.find import typed_path
-from minigpt.data.tasks import HARDER, task_file
+from minigpt.data.chat.tasks import HARDER, task_file
+from minigpt.data.sources.find import typed_path
 from minigpt.evaluation.command import evaluate
 from minigpt.faults import FINISHED
 from minigpt.launcher import launched

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 
 import minigpt
 from minigpt.config.compose import compose
-from minigpt.data.prepare import prepare
+from minigpt.data.preparing.prepare import prepare
 from minigpt.faults import UserFault
 from minigpt.model.evaluate import evaluate
 from minigpt.sampling.command import sample

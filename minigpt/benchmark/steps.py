@@ -13,8 +13,8 @@ from minigpt.benchmark.settings import WARM_UP
 from minigpt.config.compose import compose
 from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import MicroBatches
-from minigpt.data.prepare import prepare
 from minigpt.data.prepared import Prepared
+from minigpt.data.preparing.prepare import prepare
 from minigpt.machine.choices import Choices, choose
 from minigpt.machine.hardware import find_device
 from minigpt.machine.memory import try_loss

@@ -11,7 +11,7 @@ from minigpt.checkpoint.adapter import ADAPTER, ADAPTER_CONFIG, base_hash, read_
 from minigpt.checkpoint.foreign import NoTokenizer
 from minigpt.checkpoint.load import MEMORY, LoadedCheckpoint, find_checkpoint, lists, load_checkpoint, read_file
 from minigpt.config.foreign import MAX_CONFIG
-from minigpt.data.roles import has_roles, with_roles
+from minigpt.data.chat.roles import has_roles, with_roles
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.model.adapter import Adapter, merge, share

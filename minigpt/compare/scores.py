@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.compare.sides import Run
 from minigpt.data.batch import document_end
-from minigpt.data.packing import ConversationSplit
+from minigpt.data.chat.packing import ConversationSplit
 from minigpt.data.text import Split
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault

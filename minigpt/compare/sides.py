@@ -15,8 +15,8 @@ from minigpt.checkpoint.store import read_manifest
 from minigpt.config.convert import shown, values
 from minigpt.config.roles import with_role
 from minigpt.config.schema import TrainConfig
+from minigpt.data.chat.packing import ConversationSplit
 from minigpt.data.mix import MixedSplit
-from minigpt.data.packing import ConversationSplit
 from minigpt.data.prepared import open_prepared
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer

@@ -1,1 +1,1 @@
-"""Text to batches: corpus.py -> tokenizer.py -> shards.py -> order.py -> module.py."""
+"""Text to batches: sources/ -> readers/ -> tokenizer.py -> preparing/ -> shards.py -> order.py -> batch.py."""

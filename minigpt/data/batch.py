@@ -13,9 +13,9 @@ from torch import Tensor
 
 from minigpt.attention.masks import Documents, find_documents
 from minigpt.config.schema import DataConfig
+from minigpt.data.chat.packing import ConversationSplit
 from minigpt.data.mix import MixedSplit
 from minigpt.data.order import batch_of_step, window_starts
-from minigpt.data.packing import ConversationSplit
 from minigpt.data.remote import RemoteSplit
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer

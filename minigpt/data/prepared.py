@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from minigpt.data.find import typed_path
-from minigpt.data.make import FORMAT, UNITS
+from minigpt.data.chat.packing import ConversationSplit
 from minigpt.data.measures.overlap import measured_lines
 from minigpt.data.mix import MixedSplit
-from minigpt.data.packing import ConversationSplit
-from minigpt.data.progress import CONTROL_PICTURES, Say
+from minigpt.data.preparing.make import FORMAT, UNITS
+from minigpt.data.preparing.progress import CONTROL_PICTURES, Say
 from minigpt.data.remote import RemoteFolder, RemoteSplit, pieces_of
 from minigpt.data.shards import TokenSplit, fingerprint
+from minigpt.data.sources.find import typed_path
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import UserFault
 from minigpt.rundir.files import lock, read_json
@@ -42,7 +42,7 @@ class Prepared:
     val: TokenSplit | MixedSplit | ConversationSplit
     fingerprint: str  # SHA-256 (hex) of the tokenizer and of all tokens
     summary: dict[str, Any]  # what was read and made, as JSON
-    rule: str = "tail"  # content, where whole documents were asked for; what a run keeps (minigpt/data/split.py)
+    rule: str = "tail"  # content, where whole documents were asked for; what a run keeps (sources/split.py)
     parts: "dict[str, Prepared]" = field(default_factory=dict)  # the sources of a mixture, by their names
 
     @property

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.data.blocks import Blocks
-from minigpt.data.download import copy_file, file_system
 from minigpt.data.order import check_length
 from minigpt.data.shards import HEADER_BYTES, read_sidecar
+from minigpt.data.sources.download import copy_file, file_system
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.redact import redact

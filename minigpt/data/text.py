@@ -9,8 +9,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from minigpt.data.chat.packing import ConversationSplit
 from minigpt.data.mix import MixedSplit
-from minigpt.data.packing import ConversationSplit
 from minigpt.data.readers import read, require_packages
 from minigpt.data.readers.document import BadFile, File, ReadOptions
 from minigpt.data.readers.plain import HOLDS_NUL, kind_of_binary

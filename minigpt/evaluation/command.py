@@ -16,9 +16,9 @@ from minigpt.compare.interval import MIN_WINDOWS, difference
 from minigpt.compare.scores import by_window, common_windows
 from minigpt.config.commands import EvaluateConfig
 from minigpt.data.batch import document_end
-from minigpt.data.progress import Progress, Say, size_text
+from minigpt.data.chat.roles import ends_of
+from minigpt.data.preparing.progress import Progress, Say, size_text
 from minigpt.data.readers.document import ReadOptions
-from minigpt.data.roles import ends_of
 from minigpt.data.text import Text, read_text
 from minigpt.data.tokenizer import scheme_of
 from minigpt.evaluation.questions import Pair, Question, encode_questions, judge, read_questions, score_pairs, too_long

@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from minigpt.data.chat.roles import END, encode_turn, has_roles
 from minigpt.data.readers.chat import WANTED, BadMessages, is_answer, messages_of
-from minigpt.data.roles import END, encode_turn, has_roles
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.model.evaluate import measure_pass, nats_and_right, windows_at_once

@@ -16,8 +16,8 @@ from minigpt.checkpoint.load import expected_shapes, fit_rows, load_weights
 from minigpt.config.convert import from_dict
 from minigpt.config.foreign import settings_of
 from minigpt.config.schema import TrainConfig
-from minigpt.data.roles import CONTROL as CONTROLS
-from minigpt.data.roles import END, has_roles
+from minigpt.data.chat.roles import CONTROL as CONTROLS
+from minigpt.data.chat.roles import END, has_roles
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.export.architecture import bias_word, complete_weights, config_json, family_of, split_rows
 from minigpt.export.proof import Reloaded

@@ -6,7 +6,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from minigpt.data.roles import END, has_roles
+from minigpt.data.chat.roles import END, has_roles
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.export.architecture import config_json, their_weights
 from minigpt.export.tokenizer_json import tokenizer_config, tokenizer_json

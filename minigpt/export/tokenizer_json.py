@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
 
-from minigpt.data.roles import END, has_roles
+from minigpt.data.chat.roles import END, has_roles
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, PATTERN
 from minigpt.faults import UserFault
 
-# The form of minigpt/data/roles.py in Jinja, as Hugging Face and llama.cpp read it.
+# The form of minigpt/data/chat/roles.py in Jinja, as Hugging Face and llama.cpp read it.
 TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] not in ['system', 'developer', 'user', 'assistant'] %}"

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from minigpt.config.commands import PlanConfig
 from minigpt.config.schema import SHARDED
-from minigpt.data.find import typed_path
+from minigpt.data.sources.find import typed_path
 from minigpt.data.tokenizer import read_tokenizer_json
 from minigpt.machine.budget import PARTS, Budget, Plan, budget_of, gigabytes
 from minigpt.machine.choices import choose, rows_at_once

@@ -4,12 +4,12 @@ import os
 import sys
 
 from minigpt.config.schema import TrainConfig
+from minigpt.data.chat.packing import ConversationSplit
+from minigpt.data.chat.tasks import question
 from minigpt.data.mix import MixedSplit
-from minigpt.data.packing import ConversationSplit
 from minigpt.data.prepared import Prepared
 from minigpt.data.remote import RemoteSplit
 from minigpt.data.shards import TokenSplit
-from minigpt.data.tasks import question
 from minigpt.machine.budget import PARTS, budget_of, gigabytes, plan_of
 from minigpt.machine.choices import Choices
 from minigpt.machine.hardware import Hardware, memory_of_device

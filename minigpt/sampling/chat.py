@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from minigpt.checkpoint.load import LoadedCheckpoint
 from minigpt.config.commands import ChatConfig
 from minigpt.config.schema import SampleConfig
-from minigpt.data.roles import has_roles
+from minigpt.data.chat.roles import has_roles
 from minigpt.faults import FINISHED, UserFault
 from minigpt.sampling.command import choose_decoder, load
 from minigpt.sampling.conversation import Turn, refuse_too_long, turn_of

@@ -1,13 +1,13 @@
 """How messages become the tokens that a model continues.
 
-A model that was trained on conversations reads control tokens (minigpt/data/roles.py); any other gets a plain
+A model that was trained on conversations reads control tokens (minigpt/data/chat/roles.py); any other gets a plain
 transcript, which it may or may not go on with.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from minigpt.data.roles import encode_turn, ends_of, has_roles
+from minigpt.data.chat.roles import encode_turn, ends_of, has_roles
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from minigpt.config.schema import SampleConfig, SamplesConfig
-from minigpt.data.roles import has_roles
+from minigpt.data.chat.roles import has_roles
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.model.cache import KVCache

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from minigpt.config.schema import SampleConfig
-from minigpt.data.roles import is_text_part
+from minigpt.data.chat.roles import is_text_part
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.sampling.conversation import ROLES, Turn, refuse_too_long, turn_of

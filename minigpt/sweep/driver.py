@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import yaml
 
 from minigpt.config.convert import values
-from minigpt.data.prepare import prepare, require_vocabulary
+from minigpt.data.preparing.prepare import prepare, require_vocabulary
 from minigpt.faults import FINISHED, STOPPED, TRIALS_FAILED, StorageFailure, UserFault
 from minigpt.process.output import lasting_output
 from minigpt.process.signals import Signals

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from minigpt.config.schema import SampleConfig, TrainConfig
 from minigpt.data.batch import Batch
+from minigpt.data.chat.roles import END, encode_turn
+from minigpt.data.chat.tasks import question
 from minigpt.data.order import batch_of_step
-from minigpt.data.roles import END, encode_turn
-from minigpt.data.tasks import question
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.machine.choices import Choices

@@ -18,13 +18,13 @@ from minigpt.config.convert import misfit, shown
 from minigpt.config.roles import Change, differences, removed_settings
 from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import document_end
+from minigpt.data.chat.packing import ConversationSplit
+from minigpt.data.chat.roles import with_roles
 from minigpt.data.mix import parts_of
 from minigpt.data.order import check_length
-from minigpt.data.packing import ConversationSplit
-from minigpt.data.prepare import prepare
 from minigpt.data.prepared import CONVERSATIONS, DamagedShards, Prepared
+from minigpt.data.preparing.prepare import prepare
 from minigpt.data.remote import RemoteSplit
-from minigpt.data.roles import with_roles
 from minigpt.data.tokenizer import Tokenizer, scheme_of
 from minigpt.faults import UserFault
 from minigpt.model.adapter import adapter_of, put_on

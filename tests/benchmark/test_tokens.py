@@ -6,7 +6,7 @@ import pytest
 from minigpt.benchmark import tokens as made
 from minigpt.benchmark.tokens import made_tokens, write_text
 from minigpt.config.schema import DataConfig, TokenizerConfig
-from minigpt.data.prepare import prepare
+from minigpt.data.preparing.prepare import prepare
 
 
 def test_tokens_follow_from_the_seed_and_hold_something_to_learn():

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from minigpt.config.schema import DataConfig, TokenizerConfig
-from minigpt.data.prepare import prepare
 from minigpt.data.prepared import Prepared
+from minigpt.data.preparing.prepare import prepare
 
 POEM = "".join(f"Line {n}: the naïve fox can't jump, and won't.\r\n" for n in range(120)).encode()
 

@@ -10,11 +10,8 @@ import torch
 
 from minigpt.config.schema import DataConfig, ModelConfig, TokenizerConfig
 from minigpt.data.batch import MicroBatches, document_end
-from minigpt.data.corpus import find_corpus
-from minigpt.data.packing import ConversationSplit
-from minigpt.data.prepare import prepare
-from minigpt.data.readers.chat import messages_of
-from minigpt.data.roles import (
+from minigpt.data.chat.packing import ConversationSplit
+from minigpt.data.chat.roles import (
     CONTROL,
     END,
     MARKS,
@@ -26,9 +23,12 @@ from minigpt.data.roles import (
     marked,
     with_roles,
 )
-from minigpt.data.tasks import TASKS, conversations, part_of
+from minigpt.data.chat.tasks import TASKS, conversations, part_of
+from minigpt.data.preparing.prepare import prepare
+from minigpt.data.preparing.units import cut, encode_unit
+from minigpt.data.readers.chat import messages_of
+from minigpt.data.sources.corpus import find_corpus
 from minigpt.data.tokenizer import build_tokenizer, load_tokenizer
-from minigpt.data.units import cut, encode_unit
 from minigpt.faults import UserFault
 from minigpt.model.evaluate import evaluate
 from minigpt.model.gpt import GPT

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from minigpt.config.schema import DataConfig
-from minigpt.data import corpus as module
-from minigpt.data.corpus import SourceGone, find_corpus
+from minigpt.data.sources import corpus as module
+from minigpt.data.sources.corpus import SourceGone, find_corpus
 from minigpt.faults import StorageFailure, UserFault
 
 

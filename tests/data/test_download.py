@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from minigpt.data import download as module
-from minigpt.data.download import download
+from minigpt.data.sources import download as module
+from minigpt.data.sources.download import download
 
 CONTENT = b"To be, or not to be\n" * 50_000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

@@ -10,10 +10,10 @@ import pytest
 from minigpt.config.check import check
 from minigpt.config.schema import DataConfig, PrepareConfig, TokenizerConfig
 from minigpt.config.sources import name_of, places
-from minigpt.data import download
-from minigpt.data.corpus import find_corpus
-from minigpt.data.prepare import prepare
+from minigpt.data.preparing.prepare import prepare
 from minigpt.data.readers import jsonl, packed
+from minigpt.data.sources import download
+from minigpt.data.sources.corpus import find_corpus
 from minigpt.faults import UserFault
 
 TEXT = b"A text of some length, so that there is something to validate on. " * 20

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from minigpt.config.schema import DataConfig, TokenizerConfig
-from minigpt.data.prepare import prepare
+from minigpt.data.preparing.prepare import prepare
 from minigpt.faults import UserFault
 
 RECORDS = [{"text": "first, naïve"}, {"text": ""}, {"id": 3, "text": "second\nline"}, {"text": "third"}]

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minigpt.config.schema import DataConfig, TokenizerConfig
-from minigpt.data.corpus import find_corpus
-from minigpt.data.prepare import prepare
-from minigpt.data.survey import survey
+from minigpt.data.preparing.prepare import prepare
+from minigpt.data.sources.corpus import find_corpus
+from minigpt.data.sources.survey import survey
 from minigpt.faults import UserFault
 
 RECORDS = b'{"text": "one, na\xc3\xafve"}\n\n{"text": "two\\nlines", "id": 7}\r\n{"text": ""}\n'

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minigpt.config.schema import DataConfig, TokenizerConfig
-from minigpt.data import in_place
-from minigpt.data.prepare import mend, prepare
 from minigpt.data.prepared import DamagedShards
+from minigpt.data.preparing import in_place
+from minigpt.data.preparing.prepare import mend, prepare
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.faults import UserFault
 

@@ -18,8 +18,8 @@ from minigpt.data.measures import pieces as pieces_module
 from minigpt.data.measures.baselines import baselines
 from minigpt.data.measures.overlap import overlap, statistics
 from minigpt.data.measures.pieces import pieces, sample_of
-from minigpt.data.prepare import prepare
 from minigpt.data.prepared import describe
+from minigpt.data.preparing.prepare import prepare
 from minigpt.data.tokenizer import build_tokenizer
 
 BYTE = build_tokenizer("byte")

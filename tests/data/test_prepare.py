@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from minigpt.config.schema import DataConfig, TokenizerConfig
-from minigpt.data import make
-from minigpt.data import prepare as module
-from minigpt.data.corpus import SHAKESPEARE_SHA256, SourceGone
-from minigpt.data.prepare import prepare
 from minigpt.data.prepared import describe
+from minigpt.data.preparing import make
+from minigpt.data.preparing import prepare as module
+from minigpt.data.preparing.prepare import prepare
+from minigpt.data.sources.corpus import SHAKESPEARE_SHA256, SourceGone
 from minigpt.data.tokenizer import END_OF_TEXT
 from minigpt.faults import UserFault
 from tests.data.poem import POEM, keys, run, text_of, tree
@@ -126,7 +126,7 @@ def test_the_summary_tells_what_was_read(source):
 
 
 def test_stdlib_shows_pythons_version(tmp_path, monkeypatch):
-    monkeypatch.setattr("minigpt.data.corpus._STDLIB", ["json", "email", "http", "logging", "xml", "wave"])
+    monkeypatch.setattr("minigpt.data.sources.corpus._STDLIB", ["json", "email", "http", "logging", "xml", "wave"])
     prepared, _ = run(DataConfig(dir=str(tmp_path)), "byte")
     assert f"Python {sys.version.split()[0]}" in describe(prepared)[0]
     assert prepared.summary["documents"] > 30
@@ -183,7 +183,7 @@ def test_the_sample_is_the_same_on_every_machine():
 
 
 def test_a_long_text_is_reported_on(source, monkeypatch):
-    monkeypatch.setattr("minigpt.data.progress.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("minigpt.data.preparing.progress.LINE_SECONDS", 0.0)
     _, said = run(keys(source))
     assert "data: encoding with tokenizer=char: 0 of 0 MB, " in said
     assert "MB/s" in said
@@ -247,8 +247,8 @@ def test_a_fraction_outside_0_to_1_is_refused(source, fraction):
 def test_shakespeare_is_found_without_file_and_network(tmp_path, monkeypatch):
     data = DataConfig(name="shakespeare_char", source=str(tmp_path / "copy.txt"), dir=str(tmp_path / "data"))
     Path(data.source).write_bytes(POEM)
-    monkeypatch.setattr("minigpt.data.corpus.sha256_of", lambda path: SHAKESPEARE_SHA256)
+    monkeypatch.setattr("minigpt.data.sources.corpus.sha256_of", lambda path: SHAKESPEARE_SHA256)
     first, _ = run(data)
     data.source = None
-    monkeypatch.setattr("minigpt.data.corpus.download", lambda *_: pytest.fail("went to the network"))
+    monkeypatch.setattr("minigpt.data.sources.corpus.download", lambda *_: pytest.fail("went to the network"))
     assert run(data)[0].folder == first.folder

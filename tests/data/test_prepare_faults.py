@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from minigpt.config.schema import DataConfig, TokenizerConfig
-from minigpt.data import make
-from minigpt.data import prepare as module
-from minigpt.data.prepare import mend
 from minigpt.data.prepared import DamagedShards, describe
-from minigpt.data.progress import tell
-from minigpt.data.split import split
+from minigpt.data.preparing import make
+from minigpt.data.preparing import prepare as module
+from minigpt.data.preparing.prepare import mend
+from minigpt.data.preparing.progress import tell
+from minigpt.data.sources.split import split
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.rundir import files
 from tests.data.poem import keys, run, text_of, tree
@@ -76,7 +76,7 @@ def test_a_missing_gpt2_file_is_named_before_torch_is_loaded(source, monkeypatch
     with pytest.raises(UserFault, match=r"tokenizer=gpt2 needs .*tokenizer=bpe"):
         module.require_vocabulary(keys(source), TokenizerConfig(name="gpt2"))
     module.require_vocabulary(keys(source), TokenizerConfig(name="bpe"))
-    child = "import sys, minigpt.data.prepare; sys.exit('torch' in sys.modules)"
+    child = "import sys, minigpt.data.preparing.prepare; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", child]).returncode == 0
 
 
@@ -158,7 +158,7 @@ def test_a_data_dir_for_reading_only_is_enough_to_find(source, monkeypatch):
 PROGRAM = """
 import os, signal, sys
 from minigpt.config.schema import DataConfig, TokenizerConfig
-from minigpt.data.prepare import prepare
+from minigpt.data.preparing.prepare import prepare
 
 source, root = sys.argv[1:]
 os.fsync = lambda descriptor: None  # these folders needn't survive a power cut, and the disk is slow

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from minigpt.data.ray_engine import encode_on_ray
+from minigpt.data.preparing.ray_engine import encode_on_ray
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.faults import UserFault
 

@@ -6,7 +6,7 @@ import pytest
 
 from minigpt.config.compose import compose
 from minigpt.config.schema import DataConfig, TokenizerConfig
-from minigpt.data.prepare import prepare
+from minigpt.data.preparing.prepare import prepare
 from minigpt.data.readers import READERS
 from minigpt.data.readers.document import BadFile, Document
 from minigpt.faults import UserFault

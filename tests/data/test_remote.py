@@ -15,12 +15,13 @@ import pytest
 from minigpt.config.compose import compose
 from minigpt.config.schema import DataConfig, TokenizerConfig
 from minigpt.data import blocks as order
-from minigpt.data import download, remote
+from minigpt.data import remote
 from minigpt.data.batch import MicroBatches
 from minigpt.data.blocks import Blocks
-from minigpt.data.prepare import prepare
+from minigpt.data.preparing.prepare import prepare
 from minigpt.data.remote import PieceCache, RemoteFolder, RemoteSplit, pieces_of
 from minigpt.data.shards import SplitWriter, TokenSplit
+from minigpt.data.sources import download
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.training.run import train
@@ -344,7 +345,7 @@ def words(run, server):
         "".join(f"{n} bottles of beer on the wall, {n} bottles of beer.\n" for n in range(1500))
     )
     config = compose("prepare", [word for word in run.arguments() if word.startswith(("data", "tokenizer"))])
-    from minigpt.data.prepare import prepare
+    from minigpt.data.preparing.prepare import prepare
 
     prepared = prepare(config.data, config.tokenizer, say=lambda line: None)
     server.folder.rmdir()

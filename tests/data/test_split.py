@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minigpt.config.schema import DataConfig
-from minigpt.data.corpus import Corpus, find_corpus
 from minigpt.data.readers import document
-from minigpt.data.split import describe_split, split
-from minigpt.data.survey import survey
+from minigpt.data.sources.corpus import Corpus, find_corpus
+from minigpt.data.sources.split import describe_split, split
+from minigpt.data.sources.survey import survey
 from minigpt.faults import UserFault
 
 

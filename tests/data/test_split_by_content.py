@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from minigpt.config.compose import compose
 from minigpt.config.schema import DataConfig, TokenizerConfig
-from minigpt.data import download
-from minigpt.data.corpus import find_corpus
-from minigpt.data.prepare import prepare
 from minigpt.data.prepared import describe
+from minigpt.data.preparing.prepare import prepare
+from minigpt.data.sources import download
+from minigpt.data.sources.corpus import find_corpus
 from minigpt.faults import UserFault
 from minigpt.training.run import train
 
@@ -117,7 +117,7 @@ def test_a_file_and_a_list_of_one_keep_the_old_rule(tmp_path):
 def test_what_an_address_names(tmp_path, monkeypatch, url, label, rule):
     (tmp_path / "copy").write_text("text")
     file = download.File(tmp_path / "copy", label)
-    monkeypatch.setattr("minigpt.data.find.fetch", lambda *_: [file])
+    monkeypatch.setattr("minigpt.data.sources.find.fetch", lambda *_: [file])
     assert find_corpus(DataConfig("text", url, dir=str(tmp_path))).rule == rule
 
 

@@ -5,9 +5,9 @@ import hashlib
 import pytest
 
 from minigpt.config.schema import DataConfig
-from minigpt.data.corpus import Corpus, find_corpus
 from minigpt.data.readers import document
-from minigpt.data.survey import survey
+from minigpt.data.sources.corpus import Corpus, find_corpus
+from minigpt.data.sources.survey import survey
 from minigpt.faults import UserFault
 
 
@@ -83,7 +83,7 @@ def test_all_bad_files_are_named_at_once(tmp_path, small_chunks):
 
 
 def test_a_thousand_bad_files_are_not_a_thousand_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr("minigpt.data.survey.MAX_NAMED", 2)
+    monkeypatch.setattr("minigpt.data.sources.survey.MAX_NAMED", 2)
     with pytest.raises(UserFault) as fault:
         survey(open_text(tmp_path, dict.fromkeys("abcde", b"\xe9")))
     assert len(fault.value.faults) == 3

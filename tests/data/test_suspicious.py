@@ -5,10 +5,10 @@ import json
 import pytest
 
 from minigpt.config.schema import DataConfig, TokenizerConfig
-from minigpt.data import suspicious as module
-from minigpt.data.corpus import find_corpus
-from minigpt.data.prepare import prepare
-from minigpt.data.suspicious import suspicious
+from minigpt.data.preparing.prepare import prepare
+from minigpt.data.sources import suspicious as module
+from minigpt.data.sources.corpus import find_corpus
+from minigpt.data.sources.suspicious import suspicious
 
 PLAIN = [f"The document with the number {number} says {'word ' * number}and ends.\n" for number in range(20)]
 

@@ -17,8 +17,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from minigpt.config.compose import compose
 from minigpt.config.schema import DataConfig, SampleConfig, TokenizerConfig
-from minigpt.data.prepare import prepare
 from minigpt.data.prepared import describe
+from minigpt.data.preparing.prepare import prepare
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer, read_tokenizer_json
 from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, grouped
 from minigpt.data.tokenizers.file import _LLAMA3, _QWEN2, PATTERNS

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from minigpt import cli
 from minigpt.config.check import check
 from minigpt.config.schema import DataConfig, PrepareConfig, TokenizerConfig, WorkConfig
-from minigpt.data import make, units, workers
-from minigpt.data.prepare import UnfinishedParts, prepare
-from minigpt.data.progress import Progress, tell
+from minigpt.data.preparing import make, units, workers
+from minigpt.data.preparing.prepare import UnfinishedParts, prepare
+from minigpt.data.preparing.progress import Progress, tell
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer
 from minigpt.data.tokenizers.scheme import SINGLE_BYTES
 from minigpt.faults import StorageFailure, UserFault
@@ -200,8 +200,8 @@ def test_a_fault_of_the_text_comes_back_from_a_process(texts, monkeypatch, tmp_p
 PROGRAM = """
 import os, sys
 from minigpt.config.schema import DataConfig, TokenizerConfig, WorkConfig
-from minigpt.data import units, workers
-from minigpt.data.prepare import prepare
+from minigpt.data.preparing import units, workers
+from minigpt.data.preparing.prepare import prepare
 
 units.UNIT_BYTES = 50_000
 real = workers.Worker._start
@@ -431,8 +431,8 @@ def test_a_second_command_waits_for_the_first_with_a_sentence(texts, tmp_path):
 
 
 def test_a_terminal_has_one_line_that_moves_and_a_file_has_lines(monkeypatch, capsys):
-    monkeypatch.setattr("minigpt.data.progress.MOVE_SECONDS", 0.0)
-    monkeypatch.setattr("minigpt.data.progress.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("minigpt.data.preparing.progress.MOVE_SECONDS", 0.0)
+    monkeypatch.setattr("minigpt.data.preparing.progress.LINE_SECONDS", 0.0)
     monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((30, 5)))
     Progress("reading", 4_000_000, tell)(1_000_000)
     plain = capsys.readouterr().out

@@ -6,8 +6,8 @@ import pytest
 
 from minigpt.config.check import check, find_notes
 from minigpt.config.schema import DataConfig, TokenizerConfig, TrainConfig
-from minigpt.data.prepare import prepare
 from minigpt.data.prepared import describe
+from minigpt.data.preparing.prepare import prepare
 from minigpt.faults import UserFault
 
 

@@ -7,8 +7,8 @@ from minigpt.config.compose import compose
 from minigpt.config.schema import DataConfig, TokenizerConfig
 from minigpt.data.batch import MicroBatches
 from minigpt.data.measures.kneser_ney import KneserNey
-from minigpt.data.prepare import prepare
 from minigpt.data.prepared import open_prepared
+from minigpt.data.preparing.prepare import prepare
 from minigpt.data.tokenizer import load_tokenizer
 from minigpt.data.tokenizers import TOKENIZERS
 from minigpt.data.tokenizers.scheme import Scheme

@@ -8,7 +8,7 @@ import torch
 from minigpt.checkpoint.load import LoadedCheckpoint
 from minigpt.config.commands import EvaluateConfig
 from minigpt.config.schema import ModelConfig, TrainConfig
-from minigpt.data.roles import with_roles
+from minigpt.data.chat.roles import with_roles
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.evaluation.command import evaluate
 from minigpt.faults import UserFault

@@ -12,7 +12,7 @@ import minigpt
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.compare.command import compare
 from minigpt.config.compose import compose
-from minigpt.data.roles import CONTROL, with_roles
+from minigpt.data.chat.roles import CONTROL, with_roles
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer
 from minigpt.data.tokenizers.scheme import SINGLE_BYTES
 from minigpt.export.command import export

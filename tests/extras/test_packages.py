@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minigpt.config.schema import DataConfig, TokenizerConfig
-from minigpt.data.prepare import prepare
+from minigpt.data.preparing.prepare import prepare
 from minigpt.data.readers import packed, parquet, read
 from minigpt.data.readers.document import BadFile, File, ReadOptions
 from minigpt.faults import UserFault

@@ -9,8 +9,8 @@ import pytest
 
 from minigpt import cli
 from minigpt.config.schema import DataConfig, TokenizerConfig, WorkConfig
-from minigpt.data import ray_engine, units
-from minigpt.data.prepare import prepare
+from minigpt.data.preparing import ray_engine, units
+from minigpt.data.preparing.prepare import prepare
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.faults import UserFault
 

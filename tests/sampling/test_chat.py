@@ -9,7 +9,7 @@ import torch
 from minigpt.checkpoint.load import LoadedCheckpoint
 from minigpt.config.compose import compose
 from minigpt.config.schema import ModelConfig, SampleConfig, TrainConfig
-from minigpt.data.roles import with_roles
+from minigpt.data.chat.roles import with_roles
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.faults import UserFault
 from minigpt.model.gpt import GPT

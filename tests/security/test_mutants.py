@@ -12,7 +12,8 @@ import torch
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.checkpoint.store import MANIFEST
 from minigpt.config.compose import compose
-from minigpt.data import prepare, prepared
+from minigpt.data import prepared
+from minigpt.data.preparing import prepare
 from minigpt.faults import UserFault
 from tests.security.stranger import FAULTS, NAMES, arguments, continue_it, copy, newest, reseal
 

@@ -31,13 +31,13 @@ sys.addaudithook(hook)
 sys.meta_path.insert(0, NoWandb())
 from minigpt.loading import loading
 with loading():
-    import minigpt.data.corpus
+    import minigpt.data.sources.corpus
     from minigpt.config.compose import compose
     from minigpt.config.schema import SampleConfig
     from minigpt.sampling.command import sample
     from minigpt.training.run import train
 
-minigpt.data.corpus._STDLIB = ["json", "wave", "email"]
+minigpt.data.sources.corpus._STDLIB = ["json", "wave", "email"]
 assert train(compose("train", [each for each in sys.argv[1:] if each != "data=text"])) == 0
 assert sample(SampleConfig(checkpoint="run", prompt=["import"], max_new_tokens=9, device="cpu")) == 0
 assert not [name for name in sys.modules if name.partition(".")[0] == "wandb"]

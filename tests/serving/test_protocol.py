@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from minigpt.data.roles import with_roles
+from minigpt.data.chat.roles import with_roles
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.sampling.conversation import Turn, turn_of
 from minigpt.serving.engine import Piece, Token

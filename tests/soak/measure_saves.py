@@ -19,7 +19,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from minigpt.config.compose import compose
 from minigpt.data.batch import MicroBatches
-from minigpt.data.prepare import prepare
+from minigpt.data.preparing.prepare import prepare
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import next_token_loss
 from minigpt.training.lightning_engine import quiet_lightning

@@ -19,8 +19,8 @@ KILLS = 20
 PROGRAM = """
 import sys
 from minigpt.config.schema import DataConfig, TokenizerConfig, WorkConfig
-from minigpt.data import units
-from minigpt.data.prepare import UnfinishedParts, prepare
+from minigpt.data.preparing import units
+from minigpt.data.preparing.prepare import UnfinishedParts, prepare
 
 source, out, workers, part = sys.argv[1:]
 units.UNIT_BYTES = 200_000
@@ -115,7 +115,7 @@ def test_twenty_random_kills_change_no_byte(source, tmp_path, parts):
 PLAIN = """
 import sys
 from minigpt.config.schema import DataConfig, TokenizerConfig
-from minigpt.data.prepare import prepare
+from minigpt.data.preparing.prepare import prepare
 prepare(DataConfig(name="text", source=sys.argv[1], dir=sys.argv[2]), TokenizerConfig("byte"))
 """
 

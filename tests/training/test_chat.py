@@ -8,7 +8,7 @@ import torch
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.config.compose import compose
 from minigpt.config.schema import SampleConfig
-from minigpt.data.roles import CONTROL, has_roles
+from minigpt.data.chat.roles import CONTROL, has_roles
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.evaluation.command import evaluate
 from minigpt.evaluation.questions import encode_questions, read_questions

@@ -12,7 +12,7 @@ from minigpt.compare.command import compare
 from minigpt.compare.scores import common_windows
 from minigpt.compare.sides import open_run
 from minigpt.config.compose import compose
-from minigpt.data.prepare import prepare
+from minigpt.data.preparing.prepare import prepare
 from minigpt.data.text import encode_documents
 from minigpt.evaluation.command import evaluate
 from minigpt.faults import UserFault

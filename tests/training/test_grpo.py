@@ -12,8 +12,8 @@ import torch
 from minigpt.checkpoint.store import best_checkpoint, read_manifest
 from minigpt.config.compose import compose
 from minigpt.config.schema import ModelConfig, TrainConfig
-from minigpt.data import tasks
-from minigpt.data.roles import END, with_roles
+from minigpt.data.chat import tasks
+from minigpt.data.chat.roles import END, with_roles
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.faults import UserFault
 from minigpt.machine.choices import Choices

@@ -10,8 +10,8 @@ from minigpt.compare.sides import open_run
 from minigpt.config.compose import compose
 from minigpt.config.convert import value_from_text
 from minigpt.data.mix import MixedSplit
-from minigpt.data.prepare import prepare
 from minigpt.data.prepared import describe
+from minigpt.data.preparing.prepare import prepare
 from minigpt.faults import UserFault
 from minigpt.redact import redact_values
 from minigpt.report.runs import describe_run

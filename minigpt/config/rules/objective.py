@@ -6,7 +6,7 @@ from minigpt.config.convert import shown
 from minigpt.config.rules.rule import nearest_multiples, rule
 from minigpt.config.schema import SHARDED, ObjectiveConfig
 
-LONGEST_EXCHANGE = 64  # bytes of a question of data/tasks.py and its answer, control tokens included, and a few more
+LONGEST_EXCHANGE = 64  # bytes of a question of data/chat/tasks.py and its answer, with control tokens and a few more
 
 
 @rule("objective.name", "objective.task", "objective.answers", "data.name", "init.from", "init.experiment")

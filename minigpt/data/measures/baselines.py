@@ -17,7 +17,7 @@ from minigpt.data.measures.kneser_ney import ORDER, KneserNey
 from minigpt.data.measures.pieces import pieces, sample_of
 from minigpt.data.mix import MixedSplit
 from minigpt.data.prepared import Prepared
-from minigpt.data.progress import size_text
+from minigpt.data.preparing.progress import size_text
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault

@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from minigpt.data.chat.roles import ROLES, is_text_part, marked
 from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
 from minigpt.data.readers.jsonl import lines_of
-from minigpt.data.roles import ROLES, is_text_part, marked
 
 WANTED = '{"messages": [{"role": "user", "content": "..."}, ...]} or {"prompt": "...", "completion": "..."}'
 NOT_LEARNED = (  # keys of a message that would be ignored

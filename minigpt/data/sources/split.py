@@ -19,9 +19,9 @@ from operator import itemgetter
 
 import numpy as np
 
-from minigpt.data.corpus import Corpus
 from minigpt.data.readers.document import Document
-from minigpt.data.survey import Survey, count_characters, is_held_out
+from minigpt.data.sources.corpus import Corpus
+from minigpt.data.sources.survey import Survey, count_characters, is_held_out
 from minigpt.faults import UserFault
 
 _Piece = tuple[int, str, bytes]  # number of the document, train | val, bytes of its text

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from minigpt.data.roles import encode_marked
+from minigpt.data.chat.roles import encode_marked
 from minigpt.data.shards import SplitWriter
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import StorageFailure, UserFault
@@ -33,12 +33,12 @@ Engine = Callable[
 
 
 def cut(parts: Iterable[tuple[str, Iterable[bytes]]], tokenizer: Tokenizer, *, chat: bool = False) -> Iterator[bytes]:
-    """Cut a text that was split (minigpt/data/split.py) into frames of about UNIT_BYTES.
+    """Cut a text that was split (minigpt/data/sources/split.py) into frames of about UNIT_BYTES.
 
     Args:
         parts: of the text.
         tokenizer: knows where it may be cut.
-        chat: whether it holds conversations (minigpt/data/roles.py).
+        chat: whether it holds conversations (minigpt/data/chat/roles.py).
     """
     kind = ["chat"] * chat
     pieces: list[list[Any]] = []

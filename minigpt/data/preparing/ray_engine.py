@@ -8,9 +8,9 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from minigpt.data.preparing.units import Job
+from minigpt.data.preparing.workers import MAX_DEATHS, answer, result_of
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
-from minigpt.data.units import Job
-from minigpt.data.workers import MAX_DEATHS, answer, result_of
 from minigpt.faults import UserFault
 
 CONNECT_SECONDS = 5.0

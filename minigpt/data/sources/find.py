@@ -15,10 +15,10 @@ from pathlib import Path
 
 from minigpt.config.schema import DataConfig
 from minigpt.config.sources import at, is_url, name_of, places
-from minigpt.data.download import SourceGone, fetch
 from minigpt.data.readers import require_packages
 from minigpt.data.readers.document import BadFile, File
 from minigpt.data.readers.plain import HOLDS_NUL, kind_of_binary
+from minigpt.data.sources.download import SourceGone, fetch
 from minigpt.faults import UserFault
 
 MAGICS = {20240520: "uint16", 20240801: "uint32"}  # the first number of llm.c's shards -> their tokens

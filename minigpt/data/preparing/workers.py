@@ -21,15 +21,15 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import IO
 
+from minigpt.data.preparing.units import Job, encode_unit
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
-from minigpt.data.units import Job, encode_unit
 from minigpt.faults import UserFault
 from minigpt.rundir.files import read_json
 
 MAX_DEATHS = 5  # of processes over one unit
 PARENT_SECONDS = 0.25  # between two looks at the parent
 MADE, FAULT = b"made ", b"fault"
-ROOT = Path(__file__).resolve().parents[2]  # that holds minigpt/
+ROOT = Path(__file__).resolve().parents[3]  # that holds minigpt/
 
 
 @contextlib.contextmanager
@@ -144,7 +144,7 @@ class Worker:
         raise UserFault(f"{wrong}. If memory is short, use fewer: prepare.workers=1. What was encoded is kept")
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-P", "-m", "minigpt.data.workers", str(os.getpid())]
+        command = [sys.executable, "-P", "-m", "minigpt.data.preparing.workers", str(os.getpid())]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         process = subprocess.Popen(
             command,

@@ -14,8 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.config.foreign import MAX_TOKENIZER
-from minigpt.data.corpus import Corpus
-from minigpt.data.find import MAGICS, token_files, token_header
 from minigpt.data.readers.document import File
 from minigpt.data.shards import (
     HEADER_BYTES,
@@ -25,7 +23,9 @@ from minigpt.data.shards import (
     stated_sha256,
     write_sidecar,
 )
-from minigpt.data.survey import Survey, count_characters, signature
+from minigpt.data.sources.corpus import Corpus
+from minigpt.data.sources.find import MAGICS, token_files, token_header
+from minigpt.data.sources.survey import Survey, count_characters, signature
 from minigpt.data.tokenizer import FORMAT, Tokenizer, build_tokenizer, load_tokenizer
 from minigpt.faults import UserFault
 from minigpt.rundir.files import read_json, replaced, sha256_of

@@ -5,9 +5,9 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from minigpt.data.corpus import Corpus
 from minigpt.data.readers import read
 from minigpt.data.readers.document import BadFile, Document
+from minigpt.data.sources.corpus import Corpus
 
 # UTF-8 that was taken for Latin-1 or Windows-1252 and written as UTF-8 again: é as Ã©, ’ as â€™.
 _MOJIBAKE = re.compile(rb"\xc3[\x82\x83]\xc2[\x80-\xbf]|\xc3\xa2\xe2\x82\xac")

@@ -20,25 +20,25 @@ from typing import Any
 
 from minigpt.config.schema import DataConfig, TokenizerConfig, WorkConfig
 from minigpt.config.sources import address_hash, name_of
-from minigpt.data.corpus import Corpus, find_corpus
-from minigpt.data.download import SourceGone
-from minigpt.data.find import typed_path
-from minigpt.data.in_place import read_tokens, tokenizer_of
-from minigpt.data.listing import listing
-from minigpt.data.make import UNITS, encode, learn, processes_for, seal, share_of, stored_tokenizer
-from minigpt.data.prepare_mix import prepare_mix
-from minigpt.data.prepare_remote import open_remote
+from minigpt.data.chat.roles import with_roles
+from minigpt.data.chat.tasks import VERSION
 from minigpt.data.prepared import CONVERSATIONS, DamagedShards, Prepared, locked, open_folder, read_prepared, sweep
-from minigpt.data.progress import Progress, Say, moving_line, tell
+from minigpt.data.preparing.in_place import read_tokens, tokenizer_of
+from minigpt.data.preparing.make import UNITS, encode, learn, processes_for, seal, share_of, stored_tokenizer
+from minigpt.data.preparing.prepare_mix import prepare_mix
+from minigpt.data.preparing.prepare_remote import open_remote
+from minigpt.data.preparing.progress import Progress, Say, moving_line, tell
+from minigpt.data.preparing.units import missing_units
+from minigpt.data.preparing.workers import started_early
 from minigpt.data.readers import READERS
-from minigpt.data.roles import with_roles
 from minigpt.data.shards import fingerprint
-from minigpt.data.survey import Survey, signature, survey
-from minigpt.data.suspicious import suspicious
-from minigpt.data.tasks import VERSION
+from minigpt.data.sources.corpus import Corpus, find_corpus
+from minigpt.data.sources.download import SourceGone
+from minigpt.data.sources.find import typed_path
+from minigpt.data.sources.listing import listing
+from minigpt.data.sources.survey import Survey, signature, survey
+from minigpt.data.sources.suspicious import suspicious
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, read_tokenizer_json, scheme_of
-from minigpt.data.units import missing_units
-from minigpt.data.workers import started_early
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.process.allocator import give_back_large_blocks
 from minigpt.rundir.files import lock, write_json

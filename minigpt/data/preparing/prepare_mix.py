@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from minigpt.config.schema import DataConfig, TokenizerConfig
-from minigpt.data.find import typed_path
 from minigpt.data.mix import short_names
 from minigpt.data.prepared import DamagedShards, Prepared, mixed, open_folder, read_prepared, refuse_conversations
-from minigpt.data.progress import Say
+from minigpt.data.preparing.progress import Say
+from minigpt.data.sources.find import typed_path
 from minigpt.data.tokenizer import Tokenizer, scheme_of
 from minigpt.faults import UserFault
 

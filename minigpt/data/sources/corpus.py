@@ -16,11 +16,11 @@ from urllib.parse import unquote, urlsplit
 
 from minigpt.config.schema import DataConfig
 from minigpt.config.sources import is_url, places, there
-from minigpt.data.download import SourceGone, download
-from minigpt.data.find import find_files, in_order, token_files, typed_path
+from minigpt.data.chat.tasks import task_file
 from minigpt.data.readers import read
 from minigpt.data.readers.document import Document, File, ReadOptions
-from minigpt.data.tasks import task_file
+from minigpt.data.sources.download import SourceGone, download
+from minigpt.data.sources.find import find_files, in_order, token_files, typed_path
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.rundir.files import sha256_of, write_file
 
@@ -58,7 +58,7 @@ class Corpus:
     options: ReadOptions = field(default_factory=ReadOptions)
     notes: tuple[str, ...] = ()
     val_files: int = 0  # so many of the last files are data.val_source
-    rule: str = "tail"  # how it is split: label | source | names | content | tail (minigpt/data/split.py)
+    rule: str = "tail"  # how it is split: label | source | names | content | tail (minigpt/data/sources/split.py)
 
     def documents(self) -> Iterator[Document]:
         """Return all documents, in order. They can be asked for again, and are the same.

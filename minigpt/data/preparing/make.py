@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.config.schema import WorkConfig
-from minigpt.data.in_place import RULE, link
+from minigpt.data.chat.roles import with_roles
 from minigpt.data.measures.overlap import measure, measured_lines
-from minigpt.data.progress import Progress, Say, size_text, time_text
-from minigpt.data.ray_engine import encode_on_ray
-from minigpt.data.roles import with_roles
+from minigpt.data.preparing.in_place import RULE, link
+from minigpt.data.preparing.progress import Progress, Say, size_text, time_text
+from minigpt.data.preparing.ray_engine import encode_on_ray
+from minigpt.data.preparing.units import Engine, assemble, count_units, cut, make_units
+from minigpt.data.preparing.workers import encode_in_processes
 from minigpt.data.shards import SplitWriter, fingerprint
-from minigpt.data.split import describe_split, small_split, split
-from minigpt.data.survey import Survey, signature
+from minigpt.data.sources.split import describe_split, small_split, split
+from minigpt.data.sources.survey import Survey, signature
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
 from minigpt.data.tokenizers.scheme import runs
-from minigpt.data.units import Engine, assemble, count_units, cut, make_units
-from minigpt.data.workers import encode_in_processes
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.process.cores import usable_cores
 from minigpt.rundir.files import read_json, write_json

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from minigpt.data.chat.roles import learned
 from minigpt.data.order import CIPHER, draw, permute, samples_of_step
-from minigpt.data.roles import learned
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault

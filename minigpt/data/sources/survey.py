@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from minigpt.data.corpus import Corpus
-from minigpt.data.download import SourceGone
 from minigpt.data.readers import read
 from minigpt.data.readers.document import BadFile, Document
+from minigpt.data.sources.corpus import Corpus
+from minigpt.data.sources.download import SourceGone
 from minigpt.faults import UserFault
 from minigpt.rundir.files import sha256_of
 
