@@ -20,11 +20,11 @@ Made = TypeVar("Made")
 
 
 def _kept(make: Callable[..., Made]) -> Callable[..., Made]:
-    """Keep what `make` returned for its latest arguments; a compiler calls it once and takes the result as it is."""
+    """Cache what `make` returns for its latest arguments; compiled code holds the result as a constant."""
 
     @functools.lru_cache(maxsize=8)
     def once(*facts: Any) -> Made:
-        # Made while sampling it must serve training as well, and made while a model is counted it must be real.
+        # The tensor must serve training even if sampling made it first, and be real even if model/counting.py did.
         with torch.inference_mode(False), _disable_current_modes():
             return make(*facts)
 
@@ -32,25 +32,28 @@ def _kept(make: Callable[..., Made]) -> Callable[..., Made]:
     def kept(*facts: Any) -> Made:
         return once(*facts)
 
-    # What torch.compiler.assume_constant_result does, without its import of the compiler: a second before each sample.
+    # As torch.compiler.assume_constant_result does, but without importing the compiler: that takes a second.
     kept._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return kept
 
 
 @_kept
 def causal_bias(T: int, S: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """(T, S): 0 where the causal mask lets a query attend, minus infinity where it hides."""
+    """Return (T, S): 0 where the causal mask lets a query attend, minus infinity where it doesn't."""
     mask = causal_mask(T, S, device=device)
     return torch.zeros(T, S, device=device, dtype=dtype).masked_fill(~mask, -math.inf)
 
 
 @_kept
 def kept_causal_mask(T: int, S: int, device: torch.device) -> Tensor:
-    """(T, S) bool: `causal_mask`."""
+    """Return `causal_mask(T, S)`, made once."""
     return causal_mask(T, S, device=device)
 
 
 @_kept
 def angles_from_zero(T: int, D: int, device: torch.device, dtype: torch.dtype, *rope: Any) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (T, 1, D/2) of the positions 0 .. T - 1, for x (B, T, H, D). rope: as `angles` has it."""
+    """Return cosines and sines (T, 1, D/2) of the positions 0 .. T - 1, for x (B, T, H, D).
+
+    `rope` holds `theta` and `scaling` of `angles`.
+    """
     return angles(torch.arange(T, device=device)[:, None], D, dtype, *rope)

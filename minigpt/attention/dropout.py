@@ -13,8 +13,8 @@ def dropout(x: Tensor, p: float, *, training: bool = True) -> Tensor:
     """Set each value to zero with probability p and scale the others by 1 / (1 - p), which keeps their mean.
 
     F.dropout is the same and is used on accelerators and in compiled code. On a CPU it draws its random numbers one by
-    one, which would be half of the time of a training step; here they come by the block, from a generator whose
-    seed torch's generator draws: the same seed gives the same bits.
+    one, which would be half of the time of a training step; here a whole block is drawn at once, from a generator
+    that torch's generator seeds: the same seed gives the same bits.
 
     Args:
         x: any shape, floating point.
@@ -22,7 +22,7 @@ def dropout(x: Tensor, p: float, *, training: bool = True) -> Tensor:
         training: False = leave x as it is.
 
     Returns:
-        As x.
+        The shape and dtype of x.
 
     Source: Srivastava et al. 2014, "Dropout".
     """

@@ -36,8 +36,8 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tenso
     scores = q @ k.transpose(-2, -1) / math.sqrt(k.shape[-1])
     if mask is None:
         return scores.softmax(dim=-1)
-    # A row without any key would be softmax(-inf, ..., -inf) = 0 / 0: it is computed on its own scores, then cut to
-    # zero, so that no NaN arises on the way, forward or backward.
+    # A row without any key would be softmax(-inf, ..., -inf) = 0 / 0: it is computed from its unmasked scores, then
+    # set to zero, so that no NaN arises on the way, forward or backward.
     nothing = ~mask.any(dim=-1, keepdim=True)
     scores = scores.masked_fill(~(mask | nothing), -math.inf)
     return scores.softmax(dim=-1).masked_fill(nothing, 0.0)
@@ -114,7 +114,7 @@ def fused_attention(
     mask = combine_masks(mask, causal_mask(T, S, device=q.device) if causal else None)
     assert mask is not None
     mask = torch.atleast_2d(mask)  # the kernel wants a row dimension
-    nothing = ~mask.any(dim=-1, keepdim=True)  # such rows may attend to anything in the kernel; their output is cut
+    nothing = ~mask.any(dim=-1, keepdim=True)  # these rows attend to anything in the kernel; their output is set to 0
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask | nothing, dropout_p=dropout_p)
     return out.masked_fill(nothing, 0.0)
 
@@ -123,7 +123,7 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> T
     """Compute causal attention document by document in one kernel: scores between documents are never computed.
 
     Args:
-        q: (B, H, T, D), for which `varlen_fits`.
+        q: (B, H, T, D), of a device, dtype and D that `varlen_fits` accepts.
         k: (B, H, T, D).
         v: (B, H, T, D).
         documents: of the B sequences.
@@ -144,14 +144,14 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> T
 
 
 def varlen_fits(x: Tensor, D: int) -> bool:
-    """Whether `varlen_attention` takes heads of width D of x: an NVIDIA GPU since Ampere, 16 bits."""
+    """Return whether `varlen_attention` takes heads of width D of x: on an NVIDIA GPU since Ampere, in 16 bits."""
     if not x.is_cuda or _kernel_dtype(x) not in (torch.float16, torch.bfloat16) or D % 8 or D > 256:
         return False
     return torch.version.cuda is not None and torch.cuda.get_device_properties(x.device).major >= 8
 
 
 def _kernel_dtype(x: Tensor) -> torch.dtype:
-    """What autocast makes of x on a GPU before a kernel."""
+    """Return the dtype that x has in a kernel on a GPU, under autocast or without."""
     return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
 
 

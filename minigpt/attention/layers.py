@@ -63,10 +63,10 @@ class SelfAttention(nn.Module):
 
 
 class KeyValueStore(Protocol):
-    """What a layer asks of a KV cache: take the new keys and values, give back all of them."""
+    """The part of a KV cache that a layer uses: it takes the new keys and values and returns all of them."""
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, G, T, D) new ones in, (B, G, S, D) old and new ones out."""
+        """Add new keys and values, (B, G, T, D) each; return the old and the new ones, (B, G, S, D) each."""
 
 
 Angles = tuple[Tensor, Tensor]  # cosines and sines, broadcastable to (B, T, H, D/2): see rotary.py
@@ -74,7 +74,7 @@ Mask = Tensor | Documents | None  # what narrows causal attention; None = nothin
 
 
 def _narrowed(mask: Mask, q: Tensor, k: Tensor) -> Tensor | None:
-    """The causal mask and the given one. The T queries are the last of S: a single one may see every key."""
+    """Return the causal and the given mask together. The T queries are the last of S: a single one sees all keys."""
     T, S = q.shape[-2], k.shape[-2]
     mask = document_mask(mask.positions) if isinstance(mask, Documents) else mask
     return combine_masks(kept_causal_mask(T, S, q.device) if T > 1 else None, mask)
@@ -87,7 +87,7 @@ def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout_p: float) -> 
 
 
 def _linear(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout_p: float) -> Tensor:
-    """Chunk by chunk where all is new and nothing hidden, else by weights. What is never written down isn't dropped."""
+    """Compute linear attention: in chunks without a cache and a mask, else from its weights. It has no dropout."""
     if mask is None and q.shape[-2] == k.shape[-2]:
         return chunked_linear_attention(q, k, v)
     return explicit_linear_attention(q, k, v, _narrowed(mask, q, k))
@@ -198,9 +198,9 @@ class CausalSelfAttention(nn.Module):
         return angles(positions[..., None], self.head_dim, dtype, *self.rope)
 
     def document_mask(self, documents: Documents, like: Tensor) -> Tensor | Documents:
-        """Return what keeps documents apart, as a mask for `forward` of tokens `like` these: once for all layers.
+        """Return a mask for `forward` that keeps documents apart, once for all layers.
 
-        It is the documents themselves where a kernel goes through them one by one.
+        It is `documents` itself where a kernel handles them one by one; device and dtype of `like` decide that.
         """
         dropout = self.dropout if self.training else 0.0
         one_by_one = self.attend is _fused and not dropout and varlen_fits(like, self.head_dim)
@@ -225,7 +225,7 @@ class CausalSelfAttention(nn.Module):
             mask: bool, broadcastable to (B, H, T, S), True = may attend; combined with the causal mask. Or what
                 `document_mask` returned.
             cache: earlier keys and values; the new ones are appended to it.
-            angles: rotary only: those of the T positions; None = positions 0 .. T - 1.
+            angles: rotary only: cosines and sines of the T positions; None = positions 0 .. T - 1.
 
         Returns:
             (B, T, C).
@@ -243,7 +243,7 @@ class CausalSelfAttention(nn.Module):
 
 
 def _refuse_misfits(layer: CausalSelfAttention, n_embd: int, qk_norm: str | None, kernel: str) -> None:
-    """Refuse sizes and names of a CausalSelfAttention that don't fit, with what would."""
+    """Refuse sizes and names of a CausalSelfAttention that don't fit together, and say which would."""
     H, G, D = layer.n_head, layer.n_kv_head, layer.head_dim
     if H < 1 or D < 1:
         raise ValueError(f"attention: got n_head={H} and head_dim={D}; wanted at least 1 of each")
@@ -282,7 +282,7 @@ class CrossAttention(nn.Module):
         head_width(n_embd, n_head)
         self.n_head = n_head
         self.q = nn.Linear(n_embd, n_embd, bias=bias)
-        self.kv = nn.Linear(d_context, 2 * n_embd, bias=bias)  # only after it do q and k agree in width
+        self.kv = nn.Linear(d_context, 2 * n_embd, bias=bias)  # from the context's width to that of the queries
         self.out = nn.Linear(n_embd, n_embd, bias=bias)
 
     def project(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -21,7 +21,7 @@ EPS = 1e-6  # the least denominator: where every phi has underflowed to 0, the o
 
 
 def _without_autocast(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Autocast would round every matrix product to bf16, whatever the dtype of its factors."""
+    """Switch autocast off for a function: it would round every matrix product to bf16, whatever its factors' dtype."""
 
     @wraps(function)
     def wrapped(q: Tensor, *others: Any, **options: Any) -> Tensor:
@@ -32,12 +32,12 @@ def _without_autocast(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def feature_map(x: Tensor) -> Tensor:
-    """phi(x) = elu(x) + 1: positive, so that weights are; in fp32, or fp64 if x is."""
+    """Return phi(x) = elu(x) + 1, which is positive, so that weights are too; in fp32, or fp64 if x is."""
     return F.elu(x.to(torch.promote_types(x.dtype, torch.float32))) + 1
 
 
 def running_sum(x: Tensor, dim: int) -> Tensor:
-    """x.cumsum(dim); as a product where that is asked to be deterministic on a GPU, which torch's sum is not there."""
+    """Return x.cumsum(dim); on a GPU, where torch's is not deterministic, as a matrix product if that is asked for."""
     if not (x.is_cuda and torch.are_deterministic_algorithms_enabled()):
         return x.cumsum(dim)
     lower = x.new_ones(x.shape[dim], x.shape[dim]).tril()
@@ -46,10 +46,10 @@ def running_sum(x: Tensor, dim: int) -> Tensor:
 
 @_without_autocast
 def linear_attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The weights of linear attention, written down: phi(q) phi(k)^T, hidden ones cut, each row divided by its sum.
+    """Return the weights of linear attention: phi(q) phi(k)^T, hidden ones set to 0, each row divided by its sum.
 
-    Cutting to zero is right here, and wrong before a softmax: nothing is exponentiated afterwards, and the
-    division comes after the cut.
+    Setting them to zero is right here, and wrong before a softmax: nothing is exponentiated afterwards, and the
+    division comes last.
 
     Args:
         q: (..., T, Dk).
@@ -67,7 +67,7 @@ def linear_attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -
 
 @_without_autocast
 def explicit_linear_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Weights, then the weighted sum of the values, as `explicit_attention` has it.
+    """Compute linear attention step by step, as `explicit_attention` does: the weights, then the weighted sum.
 
     Args:
         q: (..., T, Dk).
@@ -84,7 +84,7 @@ def explicit_linear_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | No
 
 @_without_autocast
 def recurrent_linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal linear attention as a recurrence: one state of fixed size, read and written token by token.
+    """Compute causal linear attention as a recurrence: one state of fixed size, written and read token by token.
 
     Args:
         q: (..., T, Dk).
@@ -109,7 +109,7 @@ def recurrent_linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 @_without_autocast
 def chunked_linear_attention(q: Tensor, k: Tensor, v: Tensor, *, chunk: int = 64) -> Tensor:
-    """The same numbers in parallel: matrix products within chunks of the sequence, the state between them.
+    """Compute causal linear attention in parallel: matrix products within chunks of the sequence, the state between.
 
     Args:
         q: (..., T, Dk).

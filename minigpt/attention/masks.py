@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def causal_mask(T: int, S: int | None = None, *, device: torch.device | str | None = None) -> Tensor:
-    """Each token sees itself and what came before it.
+    """Return the causal mask: each token attends to itself and to those before it.
 
     The T queries are the LAST T of the S keys (bottom-right aligned), as with a KV cache that already
     holds S - T keys: query t sees keys 0 .. S - T + t. With S = T only what lies strictly above the
@@ -27,7 +27,7 @@ def causal_mask(T: int, S: int | None = None, *, device: torch.device | str | No
 
 
 def padding_mask(lengths: Tensor, S: int, side: str = "right") -> Tensor:
-    """Cut the columns of padded keys.
+    """Return a mask that hides padded keys.
 
     Args:
         lengths: (B,) real keys of each row.
@@ -63,7 +63,7 @@ class Documents(NamedTuple):
 
 
 def find_documents(tokens: Tensor, end: int) -> Documents:
-    """Find the documents in sequences: one begins with each sequence, and one behind each end-of-text.
+    """Find the documents in sequences: one begins with each sequence, and one after each end-of-text.
 
     Args:
         tokens: (B, T) on the CPU.
@@ -82,7 +82,7 @@ def find_documents(tokens: Tensor, end: int) -> Documents:
 
 
 def document_mask(positions: Tensor) -> Tensor:
-    """Hide the other documents of a sequence.
+    """Return a mask that hides the other documents of a sequence.
 
     Args:
         positions: (B, T), each token's place in its document.
@@ -95,7 +95,7 @@ def document_mask(positions: Tensor) -> Tensor:
 
 
 def combine_masks(*masks: Tensor | None) -> Tensor | None:
-    """May attend = every mask says so (logical and). None means no constraint; all None gives None."""
+    """Return the logical and of masks. None means no constraint; all None gives None."""
     combined = None
     for mask in masks:
         if mask is not None:

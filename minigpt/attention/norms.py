@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Scale each vector to a mean square of 1, then each of its places: x / sqrt(mean(x^2) + eps) * weight.
+    """Scale each vector to a mean square of 1, then each of its elements: x / sqrt(mean(x^2) + eps) * weight.
 
-    It is computed in fp32 at least, and the weight multiplies what was rounded back, as Llama and Qwen do it.
+    It is computed in fp32 at least and rounded to x's dtype before the weight multiplies it, as in Llama and Qwen.
 
     Args:
         x: (..., C).
@@ -17,7 +17,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         eps: added to the mean square.
 
     Returns:
-        As x.
+        The shape and dtype of x.
 
     Source: Zhang & Sennrich 2019, "Root Mean Square Layer Normalization".
     """
@@ -50,6 +50,6 @@ class QueryKeyRMSNorm(nn.Module):
         self.k_weight = nn.Parameter(torch.ones(head_dim))
 
     def forward(self, qk: Tensor) -> Tensor:
-        """(B, T, H + G, D), queries first, as they come."""
+        """Normalise (B, T, H + G, D): the H heads of queries, then the G heads of keys."""
         H, G = self.heads
         return rms_norm(qk, torch.cat([self.q_weight.expand(H, -1), self.k_weight.expand(G, -1)]), self.eps)

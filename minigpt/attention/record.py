@@ -1,4 +1,4 @@
-"""Look at a model's attention without the model knowing: weights recomputed beside its forward pass."""
+"""A recorder of attention weights: it computes them beside a model's forward pass, which stays as it is."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +14,9 @@ def record_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Record the attention weights of every layer in `model` that can state them.
 
     A layer can if it has a method `weights` that takes what its `forward` takes. Just before the layer's own
-    forward pass it is called on the same arguments, without gradients and without drawing random numbers: the
-    model's outputs are the same bits inside and outside. (The layer's forward pass then writes the same keys
-    into the KV cache, over those that the recording wrote.) The price is each layer's scores, computed once more.
+    forward pass that method is called on the same arguments, without gradients and without drawing random numbers:
+    the model's outputs are the same bits inside and outside. (The layer's forward pass then writes the same keys
+    into the KV cache, over those that the recording wrote.) The cost is each layer's scores, computed once more.
 
         with record_attention(model) as recorded:
             model(tokens)

@@ -1,4 +1,4 @@
-"""Rotary positions: order told to attention itself, by turning queries and keys.
+"""Rotary positions: queries and keys are turned by angles that grow with their positions.
 
 A position embedding says where a token stands; a rotation lets only the distance of two tokens reach their score.
 
@@ -15,7 +15,7 @@ THETA = 10_000.0  # the slowest pair of numbers turns once in 2 pi times about t
 
 
 class Llama3Scaling(NamedTuple):
-    """How Llama 3.1 reads further than it was first trained to: it slows the pairs that turn slowest.
+    """Llama 3.1's way to a longer context than that of its first training: it slows the pairs that turn slowest.
 
     A pair that turns more than `high_freq_factor` times within the original context keeps its pace, one that turns
     less than `low_freq_factor` times turns `factor` times slower, and between the two the pace changes smoothly.
@@ -38,14 +38,14 @@ class Llama3Scaling(NamedTuple):
 def angles(
     positions: Tensor, D: int, dtype: torch.dtype, theta: float = THETA, scaling: Llama3Scaling | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of position * theta^(-2i/D) for the pairs i = 0 .. D/2 - 1.
+    """Return cosine and sine of position * theta^(-2i/D) for the pairs i = 0 .. D/2 - 1.
 
     Args:
         positions: any shape, counted from 0.
         D: width of the vectors to turn, even.
-        dtype: of the result. The angles are computed in fp32 at least: in bf16 257 is no number.
-        theta: the base: the larger, the slower the slow pairs, and the further they tell positions apart.
-        scaling: changes the pace of the pairs; None = leave it.
+        dtype: of the result. The angles are computed in fp32 at least: bf16 cannot represent position 257.
+        theta: the base: the larger, the slower the slow pairs turn, and the further apart they tell positions.
+        scaling: changes the frequencies of the pairs; None = leave them.
 
     Returns:
         Two tensors of the shape of `positions` with a last dimension D/2.

@@ -1,9 +1,9 @@
-"""LoRA: a model stays as it is, and beside its matrices thin ones learn.
+"""LoRA: the weights of a model are frozen, and low-rank matrices beside them are trained.
 
     y = W x + alpha / r B A x
 
-W (rows, columns) is frozen. A (r, columns) begins random and B (rows, r) as zeros, so the model begins as it was.
-Neither gpt.py nor attention/ knows of it. Merged into W it is a plain model again.
+W (rows, columns) is frozen. A (r, columns) begins random and B (rows, r) as zeros, so at first y = W x. gpt.py and
+attention/ don't know of LoRA. Merged into W, B A leaves a plain model again.
 
 Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1.
 """
@@ -26,24 +26,24 @@ MARK = ".adapter."  # in the names of its parameters
 
 @dataclass(frozen=True)
 class Place:
-    """A matrix of a block: a layer's, or one of those that are stacked in it by rows."""
+    """A matrix of a block: a layer's whole weight, or one of several that are stacked in it by rows."""
 
     layer: str  # blocks.0.attention.qkv
-    part: int  # of the stacked ones
-    first: int  # row of the layer's weight
+    part: int  # its number among the stacked ones
+    first: int  # its first row in the layer's weight
     rows: int
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """What a model has learned, apart from it.
+    """The trained matrices of LoRA, apart from the model.
 
     Attributes:
         rank: r.
-        alpha: the product B A counts alpha / r.
+        alpha: the product B A is scaled by alpha / r.
         pairs: A (r, columns) and B (rows, r) of each place.
-        base: what identifies the model that it lies on (checkpoint/adapter.py); "" if that isn't known.
-        tokenizer: hash of that which it was trained with; "" if that isn't known.
+        base: hash of the model's own weights (checkpoint/adapter.py); "" if it isn't known.
+        tokenizer: hash of the tokenizer it was trained with; "" if it isn't known.
     """
 
     rank: int
@@ -56,7 +56,7 @@ class Adapter:
 def places(gpt: GPT, targets: str = "all") -> Iterator[Place]:
     """Yield the matrices of the blocks that `adapter.targets` names.
 
-    Queries, keys and values of a model with GPT-2's attention are one matrix, as they are there; of others three.
+    Queries, keys and values are one matrix in a model with GPT-2's attention, as in GPT-2, and three in any other.
     """
     wanted = {each.strip() for each in targets.split(",")}
     for layer, module in gpt.blocks.named_modules(prefix="blocks"):
@@ -72,13 +72,13 @@ def places(gpt: GPT, targets: str = "all") -> Iterator[Place]:
 
 
 class LoRA(nn.Module):
-    """What is added to a layer's output: alpha / r B A x, in the rows of some of its parts.
+    """The term added to a layer's output: alpha / r B A x, in the rows of some of its parts.
 
     Args:
         layer: nn.Linear, (..., columns) -> (..., all rows).
-        of: places in it, in their order.
+        of: the layer's places that have an adapter, in their order.
         rank: r.
-        alpha: as above.
+        alpha: of the factor alpha / r.
     """
 
     def __init__(self, layer: nn.Linear, of: list[Place], *, rank: int, alpha: float):
@@ -110,7 +110,7 @@ def _add(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
 
 
 def put_on(gpt: GPT, config: AdapterConfig) -> None:
-    """Freeze a model and put an adapter beside its matrices, which adds nothing yet."""
+    """Freeze a model and put an adapter beside its matrices; until it is trained it adds zero."""
     gpt.requires_grad_(False)
     for name, of in groupby([*places(gpt, config.targets)], key=lambda place: place.layer):
         layer: Any = gpt.get_submodule(name)
@@ -140,7 +140,7 @@ def merge(gpt: GPT, adapter: Adapter) -> None:
 
 
 def share(model: GPT, below: GPT) -> None:
-    """Have a model keep in the memory of another what is equal in both."""
+    """Let `model` use the memory of `below` for each parameter that is equal in both."""
     theirs = dict(below.named_parameters())
     for name, parameter in [*model.named_parameters()]:
         if name in theirs and torch.equal(parameter, theirs[name]):

@@ -2,7 +2,8 @@
 
 Rows may hold different numbers of tokens: row b's lie in columns 0 .. lengths[b] - 1. A prompt shorter than
 its neighbours is read with padding behind it and then trimmed; the next token overwrites the padding.
-A cache may have room for more rows than it holds: others `join` behind them, and where one leaves, the last moves in.
+A cache may have room for more rows than it holds: new rows `join` at the end, and the last row takes the place of one
+that leaves.
 """
 
 from collections.abc import Sequence
@@ -47,7 +48,7 @@ class LayerCache:
 
 
 class KVCache:
-    """Room for up to `block_size` keys and values per row and layer; it grows as texts do.
+    """Keys and values of up to `block_size` tokens per row and layer; the memory grows with the texts.
 
     Args:
         n_layer: layers L.
@@ -65,7 +66,7 @@ class KVCache:
         self.set_lengths([0] * batch)
 
     def reserve(self, columns: int) -> None:
-        """Make room for so many columns, or twice as many as there were: a large context costs what is used of it."""
+        """Make room for `columns` columns, at least doubling it: a large context costs memory only where it is used."""
         there = self.keys.shape[3]
         if columns > there:
             more = min(self.block_size, max(columns, 2 * there)) - there
@@ -120,7 +121,7 @@ class KVCache:
         self.set_lengths(self.lengths + part.lengths)
 
     def leave(self, row: int) -> None:
-        """Let go of a row; the last one takes its place."""
+        """Remove a row; the last one takes its place."""
         last, columns = len(self.lengths) - 1, self.lengths[-1]
         if row != last:
             self.keys[:, row, :, :columns] = self.keys[:, last, :, :columns]

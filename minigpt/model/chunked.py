@@ -1,4 +1,4 @@
-"""The loss without all of its logits: some rows of them at a time, turned into gradients before the next are made.
+"""The loss without all of its logits in memory: a chunk of rows at a time is made and turned into gradients.
 
 The logits of a micro-batch, (B, T, V), and their gradients take 12 bytes for each number: with GPT-2's vocabulary more
 than all activations of its smallest model. Here (chunk, V) of them exist at a time. The gradients of a chunk are taken
@@ -42,7 +42,7 @@ def chunked_loss_sum(
 def _sum_and_gradients(
     hidden: Tensor, table: Tensor, targets: Tensor, weights: Tensor, vocab_size: int, chunk: int, learns: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the weighted sum of the losses and its gradients by `hidden` (N, C) and `table`, if that learns."""
+    """Return the weighted sum of the losses and its gradients by `hidden` (N, C) and, if it `learns`, by `table`."""
     total = weights.new_zeros(())
     by_hidden, by_table = (
         torch.empty_like(hidden),

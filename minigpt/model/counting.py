@@ -1,7 +1,7 @@
 """What a training step of a GPT costs, counted from the model itself: floating-point operations and bytes.
 
 The model runs on tensors without storage, so counting takes a tenth of a second for any size. All blocks are alike: one
-or two are counted and the others follow.
+or two are counted, and their number gives the rest.
 """
 
 import functools
@@ -21,8 +21,8 @@ from minigpt.model.empty import empty_gpt
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
 
-PRIME = 1_000_003  # sequences of a counted batch: only what grows with it has a multiple of so many bytes
-NARROW = {"bf16": 2, "fp16": 2}  # bytes of a number in products, where it is not that of a weight
+PRIME = 1_000_003  # sequences of a counted batch: a tensor whose bytes are a multiple of it grows with the batch
+NARROW = {"bf16": 2, "fp16": 2}  # bytes of a number in matrix products, where a weight has another size
 
 
 def parameter_count(config: ModelConfig, vocab_size: int) -> int:
@@ -33,7 +33,7 @@ def parameter_count(config: ModelConfig, vocab_size: int) -> int:
 
 
 def adapter_count(config: ModelConfig, vocab_size: int, adapter: AdapterConfig) -> int:
-    """Return the number of weights of an adapter, which are all that learn."""
+    """Return the number of an adapter's weights, the only ones that are trained with it."""
     one = empty_gpt(replace(config, n_layer=1), vocab_size, device="meta")
     put_on(one, adapter)
     return config.n_layer * sum(each.numel() for each in one.parameters() if each.requires_grad)
@@ -43,7 +43,7 @@ def flops_per_token(config: ModelConfig, vocab_size: int) -> float:
     """Return the floating-point operations per token of a training step: matrix products, forward and backward.
 
     They are those of the plain step: what `checkpoint_activations` computes twice counts once, as is usual for MFU, and
-    hidden scores count like others. Look-ups of embeddings cost nothing.
+    masked attention scores count like others. Look-ups of embeddings count nothing.
 
     Source: Chowdhery et al. 2022 (PaLM), appendix B.
     """
@@ -62,11 +62,12 @@ def flops_per_token(config: ModelConfig, vocab_size: int) -> float:
 def activation_bytes(
     config: ModelConfig, vocab_size: int, *, precision: str, kernel: str, masked: bool = False, chunk: int = 0
 ) -> int:
-    """Return the memory that one sequence adds to a training step; `masked`: whose documents are kept apart.
+    """Return the memory in bytes that one sequence adds to a training step; `masked`: its documents are kept apart.
 
-    It is what the forward pass saves for the backward pass and, on the way back, the gradients of one block's tensors
-    and of the logits, these in two precisions. (With the loss in chunks of so many rows there are no logits here; see
-    `chunk_bytes`.) With `checkpoint_activations` each block saves its input only. Masks of dropout are not counted.
+    It is what the forward pass saves for the backward pass and, in the backward pass, the gradients of one block's
+    tensors and of the logits, these in two precisions. (With the loss in chunks of `chunk` rows the logits are not part
+    of it; see `chunk_bytes`.) With `checkpoint_activations` each block saves its input only. Masks of dropout are not
+    counted.
     """
     return _activation_bytes(tuple(vars(config).items()), vocab_size, precision, kernel, masked, chunk)
 
@@ -91,7 +92,7 @@ def _activation_bytes(
         for add_hook in (gpt.blocks[0].register_forward_pre_hook, gpt.blocks[0].register_forward_hook):
             add_hook(lambda *_: around_block.append(sum(saved.values())))
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor), autocast("cpu", precision):
-            # Kept until all is counted: no storage may be used twice.
+            # `loss` keeps all tensors alive until they are counted, so that no storage is used twice.
             if masked:
                 documents = Documents(tokens, torch.zeros(2, dtype=torch.int32))
                 loss = weighted_loss_sum(gpt, tokens, tokens, torch.ones(tokens.shape), documents, chunk=chunk)
@@ -104,7 +105,7 @@ def _activation_bytes(
 
 
 def chunk_bytes(config: ModelConfig, vocab_size: int, *, precision: str, chunk: int) -> int:
-    """Return the memory that the loss in chunks of so many rows takes, whatever the batch.
+    """Return the memory in bytes that the loss in chunks of `chunk` rows takes, whatever the batch.
 
     It is the logits of a chunk, in the products' precision and twice in fp32, and the gradient of the output layer's
     weight, which is summed in fp32.

@@ -1,4 +1,4 @@
-"""A GPT whose weights are still to be read, or only to be named."""
+"""A GPT whose weights are not drawn: they are read afterwards, or only their names and shapes are wanted."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def empty_gpt(config: ModelConfig, vocab_size: int, *, kernel: str = "fused", de
 
 
 class _Unfilled(TorchFunctionMode):
-    """Returns each tensor as it is where a function of torch.nn.init would fill it."""
+    """A mode in which the functions of torch.nn.init return their tensor as it is."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -48,7 +48,7 @@ class Score:
 
 
 def mean_score(scores: Mapping[str, Score], shares: Mapping[str, float]) -> Score:
-    """Return the score of a text in which each of some sources has its share of the tokens."""
+    """Return the score of a text in which each source has its share of the tokens."""
     tokens = sum(score.tokens for score in scores.values())
     nats = sum(shares[name] * score.loss for name, score in scores.items())
     n_bytes = sum(shares[name] * score.bytes / score.tokens for name, score in scores.items())
@@ -56,7 +56,7 @@ def mean_score(scores: Mapping[str, Score], shares: Mapping[str, float]) -> Scor
 
 
 def windows_at_once(block_size: int, vocab_size: int) -> int:
-    """Windows per forward pass that any machine has the memory for."""
+    """Return how many windows fit into one forward pass on any machine."""
     return min(MAX_WINDOWS, max(1, MAX_LOGITS // (block_size * vocab_size)))
 
 
@@ -80,7 +80,7 @@ def grid_batches(
     for first, last, new in batches:
         starts = np.arange(first, last, dtype=np.int64) * stride
         yield torch.from_numpy(split.windows(starts, block_size + 1)), new
-    start = whole * stride  # what the tail shares with the window before lies behind it, too
+    start = whole * stride  # the tail's window reads the tokens shared with the window before it, too
     done = start + shared if whole else 0
     if predicted > done:
         yield (
@@ -92,7 +92,7 @@ def grid_batches(
 def unpredicted_places(split: "Split", document_end: int | None) -> NDArray[np.int64]:
     """Return the places of the tokens that are not predicted: the split's first, and what follows a `document_end`.
 
-    Of conversations: all that no answer holds.
+    In conversations they are all tokens outside the answers.
     """
     if (answers := getattr(split, "answers", None)) is not None:
         return np.flatnonzero(~answers)
@@ -109,9 +109,9 @@ def nats(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def nats_and_right(logits: Tensor, targets: Tensor, alike: Tensor | None = None) -> Tensor:
-    """Return the loss and whether it is the likeliest token, (n, 2), of each target (n,), of logits (n, V).
+    """Return, for logits (n, V), each target's loss and whether it is the most likely token: (n, 2).
 
-    In the place of a token of `alike` (k,) the likeliest may be any of them.
+    Where the target is one of the tokens `alike` (k,), the most likely one may be any of these.
     """
     likeliest = logits.argmax(-1)
     right = likeliest == targets
@@ -127,15 +127,15 @@ def measure_pass(
     measure: Callable[[Tensor, Tensor], Tensor] = nats,
     **options: Any,
 ) -> Tensor:
-    """Return what `measure` makes of the logits behind the last tokens, those of the targets.
+    """Return what `measure` makes of the targets and the logits that predict them, those of the last positions.
 
-    Where a single window would have more than MAX_LOGITS of them, they are made and measured in pieces.
+    Where a single window has more than MAX_LOGITS logits, they are made and measured in pieces.
 
     Args:
-        model: (B, T) tokens -> (B, T, V) logits; of a GPT alone the size is known.
+        model: (B, T) tokens -> (B, T, V) logits; only a GPT, whose V is known, is measured in pieces.
         tokens: (B, T).
         targets: (B, T or less).
-        measure: logits (n, V) and targets (n,) -> (n, ...), each of its own.
+        measure: logits (n, V) and targets (n,) -> (n, ...), each row from its own logits and target.
         **options: for the model.
 
     Returns:
@@ -174,7 +174,7 @@ def token_losses(
     """Yield the loss of each token in nats, in the order of the split.
 
     Args:
-        model: (B, T) tokens -> (B, T, V) logits; in eval mode until the last loss was taken.
+        model: (B, T) tokens -> (B, T, V) logits; it is in eval mode until the iteration ends.
         split: tokens.
         block_size: T of the grid.
         batch: windows per forward pass.
@@ -183,9 +183,10 @@ def token_losses(
         rank: of this process, which scores every world_size-th batch: the scores of all ranks add up.
         world_size: processes.
         stride: tokens from a window to the next; None: block_size, side by side.
-        document_end: the token behind each document, if no document is to see another. What follows it has no loss: 0.
+        document_end: the token after each document, if no document is to see another. The loss of the token that
+            follows it is 0.
         measure: logits (n, V) and targets (n,) to what is yielded, in place of the losses.
-        together: whether a forward pass takes all ranks (sharded weights): then each makes as many.
+        together: whether a forward pass needs all ranks (sharded weights): then each rank makes as many passes.
 
     Yields:
         (n,) on the CPU, for each forward pass; of conversations only the tokens that the assistant wrote.
@@ -226,7 +227,7 @@ def evaluate(model: nn.Module, split: "Split", *, token_bytes: Callable[[int], b
         **options: as for `token_losses`.
 
     Returns:
-        The score of this rank's share; nats summed in fp64. (Rank 0 leaves out the tokens that nobody predicts.)
+        The score of this rank's share; nats summed in fp64. (Rank 0 subtracts the tokens that no rank predicts.)
     """
 
     def text_bytes(tokens: NDArray[Any]) -> int:

@@ -46,7 +46,7 @@ NORMS: dict[str, Callable[..., nn.Module]] = {
 
 
 class MLP(nn.Module):
-    """Each token on its own: widen (n_hidden, or four times), bend, narrow again. (B, T, C) -> (B, T, C)."""
+    """Two layers on each token: widen to n_hidden (or 4 C), apply the activation, narrow. (B, T, C) -> (B, T, C)."""
 
     def __init__(self, n_embd: int, n_hidden: int | None = None, *, activation: str, dropout: float, bias: bool):
         super().__init__()
@@ -61,9 +61,9 @@ class MLP(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """An MLP with a gate: what is widened is multiplied by what a second matrix lets through.
+    """An MLP with a gate: the widened vector is multiplied by the SiLU of a second projection.
 
-    Its width is n_hidden, or as many parameters as MLP has: two thirds of 4 C, up to a multiple of 32.
+    Its width is n_hidden; the default, two thirds of 4 C rounded up to a multiple of 32, has as many parameters as MLP.
 
     Source: Shazeer 2020, "GLU Variants Improve Transformer".
     """
@@ -118,19 +118,19 @@ class Block(nn.Module):
 
 
 def norm_of(config: ModelConfig) -> nn.Module:
-    """Return a norm of the stream."""
+    """Return a norm of the stream, as the config chooses it."""
     return NORMS[config.norm](config.n_embd, eps=config.norm_eps, bias=config.bias in (True, "all"))
 
 
 def qk_norm_of(config: ModelConfig) -> str | None:
-    """Return the norm of queries and keys that a config means; models of before it was a setting had it with rotary."""
+    """Return the norm of queries and keys; "auto" is that of models made before it was a setting: with rotary only."""
     auto = "layernorm" if config.attention == "rotary" else "none"
     chosen = auto if config.qk_norm == "auto" else config.qk_norm
     return None if chosen == "none" else chosen
 
 
 def rope_scaling_of(config: ModelConfig) -> Llama3Scaling | None:
-    """Return what slows the rotation of queries and keys."""
+    """Return the config's scaling of rotary frequencies, if any."""
     if config.rope_scaling == "none":
         return None
     low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
@@ -163,7 +163,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """GPT-2's initialisation.
+        """Draw the weights as GPT-2 does.
 
         Matrices and embeddings are normal with deviation 0.02, biases 0. The two projections of a block
         that write into the stream are scaled down by sqrt(2 n_layer), the number of such writes, so that
@@ -187,7 +187,7 @@ class GPT(nn.Module):
         documents: Documents | None = None,
         readout: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """Logits of the next token at every position.
+        """Return the logits of the next token at every position.
 
         Args:
             tokens: (B, T) ids.
@@ -195,8 +195,8 @@ class GPT(nn.Module):
                 cache holds. Left-padded prompts give their own.
             mask: bool, broadcastable to (B, 1, T, S), True = may attend; combined with the causal mask.
             cache: keys and values of earlier tokens; these T are appended.
-            documents: where they lie in the sequences, in place of the three above: positions restart in each, and no
-                token attends to another one.
+            documents: where documents lie in the sequences, in place of the three above: positions restart in each
+                document, and no token attends to another document.
             readout: (hidden (B, T, C), output layer's weight (padded V, C)) -> what is returned in place of the logits.
                 A loss without all logits is computed here, inside forward, where FSDP has the weights whole.
 
@@ -217,11 +217,11 @@ class GPT(nn.Module):
 
     @property
     def output_weight(self) -> Tensor:
-        """(padded V, C)."""
+        """The weight of the output layer, (padded V, C)."""
         return (self.token_embedding if self.output is None else self.output).weight
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The output layer, which is the token embedding if tied: (..., C) -> (..., V)."""
+        """Apply the output layer, which is the token embedding if tied: (..., C) -> (..., V)."""
         return F.linear(hidden, self.output_weight)[..., : self.vocab_size]
 
     def hidden(
@@ -233,7 +233,7 @@ class GPT(nn.Module):
         cache: KVCache | None = None,
         documents: Documents | None = None,
     ) -> Tensor:
-        """`forward` without its output layer, whose (B, T, V) a reader of the last position would not want.
+        """Compute `forward` without the output layer, for callers that need logits at few positions only.
 
         Returns:
             (B, T, C).

@@ -20,7 +20,7 @@ def next_token_loss(gpt: nn.Module, tokens: Tensor, targets: Tensor, *, chunk: i
         gpt: (B, T) tokens -> (B, T, V) logits.
         tokens: (B, T).
         targets: (B, T), the tokens one place later.
-        chunk: rows of logits that exist at a time, and then `gpt` must be a GPT; 0: all of them.
+        chunk: rows of logits that exist at a time, which needs a GPT as `gpt`; 0 = all of them.
 
     Returns:
         A scalar.

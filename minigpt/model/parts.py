@@ -13,12 +13,12 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Return whether this process holds a part of a model's weights only."""
+    """Return whether this process holds only a part of a model's weights."""
     return any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
 
 
 def rows_of(rows: int, part: int, parts: int) -> tuple[int, int]:
-    """Return the first row of a part, and the one behind its last, as torch.chunk and FSDP2 cut: the last may be short.
+    """Return the rows [first, end) of a part, cut as torch.chunk and FSDP2 do: the last part may be shorter.
 
     Args:
         rows: of the whole tensor.
