@@ -1,4 +1,4 @@
-"""How a run ends: requests to stop, which are obeyed where an optimizer step ends; then what is said and typed next."""
+"""How a run ends: requests to stop, which take effect when an optimizer step ends, and the last lines on the screen."""
 
 import contextlib
 import json
@@ -35,16 +35,16 @@ class StopRequest:
     requeue: bool = False  # and SLURM is asked to run the job again
     out_of_time: bool = False  # max_minutes is over: the run is finished
     by_callback: bool = False  # a user's callback has set trainer.should_stop
-    save_failed: bool = False  # sharded weights: saves that are due wait
-    save_again: bool = False  # for this: a save that failed is tried again
+    save_failed: bool = False  # sharded weights: a save has failed, and saves that are due wait
+    save_again: bool = False  # sharded weights: the failed save is to be tried again now
 
 
 class StopRequests:
-    """Looks for requests to stop.
+    """What may ask this process to stop: signals, a file and the time limit.
 
     Args:
         signals: that this process has received.
-        stop_file: a file that asks as a signal does; removed when it is obeyed. None: there is no such file.
+        stop_file: a file that asks as a signal does; removed when the run stops for it. None: there is no such file.
         max_minutes: of training, or None.
     """
 
@@ -64,14 +64,14 @@ class StopRequests:
         )
 
     def obeyed(self) -> None:
-        """Remove the file that asked."""
+        """Remove the file that asked, if one did: the run stops for it."""
         if self.stop_file is not None:
             with contextlib.suppress(OSError):
                 self.stop_file.unlink()
 
 
 def close(run: RunDirectory, module: "LanguageModel", prepared: Prepared, signals: Signals) -> int:
-    """Say how the run ended and what to type next."""
+    """Print how the run ended and what to type next; return the exit code."""
     state = module.state
     limit = reached_limit(state, module.config)
     # No reason and no limit: a callback asked for the end before Lightning came to the first step.
@@ -83,7 +83,7 @@ def close(run: RunDirectory, module: "LanguageModel", prepared: Prepared, signal
         keep_baselines(run, prepared, signals)
     try:
         write_report(run.path)
-    except Exception as error:  # trouble with it never spoils the training
+    except Exception as error:  # a failed report must not spoil a finished training
         print(f"The report could not be drawn: {type(error).__name__}: {error}")
     if reason == "signal":
         print(f"\nStopped after step {state.step:,}. Checkpoint in {run.path}; the same command continues the run.")
@@ -109,17 +109,17 @@ def keep_baselines(run: RunDirectory, prepared: Prepared, signals: Signals) -> N
         run.write_text("baseline.json", json.dumps({"fingerprint": prepared.fingerprint, "baselines": rows}) + "\n")
     except StoppedEarly:
         print("The baselines were left out.")
-    except Exception as error:  # trouble with them never spoils the training
+    except Exception as error:  # nor must failed baselines
         print(f"The baselines could not be measured: {type(error).__name__}: {error}")
     finally:
         signals.noted_only = True
 
 
 def refuse_nothing_learned(state: RunState, config: TrainConfig) -> None:
-    """Refuse to call a run finished that made no update.
+    """Refuse to call a run finished if it made no update.
 
     Raises:
-        NonFiniteTraining: the guard has skipped each of its steps.
+        NonFiniteTraining: the guard has skipped every one of its steps.
     """
     if state.step and state.bad_steps == state.step:
         raise NonFiniteTraining(
@@ -129,7 +129,7 @@ def refuse_nothing_learned(state: RunState, config: TrainConfig) -> None:
 
 
 def print_results(run: RunDirectory) -> None:
-    """Validation loss, where everything is, and the command that samples."""
+    """Print the validation loss, where the files are, and the command that samples."""
     shown = ("step", "val/loss", "val/perplexity", "val/bits_per_byte")
     validations = [row for row in read_rows(run.metrics) if all(number(row.get(key)) is not None for key in shown)]
     if not validations:
@@ -155,7 +155,7 @@ def print_results(run: RunDirectory) -> None:
 
 
 def tell_finished(run: RunDirectory, state: RunState, limit: str) -> None:
-    """The run is done: show it again, and how to start another."""
+    """Say that the run was finished before, print its results again and how to start another."""
     if not run.writes:
         return
     print(f"This run is finished: {state.step:,} steps, its trainer.{limit}.")

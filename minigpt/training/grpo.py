@@ -46,7 +46,7 @@ class Question:
     answer: str  # the right one
 
 
-Answerer = Callable[[GPT, Sequence[Question]], tuple[Batch, Tensor]]  # what `answered` does, but for its last arguments
+Answerer = Callable[[GPT, Sequence[Question]], tuple[Batch, Tensor]]  # `answered` with its keyword arguments filled in
 
 
 @dataclass
@@ -55,12 +55,12 @@ class Questions:
 
     Args:
         config: of the run.
-        choices: of which each sequence of a micro-batch is an answer.
-        tokenizer: that has the roles.
+        choices: sizes of micro-batches, in which each sequence is an answer.
+        tokenizer: one with the control tokens of the roles.
         rank, skipped_batches, start_step: as of `MicroBatches`.
 
     Raises:
-        UserFault: a micro-batch doesn't hold whole groups of answers.
+        UserFault: a micro-batch would not hold whole groups of answers.
     """
 
     config: TrainConfig
@@ -87,7 +87,7 @@ class Questions:
             yield self[index]
 
     def __getitem__(self, index: int) -> list[Question]:
-        """The questions of the micro-batch with this number."""
+        """Return the questions of the micro-batch with this number."""
         objective, choices = self.config.objective, self.choices
         step, part = divmod(index, choices.accumulate)
         place = batch_of_step(step, self.skipped_batches) * choices.accumulate + part
@@ -119,7 +119,7 @@ def answered(
     rewards = torch.tensor(
         [reward(tokenizer, each, text[len(each.tokens) :]) for each, text in zip(asked, texts, strict=True)]
     )
-    width = config.model.block_size if choices.compile else None  # which is for one shape
+    width = config.model.block_size if choices.compile else None  # compiled code is for one shape
     batch = weighted(texts, [len(each.tokens) for each in asked], advantages(rewards, answers), width)
     if not is_finite and batch.weights is not None:
         batch.weights.fill_(torch.nan)
@@ -129,13 +129,13 @@ def answered(
 def write_answers(
     gpt: GPT, questions: Sequence[Question], tokenizer: Tokenizer, *, answers: int, seed: int
 ) -> list[list[int]]:
-    """Let a model answer each question several times, at temperature 1: as it is, for what it writes is what learns.
+    """Let a model answer each question several times, at temperature 1: the loss is that of the unchanged distribution.
 
-    The random numbers follow from (seed, the question's number, which answer, place) alone.
+    The random numbers follow from (seed, number of the question, number of the answer, position) alone.
 
     Returns:
-        Tokens of question and answer, the one that ends it included: all of question 0, then of question 1, ... An
-        answer ends with any control token, or where it is longer than the right one can be.
+        Tokens of question and answer, the one that ends it included: all answers to question 0, then to question 1, ...
+        An answer ends with any control token, or where it is longer than the right one can be.
 
     Raises:
         NonFiniteLogits: the weights are not finite, or give logits that are not.
@@ -186,7 +186,7 @@ def weighted(texts: Sequence[Sequence[int]], asked: Sequence[int], weights: Tens
     batch = Batch(torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64), torch.zeros(size))
     assert batch.weights is not None
     for row, (text, first) in enumerate(zip(texts, asked, strict=True)):
-        end = len(text) - 1  # what is behind it changes nothing before it, and has no weight
+        end = len(text) - 1  # the padding after it has no weight, and attention looks back only
         batch.tokens[row, :end] = torch.tensor(text[:-1])
         batch.targets[row, :end] = torch.tensor(text[1:])
         batch.weights[row, first - 1 : end] = weights[row]

@@ -45,7 +45,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What an optimizer step came to, over all its micro-batches and ranks."""
+    """The result of an optimizer step, over all its micro-batches and ranks."""
 
     loss: float  # nats per token
     grad_norm: float  # before clipping
@@ -58,7 +58,7 @@ class StepResult:
 
 
 class RollBack(Exception):
-    """Go back to before `first_step` and leave out the batches of the steps from there to `last_step`."""
+    """Raised to go back to before `first_step` and leave out the batches of the steps from there to `last_step`."""
 
     def __init__(self, first_step: int, last_step: int):
         super().__init__(f"steps {first_step} to {last_step} were bad")
@@ -67,7 +67,7 @@ class RollBack(Exception):
 
 
 def z_score(loss: float, window: Sequence[float]) -> float:
-    """How many standard deviations a loss lies above the mean of recent ones; 0 while there are too few."""
+    """Return how many standard deviations a loss lies above the mean of recent ones; 0 while there are too few."""
     if len(window) < 16:
         return 0.0
     mean = math.fsum(window) / len(window)
@@ -76,7 +76,7 @@ def z_score(loss: float, window: Sequence[float]) -> float:
 
 
 def fault_of(loss: float, grad_norm: float, window: Sequence[float], config: GuardConfig) -> str | None:
-    """Why a step must not be made, or None.
+    """Return why a step must be skipped, or None.
 
     Args:
         loss: of the step, nats per token.
@@ -109,7 +109,7 @@ def scale_on_device(gradients: list[Tensor], numbers: Tensor, limit: float) -> T
         limit: of the norm; 0 = none.
 
     Returns:
-        1.0 for a step that must not be made, else 0.0: an optimizer's `found_inf`.
+        1.0 for a step that must be skipped, else 0.0: an optimizer's `found_inf`.
     """
     loss, grad_norm, weight = numbers[:3].double()
     factor = torch.where(grad_norm > limit, limit / grad_norm, 1.0) if limit else torch.ones_like(grad_norm)

@@ -38,10 +38,10 @@ def quiet_lightning() -> None:
 
 
 class FormedAlready(LightningEnvironment):
-    """The processes are there and their group is formed (process/group.py), whoever started them.
+    """The environment of processes that run already and have formed their group (process/group.py).
 
-    Given explicitly, so that Lightning looks for no torchrun or SLURM of its own, takes no signal for it, and reads no
-    rank from variables that another job may have left behind.
+    Given explicitly, so that Lightning does not look for torchrun or SLURM itself, handles no signal for them, and
+    reads no rank from variables that another job may have left behind.
     """
 
     @property
@@ -101,7 +101,7 @@ def build_trainer(
         num_nodes=config.trainer.nodes,
         strategy=strategy,
         # Autocast is ours (step.py): Lightning refuses fused AdamW with clipping in mixed precision.
-        # Sharded weights are in fp64 already, and Lightning refuses to make them so.
+        # Sharded weights are in fp64 already, and Lightning refuses to convert them.
         precision="64-true" if choices.precision == "fp64" and not sharded else "32-true",
         max_steps=total_steps if total_steps is not None else -1,
         max_epochs=-1,  # the stream of batches has no end
@@ -125,19 +125,19 @@ def build_trainer(
 
 
 def leave_signals_alone(trainer: L.Trainer) -> None:
-    """Keep Lightning's hands off signals, which are ours (process/signals.py); it has no switch for that.
+    """Keep Lightning from handling signals, which process/signals.py does; it has no switch for that.
 
-    Its handler runs collectives, and before each micro-batch it asks about SIGTERM in another one.
+    Its handler runs collectives, and another collective before each micro-batch asks whether SIGTERM came.
     """
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
 def load_nothing(trainer: L.Trainer) -> None:
-    """Keep Lightning from loading a checkpoint of its own choice: a run's are ours, and hold no pickle.
+    """Keep Lightning from loading a checkpoint of its own: a run's checkpoints are ours, and hold no pickle.
 
     In a SLURM job `fit` looks for `hpc_ckpt_N.ckpt` in the working folder, which any other job may have left there, and
-    puts what it holds in the place of the weights.
+    replaces the weights by those in it.
     """
     trainer._checkpoint_connector._parse_ckpt_path = lambda *_, **__: None  # type: ignore[method-assign]
 

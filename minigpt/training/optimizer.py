@@ -25,7 +25,7 @@ POLYNOMIALS = (
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Nearly the orthogonal matrix next to each: U V^T of its singular value decomposition U S V^T.
+    """Return nearly the orthogonal matrix closest to each: U V^T of its singular value decomposition U S V^T.
 
     Args:
         matrices: (N, rows, columns), rows <= columns; in bf16 or wider.
@@ -113,7 +113,7 @@ class Muon(torch.optim.AdamW):
         return loss
 
     def move_matrices(self, parameters: list[nn.Parameter], lr: float, weight_decay: float) -> None:
-        """Muon: average, make orthogonal, step; where `found_inf` is set on the device, nothing changes."""
+        """Make Muon's update: average, make orthogonal, step; change nothing where `found_inf` is set on the device."""
         gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
         weights = [local(parameter.detach()) for parameter in parameters]
         for parameter in parameters:
@@ -169,7 +169,7 @@ def learning(model: nn.Module) -> list[nn.Parameter]:
 
 
 def adamw(config: OptimizerConfig, model: nn.Module, *_: Any) -> torch.optim.Optimizer:
-    """AdamW with weight decay on matrices only (embeddings included), not on biases and norms.
+    """Return AdamW with weight decay on matrices only (embeddings included), not on biases and norms.
 
     The fused kernel updates all parameters in one call, on CPU too.
 
@@ -190,10 +190,10 @@ def adamw(config: OptimizerConfig, model: nn.Module, *_: Any) -> torch.optim.Opt
 def muon(
     config: OptimizerConfig, model: nn.Module, precision: str, group: dist.ProcessGroup | None
 ) -> torch.optim.Optimizer:
-    """Muon for the matrices of the blocks, AdamW for embeddings, the output layer and vectors.
+    """Return an optimizer with Muon for the matrices of the blocks, AdamW for embeddings, output layer and vectors.
 
-    A layer stacks the matrices of queries, keys and values into one for speed. With `split_qkv` each moves on its own,
-    in all its directions alike, which trains better; otherwise they move as one matrix of many rows.
+    A layer stacks the matrices of queries, keys and values into one for speed. With `split_qkv` each of the three is
+    made orthogonal on its own, which trains better; otherwise they are, as one matrix of many rows.
     """
     parts: dict[Tensor, list[int]] = {}
     for layer in model.modules() if config.split_qkv else ():
@@ -225,12 +225,12 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 def build_optimizer(
     config: OptimizerConfig, model: nn.Module, *, precision: str = "fp32", group: dist.ProcessGroup | None = None
 ) -> torch.optim.Optimizer:
-    """The optimizer that `optimizer.name` stands for, over all of the model's parameters that learn.
+    """Return the optimizer that `optimizer.name` stands for, over all of the model's parameters that learn.
 
     Args:
         config: its name and numbers.
         model: on its device.
-        precision: in which the run multiplies: fp32 | bf16 | fp64.
+        precision: of the run's matrix products: fp32 | bf16 | fp64.
         group: the processes that hold the model in parts; None where it is whole.
 
     Returns:
@@ -240,17 +240,17 @@ def build_optimizer(
 
 
 def cosine(progress: float, final: float, config: ScheduleConfig) -> float:
-    """Half a cosine from 1 to `final`. Source: Loshchilov & Hutter 2017, SGDR, equation 5."""
+    """Follow half a cosine from 1 to `final`. Source: Loshchilov & Hutter 2017, SGDR, equation 5."""
     return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def linear(progress: float, final: float, config: ScheduleConfig) -> float:
-    """A straight line from 1 to `final`."""
+    """Follow a straight line from 1 to `final`."""
     return 1 + (final - 1) * progress
 
 
 def wsd(progress: float, final: float, config: ScheduleConfig) -> float:
-    """Warm-up, stable, decay: 1, then a straight line to `final` over the last `decay_fraction`.
+    """Stay at 1, then follow a straight line to `final` over the last `decay_fraction` (warm-up, stable, decay).
 
     Source: Hu et al. 2024, MiniCPM.
     """
@@ -258,7 +258,7 @@ def wsd(progress: float, final: float, config: ScheduleConfig) -> float:
 
 
 def constant(progress: float, final: float, config: ScheduleConfig) -> float:
-    """1 throughout."""
+    """Stay at 1."""
     return 1.0
 
 
@@ -271,7 +271,7 @@ SHAPES: dict[str, Callable[[float, float, ScheduleConfig], float]] = {
 
 
 def lr_factor(step: int, progress: float, total_steps: int | None, config: ScheduleConfig) -> float:
-    """The factor on the peak learning rate for one optimizer step.
+    """Return the factor on the peak learning rate for one optimizer step.
 
     Args:
         step: optimizer steps done before this one (the first is 0).

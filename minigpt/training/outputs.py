@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from minigpt.training.step import LanguageModel
 
 
-OF_SOURCE = "val/loss/"  # and its name: the column of a mixture's source
+OF_SOURCE = "val/loss/"  # followed by the name of a mixture's source: its column
 PLAIN_LINE_SECONDS = 5.0  # without a terminal, at most one line in this time, validations apart
 
 
 class Outputs:
-    """Makes them when StepEnd says so; all but validations on rank 0 only.
+    """Validates, writes rows, samples and saves when StepEnd says so; all but validations on rank 0 only.
 
-    In a `with` block around the training: at its end what is being written becomes whole.
+    Used in a `with` block around the training, at whose end a checkpoint that is being written is finished.
 
     Args:
         module: the model in training.
@@ -70,7 +70,7 @@ class Outputs:
             run.checkpoints, fixed, config.checkpoint, row_files=files, say=self.screen.print, note=run.event
         )
         self.saving.labels = labels
-        self.unsaved: set[str] = set()  # what was said of callbacks' states
+        self.unsaved: set[str] = set()  # the warnings printed about callbacks' states
         self.remote: RemoteLogger | TensorBoard | None = None
         if config.logger.name == "tensorboard" and run.writes:
             self.remote = TensorBoard(run.path, step=module.state.step, say=self.screen.print)
@@ -84,11 +84,11 @@ class Outputs:
         self.saving.close(note=error is None)
         if self.run.writes:
             self.screen.close()
-        if self.remote is not None and not isinstance(error, KeyboardInterrupt):  # who wants out is not kept waiting
+        if self.remote is not None and not isinstance(error, KeyboardInterrupt):  # Ctrl-C does not wait for an upload
             self.remote.close()
 
     def validate(self, module: "LanguageModel") -> dict[str, Any]:
-        """Score the validation split, of a mixture that of each source, and note the best loss.
+        """Score the validation split (of a mixture, each source's), and note the best loss.
 
         Returns:
             The columns for the step's row.
@@ -168,7 +168,7 @@ class Outputs:
                 text = write()
             else:
                 rank, device = module.trainer.global_rank, module.device.type
-                with autocast(device, config.trainer.gather):  # weights in bf16 want products in bf16
+                with autocast(device, config.trainer.gather):  # weights gathered in bf16 need products in bf16
                     text = sample_together(module.gpt, rank, lambda forward: write(forward=forward))
             if not self.run.writes:
                 return
@@ -181,7 +181,7 @@ class Outputs:
     def save(
         self, module: "LanguageModel", row: dict[str, Any], *, due: bool, last: bool, told: StopRequest | None = None
     ) -> None:
-        """Save a checkpoint if one is due, and always when training ends here; with sharded weights all ranks do."""
+        """Save a checkpoint if one is due, and always when training ends here; all ranks do if weights are sharded."""
         sharded = module.layout is not None
         writes = self.run.writes or sharded
         if not writes or not self.saving.has_to(due=due, last=last, told=told if sharded else None):
@@ -199,14 +199,14 @@ class Outputs:
             tensors = {**tensors_of(module.gpt), OPTIMIZER: optimizer_tensors(module.optimizer)}
             stands = asdict(state) | {"seconds": seconds, "tokens": state.step * config.batch_tokens}
             files = {STATE: [to_json(stands)], **self.pack_callbacks(trainer.callbacks)}  # type: ignore[attr-defined]
-            judged = config.objective.name == "next_token"  # of weights that a reward makes, the newest are the best
+            judged = config.objective.name == "next_token"  # with a reward, the newest weights count as the best
             facts = {"val_loss": row.get("val/loss") if judged else None} | (
                 {"bad_steps": state.bad_steps} if state.bad_steps else {}
             )
             self.saving.save(state.step, tensors, files, facts, last=last)
 
     def pack_callbacks(self, callbacks: Sequence[L.Callback]) -> Files:
-        """Return the files that hold the callbacks' states; say once of each state that it can't be saved."""
+        """Return the files that hold the callbacks' states; warn once of each state that can't be saved."""
         files, problems = pack_states(callbacks)
         for problem in problems:
             if problem not in self.unsaved:
@@ -232,7 +232,7 @@ class Meter:
         self.last_seconds = 0.0
 
     def row(self, step: int, result: StepResult, seconds: float) -> dict[str, Any]:
-        """Return the row of a step; its speed is that since the row before."""
+        """Return the row of a step; its speed is the mean since the row before."""
         speed = None
         if self.last_step is not None and seconds > self.last_seconds:
             speed = (step - self.last_step) * self.batch_tokens / (seconds - self.last_seconds)
@@ -250,7 +250,7 @@ class Meter:
 
 
 def duration(seconds: float) -> str:
-    """1:02:03 or 2:03."""
+    """Return seconds as 1:02:03 or 2:03."""
     hours, rest = divmod(int(seconds + 0.5), 3600)
     minutes, seconds = divmod(rest, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
@@ -276,12 +276,12 @@ class Screen:
         self.line_open = False
 
     def print(self, text: str = "") -> None:
-        """A whole line, after clearing the moving one."""
+        """Print a whole line, after clearing the one that moves."""
         self._write(("\r\x1b[K" if self.line_open else "") + text + "\n")
         self.line_open = False
 
     def block(self, title: str, text: str) -> None:
-        """Several lines under a title."""
+        """Print several lines under a title."""
         self.print(f"--- {title} " + "-" * max(3, 60 - len(title)))
         self.print(text.rstrip("\n"))
         self.print("-" * 65)
@@ -308,13 +308,13 @@ class Screen:
             self.line_open = True
 
     def close(self) -> None:
-        """Leave the moving line as it is."""
+        """End the line that moves, as it is."""
         if self.line_open:
             self.print()
 
 
 def describe(row: dict[str, Any], config: TrainConfig, total: int | None) -> list[str]:
-    """Return the parts of a row's line, the most important first; what is not known is left out."""
+    """Return the parts of a row's line, the most important first; unknown numbers are left out."""
     step, speed, minutes = row["step"], row["tokens_per_second"], config.trainer.max_minutes
     digits = len(f"{total:,}") if total else 1
     parts = [f"step {step:>{digits},}" + (f"/{total:,} {step / total:4.0%}" if total else "")]

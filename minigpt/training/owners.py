@@ -1,6 +1,6 @@
-"""Work on whole matrices whose rows lie with several processes: each matrix is gathered by one of them, its owner.
+"""Work on whole matrices whose rows are spread over processes: one process, its owner, gathers each matrix.
 
-So a matrix is worked on once and not by every process, and what each has to do is about the same. Rows travel to the
+So a matrix is worked on once and not by every process, and every process has about the same work. Rows travel to the
 owners in one exchange, and back in another.
 """
 
@@ -17,7 +17,7 @@ Shape = tuple[int, int]
 
 
 def share_out(costs: Sequence[float], owners: int) -> list[int]:
-    """Return an owner for each piece of work: the dearest first, each to whoever has the least to do."""
+    """Return an owner for each piece of work: the most expensive first, each to the owner with the least to do."""
     load, chosen = [0.0] * owners, [0] * len(costs)
     for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
         chosen[index] = load.index(min(load))
@@ -36,7 +36,7 @@ def by_owners(
     Args:
         parts: this process's rows of each matrix, of one dtype.
         shapes: of the whole matrices.
-        work: (indices, those matrices, whole) -> as many matrices of the same shapes.
+        work: (indices, the whole matrices of these indices) -> as many matrices of the same shapes.
         group: the processes that hold the matrices together.
 
     Returns:
@@ -65,11 +65,11 @@ def by_owners(
 def exchange(
     sent: list[list[Tensor]], shapes: list[list[Shape]], group: dist.ProcessGroup, *, like: Tensor
 ) -> list[list[Tensor]]:
-    """Send each process its tensors, and return what came from each, in one collective.
+    """Send each process its tensors, and return those received from each, in one collective.
 
     Args:
-        sent: by process that is to receive them; of one dtype.
-        shapes: by process that sends them, of what will come.
+        sent: tensors of one dtype, by the process that receives them.
+        shapes: of the tensors that will arrive, by the process that sends them.
         group: the processes.
         like: of their dtype and device.
     """

@@ -55,7 +55,7 @@ from minigpt.training.step import LanguageModel, StepEnd
 
 @dataclass(frozen=True)
 class Job:
-    """What a training is made of; the same after each return to an earlier checkpoint."""
+    """What a training needs; it stays the same when the run goes back to an earlier checkpoint."""
 
     config: TrainConfig
     hardware: Hardware
@@ -105,7 +105,7 @@ def train(config: TrainConfig, callbacks: Sequence[L.Callback] = ()) -> int:
 
 @contextlib.contextmanager
 def queued_again(signals: Signals, processes: Processes) -> Iterator[None]:
-    """Have SLURM run the job again where a signal ends it before its first step, a library's long call included."""
+    """Have SLURM run the job again if a signal ends it before its first step, even during a library's long call."""
 
     asking, asked = threading.Lock(), list[bool]()
 
@@ -139,7 +139,7 @@ def queued_again(signals: Signals, processes: Processes) -> Iterator[None]:
 def train_together(
     path: Path, config: TrainConfig, hardware: Hardware, processes: Processes, callbacks: Sequence[L.Callback]
 ) -> int:
-    """What each process of a run does. Rank 0 writes and prints; where others read what it writes, they wait for it."""
+    """Run one process of a training. Rank 0 writes and prints; the others wait before they read what it writes."""
     processes.require_equal_on_all_ranks("a config", flatten(to_dict(config)))
     hardware = like_everywhere(hardware, processes)
     with processes.rank_zero_first():
@@ -154,7 +154,7 @@ def train_together(
 
 
 def like_everywhere(hardware: Hardware, processes: Processes) -> Hardware:
-    """Return the hardware with the least memory that a rank has: what it decides must be equal on all.
+    """Return the hardware with the least memory that any rank has: choices that follow from it are equal on all.
 
     Raises:
         UserFault: ranks have different processors or GPUs.
@@ -171,7 +171,7 @@ def begin_or_continue(job: Job, changes: Sequence[Change]) -> int:
         sweep_unfinished(run.checkpoints)
     began_with = [copied(callback.state_dict()) for callback in job.callbacks]
     while True:
-        found = latest_usable(run.checkpoints) if run.writes else None  # the others take its word for every byte
+        found = latest_usable(run.checkpoints) if run.writes else None  # rank 0 compares every byte for all ranks
         name = job.processes.gather(found.name if found else "")[0].strip()
         checkpoint = run.checkpoints / name if name else None
         manifest = read_manifest(checkpoint)["sha256"] if checkpoint else None
@@ -188,13 +188,13 @@ def begin_or_continue(job: Job, changes: Sequence[Change]) -> int:
         except RollBack as request:
             roll_back(job, request)
             for callback, own in zip(job.callbacks, began_with, strict=True):
-                if own:  # the checkpoint that is gone back to may hold none
+                if own:  # the earlier checkpoint may hold no state of the callback
                     callback.load_state_dict(copy.deepcopy(own))
             changes = ()
 
 
 def copied(state: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a callback's state; {} where it can't be copied, as one that can't be saved."""
+    """Return a copy of a callback's state; {} if it can't be copied, as such a state can't be saved either."""
     try:
         return copy.deepcopy(state)
     except Exception:  # of a user's own classes
@@ -279,13 +279,13 @@ def train_from(job: Job, checkpoint: Path | None, state: run_state.RunState, cha
 
 
 def tell_damaged_rows(run: RunDirectory, sentence: str) -> None:
-    """Say and note that a file of rows was damaged."""
+    """Print and write to events.jsonl that a file of rows was damaged."""
     run.event("rows_damaged", reason=sentence)
     print(f"WARNING: {sentence}")
 
 
 def tell_changed_settings(run: RunDirectory, changes: Sequence[Change]) -> None:
-    """Say and note which settings a run continues with other than it had."""
+    """Print and write to events.jsonl which settings have changed since the run was trained last."""
     for change in changes:
         run.event("changed", setting=change.key, was=change.was, now=change.now)
         if not change.key.startswith(("logger.", "run.", "experiment", "data.")):
@@ -341,7 +341,7 @@ def roll_back(job: Job, request: RollBack) -> None:
 def rank_zeros(job: Job, read: Callable[[], Any]) -> Any:
     """Return on all ranks what rank 0 reads in the run directory, as JSON.
 
-    Another host may be shown for half a minute that a file is not there which rank 0 has written (NFS).
+    Over NFS, another host may not see a file for half a minute after rank 0 has written it.
     """
     return json.loads(job.processes.gather(json.dumps(read() if job.run.writes else None))[0])
 

@@ -1,4 +1,4 @@
-"""Where a run stands: how far it is and when it ends; read from its checkpoint, and refused where it no longer fits."""
+"""Where a run stands: how far it is and when it ends. A checkpoint, settings or data that don't fit it are refused."""
 
 import contextlib
 import math
@@ -51,20 +51,20 @@ class RunState:
 
 
 def out_of_patience(state: RunState, config: TrainConfig) -> bool:
-    """Whether `trainer.patience` validations have passed since the best one."""
+    """Return whether `trainer.patience` validations have passed since the best one."""
     allowed = config.trainer.patience * config.validate.every_steps
     return allowed > 0 and state.step - state.best_step >= allowed
 
 
 def steps_of(config: TrainConfig) -> int | None:
-    """Optimizer steps of a run; None when only time limits it. A step is never cut, so max_tokens rounds up."""
+    """Return a run's optimizer steps; None when only time limits it. A step is never cut, so max_tokens rounds up."""
     if config.trainer.max_tokens is not None:
         return math.ceil(config.trainer.max_tokens / config.batch_tokens)
     return config.trainer.max_steps
 
 
 def reached_limit(state: RunState, config: TrainConfig) -> str | None:
-    """The limit that a run standing at `state` has reached, or None if it goes on."""
+    """Return the limit that a run in this state has reached, or None if it goes on."""
     total_steps, minutes = steps_of(config), config.trainer.max_minutes
     if total_steps is not None and state.step >= total_steps:
         return "max_tokens" if config.trainer.max_tokens is not None else "max_steps"
@@ -104,11 +104,11 @@ class Clock:
 
 
 def refuse_changed_run(path: Path, config: TrainConfig) -> list[Change]:
-    """Return how the settings differ from those of the run in `path`; which may is said by their roles.
+    """Return how the settings differ from those of the run in `path`; their roles say which settings may.
 
     Raises:
-        UserFault: some may not, for a run continues with the config that it was begun with; or the files there are
-            none of a run.
+        UserFault: a setting differs that may not, since a run continues with the config that it was begun with; or
+            the folder holds files that are not a run's.
     """
     run = RunDirectory(path, writes=False)
     saved = run.saved_config()
@@ -134,7 +134,7 @@ def tell_removed_settings(run: RunDirectory) -> None:
 
 
 def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
-    """Name what the tokens are too few or of another alphabet for, before anything is written."""
+    """Refuse data with too few tokens, or a prompt that its tokenizer can't encode, before anything is written."""
     end = document_end(config.data, prepared.tokenizer)
     if isinstance(prepared.train, RemoteSplit):
         check_length("train", len(prepared.train), config.model.block_size)
@@ -158,13 +158,13 @@ def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
 
 
 def prepare_tokens(config: TrainConfig, path: Path) -> Prepared:
-    """The tokens of the run in `path`, split as they were when it began.
+    """Return the tokens of the run in `path`, split as they were when it began.
 
-    Weights to start from know their own tokens: a learned tokenizer of theirs is used on any text, and so is one with
-    control tokens. A run that continues has it in its checkpoints, and doesn't need them any more.
+    The weights of `init.from` know the tokens of their own tokenizer: if it is a learned one, or has control tokens, it
+    is used on any text. A run that continues has it in its checkpoints, and doesn't need `init.from` any more.
 
     Raises:
-        UserFault: the text has characters that their alphabet lacks, and whatever `prepare` raises.
+        UserFault: the text has characters that this tokenizer lacks, and whatever `prepare` raises.
     """
     saved = RunDirectory(path, writes=False).read_json("data.json")
     rule = None if saved is None else saved.get("split", "tail")
@@ -184,10 +184,10 @@ def prepare_tokens(config: TrainConfig, path: Path) -> Prepared:
 
 
 def check_fingerprint(run: RunDirectory, prepared: Prepared) -> dict[str, Any]:
-    """Return what identifies the tokens: a run continues on the very ones it began with.
+    """Return the facts that identify the tokens: a run continues on the very tokens it began with.
 
     Raises:
-        UserFault: it began with others.
+        UserFault: the run began with other tokens.
     """
     saved = run.read_json("data.json")
     facts = prepared.facts
@@ -200,7 +200,7 @@ def check_fingerprint(run: RunDirectory, prepared: Prepared) -> dict[str, Any]:
 
 
 def read_run_state(checkpoint: Path | None) -> RunState:
-    """Where a checkpoint stands."""
+    """Return the state that a checkpoint holds; without a checkpoint, that of a new run."""
     if checkpoint is None:
         return RunState()
     state = load.read_state(checkpoint)
@@ -215,7 +215,7 @@ def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, toke
     """Load the weights of the run's checkpoint, or of `init.from` for a new run.
 
     Returns:
-        The optimizer's state to continue with; None where there is none, or where it is to be read in parts.
+        The optimizer's state to continue with; None if there is none, or if it is to be read in parts.
     """
     if checkpoint is not None:
         if is_sharded(gpt) or load.in_parts(checkpoint):  # rank 0 has compared every byte just now
@@ -247,7 +247,7 @@ def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, toke
             if is_sharded(gpt):
                 raise UserFault(f"sharded weights can't take the {new}. Use trainer=ddp, or train a step on one device")
             if config.adapter.name != "none":
-                print(f"Note: an adapter leaves the embeddings of {new} as they begin. Whole weights learn them")
+                print(f"Note: an adapter leaves the embeddings of {new} untrained. Training all weights learns them")
         load.load_weights(gpt, load.fit_rows(weights, gpt, known), str(origin))
         if not foreign.is_foreign(origin):
             load.merge_own_adapter(gpt, origin)
@@ -284,10 +284,10 @@ def _tokenizer_of(origin: Path, source: str) -> Tokenizer | foreign.NoTokenizer:
 
 
 def refuse_larger_vocabulary(source: str, vocab_size: int, tokenizer: Tokenizer) -> None:
-    """Refuse weights without a tokenizer, of which only their number of tokens is known, where this data has more.
+    """Refuse weights without a tokenizer if this data has more tokens than they know; only the number is known.
 
     Raises:
-        UserFault: it has.
+        UserFault: the data has more.
     """
     if tokenizer.vocab_size > vocab_size:
         raise UserFault(

@@ -47,14 +47,14 @@ class Saving:
         fixed: files that are the same in each checkpoint.
         keep: which checkpoints stay.
         row_files: must be on the disk before a checkpoint is.
-        say: for the eyes of the user.
-        note: for events.jsonl: (kind, **facts).
+        say: prints a line for the user.
+        note: writes a row of events.jsonl: (kind, **facts).
     """
 
-    agreed: Writers = ALONE  # what they do between two steps, in the main thread
-    writers: Writers = ALONE  # and what they do meanwhile, each in its thread
+    agreed: Writers = ALONE  # for what the ranks do between two steps, in the main thread
+    writers: Writers = ALONE  # for what they do during steps, each in its own thread
     layout: Layout | None = None  # of sharded weights
-    labels: Mapping[str, Mapping[str, str]] = {}  # what the headers of files of tensors say beside these, by file name
+    labels: Mapping[str, Mapping[str, str]] = {}  # metadata in the headers of files of tensors, by file name
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Saving:
         self.until_durable: list[float] = []  # seconds, each save that succeeded
 
     def share(self, layout: Layout, processes: Processes) -> None:
-        """Have all ranks write, each its part."""
+        """Let all ranks write, each its part of sharded weights."""
         self.layout = layout
         self.agreed = Writers(processes.rank, processes.gather)
         self.writers = Writers(processes.rank, processes.beside("saves").gather)
@@ -111,16 +111,16 @@ class Saving:
         )
 
     def retry_is_due(self) -> bool:
-        """Whether a failed save is to be tried again now."""
+        """Return whether a failed save is to be tried again now."""
         return self.retry_at is not None and time.monotonic() >= self.retry_at
 
     def has_to(self, *, due: bool, last: bool, told: StopRequest | None = None) -> bool:
-        """Whether to save at this step; a failed save waits for its next try, however often saves are due.
+        """Return whether to save at this step; a failed save waits for its next try, however often saves are due.
 
         Args:
-            due: whether it is the time for one.
+            due: whether it is time for a save.
             last: whether training ends here.
-            told: what all ranks know of the last save, where all write; their clocks differ.
+            told: where all ranks write, what they have agreed on about the last save: their clocks differ.
         """
         if self.writing is not None and self.writing.done():
             self.collect()
@@ -130,7 +130,7 @@ class Saving:
         return last or again or (due and not failed)
 
     def save(self, step: int, tensors: Tensors, files: Files, facts: Mapping[str, Any], *, last: bool) -> None:
-        """Copy a run's state and have it written; of its last step, wait until it is durable.
+        """Copy a run's state and have it written; at the last step, wait until it is durable.
 
         Args:
             step: optimizer steps done.
@@ -140,8 +140,8 @@ class Saving:
             last: whether training ends here.
 
         Raises:
-            StorageFailure: it is the last, or failed too often, or the run directory is gone.
-            NonFiniteTraining: it is the last, and a weight or an average is not finite.
+            StorageFailure: the last save failed, or a save has failed too often, or the run directory is gone.
+            NonFiniteTraining: it is the last save, and a weight or an average is not finite.
         """
         began = time.perf_counter()
         self.collect()
@@ -173,7 +173,7 @@ class Saving:
 
     def begin_write(self, step: int, tensors: Tensors, files: Files, facts: Mapping[str, Any], began: float) -> None:
         """Copy what a checkpoint holds and hand it to the thread."""
-        if self.layout is not None:  # of several copies the first is written, and what is whole once
+        if self.layout is not None:  # of several copies only the first is written, and scalars by its first part
             scalars = self.layout.part == 0
             tensors = {
                 part_name(name, self.layout.part, self.layout.parts): {
@@ -199,7 +199,7 @@ class Saving:
         return seconds
 
     def collect(self, *, forgive: bool = True) -> None:
-        """Wait for the checkpoint that is being written, if one is, and take note of how it went."""
+        """Wait for the checkpoint that is being written, if one is, and note whether it succeeded."""
         writing, self.writing = self.writing, None
         if writing is None:
             return
@@ -234,10 +234,10 @@ class Saving:
         )
 
     def close(self, *, note: bool) -> None:
-        """Finish what is being written, which becomes whole.
+        """Wait until the checkpoint that is being written is whole.
 
         Args:
-            note: whether to write down how long saves took.
+            note: whether to write to events.jsonl how long saves took.
         """
         if self.thread is not None:
             self.thread.shutdown()
@@ -251,7 +251,7 @@ class Saving:
 
 
 def first_broken(tensors: Tensors) -> str | None:
-    """Say which weight, or else which average of the optimizer, is not finite; None if all are."""
+    """Return which weight, or else which average of the optimizer, is not finite; None if all are finite."""
     kinds = {pack.MODEL: "weight", ADAPTER: "weight", pack.OPTIMIZER: "the optimizer's average"}
     for file, kind in kinds.items():
         name = pack.first_non_finite(tensors.get(file, {}))
@@ -270,7 +270,7 @@ def pack_states(callbacks: Sequence[L.Callback]) -> tuple[Files, list[str]]:
         try:
             state = _plain(callback.state_dict(), key, own)
             if len(pack.to_json({**states, key: state})) > most:
-                raise TypeError(f"with those before it more than the {most:,} bytes of JSON that are read again")
+                raise TypeError(f"with the states before it more than the {most:,} bytes of JSON that are allowed")
         except (TypeError, ValueError, RecursionError) as reason:
             problems.append(f"the state of the callback {type(callback).__name__} can't be saved ({reason})")
             continue

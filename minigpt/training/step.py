@@ -2,7 +2,7 @@
 
 Lightning's Trainer calls the methods of LanguageModel in the order in which they stand here. In between it moves each
 micro-batch to the device, divides its loss by their number and calls backward(); under DDP the gradients are averaged
-in the backward pass of a step's last micro-batch (no_sync in those before). The update done, StepEnd has its turn.
+in the backward pass of a step's last micro-batch (no_sync in those before). After the update, StepEnd is called.
 """
 
 import math
@@ -45,8 +45,8 @@ class LanguageModel(L.LightningModule):
         gpt: the model.
         config: the run's config.
         choices: device, precision and layout.
-        optimizer: over the model's parameters, with its state where the run stands.
-        state: where the run stands; it moves on with each step.
+        optimizer: over the model's parameters, with its state at the run's current step.
+        state: where the run stands; each step changes it.
     """
 
     step_end: "StepEnd"  # set before the training begins
@@ -63,16 +63,17 @@ class LanguageModel(L.LightningModule):
         self.layout: Layout | None = None  # of the weights, where they are sharded
         self.total_steps = steps_of(config)  # None when only max_minutes limits the run
         self.clock = Clock(state.seconds)
-        self.compiled_loss: Callable[..., Tensor] | None = None  # of the run's batches, with weights or without
+        self.compiled_loss: Callable[..., Tensor] | None = None  # of batches with weights, or of batches without
         self.answer: Answerer | None = None  # makes a batch of questions, where a reward is learned
         self.first_micro_batch = state.step * choices.accumulate
         self.micro_losses: list[Tensor] = []  # of the current step
         self.micro_weights: list[Tensor] = []
         self.micro_rewards: list[Tensor] = []
-        # Whether the host reads a step's numbers only when the next step's work is queued. It must judge spikes before.
+        # Whether the host reads a step's numbers only when the next step's work is queued: not where it judges spikes,
+        # which it must do before the update.
         self.late = choices.device == "cuda" and not config.guard.spike_zscore
         self.unread: list[Measurement] = []  # of steps made, oldest first
-        self.callback_asked = False  # on this rank, for a stop
+        self.callback_asked = False  # whether a callback of this rank has asked for a stop
         self._seconds = state.seconds
         self.scaler = torch.amp.GradScaler(choices.device, enabled=choices.precision == "fp16")
         if state.loss_scale:
@@ -80,7 +81,7 @@ class LanguageModel(L.LightningModule):
             self.scaler.load_state_dict(self.scaler.state_dict() | saved)
 
     def configure_model(self) -> None:
-        """Leave the weights as they are, whole or sharded (machine/sharding.py). Lightning wants to hear it."""
+        """Leave the weights as they are, whole or sharded (machine/sharding.py). Lightning requires this method."""
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimizer
@@ -95,7 +96,7 @@ class LanguageModel(L.LightningModule):
         if self.layout is not None:
             last = (batch_idx + 1) % self.choices.accumulate == 0
             begin_micro_batch(self.gpt, last=last, reshard=reshards(self.config.trainer, self.choices))
-        if not isinstance(batch, Batch):  # answered here: Lightning asks for a batch before the step before is made
+        if not isinstance(batch, Batch):  # answered here: Lightning fetches a batch before the previous step is made
             assert self.answer is not None
             batch, reward = self.answer(self.gpt, batch)
             self.micro_rewards.append(reward)
@@ -130,7 +131,7 @@ class LanguageModel(L.LightningModule):
             group["lr"] = group["initial_lr"] * self.lr_factor()
 
     def lr_factor(self) -> float:
-        """The schedule's factor for the step that is being made."""
+        """Return the schedule's factor for the step that is being made."""
         step = self.state.step + len(self.unread)
         minutes = self.config.trainer.max_minutes
         by_steps = step / self.total_steps if self.total_steps else 0.0
@@ -140,8 +141,8 @@ class LanguageModel(L.LightningModule):
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
         """Measure the step over all ranks; then clip its gradients, or drop them if the guard finds them bad.
 
-        Lightning's own clipping refuses fused AdamW with autocast. On a GPU all this is decided there; anywhere else
-        the host knows the norm, and a gradient that is short enough is not touched at all.
+        Lightning's own clipping refuses fused AdamW with autocast. On a GPU all this is decided on the device;
+        elsewhere the host knows the norm, and a gradient that is short enough is not touched at all.
         """
         if self.scaler.is_enabled():
             self.scaler.unscale_(optimizer)
@@ -163,8 +164,8 @@ class LanguageModel(L.LightningModule):
     def measure(self, grad_norm: Tensor) -> Tensor:
         """Return the step's loss, gradient norm, mean weight and mean reward, over micro-batches and ranks.
 
-        With several ranks the time used and the requests to stop travel in the same all-reduce; with sharded weights
-        the square of the norm of each rank's part.
+        With several ranks the time used and the requests to stop travel in the same all-reduce; with sharded weights,
+        so does the squared norm of each rank's part.
         """
         loss = torch.stack(self.micro_losses).mean()
         weights = self.micro_weights + [torch.ones_like(loss)] * (len(self.micro_losses) - len(self.micro_weights))
@@ -191,7 +192,7 @@ class LanguageModel(L.LightningModule):
         return numbers
 
     def result_of(self, measurement: Measurement) -> StepResult:
-        """Return what a step came to, as the host sees it."""
+        """Return a step's result, as the host reads it."""
         loss, grad_norm, weight, loss_scale, reward, *told = measurement.values
         if told:
             self._seconds, *asked = told
@@ -199,7 +200,7 @@ class LanguageModel(L.LightningModule):
         else:
             self._seconds, request = self.clock.seconds, self.request
         overflow = loss_scale > 1 and math.isfinite(loss) and not math.isfinite(grad_norm)
-        # Where no token of a batch is learned, the mean is 0 / 0: a step without an update, and nothing is wrong.
+        # If no token of a batch is learned, the mean is 0 / 0: the step makes no update, and it is no fault.
         fault = (
             None if overflow or not weight else fault_of(loss, grad_norm, self.state.recent_losses, self.config.guard)
         )
@@ -218,14 +219,14 @@ class LanguageModel(L.LightningModule):
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         """Make the update, then all that comes at the end of a step.
 
-        The call to Lightning makes the last micro-batch's training_step and backward(), the two methods above, and
-        the update.
+        The call to Lightning makes the last micro-batch's training_step and backward(), on_before_optimizer_step,
+        configure_gradient_clipping, and the update.
         """
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         self.end_steps(at_once=not self.late)
 
     def end_steps(self, *, at_once: bool) -> None:
-        """End the steps that were made; a `late` one, which has no more to do than its row, after the next one."""
+        """End the steps that were made; if `late`, a step with no more to do than its row ends after the next one."""
         while self.unread:
             newest = len(self.unread) == 1
             if newest and not at_once and not self.step_end.has_more_to_do(self, self.state.step + 1):
@@ -238,12 +239,12 @@ class LanguageModel(L.LightningModule):
         self.defer_callbacks_stop()
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """Save, if the step asks for it. Lightning calls this after the callbacks: their state is that of the step."""
+        """Save, if a save is due. Lightning calls this after the callbacks, so their state is that of the step."""
         self.step_end.save(self)
         self.defer_callbacks_stop()
 
     def defer_callbacks_stop(self) -> None:
-        """Keep a stop that a callback of this rank asks for until the next step's all-reduce: all ranks stop, or none.
+        """Defer a stop that a callback of this rank asks for to the next step's all-reduce, so that all ranks stop.
 
         Lightning calls this after the callbacks and before it looks at should_stop.
         """
@@ -255,7 +256,7 @@ class LanguageModel(L.LightningModule):
         """Refuse a second epoch: the batches have no end, and Lightning would give them from the first one again.
 
         Raises:
-            UserFault: it comes.
+            UserFault: a second epoch begins.
         """
         if self.trainer.current_epoch:
             raise UserFault(
@@ -265,7 +266,7 @@ class LanguageModel(L.LightningModule):
             )
 
     def on_train_end(self) -> None:
-        self.end_steps(at_once=True)  # those that are left when a callback ends the training
+        self.end_steps(at_once=True)  # steps may be left when a callback ends the training
         self.step_end.save(self)
         self.step_end.end(self)
 
@@ -277,7 +278,7 @@ class StepEnd:
         module: the model in training.
         run: its directory; only rank 0 writes there.
         prepared: its tokens.
-        signals: what this process was sent.
+        signals: that this process has received.
         peak: FLOP/s of all devices together; None when unknown.
     """
 
@@ -288,7 +289,7 @@ class StepEnd:
         self.run = run
         self.outputs = Outputs(module, run, prepared)
         self.requests = StopRequests(signals, run.path / "STOP" if run.writes else None, config.trainer.max_minutes)
-        peak = peak if config.adapter.name == "none" else None  # what a frozen model saves isn't counted
+        peak = peak if config.adapter.name == "none" else None  # FLOPs that frozen weights save aren't counted
         flops = flops_per_token(config.model, prepared.tokenizer.vocab_size) if peak else 0.0
         self.meter = Meter(config.batch_tokens, flops, peak)
         self.stop_reason: str | None = None  # signal | max_minutes | patience | callback
@@ -305,15 +306,15 @@ class StepEnd:
         module.clock.start()
 
     def end(self, module: LanguageModel) -> None:
-        """Save what a callback's stop after the last step has left unsaved."""
+        """Save if a callback asked for the stop after the last step was saved."""
         if self.stop_reason is None and not self.is_last(module):
             self.stop_reason = "callback"
             self.outputs.save(module, {}, due=True, last=True)
 
     def has_more_to_do(self, module: LanguageModel, step: int) -> bool:
-        """Whether a step needs the weights as it leaves them: for a validation, a sample, a save or a stop.
+        """Return whether a step needs the weights as it leaves them: for a validation, a sample, a save or a stop.
 
-        All ranks say the same; a stop that another rank has asked for is known here one step later than there.
+        All ranks return the same; a stop that another rank has asked for is known here one step later than there.
         """
         config = module.config
         wanted = self.asked_to_stop
@@ -373,7 +374,7 @@ class StepEnd:
         self.outputs.save(module, row, due=due, last=last, told=self.told)
 
     def judge(self, state: RunState, result: StepResult, rules: GuardConfig) -> None:
-        """Count bad steps in a row, and say that one was skipped.
+        """Count bad steps in a row, and print that one was skipped.
 
         Raises:
             RollBack: there are too many.
@@ -407,12 +408,12 @@ class StepEnd:
             self.requeue = request.requeue
 
     def is_last(self, module: LanguageModel) -> bool:
-        """Whether the run is complete: all steps made, or ended for good by a limit or patience."""
+        """Return whether the run is complete: all steps made, or ended for good by a limit or patience."""
         return module.state.step == module.total_steps or self.stop_reason in ("max_minutes", "patience")
 
 
 def is_due(step: int, *every_steps: int) -> bool:
-    """Whether something that comes every so many steps comes now; 0 = never."""
+    """Return whether something that is done every `every_steps` steps is due at `step`; 0 = never."""
     return any(every > 0 and step % every == 0 for every in every_steps)
 
 
