@@ -1,1 +1,1 @@
-"""Conversations: their roles as tokens, whole ones packed into windows, and generated ones."""
+"""Conversations: roles as tokens, whole conversations packed into windows, and generated conversations."""

@@ -1,7 +1,7 @@
-"""Conversations in windows: whole ones side by side, each once an epoch, and what of them is learned.
+"""Conversations in windows: whole ones side by side, each once an epoch, and which of their tokens are learned.
 
-A window begins with a conversation and holds as many whole ones as fit. What the next one would begin in it has no
-weight: it is learned in its own window. A conversation longer than a window is learned as far as the window reaches.
+A window begins with a conversation and holds as many whole ones as fit. The rest of it, where the next one begins, has
+no weight: that one is learned in its own window. A conversation longer than a window is learned up to the window's end.
 """
 
 import itertools
@@ -30,10 +30,10 @@ class ConversationSplit:
 
     Args:
         split: their tokens, <|endoftext|> between two conversations.
-        tokenizer: that has the roles.
+        tokenizer: one with the control tokens of the roles.
 
     Attributes:
-        name, bytes, fingerprint: as of a `TokenSplit`; the bytes are those of the texts and one a control token.
+        name, bytes, fingerprint: as of a `TokenSplit`; bytes counts the texts' bytes, and one for each control token.
         answers: (n,) bool: the tokens that the assistant wrote.
     """
 
@@ -44,7 +44,7 @@ class ConversationSplit:
         self._tokens = split.tokens(0, len(split))
         self.answers = learned(self._tokens, tokenizer)
         ends = np.flatnonzero(self._tokens == self.eot) + 1
-        self._begins = np.concatenate([[0], ends, [len(self._tokens) + 1]])  # the last is that of one that would follow
+        self._begins = np.concatenate([[0], ends, [len(self._tokens) + 1]])  # the last: where one more would begin
         self.packs = lru_cache(maxsize=4)(self._packs)
         if not self.answers.any():
             raise UserFault(f"the {self.name} split holds no answer to learn. Use more conversations")
@@ -53,11 +53,11 @@ class ConversationSplit:
         return len(self._tokens)
 
     def _packs(self, block_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where the windows begin, (W,), and where what each of them learns ends, (W,)."""
+        """Return where the windows begin, (W,), and where the learned part of each ends, (W,)."""
         starts, ends, begins, number = [], [], self._begins, 0
         while number < len(begins) - 1:
             start = begins[number]
-            # Behind the last <|end|> stands an <|endoftext|>, which need not fit.
+            # The last <|end|> is followed by an <|endoftext|>, which need not fit.
             number = max(number + 1, int(np.searchsorted(begins, start + block_size + 2, side="right")) - 1)
             starts.append(start)
             ends.append(min(begins[number] - 1, start + block_size + 1))
@@ -71,7 +71,7 @@ class ConversationSplit:
         return starts[order]
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-        """As `TokenSplit.windows`; behind the end of the split stands <|endoftext|>."""
+        """As `TokenSplit.windows`; positions after the end of the split are <|endoftext|>."""
         places = starts[:, None] + np.arange(length)
         inside = self._tokens[np.minimum(places, len(self) - 1)]
         return np.where(places < len(self), inside, self.eot).astype(np.int64)
@@ -113,7 +113,7 @@ class ConversationSplit:
         """Refuse a context in which no token is learned.
 
         Raises:
-            UserFault: every answer begins behind its window.
+            UserFault: every answer begins after the end of its window.
         """
         if not len(self.learned_tokens(block_size)):
             places = np.flatnonzero(self.answers)

@@ -1,12 +1,12 @@
-"""Conversations as tokens. Who speaks is said by control tokens, and no text can hold one.
+"""Conversations as tokens. Control tokens say who speaks, and no text can hold one.
 
     <|system|>Be brief.<|user|>Hello<|assistant|>Hi!<|end|>
 
 A turn begins with the token of its role and goes on to the next control token; the assistant writes <|end|> itself when
-it is done. What is learned follows from the tokens alone: all that stands behind <|assistant|>, up to and with <|end|>.
+it is done. What is learned follows from the tokens alone: all tokens after <|assistant|>, up to and including <|end|>.
 
-While a conversation is on its way to the tokenizer it is bytes: its texts in UTF-8, and for each control token one byte
-that no UTF-8 holds.
+Until it reaches the tokenizer a conversation is bytes: its texts in UTF-8, and for each control token one byte that
+never occurs in UTF-8.
 """
 
 import re
@@ -28,27 +28,27 @@ _NAMES = {mark: name for name, mark in MARKS.items()}
 
 
 def with_roles(tokenizer: "Tokenizer") -> "Tokenizer":
-    """Return a tokenizer that has the control tokens: those that it lacks are added behind its own."""
+    """Return a tokenizer that has the control tokens: those that it lacks are added after all its tokens."""
     missing = [name for name in CONTROL if name not in tokenizer.special]
     return tokenizer.extended(missing) if missing else tokenizer
 
 
 def has_roles(tokenizer: "Tokenizer") -> bool:
-    """Whether a tokenizer has the control tokens of conversations."""
+    """Return whether a tokenizer has the control tokens of conversations."""
     return tokenizer.special.keys() >= {*CONTROL}
 
 
 def ends_of(tokenizer: "Tokenizer") -> frozenset[int]:
-    """Return the tokens that end an answer: end-of-text and, where there are roles, all of theirs.
+    """Return the tokens that end an answer: end-of-text and, if the tokenizer has roles, all of their tokens.
 
-    What stands behind another role's token is not the assistant's.
+    The text after another role's token is not the assistant's.
     """
     ends = set() if tokenizer.eot is None else {tokenizer.eot}
     return frozenset(ends | {tokenizer.special[name] for name in CONTROL if has_roles(tokenizer)})
 
 
 def is_text_part(part: Any) -> bool:
-    """Whether a part of a message's content, in OpenAI's form, is text and has one."""
+    """Return whether a part of a message's content, in OpenAI's form, is a text."""
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
@@ -57,7 +57,7 @@ def marked(messages: Sequence[Mapping[str, str]], errors: str = "strict") -> byt
 
     Args:
         messages: role (one of ROLES) and content of each.
-        errors: `replace` makes a lone surrogate, which has no UTF-8, a question mark.
+        errors: `replace` turns a lone surrogate, which has no UTF-8, into a question mark.
 
     Raises:
         UnicodeError: a lone surrogate in a content, and errors=strict.
@@ -70,7 +70,7 @@ def marked(messages: Sequence[Mapping[str, str]], errors: str = "strict") -> byt
 
 
 def encode_marked(tokenizer: "Tokenizer", content: bytes) -> Iterator[NDArray[Any]]:
-    """Yield the tokens of what `marked` returned, or of a part of it, by a tokenizer that has the roles."""
+    """Yield the tokens of bytes that `marked` returned, or of a part of them; the tokenizer must have the roles."""
     for number, part in enumerate(_MARK.split(content)):
         if number % 2:
             yield np.array([tokenizer.special[_NAMES[part]]], tokenizer.dtype)
@@ -79,7 +79,7 @@ def encode_marked(tokenizer: "Tokenizer", content: bytes) -> Iterator[NDArray[An
 
 
 def encode_turn(tokenizer: "Tokenizer", messages: Sequence[Mapping[str, str]]) -> list[int]:
-    """Return the tokens of messages, and <|assistant|>: the beginning of the next answer.
+    """Return the tokens of messages, followed by <|assistant|>, with which the next answer begins.
 
     Raises:
         UserFault: a lone surrogate in a content.

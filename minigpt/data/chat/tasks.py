@@ -1,8 +1,8 @@
-"""data=tasks: generated conversations about small tasks, the answers of which can be checked.
+"""data=tasks: generated conversations about small tasks whose answers can be checked.
 
     spell planet            p l a n e t
     reverse planet          tenalp
-    how many e in letter    l0 e1 t1 t1 e2 r2 = 2              the count so far behind each letter
+    how many e in letter    l0 e1 t1 t1 e2 r2 = 2              the count so far after each letter
     78 + 345                8+5+0=13 7+4+1=12 0+3+1=04 = 423   column by column from the right: digits and the carry
     sort 52 17 90 33        17 33 52 90
     repeat planet moon      planet moon
@@ -11,8 +11,8 @@
 Words are made up from syllables, so there is no end of them. Each word, each pair of numbers and each set of numbers
 belongs to one part, train, val or test, by its hash: nothing that a question of one part asks about is in another.
 
-sort7 and reverse9 are two of these tasks made harder: lists of 7 numbers and words of 9 letters, which no conversation
-holds. A model that has learned the others can learn them from a reward (objective=grpo).
+sort7 and reverse9 are harder forms of two tasks: lists of 7 numbers and words of 9 letters, which occur in no
+conversation. A model that has learned the tasks above can learn them from a reward (objective=grpo).
 """
 
 import hashlib
@@ -41,7 +41,7 @@ _TALK = {
     "say thanks to {}": "thank you, {}!",
     "goodbye, {} is waiting": "goodbye, and greet {}",
 }
-_ALWAYS = {  # asked in training alone: there is nothing in them to leave out of it
+_ALWAYS = {  # asked in training only: they hold no word that another part could ask about
     "hi": "hello! what can i do for you?",
     "hello": "hello! what can i do for you?",
     "who are you": "i am a small model. i spell, reverse, count, add, sort and repeat",
@@ -56,12 +56,12 @@ Exchange = tuple[str, str]  # a question and its answer
 
 
 def part_of(key: str) -> str:
-    """Return the part that what is asked about belongs to."""
+    """Return the part, train, val or test, to which a word or numbers belong."""
     return PARTS[int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) % len(PARTS)]
 
 
 def pick(random: Random, choices: Any) -> Any:
-    """Return one of some choices; by `random()` alone, which is the same in every version of Python."""
+    """Return one of some choices, drawn with `random()` alone, which is the same in every version of Python."""
     return choices[int(random.random() * len(choices))]
 
 
@@ -146,7 +146,7 @@ HARDER: dict[str, Callable[[Random, str], Exchange]] = {
 
 
 def conversations(part: str) -> Iterator[dict[str, Any]]:
-    """Yield the conversations of a part: in training of one to three exchanges, else different questions by task."""
+    """Yield the conversations of a part: for training of one to three exchanges, else different questions by task."""
     random = Random(f"minigpt tasks {VERSION} {part}")
     if part == "train":
         for _ in range(SIZES[part]):

@@ -35,15 +35,15 @@ RULE = "the files with val in their names for validation"
 
 
 def tokenizer_of(corpus: Corpus, name: str, stated: Tokenizer | None) -> Tokenizer:
-    """Return the tokenizer of tokens: ours beside our own shards, GPT-2's of other uint16 shards, or what is stated.
+    """Return the tokenizer of tokens: ours beside our own shards, GPT-2's of other uint16 shards, or the stated one.
 
     Args:
         corpus: whose files are tokens.
         name: of the tokenizer that the command line names, or the default.
-        stated: it, if it is there without a text to learn it from.
+        stated: that tokenizer, if it needs no text to learn from; else None.
 
     Raises:
-        UserFault: it must be stated, or another is beside them.
+        UserFault: it must be stated, or the one beside the tokens is another.
     """
     for file in corpus.files:
         header, unsaid = token_header(file), stated is None or stated.name in ("byte", "gpt2")
@@ -82,7 +82,7 @@ def read_tokens(corpus: Corpus, tokenizer: Tokenizer, progress: Callable[[int], 
         progress: called with the number of bytes read since the last call.
 
     Raises:
-        UserFault: naming all files that are cut or not of this tokenizer; or a split is missing.
+        UserFault: files are cut or not of this tokenizer, all of which it names; or a split is missing.
     """
     tokens, border = token_files(corpus.files), len(corpus.files) - corpus.val_files
     if text := [file.label for file in corpus.files if file not in tokens]:
@@ -130,7 +130,7 @@ def read_tokens(corpus: Corpus, tokenizer: Tokenizer, progress: Callable[[int], 
 
 
 def link(folder: Path, found: Survey, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Make `folder` hold links to the tokens, and the sidecars; return these.
+    """Write links to the tokens, and the sidecars, into `folder`; return the sidecars.
 
     Raises:
         OSError: it can't be written.
@@ -146,7 +146,7 @@ def link(folder: Path, found: Survey, tokenizer: Tokenizer) -> list[dict[str, An
 
 
 def _open(file: File) -> tuple[NDArray[Any], dict[str, Any]]:
-    """The tokens of a file, and how they lie in it."""
+    """Return the tokens of a file, and their layout in it."""
     header, size = token_header(file), file.size
     if header:
         dtype = MAGICS[header[0]]

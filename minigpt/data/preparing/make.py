@@ -1,6 +1,6 @@
-"""Make prepared tokens: tokenizer, shards, sidecars and summary of one corpus, into one folder.
+"""Make prepared tokens: tokenizer, shards, sidecars and summary of one corpus, in one folder.
 
-What is not finished stands in UNITS: the tokenizer and the units of work (units.py). Who comes later goes on from it.
+Unfinished work is in UNITS: the tokenizer and the units of work (units.py). A process that comes later goes on from it.
 """
 
 import contextlib
@@ -32,10 +32,10 @@ from minigpt.splitmix import fold
 
 FORMAT = "minigpt-prepared"
 UNITS = "units"
-LEARN_BYTES = 1 << 27  # a BPE vocabulary is learned from so much of the training text: a minute or less
-BLOCK_BYTES = 1 << 14  # of a sample of it
-PROBE_BYTES = 1 << 18  # from which time and disk are told
-SMALL_BYTES = 1_000_000  # of which no time is told
+LEARN_BYTES = 1 << 27  # a BPE vocabulary is learned from at most so much of the training text: a minute or less
+BLOCK_BYTES = 1 << 14  # a sample of the training text is made of blocks of this size
+PROBE_BYTES = 1 << 18  # encoded first, to estimate time and disk
+SMALL_BYTES = 1_000_000  # for less text no time is estimated
 
 
 def stored_tokenizer(folder: Path) -> Tokenizer | None:
@@ -49,7 +49,7 @@ def stored_tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def learn(folder: Path, keys: dict[str, Any], found: Survey, *, given: Tokenizer | None, say: Say) -> Tokenizer:
-    """Learn a tokenizer from the training text, unless there is one, and store it for all who work on `folder`.
+    """Learn a tokenizer from the training text, unless one is given; store it for all processes that work on `folder`.
 
     Raises:
         UserFault: a split would be empty, or the vocabulary impossible.
@@ -72,7 +72,7 @@ def encode(
 ) -> Generator[str, None, None]:
     """Make the units of a text that are not there yet; yield the identities of all, in order, as `make_units` does.
 
-    A text that is tokens already has none.
+    A corpus of tokens has no units.
 
     Raises:
         UserFault: a split would be empty, or the source changed since it was surveyed.
@@ -98,14 +98,14 @@ def encode(
 def seal(
     folder: Path, keys: dict[str, Any], found: Survey, *, tokenizer: Tokenizer, identities: Iterable[str], say: Say
 ) -> None:
-    """Put the units together and write everything else, prepared.json last. No one else may be writing there.
+    """Put the units together and write everything else, prepared.json last. No other process may be writing there.
 
     Args:
         folder: of the units.
         keys: what decides the tokens besides the text, as prepared.json keeps it.
         found: the text.
         tokenizer: that encoded it.
-        identities: of the units, in order; each is put in its place when its identity has come (see `encode`).
+        identities: of the units, in order; each unit is appended when its identity has come (see `encode`).
         say: takes lines for the user.
 
     Raises:
@@ -142,13 +142,13 @@ def share_of(part: str | None) -> tuple[int, int]:
 
 
 def processes_for(work: WorkConfig, n_bytes: int) -> int:
-    """How many processes encode so much text: none is started for less than it costs to start it."""
+    """Return how many processes encode `n_bytes` of text: no more than their start is worth."""
     units = count_units(n_bytes)
     return min(work.workers, units) if work.workers else min(usable_cores(), max(1, units // 2))
 
 
 def _tell_cost(folder: Path, found: Survey, val_fraction: float, tokenizer: Tokenizer, *, count: int, say: Say) -> None:
-    """Say what encoding takes, by a probe of the text's beginning.
+    """Print the time and the disk space that encoding takes, estimated from the text's beginning.
 
     Raises:
         StorageFailure: the disk would not hold it.
@@ -177,13 +177,13 @@ def _tell_cost(folder: Path, found: Survey, val_fraction: float, tokenizer: Toke
 
 
 def _text_to_learn_from(found: Survey, val_fraction: float, vocab_size: int, say: Say) -> Iterator[Iterator[bytes]]:
-    """The training text, each document as chunks; a sample of blocks where it is longer than LEARN_BYTES."""
+    """Yield the training text, each document as chunks; a sample of blocks if it is longer than LEARN_BYTES."""
 
     def train() -> Iterator[Iterator[bytes]]:
         return (chunks for name, chunks in split(found, val_fraction) if name == "train")
 
     size = found.bytes
-    if size > LEARN_BYTES:  # perhaps validation has the rest
+    if size > LEARN_BYTES:  # the training part alone may be shorter
         size = sum(len(chunk) for chunks in train() for chunk in chunks)
     is_whole = size <= LEARN_BYTES
     if vocab_size:

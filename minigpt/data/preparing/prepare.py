@@ -1,10 +1,10 @@
 """Find prepared tokens, or make them: corpus -> tokenizer -> shards, kept under data.dir.
 
 What is kept: `DIR/<corpus>-<tokenizer>-<hash>/` with tokenizer.json, the shards of train and val, their sidecars,
-and prepared.json, written last: without it the folder is unfinished work, which the next run goes on with,
-to the same bytes. The hash covers the keys (corpus, path, encoding, split, tokenizer) and the text's SHA-256, so a
-source that changed gets a folder of its own. A source is known again by names, sizes and times of its files; only if
-those differ is it read.
+and prepared.json, written last: without it the folder is unfinished work, which the next run completes, to the same
+bytes. The hash covers the keys (corpus, path, encoding, split, tokenizer) and the text's SHA-256, so a source that
+changed gets a folder of its own. A source is recognised by names, sizes and times of its files; it is read only if
+those differ.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ from minigpt.rundir.files import lock, write_json
 
 
 class UnfinishedParts(Exception):
-    """One part of the units is made (`prepare.part`), others are not."""
+    """Raised when the units of this part are made (`prepare.part`), and those of other parts are not."""
 
     def __init__(self, part: str, missing: int, units: int):
         rest = f"{missing:,} of {units:,} units are still to be made by other parts; the last of them ends the work"
@@ -64,21 +64,21 @@ def prepare(
 ) -> Prepared:
     """Find the tokens that these keys stand for, or make them.
 
-    Safe to run in several processes at once: one makes, the others wait and find. Killed at any point and run
-    again it goes on where it was, and gives the same bytes.
+    Several processes may run this at once: one makes the tokens, the others wait and find them. Killed at any point and
+    run again, it goes on where it was, and gives the same bytes.
 
     Args:
         data: the corpus and data.dir.
         tokenizer: name and vocabulary size.
         given: a tokenizer to use instead of learning one from this text.
-        rule: of the tokens that a run began with; without one, that of new tokens.
-        work: how it is shared out; all cores of this machine if None.
+        rule: the rule by which a run's tokens were split when it began; None: the rule for new tokens.
+        work: how the work is shared out; None: over all cores of this machine.
         say: takes lines for the user.
 
     Raises:
         UserFault: the text or the keys are at fault; nothing is left that could be mistaken for prepared tokens.
-        DamagedShards: they were prepared, but a file was changed or lost since.
-        StorageFailure: data.dir can't be written, or is too small.
+        DamagedShards: the tokens were prepared, but a file was changed or lost since.
+        StorageFailure: data.dir can't be written, or its disk is too small.
         UnfinishedParts: with `work.part`, while other parts are still to be made.
     """
     give_back_large_blocks()
@@ -107,7 +107,7 @@ def prepare(
         return open_folder(newest, say)
     formats = sorted({file.suffix for file in corpus.files} & READERS.keys())
     formats = ["tokens"] if corpus.holds_tokens else formats
-    keys |= {"formats": formats} if formats else {}  # other than plain text
+    keys |= {"formats": formats} if formats else {}  # only those other than plain text
     if corpus.rule == "content" and rule in (None, "content"):
         keys["split"] = "content"
     elif corpus.rule == "content":
@@ -126,7 +126,7 @@ def prepare(
         say(f"data: {line}")
     work = work or WorkConfig()
     with started_early(_workers_to_start(work, corpus, needs_text=given is None and scheme.is_learned)):
-        # A vocabulary that can't be had is a fault to name before gigabytes are read.
+        # A vocabulary that can't be fetched must fail before gigabytes are read.
         ready = given if given is not None or scheme.is_learned else build_tokenizer(tokenizer.name)
         progress = Progress("data: reading", corpus.size, say)
         if corpus.holds_tokens:
@@ -146,7 +146,7 @@ def prepare(
 
 
 def _workers_to_start(work: WorkConfig, corpus: Corpus, *, needs_text: bool) -> int:
-    """How many processes to start before the text is read: none where its tokenizer is still to be learned from it."""
+    """Return how many processes to start before the text is read: none if the tokenizer must be learned from it."""
     if needs_text or corpus.holds_tokens or work.engine == "ray":
         return 0
     count = processes_for(work, corpus.size // share_of(work.part)[1])
@@ -156,14 +156,14 @@ def _workers_to_start(work: WorkConfig, corpus: Corpus, *, needs_text: bool) -> 
 def _find_or_make(
     folder: Path, keys: dict[str, Any], found: Survey, *, given: Tokenizer | None, work: WorkConfig, say: Say
 ) -> None:
-    """See that `folder` holds the tokens of a source that has been read.
+    """Make `folder` hold the tokens of a source that has been read, unless it does.
 
     Raises:
         UnfinishedParts: this part is done, others are not.
     """
     content = read_prepared(folder)
     if content:  # touched or copied, but the same text
-        with contextlib.suppress(OSError):  # a folder for reading only: the source is read again next time, no more
+        with contextlib.suppress(OSError):  # if the folder is read-only, the source is only read again next time
             write_json(folder / "prepared.json", content | {"signature": found.signature})
         return
     try:
@@ -174,22 +174,22 @@ def _find_or_make(
             tokenizer = stored_tokenizer(folder)
             if tokenizer is None:
                 with open(folder / UNITS / ".learn", "ab") as learning:
-                    lock(learning)  # of several parts one learns; the others wait for that, not for its units
+                    lock(learning)  # one of several parts learns; the others wait for that, but not for its units
                     tokenizer = stored_tokenizer(folder) or learn(folder, keys, found, given=given, say=say)
             making = encode(folder, found, keys["val_fraction"], tokenizer, work=work, say=say)
             with contextlib.closing(making):
-                identities: Iterable[str] = making  # of units that are put together while later ones are encoded
+                identities: Iterable[str] = making  # units are put together while later ones are encoded
                 if work.part:
                     identities = list(making)
                     if missing := missing_units(folder / UNITS, identities):
                         raise UnfinishedParts(work.part, len(missing), len(identities))
-                    lock(file, fcntl.LOCK_UN)  # two that keep a shared lock would wait for each other on NFS
+                    lock(file, fcntl.LOCK_UN)  # on NFS, two processes that keep a shared lock would wait for each other
                     if lock(file):
                         sweep(folder)
-                if not read_prepared(folder):  # which of the last parts is first, puts the units together
+                if not read_prepared(folder):  # the first of the last parts puts the units together
                     seal(folder, keys, found, tokenizer=tokenizer, identities=identities, say=say)
     except OSError as error:
-        if read_prepared(folder):  # where there are no locks, another process was faster
+        if read_prepared(folder):  # on a file system without locks another process was faster
             return
         wrong = f"{error.filename or folder} can't be written: {error.strerror or error}"
         remedy = f"Make room (up to {2 * found.bytes / 1e6:,.1f} MB are needed) or choose another folder: data.dir=DIR"
@@ -203,7 +203,7 @@ def _tokenizer_of_file(config: TokenizerConfig) -> Tokenizer:
 
 
 def require_vocabulary(data: DataConfig, tokenizer: TokenizerConfig) -> None:
-    """Name a vocabulary that is not learned and can't be had (GPT-2's) before anything slow is loaded: torch, text.
+    """Refuse a missing vocabulary that is not learned (GPT-2's) before anything slow is loaded: torch, text.
 
     Raises:
         UserFault: it is needed, and neither cached nor reachable.
@@ -229,10 +229,10 @@ def mend(data: DataConfig, tokenizer: TokenizerConfig, *, work: WorkConfig | Non
 
 
 def _keys(data: DataConfig, tokenizer: TokenizerConfig) -> dict[str, Any]:
-    """What decides the tokens besides the text itself."""
+    """Return all that decides the tokens besides the text itself."""
     scheme = scheme_of(tokenizer.name, tokenizer.vocab_size)
     text = data.name in ("text", "chat")
-    new = {"key": "text", "include": None, "exclude": None}  # named where they differ: older tokens don't have them
+    new = {"key": "text", "include": None, "exclude": None}  # only if they differ: older tokens don't have these keys
     own = {key: getattr(data, key) for key in new if text and getattr(data, key) != new[key]}
     if text and data.val_source is not None:
         own["val_source"] = name_of(data.val_source)
@@ -254,7 +254,7 @@ def _keys(data: DataConfig, tokenizer: TokenizerConfig) -> dict[str, Any]:
 
 
 def _known(root: Path, keys: dict[str, Any], rule: str | None = None) -> dict[Path, dict[str, Any]]:
-    """Folders prepared with these keys, whatever the formats of the files, and their prepared.json; newest first.
+    """Return the folders prepared with these keys, whatever the files' formats, with their prepared.json; newest first.
 
     With a rule, only those that were split by it.
     """

@@ -40,7 +40,7 @@ def prepare_mix(
             refuse_conversations(read_prepared(folder), f"data.mix: {name}")
             try:
                 part = open_folder(folder, say)
-            except DamagedShards as fault:  # somebody's own: `mend` is not to make it anew from what is left
+            except DamagedShards as fault:  # the user's own folder: `mend` must not make it anew
                 remedy = f"Copy {folder} again from where it was made, or make it again there"
                 raise UserFault(f"{fault.what}. {remedy}") from None
         else:
@@ -59,5 +59,5 @@ def prepare_mix(
         parts[name] = part
     if part.tokenizer.name != tokenizer.name:
         theirs = part.tokenizer.name
-        raise UserFault(f"data.mix holds tokens of tokenizer={theirs}, got tokenizer={tokenizer.name}. Type the former")
+        raise UserFault(f"data.mix holds tokens of tokenizer={theirs}, got tokenizer={tokenizer.name}. Use the former")
     return mixed(parts, dict(zip(parts, data.mix.values(), strict=True)))

@@ -1,4 +1,4 @@
-"""Open prepared tokens at a URL (data.shards): what is small is copied, what is large stays where it is."""
+"""Open prepared tokens at a URL (data.shards): small files are copied, the training tokens stay where they are."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from minigpt.rundir.files import read_json
 
 
 def open_remote(data: DataConfig, tokenizer: TokenizerConfig, say: Say) -> Prepared:
-    """Copy what a prepared folder at a URL holds but for its training tokens, and open it."""
+    """Copy a prepared folder at a URL, except for its training tokens, and open it."""
     remote, root = RemoteFolder(str(data.shards)), typed_path(data.dir) / REMOTE
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -29,7 +29,7 @@ def open_remote(data: DataConfig, tokenizer: TokenizerConfig, say: Say) -> Prepa
                     f"data.shards={remote.shown} is no folder that `minigpt prepare` has made: copy one there"
                 )
             refuse_conversations(content, f"data.shards={remote.shown}")
-            folder = root / content["fingerprint"][:16]  # found again from another address
+            folder = root / content["fingerprint"][:16]  # the same for the same tokens at another address
             folder.mkdir(exist_ok=True)
             pieces_of(folder).mkdir(exist_ok=True)
             with locked(folder, say):
@@ -44,7 +44,7 @@ def open_remote(data: DataConfig, tokenizer: TokenizerConfig, say: Say) -> Prepa
     if found.tokenizer.name != tokenizer.name:
         theirs = found.tokenizer.name
         raise UserFault(
-            f"data.shards holds tokens of tokenizer={theirs}, got tokenizer={tokenizer.name}. Type the former"
+            f"data.shards holds tokens of tokenizer={theirs}, got tokenizer={tokenizer.name}. Use the former"
         )
     return found
 

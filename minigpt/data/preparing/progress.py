@@ -1,4 +1,4 @@
-"""What long work on data shows: lines, and on a terminal one line that moves."""
+"""The progress of long work on data: lines, and on a terminal one line that moves."""
 
 import contextlib
 import shutil
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 Say = Callable[[str], object]
 
-# Text of others, and of an untrained model, may hold any byte, and some would move the cursor or rename the window.
-# On a terminal they are shown as pictures (U+2400 ...); tabs and newlines are left.
+# Foreign text, and that of an untrained model, may hold any byte, and some would move the cursor or rename the window.
+# On a terminal those are shown as pictures (U+2400 ...); tabs and newlines are left.
 CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
 CONTROL_PICTURES |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
@@ -18,14 +18,14 @@ MOVE_SECONDS = 0.2  # between two states of the moving line
 
 
 def tell(line: str) -> None:
-    """Print a line in place of the moving one; what it quotes of others moves no cursor."""
+    """Print a line in place of the moving one, with control characters made visible."""
     line = line.translate(CONTROL_PICTURES)
     print(f"\r\x1b[K{line}" if sys.stdout.isatty() else line, flush=True)
 
 
 @contextlib.contextmanager
 def moving_line() -> Iterator[None]:
-    """Let lines move on a terminal in a `with` block; nothing is left of them after it, faults or not."""
+    """Allow lines that move on a terminal in a `with` block; they are cleared after it, also after a fault."""
     try:
         yield
     finally:
@@ -34,13 +34,14 @@ def moving_line() -> Iterator[None]:
 
 
 class Progress:
-    """Counts bytes (or what else `unit` counts by `size`) and shows them now and then, with the rate and the time left.
+    """Counts bytes, or whatever the work consists of, and shows the count, the rate and the time left now and then.
 
     Args:
-        what: is done.
-        total: to be done.
-        say: takes a line. Where it is `tell` and stdout is a terminal, one line moves instead.
-        unit: that is shown, of `size` each.
+        what: names the work.
+        total: how much is to be done.
+        say: takes a line. If it is `tell` and stdout is a terminal, one line moves instead.
+        unit: in which the count is shown.
+        size: how much of what is counted makes one unit.
     """
 
     def __init__(self, what: str, total: int, say: Say, *, unit: str = "MB", size: float = 1e6):
@@ -50,7 +51,7 @@ class Progress:
         self.moves = say is tell and sys.stdout.isatty()
 
     def __call__(self, count: int) -> None:
-        """Add what was done."""
+        """Add to the count."""
         self.done += count
         now = time.monotonic()
         if now - self.shown >= (MOVE_SECONDS if self.moves else LINE_SECONDS):
@@ -66,7 +67,7 @@ class Progress:
                 self.say(line)
 
     def skip(self, count: int) -> None:
-        """Add what was done before: it says nothing of the rate."""
+        """Add work that was done earlier: it does not count for the rate."""
         if self.done == self.skipped:
             self.begun = time.monotonic()
         self.skipped += count

@@ -17,16 +17,16 @@ CONNECT_SECONDS = 5.0
 
 
 def encode_on_ray(jobs: Iterable[Job], tokenizer: Tokenizer) -> Generator[Job, None, None]:
-    """Yield the results of frames as they come. A node that dies has its units encoded by others.
+    """Yield the results of frames as they come. If a node dies, others encode its units.
 
     Ray finds its cluster as it always does: RAY_ADDRESS, or else a cluster of this machine's cores is started.
 
     Args:
-        jobs: files and frames; two more than the cluster has cores are held.
+        jobs: files and frames; at most two more than the cluster has cores are in memory.
         tokenizer: to encode with.
 
     Raises:
-        UserFault: as encoding does; or no cluster is there.
+        UserFault: as encoding does; or there is no cluster.
     """
     import ray
 
@@ -50,10 +50,10 @@ def encode_on_ray(jobs: Iterable[Job], tokenizer: Tokenizer) -> Generator[Job, N
 
 
 def _connect(address: str) -> None:
-    """Join the cluster at an address, or start one where it is empty.
+    """Join the cluster at an address; if the address is empty, find or start one.
 
     Raises:
-        UserFault: there is none. Ray itself asks an address where nobody answers again and again, without end.
+        UserFault: there is no cluster. (Ray itself would ask an address that does not answer without end.)
     """
     import ray
 

@@ -17,7 +17,7 @@ def write_array(folder: Path, command: Sequence[str], arguments: Sequence[str], 
     Args:
         folder: data.dir.
         command: starts `minigpt prepare`.
-        arguments: of the user's.
+        arguments: that the user has typed.
         parts: tasks of the array.
         workers: processes of a task; 0: CORES.
 
@@ -27,7 +27,7 @@ def write_array(folder: Path, command: Sequence[str], arguments: Sequence[str], 
     """
     own = [each for each in arguments if each.partition("=")[0] not in ("prepare.slurm", "prepare.part")]
     if redact_arguments(own) != own:
-        raise UserFault("data.source holds a password or key, which a script must not. Leave it to the environment")
+        raise UserFault("data.source holds a password or key, which a script must not hold. Use environment variables")
     text = f"""#!/bin/sh
 # Each task encodes one of {parts} parts of the text; the last one to end puts them together. A task that was killed
 # is run again: what it had encoded is kept.

@@ -2,8 +2,8 @@
 
 A unit is a frame of bytes: a line of JSON, [split, how it begins, bytes] for each piece of a document (of a
 conversation also "chat"), and their text. Its result is a line of JSON and the tokens of both splits; it stands in a
-file of its own, under its final name only when it is whole and on the disk. The line names what the unit was made from,
-so a unit is made once, whatever is killed, and never taken for that of another text.
+file of its own, under its final name only when it is whole and on the disk. The line identifies what the unit was made
+from, so a unit is made once, whatever is killed, and never mistaken for that of another text.
 
 Documents are cut where `Tokenizer.runs` allows, so the tokens are those of whole documents, for any size of units.
 """
@@ -24,7 +24,7 @@ from minigpt.faults import StorageFailure, UserFault
 from minigpt.rundir.files import write_file
 
 UNIT_BYTES = 1 << 22
-BEGINS, END_FIRST, GOES_ON = range(3)  # how a piece stands to the text before it: end-of-text comes between, or nothing
+BEGINS, END_FIRST, GOES_ON = range(3)  # a piece begins its split, follows an end-of-text, or continues a document
 
 Job = tuple[Path, bytes]  # a unit's file, and its frame
 Engine = Callable[
@@ -36,9 +36,9 @@ def cut(parts: Iterable[tuple[str, Iterable[bytes]]], tokenizer: Tokenizer, *, c
     """Cut a text that was split (minigpt/data/sources/split.py) into frames of about UNIT_BYTES.
 
     Args:
-        parts: of the text.
-        tokenizer: knows where it may be cut.
-        chat: whether it holds conversations (minigpt/data/chat/roles.py).
+        parts: of the text, as `split` gives them.
+        tokenizer: knows where the text may be cut.
+        chat: whether the text holds conversations (minigpt/data/chat/roles.py).
     """
     kind = ["chat"] * chat
     pieces: list[list[Any]] = []
@@ -111,10 +111,10 @@ def make_units(
     """Make the units of a text that are not there yet; yield the identities of all, in order.
 
     An identity comes as soon as its unit and all before it are made (or left to other parts), so that a caller can put
-    them together while others are encoded. To be closed, where a caller stops early: that ends the engine.
+    them together while others are encoded. A caller that stops early must close the generator: that ends the engine.
 
     Args:
-        folder: for their files; it exists.
+        folder: an existing folder for their files.
         frames: of the whole text.
         tokenizer: to encode with.
         engine: makes results of frames; this process itself if None.
@@ -126,7 +126,7 @@ def make_units(
         OSError: a file can't be written.
     """
     identities: list[str] = []
-    encoded: set[Path] = set()  # what the engine has and has not given back
+    encoded: set[Path] = set()  # files of units that the engine is working on
 
     def missing() -> Iterator[Job]:
         for number, frame in enumerate(frames):
@@ -157,7 +157,7 @@ def make_units(
 
 
 def count_units(n_bytes: int) -> int:
-    """Return about how many units so much text makes."""
+    """Return about how many units `n_bytes` of text make."""
     return max(1, n_bytes // UNIT_BYTES)
 
 
@@ -182,11 +182,11 @@ def assemble(folder: Path, identities: Iterable[str], writers: dict[str, SplitWr
 
     Args:
         folder: of the units.
-        identities: of the units; each is read when its identity has come.
+        identities: of the units; each unit is read when its identity has come.
         writers: of the splits, by their names.
 
     Raises:
-        StorageFailure: a unit is not what was written; it is removed, and made again next time.
+        StorageFailure: a unit was changed since it was written; it is removed, and made again next time.
     """
     for number, wanted in enumerate(identities):
         path = unit_path(folder, number)

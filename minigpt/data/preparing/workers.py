@@ -1,4 +1,4 @@
-"""Processes that encode units of work: one for each core, started again when one is killed, gone when we are.
+"""Processes that encode units of work: one for each core, started again if killed, and ended when their parent ends.
 
 A worker is this file as a program. It reads the path of a tokenizer and then frames from stdin, and writes results to
 stdout, each after its length in 8 bytes; a result begins with the word `made`, or with `fault` and a sentence. It
@@ -29,16 +29,16 @@ from minigpt.rundir.files import read_json
 MAX_DEATHS = 5  # of processes over one unit
 PARENT_SECONDS = 0.25  # between two looks at the parent
 MADE, FAULT = b"made ", b"fault"
-ROOT = Path(__file__).resolve().parents[3]  # that holds minigpt/
+ROOT = Path(__file__).resolve().parents[3]  # the folder that holds minigpt/
 
 
 @contextlib.contextmanager
 def started_early(count: int) -> Iterator[None]:
-    """Start so many processes for what is encoded in a `with` block; they load what they need while a text is read."""
+    """Start `count` processes for the encoding in a `with` block; they load their modules while a text is read."""
     early = [Worker() for _ in range(count)]
     try:
         for worker in early:
-            with contextlib.suppress(OSError):  # said where there is something to encode
+            with contextlib.suppress(OSError):  # reported later, by `encode`
                 worker.start()
         _early.extend(early)
         yield
@@ -50,11 +50,11 @@ def started_early(count: int) -> Iterator[None]:
             worker.close()
 
 
-_early: list["Worker"] = []  # and not at work yet
+_early: list["Worker"] = []  # workers that were started early and have no work yet
 
 
 def encode_in_processes(jobs: Iterable[Job], count: int, tokenizer: Path) -> Generator[Job, None, None]:
-    """Yield the results of frames as they come, from `count` processes; at most `count` + 2 frames are held.
+    """Yield the results of frames as they come, from `count` processes; at most `count` + 2 frames are in memory.
 
     Args:
         jobs: files and frames.
@@ -96,21 +96,21 @@ def encode_in_processes(jobs: Iterable[Job], count: int, tokenizer: Path) -> Gen
 
 
 class Worker:
-    """A process that encodes one frame at a time with one tokenizer, started when there is a frame, or before."""
+    """A process that encodes one frame at a time with one tokenizer; it is started for its first frame, or before."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._told = False  # which tokenizer
+        self._told = False  # whether the process has been sent its tokenizer
         self._stopped = False
 
     def start(self) -> "subprocess.Popen[bytes]":
-        """Return the process, which is started if there is none."""
+        """Return the process; start it if there is none."""
         if self._process is None:
             self._process, self._told = self._start(), False
         return self._process
 
     def encode(self, frame: bytes, tokenizer: Path) -> bytes:
-        """Return the result of a frame. A process that dies over it is replaced.
+        """Return the result of a frame. A process that dies while encoding it is replaced.
 
         Args:
             frame: of a unit.
@@ -155,18 +155,18 @@ class Worker:
         )
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
-            with contextlib.suppress(OSError, AttributeError):  # Linux, which gives a user so many pages of pipes
-                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 1 << 20)  # what goes through stops sixteen times less often
+            with contextlib.suppress(OSError, AttributeError):  # Linux only, which limits a user's pages of pipes
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 1 << 20)  # a full pipe stops the writer sixteen times less often
         return process
 
     def stop(self) -> None:
-        """End the process at once; what it works on is lost."""
+        """End the process at once; the frame it works on is lost."""
         self._stopped = True
         if self._process is not None:
             self._process.kill()
 
     def close(self) -> None:
-        """End the process, and close what leads to it."""
+        """End the process, and close its pipes."""
         if self._process is not None:
             self._process.kill()
             with contextlib.suppress(OSError), self._process:  # half a frame can't be sent any more
@@ -174,7 +174,7 @@ class Worker:
 
 
 def answer(frame: bytes, tokenizer: Tokenizer) -> bytes:
-    """Return what a worker says to a frame: a result or a fault."""
+    """Return a worker's answer to a frame: a result or a fault."""
     try:
         return MADE + encode_unit(frame, tokenizer)
     except UserFault as fault:
@@ -185,7 +185,7 @@ def result_of(said: bytes) -> bytes:
     """Return the result in a worker's answer.
 
     Raises:
-        UserFault: the answer is one.
+        UserFault: the answer is a fault.
     """
     if said.startswith(FAULT):
         raise UserFault(said[len(FAULT) :].decode())
@@ -213,7 +213,7 @@ def _read(stream: IO[bytes]) -> bytes:
 
 
 def main(parent: str) -> None:
-    """Encode what comes until nothing does."""
+    """Encode the frames that arrive on stdin until it ends."""
     threading.Thread(target=_watch, args=(int(parent),), daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError):
         file = os.fsdecode(_read(sys.stdin.buffer))

@@ -1,1 +1,1 @@
-"""Where text comes from: files found or fetched, read once to count them, and split."""
+"""Where text comes from: files are found or fetched, read once to count and check them, and split."""

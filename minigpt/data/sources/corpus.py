@@ -1,9 +1,9 @@
-"""Finds the files of a corpus and their order. What follows sees documents only.
+"""Finds the files of a corpus and their order. All later stages see documents only.
 
 Five corpora: `stdlib` (the source of Python's own standard library, on every machine that runs this),
 `shakespeare_char` (Tiny Shakespeare, fetched once), `text` (a file, or all files of a folder), `chat` (conversations,
-found like text) and `tasks` (generated ones). Files come in
-bytewise order of their paths; how many documents are in one is its reader's to say (minigpt/data/readers).
+found like text) and `tasks` (generated ones). Files come in bytewise order of their paths; a file's reader decides how
+many documents are in it (minigpt/data/readers).
 """
 
 import codecs
@@ -57,11 +57,11 @@ class Corpus:
     files: tuple[File, ...]
     options: ReadOptions = field(default_factory=ReadOptions)
     notes: tuple[str, ...] = ()
-    val_files: int = 0  # so many of the last files are data.val_source
+    val_files: int = 0  # how many files, the last ones, are data.val_source
     rule: str = "tail"  # how it is split: label | source | names | content | tail (minigpt/data/sources/split.py)
 
     def documents(self) -> Iterator[Document]:
-        """Return all documents, in order. They can be asked for again, and are the same.
+        """Return all documents, in order: the same ones with every call.
 
         Raises:
             UserFault: a file can't be read.
@@ -70,7 +70,7 @@ class Corpus:
 
     @property
     def holds_tokens(self) -> bool:
-        """Whether its files are tokens already."""
+        """Whether its files hold tokens instead of text."""
         return self.name == "text" and bool(token_files(self.files))
 
     @property
@@ -89,7 +89,7 @@ def find_corpus(data: DataConfig, *, raw: bool = False, say: Callable[[str], obj
 
     Raises:
         SourceGone: the source is missing or can't be fetched.
-        UserFault: unknown name or encoding, nothing to read, no permission, another file than Tiny Shakespeare.
+        UserFault: an unknown name or encoding, nothing to read, no permission, or a file that isn't Tiny Shakespeare.
     """
     if data.name == "stdlib":
         return _stdlib()
@@ -127,7 +127,7 @@ def _tasks(data: DataConfig) -> Corpus:
 
 
 def _is_one_file(source: str, files: tuple[File, ...]) -> bool:
-    """Whether a source names a file itself; what a URL names is known by its last word."""
+    """Return whether a source names a single file itself; for a URL its last word tells."""
     listed = places(source)
     if len(listed) > 1 or len(files) > 1:
         return False

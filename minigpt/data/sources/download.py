@@ -1,7 +1,7 @@
 """Files from the network: one whose SHA-256 is known, and those that a URL of any file system names.
 
-A copy gets its name when all of it is there. What a URL holds is copied once and known again by the size and the
-tag or time that its server states.
+A copy gets its name when all of it is there. A file at a URL is copied once, and recognised by the size and the tag or
+time that its server states.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from minigpt.rundir.files import replaced
 
 _CONNECT_SECONDS = 2.0
 _TOTAL_SECONDS = 60.0
-_SILENT_SECONDS = 60.0  # without a byte, and a server is taken for dead
+_SILENT_SECONDS = 60.0  # after so long without a byte a server counts as dead
 _TRIES = 3
 _VERSION = {"etag", "content-md5", "digest", "checksum", "md5", "mtime", "updated", "created", "modified"}
 _VERSION |= {"last-modified", "lastmodified", "last_modified", "last_write_time"}  # of HTTP, S3, Azure and SMB
@@ -33,7 +33,7 @@ _VERSION |= {"blob_id", "crc", "date_time", "sha", "hex", "modify"}  # of hf://,
 
 
 class SourceGone(UserFault):
-    """The text is not where it should be; tokens prepared from it earlier may still be."""
+    """Raised when the text is not where it should be; tokens prepared from it earlier may still be there."""
 
 
 def download(url: str, sha256: str) -> bytes:
@@ -42,9 +42,9 @@ def download(url: str, sha256: str) -> bytes:
     It is fetched in a thread, since looking up a host name can't be given a time limit.
 
     Raises:
-        ConnectionError: it can't be had; the text says why (one clause, no remedy).
+        ConnectionError: it can't be fetched; the message says why (one clause, no remedy).
     """
-    from urllib.request import urlopen  # takes a tenth of a worker's start, and most need none
+    from urllib.request import urlopen  # takes a tenth of a worker's start, and most workers fetch nothing
 
     steps: queue.Queue[bytes | Exception] = queue.Queue()
 
@@ -77,11 +77,11 @@ def fetch(url: str, folder: Path, wanted: Callable[[str], bool], say: Callable[[
     Args:
         url: of a file, of a folder, or with `*`, for any file system that fsspec knows.
         folder: for the copies; those that are there are not fetched again.
-        wanted: says it of a name.
+        wanted: whether the file with this name is wanted.
         say: takes lines for the user.
 
     Raises:
-        SourceGone: nothing is there, or the server does not give it.
+        SourceGone: nothing is there, or the server refuses it.
         UserFault: a package for this file system is missing.
         StorageFailure: the copies can't be written.
     """
@@ -142,7 +142,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 def _listed(url: str) -> tuple[Any, list[tuple[str, str, dict[str, Any]]]]:
-    """The file system, and its path, a label and what is known of each file."""
+    """Return a URL's file system and, for each file, its path, a label and what the file system knows of it."""
     system, path = file_system(url)
     is_http = url.startswith(("http://", "https://"))
     if "*" in path:
@@ -160,7 +160,7 @@ def _listed(url: str) -> tuple[Any, list[tuple[str, str, dict[str, Any]]]]:
 
 
 def copy_file(system: Any, path: str, copy: Path, size: int | None, *, tries: int = _TRIES) -> None:
-    """Make a whole copy of a file, or none, in a few tries.
+    """Make a whole copy of a file, or none, trying up to `tries` times.
 
     Raises:
         ConnectionError: it can't be read.
@@ -181,7 +181,7 @@ def copy_file(system: Any, path: str, copy: Path, size: int | None, *, tries: in
 
 
 def _chunks(system: Any, path: str) -> Iterator[bytes]:
-    """The bytes of a file, in one answer of a web server: some ignore the range that is asked for."""
+    """Yield the bytes of a file; from a web server in one response, since some servers ignore ranges."""
     try:
         whole = {"block_size": 0} if "http" in str(system.protocol) else {}
         with system.open(path, "rb", **whole) as file:

@@ -1,7 +1,7 @@
 """Finds the files that `data.source` names, and says what it leaves out and why.
 
 A source is a file, a folder, a glob, a URL, or a list of these (minigpt/config/sources.py). A file that is named
-itself is read or refused; of a folder, a glob or a URL what can't be read as text is left out, with the reason.
+itself is read or refused; in a folder, a glob or a URL, files that can't be read as text are left out, with the reason.
 """
 
 import fnmatch
@@ -23,7 +23,7 @@ from minigpt.faults import UserFault
 
 MAGICS = {20240520: "uint16", 20240801: "uint32"}  # the first number of llm.c's shards -> their tokens
 BESIDE_TOKENS = "beside tokens, which are used; data.exclude=*.bin reads text"
-# A file, and why it is left out: "" for perhaps, by its content; None for one that is named itself.
+# A file, and why it is left out. "": its content decides; None: it is named itself, so it is read or refused.
 _Found = tuple[File, str | None]
 
 
@@ -33,8 +33,8 @@ def find_files(
     """Return the files of `data.<key>` in order, and notes on what was left out.
 
     Raises:
-        SourceGone: nothing is there, or can't be fetched.
-        UserFault: naming every place that can't be used, or every package that is missing.
+        SourceGone: nothing is there, or it can't be fetched.
+        UserFault: places can't be used, or packages are missing, all of which it names.
     """
     source: str = getattr(data, key) or ""
     found, faults = dict[str, _Found](), list[UserFault]()
@@ -53,7 +53,7 @@ def find_files(
     files, skipped = [], defaultdict[str, list[str]](list)
     tokens = token_files([file for file, why in found.values() if not why])
     if strange := [file for file, why in found.values() if tokens and not why and _is_no_shard(file, tokens)]:
-        raise UserFault(*(f"{file.path} lies beside shards of tokens and is none: {_head(file)}" for file in strange))
+        raise UserFault(*(f"{file.path} is beside shards of tokens and is no shard: {_head(file)}" for file in strange))
     for file, why in found.values():
         reason = why or (_content_to_skip(file, encoding) if not tokens else "" if file in tokens else BESIDE_TOKENS)
         if reason and why is None and (reason != HOLDS_NUL or file.path.suffix == ".bin"):
@@ -72,14 +72,14 @@ def find_files(
 
 
 def token_files(files: Sequence[File]) -> list[File]:
-    """Those of the files that hold tokens: llm.c's by their first number, nanoGPT's by their names and no header."""
+    """Return the files that hold tokens: llm.c's have their first number, nanoGPT's have their names and no header."""
     bins = [file for file in files if file.path.suffix == ".bin" and file.path.is_file()]
     pair = {"train.bin", "val.bin"} <= {file.path.name for file in bins}
     return [file for file in bins if token_header(file) or (pair and file.path.name in ("train.bin", "val.bin"))]
 
 
 def token_header(file: File) -> tuple[int, ...] | None:
-    """Magic, version and number of tokens that a file begins with, if it is a shard of llm.c; None if not."""
+    """Return the magic, version and number of tokens with which a shard of llm.c begins; None for another file."""
     with open(file.path, "rb") as opened:
         head = opened.read(12)
     numbers = struct.unpack("<3i", head) if len(head) == 12 else (0, 0, 0)
@@ -91,7 +91,7 @@ def _is_no_shard(file: File, tokens: Sequence[File]) -> bool:
 
 
 def _head(file: File) -> str:
-    """What a file that should be a shard is."""
+    """Describe a file that should be a shard, for an error sentence."""
     with open(file.path, "rb") as opened:
         head = opened.read(12)
     remedy = f"Get or make it again, or leave it out: {file.remedy}"
@@ -99,17 +99,17 @@ def _head(file: File) -> str:
 
 
 def typed_path(text: str) -> Path:
-    """A path as it was typed, a leading ~ being the home folder unless something here has that name."""
+    """Return a path as it was typed; a leading ~ is the home folder, unless a file here has that name."""
     return Path(at(text))
 
 
 def in_order(files: Iterable[File]) -> tuple[File, ...]:
-    """The files in bytewise order of their labels."""
+    """Return the files in bytewise order of their labels."""
     return tuple(sorted(files, key=lambda file: os.fsencode(file.label)))
 
 
 def _look(key: str, place: str, data: DataConfig, *, prefix: str, say: Callable[[str], object]) -> Iterator[_Found]:
-    """What is at one place, in order; `prefix` stands before the names inside a folder."""
+    """Yield the files at one place, in order; `prefix` is put before the names inside a folder."""
     path = typed_path(place)
     if is_url(place) and not path.exists():
         folder = typed_path(data.dir) / "fetched"
@@ -143,7 +143,7 @@ def _look(key: str, place: str, data: DataConfig, *, prefix: str, say: Callable[
 
 
 def _pattern_to_skip(label: str, data: DataConfig) -> str:
-    """Return the reason by its name why a file is not read, or nothing."""
+    """Return why a file with this label is not read, or "" if its name is no reason."""
 
     def matches(patterns: str) -> bool:
         names = (label, label.rpartition("/")[2])
@@ -155,7 +155,7 @@ def _pattern_to_skip(label: str, data: DataConfig) -> str:
 
 
 def _content_to_skip(file: File, encoding: str) -> str | None:
-    """Return the reason by its content why a file is not read, or None."""
+    """Return why a file with this content is not read, or None."""
     if not file.path.is_file():
         return "a broken link" if file.path.is_symlink() else "no plain file"
     try:
@@ -165,7 +165,7 @@ def _content_to_skip(file: File, encoding: str) -> str | None:
 
 
 def _glob(pattern: Path, data_dir: Path) -> list[tuple[Path, str]]:
-    """What a glob finds, and the reason why it is left out, or ""; nothing if that is all. Links lead nowhere."""
+    """Return what a glob finds, each with why it is left out, or ""; [] if all is. Links to folders aren't followed."""
     if not glob.has_magic(str(pattern)):
         return []
     fixed = next(number for number, part in enumerate(pattern.parts) if glob.has_magic(part))
@@ -184,7 +184,7 @@ def _glob(pattern: Path, data_dir: Path) -> list[tuple[Path, str]]:
 
 
 def _fits(names: Sequence[str], parts: Sequence[str]) -> bool:
-    """Whether a path's names fit a glob's parts, of which ** stands for any number of folders."""
+    """Return whether a path's names match a glob's parts, in which ** stands for any number of folders."""
     if parts[:1] == ("**",):
         return _fits(names, parts[1:]) or (len(names) > 0 and _fits(names[1:], parts))
     if not names or not parts:
@@ -193,7 +193,7 @@ def _fits(names: Sequence[str], parts: Sequence[str]) -> bool:
 
 
 def _unentered(path: Path, root: Path, data_dir: Path) -> str:
-    """Return the reason why a folder, or the one that a file lies in below a root, is not entered, or nothing."""
+    """Return why a folder, or a folder above the path and below the root, is not entered, or ""."""
     inside = [each for each in (path, *path.parents) if each.is_relative_to(root) and each != root and each.is_dir()]
     if any(each.is_symlink() for each in inside):
         return "a link to a folder"
@@ -201,7 +201,7 @@ def _unentered(path: Path, root: Path, data_dir: Path) -> str:
 
 
 def _walk(folder: Path, data_dir: Path) -> Iterator[tuple[Path, str]]:
-    """All files of a folder, and the folders that are not entered, with the reason."""
+    """Yield all files of a folder, and the folders that are not entered, each with the reason."""
 
     def refuse(error: OSError) -> None:
         raise UserFault(f"{error.filename} can't be read: {error.strerror}. Give yourself permission or leave it out")

@@ -1,4 +1,4 @@
-"""What of a corpus will be read as what, told before anything long begins."""
+"""A list of how the files of a corpus will be read, shown before anything long begins."""
 
 import shlex
 from collections import Counter, defaultdict
@@ -13,7 +13,7 @@ MARKED_UP = {".json", ".csv", ".tsv", ".html", ".htm", ".xml", ".ipynb"}  # text
 
 
 def listing(corpus: Corpus) -> list[str]:
-    """What is left out, and what will be read as what."""
+    """Return lines that say what is left out, and in which format the other files will be read."""
     kinds, suffixes = defaultdict[str, Counter[str]](Counter), Counter[str]()
     for file in corpus.files:
         kinds["tokens" if corpus.holds_tokens else NAMES.get(file.suffix, "text")][
@@ -35,7 +35,7 @@ def listing(corpus: Corpus) -> list[str]:
 
 
 def _ready_splits(corpus: Corpus) -> Iterator[str]:
-    """How to keep a split that somebody made, where the names of the files show one."""
+    """Yield how to keep a ready-made split, if the names of the files show one."""
     paths = {file.label: str(file.path) for file in corpus.files if corpus.rule == "content"}
     for word in ("valid", "validation", "val", "dev"):
         named = {label: label.replace("train", word) for label in paths if "train" in label}

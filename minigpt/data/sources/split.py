@@ -2,13 +2,13 @@
 
 The rule is fixed, so a text is always split the same way (`Survey.rule`).
 
-source: with a text for validation (data.val_source), all of it is for validation, all of the other for training.
+source: with a text for validation (data.val_source), all of that text is for validation, data.source for training.
 label: stdlib; whole documents, of which one is for validation if the hash of its label falls into the fraction.
 content: folders, globs and lists; whole documents, by the hash of their content. A document stays on its side when
     others are added, and exact duplicates are on one side.
 tail: a single file; the first int(n * (1 - val_fraction)) of the n characters are for training, the rest for
-    validation (bytes instead of characters where the bytes are no UTF-8). Folders that versions up to 0.1.0 have
-    split, too, and those whose documents are too few or too unequal.
+    validation (bytes instead of characters where the bytes are no UTF-8). Also for folders that versions up to 0.1.0
+    have split, and for those whose documents are too few or too unequal.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _Piece = tuple[int, str, bytes]  # number of the document, train | val, bytes of
 def split(found: Survey, val_fraction: float) -> Iterator[tuple[str, Iterator[bytes]]]:
     """Return the text of a corpus in order: for each document, or part of one, train | val and its chunks.
 
-    The chunks are to be read before the next part is asked for. Documents without any text are passed over.
+    The chunks must be read before the next part is asked for. Documents without any text are skipped.
 
     Raises:
         UserFault: one of the splits would be empty; or as reading does.
@@ -43,7 +43,7 @@ def split(found: Survey, val_fraction: float) -> Iterator[tuple[str, Iterator[by
     elif found.rule == "content":
         pieces = _whole(zip(found.sides, documents, strict=False))
     else:
-        # UTF-8 has at least one character per four bytes; what has fewer is no UTF-8, and its bytes are counted.
+        # UTF-8 has at least one character per four bytes; a text with fewer is no UTF-8, and its bytes are counted.
         is_text = 4 * found.characters >= found.bytes
         total = found.characters if is_text else found.bytes
         border = int(total * (1 - val_fraction))
@@ -66,7 +66,7 @@ def describe_split(rule: str, val_fraction: float, val_source: str | None = None
 
 
 def small_split(name: str, got: str, val_fraction: float) -> UserFault:
-    """Return the fault of a split that is too small to train on or to validate with."""
+    """Return the fault for a split that is too small to train on or to validate with."""
     other = f" or a {'smaller' if name == 'train' else 'larger'} data.val_fraction (now {val_fraction:g})"
     remedy = f"Use more text{other if val_fraction else ''}"
     return UserFault(f"the {name} split has {got}, and predicting one token takes at least 2. {remedy}")
@@ -87,7 +87,7 @@ def _by_label(documents: Iterator[Document], val_fraction: float) -> Iterator[_P
 
 
 def _whole(documents: Iterable[tuple[int, Document]]) -> Iterator[_Piece]:
-    """Whole documents, each with whether it is for validation."""
+    """Yield the pieces of whole documents, each of which comes with whether it is for validation."""
     for number, (is_val, document) in enumerate(documents):
         yield from ((number, "val" if is_val else "train", chunk) for chunk in document.chunks)
 
@@ -109,7 +109,7 @@ def _at(border: int, documents: Iterator[Document], is_text: bool) -> Iterator[_
 
 
 def _offset(chunk: bytes, place: int, is_text: bool) -> int:
-    """Where character (or byte) number `place` begins; the chunk's length if it lies behind the chunk."""
+    """Return where character (or byte) number `place` begins; the chunk's length if it lies after the chunk."""
     if not is_text or place >= len(chunk):
         return min(place, len(chunk))
     starts = np.flatnonzero((np.frombuffer(chunk, dtype=np.uint8) & 0xC0) != 0x80)

@@ -33,27 +33,27 @@ class Survey:
     crlf: int = 0
     nul: int = 0
     marks: int = 0  # documents that begin with a byte-order mark
-    empty: int = 0  # documents without any text, which are passed over
+    empty: int = 0  # documents without any text, which are skipped
     first_empty: str = ""  # its label
     replaced: int = 0  # characters U+FFFD
     not_utf8: int = 0  # documents that are taken as bytes
     first_not_utf8: str = ""  # its label
     tokens: dict[str, dict[str, Any]] = field(default_factory=dict)  # of a corpus of tokens: what each sidecar says
     blank: bool = True  # nothing but white space
-    val_fraction: float = 0.0  # what `sides` was made for
+    val_fraction: float = 0.0  # with which `sides` was made
     sides: bytearray = field(default_factory=bytearray)  # rule content: 1 for validation, a document each
     val_bytes: int = 0  # rule content: of the documents for validation
 
     @property
     def rule(self) -> str:
-        """How it is split: as its corpus says, or at its tail where whole documents are too few or too unequal."""
+        """How it is split: as its corpus says, or at its tail if whole documents are too few or too unequal."""
         share = self.val_bytes / max(1, self.bytes)
         even = 0 < self.val_bytes < self.bytes and self.val_fraction / 10 <= share <= 5 * self.val_fraction
         even |= self.corpus.options.chat  # a conversation is never cut
         return "tail" if self.corpus.rule == "content" and not even else self.corpus.rule
 
     def notes(self) -> list[str]:
-        """What a reader of the text may not expect in it."""
+        """Return sentences about what a user may not expect in the text."""
         options = self.corpus.options
         said = {
             f"the text is rewritten from {options.encoding} to UTF-8": options.encoding != "utf-8",
@@ -90,7 +90,7 @@ def survey(
         progress: called with the number of bytes read since the last call.
 
     Raises:
-        UserFault: naming all bad files; or there is nothing but white space in it.
+        UserFault: files can't be read, which it names; or there is nothing but white space in the corpus.
     """
     found, lines, bad = Survey(corpus, signature(corpus), val_fraction=val_fraction), [], []
     for file in corpus.files:
@@ -119,7 +119,7 @@ def count_characters(text: bytes) -> int:
 
 
 def is_held_out(digest: bytes, val_fraction: float) -> bool:
-    """Whether what has this SHA-256 is for validation; so is what it would be with a smaller fraction."""
+    """Return whether a document with this SHA-256 is for validation; with a larger fraction it stays there."""
     return int.from_bytes(digest[:8]) < val_fraction * 2**64
 
 

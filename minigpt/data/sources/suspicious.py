@@ -30,7 +30,7 @@ class _Found:
     largest: tuple[int, str] = (0, "")
     where: dict[str, list[int | str]] = field(default_factory=dict)  # what -> how often, first label
     lines: dict[bytes, int] = field(default_factory=dict)
-    forgotten: int = 0  # lines that were there so often are left out
+    forgotten: int = 0  # lines that had come no more often than this were dropped from `lines`
     hashes: set[bytes] = field(default_factory=set)
 
     def add(self, what: str, count: int, label: str) -> None:
@@ -46,7 +46,7 @@ class _Found:
 
 
 def suspicious(corpus: Corpus, progress: Callable[[int], None] = lambda n_bytes: None) -> list[str]:
-    """Return a sentence for each thing in a text that may be a mistake. Files that can't be read are passed over.
+    """Return a sentence for each thing in a text that may be a mistake. Files that can't be read are skipped.
 
     Args:
         corpus: of text.
@@ -94,7 +94,7 @@ def _look(document: Document, found: _Found, progress: Callable[[int], None]) ->
 
 
 def _repeated(found: _Found) -> Iterator[str]:
-    """The lines that stand there most often, if they make up a hundredth of the text."""
+    """Yield the most frequent lines, if repeated lines make up more than a hundredth of the text."""
     often = {line: count for line, count in found.lines.items() if count >= MIN_REPEATS}
     size = sum(len(line) * count for line, count in often.items())
     if size <= found.size / 100:
