@@ -31,8 +31,8 @@ class Batch:
         targets: (B, T) int64, the tokens one place later.
         weights: (B, T) float32, how much each target counts in the loss; None if all count the same.
         documents: where they lie in the windows, if none of them is to see another.
-        divisor: what the sum of weighted losses counts as; None: the sum of the weights. Divided by the sum of divisors
-            it is a step's loss.
+        divisor: what the sum of the weighted losses is divided by; None: the sum of the weights. A step's loss is the
+            sum of weighted losses over all its batches, divided by the sum of their divisors.
     """
 
     tokens: Tensor
@@ -42,11 +42,11 @@ class Batch:
     divisor: float | None = None
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Batch":
-        """The same batch on a device."""
+        """Return the same batch on a device."""
         return self._each(lambda part: part.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "Batch":
-        """The same batch in page-locked memory, from which a GPU copies without waiting."""
+        """Return the same batch in page-locked memory, from which a GPU copies without waiting."""
         return self._each(Tensor.pin_memory)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
@@ -59,7 +59,7 @@ def document_end(data: DataConfig, tokenizer: Tokenizer) -> int | None:
     """Return the token behind each document, if the config keeps documents apart.
 
     Raises:
-        UserFault: it does, and the tokenizer has no such token.
+        UserFault: the config keeps them apart, and the tokenizer has no such token.
     """
     if not data.mask_documents:
         return None
@@ -89,7 +89,7 @@ class MicroBatches:
         world_size: number of processes.
         skipped_batches: (first, last) batches that no step trains on (see minigpt.data.order).
         start_step: optimizer steps already done.
-        pin_memory: whether batches that are iterated over are made for copying to a GPU.
+        pin_memory: whether iterating gives batches in page-locked memory, for copying to a GPU.
         document_end: the token behind each document, if no document is to see another (see `document_end`).
     """
 
@@ -111,7 +111,7 @@ class MicroBatches:
             yield self[index].pin_memory() if self.pin_memory else self[index]
 
     def __getitem__(self, index: int) -> Batch:
-        """The batch of (micro_batch, block_size) tokens with this number."""
+        """Return the batch of (micro_batch, block_size) tokens with this number."""
         step, part = divmod(index, self.accumulate)
         number = batch_of_step(step, self.skipped_batches)
         sequences = self.accumulate * self.world_size * self.micro_batch

@@ -42,13 +42,13 @@ class Blocks:
 
     @property
     def pieces(self) -> int:
-        """How many there are. A rest too short for a window is none."""
+        """Number of pieces. A rest too short for a window is not counted."""
         whole, rest = divmod(self.n_tokens, self.piece_tokens)
         return max(1, whole + (rest > self.block_size))
 
     @property
     def pieces_of_block(self) -> int:
-        """Pieces that are mixed."""
+        """Number of pieces that are mixed in a block."""
         return min(self.pieces, max(MIN_BLOCK, 2 * self.sequences))
 
     def size(self, piece: int) -> int:
@@ -106,7 +106,7 @@ class Blocks:
 
 @functools.lru_cache(maxsize=4)
 def _pieces_of(blocks: Blocks, epoch: int) -> NDArray[np.int64]:
-    """The order of the pieces in an epoch."""
+    """Return the order of the pieces in an epoch."""
     places = np.arange(blocks.pieces, dtype=np.uint64)
     keys = np.repeat(draw(blocks.seed, np.array([epoch], dtype=np.uint64), _PIECES), blocks.pieces)
     return permute(places, blocks.pieces, keys).astype(np.int64)
@@ -114,7 +114,7 @@ def _pieces_of(blocks: Blocks, epoch: int) -> NDArray[np.int64]:
 
 @functools.lru_cache(maxsize=4)
 def _block_begins(blocks: Blocks, epoch: int) -> NDArray[np.int64]:
-    """The first window of each block in an epoch, and the end."""
+    """Return the number of the first window of each block in an epoch, and the number of windows."""
     windows = np.where(
         _pieces_of(blocks, epoch) == blocks.pieces - 1, blocks.windows(blocks.pieces - 1), blocks.windows(0)
     )

@@ -18,7 +18,7 @@ class MixedSplit:
 
     Args:
         parts: the sources' splits, by their names.
-        shares: of each source in what is trained on, as parts of their sum.
+        shares: each source's share of the training windows, relative to the sum of all shares.
 
     Attributes:
         bytes: of text behind the tokens.
@@ -71,12 +71,12 @@ class MixedSplit:
 
 
 def parts_of(split: Any) -> dict[str, Any]:
-    """Return the sources of a split by their names; one that is no mixture under its own name."""
+    """Return the sources of a split by their names; a split that is no mixture is its own source."""
     return split.parts if isinstance(split, MixedSplit) else {split.name: split}
 
 
 def short_names(sources: Mapping[str, float]) -> dict[str, str]:
-    """Return a short name for each source of a mixture, for rows and the screen -> the source."""
+    """Return the sources of a mixture by short names, which rows and the screen use."""
     stems = [re.sub(r"[^\w.+-]+", "-", Path(source.rstrip("/")).stem).strip("-.") or "source" for source in sources]
     names: list[str] = []
     for number, stem in enumerate(stems, 1):

@@ -41,7 +41,7 @@ def check_length(split: str, n_tokens: int, block_size: int) -> None:
 
 
 def epoch_windows(n_tokens: int, block_size: int) -> int:
-    """W, the number of windows per epoch: as many as fit at every offset, at least 1."""
+    """Return W, the number of windows per epoch: as many as fit at every offset, at least 1."""
     return max(1, n_tokens // block_size - 1)
 
 
@@ -68,7 +68,7 @@ def samples_of_step(step: int, sequences: int) -> NDArray[np.uint64]:
 
 
 def starts_of(samples: NDArray[np.uint64], *, seed: int, n_tokens: int, block_size: int) -> NDArray[np.int64]:
-    """Return where the windows of some samples begin; the rest as for `window_starts`."""
+    """Return where the windows of some samples begin, (n,); the other arguments are those of `window_starts`."""
     W = epoch_windows(n_tokens, block_size)
     epochs, places = np.divmod(samples, np.uint64(W))
     offset_range = min(block_size, n_tokens - W * block_size)
@@ -78,7 +78,7 @@ def starts_of(samples: NDArray[np.uint64], *, seed: int, n_tokens: int, block_si
 
 
 def quotas(weights: Sequence[float]) -> tuple[int, ...]:
-    """Return how many of CYCLE samples each source has: the whole numbers next to its share that add up.
+    """Return how many of CYCLE samples each source has: whole numbers close to its share, whose sum is CYCLE.
 
     Source: Hamilton's method of largest remainders.
     """
@@ -93,7 +93,7 @@ def quotas(weights: Sequence[float]) -> tuple[int, ...]:
 def deal(samples: NDArray[np.uint64], quotas: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
     """Deal samples out to sources.
 
-    Up to any sample each source has had its share of them, give or take less than one for each other source.
+    After any number of samples each source has had its share of them, to within one sample for each other source.
 
     Args:
         samples: their numbers in the run, (n,).
@@ -110,7 +110,7 @@ def deal(samples: NDArray[np.uint64], quotas: tuple[int, ...]) -> tuple[NDArray[
 
 @functools.lru_cache(maxsize=8)
 def _cycle(quotas: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """The source of each place of a cycle, and how many of it come before: sample k of q stands at (k + 1/2) / q."""
+    """Return each place's source and its number of earlier places in a cycle: sample k of q stands at (k + 1/2) / q."""
     source = np.repeat(np.arange(len(quotas)), quotas)
     rank = np.concatenate([np.arange(quota, dtype=np.uint64) for quota in quotas])
     order = np.argsort((rank + 0.5) / np.array(quotas)[source], kind="stable")
@@ -118,13 +118,13 @@ def _cycle(quotas: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.uint6
 
 
 def draw(seed: int, epochs: NDArray[np.uint64], purpose: int) -> NDArray[np.uint64]:
-    """One random word per epoch and purpose."""
+    """Return one random word for each epoch, for this purpose."""
     start = np.array([(seed * 4 + purpose) * GOLDEN & MASK_64], dtype=np.uint64)
     return scramble(scramble(start) + epochs * np.uint64(GOLDEN))
 
 
 def permute(places: NDArray[np.uint64], W: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A permutation of 0 ... W - 1 per key, one place at a time.
+    """Return where each place goes in a permutation of 0 ... W - 1; each key gives a permutation of its own.
 
     A Feistel network on pairs (left, right) with a * b >= W, then cycle walking: a result outside
     the domain is enciphered again, which is rare since a * b - W < a ~ sqrt(W).
@@ -159,7 +159,7 @@ def batch_of_step(step: int, skipped_batches: Sequence[Sequence[int]]) -> int:
         step: optimizer steps done before.
         skipped_batches: (first, last) batch numbers of each window, both included.
     """
-    batch, left_out = step, -1  # up to which the windows before reach: they may overlap
+    batch, left_out = step, -1  # the last batch that the windows so far leave out: they may overlap
     for first, last in sorted(skipped_batches, key=tuple):
         if batch >= first:
             batch += max(0, last - max(first - 1, left_out))

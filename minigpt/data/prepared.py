@@ -20,12 +20,12 @@ from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import UserFault
 from minigpt.rundir.files import lock, read_json
 
-REMOTE = "remote"  # below data.dir: what is here of tokens at URLs
+REMOTE = "remote"  # below data.dir: the folder for what is copied of tokens at URLs
 CONVERSATIONS = ("chat", "tasks")  # data.name
 
 
 class DamagedShards(UserFault):
-    """Prepared tokens that are not what was written."""
+    """Prepared tokens have changed, or lost a file, since they were written."""
 
     def __init__(self, folder: Path, what: str):
         self.folder, self.what = folder, what
@@ -47,7 +47,7 @@ class Prepared:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a run keeps of its tokens, to know them again (see `open_prepared`)."""
+        """What a run writes down to recognise its tokens (see `open_prepared`)."""
         facts: dict[str, Any] = {"fingerprint": self.fingerprint, "tokenizer": self.tokenizer.hash}
         facts |= {"split": self.rule} if self.rule != "tail" else {}  # as runs of versions up to 0.1.0 have it
         if isinstance(self.train, MixedSplit):
@@ -59,15 +59,15 @@ class Prepared:
 
 
 def open_prepared(data_dir: str, facts: Mapping[str, Any], named: Iterable[str] = ()) -> Prepared | None:
-    """Return tokens that were prepared before, by what a run keeps of them. Nothing is made, and no text is read.
+    """Return the tokens that these facts of a run describe, if they were prepared before. No text is read.
 
     Args:
-        data_dir: where they are.
-        facts: what the run keeps (see `Prepared.facts`).
-        named: the sources of its mixture, among them folders that were prepared elsewhere.
+        data_dir: where they are looked for.
+        facts: of the run (see `Prepared.facts`).
+        named: the sources of the run's mixture, among which are folders that were prepared elsewhere.
 
     Raises:
-        DamagedShards: they are there, but a file was changed or lost since.
+        DamagedShards: they are there, but a file was changed or lost since they were prepared.
     """
     if mix := facts.get("mix"):
         found = {name: open_prepared(data_dir, part, named) for name, part in mix.items()}
@@ -84,13 +84,13 @@ def open_prepared(data_dir: str, facts: Mapping[str, Any], named: Iterable[str] 
 def open_folder(
     folder: Path, say: Say = lambda line: None, *, remote: RemoteFolder | None = None, limit_bytes: float = 0.0
 ) -> Prepared:
-    """Open a folder of prepared tokens; what unfinished work has left in it is removed.
+    """Open a folder of prepared tokens, and remove what unfinished work has left in it.
 
     Args:
         folder: that holds a prepared.json.
         say: takes lines for the user.
         remote: where its training tokens are, if they are at a URL.
-        limit_bytes: of them that are kept here.
+        limit_bytes: how many bytes of those tokens are kept on this machine at most.
 
     Raises:
         DamagedShards: a file was changed or lost since it was prepared.
@@ -120,7 +120,7 @@ def open_folder(
 
 
 def read_prepared(folder: Path) -> dict[str, Any]:
-    """What a folder's prepared.json holds; nothing if it is unfinished work or damaged."""
+    """Return what a folder's prepared.json holds; {} if the folder is unfinished or the file damaged."""
     try:
         content: dict[str, Any] = read_json(folder / "prepared.json")
         _lines(content["summary"], "")  # can be shown
@@ -130,7 +130,7 @@ def read_prepared(folder: Path) -> dict[str, Any]:
 
 
 def mixed(parts: dict[str, Prepared], shares: dict[str, float]) -> Prepared:
-    """The sources of a mixture as one."""
+    """Return the sources of a mixture as one."""
     train, val = (
         MixedSplit({name: getattr(part, split) for name, part in parts.items()}, shares) for split in ("train", "val")
     )
@@ -140,17 +140,17 @@ def mixed(parts: dict[str, Prepared], shares: dict[str, float]) -> Prepared:
 
 
 def refuse_conversations(content: Mapping[str, Any], place: str) -> None:
-    """Refuse prepared conversations where all tokens would be learned, not the answers alone."""
+    """Refuse prepared conversations where all tokens would be learned instead of the answers alone."""
     if content.get("keys", {}).get("corpus") in CONVERSATIONS:
         raise UserFault(
-            f"{place} holds conversations, and what of them is learned is known to data=chat alone. Give it the rows "
+            f"{place} holds conversations, of which only data=chat learns the answers alone. Use it, with the rows "
             "that they were made from: data=chat data.source=FILE"
         )
 
 
 @contextlib.contextmanager
 def locked(folder: Path, say: Say, *, shared: bool = False) -> Iterator[IO]:
-    """Let one process (or the parts of one work) at a time into `folder`; the system frees the lock of one that dies.
+    """Lock `folder` for one process, or share it among the parts of one job; a lock ends with its process.
 
     Yields:
         The locked file.
@@ -158,7 +158,7 @@ def locked(folder: Path, say: Say, *, shared: bool = False) -> Iterator[IO]:
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     with open(folder / ".lock", "a+b") as file:
         try:
-            alone = lock(file, kind | fcntl.LOCK_NB)  # without locks all write the same bytes, then rename
+            alone = lock(file, kind | fcntl.LOCK_NB)  # on file systems without locks, all write the same bytes
         except BlockingIOError:
             say(f"data: another process is preparing {folder}; waiting for it")
             alone = lock(file, kind)
@@ -168,13 +168,13 @@ def locked(folder: Path, say: Say, *, shared: bool = False) -> Iterator[IO]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what processes that were killed have left half done. No one else may be writing there."""
+    """Remove what killed processes have left unfinished. No other process may be writing there."""
     for left_over in folder.rglob("*.tmp"):
         left_over.unlink(missing_ok=True)
 
 
 def describe(prepared: Prepared) -> list[str]:
-    """The summary as lines for the terminal."""
+    """Return the summary as lines for the terminal."""
     if isinstance(prepared.train, MixedSplit):
         lines = []
         for name, part in prepared.parts.items():

@@ -1,8 +1,8 @@
 """Tokens that stay where they are, at a URL: pieces of them are fetched ahead of the training into a bounded cache.
 
-`data.shards=URL` names a folder that `minigpt prepare` has made. What says what it holds, the tokenizer and the
-validation split are copied whole; of the training split a piece is a range of bytes of its shards (see blocks.py). A
-piece gets its name when all of it is there.
+`data.shards=URL` names a folder that `minigpt prepare` has made. Its JSON files, the tokenizer and the validation split
+are copied whole; a piece of the training split is a range of bytes of its shards (see blocks.py). A piece gets its name
+when all of it is there.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ from minigpt.rundir.files import lock, replaced
 TRIES = 5
 FIRST_PAUSE_SECONDS = 1.0  # before the second try; twice as long before each further one
 WORKERS = 4
-STALE_SECONDS = 3600.0  # an unfinished piece of this age is of a process that was killed
+STALE_SECONDS = 3600.0  # an unfinished piece of this age was left by a process that was killed
 
 
 def pieces_of(folder: Path) -> Path:
-    """Return where the pieces are whose split's sidecar is in `folder`."""
+    """Return the folder for the pieces of the split whose sidecar is in `folder`."""
     return folder.with_name(f"{folder.name}-pieces")
 
 
@@ -60,7 +60,7 @@ class RemoteFolder:
         """Copy a file whole.
 
         Raises:
-            StorageFailure: it can't be had.
+            StorageFailure: it can't be fetched.
             OSError: it can't be written.
         """
         self._tried(name, lambda path: copy_file(self.system, path, folder / name, None, tries=1))
@@ -69,7 +69,7 @@ class RemoteFolder:
         """Return the bytes start ... stop - 1 of a file.
 
         Raises:
-            StorageFailure: they can't be had.
+            StorageFailure: they can't be fetched.
         """
 
         def once(path: str) -> bytes:
@@ -86,7 +86,7 @@ class RemoteFolder:
         return found
 
     def _tried(self, name: str, once: Callable[[str], Any]) -> Any:
-        """What `once` makes of a file's path, in a few tries."""
+        """Return what `once` returns for a file's path, trying up to TRIES times."""
         place, mark, signature = self.root.partition("?")
         path = f"{place.rstrip('/')}/{name}{mark}{signature}"
         for attempt in range(TRIES):
@@ -172,7 +172,7 @@ class PieceCache:
         return None
 
     def _fetch_once(self, number: int) -> None:
-        """Fetch a file that another rank of this machine is not fetching, too."""
+        """Fetch a file, unless another rank of this machine has fetched it."""
         with open(self.folder / f".lock-{number % 64}", "wb") as file:
             lock(file)
             if not (self.folder / str(number)).exists():
@@ -182,7 +182,7 @@ class PieceCache:
                     raise StorageFailure(f"can't write {self.folder}: {error.strerror or error}. Make room") from None
 
     def _make_room(self) -> None:
-        """Remove what is not wanted, the oldest first, until what is being fetched has room within the limit."""
+        """Remove files that are not wanted, the oldest first, until the limit has room for those being fetched."""
         with self._changed:
             wanted, coming = {str(number) for number in self._wanted}, len(self._busy)
         found = []
@@ -205,7 +205,7 @@ class RemoteSplit:
 
     Args:
         remote: the folder; None: nothing can be fetched.
-        folder: on this machine, which holds the split's sidecar; the pieces are beside it.
+        folder: the folder on this machine that holds the split's sidecar; the pieces are in another one beside it.
         name: of the split.
         tokenizer: whose tokens they are.
         limit_bytes: of the pieces.
@@ -237,10 +237,10 @@ class RemoteSplit:
         return self._length
 
     def refuse_small_cache(self, *, block_size: int, sequences: int) -> None:
-        """Name a cache that does not hold two blocks, the one that is trained on and the next one.
+        """Refuse a cache that does not hold two blocks, the one that is trained on and the next one.
 
         Raises:
-            UserFault: it does not.
+            UserFault: data.cache_gb is too small for that.
         """
         blocks = Blocks(self._length, block_size, sequences, 0)
         pieces = 2 * blocks.pieces_of_block + WORKERS + 1  # one of the block before, and what is being fetched
@@ -260,10 +260,10 @@ class RemoteSplit:
         return blocks.starts(np.uint64(step * sequences) + np.arange(sequences, dtype=np.uint64))
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-        """As `TokenSplit.windows`. Waits for what is not there yet.
+        """As `TokenSplit.windows`. It waits for pieces that are not there yet.
 
         Raises:
-            StorageFailure: it can't be fetched.
+            StorageFailure: a piece can't be fetched.
         """
         if len(starts) and not (starts.min() >= 0 and starts.max() + length <= self._length):
             raise IndexError(f"window outside the {self.name} split of {self._length:,} tokens")
@@ -300,7 +300,7 @@ class RemoteSplit:
         return self._cache
 
     def _fetch(self, piece: int, path: Path) -> None:
-        """Write a piece."""
+        """Fetch a piece and write it to `path`."""
         if self.remote is None:
             raise StorageFailure(f"the training tokens of {self._pieces} are at a URL. Give it: data.shards=URL")
         size = int(path.parent.name)
@@ -315,7 +315,7 @@ class RemoteSplit:
             file.write(content.tobytes())
 
     def _ranges(self, start: int, stop: int) -> Iterator[tuple[str, int, int]]:
-        """The parts of the shards that hold tokens start ... stop - 1: file, first byte, end."""
+        """Yield the parts of the shards that hold tokens start ... stop - 1: file, first byte, end."""
         for file, begins, ends in zip(self._files, self._begins.tolist(), self._begins[1:].tolist(), strict=False):
             first, last = max(start, begins), min(stop, ends)
             if first < last:

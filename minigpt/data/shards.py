@@ -130,7 +130,7 @@ def write_sidecar(folder: Path, name: str, tokenizer: Tokenizer, facts: dict[str
 
 
 def fingerprint(parts: list[str]) -> str:
-    """One SHA-256 (hex) for several texts in order."""
+    """Return one SHA-256 (hex) for several texts in order."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -191,7 +191,7 @@ class TokenSplit:
         return np.array(rows, dtype=np.int64).reshape(len(starts), length)
 
     def weights(self, starts: NDArray[np.int64], length: int) -> NDArray[np.float32] | None:
-        """Return the weights (n, length) of these tokens as targets; None, for all count the same."""
+        """Return None: all tokens count the same as targets. (Other splits return weights, (n, length).)"""
         return None
 
     def tokens(self, start: int, stop: int) -> NDArray[Any]:
@@ -279,7 +279,7 @@ def open_shard(path: Path, tokens: int, dtype: np.dtype[Any], header_bytes: int 
 
 
 def refuse_strange_token(path: Path, shard: NDArray[Any], tokenizer: Tokenizer) -> None:
-    """Name the first token outside the vocabulary, if there is one."""
+    """Refuse a shard that holds a token outside the vocabulary, and name the first one."""
     strange = np.flatnonzero(shard >= tokenizer.vocab_size)
     if strange.size:
         held = f"{path} holds token id {int(shard[strange[0]])} at position {int(strange[0]):,}"

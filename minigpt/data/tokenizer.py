@@ -38,8 +38,8 @@ class Tokenizer:
         eot: the end-of-text token, or None (char). Its bytes are empty: a border between documents is not text.
         special: the control tokens, name -> token. Their bytes are empty, too.
         names: the same, token -> name.
-        control: the names of those that stand behind all other tokens.
-        rules: file only: what it has besides its tokens.
+        control: the names of the control tokens that were added after all other tokens.
+        rules: file only: what the tokenizer has besides its tokens.
         dtype: of token arrays, in memory and on disk.
     """
 
@@ -50,7 +50,7 @@ class Tokenizer:
             name: of the encoder.
             tokens: the bytes of each.
             rules: of a file's tokenizer.
-            control: names of more control tokens, which stand behind all others.
+            control: names of more control tokens, whose numbers follow those of all others.
 
         Raises:
             ValueError: an unknown name, or a vocabulary that it can't encode with.
@@ -99,7 +99,7 @@ class Tokenizer:
         return tokens
 
     def encode_bytes(self, data: bytes) -> NDArray[Any]:
-        """Return the tokens (n,) of bytes. UTF-8 gives what `encode` gives for its text; other bytes go in one by one.
+        """Return the tokens (n,) of bytes. UTF-8 gives what `encode` gives; other bytes become tokens one by one.
 
         Raises:
             UserFault: a character outside the alphabet or bytes that are no UTF-8 (char), with their position.
@@ -151,12 +151,12 @@ class Tokenizer:
         return Tokenizer(self.name, self._own_tokens(), self.rules, control=[*self.control, *control])
 
     def _own_tokens(self) -> list[bytes]:
-        """The tokens as they are given to `__init__`."""
+        """Return the tokens as they are given to `__init__`."""
         own = self._table[: len(self._table) - len(self.control)]
         return own[: self.eot] if self.rules is None else own
 
     def to_json(self) -> dict[str, Any]:
-        """Return all there is to it, for a tokenizer.json; `load_tokenizer` makes the tokenizer of it."""
+        """Return the whole tokenizer as the content of a tokenizer.json, which `load_tokenizer` reads."""
         return {
             "format": FORMAT,
             "version": 1,
@@ -193,7 +193,7 @@ def scheme_of(name: str, vocab_size: int | None = None) -> Scheme:
     """Return the scheme of this name, and check that it can make a vocabulary of this size.
 
     Raises:
-        UserFault: there is none, or it can't.
+        UserFault: the name is unknown, or the size too small.
     """
     if name not in TOKENIZERS:
         raise UserFault(f"tokenizer.name={shown(name)} is not known; wanted one of {', '.join(TOKENIZERS)}")

@@ -43,14 +43,14 @@ def baselines(prepared: Prepared, say: Callable[[str], object]) -> list[Row]:
     if isinstance(prepared.val, MixedSplit):
         return _of_mixture(prepared, prepared.val, say)
     if not isinstance(prepared.train, TokenSplit) or not isinstance(prepared.val, TokenSplit):
-        return []  # the tokens are elsewhere: as many would have to be fetched; or it is answers alone that count
+        return []  # tokens at a URL would have to be fetched; of conversations, only the answers count
     path = prepared.folder / "baselines.json"
     with contextlib.suppress(UserFault, LookupError, TypeError):
         kept = read_json(path)
         if kept["fingerprint"] == prepared.fingerprint and kept["version"] == 1:
             rows: list[Row] = kept["baselines"]
             return rows
-    say("Measuring what counting and copying reach on this text (once for a text; Ctrl-C leaves it out)")
+    say("Measuring the baselines of this text: models that only count or copy (once for a text; Ctrl-C skips it)")
     rows = _measure(prepared.train, prepared.val, prepared.tokenizer)
     with contextlib.suppress(OSError):
         write_json(path, {"version": 1, "fingerprint": prepared.fingerprint, "baselines": rows})
@@ -58,7 +58,7 @@ def baselines(prepared: Prepared, say: Callable[[str], object]) -> list[Row]:
 
 
 def _of_mixture(prepared: Prepared, val: MixedSplit, say: Callable[[str], object]) -> list[Row]:
-    """The baselines of the sources, each after its own training text, weighted as a mixture's bits per byte are."""
+    """Return the sources' baselines, each after its own training text, weighted as a mixture's bits per byte are."""
     found = {name: baselines(part, say) for name, part in prepared.parts.items()}
     n_bytes = {name: share * val.parts[name].bytes / len(val.parts[name]) for name, share in val.shares.items()}
     rows = zip(*found.values(), strict=True) if all(map(len, found.values())) else ()
@@ -95,7 +95,7 @@ def _measure(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> list[R
 
 
 def _unigram(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> float:
-    """Bits per byte where each token is as likely as it is frequent in the training text, plus one."""
+    """Return the bits per byte if a token's probability follows its count in the training text, plus one."""
     seen, counts = (
         sum(np.bincount(piece, minlength=tokenizer.vocab_size) for piece in pieces(split, UNIGRAM_TOKENS))
         for split in (train, val)
@@ -107,13 +107,13 @@ def _unigram(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> float:
 
 @contextlib.contextmanager
 def _xz_bytes(train: bytes, text: bytes) -> Iterator[Callable[[], int]]:
-    """Yield a function that waits for the bytes that xz takes for `text` once it has seen `train`."""
+    """Yield a function that waits for, and returns, the number of bytes that xz takes for `text` after `train`."""
     whole, stop = train + text, threading.Event()
     dictionary = max(1 << 16, 1 << len(whole).bit_length())
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": dictionary}]
 
     def measure() -> int:
-        if len(whole) <= SMALL_BYTES:  # the border is too coarse for it
+        if len(whole) <= SMALL_BYTES:  # too little text for a border that is only known to a few bytes
             with_text, without = (len(lzma.compress(part, lzma.FORMAT_RAW, filters=filters)) for part in (whole, train))
             return with_text - without
         xz, packed = lzma.LZMACompressor(lzma.FORMAT_RAW, filters=filters), bytearray()
@@ -122,7 +122,7 @@ def _xz_bytes(train: bytes, text: bytes) -> Iterator[Callable[[], int]]:
                 return 0
             packed += xz.compress(whole[start : start + CHUNK_BYTES])
         packed += xz.flush()
-        # The border between the two, to a few bytes: where a reader of the packed text has come to the end of `train`.
+        # The border between the two, to a few bytes: where unpacking has reached the end of `train`.
         reader, read, unpacked = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=filters), 0, 0
         while unpacked < len(train) and not stop.is_set():
             unpacked += len(reader.decompress(packed[read : read + BORDER_BYTES]))

@@ -50,7 +50,7 @@ class KneserNey:
                 grams, counts = _distinct(grams & mask)
 
     def bits(self, text: bytes) -> float:
-        """Return the bits that all of `text` takes; before it stands nothing, as before the training text."""
+        """Return the bits that all of `text` takes; like the training text, it has no context before it."""
         order, bits = len(self._tables), 0.0
         for start in range(0, len(text), _PIECE):
             before = min(start, order - 1)
@@ -68,7 +68,7 @@ class KneserNey:
 
 
 def _interpolate(table: _Table, grams: NDArray[np.uint64], p: NDArray[np.float64]) -> NDArray[np.float64]:
-    """P in the order of `table`, from P in the order below it."""
+    """Return P of the table's order, from P of the order below it."""
     if not len(table.grams):
         return p
     place = np.minimum(np.searchsorted(table.grams, grams), len(table.grams) - 1)
@@ -94,14 +94,14 @@ def _table(grams: NDArray[np.uint64], counts: NDArray[np.int32]) -> _Table:
 
 
 def _distinct(grams: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
-    """Different grams in order, and how often each is there."""
+    """Return the distinct grams in order, and the count of each."""
     grams.sort()
     first = np.flatnonzero(np.diff(grams, prepend=~grams[:1]))
     return grams[first], np.diff(first, append=len(grams)).astype(np.int32)
 
 
 def _grams(text: bytes, length: int) -> NDArray[np.uint64]:
-    """Each byte with the `length` - 1 bytes before it as one number, the oldest highest; before the text are zeros."""
+    """Return each byte and the `length` - 1 before it as one number, the oldest highest; zeros precede the text."""
     data = np.frombuffer(bytes(length - 1) + text, dtype=np.uint8)
     grams = np.zeros(len(text), dtype=np.uint64)
     for place in range(length):

@@ -1,4 +1,4 @@
-"""What a split holds, and how much of the validation text stands in the training text, too.
+"""Statistics of a split, and how much of the validation text also stands in the training text.
 
 Deduplication finds equal documents; this finds equal passages. A gram is 13 tokens in a row (50 where a token is
 hardly more than a character), none of them end-of-text. Its hash is a difference of two sums, so that the grams of a
@@ -59,7 +59,7 @@ def measured_lines(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def statistics(split: TokenSplit, tokenizer: Tokenizer, stop: threading.Event) -> dict[str, int]:
     """Return how many documents a split has, the tokens of the median and of the longest, and how many tokens it uses.
 
-    Without an end-of-text token documents are not known. It is about what came before `stop` was set.
+    Without an end-of-text token documents are not known. If `stop` is set, the rest of the split is not counted.
     """
     used, last, lengths = np.zeros(tokenizer.vocab_size, bool), -1, [np.zeros(0, np.int64)]
     for number, piece in enumerate(until(stop, pieces(split, len(split)))):
@@ -116,7 +116,7 @@ def overlap(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> dict[st
 
 
 def until(stop: threading.Event, parts: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
-    """Yield parts of a split, and no more when a thread is to end."""
+    """Yield parts of a split until `stop` is set."""
     return itertools.takewhile(lambda _: not stop.is_set(), parts)
 
 
@@ -128,7 +128,7 @@ _UP, _DOWN = _powers(GOLDEN), _powers(pow(GOLDEN, -1, 1 << 64))  # GOLDEN is odd
 
 
 def _hashes(tokens: NDArray[Any], gram: int, words: NDArray[np.uint64], eot: int | None) -> NDArray[np.uint64]:
-    """One hash for each gram without end-of-text: equal grams, equal hashes. `words` has a random number a token."""
+    """Return a hash of each gram without end-of-text, from `words`, a random number for each token."""
     n = len(tokens)
     if n < gram:
         return np.zeros(0, np.uint64)

@@ -13,7 +13,7 @@ PIECE_TOKENS = 1 << 16
 
 
 def pieces(split: TokenSplit, n_tokens: int, *, part: tuple[int, int] = (0, 1)) -> Iterator[NDArray[Any]]:
-    """All tokens of a split, in pieces; if it has more than n_tokens, about so many in pieces spread evenly over it.
+    """Return all tokens of a split in pieces; of more than n_tokens, about n_tokens in pieces spread evenly over it.
 
     Args:
         split: of tokens.
@@ -27,6 +27,6 @@ def pieces(split: TokenSplit, n_tokens: int, *, part: tuple[int, int] = (0, 1)) 
 
 
 def sample_of(split: TokenSplit, tokenizer: Tokenizer, n_bytes: int) -> bytes:
-    """The text of a split; if it is longer than n_bytes, about so much of it."""
+    """Return the text of a split; if it is longer than n_bytes, about n_bytes of it."""
     n_tokens = len(split) if split.bytes <= n_bytes else int(n_bytes / split.bytes * len(split))
     return b"".join(map(tokenizer.decode_bytes, pieces(split, n_tokens)))

@@ -31,10 +31,10 @@ def read(file: File, options: ReadOptions) -> Iterator[Document]:
 
 
 def require_packages(files: Iterable[File]) -> None:
-    """Name every package that these files need and that is not here.
+    """Refuse files that need a Python package which is not installed.
 
     Raises:
-        UserFault: with the command that installs it.
+        UserFault: it names every such package, and the command that installs it.
     """
     faults = []
     for end, package in PACKAGES.items():

@@ -1,4 +1,4 @@
-"""Conversations: each line of JSON is one, and a document."""
+"""Conversations: each line of JSON is a conversation, and a document."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ NOT_LEARNED = (  # keys of a message that would be ignored
 
 
 def read_chat(file: File, options: ReadOptions) -> Iterator[Document]:
-    """The conversation of each record, as `marked` has it; an empty document where the assistant says nothing.
+    """Yield the conversation of each record, as `marked` writes it; an empty document if the assistant says nothing.
 
     Raises:
         BadFile: a line that is no conversation, or has a role that is not known.
@@ -70,7 +70,7 @@ def messages_of(record: Any) -> list[dict[str, str]]:
 def _message(message: Any, place: str) -> dict[str, str]:
     role = message.get("role") if isinstance(message, dict) else None
     if not isinstance(role, str) or role not in ROLES:
-        raise BadMessages(f"{place} has the role {str(role)[:40]!r}, and there are {', '.join(ROLES)}")
+        raise BadMessages(f"{place} has the role {str(role)[:40]!r}; the roles are {', '.join(ROLES)}")
     if ignored := [key for key in NOT_LEARNED if message.get(key) not in (None, "", [])]:
         raise BadMessages(f"{place} has {ignored[0]!r}, which is not known here: leave it out")
     content = message.get("content")

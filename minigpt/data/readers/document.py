@@ -1,4 +1,4 @@
-"""What readers give, and what they are given."""
+"""What readers return, and what they are given."""
 
 import glob
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 from minigpt.data.readers.packed import PACKINGS, DamagedPacking, unpack
 from minigpt.faults import UserFault
 
-CHUNK_BYTES = 1 << 18  # what is done with a chunk finds it in the processor's cache
+CHUNK_BYTES = 1 << 18  # small enough that a chunk stays in the processor's cache while it is worked on
 
 
 class BadFile(UserFault):
@@ -40,7 +40,7 @@ class File:
 
     @property
     def size(self) -> int:
-        """Bytes, as they lie on the disk."""
+        """Bytes on the disk, packed if it is packed."""
         return self.path.stat().st_size
 
     @property
@@ -80,7 +80,7 @@ class File:
 
 
 def pattern_of(label: str) -> str:
-    """The pattern of data.include and data.exclude that fits a label, and hardly another."""
+    """Return a pattern for data.include and data.exclude that matches a label, and hardly any other."""
     hard = r"[,$\x00-\x1f\x7f\udc80-\udcff]|^\s+|\s+$"  # divides patterns, can't be typed, or is taken off
     return re.sub(hard, lambda found: "?" * len(found[0]), glob.escape(label))
 

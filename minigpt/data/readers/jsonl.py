@@ -1,4 +1,4 @@
-"""JSON lines: each line is a record, and one of its texts a document."""
+"""JSON lines: each line is a record, and the text under one of its keys is a document."""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ MAX_LINE_BYTES = 1 << 26  # a longer one is no record, and would fill the memory
 
 
 def read_jsonl(file: File, options: ReadOptions) -> Iterator[Document]:
-    """The text of each record under `data.key`. Blank lines are passed over."""
+    """Yield the text of each record under `data.key`. Blank lines are skipped."""
     for number, line in enumerate(lines_of(file, options.encoding), 1):
         place = f"{file.path}, line {number:,}"
         try:

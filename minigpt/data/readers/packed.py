@@ -1,14 +1,14 @@
-"""Packed files, .gz and .zst: unpacked as they are read, in memory that does not hang on what they hold."""
+"""Packed files, .gz and .zst: unpacked as they are read, in memory that does not depend on their contents."""
 
 import gzip
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-MAX_RATIO = 200  # of the bytes held to the file's own: text reaches 20, gzip at most 1,032, zstd 30,000
-MIN_BOMB_BYTES = 1 << 26  # what holds less is no danger
-MAX_WINDOW_BYTES = 1 << 31  # of `zstd --long=31`, the longest that there is: so much memory such a file may take
-ZSTD_FEED_BYTES = 512  # so few become 16 MiB at most: four of them can stand for 128 KiB
+MAX_RATIO = 200  # of unpacked bytes to packed ones: text reaches 20, gzip at most 1,032, zstd 30,000
+MIN_BOMB_BYTES = 1 << 26  # fewer unpacked bytes are no danger
+MAX_WINDOW_BYTES = 1 << 31  # of `zstd --long=31`, the longest that there is: unpacking may take that much memory
+ZSTD_FEED_BYTES = 512  # four bytes can stand for 128 KiB, so these unpack to 16 MiB at most
 
 
 class DamagedPacking(ValueError):
@@ -34,7 +34,7 @@ def unpack(path: Path, size: int) -> Iterator[bytes]:
 
 
 def bomb_bytes(path: Path) -> int:
-    """More bytes than this are not honestly held by a file of this size."""
+    """Return the number of unpacked bytes above which a file of this size is a decompression bomb."""
     return max(MIN_BOMB_BYTES, MAX_RATIO * path.stat().st_size)
 
 
@@ -45,7 +45,7 @@ def _gzip(path: Path, size: int) -> Iterator[bytes]:
 
 
 def _zstd(path: Path, size: int) -> Iterator[bytes]:
-    """Frame by frame: zstandard's own reader takes a file that was cut for a whole one."""
+    """Unpack frame by frame: zstandard's own reader does not notice that a file was cut."""
     import zstandard
 
     frame, held = None, bytearray()

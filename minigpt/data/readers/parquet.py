@@ -7,11 +7,11 @@ from typing import Any
 from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
 from minigpt.data.readers.packed import bomb_bytes
 
-BATCH_ROWS = 64  # a row group at once would be held whole: hundreds of megabytes
+BATCH_ROWS = 64  # a whole row group at once would take hundreds of megabytes of memory
 
 
 def read_parquet(file: File, options: ReadOptions) -> Iterator[Document]:
-    """The text of each row in column `data.key`; rows without one are empty documents."""
+    """Yield the text of each row in column `data.key`; rows without one are empty documents."""
     import pyarrow
     from pyarrow import parquet
 
@@ -24,7 +24,7 @@ def read_parquet(file: File, options: ReadOptions) -> Iterator[Document]:
                 raise bomb
             for batch in table.iter_batches(BATCH_ROWS, columns=[options.key], use_threads=False):
                 column = batch.column(0)
-                indexed = hasattr(column, "dictionary")  # categories: the text of a row is a number there
+                indexed = hasattr(column, "dictionary")  # categories: a row holds the number of its text
                 words = (column.dictionary if indexed else column).cast(pyarrow.large_binary())
                 for place in column.indices.to_pylist() if indexed else range(len(words)):
                     content = None if place is None else words[place].as_py()
@@ -44,14 +44,14 @@ def read_parquet(file: File, options: ReadOptions) -> Iterator[Document]:
 
 
 def _unpacked_bytes(metadata: Any, key: str) -> int:
-    """What a column takes in the file's memory, as the file itself states it."""
+    """Return the bytes of a column when it is unpacked, as the file states them."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     columns = [group.column(number) for group in groups for number in range(group.num_columns)]
     return sum(column.total_uncompressed_size for column in columns if column.path_in_schema == key)
 
 
 def _check_column(file: File, key: str, schema: Any) -> None:
-    """Asked for a column that is not there, pyarrow gives none and says nothing."""
+    """Refuse a file without a text column `key`: for a column that is missing, pyarrow gives none and no error."""
     kinds = {field.name: str(field.type) for field in schema}
     if re.sub(r"dictionary<values=(\w+),.*", r"\1", kinds.get(key, "")) not in (
         "string",

@@ -38,7 +38,7 @@ _KINDS = {
 
 
 def read_plain(file: File, options: ReadOptions) -> Iterator[Document]:
-    """The file as one document. UTF-8 is kept byte by byte, other encodings are rewritten to it."""
+    """Yield the file as one document. UTF-8 is kept byte by byte, other encodings are converted to it."""
     yield Document(file.label, _utf8(file, options))
 
 
@@ -66,7 +66,7 @@ def _utf8(file: File, options: ReadOptions) -> Iterator[bytes]:
 
 
 def kind_of_binary(file: File, encoding: str) -> str | None:
-    """What a file is by its first bytes; None if it may be text in this encoding."""
+    """Return what kind of file its first bytes show; None if it may be text in this encoding."""
     if file.suffix == ".parquet":
         return None  # its reader says what is wrong with it
     head = next(file.chunks(HEAD_BYTES), b"")[:HEAD_BYTES]

@@ -1,6 +1,7 @@
 """tokenizer=file: the byte-level BPE of a tokenizer.json, Hugging Face's format, with its pattern and special tokens.
 
-The file is data: nothing in it is run, and what would give other tokens here than there is refused by name.
+The file is data: nothing in it is run. A file that would give other tokens here than with Hugging Face's library is
+refused, with the reason.
 """
 
 import re
@@ -18,7 +19,7 @@ from minigpt.faults import UserFault
 from minigpt.rundir.files import read_json
 
 MAX_TOKENS, MAX_TOKEN_BYTES, MAX_NAMES = 1 << 21, 512, 10_000
-EOT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>")  # of a file beside which no tokenizer_config.json names another
+EOT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>")  # looked for if no tokenizer_config.json names the token
 
 # GPT-2's pattern after each digit was taken out (SmolLM, StarCoder): text ends before a digit.
 _DIGITS = PATTERN.replace(r" ?\p{N}++", r"\p{N}").replace(r"\s+(?!\S)", r"\s+(?![^\s\p{N}])")
@@ -55,7 +56,7 @@ PATTERNS = {PATTERN: GPT2_BORDER, _DIGITS: GPT2_BORDER} | dict.fromkeys(
 
 @dataclass(frozen=True)
 class Rules:
-    """What such a tokenizer has besides the bytes of its tokens. A checkpoint's tokenizer.json holds these fields.
+    """What a file's tokenizer has besides the bytes of its tokens. A checkpoint's tokenizer.json holds these fields.
 
     Attributes:
         pattern: the regular expression that splits text into words; one of PATTERNS.
@@ -106,13 +107,13 @@ def read_vocabulary(path: Path, eot: str | None = None) -> tuple[list[bytes], Ru
 
     Args:
         path: the file. A tokenizer_config.json beside it may name the end-of-text token.
-        eot: the name of the end-of-text token, where it should be another or none is named.
+        eot: the name of the end-of-text token, if it should be another one, or if none is named there.
 
     Returns:
         The bytes of each token, and the rules.
 
     Raises:
-        UserFault: it can't be read, or holds something that would give other tokens here; with its name.
+        UserFault: it can't be read, or holds something that would give other tokens here; the sentence names it.
     """
     content = read_json(path, MAX_TOKENIZER)
     config = path.with_name("tokenizer_config.json")
@@ -143,7 +144,7 @@ def _vocabulary(content: dict[str, Any], eot: str | None) -> tuple[list[bytes], 
         special[eot] = others.pop(eot)["id"]
     for name, token in others.items():
         if not re.fullmatch(r"\S+|\s+", name) or token["lstrip"] or token["rstrip"] or token["single_word"]:
-            raise ValueError(f"its added token {shown(name)} heeds blanks or words around it, which is not done here")
+            raise ValueError(f"its added token {shown(name)} depends on the text around it, which is not done here")
         if nfc and token["normalized"] and name.strip(" \t\r\n"):
             raise ValueError(
                 f"its added token {shown(name)} is looked for in Unicode's form NFC, which is not done here"
@@ -177,10 +178,10 @@ def _bytes(text: str) -> bytes:
 
 
 def _pattern(pre_tokenizer: dict[str, Any] | None, model: dict[str, Any]) -> str:
-    """The pattern that stands for what is done before merging.
+    """Return the split pattern that does what the pre-tokenizer does.
 
     Raises:
-        ValueError: it is no byte-level BPE, or does something else besides.
+        ValueError: it is no byte-level BPE, or does more than splitting.
     """
     steps = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer or {"type": "none"}])
     kinds = [step["type"] for step in steps]
@@ -207,10 +208,10 @@ def _pattern(pre_tokenizer: dict[str, Any] | None, model: dict[str, Any]) -> str
 
 
 def _is_nfc(normalizer: dict[str, Any] | None) -> bool:
-    """Whether text is brought into NFC.
+    """Return whether text is brought into NFC.
 
     Raises:
-        ValueError: it is changed in another way.
+        ValueError: text is changed in another way.
     """
     steps = (normalizer or {"normalizers": []}).get("normalizers", [normalizer])
     kinds = {step["type"] for step in steps}
@@ -220,7 +221,7 @@ def _is_nfc(normalizer: dict[str, Any] | None) -> bool:
 
 
 def _check_merges(ids: dict[bytes, int], merges: list[tuple[bytes, ...]], *, whole: bool) -> None:
-    """See that merging by the tokens' numbers, as tiktoken does, gives what these merges give.
+    """Check that merging by the tokens' numbers, as tiktoken does, gives what these merges give.
 
     What merges to a token in a longer text went through the same steps as the token's own bytes alone, for no step
     crossed its ends. So the last pair of those bytes is the only one that is ever merged to the token; the merges
@@ -228,11 +229,11 @@ def _check_merges(ids: dict[bytes, int], merges: list[tuple[bytes, ...]], *, who
 
     Args:
         ids: the number of each token, special and added ones aside.
-        merges: the pairs, first ones first.
+        merges: the pairs, in their order.
         whole: a word that is a token needs no merges (ignore_merges).
 
     Raises:
-        ValueError: a token for which it does not, or for which tokens and merges don't fit.
+        ValueError: for some token it does not, or tokens and merges don't fit each other.
     """
     place: dict[bytes, int] = {}
     pairs: dict[tuple[bytes, ...], int] = {}
@@ -248,7 +249,7 @@ def _check_merges(ids: dict[bytes, int], merges: list[tuple[bytes, ...]], *, who
 
 
 def _last_pair(token: bytes, ids: dict[bytes, int]) -> tuple[bytes, ...] | None:
-    """The two parts that the bytes of a token merge to before they become the token; None if they don't."""
+    """Return the two parts that a token's bytes merge to before they become the token; None if they don't."""
     parts = [token[place : place + 1] for place in range(len(token))]
     while len(parts) > 2:
         numbers = [ids.get(left + right, MAX_TOKENS) for left, right in pairwise(parts)]

@@ -20,7 +20,7 @@ def gpt2_ranks() -> list[bytes]:
     """Return GPT-2's 50,256 tokens, from the file tiktoken caches, which is fetched when it is missing.
 
     Raises:
-        UserFault: the file is not there and can't be had within 2 s.
+        UserFault: the file is not there and can't be fetched within 2 s.
     """
     tokens = [bytes([b]) for b in GPT2_BYTES]
     for line in _gpt2_file().decode().split("\n")[1:-1]:  # the first line is a version, the last one empty

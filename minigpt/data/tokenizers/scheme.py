@@ -24,7 +24,7 @@ class Encoder(Protocol):
     """
 
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[Any]]:
-        """Tokens of one text that comes in chunks, cut anywhere; they don't depend on the cuts."""
+        """Yield the tokens of one text that comes in chunks, cut anywhere; they don't depend on the cuts."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class Scheme:
     """Describes a kind of tokenizer: how it gets a vocabulary, and what encodes with one.
 
     Attributes:
-        encoder: makes the encoder of a vocabulary, which may have been read from a file: its tokens are different and
-            not empty. Raises ValueError where it can't encode with them.
+        encoder: makes the encoder of a vocabulary, which may have been read from a file: its tokens are distinct and
+            not empty. Raises ValueError if it can't encode with them.
         vocabulary: (vocab_size, alphabet, train) -> the bytes of each token, end-of-text not among them; from the
             number of tokens wanted in all, the characters of the whole text (if asked for), and the documents of the
             training text, each as chunks of bytes.
-        min_vocab_size: the least that `tokenizer.vocab_size` may ask for; 0 if it decides nothing.
+        min_vocab_size: the least that `tokenizer.vocab_size` may ask for; 0 if that setting has no effect.
         needs_alphabet: the vocabulary is made from the set of the text's characters.
         takes_any_bytes: text need not be valid in its encoding.
-        has_eot: there is an end-of-text token; its number is that of the tokens before it.
+        has_eot: there is an end-of-text token; its number follows those of the vocabulary.
         pattern: the regular expression that splits text into words first, stored with the vocabulary.
     """
 
@@ -69,7 +69,7 @@ def runs(chunks: Iterable[bytes], limit: int = RUN_BYTES, border: re.Pattern[byt
     Args:
         chunks: the text as bytes; UTF-8 or not.
         limit: bytes per run at most.
-        border: matches up to the last place where another split pattern than GPT-2's lets text be cut.
+        border: matches up to the last place where the split pattern lets text be cut.
 
     Yields:
         Non-empty runs whose concatenation is the text; they don't depend on the chunks' borders.
