@@ -1,4 +1,4 @@
-"""An adapter put on a model that was loaded without it: several share one model."""
+"""Adapters merged into models that were loaded without them; several such models share equal weights."""
 
 import copy
 import os
@@ -39,7 +39,7 @@ def open_adapter(path: str, which: str, loaded: LoadedCheckpoint) -> tuple[Path,
         nothing = f"adapter={path} holds no adapter. Give a run with adapter=lora, or a folder that peft wrote"
         try:
             folder = find_checkpoint(path, which)
-        except UserFault:  # which speaks of checkpoint=
+        except UserFault:  # its sentence names checkpoint=, not adapter=
             raise UserFault(nothing) from None
         if not (folder / "MANIFEST.json").is_file() or not lists(folder, ADAPTER):
             raise UserFault(nothing)
@@ -50,7 +50,7 @@ def open_adapter(path: str, which: str, loaded: LoadedCheckpoint) -> tuple[Path,
 def _of_peft(folder: Path) -> Callable[[str], bytes]:
     def read(name: str) -> bytes:
         try:
-            size = os.path.getsize(folder / name)  # room for more than it has is not asked for
+            size = os.path.getsize(folder / name)  # no more memory is asked for than the file needs
             return read_plain(folder / name, min(size + 1, MEMORY) if name == ADAPTER else MAX_CONFIG)
         except OSError as error:
             pickled = "; its adapter_model.bin is a pickle, which could run any code: save it as safetensors"
@@ -61,15 +61,15 @@ def _of_peft(folder: Path) -> Callable[[str], bytes]:
 
 
 def adapted(path: str, which: str, bases: Sequence[LoadedCheckpoint]) -> LoadedCheckpoint:
-    """Return the model that an adapter makes of the one that it was trained on. What is equal they keep once.
+    """Return the model on which an adapter was trained, with the adapter merged in. Both share equal weights in memory.
 
     Args:
         path: as `open_adapter` takes it.
         which: of a run, "best" or "latest".
-        bases: models just loaded, in fp32, among which that one is looked for by its hash.
+        bases: models just loaded, in fp32, among which the adapter's is found by its hash.
 
     Raises:
-        UserFault: there is no adapter, or it lies on none of them.
+        UserFault: there is no adapter, or it was trained on none of these models.
     """
     folder, faults, hashes = Path(path), list[UserFault](), list[str]()
     for base in bases:
@@ -92,7 +92,7 @@ def adapted(path: str, which: str, bases: Sequence[LoadedCheckpoint]) -> LoadedC
 
 
 def _made(base: LoadedCheckpoint, folder: Path, adapter: Adapter) -> LoadedCheckpoint:
-    if (folder / "MANIFEST.json").is_file():  # whole, with the tokens that conversations may have added
+    if (folder / "MANIFEST.json").is_file():  # a whole checkpoint, with the tokens that conversations may have added
         made = load_checkpoint(folder)
     else:
         _refuse_new_tokens(base.tokenizer, folder, adapter)
@@ -103,7 +103,7 @@ def _made(base: LoadedCheckpoint, folder: Path, adapter: Adapter) -> LoadedCheck
 
 
 def _refuse_new_tokens(tokenizer: Tokenizer, folder: Path, adapter: Adapter) -> None:
-    """Refuse peft's two files alone where conversations brought tokens that the model below has no embeddings of."""
+    """Refuse peft's two files alone if the adapter learned control tokens for which the model has no embeddings."""
     if isinstance(tokenizer, NoTokenizer) or has_roles(tokenizer) or adapter.tokenizer != with_roles(tokenizer).hash:
         return
     raise UserFault(

@@ -1,8 +1,8 @@
-"""Adapters as peft, Hugging Face's library, lays them out: adapter_config.json and adapter_model.safetensors.
+"""Adapters in the layout of peft, Hugging Face's library: adapter_config.json and adapter_model.safetensors.
 
-The tensors have the names that the matrices have in a Hugging Face folder of the model, so peft puts them on what
-`minigpt export format=hf` writes of it. The header of the tensors' file holds the hashes of the model that they lie on
-and of the tokenizer that they were trained with.
+The tensors have the names that the matrices have in a Hugging Face folder of the model, so peft can load them into what
+`minigpt export format=hf` writes of it. The header of the tensors' file holds the hashes of the model and of the
+tokenizer with which they were trained.
 """
 
 import hashlib
@@ -24,22 +24,23 @@ from minigpt.model.gpt import GPT
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PREFIX, BASE, WORDS = "base_model.model.", "base_sha256", "tokenizer_sha256"
 _GATE = {"mlp.gate": "mlp.c_gate"}  # which GPT-2 lacks
-# Fields that change no result here; any other must be empty. `layers_...`, `target_...`: the tensors' names tell.
+# Fields that change no result here; any other must be empty. (What `layers_...` and `target_...` say, the tensors'
+# names say, too.)
 _NAMES = """
     peft_type task_type base_model_name_or_path revision peft_version auto_mapping inference_mode r lora_alpha
     lora_dropout fan_in_fan_out target_modules exclude_modules layers_to_transform layers_pattern init_lora_weights
     use_rslora megatron_core qalora_group_size ensure_weight_tying
 """
 _HARMLESS = frozenset(_NAMES.split())
-_PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")  # others change the model that they begin on
+_PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")  # other starts change the model's own weights
 
 
 def base_hash(gpt: GPT) -> str:
-    """Return the SHA-256 of a model's blocks, the same for a run and what was exported of it.
+    """Return the SHA-256 of a model's blocks, the same for a run and for an export of it.
 
-    In fp32, without an adapter. Left out are biases of zero, of which an export adds some, and embeddings and output
-    layer: conversations bring tokens of their own, a smaller block_size has fewer positions, and files don't hold the
-    rows that pad a vocabulary.
+    It is taken in fp32, without an adapter. Left out are biases of zero, of which an export adds some, and embeddings
+    and output layer: conversations add tokens, a smaller block_size has fewer positions, and files don't hold the rows
+    that pad a vocabulary.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(base_of(gpt).items()):
@@ -51,7 +52,7 @@ def base_hash(gpt: GPT) -> str:
 
 
 def tensors_of(gpt: GPT) -> dict[str, dict[str, Tensor]]:
-    """Return what a checkpoint holds of a model, by file: its weights, and apart from them its adapter."""
+    """Return the tensors that a checkpoint holds of a model, by file: its weights, and separately its adapter."""
     adapter, files = adapter_of(gpt), {pack.MODEL: base_of(gpt)}
     if adapter is not None:
         files[ADAPTER] = {
@@ -63,7 +64,7 @@ def tensors_of(gpt: GPT) -> dict[str, dict[str, Tensor]]:
 
 
 def their_name(gpt: GPT, place: Place) -> str:
-    """Return what peft calls a matrix."""
+    """Return peft's name of a matrix."""
     names = GPT2_NAMES | _GATE if gpt.config.attention == "softmax" else LLAMA_NAMES
     return PREFIX + theirs(f"{place.layer}.weight", names)[place.part].removesuffix(".weight")
 
@@ -92,11 +93,11 @@ def read_adapter(read: Callable[[str], bytes], gpt: GPT, origin: str) -> Adapter
 
     Args:
         read: name of a file -> its bytes.
-        gpt: a model of the shape that it is for.
+        gpt: a model of the shape that the adapter is for.
         origin: where the files are.
 
     Raises:
-        UserFault: it is of another kind, or for a model of another shape.
+        UserFault: it is another kind of adapter, or for a model of another shape.
     """
     rank, alpha = _read_config(read(ADAPTER_CONFIG), f"{origin}/{ADAPTER_CONFIG}")
     content = read(ADAPTER)
@@ -112,7 +113,7 @@ def read_adapter(read: Callable[[str], bytes], gpt: GPT, origin: str) -> Adapter
         shapes = [None if each is None else tuple(each.shape) for each in found]
         if shapes != [(rank, columns), (place.rows, rank)]:
             wanted = f"{(rank, columns)} and {(place.rows, rank)}"
-            raise UserFault(f"{origin}: {name} has an adapter of {shapes[0]} and {shapes[1]}, the model wants {wanted}")
+            raise UserFault(f"{origin}: {name} has matrices of {shapes[0]} and {shapes[1]}; the model needs {wanted}")
         pairs[place] = (found[0], found[1])  # type: ignore[assignment]
     if tensors or not pairs:
         strange = f"holds {shown(min(tensors))}, which the model has no place for" if tensors else "holds nothing"
@@ -121,7 +122,7 @@ def read_adapter(read: Callable[[str], bytes], gpt: GPT, origin: str) -> Adapter
 
 
 def _read_config(content: bytes, origin: str) -> tuple[int, float]:
-    """Return the rank, and alpha as it counts."""
+    """Return the rank and the effective alpha."""
     try:
         config = json.loads(content)
         kind, rank, alpha = config["peft_type"], config["r"], config["lora_alpha"]
@@ -136,12 +137,12 @@ def _read_config(content: bytes, origin: str) -> tuple[int, float]:
     wrong = [key for key in sorted(config) if key not in _HARMLESS and config[key]]
     wrong += ["init_lora_weights"] if config.get("init_lora_weights", True) not in _PLAIN_STARTS else []
     if wrong:
-        raise UserFault(f"{origin}: {shown(wrong[0])[1:-1]}={shown(config[wrong[0]])} is not known here")
+        raise UserFault(f"{origin}: {shown(wrong[0])[1:-1]}={shown(config[wrong[0]])} is not supported")
     return rank, alpha * rank**0.5 if config.get("use_rslora") else alpha
 
 
 def _hash_in(content: bytes, name: str) -> str:
-    """A hash in the header of a safetensors file, which was read already; "" where there is none."""
+    """Return a hash from the header of a valid safetensors file; "" if there is none."""
     header: Mapping[str, Any] = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     found = str(header.get("__metadata__", {}).get(name, ""))
     return found if re.fullmatch("[0-9a-f]{64}", found) else ""

@@ -32,7 +32,7 @@ from minigpt.data.tokenizer import Tokenizer, build_tokenizer, read_tokenizer_js
 from minigpt.faults import UserFault
 from minigpt.rundir.files import read_json
 
-# What each part of a block, and of the model, is called; several names where others keep apart what we stack by rows.
+# The names of each part of a block and of the model; several names where others keep apart what we stack by rows.
 GPT2_NAMES = {
     "block": "transformer.h.{}.",
     "token_embedding": "transformer.wte",
@@ -73,10 +73,10 @@ _REBUILD = "torch._utils._rebuild_tensor_v2"
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether another program's model is there.
+    """Return whether another program's model is there.
 
     Raises:
-        UserFault: one that minigpt can't compute.
+        UserFault: there is one that minigpt can't compute.
     """
     return not (path / "MANIFEST.json").is_file() and foreign_settings(path) is not None
 
@@ -85,7 +85,7 @@ def read_foreign_config(path: Path) -> tuple[TrainConfig, int]:
     """Return the architecture as a config, whose other settings are the defaults, and the size of the vocabulary.
 
     Raises:
-        UserFault: it is none that minigpt can compute.
+        UserFault: minigpt can't compute this architecture.
     """
     found = foreign_settings(path)
     assert found is not None
@@ -97,7 +97,7 @@ def read_foreign_config(path: Path) -> tuple[TrainConfig, int]:
 
 
 def read_foreign_weights(path: Path, config: ModelConfig, shapes: Iterable[str]) -> dict[str, Tensor]:
-    """Return the weights under our names, as they are in the files: without the rows that pad a vocabulary.
+    """Return the weights under our names, as the files hold them: without the rows that pad a vocabulary.
 
     Args:
         path: of the model.
@@ -105,7 +105,7 @@ def read_foreign_weights(path: Path, config: ModelConfig, shapes: Iterable[str])
         shapes: the names that a model of ours has.
 
     Raises:
-        UserFault: weights are missing, strange, or of no use.
+        UserFault: weights are missing, unknown or unusable.
     """
     tensors = _nanogpt_tensors(path) if path.is_file() else _folder_tensors(path)
     conv1d = path.is_dir() and config.attention == "softmax"
@@ -118,7 +118,7 @@ def to_ours(
     """Return tensors under our names, queries, keys and values stacked; `conv1d`: GPT-2's matrices are transposed.
 
     Raises:
-        UserFault: one is missing, or one is left that no part of the model takes.
+        UserFault: a tensor is missing, or belongs to no part of the model.
     """
     ours: dict[str, Tensor] = {}
     left = {name: tensor for name, tensor in tensors.items() if not _NO_WEIGHT.fullmatch("." + name)}
@@ -142,7 +142,7 @@ def to_ours(
 
 
 def theirs(name: str, names: Mapping[str, str]) -> list[str]:
-    """Return what others call one of our tensors."""
+    """Return the names that others give to one of our tensors, or to its stacked parts."""
     found = re.fullmatch(r"(?:blocks\.(\d+)\.)?(.+)\.(weight|bias)", re.sub(r"qk_norm\.([qk])_", r"\1_norm.", name))
     assert found is not None
     number, part, kind = found.groups()
@@ -151,7 +151,7 @@ def theirs(name: str, names: Mapping[str, str]) -> list[str]:
 
 
 def _folder_tensors(folder: Path) -> dict[str, Tensor]:
-    """The tensors of model.safetensors, or of the files that its index names."""
+    """Return the tensors of model.safetensors, or of the files that its index names."""
     index = folder / "model.safetensors.index.json"
     files = ["model.safetensors"]
     if not (folder / files[0]).is_file() and index.is_file():
@@ -178,7 +178,7 @@ def _folder_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _nanogpt_tensors(path: Path) -> dict[str, Tensor]:
-    """The weights of ckpt.pt, taken from the archive as the numbers they are."""
+    """Return the weights of ckpt.pt, read as plain numbers from the archive, without an unpickler."""
     archive, folder, content = read_nanogpt(path)
     tensors, storages = dict[str, Tensor](), dict[tuple[str, str], Tensor]()
     try:
@@ -200,11 +200,11 @@ def _nanogpt_tensors(path: Path) -> dict[str, Tensor]:
 
 
 class NoTokenizer:
-    """Stands where a foreign model has no tokenizer that we can use. Whoever uses it is told why.
+    """Takes the place of a tokenizer where a foreign model has none that we can use. Any use raises a UserFault.
 
     Attributes:
-        reason: why.
-        is_there: it has one, which can't be used.
+        reason: why there is none.
+        is_there: whether the model has one, which can't be used.
     """
 
     def __init__(self, reason: str, is_there: bool):

@@ -38,7 +38,7 @@ from minigpt.model.parts import held_rows, local
 MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes of this machine: no larger file is read whole
 MAX_BYTES = {CONFIG: 1 << 24, STATE: 1 << 20, TOKENIZER: 1 << 24, pack.CALLBACKS: 1 << 24}  # many times what ours need
 VOCABULARY, POSITIONS = ("token_embedding.weight", "output.weight"), "position_embedding.weight"
-OTHER_SETTING = re.compile(r"(?!model\b)(?=.{1,100}$)[a-z]\w*(\.[a-z]\w*)*")  # that another version may have
+OTHER_SETTING = re.compile(r"(?!model\b)(?=.{1,100}$)[a-z]\w*(\.[a-z]\w*)*")  # one that another version may have
 
 
 @dataclass
@@ -53,7 +53,7 @@ class LoadedCheckpoint:
 
 
 def find_checkpoint(path: str | Path, which: str = "best") -> Path:
-    """The checkpoint folder meant by a run directory or a checkpoint directory; another program's model as it is.
+    """Return the checkpoint folder meant by a run directory or checkpoint directory; another program's model as it is.
 
     Nothing is changed there.
 
@@ -62,8 +62,8 @@ def find_checkpoint(path: str | Path, which: str = "best") -> Path:
         which: of a run, "best" (lowest validation loss) or "latest" (the newest that is whole).
 
     Raises:
-        UserFault: there is none at that path.
-        NoUsableCheckpoint: there are, but each is damaged.
+        UserFault: there is no checkpoint at that path.
+        NoUsableCheckpoint: there are checkpoints, but each is damaged.
     """
     path = local_path(path)
     if is_foreign(path):
@@ -126,7 +126,7 @@ def load_checkpoint(path: str | Path, which: str = "best", *, kernel: str = "fus
 
 
 def merge_own_adapter(model: GPT, folder: Path) -> None:
-    """Bring a model with the weights of a checkpoint to where the adapter in the same checkpoint, if any, takes it.
+    """Merge the adapter in a checkpoint, if any, into a model that has the weights of that checkpoint.
 
     Raises:
         UserFault: as `read_file`; or it is no adapter for this model.
@@ -147,10 +147,10 @@ def _load_foreign(path: Path, kernel: str) -> LoadedCheckpoint:
 
 
 def foreign_weights(path: Path) -> dict[str, Tensor]:
-    """The weights of another program's model, under our names; their vocabulary has no rows that pad it.
+    """Return the weights of another program's model, under our names; no rows pad their vocabulary.
 
     Raises:
-        UserFault: they are not those that its config.json tells of.
+        UserFault: they are not those that its config.json describes.
     """
     config, vocab_size = read_foreign_config(path)
     shapes = expected_shapes(config.model, vocab_size, config.model.n_layer)
@@ -161,9 +161,9 @@ def foreign_weights(path: Path) -> dict[str, Tensor]:
 
 
 def fit_rows(weights: dict[str, Tensor], model: GPT, known: int | None = None) -> dict[str, Tensor]:
-    """The weights with as many rows of the vocabulary as the model has, and no more positions.
+    """Return the weights with as many rows of the vocabulary as the model has, and no more positions.
 
-    What is added pads the vocabulary: no token has it. What goes are such rows, and positions beyond block_size.
+    Added rows pad the vocabulary: no token uses them. Removed are such rows, and positions beyond block_size.
     Tokens from `known` on are new to the weights: the model keeps its own rows for them.
     """
     fitted, own = dict(weights), model.state_dict()
@@ -177,7 +177,7 @@ def fit_rows(weights: dict[str, Tensor], model: GPT, known: int | None = None) -
 
 
 def unusable(folder: Path, reason: object) -> UserFault:
-    """The fault of a checkpoint that can't be used."""
+    """Return the fault for a checkpoint that can't be used."""
     return UserFault(
         f"the checkpoint {folder} can't be used: {reason}. Use another one (of a run: which=latest, or the folder "
         "of an earlier step)"
@@ -185,7 +185,7 @@ def unusable(folder: Path, reason: object) -> UserFault:
 
 
 def read_file(folder: Path, name: str) -> bytes:
-    """A file of a checkpoint. The bytes that are returned are those that were compared with the manifest.
+    """Return a file of a checkpoint. The bytes returned are the very bytes that were compared with the manifest.
 
     Raises:
         UserFault: it is missing, no plain file, not in the manifest, or other than the manifest says.
@@ -196,7 +196,7 @@ def read_file(folder: Path, name: str) -> bytes:
             raise unusable(folder, f"its manifest has no {name}")
         most, path = MAX_BYTES.get(name, MEMORY), folder / name
         size = store.read_patiently(path, lambda file: os.fstat(file.fileno()).st_size)
-        if size > most:  # of a sparse file, too, nothing is read before
+        if size > most:  # before anything is read: a sparse file can be of any size
             raise unusable(folder, f"{name} is {size:,} bytes; at most {most:,} make sense")
         whole = size == entry.get("bytes")
         content = store.read_patiently(path, lambda file: file.read(size + 1)) if whole else b""
@@ -208,7 +208,7 @@ def read_file(folder: Path, name: str) -> bytes:
 
 
 def read_json(folder: Path, name: str) -> Any:
-    """A JSON file of a checkpoint.
+    """Return the content of a checkpoint's JSON file.
 
     Raises:
         UserFault: as `read_file`; or it is no JSON.
@@ -221,7 +221,7 @@ def read_json(folder: Path, name: str) -> Any:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """state.json of a checkpoint.
+    """Return the content of a checkpoint's state.json.
 
     Raises:
         UserFault: as `read_json`; or it holds no mapping.
@@ -233,7 +233,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> TrainConfig:
-    """The config of a checkpoint. Its values are taken as they stand: nothing in them is resolved or called.
+    """Return the config of a checkpoint. Its values are taken as they stand: nothing in them is resolved or called.
 
     Raises:
         UserFault: as `read_json`; or it holds a wrong value, or a model that can't be.
@@ -251,7 +251,7 @@ def read_config(folder: Path) -> TrainConfig:
         raise unusable(folder, f"{CONFIG} holds {shown(strange[0])}, which is no setting of this minigpt")
     if wrong:
         raise unusable(folder, f"{CONFIG}: {wrong[0].sentence}")
-    # Of a foreign config only the model counts; its paths are nothing to us.
+    # Only the model of the config matters here; its paths belong to another machine.
     for fault in find_faults(TrainConfig(model=config.model)):
         if all(key.startswith("model.") for key in fault.keys):
             raise unusable(folder, f"{CONFIG}: {fault.sentence}")
@@ -259,10 +259,10 @@ def read_config(folder: Path) -> TrainConfig:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint.
+    """Return the tokenizer of a checkpoint.
 
     Raises:
-        UserFault: as `read_json`; or it is none of ours.
+        UserFault: as `read_json`; or it is no tokenizer of ours.
     """
     content = read_json(folder, TOKENIZER)
     try:
@@ -272,7 +272,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
-    """A safetensors file of a checkpoint, or its parts put together.
+    """Return the tensors of a checkpoint's safetensors file, or of its parts put together.
 
     Raises:
         UserFault: as `read_file`; or it is no safetensors file.
@@ -286,7 +286,7 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
 
 
 def in_parts(folder: Path) -> bool:
-    """Whether several processes wrote a checkpoint's tensors, each a part of them.
+    """Return whether several processes wrote a checkpoint's tensors, each a part of them.
 
     Raises:
         UserFault: its manifest is damaged.
@@ -295,7 +295,7 @@ def in_parts(folder: Path) -> bool:
 
 
 def lists(folder: Path, name: str) -> bool:
-    """Whether a checkpoint has a file of this name, by its manifest.
+    """Return whether a checkpoint's manifest lists a file of this name.
 
     Raises:
         UserFault: its manifest is damaged.
@@ -307,12 +307,12 @@ def lists(folder: Path, name: str) -> bool:
 
 
 def expected_shapes(config: ModelConfig, vocab_size: int, most_tensors: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a model's weights, at no cost in memory.
+    """Return names and shapes of a model's weights, at no cost in memory.
 
     Args:
         config: of the model.
         vocab_size: of its tokenizer.
-        most_tensors: stop there: more layers than a file has tensors need not be listed.
+        most_tensors: the tensors of the file to compare with: more layers than that are not listed.
     """
     one = empty_gpt(replace(config, n_layer=1), vocab_size, device="meta")
     shapes: dict[str, tuple[int, ...]] = {}
@@ -323,7 +323,7 @@ def expected_shapes(config: ModelConfig, vocab_size: int, most_tensors: int) -> 
 
 
 def load_weights(model: GPT, weights: dict[str, Tensor] | TensorFiles, origin: str) -> None:
-    """Copy weights into a model of the same shape; into a sharded one those that this process holds.
+    """Copy weights into a model of the same shape; into a sharded model, the rows that this process holds.
 
     Raises:
         UserFault: names or shapes differ, or a weight is not finite.
@@ -337,7 +337,7 @@ def load_weights(model: GPT, weights: dict[str, Tensor] | TensorFiles, origin: s
         for name, tensor in own.items():
             local(tensor).copy_(weights[name][held_rows(tensor)])
     mine = {name: local(tensor) for name, tensor in own.items()}
-    broken = pack.first_non_finite(mine)  # after the copy: what is finite in fp64 need not be in fp32
+    broken = pack.first_non_finite(mine)  # after the copy: a number that is finite in fp64 need not be in fp32
     if broken is not None:
         raise UserFault(f"the checkpoint {origin} holds non-finite weights ({broken}). Use an earlier checkpoint")
 

@@ -1,4 +1,4 @@
-"""What goes into a checkpoint's files: tensors as safetensors, the rest as JSON, no pickle."""
+"""The contents of a checkpoint's files: tensors as safetensors, the rest as JSON, no pickle."""
 
 import json
 from collections.abc import Mapping
@@ -28,12 +28,12 @@ DTYPES = {
 
 
 def to_json(value: Any) -> bytes:
-    """Canonical JSON: equal values give equal bytes."""
+    """Return canonical JSON: equal values give equal bytes."""
     return json.dumps(value, indent=1, sort_keys=True).encode()
 
 
 def copy_tensors(tensors: Mapping[str, Tensor], memory: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A copy in main memory, which stays as it is while training goes on.
+    """Copy tensors into main memory, where they stay as they are while training goes on.
 
     Args:
         tensors: on any device.
@@ -50,9 +50,9 @@ def copy_tensors(tensors: Mapping[str, Tensor], memory: dict[str, Tensor]) -> di
 
 
 def pack_tensors(tensors: Mapping[str, Tensor], label: Mapping[str, str] | None = None) -> list[memoryview]:
-    """The parts of a safetensors file, one after the other, without copying the tensors (contiguous, on the CPU).
+    """Return the parts of a safetensors file, in order, without copying the tensors (contiguous, on the CPU).
 
-    Its header holds `label`, too.
+    The metadata in its header holds `label`.
 
     Source: https://huggingface.co/docs/safetensors (Format): length of the header as 8 bytes, JSON header, data.
     """
@@ -70,7 +70,7 @@ def pack_tensors(tensors: Mapping[str, Tensor], label: Mapping[str, str] | None 
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's running averages, named `<parameter index>.<average>`.
+    """Return the optimizer's running averages, named `<parameter index>.<average>`.
 
     Its hyperparameters follow from the config and the step, so they are not stored.
     """
@@ -81,10 +81,10 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def unpack_tensors(content: bytes, origin: str, *, floats_only: bool = True) -> dict[str, Tensor]:
-    """The tensors in the bytes of a safetensors file: numbers only, whatever the file says.
+    """Return the tensors in the bytes of a safetensors file. Nothing in the file is run.
 
     Raises:
-        UserFault: it is none, or holds something else than floating-point numbers where only these are wanted.
+        UserFault: it is no safetensors file, or holds other than floating-point numbers although floats_only.
     """
     try:
         tensors = load_tensors(content)
@@ -100,7 +100,7 @@ def unpack_tensors(content: bytes, origin: str, *, floats_only: bool = True) -> 
 
 
 def looks_like(content: bytes) -> str:
-    """What a file is that stands in another's place, where its first bytes tell; else nothing."""
+    """Return a clause for an error sentence if a file's bytes look like a pickle, else ""."""
     binary, text = content[:1] == b"\x80", content[:1] in (b"c", b"(") and content.rstrip().endswith(b".")
     if binary or text or content[:2] == b"PK":
         return "; it looks like a pickle, as torch.save writes, which could run any code: it is not read"
@@ -132,7 +132,7 @@ def unpack_optimizer(data: bytes, optimizer: torch.optim.Optimizer) -> None:
 
 
 def averages(optimizer: torch.optim.Optimizer, parameter: Tensor) -> set[str]:
-    """What AdamW or Muon keeps of a parameter."""
+    """Return the names of the averages that AdamW or Muon keeps for a parameter."""
     return {"momentum"} if parameter in getattr(optimizer, "matrices", ()) else {"step", "exp_avg", "exp_avg_sq"}
 
 
@@ -141,7 +141,7 @@ def foreign(got: str) -> str:
 
 
 def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor that holds a NaN or infinity, or None. One fused pass."""
+    """Return the name of the first tensor that holds a NaN or infinity, or None, in one fused pass."""
     floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
     if not floats:
         return None

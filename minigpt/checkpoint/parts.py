@@ -1,7 +1,7 @@
-"""Tensors that lie in several files: part r of w holds the rows of each that process r of w had.
+"""Tensors in several files: part r of w holds the rows of each tensor that process r of w had.
 
-The rows of all parts, one behind the other, are the whole tensor; so any number of processes reads what any other has
-written, each only its own rows, and never more than one tensor beside those that it fills.
+The rows of all parts in order are the whole tensor; so any number of processes can read what any other number has
+written, each only its own rows, and with memory for one tensor besides those that it fills.
 """
 
 import json
@@ -32,10 +32,10 @@ def part_name(name: str, part: int, parts: int) -> str:
 
 
 def files_of(files: Mapping[str, Any], name: str) -> list[str]:
-    """Return which of a manifest's files hold what `name` stands for: itself, or its parts in their order.
+    """Return the files of a manifest that hold the file `name`: itself, or its parts in their order.
 
     Raises:
-        DamagedCheckpoint: neither it nor all of its parts are there.
+        DamagedCheckpoint: neither the file nor all of its parts are there.
     """
     if name in files:
         return [name]
@@ -62,7 +62,7 @@ class TensorFiles:
     Args:
         folder: of the checkpoint.
         name: model.safetensors or optimizer.safetensors.
-        check: whether to compare each file with the manifest first; not where that was done just now.
+        check: whether to compare each file with the manifest first; needless if that was done just now.
 
     Attributes:
         shapes: of the whole tensors, by name.
@@ -98,7 +98,7 @@ class TensorFiles:
         return shapes
 
     def fill(self, targets: Mapping[str, Tensor]) -> None:
-        """Read into tensors of these names and shapes; into sharded ones what this process holds of them."""
+        """Read into tensors of these names and shapes; into a sharded tensor, the rows that this process holds."""
         for name, target in targets.items():
             mine, rows = local(target).detach(), held_rows(target) if target.dim() else slice(0, 1)
             mine, first = mine if mine.dim() else mine[None], 0
@@ -128,12 +128,12 @@ class TensorFiles:
 
 
 def read_header(file: BufferedReader) -> dict[str, Entry]:
-    """Return the tensors of a safetensors file, by name. No size is believed that the file doesn't have.
+    """Return the tensors of a safetensors file, by name. Sizes in its header are checked against the file's own.
 
     Source: https://huggingface.co/docs/safetensors (Format).
 
     Raises:
-        ValueError, KeyError, TypeError: it is none, or holds something else than floating-point numbers.
+        ValueError, KeyError, TypeError: it is no safetensors file, or holds other than floating-point numbers.
     """
     size = file.seek(0, 2)
     file.seek(0)
@@ -152,12 +152,12 @@ def read_header(file: BufferedReader) -> dict[str, Entry]:
             raise ValueError(f"{shown(name)} does not lie where it should")
         entries[name], at = Entry(dtype, shape, 8 + length + begin), end
     if 8 + length + at != size:
-        raise ValueError("it has not the bytes of its tensors")
+        raise ValueError("its size is not that of its tensors")
     return entries
 
 
 def read_optimizer(folder: Path, optimizer: torch.optim.Optimizer, *, check: bool = True) -> None:
-    """Put running averages that lie in parts back into an optimizer, keeping its hyperparameters.
+    """Put running averages back into an optimizer, from one file or its parts, keeping its hyperparameters.
 
     Raises:
         UserFault: as `TensorFiles`; or they are not those of this optimizer over these parameters.

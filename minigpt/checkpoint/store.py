@@ -37,13 +37,13 @@ Read = TypeVar("Read")
 
 
 def step_of(path: Path) -> int:
-    """The step a checkpoint folder's name stands for, or -1 for any other name."""
+    """Return the step a checkpoint folder's name stands for, or -1 for any other name."""
     match = _NAME.fullmatch(path.name)
     return int(match.group(1)) if match else -1
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """All checkpoint folders, oldest first, verified or not. A link is none: what it leads to is another's.
+    """Return all checkpoint folders, oldest first, verified or not. Links don't count: their targets lie elsewhere.
 
     Raises:
         StorageFailure: the system refuses to list them, each time.
@@ -63,7 +63,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def require_space(folder: Path, need: int, what: str) -> None:
-    """Refuse to begin what can't be written.
+    """Refuse to begin if there is too little space on the disk.
 
     Raises:
         StorageFailure: fewer than `need` bytes are free.
@@ -161,13 +161,13 @@ def _write_flushed(path: Path, parts: Sequence[bytes | memoryview]) -> dict[str,
         file.flush()
         os.fsync(file.fileno())
         if hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(OSError):  # a wish, not an order
+            with contextlib.suppress(OSError):  # it is only a hint to the system
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return {"bytes": file.tell(), "sha256": digest.hexdigest()}
 
 
 def read_patiently(path: Path, read: Callable[[BufferedReader], Read]) -> Read:
-    """Return what `read` makes of a checkpoint's file. Links lead out of the checkpoint: none is opened.
+    """Return what `read` makes of a checkpoint's file. No link is opened: it would lead out of the checkpoint.
 
     Raises:
         DamagedCheckpoint: the file is missing, or is no plain file.
@@ -190,19 +190,19 @@ def read_patiently(path: Path, read: Callable[[BufferedReader], Read]) -> Read:
 
 
 def _sealed(manifest: Mapping[str, Any]) -> bytes:
-    """The manifest's bytes, with their own SHA-256 among them: a change anywhere in it shows, too."""
+    """Return the manifest's bytes, which include their own SHA-256, so that any change in them shows."""
     plain = {key: value for key, value in manifest.items() if key != "sha256"}
     digest = hashlib.sha256(json.dumps(plain, indent=1, sort_keys=True).encode()).hexdigest()
     return json.dumps({**plain, "sha256": digest}, indent=1, sort_keys=True).encode()
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint folder, itself checked (the other files: `verify`).
+    """Return the manifest of a checkpoint folder, checked itself (for the other files see `verify`).
 
     Raises:
-        DamagedCheckpoint: missing or changed.
+        DamagedCheckpoint: it is missing or changed.
         StorageFailure: the system refuses to read it.
-        UserFault: of another format version.
+        UserFault: it is of another format version.
     """
     content = read_patiently(path / MANIFEST, lambda file: file.read(MAX_MANIFEST_BYTES))
     try:
@@ -229,8 +229,8 @@ def verify(path: Path) -> dict[str, Any]:
         The manifest.
 
     Raises:
-        DamagedCheckpoint: naming the first file that is missing, has another size or another SHA-256.
-        StorageFailure: the system refuses to read one.
+        DamagedCheckpoint: a file is missing, has another size or another SHA-256; it names the first one.
+        StorageFailure: the system refuses to read a file.
     """
     manifest = read_manifest(path)
     for name, entry in manifest["files"].items():
@@ -269,7 +269,7 @@ def set_aside(path: Path) -> Path:
 
 
 def latest_usable(folder: Path, *, say: Callable[[str], object] = print) -> Path | None:
-    """The newest checkpoint that verifies. Damaged ones are set aside by name and said.
+    """Return the newest checkpoint that verifies. Damaged ones are renamed, and a line says so.
 
     Returns:
         Its folder, or None if there are no checkpoints at all.
@@ -294,12 +294,12 @@ def latest_usable(folder: Path, *, say: Callable[[str], object] = print) -> Path
 
 
 def _damage(path: Path) -> str:
-    """What is wrong with a checkpoint that was set aside."""
+    """Return what is wrong with a checkpoint that was set aside."""
     try:
         verify(path)
     except (DamagedCheckpoint, StorageFailure, UserFault) as damage:
         return str(damage)
-    return f"{path}: whole again; take the mark off its name to use it"
+    return f"{path}: whole again; rename it without .damaged to use it"
 
 
 def sweep_unfinished(folder: Path) -> None:
@@ -323,7 +323,7 @@ def _alive(pid: int) -> bool:
 
 
 def best_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint with the lowest recorded validation loss; the newest if none was validated."""
+    """Return the checkpoint with the lowest recorded validation loss; the newest if none was validated."""
     losses: dict[Path, Any] = {}
     for path in list_checkpoints(folder):
         with contextlib.suppress(DamagedCheckpoint):
@@ -336,7 +336,7 @@ def prune(folder: Path, *, keep_last: int, keep_every_steps: int) -> None:
     """Remove old checkpoints: all but the newest `keep_last`, the best, and every `keep_every_steps`-th step.
 
     The newest one that a run can go back to stays as well (`bad_steps` in a manifest: steps skipped in a row when
-    it was made). Called only after the newest one verified; what can't be removed stays (a full run beats a tidy one).
+    it was made). Called only after the newest one verified; what can't be removed stays, since the run matters more.
     """
     with contextlib.suppress(OSError, StorageFailure, UserFault):  # UserFault: one of another version's among them
         checkpoints = list_checkpoints(folder)

@@ -14,7 +14,7 @@ class DamagedCheckpoint(ValueError):
 
 @dataclass(frozen=True)
 class Writers:
-    """The processes, as one of them sees it; by default it is alone.
+    """The processes that write a checkpoint, seen from one of them; by default it is alone.
 
     Attributes:
         rank: of this process.
@@ -25,11 +25,11 @@ class Writers:
     gather: Callable[[str], list[str]] = lambda text: [text]
 
     def each(self, work: Callable[[], Any]) -> list[Any]:
-        """Have each process do its work, and return what each made (JSON).
+        """Have each process do its work, and return the results of all (JSON).
 
         Raises:
             OSError, DamagedCheckpoint, StorageFailure: as `work` raised it here.
-            StorageFailure: it failed in another process, which is named.
+            StorageFailure: it failed in another process, whose rank it names.
         """
         failure, said = None, {}
         try:
@@ -53,5 +53,5 @@ ALONE = Writers()
 
 
 def reason_of(error: Exception) -> str:
-    """Return what the system says of a failure, without its number and path."""
+    """Return the system's description of a failure, without its number and path."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,4 +1,4 @@
-"""What minigpt chat does: a conversation at the terminal, in the form that minigpt serve uses, too.
+"""minigpt chat: a conversation at the terminal, encoded as minigpt serve does it.
 
 The answers go to stdout, everything else to stderr.
 """
@@ -52,11 +52,11 @@ def chat(config: ChatConfig) -> int:
 
 
 class Conversation:
-    """What was said so far.
+    """A conversation and the model that answers in it.
 
     Args:
         loaded: the model that answers.
-        forward: its next logits.
+        forward: gives its logits (see generate.py).
         system: the first message, if there is one.
 
     Raises:
@@ -67,7 +67,7 @@ class Conversation:
         self.loaded, self.forward = loaded, forward
         self.first = [] if system is None else [{"role": "system", "content": system}]
         self.messages: list[dict[str, str]] = []
-        self.told = False  # that the oldest are left out
+        self.told = False  # whether a note has said that the oldest messages are left out
         if system is not None:
             try:
                 empty = turn_of(loaded.tokenizer, [*self.first, {"role": "user", "content": ""}])
@@ -76,12 +76,12 @@ class Conversation:
                 raise UserFault(f"system=: {fault}") from None
 
     def answer(self, text: str, options: SampleConfig, on_text: Callable[[str], object] = show) -> int:
-        """Answer a message; return the number of tokens. After Ctrl-C what was written so far is the answer.
+        """Answer a message; return the number of tokens. After Ctrl-C the text written so far is the answer.
 
         Raises:
-            UserFault: a character that the tokenizer does not know, or a message that the context can't hold; it is
-                forgotten then.
-            KeyboardInterrupt: after the answer so far was noted.
+            UserFault: a character that the tokenizer does not know, or a message that the context can't hold; the
+                message is then forgotten.
+            KeyboardInterrupt: raised again after the answer so far was kept.
         """
         model, tokenizer, pieces = self.loaded.model, self.loaded.tokenizer, list[str]()
 
@@ -109,7 +109,7 @@ class Conversation:
             self.messages.append({"role": "assistant", "content": "".join(pieces)})
 
     def turn(self, max_new_tokens: int) -> Turn:
-        """Return what the model reads: the conversation, without its oldest exchanges where it would be too long.
+        """Return what the model reads: the conversation, without its oldest exchanges if it would be too long.
 
         Raises:
             UserFault: the last message alone is longer than the context.
@@ -128,13 +128,13 @@ class Conversation:
         return turn
 
     def reset(self) -> None:
-        """Forget it."""
+        """Forget all messages."""
         self.messages.clear()
         self.told = False
 
 
 def talk(conversation: Conversation, options: SampleConfig) -> None:
-    """Ask for messages and have them answered. Ctrl-C stops the answer only; at the prompt it leaves."""
+    """Ask for messages and have them answered. Ctrl-C stops the answer only; at the prompt it ends the program."""
     say("Type a message. /reset forgets the conversation, /help lists the commands, /quit or Ctrl-D leaves.")
     for line in typed_lines():
         command = line.strip()

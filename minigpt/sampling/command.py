@@ -1,4 +1,4 @@
-"""What minigpt sample does: a checkpoint writes. Text goes to stdout, everything else to stderr."""
+"""minigpt sample: a checkpoint writes. Text goes to stdout, everything else to stderr."""
 
 import codecs
 import os
@@ -55,7 +55,7 @@ def sample(config: SampleConfig) -> int:
 
 
 def load(config: SampleConfig) -> LoadedCheckpoint:
-    """Load the checkpoint, with the adapter if one is given, its model on the device and in the precision asked for.
+    """Load the checkpoint, with the adapter if one is given; its model is on the device and in the precision asked for.
 
     Raises:
         UserFault: no such checkpoint, adapter or device.
@@ -82,7 +82,7 @@ def ready(loaded: LoadedCheckpoint, config: SampleConfig) -> LoadedCheckpoint:
 
 
 def choose_decoder(config: SampleConfig, model: GPT) -> NativeDecoder | None:
-    """Return native code for a token's step where it is wanted and works; None = the model's own step.
+    """Return native code for a token's step if it is wanted and works; None = the model's own step.
 
     Raises:
         UserFault: compile=on, and it does not work here.
@@ -133,7 +133,7 @@ def write_texts(loaded: LoadedCheckpoint, decoder: NativeDecoder | None, config:
     streaming = config.stream and len(prompts) * config.num_samples == 1
     started = time.perf_counter()
     try:
-        if streaming and not config.interactive:  # where it stands on the screen already, as it was typed
+        if streaming and not config.interactive:  # an interactive prompt is on the screen already, as it was typed
             show(beginnings[0])
         on_text = show if streaming else lambda piece: None
         samples = write(loaded.model, loaded.tokenizer, encoded, config, decoder=decoder, on_text=on_text)
@@ -146,7 +146,7 @@ def write_texts(loaded: LoadedCheckpoint, decoder: NativeDecoder | None, config:
         raise
     finally:
         if streaming:
-            show("\n")  # what is said next, of Ctrl-C too, has a line of its own
+            show("\n")  # the next message, also that on Ctrl-C, has a line of its own
     seconds = time.perf_counter() - started
     for each in samples if not streaming else ():
         if len(samples) > 1:
@@ -158,7 +158,7 @@ def write_texts(loaded: LoadedCheckpoint, decoder: NativeDecoder | None, config:
 
 
 def beginning(number: int, prompt: str | bytes, tokens: Sequence[int], loaded: LoadedCheckpoint) -> str:
-    """Return what stands before a text: the prompt, or, which is then said, only what can be shown of it."""
+    """Return what is shown before a text: the prompt, or the part of it that can be shown, which a note then says."""
     block_size = loaded.model.config.block_size
     unread = window_start(len(tokens), block_size)
     if unread:

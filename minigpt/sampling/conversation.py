@@ -1,7 +1,7 @@
 """How messages become the tokens that a model continues.
 
-A model that was trained on conversations reads control tokens (minigpt/data/chat/roles.py); any other gets a plain
-transcript, which it may or may not go on with.
+A model that was trained on conversations reads control tokens (minigpt/data/chat/roles.py); any other model gets a
+plain transcript, which it may or may not continue.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,15 +16,15 @@ ROLES = {"system": "System", "developer": "System", "user": "User", "assistant":
 
 @dataclass(frozen=True)
 class Turn:
-    """What a model continues to give its answer."""
+    """The tokens that a model continues with its answer, and what ends the answer."""
 
     tokens: list[int]
     ends: frozenset[int]  # tokens that end the answer
-    stop: Sequence[str] = ()  # texts that do
+    stop: Sequence[str] = ()  # texts that end the answer
 
 
 def turn_of(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> Turn:
-    """Return messages as the beginning of the assistant's answer.
+    """Encode messages, up to the point where the assistant's answer begins.
 
     A tokenizer with roles gives `<|system|>Be brief.<|user|>Hello<|assistant|>`, and <|end|> ends the answer, as any
     other control token does. Without them the text is
@@ -49,10 +49,10 @@ def turn_of(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> Turn
 
 
 def refuse_too_long(turn: Turn, block_size: int) -> None:
-    """Refuse messages of which the model would read only the end, without their roles.
+    """Refuse messages that are longer than the model's context: it would read their end only, without their roles.
 
     Raises:
-        UserFault: they are longer than its context.
+        UserFault: they are longer.
     """
     if len(turn.tokens) > block_size:
         raise UserFault(

@@ -46,4 +46,4 @@ def upload(values: Tensor, device: torch.device) -> Tensor:
     """Copy a small tensor to a device without waiting for what the device is doing."""
     if device.type == "cuda" and torch.cuda.is_available():
         values = values.pin_memory()  # only from there a copy needs no wait
-    return values.to(device, non_blocking=device.type != "mps")  # which may read the memory too late
+    return values.to(device, non_blocking=device.type != "mps")  # MPS may read the memory too late

@@ -1,7 +1,7 @@
 """What shapes the choice of the next token: pure functions, logits (B, V) in, logits (B, V) out.
 
-A token that is ruled out gets minus infinity; the likeliest token is never ruled out. Options outside their ranges
-(config/schema.py) don't get here: who makes a SampleConfig of a user's values has it checked (config/check.py).
+A token that is ruled out gets minus infinity; the likeliest token is never ruled out. Options must be within their
+ranges (config/schema.py): a SampleConfig made of a user's values is checked first (config/check.py).
 """
 
 import math
@@ -14,7 +14,7 @@ from minigpt.config.schema import SampleConfig
 
 
 def filter_rows(logits: Tensor, seen: Tensor | None, options: Sequence[SampleConfig]) -> Tensor:
-    """`filter_logits` with options for each row; rows whose filters are the same are done together.
+    """Apply `filter_logits` with options for each row; rows with the same filters are done together.
 
     Args:
         logits: (B, V).
@@ -35,10 +35,10 @@ def filter_rows(logits: Tensor, seen: Tensor | None, options: Sequence[SampleCon
 
 
 def filter_logits(logits: Tensor, seen: Tensor | None, options: SampleConfig) -> Tensor:
-    """All filters, in this order: repetition penalty, temperature, top-k, top-p, min-p.
+    """Apply all filters, in this order: repetition penalty, temperature, top-k, top-p, min-p.
 
-    The penalty comes first because it corrects the model's own scores. Top-p and min-p judge the probabilities
-    that the temperature has made, among the tokens that are still left.
+    The penalty comes first because it corrects the model's own scores. Top-p and min-p work on the probabilities
+    after the temperature, among the tokens that are still left.
 
     Args:
         logits: (B, V), the model's.

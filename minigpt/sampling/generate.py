@@ -53,7 +53,7 @@ class Row:
     ended: str = ""  # as Sample.ended
 
     def take(self, token: int, logits: Tensor) -> None:
-        """Go on by a token."""
+        """Append a token, or end the text if the token ends it."""
         if token in self.ends:
             self.ended = "end of text"
             return
@@ -66,11 +66,11 @@ class Row:
 
 
 def window_start(length: int, block_size: int) -> int:
-    """Where the model's window begins in a text of this length.
+    """Return where the model's window begins in a text of this length.
 
-    The window grows to block_size tokens. With the next one it is over-full: the last block_size // 2 tokens
-    are kept and read again from position 0, and it grows anew. A prompt longer than the window is treated as if
-    it had been written token by token, so its last block_size // 2 to block_size tokens are read.
+    The window grows to block_size tokens. When one more comes, the last block_size // 2 tokens are kept and read
+    again from position 0, and the window grows anew. A prompt longer than the window is treated as if it had been
+    written token by token, so its last block_size // 2 to block_size tokens are read.
 
     Args:
         length: tokens in the text.
@@ -135,10 +135,10 @@ def generate(
 
 
 class Writer:
-    """Texts that grow together, a token per step. They join and leave between two steps; one that has ended leaves.
+    """Texts that grow together, a token per step. They join and leave between two steps; a text that ends leaves.
 
     Args:
-        reader: reads them.
+        reader: gives the logits after each text.
     """
 
     def __init__(self, reader: "Reader"):
@@ -148,14 +148,14 @@ class Writer:
 
     @torch.inference_mode()
     def join(self, rows: Sequence[Row]) -> None:
-        """Let texts grow with the others; their prompts are read now."""
+        """Add texts to those that grow; their prompts are read now."""
         self.reader.join([row.tokens for row in rows])
         self.rows += rows
         self.seen = None
 
     @torch.inference_mode()
     def leave(self, row: Row) -> None:
-        """Let a text go as it is."""
+        """Remove a text, as it is."""
         index = self.rows.index(row)
         self.reader.leave(index)
         self.rows[index] = self.rows[-1]
@@ -187,7 +187,7 @@ class Writer:
 
 
 def read_tokens(drawn: Tensor, logits: Tensor) -> list[int]:
-    """Bring the drawn tokens (B,) to the CPU: the one time per token that the device is waited for.
+    """Bring the drawn tokens (B,) to the CPU: the only wait for the device per token.
 
     Raises:
         NonFiniteLogits: NaN or infinity among the logits (B, V), fp64, from which they were drawn.
@@ -209,17 +209,17 @@ def tokens_seen(texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
 
 
 class Reader:
-    """Gives the logits that follow some texts, of which each grows by one token from call to call.
+    """Gives the logits that follow some texts, each of which grows by one token from call to call.
 
-    With a cache it reads each token once, until a text's window moves: then that window is read anew. Without, it
-    reads the whole window for every token: slower, and the readable twin.
+    With a cache it reads each token once, until a text's window moves: then that window is read anew. Without a cache
+    it reads the whole window for every token, which is slower but plain to read.
 
     Args:
         forward: the model.
         block_size: its window, in tokens.
-        new_cache: makes an empty KV cache of so many rows; None: none is used.
-        room: rows of the cache, where texts come and go. What they hold is then read one by one, so that the numbers
-            of each are those it has alone. None: all come at once, and are read together.
+        new_cache: makes an empty KV cache of so many rows; None: no cache is used.
+        room: rows of the cache, for texts that come and go. Each is then read on its own, so that its numbers are the
+            same with or without others. None: all texts come at once, and are read together.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class Reader:
             self.clear()
 
     def next_logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Return (B, V) logits of each text's next token. They are those that joined and have not left."""
+        """Return (B, V) logits of each text's next token, for the texts that have joined and not left."""
         starts = [window_start(len(text), self.block_size) for text in texts]
         if self.cache is None:
             return self.read([text[start:] for text, start in zip(texts, starts, strict=True)])
@@ -252,7 +252,7 @@ class Reader:
         return self.read([text[-1:] for text in texts], self.cache)
 
     def join(self, texts: Sequence[Sequence[int]]) -> None:
-        """Read texts but for their last tokens, and let them grow behind the others."""
+        """Read texts except for their last tokens, and add them after the others."""
         if self.new_cache is None:
             return
         starts = [window_start(len(text), self.block_size) for text in texts]
@@ -266,20 +266,20 @@ class Reader:
         self.starts += starts
 
     def leave(self, row: int) -> None:
-        """Let a text go; the last one takes its row."""
+        """Remove a text; the last one takes its row."""
         if self.cache is not None:
             self.cache.leave(row)
             self.starts[row] = self.starts[-1]
             del self.starts[-1]
 
     def clear(self) -> None:
-        """Let all texts go."""
+        """Remove all texts."""
         self.starts = []
         if self.cache is not None:
             self.cache.set_lengths([])
 
     def read(self, rows: Sequence[Sequence[int]], cache: KVCache | None = None) -> Tensor:
-        """Return (B, V) logits after rows of tokens; the shorter ones are filled up behind with 0."""
+        """Return (B, V) logits after rows of tokens; shorter rows are padded with 0 on the right."""
         lengths = [len(row) for row in rows]
         padded = [[*row, *[0] * (max(lengths) - len(row))] for row in rows]
         return self.forward(torch.tensor(padded), lengths, cache)

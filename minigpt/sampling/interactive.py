@@ -1,4 +1,4 @@
-"""The interactive prompt: type a beginning, the model goes on. It knows no model, only what writes a text."""
+"""The interactive prompt: type a beginning, the model goes on. It knows a function that writes a text, not a model."""
 
 import contextlib
 import difflib
@@ -12,7 +12,7 @@ from minigpt.config.schema import SampleConfig
 from minigpt.faults import UserFault
 from minigpt.sampling.stream import say
 
-COMMANDS = {  # and the settings they change, which are commands by their own names, too
+COMMANDS = {  # command -> the setting it changes; the setting's own name (/top_k) is a command, too
     "/temp": "temperature",
     "/topk": "top_k",
     "/topp": "top_p",
@@ -27,7 +27,7 @@ def converse(options: SampleConfig, write_text: Callable[[SampleConfig], object]
     """Ask for prompts and have them continued until /quit, the end of the input, or Ctrl-C at the prompt.
 
     Ctrl-C while the model writes stops the text only. Every text has its own seed, counted up from the options'
-    and shown, so each can be had again.
+    and shown, so that each can be written again.
 
     Args:
         options: to start with.
@@ -67,7 +67,7 @@ def typed_lines() -> Iterator[str]:
 
 
 def ask() -> str:
-    """Return a line from the user; the mark before it never goes into a file."""
+    """Return a line from the user; the mark before it never goes into a file to which stdout is redirected."""
     if sys.stdin.isatty() and sys.stdout.isatty():
         return input("> ")  # through readline, which must know the mark to edit the line
     if sys.stdin.isatty():
@@ -76,7 +76,7 @@ def ask() -> str:
 
 
 def obey(line: str, options: SampleConfig) -> SampleConfig:
-    """Return the options after a command; unchanged, with a sentence, if it is none or has a wrong value."""
+    """Return the options after a command; for an unknown command or a wrong value, say so and leave them unchanged."""
     name, _, value = line.strip().partition(" ")
     key = COMMANDS.get(name, name[1:])
     if name == "/help":

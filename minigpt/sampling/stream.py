@@ -1,4 +1,4 @@
-"""Tokens to text as they come, never half a character, never the beginning of a stop string; and text to the screen."""
+"""Turns tokens into text as they come, never half a character or the beginning of a stop string, and shows it."""
 
 import codecs
 import sys
@@ -52,15 +52,15 @@ class TextStream:
 def cut_at_stop(data: bytes, stop: Sequence[bytes]) -> bytes:
     """Return the bytes before the stop string that is completed first (of those completed together, the longest).
 
-    That is the one a reader of single bytes would notice first, so the cut does not depend on how the text
-    happens to be divided into tokens.
+    That is the one found first when reading byte by byte, so the cut does not depend on how the text happens to be
+    divided into tokens.
     """
     found = [(at + len(text), at) for text in stop if (at := data.find(text)) >= 0]
     return data[: min(found)[1]] if found else data
 
 
 def show(text: str) -> None:
-    """Print text of the model at once, as it is where it goes to a file, harmless where it goes to a terminal."""
+    """Print text of the model at once: as it is to a file, with control characters made visible to a terminal."""
     if sys.stdout.isatty():
         text = text.translate(CONTROL_PICTURES)
     encoding = sys.stdout.encoding or "utf-8"
@@ -69,5 +69,5 @@ def show(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Print words of our own to stderr: stdout is the model's alone."""
+    """Print a message to stderr: stdout is for the model's text alone."""
     print(text, file=sys.stderr, flush=True)

@@ -23,14 +23,14 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | bytes, *, allow_special: b
 
     Args:
         tokenizer: the model's.
-        prompt: text, or a file's bytes, which need not be UTF-8 where the tokenizer takes any bytes.
+        prompt: text, or a file's bytes, which need not be UTF-8 if the tokenizer takes any bytes.
         allow_special: let `<|endoftext|>` become the control token. Otherwise it is text like any other.
 
     Returns:
         Its tokens; the one of `start_token` if it is empty.
 
     Raises:
-        UserFault: not text where text is needed, or a character the tokenizer does not know.
+        UserFault: the bytes are no text although text is needed, or a character is unknown to the tokenizer.
     """
     if not prompt:
         return [start_token(tokenizer)[0]]
@@ -73,8 +73,8 @@ def write(
         tokenizer: the one it was trained with.
         prompts: token ids, at least one each (see `encode_prompt`).
         options: SampleConfig's sampling options.
-        decoder: the model's, for a faster step from token to token.
-        forward: in place of the model's own, without a cache.
+        decoder: the model's native code, for a faster step from token to token.
+        forward: used in place of the model's own, without a cache.
         on_text: called with each piece of text as it is made; for a single sample.
 
     Returns:
@@ -169,11 +169,11 @@ def write_sample(
 
 
 def gpt_forward(model: GPT, decoder: NativeDecoder | None = None, *, vocab_size: int | None = None) -> Forward:
-    """Return a GPT as the sampling loop wants it: only the last real position goes through the output layer.
+    """Return a GPT in the form the sampling loop needs: only the last real position goes through the output layer.
 
     Args:
         model: in eval mode.
-        decoder: the model's, if it has one.
+        decoder: the model's native code, if it has any.
         vocab_size: the tokenizer's: a foreign model may have more tokens, and those stand for no text.
     """
     device = model.token_embedding.weight.device

@@ -1,6 +1,7 @@
-"""One token after another, fast, on the CPU: the GPT's step for one new token per row as a single call of decode.cpp.
+"""Fast sampling on the CPU: the GPT's step for one new token per row as a single call of decode.cpp.
 
-`native_decoder` decides whether a model can have it. The plain model is its readable twin: same cache, same numbers.
+`native_decoder` decides whether it can be used for a model. The plain model is its readable twin: same cache, same
+numbers.
 """
 
 from typing import Any
@@ -17,13 +18,13 @@ from minigpt.sampling.native.library import NoNativeCode, library
 
 MAX_ROWS = 32  # a larger batch is matrix products, which torch's own kernels do as well
 MAX_THREADS = 16  # they wait for each other seven times per layer
-STEP = 64  # inputs are padded to so many values (decode.cpp)
+STEP = 64  # inputs are padded to a multiple of so many values (decode.cpp)
 ATTENTIONS = ("softmax", "rotary")
 ACTIVATIONS = {"gelu_tanh": 0, "gelu": 1, "relu_squared": 2, "swiglu": 3}
 NORMS = {None: 0, "layernorm": 1, "rmsnorm": 2}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}  # of the trial, relative; bf16's is the plain model's own error
-# The words of ModelConfig that decode.cpp knows. All else in it comes with the weights' shapes and the table of angles.
+# The choices of ModelConfig that decode.cpp knows. All else follows from the weights' shapes and the table of angles.
 WORDS = {"activation": ACTIVATIONS, "attention": ATTENTIONS, "norm": NORMS, "qk_norm": ("auto", "none", *NORMS)}
 
 
@@ -112,7 +113,7 @@ class NativeDecoder:
         return logits
 
     def described(self, cache: KVCache) -> Tensor:
-        """Return what decode.cpp calls Sizes: fifteen integers, and a double in the place of another."""
+        """Return what decode.cpp calls Sizes: fifteen integers, and a double in the eight bytes of another."""
         config = self.config
         columns = cache.keys.shape[3]
         numbers = [*self.sizes, columns, cache.keys.shape[1], DTYPES[self.weights], DTYPES[cache.keys.dtype]]
@@ -127,7 +128,7 @@ def to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Round a matrix (N, K) to whole numbers from -127 to 127 and one scale per row: weight = number * scale.
 
     Returns:
-        (N, K) int8 and (N,) fp32. What came out of it once is represented exactly.
+        (N, K) int8 and (N,) fp32. A matrix that was rounded before is represented exactly.
     """
     scale = weight.float().abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny) / 127
     return (weight.float() / scale[:, None]).round().to(torch.int8), scale
@@ -146,7 +147,7 @@ def round_to_int8(model: GPT) -> None:
 
 
 def native_decoder(model: GPT, *, int8: bool = False) -> NativeDecoder:
-    """Return a decoder that was seen to agree with its model.
+    """Return a decoder, after a trial in which it agreed with its model.
 
     Args:
         model: any, in eval mode.
@@ -164,7 +165,7 @@ def native_decoder(model: GPT, *, int8: bool = False) -> NativeDecoder:
 
 
 def why_not(model: GPT) -> str:
-    """Say why decode.cpp can't compute this model; "" if it can. It knows all but linear attention."""
+    """Return why decode.cpp can't compute this model; "" if it can. It knows all but linear attention."""
     weight, config = model.token_embedding.weight, model.config
     if weight.device.type != "cpu" or weight.dtype not in TOLERANCE:
         return f"decode.cpp is for the CPU, in fp32, bf16 or int8; got {weight.device.type} and {weight.dtype}"

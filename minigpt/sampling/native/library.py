@@ -1,4 +1,4 @@
-"""Builds decode.cpp with the machine's own C++ compiler: once per machine, for its own instructions, in about 2 s."""
+"""Builds decode.cpp with the machine's C++ compiler: once per machine, for its processor, in about 2 s."""
 
 import contextlib
 import ctypes
@@ -22,7 +22,7 @@ PATIENCE = 120  # seconds for a compiler
 
 
 class NoNativeCode(Exception):
-    """decode.cpp can't be used here; the text says why."""
+    """Raised when decode.cpp can't be used here; the message says why."""
 
 
 def library() -> ctypes.CDLL:
@@ -39,7 +39,7 @@ def library() -> ctypes.CDLL:
 
 @functools.cache
 def first_try() -> ctypes.CDLL | str:
-    """Return the library, or why it can't be had. A process tries once."""
+    """Return the library, or why there is none. A process tries once."""
     try:
         folder = own_folder()
         with contextlib.nullcontext(folder) if folder else tempfile.TemporaryDirectory(prefix="minigpt-") as place:
@@ -58,7 +58,7 @@ def first_try() -> ctypes.CDLL | str:
 
 
 def own_folder() -> Path | None:
-    """Return the folder that keeps a build; None if it is not ours alone: code in it will be run."""
+    """Return the folder that keeps a build; None if others may write there, since code in it will be run."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minigpt"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def build(folder: Path) -> Path:
     problem = ""
     for extra in EXTRAS:
         try:
-            with replaced(path) as unfinished:  # another process may have been as far: either file will do
+            with replaced(path) as unfinished:  # another process may build it at the same time: either file will do
                 command = [compiler, *FLAGS, *extra, str(SOURCE), "-o", str(unfinished)]
                 subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
             return path
@@ -99,7 +99,7 @@ def build(folder: Path) -> Path:
 
 
 def fingerprint(compiler: str) -> str:
-    """Return a hash of what a build follows from: the source, the compiler, the flags and the processor."""
+    """Return a hash of what a build depends on: the source, the compiler, the flags and the processor."""
     found = os.stat(compiler)
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text(errors="replace").splitlines() if cpu.exists() else []
