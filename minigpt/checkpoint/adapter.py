@@ -137,7 +137,7 @@ def _read_config(content: bytes, origin: str) -> tuple[int, float]:
     wrong = [key for key in sorted(config) if key not in _HARMLESS and config[key]]
     wrong += ["init_lora_weights"] if config.get("init_lora_weights", True) not in _PLAIN_STARTS else []
     if wrong:
-        raise UserFault(f"{origin}: {shown(wrong[0])[1:-1]}={shown(config[wrong[0]])} is not supported")
+        raise UserFault(f"{origin}: {shown(wrong[0])[1:-1]}={shown(config[wrong[0]])} is not known here")
     return rank, alpha * rank**0.5 if config.get("use_rslora") else alpha
 
 

@@ -16,16 +16,16 @@ from minigpt.config.rules import NOTES, RULES, Check
 from minigpt.config.setting import Setting
 from minigpt.config.sources import at, there
 
-MAX_WHOLE = 10**12  # of a whole number that states no upper limit: it catches slips of the keyboard
+MAX_WHOLE = 10**12  # limit of whole numbers that state none: it catches typing errors
 
 
 def check(config: Any) -> list[str]:
-    """Every broken rule of a config, as sentences. Reads paths, writes nothing."""
+    """Return a sentence for each broken rule of a config. Reads paths, writes nothing."""
     return [fault.sentence for fault in find_faults(config)]
 
 
 def find_faults(config: Any) -> list[Fault]:
-    """What `check` reports, with the settings each fault touches."""
+    """Return what `check` reports, with the settings that each fault concerns."""
     now, known = values(config), settings(config.__class__)
     found = [Fault((key,), sentence) for key, each in known.items() for sentence in _wrong_alone(each, now[key])]
     wrong = {key for fault in found for key in fault.keys}
@@ -35,7 +35,7 @@ def find_faults(config: Any) -> list[Fault]:
 
 
 def find_notes(config: Any) -> list[str]:
-    """Choices that are allowed but seldom meant; worth a line before the work begins."""
+    """Return a sentence for each choice that is allowed but seldom meant."""
     return [note.sentence for note in _broken(NOTES, values(config))]
 
 
@@ -45,7 +45,7 @@ def _broken(rules: list[tuple[tuple[str, ...], Check]], now: Mapping[str, Any]) 
 
 
 def _wrong_alone(setting: Setting, value: Any) -> Iterator[str]:
-    """What is wrong with the value of one setting, whatever the others are."""
+    """Yield what is wrong with the value of one setting, whatever the others are."""
     key, remedy = setting.key, "Give another, or leave it out."
     if setting.required and not value:
         yield f"{key} is missing: {setting.meaning}. Give {key}=..."

@@ -16,7 +16,7 @@ class TokensConfig:
 
 @dataclass
 class CompareConfig:
-    """Say which run predicts better, and how sure that is.
+    """Tell which run predicts better, and how sure that is.
 
     Each run's best checkpoint is scored on the whole validation split, window by window, and the paired differences are
     judged. Runs that differ in nothing but the seed are one side. `RUN ... vs RUN ...` divides the sides by hand.
@@ -45,7 +45,7 @@ class ExportConfig:
     format: Literal["hf", "gguf"] = setting("hf", "hf: Hugging Face folder; gguf: llama.cpp and Ollama", "watch")
     dir: str | None = setting(None, "a new folder", "watch", folder=True, required=True)
     which: Which = setting("best", "of a run's checkpoints", "watch")
-    type: Literal["f32", "f16", "q8_0"] = setting("f32", "gguf: of the matrices", "watch")
+    type: Literal["f32", "f16", "q8_0"] = setting("f32", "gguf: type of the matrices", "watch")
 
 
 @dataclass
@@ -134,12 +134,12 @@ class JobConfig:
     """The job that SLURM is asked for."""
 
     file: str = setting("train.sbatch", "the script to write", "watch", literal=True)
-    name: str | None = setting(None, "of the job; default: the experiment", "watch")
-    time: str = setting("24:00:00", "limit, as sbatch takes it", "watch", literal=True)
+    name: str | None = setting(None, "name of the job; default: the experiment's", "watch")
+    time: str = setting("24:00:00", "time limit, as sbatch takes it", "watch", literal=True)
     partition: str | None = setting(None, "default: the cluster's", "watch")
     account: str | None = setting(None, "default: yours", "watch")
     cpus: int = setting(0, "cores of a process; 0 = 8 beside a GPU, else its threads or 2", "machine", low=0, high=4096)
-    setup: str | None = setting(None, "shell before the training: module load cuda", "watch", literal=True)
+    setup: str | None = setting(None, "shell commands before the training: module load cuda", "watch", literal=True)
 
 
 @dataclass
@@ -159,7 +159,7 @@ class SlurmConfig(TrainConfig):
 
 @dataclass
 class PlanConfig(TrainConfig):
-    """Say what a training takes of each device's memory, and the first layout that fits. Takes the settings of `train`.
+    """Tell what memory a training takes on each device, and the first layout that fits. Takes the settings of `train`.
 
     Nothing is trained, and no text is needed.
 
@@ -168,7 +168,7 @@ class PlanConfig(TrainConfig):
       minigpt plan model=gpt2-xl tokenizer=gpt2 memory=24 batch_tokens=524288 trainer=ddp trainer.devices=8
     """
 
-    memory: float | None = setting(None, "GB of a device; default: of this machine's", "watch", above=0)
+    memory: float | None = setting(None, "GB of a device's memory; default: this machine's", "watch", above=0)
     vocab_size: int = setting(0, "tokens; 0 = as the tokenizer says, char: 128", "watch", low=0, high=2**31 - 1)
 
 
@@ -199,17 +199,17 @@ class ServeConfig:
 
     checkpoint: list[str] = setting([], "run or checkpoint; may be given several times", "watch", literal=True)
     adapter: list[str] = setting(
-        [], "over one of them, a model of its own; may be given several times", "watch", literal=True
+        [], "adapter of one of them, served as a model; may be given several times", "watch", literal=True
     )
     which: Which = setting("best", "of a run's checkpoints", "watch")
     host: str = setting("127.0.0.1", "address to listen at; another than this machine's own needs a token", "watch")
-    port: int = setting(8000, "0 = any that is free", "watch", low=0, high=65535)
+    port: int = setting(8000, "0 = any free port", "watch", low=0, high=65535)
     token_file: str | None = setting(None, "a file with the token; or MINIGPT_TOKEN", "watch", literal=True)
     rows: int = setting(16, "texts written at a time, of each model", "machine", low=1, high=32)
     queue: int = setting(64, "texts that may wait, of each model", "machine", low=0, high=10_000)
     max_tokens: int = setting(4096, "most tokens of a text", "machine", low=1, high=10**6)
-    seconds: float = setting(300.0, "most time of an answer", "machine", above=0, high=10**6)
-    log: Literal["none", "requests", "prompts"] = setting("requests", "what is said of each request", "watch")
+    seconds: float = setting(300.0, "most time for an answer", "machine", above=0, high=10**6)
+    log: Literal["none", "requests", "prompts"] = setting("requests", "what is printed about each request", "watch")
     device: Device = setting("auto", "what computes", "machine")
     precision: Literal["fp32", "bf16", "int8", "fp64"] = setting("fp32", "int8: weights only", "machine")
     compile: Toggle = setting("auto", "native code; auto: on a CPU with a C++ compiler", "machine")
@@ -227,13 +227,13 @@ class ChatConfig:
 
     checkpoint: str | None = setting(None, "run, checkpoint or Hugging Face folder", "watch", literal=True)
     which: Which = setting("best", "of a run's checkpoints", "watch")
-    adapter: str | None = setting(None, "run or peft folder whose adapter is put on", "watch", literal=True)
-    system: str | None = setting(None, "a message of the system before all others", "watch", literal=True)
+    adapter: str | None = setting(None, "run or peft folder with an adapter for the model", "watch", literal=True)
+    system: str | None = setting(None, "system message, before all others", "watch", literal=True)
     max_new_tokens: int = setting(256, "most tokens of an answer", "watch", low=1)
     temperature: float = setting(0.0, "0 = greedy", "watch", low=0)
     top_k: int = setting(0, "keep the k most likely tokens; 0 = off", "watch", low=0)
     top_p: float = setting(1.0, "keep the smallest set this likely (nucleus); 1 = off", "watch", above=0, high=1)
-    seed: int = setting(1337, "of the first answer; each later one has the next", "watch", low=0, high=2**32 - 1)
+    seed: int = setting(1337, "of the first answer; each later answer has the next", "watch", low=0, high=2**32 - 1)
     device: Device = setting("auto", "what computes", "machine")
     precision: Literal["fp32", "bf16", "int8", "fp64"] = setting("fp32", "int8: weights only", "machine")
     compile: Toggle = setting("auto", "native code; auto: on a CPU with a C++ compiler", "machine")
@@ -241,7 +241,7 @@ class ChatConfig:
 
 @dataclass
 class LookConfig:
-    """Write a page of the tokens of a text and the attention to them, as one file.
+    """Write a page that shows the tokens of a text and the attention to them, as one file.
 
     Example:
       minigpt look checkpoint=runs/NAME text='To be, or not to be'
@@ -255,7 +255,7 @@ class LookConfig:
 
 @dataclass
 class BenchmarkConfig(TrainConfig):
-    """Measure the speed of this machine, beside other programs. Takes the settings of `train`, too: all share them.
+    """Measure minigpt's speed on this machine, beside other programs. Takes the settings of `train`: all share them.
 
     Tokens are made on the spot, the same for all contenders; nothing is downloaded. The last line holds the ratios.
 
@@ -274,12 +274,12 @@ class BenchmarkConfig(TrainConfig):
     )
     rounds: int = setting(5, "measurements of each contender, in turn, each in a process", "watch", low=1, high=10**6)
     steps: int | None = setting(None, "timed in a measurement; default: the preset's", "watch", low=1, high=10**6)
-    nanogpt: str | None = setting(None, "a checkout, which runs beside; losses must agree", "watch", literal=True)
+    nanogpt: str | None = setting(None, "nanoGPT's checkout, to run beside; losses must agree", "watch", literal=True)
     curve_steps: int = setting(50, "optimizer steps of the comparison of the losses", "watch", low=2, high=10**6)
     new_tokens: int | None = setting(None, "sampling; default: the preset's", "watch", low=2, high=10**6)
     huggingface: bool = setting(False, "whether GPT2LMHeadModel runs beside, in fp32 and bf16", "watch")
     write_to: str | None = setting(
-        None, "folder for tables and JSON; preset=gpu, what=scaling: this one", "watch", folder=True
+        None, "folder for tables and JSON; default of preset=gpu, what=scaling: here", "watch", folder=True
     )
 
 

@@ -36,11 +36,11 @@ from minigpt.invocation import typed
 from minigpt.launcher import launched
 from minigpt.redact import redact
 
-# What follows these is the user's own text and reaches us unchanged: null, 123 and ${x} are text here.
+# The values of these are the user's own text and are taken unchanged: null, 123 and ${x} are text here.
 LITERAL = {key for cls in CLASSES.values() for key, setting in settings(cls).items() if setting.literal}
 
 NOT_EVALUATED = "${...} is not evaluated. Write the value itself."
-OPTIONS = ("--config-dir", "-cd", "--cfg", "-c")  # which have a value
+OPTIONS = ("--config-dir", "-cd", "--cfg", "-c")  # options with a value
 
 
 @dataclass
@@ -57,11 +57,11 @@ class Request:
     help: bool = False
 
     def refuse(self, sentence: str, *keys: str) -> None:
-        """Note a fault of some settings, or of a group whose file is unknown; "experiment": it could say anything."""
+        """Note a fault of some settings, or of a group without a known file; "experiment" stands for all settings."""
         self.faults.append(Fault(keys, sentence))
 
     def refuse_what_is_certain(self, faults: list[Fault]) -> None:
-        """Note those faults that stand whatever becomes of the settings and files that were refused before."""
+        """Note those faults that hold whatever the settings and files that were refused before should have said."""
         refused = {key for fault in self.faults for key in fault.keys}
 
         def sources(key: str) -> set[str]:
@@ -70,7 +70,7 @@ class Request:
         self.faults += [fault for fault in faults if all(refused.isdisjoint(sources(key)) for key in fault.keys)]
 
     def groups(self) -> dict[str, dict[str, Path]]:
-        """The command's groups of files; none if configs/ has no file of the command's name."""
+        """Return the command's groups of files; none if configs/ has no file of the command's name."""
         ours = config_folder()
         folders = [ours, self.folder] if self.folder else [ours]
         return find_groups(self.cls, *folders) if (ours / f"{self.command}.yaml").is_file() else {}
@@ -81,8 +81,8 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
 
     Args:
         command: one of CLASSES.
-        arguments: the command line behind the command's name.
-        cls: another config class than the command's own, such as one with more settings.
+        arguments: the command line after the command's name.
+        cls: a config class in place of the command's own, such as one with more settings.
 
     Raises:
         UserFault: with every fault of the command line, the files and the rules (check.py).
@@ -109,7 +109,7 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
 
 
 def _take_from_launcher(trainer: TrainerConfig, typed: Mapping[str, Any]) -> int:
-    """Take hosts and devices from torchrun or srun where a strategy for several was chosen and they were left out.
+    """Take hosts and devices from torchrun or srun if a strategy for several was chosen and they were left out.
 
     Returns:
         The rank of this process.
@@ -125,7 +125,7 @@ def _take_from_launcher(trainer: TrainerConfig, typed: Mapping[str, Any]) -> int
 
 
 def train_arguments(command: str, arguments: list[str]) -> list[str]:
-    """Return what of the arguments of a command that starts trainings, composed without a fault, is for `train`."""
+    """Return those arguments of a command that are for `train`. The command must have composed without a fault."""
     train, cls = CLASSES["train"], CLASSES[command]
     own = (settings(cls).keys() | find_groups(cls)) - settings(train).keys() - find_groups(train).keys()
     return [argument for argument in arguments if argument.partition("=")[0].lstrip("+") not in own]
@@ -184,7 +184,7 @@ def _read_setting(request: Request, key: str, text: str) -> None:
                 request.refuse(f"{key} names {shown(redact(name))} twice. Give each source one share.", key)
         request.values[key] = found
     elif setting.literal:
-        if key == "adapter" and kind != list[str] and key in request.values:  # of no other setting are several meant
+        if key == "adapter" and kind != list[str] and key in request.values:  # minigpt serve takes several
             both = f"adapter={shown(request.values[key])} and adapter={shown(text)}"
             request.refuse(f"{both}: {request.command} takes one. minigpt serve lists a model for each.", key)
         request.values[key] = [*request.values.get(key, []), text] if kind == list[str] else text
@@ -202,7 +202,7 @@ def _one_value() -> str:
 
 
 def _not_a_setting(request: Request, name: str, value: str) -> str:
-    """The sentence for an argument that isn't key=value: `--max_steps 100`, a stray word."""
+    """Return the sentence for an argument that isn't key=value: `--max_steps 100`, a stray word."""
     bare = name.lstrip("-~").replace("-", "_")
     groups = request.groups()
     meant = [f"{group}={name}" for group, choices in groups.items() if name in choices]
@@ -213,7 +213,7 @@ def _not_a_setting(request: Request, name: str, value: str) -> str:
 
 
 def _unknown(request: Request, key: str) -> str:
-    """The sentence for a setting that the command does not have."""
+    """Return the sentence for a setting that the command does not have."""
     known = [*settings(request.cls), *request.groups()]
     inside = ", ".join(each for each in known if each.startswith(key + "."))
     if inside and key:
@@ -231,7 +231,7 @@ def _unknown(request: Request, key: str) -> str:
 
 
 def _read_files(request: Request) -> dict[str, Any]:
-    """What the chosen files hold together, flat."""
+    """Return the settings in all chosen files, flat."""
     groups = request.groups()
     if not groups:
         return {}
@@ -260,9 +260,9 @@ def _read_files(request: Request) -> dict[str, Any]:
 
 
 def _inherit(request: Request, mapping: dict[str, Any]) -> dict[str, Any]:
-    """The settings with the architecture of `init.from`, unless the command line gives one, which must be the same.
+    """Return the settings with the architecture of `init.from`. One on the command line must be the same.
 
-    Where that is gone, a run that continues without it has the same one.
+    If `init.from` is gone, a run that continues has the same architecture.
     """
     given = mapping | request.values
     source, run, origin = given.get("init.from"), given.get("run.dir"), "init.from"
@@ -284,7 +284,7 @@ def _inherit(request: Request, mapping: dict[str, Any]) -> dict[str, Any]:
 
 
 def resolved(key: str, value: Any, model: dict[str, Any]) -> Any:
-    """What a value of the architecture stands for: a word that means another, or the size that 0 means."""
+    """Return what a value of the architecture stands for: the choice that a word means, the size that 0 means."""
     width, heads = model.get("model.n_embd", 0), model.get("model.n_head", 1)
     swiglu = model.get("model.activation") == "swiglu"
     sizes = {

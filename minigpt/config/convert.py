@@ -1,4 +1,4 @@
-"""Between plain dictionaries and the typed configs of schema.py. Standard library only.
+"""Conversion between plain dictionaries and the typed configs of schema.py. Standard library only.
 
 Reading is strict and collects every fault. Dictionaries, files and sentences name a setting as users type it
 (`init.from`); its Python name (`init.source`) stands only in code.
@@ -26,7 +26,7 @@ SHARES = dict[str, float]  # the kind of a setting that holds names with shares
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """One thing wrong: the settings it touches and the sentence for the person."""
+    """One mistake: the settings that it concerns, and a sentence for the user."""
 
     keys: tuple[str, ...]
     sentence: str
@@ -34,7 +34,7 @@ class Fault:
 
 @functools.cache
 def settings(cls: type, prefix: str = "", way: tuple[str, ...] = ()) -> dict[str, Setting]:
-    """Every setting of a config class, in order: dotted name as users type it -> all that is known about it."""
+    """Return every setting of a config class, in order: dotted name as users type it -> its Setting."""
     found: dict[str, Setting] = {}
     kinds = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
@@ -50,12 +50,12 @@ def settings(cls: type, prefix: str = "", way: tuple[str, ...] = ()) -> dict[str
 
 
 def sections(cls: type) -> list[str]:
-    """The names that hold settings of their own: model, data, trainer ..."""
+    """Return the names that hold settings of their own: model, data, trainer ..."""
     return list(dict.fromkeys(key.rpartition(".")[0] for key in settings(cls) if "." in key))
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """The config as nested plain dictionaries, ready for JSON."""
+    """Return a config as nested plain dictionaries, ready for JSON."""
     plain: dict[str, Any] = {}
     for key, value in values(config).items():
         *way, last = key.split(".")
@@ -64,13 +64,13 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def values(config: Any) -> dict[str, Any]:
-    """The value of every setting of a config, by its dotted name."""
+    """Return the value of every setting of a config, by its dotted name."""
     known = settings(config.__class__)
     return {key: copy.copy(functools.reduce(getattr, each.path, config)) for key, each in known.items()}
 
 
 def flatten(mapping: Mapping[Any, Any], whole: Container[str] = (), prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one: {"model": {"bias": True}} -> {"model.bias": True}.
+    """Return nested dictionaries as one: {"model": {"bias": True}} -> {"model.bias": True}.
 
     Args:
         mapping: perhaps flat in part. An empty dictionary in it is a value.
@@ -86,10 +86,10 @@ def flatten(mapping: Mapping[Any, Any], whole: Container[str] = (), prefix: str 
 
 
 def from_dict(cls: type[Config], mapping: Mapping[str, Any]) -> Config:
-    """The typed config this mapping describes; settings it doesn't mention keep their defaults.
+    """Return the typed config that a mapping describes; settings it doesn't mention keep their defaults.
 
     Raises:
-        UserFault: with every unknown setting (and the nearest right one) and every wrong type at once.
+        UserFault: there are unknown settings (it names the nearest right ones) or wrong types, all named at once.
     """
     config, faults = read(cls, mapping)
     if faults:
@@ -98,7 +98,7 @@ def from_dict(cls: type[Config], mapping: Mapping[str, Any]) -> Config:
 
 
 def read(cls: type[Config], mapping: Any) -> tuple[Config, list[Fault]]:
-    """Like from_dict, but returns the faults; a faulty setting keeps its default."""
+    """Do what from_dict does, but return the faults; a faulty setting keeps its default."""
     if not isinstance(mapping, Mapping):
         return cls(), [Fault((), f"A config must be a mapping of names to values, got {shown(mapping)}.")]
     known, config = settings(typing.cast(type, cls)), cls()
@@ -120,12 +120,12 @@ def read(cls: type[Config], mapping: Any) -> tuple[Config, list[Fault]]:
 
 
 def parts_of(kind: Any) -> tuple[Any, ...]:
-    """The types that a type allows: int and NoneType for `int | None`."""
+    """Return the types that a type allows: int and NoneType for `int | None`."""
     return typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
 def in_words(kind: Any) -> str:
-    """A type as users read it."""
+    """Return a type in words for users."""
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
     if typing.get_origin(kind) is Literal:
         return "one of " + ", ".join(
@@ -141,7 +141,7 @@ def in_words(kind: Any) -> str:
 
 
 def fitted(kind: Any, value: Any) -> tuple[Any, str]:
-    """The value as this type wants it and "", or the value and what was wanted in words."""
+    """Return the value converted to this type and "", or the value and in words what was wanted."""
     part, *null = parts_of(kind)
     if int in null:  # words or a number
         found, wanted = (value, "") if type(value) is int else fitted(part, value)
@@ -175,9 +175,9 @@ def fitted(kind: Any, value: Any) -> tuple[Any, str]:
 
 
 def misfit(cls: type, mapping: Mapping[str, Any]) -> str:
-    """The first value in a mapping that a dataclass's field of that name can't hold, as `name=value`; "" if none.
+    """Return the first value in a mapping that a dataclass's field of that name can't hold, as `name=value`, or "".
 
-    Numbers must be finite and not negative. For what programs write: there are no suggestions here.
+    Numbers must be finite and not negative. It is for mappings that programs wrote, so it makes no suggestions.
     """
     for name, kind in typing.get_type_hints(cls).items():
         value = mapping.get(name)
@@ -188,9 +188,9 @@ def misfit(cls: type, mapping: Mapping[str, Any]) -> str:
 
 
 def value_from_text(kind: Any, text: str) -> Any:
-    """The value that text typed at a terminal stands for in a setting of this type.
+    """Return the value that text typed at a terminal stands for in a setting of this type.
 
-    Text that is no such value is returned as it is, for `fitted` to refuse.
+    Text that is no value of this type is returned as it is, and `fitted` refuses it.
     """
     part, *null = parts_of(kind)
     if type(None) in null and text.lower() in ("null", "none"):
@@ -212,10 +212,10 @@ def value_from_text(kind: Any, text: str) -> Any:
 
 
 def shares_of(text: str) -> list[tuple[str, Any]]:
-    """Names with their shares as they are typed: like a:0.7,b:0.3, in braces or not, or as a JSON object.
+    """Return names with their shares, typed like a:0.7,b:0.3, in braces or not, or as a JSON object.
 
     Raises:
-        ValueError, RecursionError: they are none.
+        ValueError, RecursionError: the text is neither.
     """
     if text.lstrip().startswith('{"'):
         pairs: list[tuple[str, Any]] = json.loads(text, object_pairs_hook=list)
@@ -227,19 +227,19 @@ def shares_of(text: str) -> list[tuple[str, Any]]:
 
 
 def as_typed(value: Any) -> str:
-    """A value as it is typed on a command line."""
+    """Return a value as it is typed on a command line."""
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def shown(value: Any) -> str:
-    """A value as a sentence quotes it: short, on one line."""
+    """Return a value as a sentence quotes it: short, on one line."""
     text = {True: "true", False: "false", None: "null"}.get(value) if isinstance(value, bool | None) else None
     text = text or (repr(value) if not isinstance(value, Mapping) else "a group of settings")
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def no_setting(key: str, known: Iterable[str]) -> str:
-    """The sentence for an unknown setting, with the nearest right ones or why it was removed."""
+    """Return the sentence for an unknown setting, with the nearest right ones or why it was removed."""
     if key in REMOVED:
         return f"{key} is not a setting any more: {REMOVED[key]}. Leave it out."
     meant = nearest(key, known)
@@ -248,7 +248,7 @@ def no_setting(key: str, known: Iterable[str]) -> str:
 
 
 def nearest(key: str, known: Iterable[str]) -> list[str]:
-    """The settings most likely meant: usually one, several if only the section is missing, none if nothing is near."""
+    """Return the settings most likely meant: usually one, several if only the section is missing, perhaps none."""
     key, whole = key.lower(), list(known)
     named: dict[str, list[str]] = {}  # by the last part of the name
     for each in whole:

@@ -1,4 +1,4 @@
-"""The files that a config is made of: YAML under configs/ and in a folder of the user's, and a checkpoint's config.
+"""The files that a config is made of: YAML under configs/ and in a user's own folder, and a checkpoint's config.
 
 Hydra composes them. No resolver is ever evaluated, and nothing that a file names is called.
 """
@@ -25,13 +25,13 @@ YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, where PyYAM
 
 
 def config_folder() -> Path:
-    """configs/: inside the installed package, or beside it in a checkout."""
+    """Return configs/: it is inside the installed package, or beside it in a checkout."""
     package = Path(minigpt.__file__).resolve().parent
     return package / "configs" if (package / "configs").is_dir() else package.parent / "configs"
 
 
 def find_groups(cls: type, *folders: Path) -> dict[str, dict[str, Path]]:
-    """Group -> choice -> file, of some folders; without any, of ours. The first file of a name counts."""
+    """Return group -> choice -> file for some folders; by default for ours. The first file of a name counts."""
     found: dict[str, dict[str, Path]] = {}
     for folder in folders or [config_folder()]:
         for group in [*sections(cls), *(["experiment"] if "experiment" in settings(cls) else [])]:
@@ -42,7 +42,7 @@ def find_groups(cls: type, *folders: Path) -> dict[str, dict[str, Path]]:
 
 
 def unfit_files(cls: type, folder: Path) -> list[str]:
-    """A sentence for each file of a folder, perhaps a stranger's, that Hydra would read for ever or evaluate."""
+    """Return a sentence for each file of a foreign folder that Hydra would evaluate, or read without end."""
     ours, found = find_groups(cls), []
     for group, choices in find_groups(cls, folder).items():
         for choice, file in choices.items():
@@ -60,7 +60,7 @@ def unfit_files(cls: type, folder: Path) -> list[str]:
 
 
 def compose_files(command: str, choices: Mapping[str, str], folder: Path | None) -> dict[str, Any]:
-    """What configs/COMMAND.yaml and the chosen files, ours or those of another folder, hold together, unresolved.
+    """Return what configs/COMMAND.yaml and the chosen files, ours or another folder's, hold together, unresolved.
 
     Raises:
         ValueError: they don't compose.
@@ -90,21 +90,21 @@ _kept = functools.cache(_composed)  # Hydra takes a quarter of a second
 
 
 def _quoted(text: str) -> str:
-    """A text as Hydra's grammar reads it back unchanged."""
+    """Return a text quoted so that Hydra's grammar reads it back unchanged."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def to_yaml(config: Any) -> str:
-    """A config as YAML in the users' spelling."""
+    """Return a config as YAML, with the names that users type."""
     return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
 
 
 def plain_yaml(text: str) -> Any:
-    """What a YAML text that holds values and nothing else says, read without believing it.
+    """Return the plain values in a YAML text that may be hostile.
 
     Raises:
         ValueError: it is too long or too deep, or holds an alias: nine lines of them stand for gigabytes.
-        yaml.YAMLError: it is no YAML, or wants an object made.
+        yaml.YAMLError: it is no YAML, or would create an object.
     """
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"it has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read")
@@ -123,10 +123,10 @@ def inherited_settings(cls: type, source: str) -> dict[str, Any]:
 
     Args:
         cls: the config class that has them. A setting that the checkpoint lacks had its default.
-        source: as `init.from` has it. What can't be read there gives no settings; the training says what is wrong.
+        source: as for `init.from`. If nothing can be read there, {}; the training says later what is wrong.
 
     Raises:
-        UserFault: another program's model, of an architecture that minigpt can't compute.
+        UserFault: it is another program's model, of an architecture that minigpt can't compute.
     """
     path = local_path(source)
     known = [each for key, each in settings(cls).items() if key.startswith(("model.", "tokenizer."))]
@@ -145,6 +145,6 @@ def inherited_settings(cls: type, source: str) -> dict[str, Any]:
 
 
 def _fitting(fixed: Iterable[Setting], stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The stored values, or the defaults, of these settings; nothing where a value is none of its kind."""
+    """Return the stored values, or the defaults, of these settings; {} if any value has the wrong type."""
     found = {each.key: fitted(each.kind, stored.get(each.key, each.default)) for each in fixed}
     return {} if any(wrong for _, wrong in found.values()) else {key: value for key, (value, _) in found.items()}

@@ -1,4 +1,4 @@
-"""What is trained first, where `init.experiment` says that a training starts from the weights of another."""
+"""The first stage of a training that starts from the weights of another experiment (`init.experiment`)."""
 
 from collections.abc import Sequence
 
@@ -7,20 +7,20 @@ from minigpt.config.convert import as_typed, settings, shown, values
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
 
-TAKEN_OVER = ("seed", "data.dir", "trainer.precision")  # beside what only the machine decides
+TAKEN_OVER = ("seed", "data.dir", "trainer.precision")  # besides the settings with the role `machine`
 
 
 def first_stage(config: TrainConfig, arguments: Sequence[str] = ()) -> TrainConfig | None:
-    """Return the config of what is trained first, or None.
+    """Return the config of the first stage, or None if there is none.
 
-    It has the other's seed, folder of tokens and settings of the machine, where they are not the defaults.
+    It takes over seed, folder of tokens and settings of the machine from the second, where they are not the defaults.
 
     Args:
-        config: of the training that starts from it.
+        config: of the second stage, which starts from the first.
         arguments: of the command line, whose --config-dir holds for both.
 
     Raises:
-        UserFault: it does not compose, has another model, or starts from an experiment, too.
+        UserFault: the first stage does not compose, has another model, or starts from an experiment itself.
     """
     name = config.init.experiment
     if name is None or config.init.source is not None:
@@ -41,10 +41,10 @@ def first_stage(config: TrainConfig, arguments: Sequence[str] = ()) -> TrainConf
 
 
 def _refuse_other_model(config: TrainConfig, before: TrainConfig) -> None:
-    """Refuse what the weights of the first one can't begin.
+    """Refuse a second stage that can't start from the weights of the first.
 
     Raises:
-        UserFault: naming each setting of model and tokenizer that differs.
+        UserFault: settings of model or tokenizer differ; it names each.
     """
     now, theirs, name = values(config), values(before), config.init.experiment
     grows = config.model.attention == "rotary"  # positions are no weights then

@@ -1,7 +1,7 @@
 """The architecture of a model that another program made, as settings: a Hugging Face folder, or nanoGPT's ckpt.pt.
 
 Standard library only. A field of a config.json either gives a setting, changes no logit, or must have the one value
-that a block of ours computes; any other is refused by its name.
+that our block computes; any other field is refused by name.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from minigpt.faults import UserFault
 
 MAX_CONFIG = 1 << 22  # bytes of a config.json
 MAX_TOKENIZER = 1 << 27  # of a tokenizer.json
-MAX_PICKLE = 1 << 24  # of the pickle in a ckpt.pt, whose tensors lie beside it, and of a meta.pkl
+MAX_PICKLE = 1 << 24  # of the pickle in a ckpt.pt (its tensors are in other files), and of a meta.pkl
 ZIP_FAULTS = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError, struct.error)
 VOCAB_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"  # of vocab.bpe, GPT-2's merges
 
@@ -101,10 +101,10 @@ def foreign_settings(path: Path) -> tuple[dict[str, Any], int] | None:
         path: a folder, or a file ckpt.pt.
 
     Returns:
-        None for what is neither a Hugging Face folder nor nanoGPT's file.
+        None if it is neither a Hugging Face folder nor nanoGPT's file.
 
     Raises:
-        UserFault: it is one, of an architecture or with a field that minigpt can't compute.
+        UserFault: it is one of them, but of an architecture or with a field that minigpt can't compute.
     """
     if path.is_file():
         return _nanogpt_settings(path) if zipfile.is_zipfile(path) else None
@@ -118,7 +118,7 @@ def foreign_settings(path: Path) -> tuple[dict[str, Any], int] | None:
 
 
 def settings_of(content: dict[str, Any], origin: str) -> tuple[dict[str, Any], int]:
-    """Return what `foreign_settings` does, from what a config.json holds.
+    """Return what `foreign_settings` does, from the content of a config.json.
 
     Raises:
         UserFault: as `foreign_settings`.
@@ -155,7 +155,7 @@ def settings_of(content: dict[str, Any], origin: str) -> tuple[dict[str, Any], i
 
 
 def _rotation(given: dict[str, Any], origin: str) -> dict[str, Any]:
-    """The settings of rotary positions, from transformers' fields of before and since version 5."""
+    """Return the settings of rotary positions, from the fields of transformers before and since version 5."""
     rope = {"rope_theta": given.get("rope_theta", 10_000.0)}
     for key in ("rope_scaling", "rope_parameters"):
         if not isinstance(given.get(key, {}), dict):
@@ -180,10 +180,10 @@ def read_nanogpt(path: Path) -> tuple[zipfile.ZipFile, str, dict[str, Any]]:
     """Open nanoGPT's ckpt.pt, calling nothing that it names.
 
     Returns:
-        The archive, the folder in it, and what its pickle says: `model_args`, and `model`, a state dict of calls.
+        The archive, the folder in it, and the content of its pickle: `model_args`, and `model`, a state dict of calls.
 
     Raises:
-        UserFault: it is none.
+        UserFault: it is not such a file.
     """
     try:
         archive = zipfile.ZipFile(path)
@@ -214,7 +214,7 @@ def _nanogpt_settings(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def tokenizer_settings(path: Path) -> dict[str, Any]:
-    """Return the settings of `tokenizer.` that a foreign folder's tokenizer.json stands for; none without one."""
+    """Return the settings of `tokenizer.` that a foreign folder's tokenizer.json stands for; {} without one."""
     content = _read_json(path / "tokenizer.json", MAX_TOKENIZER)
     if content is None:
         return {}
@@ -223,12 +223,12 @@ def tokenizer_settings(path: Path) -> dict[str, Any]:
 
 
 def kind_of_tokenizer(content: Any) -> tuple[str, int]:
-    """Return the name that a tokenizer.json of Hugging Face has here by its form, and its tokens but for end-of-text.
+    """Return our name for the kind of a Hugging Face tokenizer.json, and its number of tokens without end-of-text.
 
-    Whether it can be used is for its reader to say (minigpt/data/tokenizers/file.py), who checks all of it.
+    Its reader (minigpt/data/tokenizers/file.py) checks all of it, and decides whether it can be used.
 
     Returns:
-        byte, char, bpe or gpt2, where its tokens are numbered as those of ours are; else "file".
+        byte, char, bpe or gpt2 if its tokens are numbered as in ours; else "file".
     """
     try:
         model, before = content["model"], content["pre_tokenizer"]
@@ -253,7 +253,7 @@ def kind_of_tokenizer(content: Any) -> tuple[str, int]:
 
 
 def _read_json(path: Path, most: int) -> Any:
-    if not path.is_file():  # a stranger's pipe never ends
+    if not path.is_file():  # reading a foreign pipe might never end
         return None
     if (size := path.stat().st_size) > most:
         raise UserFault(f"{path} is {size:,} bytes; at most {most:,} are read")

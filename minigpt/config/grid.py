@@ -19,7 +19,7 @@ Job = list[str]  # a command line
 
 
 def expand(arguments: list[str]) -> list[tuple[Job, str]]:
-    """Return the command lines of a grid, and what each does not share with all others; the last list changes fastest.
+    """Return the command lines of a grid, each with the arguments that vary; the last list changes fastest.
 
     Raises:
         UserFault: a list that is no plain grid, or too many jobs.
@@ -33,17 +33,17 @@ def expand(arguments: list[str]) -> list[tuple[Job, str]]:
 
 
 def _alternatives(argument: str) -> list[str]:
-    """Return an argument with each of the values that it lists, or as it is."""
+    """Return an argument once for each value that it lists, or alone if it lists none."""
     name, equals, _ = argument.partition("=")
     if not equals or name.startswith("-") or name.lstrip("+") in WHOLE:
         return [argument]
     try:
         override = OverridesParser.create().parse_override(argument)
     except HydraException:
-        return [argument]  # what is wrong with it is said when it is composed
+        return [argument]  # composing it will say what is wrong
     if not override.is_sweep_override():
         return [argument]
     if not override.is_discrete_sweep() or "glob(" in argument:
         raise UserFault(f"{shown(argument)}: -m trains plain grids, key=a,b. minigpt sweep searches ranges")
-    values = [getattr(value, "text", value) for value in override.sweep_iterator()]  # of what is in quotes, the text
+    values = [getattr(value, "text", value) for value in override.sweep_iterator()]  # quoted strings have a text
     return [f"{name}={as_typed(value)}" for value in values]

@@ -23,7 +23,7 @@ OF_ALL = """\
 
 
 def help_page(command: str, cls: type, groups: Mapping[str, Mapping[str, Path]]) -> str:
-    """The whole page for one command. One that starts trainings has its own settings first, then those of `train`.
+    """Return the page for one command. If it starts trainings, its own settings come first, then those of `train`.
 
     Args:
         command: its name.
@@ -56,6 +56,6 @@ def help_page(command: str, cls: type, groups: Mapping[str, Mapping[str, Path]])
 
 
 def _summary(file: Path) -> str:
-    """The first comment line of a YAML file, Hydra's own aside."""
+    """Return the first comment line of a YAML file, apart from Hydra's own."""
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     return next((line[2:] for line in lines if line.startswith("# ") and not line.startswith("# @")), "")

@@ -1,4 +1,4 @@
-"""Models named as on Hugging Face's hub, `owner/name`: the folder of their copy on this machine."""
+"""Models named as on Hugging Face's hub, `owner/name`, and the folder of their copy on this machine."""
 
 import functools
 import os
@@ -15,18 +15,19 @@ _FILES = ["config.json", "tokenizer.json", "tokenizer_config.json", "*.safetenso
 
 
 def is_hub_name(source: str) -> bool:
-    """Whether weights are named as on the hub: no such path is here, nor a folder of the owner's name."""
+    """Return whether weights are named as on the hub: there is no such path here, nor a folder of the owner's name."""
     owner = source.partition("/")[0]
     return _NAME.fullmatch(source) is not None and not there(source) and owner != "runs" and not there(owner)
 
 
 def local_path(source: str | Path) -> Path:
-    """Return the path of a run, checkpoint or model; one on the hub is fetched, or taken from its copy here.
+    """Return the path of a run, checkpoint or model; a model on the hub is fetched, or taken from its copy here.
 
-    The hub's own library does it: its cache, tokens and environment variables (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE) hold.
+    The hub's own library fetches it, with its cache, tokens and environment variables (HF_HOME, HF_TOKEN,
+    HF_HUB_OFFLINE).
 
     Raises:
-        UserFault: neither is there.
+        UserFault: it is neither here nor on the hub.
     """
     return _fetched(str(source)) if is_hub_name(str(source)) else Path(at(str(source)))
 

@@ -1,4 +1,4 @@
-"""Read a pickle as data: what it would call is named, and nothing is called. Standard library only."""
+"""Reads a pickle as data: the functions that it would call are named, not called. Standard library only."""
 
 import pickletools
 from typing import Any, NamedTuple
@@ -12,14 +12,14 @@ _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 
 
 class Call(NamedTuple):
-    """What an unpickler would make by calling something that the pickle names."""
+    """A call that an unpickler would make, of a function that the pickle names."""
 
     name: str
     arguments: Any = ()
 
 
 def read_pickle(content: bytes, origin: str) -> Any:
-    """Return the dictionaries, lists, tuples, texts and numbers of a pickle; what it would call is a `Call`.
+    """Return the dictionaries, lists, tuples, texts and numbers of a pickle, with a `Call` for each call in it.
 
     Raises:
         UserFault: it is no pickle, or holds an instruction that plain data and tensors don't need.
@@ -36,7 +36,7 @@ def _read(content: bytes) -> Any:
     memo: dict[Any, Any] = {}
 
     def take(count: int | None = None) -> list[Any]:
-        """The last values of the stack: so many, or those after the last mark."""
+        """Pop the last values of the stack: `count` of them, or those after the last mark."""
         start = marks.pop() if count is None else len(stack) - count
         if start < 0:
             raise IndexError("it takes more values than it holds")

@@ -15,10 +15,10 @@ from minigpt.config.setting import Role
 from minigpt.config.sources import name_of
 from minigpt.redact import redact_values
 
-NAMED: tuple[Role, ...] = ("weights", "content", "schedule")  # what a run's name covers
-FIXED: tuple[Role, ...] = ("weights",)  # what a run keeps for good
+NAMED: tuple[Role, ...] = ("weights", "content", "schedule")  # roles that the hash in a run's name covers
+FIXED: tuple[Role, ...] = ("weights",)  # roles whose settings a run keeps for good
 
-# The names that runs had up to 0.1.0 covered every setting but these, defaults too.
+# Up to 0.1.0 the hash in a run's name covered every setting but these, also settings at their defaults.
 OLD_NOT_NAMED = ("experiment", "data.dir", "samples.", "checkpoint.", "logger.", "run.")
 
 
@@ -42,17 +42,17 @@ class Change:
 
 
 def with_role(cls: type, *roles: Role) -> set[str]:
-    """The settings of a config class that have one of these roles."""
+    """Return the settings of a config class that have one of these roles."""
     return {key for key, setting in settings(cls).items() if setting.role in roles}
 
 
 def differences(saved: Mapping[str, Any], config: Any) -> list[Change]:
-    """The settings in which a config differs from a stored one.
+    """Return the settings in which a config differs from a stored one.
 
     Args:
-        saved: flat, as it was written: without secrets, perhaps by another version. A setting that it lacks had
-            its default, and one that was removed since is left out.
-        config: to compare it with.
+        saved: the stored one, flat, as it was written: without secrets, perhaps by another version. A setting that it
+            lacks had its default, and one that was removed since is left out.
+        config: the config to compare it with.
     """
     known = settings(config.__class__)
     was = {key: setting.default for key, setting in known.items()} | dict(saved)
@@ -65,20 +65,20 @@ def differences(saved: Mapping[str, Any], config: Any) -> list[Change]:
 
 
 def removed_settings(saved: Mapping[str, Any], cls: type) -> list[str]:
-    """A sentence for each stored setting that did something and is ignored now, because it was removed."""
+    """Return a sentence for each stored setting that had an effect and is ignored now, because it was removed."""
     gone = [key for key in saved if key in REMOVED and key not in settings(cls) and saved[key]]
     return [f"{key}={shown(saved[key])}, which is ignored: {REMOVED[key]}." for key in gone]
 
 
 def config_hash(config: Any) -> str:
-    """Eight hex digits that name what a config trains: all that changes the weights and differs from its default."""
+    """Return eight hex digits that identify what a config trains: all settings that change the weights, if changed."""
     known = settings(config.__class__)
     changed = {key: value for key, value in values(config).items() if value != known[key].default}
     return _digest({key: value for key, value in changed.items() if known[key].role in NAMED})
 
 
 def default_run_dir(config: Any) -> str:
-    """Return runs/<experiment or text>-<hash>: the same command finds the run it began, under an old name too."""
+    """Return runs/<experiment or text>-<hash>; an old name if it exists, so that a command finds the run it began."""
     old = f"runs/{config.experiment.replace('/', '-')}-{old_config_hash(config)}"
     if os.path.isdir(old):
         return old

@@ -1,4 +1,4 @@
-"""The settings of training, data, samples and sweeps: the one truth of the configuration.
+"""The settings of training, data, samples and sweeps: the only definition of the configuration.
 
 Standard library only, so a config can be read and checked without torch. YAML files under configs/ hold named
 differences from these defaults; the command line comes last. `--help` prints the meanings. Literal types hold the
@@ -15,13 +15,13 @@ Toggle = Literal["auto", "on", "off"]
 SHARDED = ("fsdp", "hsdp")  # strategies under which a device holds a part of the weights
 Which = Literal["best", "latest"]
 
-# Settings that are no more -> why. Stored, they are ignored; typed, they are refused.
+# Removed settings -> why. In a stored config they are ignored; on a command line they are refused.
 REMOVED = {"data.workers": "batches are made in the training process, hundreds of times as fast as it trains"}
 
 
 @dataclass
 class ModelConfig:
-    """The transformer. GPT-2's architecture unless a value says otherwise."""
+    """The transformer. By default it has GPT-2's architecture."""
 
     n_layer: int = setting(4, "transformer blocks", "weights", low=1, high=10_000)
     n_head: int = setting(4, "attention heads per block", "weights", low=1, high=10_000)
@@ -41,22 +41,22 @@ class ModelConfig:
     activation: Literal["gelu_tanh", "gelu", "relu_squared", "swiglu"] = setting(
         "gelu_tanh", "gelu: nanoGPT's, exact; swiglu: with a gate", "weights"
     )
-    attention: Literal["softmax", "rotary", "linear"] = setting("softmax", "rotary: it holds the positions", "weights")
+    attention: Literal["softmax", "rotary", "linear"] = setting("softmax", "rotary: softmax, RoPE positions", "weights")
     qk_norm: Literal["auto", "none", "layernorm", "rmsnorm"] = setting(
         "auto", "norm of queries and keys, head by head; auto: layernorm if rotary", "weights", since="0.2.0"
     )
     rope_theta: float = setting(10_000.0, "rotary: larger turns slower", "weights", low=1, high=1e12, since="0.2.0")
     rope_scaling: Literal["none", "llama3"] = setting(
-        "none", "rotary, stretched as in Llama 3", "weights", since="0.2.0"
+        "none", "rotary: positions stretched as in Llama 3", "weights", since="0.2.0"
     )
-    rope_factor: float = setting(8.0, "llama3: slow pairs turn so much slower", "weights", low=1, since="0.2.0")
+    rope_factor: float = setting(8.0, "llama3: slow pairs turn slower by this", "weights", low=1, since="0.2.0")
     rope_low_freq_factor: float = setting(
-        1.0, "llama3: slow pairs turn at most so often in the original context", "weights", above=0, since="0.2.0"
+        1.0, "llama3: most turns of a slow pair in the original context", "weights", above=0, since="0.2.0"
     )
     rope_high_freq_factor: float = setting(
-        4.0, "llama3: pairs that turn at least so often in it keep their pace", "weights", above=0, since="0.2.0"
+        4.0, "llama3: least turns in it of a pair that keeps its pace", "weights", above=0, since="0.2.0"
     )
-    rope_original_context: int = setting(8192, "llama3: in tokens", "weights", low=1, since="0.2.0")
+    rope_original_context: int = setting(8192, "llama3: its length in tokens", "weights", low=1, since="0.2.0")
     tied: bool = setting(True, "the token embedding is the output layer, too", "weights", since="0.2.0")
     checkpoint_activations: bool = setting(False, "recompute in the backward pass: less memory, ~1/3 slower", "machine")
 
@@ -84,7 +84,7 @@ class DataConfig:
         None, "file, folder, glob, URL, or several with commas", "content", aka="dataset", literal=True
     )
     val_source: str | None = setting(
-        None, "a text to validate on, named as source; none of that then", "content", literal=True, since="0.2.0"
+        None, "a text to validate on, given like source; none of source then", "content", literal=True, since="0.2.0"
     )
     dir: str = setting("data", "folder for the prepared tokens", "watch", folder=True)
     val_fraction: float = setting(0.1, "last part of the text, held out for validation", "weights", above=0, below=1)
@@ -99,7 +99,7 @@ class DataConfig:
     shards: str | None = setting(
         None, "URL of a prepared folder, whose tokens are fetched as needed", "content", literal=True, since="0.2.0"
     )
-    cache_gb: float = setting(10.0, "shards: room for what was fetched", "machine", above=0, since="0.2.0")
+    cache_gb: float = setting(10.0, "shards: GB on the disk for fetched tokens", "machine", above=0, since="0.2.0")
     mask_documents: bool = setting(False, "no document of a window sees another", "weights", since="0.2.0")
     check: bool = setting(
         False, "list what is suspicious: repeated lines, wrongly decoded text ...", "watch", since="0.2.0"
@@ -114,7 +114,7 @@ class OptimizerConfig:
     lr: float = setting(1e-3, "peak learning rate", "schedule", aka="learning_rate", above=0)
     matrix_lr: float = setting(0.02, "muon only: peak learning rate of the blocks' matrices", "schedule", above=0)
     split_qkv: bool = setting(
-        False, "muon only: queries', keys' and values' matrices move each on its own", "weights", since="0.2.0"
+        False, "muon only: queries, keys and values are three matrices, not one", "weights", since="0.2.0"
     )
     momentum: float = setting(0.95, "muon only: decay of the gradient's running mean", "schedule", low=0, below=1)
     beta1: float = setting(0.9, "decay of the gradient's running mean", "schedule", low=0, below=1)
@@ -130,7 +130,7 @@ class ScheduleConfig:
 
     name: Literal["cosine", "linear", "wsd", "constant"] = setting("cosine", "wsd: constant, then linear", "schedule")
     warmup_steps: int = setting(100, "optimizer steps of linear warm-up", "schedule", aka="warmup_iters", low=0)
-    final_lr_fraction: float = setting(0.1, "of the peak, at the end", "schedule", aka="min_lr", low=0, high=1)
+    final_lr_fraction: float = setting(0.1, "of the peak, at the run's end", "schedule", aka="min_lr", low=0, high=1)
     decay_fraction: float = setting(0.3, "wsd: last part of the run, where the rate falls", "schedule", low=0, high=1)
 
 
@@ -197,8 +197,8 @@ class GuardConfig:
 
     max_skips: int = setting(10, "bad steps in a row before the run goes back to a checkpoint", "schedule", low=0)
     max_rollbacks: int = setting(3, "times the run may go back before it stops with exit code 5", "schedule", low=0)
-    spike_zscore: float = setting(0.0, "skip losses so many standard deviations above; 0 = off", "schedule", low=0)
-    spike_window: int = setting(128, "good steps that the recent mean is taken over", "schedule", low=16, high=10_000)
+    spike_zscore: float = setting(0.0, "skip losses this many deviations above the mean; 0 = off", "schedule", low=0)
+    spike_window: int = setting(128, "good steps over which that mean is taken", "schedule", low=16, high=10_000)
 
 
 @dataclass
@@ -212,9 +212,9 @@ class CheckpointConfig:
 
 @dataclass
 class LoggerConfig:
-    """metrics.jsonl is always written; wandb or TensorBoard comes on top."""
+    """metrics.jsonl is always written; wandb or TensorBoard can be added."""
 
-    name: Literal["files", "wandb", "tensorboard"] = setting("files", "what is added", "watch", aka="wandb_log")
+    name: Literal["files", "wandb", "tensorboard"] = setting("files", "files: none is added", "watch", aka="wandb_log")
     every_steps: int = setting(10, "steps between rows and progress lines", "watch", aka="log_interval", low=1)
     project: str = setting("minigpt", "wandb only", "watch")
     mode: Literal["offline", "online"] = setting("offline", "wandb only", "watch")
@@ -234,17 +234,17 @@ class InitConfig:
 
     source: str | None = setting(None, "run or checkpoint to take weights from", "weights", key="from", literal=True)
     experiment: str | None = setting(
-        None, "experiment to train first, where `from` is left out, and to take weights from", "watch", since="0.2.0"
+        None, "without `from`: experiment to train first and to take weights from", "watch", since="0.2.0"
     )
 
 
 @dataclass
 class AdapterConfig:
-    """What learns in place of the model that `init.from` brings, which then stays as it is."""
+    """What is trained in place of the model of `init.from`, whose weights then stay as they are."""
 
     name: Literal["none", "lora"] = setting("none", "lora: thin matrices beside the model's", "weights", since="0.2.0")
-    rank: int = setting(8, "of their product", "weights", low=1, high=4096, since="0.2.0")
-    alpha: int = setting(16, "the product counts alpha / rank", "weights", low=1, high=10**6, since="0.2.0")
+    rank: int = setting(8, "rank of their product", "weights", low=1, high=4096, since="0.2.0")
+    alpha: int = setting(16, "the product is scaled by alpha / rank", "weights", low=1, high=10**6, since="0.2.0")
     targets: str = setting(
         "all", "some of q,k,v,qkv,out,gate,up,down; all: every matrix of the blocks", "weights", since="0.2.0"
     )
@@ -255,12 +255,12 @@ class ObjectiveConfig:
     """What is learned: the next token of a text, or what a reward asks for."""
 
     name: Literal["next_token", "grpo"] = setting(
-        "next_token", "grpo: the model answers questions, and what was right becomes likelier", "weights", since="0.2.0"
+        "next_token", "grpo: the model answers questions, and right answers become likelier", "weights", since="0.2.0"
     )
     task: Literal["sort7", "reverse9", "spell", "reverse", "count", "add", "sort", "copy"] = setting(
-        "sort7", "grpo: whose questions it answers (docs/CHAT.md)", "weights", since="0.2.0"
+        "sort7", "grpo: task of the questions (docs/CHAT.md)", "weights", since="0.2.0"
     )
-    answers: int = setting(8, "grpo: to each question", "weights", low=2, high=4096, since="0.2.0")
+    answers: int = setting(8, "grpo: answers to each question", "weights", low=2, high=4096, since="0.2.0")
 
 
 @dataclass
@@ -300,7 +300,7 @@ class WorkConfig:
 
     workers: int = setting(0, "processes that encode; 0: one for each core", "machine", low=0, high=4096)
     part: str | None = setting(
-        None, "i/n: of n equal parts, on any machines with one data.dir; the last to end puts them together", "watch"
+        None, "i/n: only this of n equal parts, on any machines that share data.dir; the last joins them", "watch"
     )
     engine: Literal["processes", "ray"] = setting("processes", "ray: on a Ray cluster (an extra)", "machine")
     slurm: int = setting(
@@ -344,8 +344,8 @@ class SampleConfig:
 
     checkpoint: str | None = setting(None, "run or checkpoint directory", "watch", aka="ckpt ckpt_path", literal=True)
     which: Which = setting("best", "of a run's checkpoints", "watch")
-    adapter: str | None = setting(None, "run or peft folder whose adapter is put on", "watch", literal=True)
-    prompt: list[str] = setting([], "given several times: a batch of prompts", "watch", aka="start", literal=True)
+    adapter: str | None = setting(None, "run or peft folder with an adapter for the model", "watch", literal=True)
+    prompt: list[str] = setting([], "may be given several times: a batch", "watch", aka="start", literal=True)
     prompt_file: str | None = setting(None, "a file whose whole text is one prompt", "watch", literal=True)
     max_new_tokens: int = setting(256, "tokens to write per sample", "watch", low=1)
     temperature: float = setting(0.8, "0 = greedy", "watch", low=0)

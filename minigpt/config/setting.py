@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args
 
 # What a setting decides:
 #   weights   the trained weights; fixed for a run. It is part of the run's name.
-#   content   the weights, but by what is found at this path, which is compared instead: the path may change.
+#   content   the weights, through the files at this path. Their content is compared instead: the path may change.
 #   schedule  the weights from now on; it may change when a run continues. It is part of the run's name.
 #   machine   where and how fast the work is done; it may change.
 #   watch     only what is shown or kept, and where; it may change.
@@ -27,7 +27,7 @@ class Setting:
     folder: bool = False  # a path that is a folder, or can become one
     aka: str = ""  # its names in other frameworks
     words: bool = False  # a list of all arguments that are not key=value
-    key: str = ""  # the name that users type, where it is no Python name
+    key: str = ""  # the name that users type, if it can't be a Python name
     since: str = ""  # the first version that has it, if that is later than 0.1.0
     path: tuple[str, ...] = ()  # its name in code, attribute by attribute
     kind: Any = None  # its type
@@ -35,7 +35,7 @@ class Setting:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is a whole number, or one or null."""
+        """Whether its value is a whole number, or a whole number or null."""
         return int in (self.kind, *get_args(self.kind))
 
 

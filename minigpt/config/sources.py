@@ -1,4 +1,4 @@
-"""What `data.source` holds: a file, a folder, a glob, a URL, or several of these."""
+"""The value of `data.source`: a file, a folder, a glob, a URL, or several of these."""
 
 import glob
 import hashlib
@@ -10,7 +10,7 @@ from minigpt.redact import redact
 
 
 def places(source: str) -> list[str]:
-    """The places that a source names: itself if it is there, those of a JSON list, or those between commas."""
+    """Return the places that a source names: itself if it exists, those of a JSON list, or those between commas."""
     if source.startswith("[") and not there(source):
         try:
             listed = json.loads(source)
@@ -23,38 +23,38 @@ def places(source: str) -> list[str]:
 
 
 def is_url(place: str) -> bool:
-    """Whether a place is in a file system other than the machine's own: https://, s3://, memory:// ..."""
+    """Return whether a place is in a file system other than the machine's own: https://, s3://, memory:// ..."""
     return re.match(r"(?i)[a-z][a-z0-9+.-]+(::|://)", place) is not None
 
 
 def at(path: str) -> str:
-    """The path, or with a leading ~ as the home folder: configs hold paths as they were typed."""
+    """Return a path, with a leading ~ as the home folder if there is no such path: configs hold paths as typed."""
     return path if os.path.exists(path) else os.path.expanduser(path)
 
 
 def there(place: str) -> bool:
-    """Whether there is a file or folder of this name."""
+    """Return whether there is a file or folder of this name."""
     return os.path.exists(at(place))
 
 
 def is_begun(run: str | None) -> bool:
-    """Whether there is a run in this folder that has checkpoints."""
+    """Return whether there is a run in this folder that has checkpoints."""
     return bool(run) and bool(glob.glob(os.path.join(glob.escape(at(str(run))), "checkpoints", "step-*")))
 
 
 def missing(source: str) -> list[str]:
-    """The places that are neither there nor a glob that finds something; of URLs nothing is known yet."""
+    """Return the places that don't exist, nor are globs that find something. URLs are not checked here."""
     return [place for place in places(source) if not _may_be(place)]
 
 
 def name_of(source: str) -> str:
-    """A source by its whole paths, without credentials: what stands for it in files and names."""
+    """Return a source with absolute paths and without credentials, as files and names hold it."""
     full = [each if is_url(each) else os.path.abspath(os.path.expanduser(each)) for each in places(source)]
     return ",".join(map(redact, full))
 
 
 def address_hash(source: str) -> str:
-    """Return what tells addresses apart that `redact` makes equal, or "". Slow, so that trying finds no password."""
+    """Return a hash that tells apart addresses which `redact` makes equal, or "". It is slow, against guessing."""
     if redact(source) == source:
         return ""
     return hashlib.scrypt(source.encode(), salt=b"minigpt", n=1 << 14, r=8, p=1, dklen=8).hex()
@@ -63,7 +63,7 @@ def address_hash(source: str) -> str:
 def _may_be(place: str) -> bool:
     if is_url(place) or there(place):
         return True
-    root, deep, _ = at(place).partition("**")  # which can take for ever to look for what is not there
+    root, deep, _ = at(place).partition("**")  # a search through all folders for nothing could take for ever
     return (
         os.path.isdir(os.path.dirname(root) or ".") if deep and not glob.has_magic(root) else bool(glob.glob(at(place)))
     )

@@ -211,7 +211,7 @@ def test_a_folder_of_peft_is_put_on_with_its_own_scale(place, tmp_path):
     [
         ({"peft_type": "IA3"}, "peft_type='IA3'"),
         ({"r": 0}, "r=0"),
-        ({"r": 3}, "the model wants"),
+        ({"r": 3}, "the model needs"),
         ({"lora_alpha": None}, "lora_alpha=null"),
         ({"use_dora": True}, "use_dora=true is not known"),
         ({"rank_pattern": {"q_proj": 4}}, "rank_pattern="),

@@ -119,7 +119,7 @@ def server_is_possible(host: str, token_file: str | None) -> Iterator[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own, which no other machine reaches."""
+    """Return whether an address is this machine's own, which no other machine reaches."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

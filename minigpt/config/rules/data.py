@@ -119,7 +119,7 @@ def validation_text_is_there(name: str, source: str | None, folder: str) -> Iter
 
 
 def _was_prepared(source: str, folder: str, key: str = "source") -> bool:
-    """Whether tokens of a text that is gone are still kept: training goes on with them."""
+    """Return whether tokens of a text that is gone are still kept: training goes on with them."""
     wanted = name_of(source)
     for path in glob.glob(os.path.join(glob.escape(at(folder)), "*", "prepared.json")):
         try:

@@ -58,6 +58,6 @@ def adapters_have_a_model(
                 yield f"adapter.{key}={shown(value)} is for adapter=lora. Add it, or leave this out."
         return
     if source is None:
-        yield f"adapter={name} lies on a trained model. Say which: init.from=RUN_OR_FOLDER."
+        yield f"adapter={name} needs a trained model. Name it: init.from=RUN_OR_FOLDER."
     if strategy in SHARDED:
-        yield f"adapter={name} wants the model whole on each device, got trainer.strategy={strategy}. Use trainer=ddp."
+        yield f"adapter={name} needs the model whole on each device, got trainer.strategy={strategy}. Use trainer=ddp."

@@ -19,7 +19,7 @@ def rewards_have_questions(
                 yield f"objective.{key}={shown(value)} is for objective=grpo. Add it, or leave this out."
         return
     if data != "tasks":
-        yield f"objective=grpo asks questions whose answers can be checked, which data={data} has not. Use data=tasks."
+        yield f"objective=grpo asks questions whose answers can be checked; data={data} has none. Use data=tasks."
     if source is None and experiment is None:
         remedy = "Say which: init.from=RUN, for example one of experiment=chat_tiny"
         yield f"objective=grpo begins with a model that answers some of the questions. {remedy}."
@@ -50,7 +50,7 @@ def rewards_are_learned_as_written(
     if name != "grpo":
         return
     if strategy in SHARDED:
-        yield f"objective=grpo wants the model whole on each device, got trainer.strategy={strategy}. Use trainer=ddp."
+        yield f"objective=grpo needs the model whole on each device, got trainer.strategy={strategy}. Use trainer=ddp."
     if dropout:
         yield f"objective=grpo learns what a model wrote, which model.dropout={dropout:g} changes. Use model.dropout=0."
     for key, value in (("trainer.patience", patience), ("guard.spike_zscore", spike_zscore)):

@@ -1,4 +1,4 @@
-"""How a rule is registered, and the words that several share."""
+"""How a rule is registered, and the parts of sentences that several rules share."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from minigpt.faults import UserFault
 
 Check = Callable[..., Iterator[str]]  # the values of some settings -> a sentence for each rule that they break
 RULES: list[tuple[tuple[str, ...], Check]] = []  # the settings that a check reads, and the check
-NOTES: list[tuple[tuple[str, ...], Check]] = []  # on what is allowed, but seldom meant
+NOTES: list[tuple[tuple[str, ...], Check]] = []  # the same for choices that are allowed, but seldom meant
 
 
 def rule(*keys: str, into: list[tuple[tuple[str, ...], Check]] = RULES) -> Callable[[Check], Check]:
@@ -24,13 +24,13 @@ def rule(*keys: str, into: list[tuple[tuple[str, ...], Check]] = RULES) -> Calla
 
 
 def nearest_multiples(key: str, value: int, unit: int) -> str:
-    """`key=` with the multiples of unit on either side of value, positive ones only."""
+    """Return `key=` with the multiples of unit on either side of value, positive ones only."""
     below = value // unit * unit
     return f"{key}={f'{below} or ' if below else ''}{below + unit}"
 
 
 def not_there(key: str, source: str, remedy: str) -> Iterator[str]:
-    """The sentence on weights that are neither a path nor on the hub."""
+    """Yield a sentence for weights that are neither a path nor on the hub."""
     if is_hub_name(source):
         try:
             local_path(source)
