@@ -1,4 +1,4 @@
-"""What a training step holds in the memory of each device, counted from config and layout; nothing is tried."""
+"""The memory of a training step on each device, counted from config and layout; nothing is run."""
 
 import math
 from dataclasses import dataclass, replace
@@ -13,11 +13,11 @@ from minigpt.model.empty import empty_gpt
 
 @dataclass(frozen=True)
 class Plan:
-    """How a run lies on its devices, and how much of a step each computes at a time."""
+    """How a run is laid out on its devices, and how much of a step each computes at a time."""
 
     strategy: str = "ddp"  # ddp (one device, too) | fsdp | hsdp
     devices: int = 1  # processes in all
-    shards: int = 1  # devices over which weights, gradients and averages are cut; each such group holds all of them
+    shards: int = 1  # devices over which weights, gradients and averages are cut; each such group holds one copy
     micro_batch: int = 1
     accumulate: int = 1
     loss_chunk: int = 0
@@ -29,14 +29,14 @@ class Plan:
 class Budget:
     """Bytes on one device, by what they hold.
 
-    Gradients come as activations go, so `peak`, the most at any moment of a step, is less than the sum of all.
+    Gradients are made while activations are freed, so `peak`, the most at any moment of a step, is less than the sum.
     """
 
     weights: int
     gradients: int
     optimizer: int
     activations: int
-    logits: int  # and their gradients; of a loss in chunks, a chunk and the gradient of the output layer's weight
+    logits: int  # with their gradients; for a loss in chunks, one chunk and the gradient of the output layer's weight
     working: (
         int  # weights gathered from other devices, and their gradients; copies in half precision; an update's products
     )
@@ -55,7 +55,7 @@ class Weights:
 
 
 def weights_of(model: ModelConfig, vocab_size: int, number: int) -> Weights:
-    """Return what a model's weights take at so many bytes each, with the padding of its embedding table."""
+    """Return the bytes of a model's weights, `number` bytes each, with the padding of its embedding table."""
     one = empty_gpt(replace(model, n_layer=1), vocab_size, device="meta")
     whole = number * parameter_count(model, vocab_size)
     block = number * sum(each.numel() for each in one.blocks.parameters())
@@ -79,13 +79,13 @@ def plan_of(config: TrainConfig, choices: Choices) -> Plan:
 
 
 def budget_of(config: TrainConfig, vocab_size: int, plan: Plan, *, precision: str, kernel: str) -> Budget:
-    """Count what a step holds on one device.
+    """Count the memory of a step on one device.
 
     Args:
         config: model and optimizer.
         vocab_size: V.
         plan: devices, micro-batch, chunks and checkpointing, in place of the config's.
-        precision: of products: fp32 | bf16 | fp16 | fp64. Weights are in fp32, or in fp64 with it.
+        precision: of products: fp32 | bf16 | fp16 | fp64. Weights are in fp32, or in fp64 if products are.
         kernel: of attention.
     """
     model = replace(config.model, checkpoint_activations=plan.checkpoint_activations)
@@ -97,7 +97,7 @@ def budget_of(config: TrainConfig, vocab_size: int, plan: Plan, *, precision: st
     options: dict[str, Any] = {"precision": precision, "kernel": kernel, "masked": config.data.mask_documents}
     block = plan.micro_batch * _block_bytes(model, vocab_size, **options)
     without_logits = plan.micro_batch * activation_bytes(model, vocab_size, **options, chunk=1)
-    activations = without_logits - block  # which counts one more, on the way back
+    activations = without_logits - block  # it includes one block's gradients in the backward pass
     if plan.loss_chunk:
         rows = min(plan.loss_chunk, plan.micro_batch * model.block_size)
         logits, going_back = chunk_bytes(model, vocab_size, precision=precision, chunk=rows), 2 * learning.table
@@ -113,7 +113,7 @@ def budget_of(config: TrainConfig, vocab_size: int, plan: Plan, *, precision: st
     stays = plan.devices > 1 if plan.shards == 1 else plan.reshard and plan.accumulate > 1  # DDP's buckets always do
     stay = gradients if stays or (plan.shards == 1 and plan.accumulate > 1) else 0
     in_block = block // 2 + (block if plan.checkpoint_activations else 0)
-    moments = (  # beside weights and averages
+    moments = (  # bytes besides weights and averages, at moments of a step
         stay + activations + copies + logits + gathered.loss,
         stay + activations + copies + going_back + gathered.head,
         stay + activations + copies + in_block + gathered.block,
@@ -127,17 +127,17 @@ def budget_of(config: TrainConfig, vocab_size: int, plan: Plan, *, precision: st
 
 
 def muon_update_bytes(numbers: int, precision: str) -> int:
-    """Return what an update of so many numbers in matrices takes for a moment, at most.
+    """Return the bytes that Muon's update of so many numbers in matrices takes for a moment, at most.
 
-    Directions, products of the iteration, and what is kept to undo a bad step: about 19 bytes a number where products
-    are in bf16, 27 in fp32, measured on a GPT with matrices of 768 x 3,072 at the most.
+    They are directions, products of the iteration, and copies to undo a bad step: about 19 bytes a number if products
+    are in bf16, 27 in fp32, measured on a GPT with matrices of up to 768 x 3,072.
     """
     return numbers * {"bf16": 20, "fp64": 54}.get(precision, 27)
 
 
 @dataclass(frozen=True)
 class _Gathered:
-    """Bytes of weights from other devices, and of gradients on the way there, at moments of a step."""
+    """Bytes of weights from other devices, and of gradients on their way to them, at moments of a step."""
 
     loss: int = 0
     head: int = 0
@@ -146,7 +146,7 @@ class _Gathered:
 
 
 def _gathered(plan: Plan, parts: Weights) -> _Gathered:
-    """Count them for FSDP2 with a unit per block and one around them, whose weights stay gathered.
+    """Count those bytes for FSDP2 with a unit per block and one around all, whose weights stay gathered.
 
     Without `reshard` weights and gradients stay whole from a step's first micro-batch to its last.
     """
@@ -159,7 +159,7 @@ def _gathered(plan: Plan, parts: Weights) -> _Gathered:
 
 
 def _block_bytes(model: ModelConfig, vocab_size: int, **options: Any) -> int:
-    """Return what one sequence saves in a block that is not checkpointed."""
+    """Return the bytes that one sequence saves in a block that is not checkpointed."""
     one, two = (replace(model, n_layer=layers, checkpoint_activations=False) for layers in (1, 2))
     return activation_bytes(two, vocab_size, **options) - activation_bytes(one, vocab_size, **options)
 
@@ -168,5 +168,5 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "working"
 
 
 def gigabytes(budget: Budget) -> list[str]:
-    """Return what each of PARTS takes, in GB."""
+    """Return the GB of each of PARTS."""
     return [f"{getattr(budget, part) / 1e9:.2f}" for part in PARTS]

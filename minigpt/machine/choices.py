@@ -1,4 +1,4 @@
-"""What a run leaves to the machine: device, precision, kernels, micro-batch, threads.
+"""The choices that a config may leave to minigpt: device, precision, kernels, micro-batch, threads.
 
 Every choice is a pure function of config and hardware, never of a timing, so that the same command on the same
 machine gives the same bits. The choices are written to the run's choices.json and kept when it continues there.
@@ -15,9 +15,9 @@ from minigpt.machine.hardware import MAX_THREADS, Hardware
 from minigpt.model.counting import activation_bytes, chunk_bytes, parameter_count
 from minigpt.rundir.run_directory import RunDirectory
 
-LARGE_VOCABULARY = 16_384  # from here on logits may be made in chunks
-LOGITS_AT_ONCE = 1 << 26  # a quarter of a gigabyte; enough rows to keep any device busy
-BUSY_TOKENS = 8192  # of a micro-batch, with which any device is busy
+LARGE_VOCABULARY = 16_384  # from this size on logits may be made in chunks
+LOGITS_AT_ONCE = 1 << 26  # in fp32 a quarter of a gigabyte; enough rows to keep any device busy
+BUSY_TOKENS = 8192  # a micro-batch of so many tokens keeps any device busy
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Choices:
     accumulate: int  # forward passes per optimizer step
     validation_batch: int
     threads: int
-    float32_products: Literal["highest", "medium"] = "highest"  # torch's precision: medium where as exact, and faster
+    float32_products: Literal["highest", "medium"] = "highest"  # torch's setting: medium if it is as exact, and faster
     loss_chunk: int = 0  # rows of logits that exist at a time; 0: all of a micro-batch
     hardware: str = ""  # for which the choices were made
 
@@ -44,10 +44,10 @@ def choose(config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:
     - precision: bf16 where the hardware multiplies it fast (recent NVIDIA; x86 with AVX512-BF16 or AMX), fp16 on other
       NVIDIA GPUs (T4, V100) whose losses can be scaled, which sharded weights prevent, else fp32.
     - compile: on CUDA; on a CPU where the run is long enough to win back the half minute that it takes to start.
-    - float32 products: by oneDNN where that is faster and as exact.
+    - float32 products: by oneDNN if that is faster and as exact.
     - attention kernel: fused on accelerators; explicit on CPUs up to a context of 512, where the fused
       kernel's backward pass is the slower one.
-    - logits: some rows at a time where the vocabulary is large and less than 8192 tokens fit with all of theirs.
+    - logits: some rows at a time if the vocabulary is large and fewer than 8192 tokens fit with all of their logits.
     - micro-batch: the largest part of a step whose activations fit half of the memory that weights and optimizer
       leave (a quarter on a CPU, whose memory others use too). It is tried before step 1.
     """
@@ -91,7 +91,7 @@ def choose(config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:
 
 
 def _loss_chunk(config: TrainConfig, vocab_size: int, sequences: int, *, at_most: int) -> int:
-    """Rows of logits at a time, or 0 for all of them.
+    """Return the rows of logits at a time, or 0 for all of them.
 
     Args:
         config: what is asked for.
@@ -109,23 +109,24 @@ def _loss_chunk(config: TrainConfig, vocab_size: int, sequences: int, *, at_most
 
 
 def rows_at_once(vocab_size: int) -> int:
-    """Return the rows of logits in a chunk, where the config leaves them open."""
+    """Return the rows of logits in a chunk, if the config leaves them open."""
     return max(1, LOGITS_AT_ONCE // vocab_size // 128) * 128
 
 
 def _compiling_pays(config: TrainConfig, device: str) -> bool:
-    """Compiled code saves passes over the activations; on two cores 3 to 14 ns for each number of the stream.
+    """Return whether compiling pays: it saves passes over the activations, and takes half a minute at the start.
 
-    (Measured: plain and rotary attention, widths 128 and 384.) At the limit that is a minute.
+    On two cores it saves 3 to 14 ns for each number of the stream (measured: plain and rotary attention, widths 128
+    and 384), which is a minute at the limit below.
     """
-    if device != "cpu" or config.model.dropout:  # whose numbers compiled code draws one by one on a CPU
+    if device != "cpu" or config.model.dropout:  # on a CPU compiled code draws dropout's random numbers one by one
         return device == "cuda"
     tokens = config.trainer.max_tokens or (config.trainer.max_steps or 0) * config.batch_tokens
     return tokens * config.model.n_layer * config.model.n_embd >= 2e10
 
 
 def keep_choices(saved: Mapping[str, Any] | None, config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:
-    """Return the choices that a run continues with: as saved, but for what the command now asks for by name.
+    """Return the choices that a run continues with: as saved, except for those that the command now names.
 
     Choices that were made for other hardware, or for another number of devices, are made anew.
 
@@ -136,12 +137,12 @@ def keep_choices(saved: Mapping[str, Any] | None, config: TrainConfig, hardware:
         vocab_size: of its tokenizer.
 
     Raises:
-        UserFault: no run saves such choices.
+        UserFault: the saved choices are invalid.
     """
     choices = choose(config, hardware, vocab_size)
     if saved is None:
         return choices
-    saved = {"loss_chunk": 0, **saved}  # of a version that made all logits at once
+    saved = {"loss_chunk": 0, **saved}  # an earlier version made all logits at once
     there = read_choices(saved, config)
     elsewhere = there.hardware not in ("", choices.hardware) or there.device != choices.device
     unfit = there.precision == "bf16" and not hardware.bf16 and config.trainer.precision == "auto"
@@ -163,7 +164,7 @@ def keep_choices(saved: Mapping[str, Any] | None, config: TrainConfig, hardware:
 
 
 def tell_changed_choices(run: RunDirectory, saved: Mapping[str, Any] | None, choices: Choices) -> None:
-    """Print and note which choices a run continues with other than it had: they change the last bits."""
+    """Print and write to events.jsonl which choices have changed in a run: they change the last bits."""
     now = asdict(choices)
     changed = {name: value for name, value in (saved or {}).items() if value != now[name]}
     if "devices" in changed:
@@ -177,10 +178,10 @@ def tell_changed_choices(run: RunDirectory, saved: Mapping[str, Any] | None, cho
 
 
 def read_choices(saved: Mapping[str, Any], config: TrainConfig) -> Choices:
-    """Return saved choices, which may be a stranger's, if they can be those of this config.
+    """Return saved choices, after checking that they are possible for this config: the file may be foreign.
 
     Raises:
-        UserFault: they can't.
+        UserFault: they are not.
     """
     sequences = config.batch_tokens // config.model.block_size
     try:
@@ -199,7 +200,7 @@ def read_choices(saved: Mapping[str, Any], config: TrainConfig) -> Choices:
 
 
 def _room_for_activations(config: TrainConfig, hardware: Hardware, vocab_size: int) -> int:
-    """Bytes of one device that activations may take."""
+    """Return how many bytes of one device activations may take."""
     # Weights, gradients and two averages in fp32.
     left = max(0, hardware.memory_bytes - 16 * parameter_count(config.model, vocab_size))
     return left // (4 * config.trainer.devices) if hardware.device == "cpu" else left // 2

@@ -16,11 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 from minigpt.machine.choices import Choices
 from minigpt.model.gpt import GPT
 
-LossFunction = Callable[..., Tensor]  # of model, tokens and targets, and of weights and documents where they have them
+LossFunction = Callable[..., Tensor]  # of model, tokens and targets, and of weights and documents if there are any
 
 
 def set_up_torch(choices: Choices, *, deterministic: bool) -> None:
-    """Set what must stand before anything is compiled or a device's memory is used.
+    """Set torch's options, before anything is compiled or a device's memory is used.
 
     Args:
         choices: threads, products and whether anything is compiled.
@@ -30,11 +30,11 @@ def set_up_torch(choices: Choices, *, deterministic: bool) -> None:
     torch.set_float32_matmul_precision(choices.float32_products)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once
-    # Compiled code for a CPU would add to an embedding's gradient in the order in which its threads come.
+    # Compiled code for a CPU would add to an embedding's gradient in an order that depends on its threads' timing.
     wanted = deterministic or (choices.compile and choices.device == "cpu")
-    torch.use_deterministic_algorithms(wanted)  # said each time: a training before in this process may have set it
+    torch.use_deterministic_algorithms(wanted)  # set each time: an earlier training in this process may have changed it
     if wanted:
-        # A debugging aid comes with it, and costs.
+        # It switches on a debugging aid, which takes time.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
@@ -44,7 +44,7 @@ def compiled_loss(device: str, loss: LossFunction) -> LossFunction:
 
 
 def compiler_options(device: str) -> dict[str, Any] | None:
-    """Return the compiler's options for a device, and have it keep its code in a folder of ours."""
+    """Return the compiler's options for a device, and set the folder in which it keeps its code."""
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(compiler_cache())
     options: dict[str, Any] | None = None
@@ -71,10 +71,10 @@ def compiler_cache() -> Path:
 
 @contextlib.contextmanager
 def cut_for_ddp(gpt: GPT) -> Iterator[None]:
-    """Have what is compiled in a `with` block cut where DDP's buckets of gradients end.
+    """Let code that is compiled in a `with` block be cut where DDP's buckets of gradients end.
 
-    Compiled as a whole, the backward pass would give all gradients at its end, and none could be sent meanwhile.
-    The compiler cuts what it compiles inside DDP's forward pass, and what is compiled here stays compiled there.
+    Compiled as a whole, the backward pass would give all gradients at its end, and none could be sent earlier.
+    The compiler makes these cuts only inside DDP's forward pass; code that is compiled here is used again there.
     """
     torch._dynamo.config.optimize_ddp = not gpt.config.checkpoint_activations  # the two don't go together
     if not dist.is_initialized():

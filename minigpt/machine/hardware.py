@@ -1,4 +1,4 @@
-"""What the machine has: its device, what that can do, and how fast it is by its data sheet."""
+"""The machine: its device, what that can do, and how fast it is by its data sheet."""
 
 import os
 import platform
@@ -41,7 +41,7 @@ PEAKS: dict[str, tuple[float, float]] = {
 class Hardware:
     """What a run can use."""
 
-    device: str  # cuda | mps | cpu: the best there is
+    device: str  # cuda | mps | cpu
     name: str  # of the accelerator, or of the processor
     cores: int  # CPU cores this process may use
     bf16: bool  # has fast bf16 products
@@ -79,7 +79,7 @@ def find_named(wanted: str) -> str:
 
 
 def probe(device: str = "auto") -> Hardware:
-    """Look at the machine. `device` other than auto looks at that device."""
+    """Return what the machine has: its best device, or the one named by `device`, if it is there."""
     cores, threads = usable_cores(), asked_threads()
     if device in ("auto", "cuda") and torch.cuda.is_available():
         properties, bf16 = torch.cuda.get_device_properties(0), torch.cuda.is_bf16_supported(False)
@@ -93,7 +93,7 @@ def probe(device: str = "auto") -> Hardware:
 def asked_threads() -> int:
     """Return the threads that OMP_NUM_THREADS asks for, or 0 if it asks for none.
 
-    torchrun sets it to 1 where nobody has: that is no wish of the user's.
+    torchrun sets it to 1 if nobody has, which is no wish of the user's.
     """
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     threads = int(asked) if asked.isascii() and asked.isdigit() else 0
@@ -101,23 +101,23 @@ def asked_threads() -> int:
 
 
 def _cpu_bf16() -> bool:
-    """Whether the processor multiplies bf16 in hardware: without it bf16 is many times slower than fp32."""
+    """Return whether the processor multiplies bf16 in hardware: otherwise bf16 is many times slower than fp32."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return False
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def _onednn_fp32() -> bool:
-    """Whether to have fp32 products made by oneDNN (torch's precision "medium") instead of MKL.
+    """Return whether fp32 products should be made by oneDNN (torch's precision "medium") instead of MKL.
 
-    On AMD MKL uses only AVX2; oneDNN with AVX-512 was measured at twice its speed. "medium" allows rounding to bf16,
-    which oneDNN does where the processor has AMX (error 2e-3 instead of 3e-7, measured): so its products are tried.
+    On AMD, MKL uses only AVX2; oneDNN with AVX-512 was measured at twice its speed. "medium" allows rounding to bf16,
+    which oneDNN does if the processor has AMX (error 2e-3 instead of 3e-7, measured): so a product is tried.
     """
     return _cpu_fact("vendor_id") == "AuthenticAMD" and medium_is_exact()
 
 
 def _cpu_fact(key: str) -> str:
-    """Return what Linux says of the processor under `key`, or "" where it says nothing."""
+    """Return what Linux states about the processor under `key`, or ""."""
     try:
         with open("/proc/cpuinfo") as file:
             return next((line.partition(":")[2].strip() for line in file if line.startswith(key)), "")
@@ -126,7 +126,7 @@ def _cpu_fact(key: str) -> str:
 
 
 def medium_is_exact() -> bool:
-    """Whether products under torch's float32 precision "medium" keep fp32's accuracy on this processor."""
+    """Return whether products under torch's float32 precision "medium" keep fp32's accuracy on this processor."""
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(256, 256, generator=generator) for _ in range(2))
     before = torch.get_float32_matmul_precision()
@@ -149,7 +149,7 @@ def _main_memory() -> int:
 
 
 def peak_flops(hardware: Hardware, precision: str) -> float | None:
-    """The device's dense peak in FLOP/s for MFU, or None when it is not in the table."""
+    """Return the device's dense peak in FLOP/s for MFU, or None if it is not in the table."""
     if hardware.device != "cuda":
         return None
     for pattern, (half, single) in PEAKS.items():

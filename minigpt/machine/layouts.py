@@ -1,4 +1,4 @@
-"""Which layouts a training could have, and what each takes of a device's memory: what `minigpt plan` prints."""
+"""The layouts that a training could have, and the memory of each on a device: what `minigpt plan` prints."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,8 +12,8 @@ from minigpt.machine.choices import choose, rows_at_once
 from minigpt.machine.hardware import Hardware, find_device, memory_of_device, usable_cores
 from minigpt.machine.sharding import parts_of
 
-NODE = 8  # devices of a usual machine, between which weights are gathered fast
-USABLE = 0.9  # of a device's memory: its context, libraries and what is lost between blocks take the rest
+NODE = 8  # devices of a usual machine, between which gathering weights is fast
+USABLE = 0.9  # of a device's memory: its context, libraries and fragmentation take the rest
 VOCABULARIES = {"byte": 257, "char": 128, "gpt2": 50257}  # char: the text decides
 
 
@@ -55,7 +55,7 @@ def describe_layouts(config: PlanConfig) -> str:
 
 
 def _hardware(config: PlanConfig) -> Hardware:
-    """Return this machine's device, or one of the memory that is asked about."""
+    """Return this machine's device, or one with the memory that the config asks about."""
     if config.memory is None or config.trainer.device not in ("auto", "cuda"):
         hardware = find_device(config)
         return hardware if config.memory is None else replace(hardware, memory_bytes=int(1e9 * config.memory))
@@ -79,7 +79,7 @@ def _layouts(config: PlanConfig, vocab_size: int) -> Iterator[tuple[str, list[st
     if devices > node > 1 and devices % node == 0:
         strategies.append(("hsdp", node))
     strategies += [("fsdp", devices)] if devices > 1 else []
-    if config.adapter.name != "none":  # which wants the model whole
+    if config.adapter.name != "none":  # an adapter needs the model whole
         strategies = strategies[:1]
     if trainer.strategy in SHARDED:
         strategies = [(trainer.strategy, parts_of(trainer))]
@@ -100,7 +100,7 @@ def _layouts(config: PlanConfig, vocab_size: int) -> Iterator[tuple[str, list[st
 
 
 def _micro_batches(config: PlanConfig) -> list[tuple[int, int]]:
-    """Return the micro-batches that a step of a device divides into, and its sequences beside each."""
+    """Return the micro-batches into which a device's share of a step divides, each with the share's sequences."""
     sequences = config.batch_tokens // config.model.block_size // (config.trainer.nodes * config.trainer.devices)
     sizes = [size for size in range(1, sequences + 1) if sequences % size == 0]
     return [(size, sequences) for size in ([config.trainer.micro_batch] if config.trainer.micro_batch else sizes)]

@@ -1,4 +1,4 @@
-"""Memory. One full micro-batch is tried before step 1: what does not fit is cut smaller, with the same mathematics."""
+"""Memory. One full micro-batch is tried before step 1; if it does not fit, smaller ones compute the same step."""
 
 import contextlib
 import functools
@@ -23,7 +23,7 @@ from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
 from minigpt.process.group import Processes
 
 SURE_SHARE = 0.1  # of a machine's memory: a run that needs less of it fits
-# Size -> what a loss takes: tokens and targets; of weighted ones all of a Batch.
+# Size -> the arguments of a loss: tokens and targets; for a weighted loss also weights and documents.
 Batches = Callable[[int], tuple[Any, ...]]
 Twin = Callable[[Choices], GPT]
 WITHOUT_COMPILER = "torch.compile does not work {}; going on without it. trainer.compile=off skips the try"
@@ -41,11 +41,11 @@ def fit_to_memory(
 ) -> tuple[Choices, LossFunction]:
     """Try one micro-batch; if it does not fit the memory of some device, all go on with a smaller one.
 
-    On a CPU that has many times the memory which the run needs, nothing is tried: the first step comes sooner. Where
-    weights are to be sharded, a twin is tried in the model's place, and that stays as it is.
+    On a CPU with many times the memory that the run needs, nothing is tried: the first step comes sooner. If weights
+    are to be sharded, a twin is tried in place of the model, which stays as it is.
 
     Returns:
-        The choices, with a micro-batch that fits everywhere, and the loss to train with, compiled where that works.
+        The choices, with a micro-batch that fits everywhere, and the loss to train with, compiled if that works.
     """
     windows = functools.partial(MicroBatches, prepared.train, seed=config.seed, block_size=config.model.block_size)
     weighted = config.data.mask_documents
@@ -75,19 +75,19 @@ def fit_to_memory(
 
 
 def plain_loss(weighted: bool, chunk: int) -> LossFunction:
-    """Return the loss of batches with weights, or without; with so many rows of logits at a time, or all (0)."""
+    """Return the loss for batches with weights, or without; with `chunk` rows of logits at a time, or all (0)."""
     loss: LossFunction = weighted_loss_sum if weighted else next_token_loss
     return functools.partial(loss, chunk=chunk) if chunk else loss
 
 
 def memory_bytes(config: TrainConfig, choices: Choices, gpt: GPT) -> int:
-    """Return the most that a step of a run takes of one device's memory, as it is counted."""
+    """Return the most memory, in bytes, that a step takes on one device, by the count of budget.py."""
     options = {"precision": choices.precision, "kernel": choices.attention_kernel}
     return budget_of(config, gpt.vocab_size, plan_of(config, choices), **options).peak
 
 
 def update_bytes(config: TrainConfig, gpt: GPT, precision: str) -> int:
-    """Return the memory that an update takes for a moment, on each device."""
+    """Return the memory, in bytes, that an update takes for a moment on each device."""
     learning = [parameter for parameter in gpt.blocks.parameters() if parameter.requires_grad]
     matrices = sum(parameter.numel() for parameter in learning if parameter.dim() == 2)
     return muon_update_bytes(matrices, precision) // parts_of(config.trainer) if config.optimizer.name == "muon" else 0
@@ -110,7 +110,7 @@ def try_loss(
         batch: size -> (tokens, targets), each (size, block_size), on the model's device.
         update_bytes: memory that the optimizer takes for a moment.
         weighted: whether batches have weights, and `batch` returns them, too.
-        twin: makes what is tried in its place, where weights are to be sharded; its blocks are compiled each by itself.
+        twin: makes the model that is tried in place of `gpt` if weights are to be sharded; it compiles its blocks.
 
     Returns:
         The choices that work here, and the loss that goes with them.
@@ -138,7 +138,7 @@ def try_loss(
 def fit_micro_batch(
     gpt: GPT, choices: Choices, batch: Batches, loss: LossFunction, update_bytes: int, *, twin: Twin | None = None
 ) -> Choices:
-    """Return the choices with a micro-batch that fits. A smaller one means more of them: a step keeps its tokens."""
+    """Return the choices with a micro-batch that fits. If it is smaller there are more: a step keeps its tokens."""
     sequences = choices.micro_batch * choices.accumulate
     while not fits(twin(choices) if twin else gpt, choices, batch, loss, update_bytes):
         smaller = [size for size in range(1, choices.micro_batch) if sequences % size == 0]
@@ -153,8 +153,8 @@ def fit_micro_batch(
 
 
 def fits(gpt: GPT, choices: Choices, batch: Batches, loss_function: LossFunction, update_bytes: int) -> bool:
-    """Return whether one micro-batch goes forward and backward, and an update behind it, with the memory there is."""
-    held: list[Tensor] = []  # the optimizer's averages, which the first update makes
+    """Return whether the memory is enough for a micro-batch's forward and backward pass and the update after it."""
+    held: list[Tensor] = []  # in place of the optimizer's averages, which the first update will make
     try:
         learning = [parameter for parameter in gpt.parameters() if parameter.requires_grad]
         held += [torch.empty_like(parameter) for parameter in learning for _ in range(2)]
@@ -177,9 +177,9 @@ def fits(gpt: GPT, choices: Choices, batch: Batches, loss_function: LossFunction
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether an allocator, of whatever device or library, could not give what was asked for.
+    """Return whether an error means that memory ran out, on any device and in any library.
 
-    A compiler wraps the error that it meets in one of its own.
+    A compiler wraps the error in one of its own, so causes are looked at, too.
     """
     if error is None:
         return False

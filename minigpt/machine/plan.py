@@ -1,4 +1,4 @@
-"""What a run is about to do, said before its first step."""
+"""The plan of a run, printed before its first step."""
 
 import os
 import sys
@@ -16,11 +16,11 @@ from minigpt.machine.hardware import Hardware, memory_of_device
 from minigpt.model.adapter import MARK
 from minigpt.model.gpt import GPT
 
-LEARNS = "adapter, which learns; all else stays as it is"
+LEARNS = "adapter, which is trained; all else stays as it is"
 
 
 def count_parameters(model: GPT) -> dict[str, int]:
-    """Parameters by part; the padding rows of the embedding table are not counted."""
+    """Return the number of parameters by part; the padding rows of the embedding table are not counted."""
     embedding = model.vocab_size * model.config.n_embd
     parts = {
         "token embedding" if model.output else "token embedding (also the output layer)": embedding,
@@ -41,7 +41,7 @@ def count_parameters(model: GPT) -> dict[str, int]:
 def describe_plan(
     config: TrainConfig, choices: Choices, hardware: Hardware, *, gpt: GPT, prepared: Prepared, total_steps: int | None
 ) -> str:
-    """The plan as text."""
+    """Return the plan as text."""
     model, parts = config.model, count_parameters(gpt)
     parameters, sequences = sum(parts.values()), config.batch_tokens // model.block_size
     kernel, precision = choices.attention_kernel, choices.precision
@@ -85,7 +85,7 @@ def describe_plan(
 
 
 def describe_questions(config: TrainConfig) -> list[str]:
-    """What a step asks, and for which answers there is a reward, in lines."""
+    """Return lines that say what a step asks, and which answers get a reward."""
     objective, sequences = config.objective, config.batch_tokens // config.model.block_size
     examples = [question(objective.task, config.seed, number) for number in range(2)]
     return [
@@ -96,7 +96,7 @@ def describe_questions(config: TrainConfig) -> list[str]:
 
 
 def _passes(train: TokenSplit | MixedSplit | RemoteSplit | ConversationSplit, tokens: int, block_size: int) -> str:
-    """How often so many tokens go over the data, or over each source of a mixture."""
+    """Return how many passes over the data, or over each source of a mixture, so many tokens are."""
     if isinstance(train, ConversationSplit):
         return f"{tokens / block_size / len(train.packs(block_size)[0]):.2f} passes over the conversations"
     if not isinstance(train, MixedSplit):

@@ -1,7 +1,7 @@
-"""FSDP2: each process holds a part of every weight, and has a block's whole weights only where it computes with them.
+"""FSDP2: each process holds a part of every weight, and has a block's whole weights only while it computes with them.
 
-Two layouts: `fsdp` cuts the weights into as many parts as there are processes; `hsdp` into as many as a group of them
-has, and every group holds a copy. Gradients are cut and averaged likewise.
+Two layouts: `fsdp` cuts the weights into as many parts as there are processes; `hsdp` into as many as a group has
+processes, and every group holds a copy. Gradients are cut and averaged likewise.
 
 Source: Zhao et al. 2023, "PyTorch FSDP"; torch.distributed.fsdp.fully_shard.
 """
@@ -33,19 +33,19 @@ class Layout:
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """The processes that hold this copy together."""
+        """The processes that hold this copy of the weights together."""
         return self.mesh.get_group("part")
 
 
 def parts_of(trainer: TrainerConfig) -> int:
-    """Return the number of processes that hold one copy of the weights together; 1 where each holds all."""
+    """Return the number of processes that hold one copy of the weights together; 1 if each holds all weights."""
     if trainer.strategy not in SHARDED:
         return 1
     return trainer.nodes * trainer.devices if trainer.strategy == "fsdp" else trainer.shards or trainer.devices
 
 
 def make_layout(trainer: TrainerConfig, device: str) -> Layout | None:
-    """Return this process's part, or None where each process holds all weights. All processes of the run call it."""
+    """Return this process's layout, or None if each process holds all weights. All processes of the run call it."""
     parts = parts_of(trainer)
     if parts == 1:
         return None
@@ -58,14 +58,14 @@ def make_layout(trainer: TrainerConfig, device: str) -> Layout | None:
 
 
 def shard(gpt: GPT, layout: Layout, config: TrainConfig, choices: Choices) -> None:
-    """Cut a model's weights, in place: block by block, then what is around them. What is not mine is freed.
+    """Cut a model's weights, in place: block by block, then those around the blocks. Other processes' parts are freed.
 
-    A compiled block is compiled alone, so that its gradients travel while those of the block before are computed.
+    Each block is compiled on its own, so that its gradients are sent while those of the previous block are computed.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     policy = MixedPrecisionPolicy()
-    if config.trainer.gather == "bf16":  # the stream through the blocks, too: a norm wants it as its own weights are
+    if config.trainer.gather == "bf16":  # the stream is in bf16 too: a norm needs the dtype of its weights
         policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
     frees = reshards(config.trainer, choices)
     for block in gpt.blocks:
@@ -79,13 +79,13 @@ def reshards(trainer: TrainerConfig, choices: Choices) -> bool:
     """Return whether gathered weights are freed after each use, and gathered and reduced for each micro-batch.
 
     Otherwise both happen once in an optimizer step, however many micro-batches it has, and weights and gradients are
-    whole in between: memory for communication.
+    whole in between: that takes more memory and less communication.
     """
     return trainer.reshard == "on" or (trainer.reshard == "auto" and choices.accumulate == 1)
 
 
 def begin_micro_batch(gpt: Any, *, last: bool, reshard: bool) -> None:
-    """Say what the micro-batch to come does with gathered weights and gradients.
+    """Set what the next micro-batch does with gathered weights and gradients.
 
     Args:
         gpt: sharded.
@@ -97,10 +97,10 @@ def begin_micro_batch(gpt: Any, *, last: bool, reshard: bool) -> None:
 
 
 class Silent:
-    """Takes the memory of a collective, and sends nothing: no process waits for one that ran out of memory."""
+    """A collective that takes its memory but sends nothing, so that no process waits for one out of memory."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return room for what is sent or received."""
+        """Return a buffer for sending or receiving."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, *_: Any, **__: Any) -> None:
@@ -108,9 +108,9 @@ class Silent:
 
 
 def silent_twin(config: TrainConfig, layout: Layout, vocab_size: int, choices: Choices) -> GPT:
-    """Return a model that takes the memory of this process's part, computes as it would, and talks to nobody.
+    """Return a model that takes the memory of this process's part and computes as it would, without communication.
 
-    Its weights are whatever the memory held.
+    Its weights are uninitialised.
     """
     twin = empty_gpt(config.model, vocab_size, kernel=choices.attention_kernel, device="meta")
     if choices.precision == "fp64":
@@ -142,7 +142,7 @@ def sample_together(gpt: Any, rank: int, write: Callable[[Callable[..., Tensor]]
     more = torch.ones(1, dtype=torch.int32, device=device)
 
     def forward(tokens: Tensor, lengths: Sequence[int], cache: None) -> Tensor:
-        with torch.inference_mode(False), torch.no_grad():  # what is gathered now may be trained with
+        with torch.inference_mode(False), torch.no_grad():  # gathered weights may be used for training afterwards
             dist.broadcast(more, 0)
             logits = gpt(tokens.clone().to(device))
         return logits[torch.arange(len(lengths)), torch.tensor(lengths) - 1]
@@ -161,7 +161,7 @@ def sample_together(gpt: Any, rank: int, write: Callable[[Callable[..., Tensor]]
 
 
 def free_gathered(gpt: GPT) -> None:
-    """Free what forward passes without a backward pass have gathered, so that the next step gathers it anew."""
+    """Free weights that forward passes without a backward pass have gathered: the next step gathers them anew."""
     module: Any
     for module in gpt.modules():
         if hasattr(module, "reshard"):

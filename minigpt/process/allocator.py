@@ -1,6 +1,6 @@
-"""What the C library does with memory that is freed: kept for the next step, or given back to the system.
+"""What the C library does with freed memory: keep it for the next step, or give it back to the system.
 
-Only glibc on Linux has the switches; elsewhere nothing happens.
+Only glibc on Linux has the switches; elsewhere these functions do nothing.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ LARGE_BYTES = 1 << 20
 
 @functools.cache  # it holds for as long as the process lives
 def keep_freed_memory() -> None:
-    """Let the C library keep what is freed, for the next step, instead of giving it back to the system.
+    """Let the C library keep freed memory for the next step, instead of giving it back to the system.
 
     Otherwise each step of a CPU run takes its activations from the system anew, and zeroing those pages costs it
     up to a sixth of its time.
@@ -27,8 +27,8 @@ def keep_freed_memory() -> None:
 def give_back_large_blocks() -> None:
     """Let the C library give each large block back to the system when it is freed.
 
-    By itself it raises the size from which it does so as large blocks are freed, and what it then keeps falls to
-    pieces: a text that is read in parts takes memory in proportion to its size.
+    By default it raises the size from which it does so as large blocks are freed, and the memory that it then keeps
+    becomes fragmented: a text that is read in parts takes memory in proportion to its size.
 
     Source: mallopt(3): M_MMAP_THRESHOLD = -3.
     """

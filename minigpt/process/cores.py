@@ -10,16 +10,16 @@ GROUPS = Path("/proc/self/cgroup")
 
 
 def usable_cores() -> int:
-    """Cores this process may run on, and no more than a container's share of their time.
+    """Return the number of cores this process may run on, limited by a container's share of their time.
 
-    A container that was given two of 64 cores sees all of them; 64 threads on a share of two are far slower than two.
+    A container with a share of two out of 64 cores sees all of them, and 64 threads would be far slower than two.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores, math.ceil(_share() or cores)))
 
 
 def memory_limit() -> float:
-    """Return the bytes that control groups leave this process (version 2, else 1); infinite where nothing limits it."""
+    """Return the bytes that control groups leave this process (version 2, else 1); infinite if there is no limit."""
     limits = [math.inf]
     try:
         groups = [line.split(":", 2)[1:] for line in GROUPS.read_text().splitlines() if line.count(":") > 1]
@@ -39,7 +39,7 @@ def memory_limit() -> float:
 
 
 def _share() -> float | None:
-    """Cores' worth of time that the control group allows (version 2, else 1), or None where nothing limits it."""
+    """Return how many cores' time the control group allows (version 2, else 1), or None if there is no limit."""
     for files in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
         try:
             quota, period = " ".join((CGROUP / file).read_text() for file in files).split()

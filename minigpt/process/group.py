@@ -1,12 +1,12 @@
 """The processes of one run: start them, or join those that torchrun started, and let them work together.
 
 Several devices mean one process each. The plain command is rank 0 and starts the others as Lightning's launcher
-does, by running the same command again with RANK set; we start them ourselves, because Lightning's own watch over
-them knows only one end, SIGKILL. Under torchrun all are there already. Either way one process group is formed before
-anything is read or written, and Lightning finds it formed.
+does, by running the same command again with RANK set; we start them ourselves, because Lightning's own launcher can
+end them by SIGKILL only. Under torchrun all of them run already. Either way one process group is formed before
+anything is read or written, and Lightning uses it.
 
-The processes meet in a folder that only this user may enter: what they tell each other goes through a Unix socket
-there, and the addresses that the backend needs through a file there. So no port is opened that a stranger could use.
+The processes meet in a folder that only this user may enter: their messages go through a Unix socket there, and the
+addresses that the backend needs through a file there. So no port is opened that another user could connect to.
 """
 
 import contextlib
@@ -36,28 +36,28 @@ from minigpt.process.hosts import MEETING, interface_of, several_hosts
 from minigpt.process.signals import Signals
 
 NEVER = timedelta(days=365)  # a collective waits as long as it must; the heartbeat knows who is alive
-FOLDER = "MINIGPT_GROUP_FOLDER"  # tells the processes that rank 0 started where they meet
+FOLDER = "MINIGPT_GROUP_FOLDER"  # environment variable: where the processes that rank 0 starts find it
 SAME_COMMAND = "Start all processes of a run with one command, on the same files"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Rank and number of the run's processes, and what they do together."""
+    """The processes of a run, seen from one of them: its rank, their number, and what they do together."""
 
     rank: int = 0
     world_size: int = 1
     signals: Signals = field(default_factory=Signals)
-    store: dist.Store | None = None  # what one process writes into it, all read
+    store: dist.Store | None = None  # key-value store: each process writes, all read
     calls: Iterator[int] = field(default_factory=itertools.count)
-    ask_to_stop: Callable[[int], None] = lambda number: None  # of rank 0, which ends all
+    ask_to_stop: Callable[[int], None] = lambda number: None  # sends a signal's number to rank 0, which ends all
 
     def wait(self) -> None:
-        """Return when all ranks are here."""
+        """Return when all ranks have called this."""
         self.gather("")
 
     def gather(self, text: str) -> list[str]:
-        """Return what each rank passes, in the order of ranks. Waits for all."""
+        """Return the texts that all ranks pass, in the order of ranks. Waits for all."""
         if self.store is None:
             return [text]
         call = next(self.calls)
@@ -65,16 +65,16 @@ class Processes:
         return [self.store.get(f"{call} of rank {rank}").decode() for rank in range(self.world_size)]
 
     def beside(self, name: str) -> "Processes":
-        """Return the same processes for another thread, whose gathering waits for no other. All ranks call it."""
+        """Return the same processes for another thread, so that `gather` there is independent. All ranks call it."""
         store: Any = self.store
-        store = store and dist.PrefixStore(f"{name} {next(self.calls)}", store.clone())  # after a return, others
+        store = store and dist.PrefixStore(f"{name} {next(self.calls)}", store.clone())  # new keys for every call
         return replace(self, store=store, calls=itertools.count())
 
     def require_equal_on_all_ranks(self, what: str, mine: Mapping[str, object], *, remedy: str = SAME_COMMAND) -> None:
         """Make sure that all ranks have the same `mine`. Waits for all.
 
         Raises:
-            UserFault: naming the first rank and the keys that differ; on every rank.
+            UserFault: they differ; it names the first rank and the keys. Raised on every rank.
         """
         said = [line.splitlines() for line in self.gather("\n".join(f"{key}: {mine[key]!r}" for key in sorted(mine)))]
         for rank, lines in enumerate(said):
@@ -104,7 +104,7 @@ def joined(trainer: TrainerConfig, device: str, signals: Signals, run_dir: Path 
         run_dir: where the processes of several hosts meet.
 
     Raises:
-        UserFault: other processes were started than the config asks for.
+        UserFault: the processes that were started are not those that the config asks for.
     """
     found = launched(trainer.strategy, trainer.nodes, trainer.devices)
     world_size = trainer.nodes * trainer.devices
@@ -122,7 +122,7 @@ def joined(trainer: TrainerConfig, device: str, signals: Signals, run_dir: Path 
     signals.before_exit = heartbeat.fail
     heartbeat.on_stop = signals.take
     try:
-        # Whom rank 0 starts finds it here, or knows that it was killed; a launcher starts all in no order.
+        # A process that rank 0 has started finds it, or knows that it was killed; a launcher starts ranks in any order.
         file = heartbeat.meet(patience=0 if FOLDER in os.environ else START_SECONDS)
         if not started:
             _start_others(heartbeat)
@@ -136,7 +136,7 @@ def joined(trainer: TrainerConfig, device: str, signals: Signals, run_dir: Path 
             _form_group(processes, device, local_rank, heartbeat)
             yield processes
     except BaseException as error:
-        signals.noted_only = True  # nothing may disturb the way out
+        signals.noted_only = True  # no signal may interrupt the end
         code, text = explain(error)
         heartbeat.fail(code, f"rank {rank}: {text}" if rank and code == BUG else text)
     heartbeat.leave()
@@ -144,10 +144,10 @@ def joined(trainer: TrainerConfig, device: str, signals: Signals, run_dir: Path 
 
 
 def refuse_misfit(found: Launched | None, trainer: TrainerConfig) -> None:
-    """Refuse to train with other processes than the config asks for.
+    """Refuse to train if the processes are not those that the config asks for.
 
     Raises:
-        UserFault: a launcher has started others, or none where there are several hosts.
+        UserFault: a launcher has started others, or there are several hosts and no launcher.
     """
     started, asked = 1 if found is None else found.world_size, trainer.nodes * trainer.devices
     if trainer.nodes > 1 and started == 1:
@@ -168,15 +168,15 @@ def _meeting_folder(launched: bool) -> Path:
     """Return a folder that all processes of the run find, and that only this user may enter.
 
     Raises:
-        UserFault: somebody else has made the folder.
+        UserFault: the folder belongs to another user, or others may enter it.
     """
     place = tempfile.gettempdir() if len(tempfile.gettempdir()) < 60 else "/tmp"  # a socket's path has 104 bytes
     if not launched:
         return Path(tempfile.mkdtemp(prefix="minigpt-", dir=place))
     if FOLDER in os.environ:
         return Path(os.environ[FOLDER])
-    # Processes of one torchrun have the same parent, and so have those that it starts again after a failure; those of
-    # srun belong to one step, in which a shell may start several runs, and may each have a script for a parent.
+    # Processes of one torchrun have the same parent, also those that it starts again after a failure. Processes of srun
+    # belong to one step, in which a shell may start several runs, and each may have a script of its own as parent.
     ids = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
     step = [os.environ.get(name, "") for name in ids]
     by_srun = "TORCHELASTIC_RUN_ID" not in os.environ and all(step[:2])
@@ -202,7 +202,7 @@ def _start_others(heartbeat: Heartbeat) -> None:
 
 
 def _store(file: Path, world_size: int) -> dist.Store:
-    """Return what all processes read and write; between hosts it takes a file system with locks."""
+    """Return the store that all processes read and write; between hosts it needs a file system with locks."""
     store = dist.FileStore(str(file), world_size)
     store.set_timeout(NEVER)
     return store
@@ -214,7 +214,7 @@ def _form_group(processes: Processes, device: str, local_rank: int, heartbeat: H
         torch.cuda.set_device(local_rank)
     interface: str | None = LOOPBACK
     if heartbeat.hosts is not None:
-        addresses = processes.gather(heartbeat.own_address())  # rank 0's host may have another one for itself
+        addresses = processes.gather(heartbeat.own_address())  # rank 0's host may have another address for itself
         interface = interface_of(addresses[0 if heartbeat.hosts.node == 0 else processes.rank])
     for backend in ("GLOO", "NCCL"):
         if interface is not None:
@@ -229,21 +229,21 @@ STOP_MARK = ".stopped"
 
 
 def _torchrun() -> str:
-    """Return which torchrun this process belongs to, the same for the processes that it starts again; "" for none."""
+    """Return what identifies this process's torchrun, the same when it starts processes again; "" without one."""
     run = os.environ.get("TORCHELASTIC_RUN_ID")
     hosts = os.environ.get("GROUP_WORLD_SIZE", "1")
     return f"{run} {os.getppid() if hosts == '1' else os.environ.get('MASTER_ADDR')} " if run else ""
 
 
 def mark_stopped(run_dir: Path) -> None:
-    """Remember that this torchrun was asked to stop, for the processes that it will start again all the same."""
+    """Write down that this torchrun was asked to stop, for the processes that it will start again nevertheless."""
     if _torchrun() and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
         with contextlib.suppress(OSError):
             (run_dir / STOP_MARK).write_text(f"{_torchrun()}{time.strftime('%Y-%m-%dT%H:%M:%S%z')}\n")
 
 
 def was_asked_to_stop(run_dir: Path) -> bool:
-    """Return whether the torchrun that started this process again was asked to stop (says so); else forget it."""
+    """Return (and print) whether the torchrun that started this process again was asked to stop; else remove the mark."""
     mark = run_dir / STOP_MARK
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     if _torchrun() and restarted and mark.is_file() and mark.read_text().startswith(_torchrun()):

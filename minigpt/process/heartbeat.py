@@ -1,13 +1,13 @@
 """Processes of one run watch each other: when one fails, dies or stands still, all end, and the cause is named once.
 
-Rank 0 is the hub. Each other rank holds a connection to it. Over it both sides send a sign of life every second from
+Rank 0 is the hub. Each other rank has a connection to it. Over it both sides send a sign of life every second from
 a thread of their own, so a long validation, a compilation or a save is not mistaken for a death. A process that
 dies closes its connection, which is noticed at once; one that stands still (SIGSTOP, a frozen machine) goes silent.
-No collective operation takes part: these wait for ever for a process that is gone.
+No collective operation is used: it would wait for ever for a process that is gone.
 
 The connections are Unix sockets in a folder that only this user may enter; between hosts they are TCP, and each line
-carries a code that takes the run's key (hosts.py). Still, each has a thread of its own, so nothing that comes in is
-waited for, and what is no message of ours is not obeyed. A message is a line of JSON:
+carries a code made with the run's key (hosts.py). Even so, each connection has a thread of its own, so that none holds
+up the others, and a line that is no valid message is ignored. A message is a line of JSON:
 {"rank", "pid"} says who is there and alive, {"end", "text"} that all must end, {"left"} that the sender is done,
 {"stop"} that it got a signal.
 """
@@ -63,16 +63,16 @@ def seconds_of_environment() -> float:
     return seconds
 
 
-SILENCE_SECONDS = seconds_of_environment()  # after which a stopped process is given up
-HUNG_SECONDS = 15 * SILENCE_SECONDS  # and one that is at work, but silent (a library that keeps Python from running)
+SILENCE_SECONDS = seconds_of_environment()  # after so long a silence a stopped process is given up
+HUNG_SECONDS = 15 * SILENCE_SECONDS  # the same for one that is running (a library may keep Python from sending)
 BEAT_SECONDS = min(1.0, SILENCE_SECONDS / 8)
 START_SECONDS = 600.0  # for all processes to come together
-LOST_SECONDS = 1.5 * SILENCE_SECONDS  # after which another host, or the line to it, is given up
+LOST_SECONDS = 1.5 * SILENCE_SECONDS  # after so long a silence another host, or the line to it, is given up
 MEET_SECONDS = 6 * SILENCE_SECONDS  # for the processes of several hosts to find each other
 SEND_SECONDS = 5  # for the other end to take a message
-MAX_STRANGERS = 64  # connections that have not said who they are, beside those of the ranks
+MAX_STRANGERS = 64  # connections that have not said who they are, besides one for each rank
 MAX_MESSAGE_BYTES = 1 << 20
-GRACE_SECONDS = 1.5  # an exception is often the consequence of another rank's end: so long it waits for that news
+GRACE_SECONDS = 1.5  # an exception is often caused by another rank's end: it waits so long for news of that end
 
 
 @dataclass(eq=False)
@@ -80,7 +80,7 @@ class Peer:
     """The other end of a connection."""
 
     socket: socket.socket
-    rank: int = -1  # this and its process are known from its first message
+    rank: int = -1  # rank and pid are known from its first message
     pid: int = 0
     heard: float = field(default_factory=time.monotonic)
     left: bool = False  # has said that it is done
@@ -88,13 +88,13 @@ class Peer:
 
 
 class Heartbeat:
-    """This process's part.
+    """One process's part in the watch: rank 0 is the hub, every other rank is connected to it.
 
     Args:
         rank: of this process.
         world_size: processes in all.
         folder: where they meet; only this user may enter it. Removed when the run is over.
-        hosts: this process among several hosts; they agree on a folder in the run directory.
+        hosts: this process's place among several hosts, which agree on a folder in the run directory; else None.
 
     Attributes:
         children: rank -> process, those that this process has started.
@@ -110,14 +110,14 @@ class Heartbeat:
         self.children: dict[int, subprocess.Popen] = {}
         self.peers: dict[int, Peer] = {}
         self.on_stop: Callable[[int], object] = lambda number: None  # rank 0: another rank got a signal
-        self._unknown: list[Peer] = []  # connections of whom nothing is known yet, oldest first
-        self._names_causes = rank < 2  # rank 1 where rank 0 itself is lost
+        self._unknown: list[Peer] = []  # connections that have not said who they are, oldest first
+        self._names_causes = rank < 2  # rank 0 names the cause of an end; rank 1 does if rank 0 itself is lost
         first = rank == 0 if hosts is None else hosts.local_rank == 0
         self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ and first else None
         self._sending = threading.Lock()
         self._ending = threading.Lock()  # taken by the thread that ends the process, never given back
         self._done = threading.Event()
-        self._released = threading.Event()  # the hub has said that all is done
+        self._released = threading.Event()  # set when the hub has said that it is done
 
     def meet(self, patience: float = START_SECONDS) -> Path:
         """Become the hub (rank 0), or connect to it, and begin to beat.
@@ -140,7 +140,7 @@ class Heartbeat:
             connection.close()
             connection = socket.socket(socket.AF_UNIX)
             for file in (hub, store):
-                file.unlink(missing_ok=True)  # of a process with the same number that was killed
+                file.unlink(missing_ok=True)  # left by a killed process with the same number
             connection.bind(str(hub))
             connection.listen()
             connection.settimeout(BEAT_SECONDS)
@@ -161,7 +161,7 @@ class Heartbeat:
         return store
 
     def _meet_hosts(self, hosts: Hosts) -> Path:
-        """As `meet`, across hosts. A meeting that is left over from a killed run answers nobody."""
+        """Do what `meet` does, across hosts. Nobody answers at a meeting that a killed run has left behind."""
         deadline, reason = time.monotonic() + MEET_SECONDS, ""
         if self.rank == 0:
             server, self.folder, self.key = open_meeting(hosts)
@@ -174,10 +174,10 @@ class Heartbeat:
                 lines = connection.makefile("rb")
                 peer.seal = shake(connection, lines, self.key, hub=False)
                 if peer.seal is None:
-                    raise OSError("who answers there is no rank 0")
+                    raise OSError("another program answers at its address")
                 _in_background(self._hear, peer, lines)
                 self._greet(peer)
-                while not peer.pid and time.monotonic() < peer.heard + SEND_SECONDS:  # only who has the key answers
+                while not peer.pid and time.monotonic() < peer.heard + SEND_SECONDS:  # only the hub has the key
                     time.sleep(0.01)
                 if peer.pid:
                     self.peers[0] = peer
@@ -193,7 +193,7 @@ class Heartbeat:
         return self.folder / "store"
 
     def own_address(self) -> str:
-        """Return the address of this host that the other hosts reach it at."""
+        """Return the address at which the other hosts reach this host."""
         assert self.hosts is not None
         ends = [peer.socket.getsockname()[0] for peer in self.peers.values()]
         if self.rank == 0 and is_own_loopback(self.hosts.address):
@@ -201,7 +201,7 @@ class Heartbeat:
         return self.hosts.address if self.rank == 0 else ends[0]
 
     def fail(self, code: int, text: str) -> NoReturn:
-        """End all processes because this one can't go on: `text` is printed once, all exit with `code`."""
+        """End all processes, since this one can't go on: `text` is printed once, and all exit with `code`."""
         if code == BUG:
             time.sleep(GRACE_SECONDS)  # a thread ends this process if it hears of another cause
         if self.rank and self.peers and not self._done.is_set():
@@ -210,11 +210,11 @@ class Heartbeat:
         self._end(code, text)
 
     def ask_to_stop(self, number: int) -> None:
-        """Tell rank 0 that this process got a signal: it ends all as if it had come there."""
+        """Tell rank 0 that this process got a signal: rank 0 ends all as if the signal had come to it."""
         self._send(self.peers[0], {"stop": number})
 
     def leave(self) -> None:
-        """The run is over for this process. Rank 0 leaves last, when all its files are written."""
+        """Leave, when the run is over for this process. Rank 0 leaves last, when all its files are written."""
         for peer in self.peers.values():
             self._send(peer, {"left": True})
         if self.rank:
@@ -225,22 +225,22 @@ class Heartbeat:
             close_meeting()
 
     def _accept(self, server: socket.socket) -> None:
-        """Take connections; who is there is known when a greeting has come, and only its own thread waits for that."""
+        """Accept connections. A greeting tells who connected, and only the connection's own thread waits for it."""
         with server:
             while not self._done.is_set():
                 try:
                     peer = Peer(server.accept()[0])
-                except OSError:  # nobody came, or no file is left for another
+                except OSError:  # nobody connected, or there is no free file descriptor
                     self._done.wait(0.01)
                     continue
                 self._unknown.append(peer)
                 if len(self._unknown) > self.world_size + MAX_STRANGERS:
                     with contextlib.suppress(OSError, IndexError):
-                        self._unknown.pop(0).socket.shutdown(socket.SHUT_RDWR)  # who belongs here takes no time
+                        self._unknown.pop(0).socket.shutdown(socket.SHUT_RDWR)  # a rank of this run greets at once
                 _in_background(self._hear, peer)
 
     def _hear(self, peer: Peer, opened: BufferedReader | None = None) -> None:
-        """Obey what comes over a connection until it ends."""
+        """Act on the messages of a connection until it ends."""
         with contextlib.suppress(OSError), peer.socket, opened or peer.socket.makefile("rb") as lines:
             if self.key and peer.seal is None:
                 peer.seal = shake(peer.socket, lines, self.key, hub=True)
@@ -255,7 +255,7 @@ class Heartbeat:
                     return
                 peer.heard = time.monotonic()
                 if "end" in message:
-                    code = message["end"]  # 0 is no way to end a run that is going on
+                    code = message["end"]  # 0 can't be the exit code of a run that is still going on
                     self._end(code if isinstance(code, int) and 0 < code < 256 else BUG, str(message.get("text", "")))
                 if message.get("stop") in SIGNALS:
                     _in_background(self.on_stop, message["stop"])  # SLURM may take a minute to answer
@@ -268,14 +268,14 @@ class Heartbeat:
             self._lost(peer.rank, peer.pid, self._how_it_ended(peer.rank))
 
     def _know(self, peer: Peer, message: dict[str, Any]) -> bool:
-        """Return whether a connection's first message says who is there, and nobody is there yet under that rank."""
+        """Return whether a connection's first message gives a valid rank and process, and the rank is still free."""
         rank, pid = message.get("rank"), message.get("pid")
         expected = [0] if self.rank else range(1, self.world_size)
         if not (type(rank) is type(pid) is int and rank in expected and pid > 1):
             return False
         peer.rank, peer.pid = rank, pid
         with contextlib.suppress(ValueError):
-            self._unknown.remove(peer)  # first: whom the hub greets, no crowd shuts out
+            self._unknown.remove(peer)  # before the greeting: `_accept` must not close this connection any more
         if self.rank == 0:
             if self.peers.setdefault(rank, peer) is not peer:
                 return False
@@ -287,18 +287,18 @@ class Heartbeat:
         self._send(peer, {"rank": self.rank, "pid": os.getpid()})
 
     def _send(self, peer: Peer, message: dict[str, Any]) -> None:
-        """Send a message; what becomes of a peer that doesn't take it is decided by its silence."""
+        """Send a message. A peer that doesn't take it is not given up here, but when it has been silent too long."""
         with self._sending, contextlib.suppress(OSError):
             peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
             line = json.dumps(message).encode()
             peer.socket.sendall((peer.seal.close(line) if peer.seal else line) + b"\n")
 
     def _beat(self) -> None:
-        """Give signs of life, and miss those of others."""
+        """Send signs of life, and look for those that are missing."""
         began = looked = time.monotonic()
         while not self._done.wait(BEAT_SECONDS):
             now = time.monotonic()
-            if now - looked > SILENCE_SECONDS / 2:  # this process itself stood still (Ctrl-Z): the others may have too
+            if now - looked > SILENCE_SECONDS / 2:  # this process was stopped itself (Ctrl-Z); the others may have been
                 began = now
                 for peer in list(self.peers.values()):
                     peer.heard = now
@@ -312,47 +312,47 @@ class Heartbeat:
                 os.kill(os.getpid(), signal.SIGTERM)  # the launcher is gone: stop as if it had asked for it
 
     def _keep_store(self) -> None:
-        """Look after the file through which the group meets, in a thread that a file system may hold up."""
+        """Look after the file of the group's store, in a thread of its own: a file system may block it."""
         kept = False
         while not self._done.wait(SILENCE_SECONDS / 2):
             kept = self._touch_store(kept)
 
     def _touch_store(self, kept: bool) -> bool:
-        """Keep cleaners of temporary folders from that file; end where it is gone.
+        """Keep programs that clean temporary folders from that file; end all if it is gone.
 
-        Whoever waits for another rank there would wait for ever.
+        A rank that waits for another one through it would wait for ever.
 
         Args:
-            kept: whether it was there before.
+            kept: whether the file was there before.
 
         Returns:
-            Whether it is there.
+            Whether the file is there.
         """
         try:
             for path in (self.folder, self.folder / "store"):
                 os.utime(path)
         except FileNotFoundError:
-            # Rank 0 removes it at the end of a run, and names the cause where several find it gone.
+            # Rank 0 removes it at the end of a run. If several ranks find it gone, rank 0 is to name the cause.
             waits = GRACE_SECONDS * (1 if self.rank == 0 else 4)
             over = self._done.wait(waits) or self._released.is_set() if kept else True
             if not over and is_gone(self.folder / "store"):  # and not back, as after an automount
                 again = "The same command goes on from the last checkpoint, if there is one."
                 self._end(BUG, f"Error: {self.folder}, where the processes of the run meet, was removed. {again}")
             return kept and not over
-        except OSError:  # a file system that is away for a while
+        except OSError:  # the file system is away for a while
             return kept
         return True
 
     def _look_for_silence(self, peer: Peer, seconds: float) -> None:
         if self.hosts is not None and not self.hosts.holds(peer.rank):
             if seconds > LOST_SECONDS and not peer.left:
-                self._names_causes |= self.hosts.local_rank == 0  # its own host hears of no other
+                self._names_causes |= self.hosts.local_rank == 0  # nobody else can print it on this host
                 how = f"has given no sign of life for {seconds:.0f} s; its host or the line to it is gone"
                 self._lost(peer.rank, peer.pid, how)
         elif seconds > SILENCE_SECONDS and not peer.left and (seconds > HUNG_SECONDS or not _at_work(peer.pid)):
             if self._names_causes and peer.pid:
                 with contextlib.suppress(OSError):
-                    os.kill(peer.pid, signal.SIGKILL)  # else it would wake up to a run that is over
+                    os.kill(peer.pid, signal.SIGKILL)  # else it would go on later, in a run that is over
             how = f"has given no sign of life for {seconds:.0f} s; it was stopped (SIGSTOP?) or hangs"
             self._lost(peer.rank, peer.pid, how)
 
@@ -376,18 +376,18 @@ class Heartbeat:
         return f"ended with exit code {code}" if code >= 0 else f"was killed ({signal.strsignal(-code)})"
 
     def _lost(self, rank: int, pid: int, how: str) -> NoReturn:
-        """Name the cause, unless someone else does, and end all."""
+        """Name the cause, unless another rank does, and end all."""
         if not self._names_causes:
-            time.sleep(GRACE_SECONDS)  # who names it must see the cause, not the end that is made of it here
+            time.sleep(GRACE_SECONDS)  # the rank that names it must see the cause before it sees this rank's end
             self._end(BUG, "")
         again = "The same command goes on from the last checkpoint, if there is one."
         self._end(BUG, f"Error: rank {rank} (process {pid}) {how}. All processes of the run end. {again}")
 
     def _end(self, code: int, text: str) -> NoReturn:
-        """Print, tell the others, and be gone: no clean-up that could wait for a process that is not there."""
+        """Print, tell the others, and exit at once, without clean-up that could wait for a process that is gone."""
         if self.hosts is not None and not self._ending.locked():
             end_agent_later()
-        self._ending.acquire()  # whoever comes second waits here for the end
+        self._ending.acquire()  # a second thread waits here until the process ends
         _in_background(_say_last, text).join(2.0)  # a terminal that was paused (Ctrl-S) takes nothing
         for peer in list(self.peers.values()):
             self._send(peer, {"end": code})
@@ -395,7 +395,7 @@ class Heartbeat:
         os._exit(code)
 
     def _clear(self, seconds: float) -> None:
-        """Wait so long for the processes that this one started, and remove the meeting place."""
+        """Wait up to so many seconds for the processes that this one started, and remove the meeting's folder."""
         deadline = time.monotonic() + seconds
         for process in self.children.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -412,7 +412,7 @@ def _in_background(work: Callable[..., object], *arguments: object) -> threading
 
 
 def _at_work(pid: int) -> bool:
-    """Whether a process exists and is not stopped. False where the system doesn't tell."""
+    """Return whether a process exists and is not stopped; False if the system doesn't tell."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):

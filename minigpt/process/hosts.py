@@ -1,7 +1,8 @@
-"""Processes on several hosts: how they find each other, and how they know that it is them.
+"""Processes on several hosts: how they find each other, and how they authenticate each other.
 
-They meet in the run directory, which all hosts share: rank 0 opens a port and writes there where it is, with a key, in
-a folder that only this user may enter. Who can't read it can't take part; nothing without the key is obeyed.
+They meet in the run directory, which all hosts share: rank 0 opens a port, and writes its address and a key into a
+folder there that only this user may enter. A process that can't read the key can't take part; no message without the
+key is obeyed.
 """
 
 import array
@@ -38,8 +39,8 @@ NONCE_BYTES = 16
 SHAKE_SECONDS = 10.0
 AGENT_SECONDS = 15.0  # from the end of a host's processes to that of a torchrun that hangs
 
-# Ends a torchrun that outlives its processes without starting new ones: the store through which it would hear of the
-# end may lie behind a line that is cut.
+# Ends a torchrun that outlives its processes without starting new ones: if the line to another host is cut, it may
+# have lost the store through which it would learn of the end.
 WATCHMAN = """
 import os, signal, sys, time
 from pathlib import Path
@@ -73,32 +74,32 @@ for number in (signal.SIGTERM, signal.SIGKILL):
 """
 
 
-_held: list[IO[bytes]] = []  # locks
+_held: list[IO[bytes]] = []  # locked files, which stay locked while they are open
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """This process among the hosts of a run."""
+    """The place of this process among the hosts of a run."""
 
     run_dir: Path
     node: int
     local_rank: int
     local_size: int
-    address: str  # of rank 0's host, as the others reach it; "" where another host is not told
-    start: str = ""  # what this start of a launcher has of its own, hashed
+    address: str  # of rank 0's host, as the others reach it; "" if this host does not know it
+    start: str = ""  # a hash that identifies this start of a launcher
 
     @property
     def prefix(self) -> str:
-        """Of the names of this start's meetings: a stranger's run directory may hold one that leads to him."""
+        """Prefix of the folder of this start's meeting. (A foreign run directory may hold other meetings.)"""
         return f"{MEETING}{self.start}-"
 
     def holds(self, rank: int) -> bool:
-        """Whether a process runs on this host."""
+        """Return whether the process of this rank runs on this host."""
         return rank // self.local_size == self.node
 
 
 def several_hosts(found: Launched, run_dir: Path) -> Hosts:
-    """Return this process's place among the hosts that a launcher has started it on.
+    """Return this process's place among the hosts on which a launcher has started the run.
 
     Raises:
         UserFault: hosts have different numbers of processes, or ranks are not in the order of hosts.
@@ -110,7 +111,7 @@ def several_hosts(found: Launched, run_dir: Path) -> Hosts:
     own = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     ids: tuple[str, ...] = ("TORCHELASTIC_RUN_ID", "MASTER_PORT")
     if found.name == "srun":
-        # Numbers of jobs can be foreseen; when one starts, and the port of its srun, can't.
+        # A job's number can be guessed in advance; the time of its start and the port of its srun can't.
         ids = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_JOB_START_TIME")
         ids += ("SLURM_STEP_LAUNCHER_PORT",)  # not SLURM_SRUN_COMM_PORT, of which many nodes have several
     start = hashlib.sha256(repr([os.environ.get(name) for name in ids]).encode()).hexdigest()[:16]
@@ -119,7 +120,7 @@ def several_hosts(found: Launched, run_dir: Path) -> Hosts:
 
 
 class Seal:
-    """Marks lines of a connection with a code that only who has the key can make, for its place in the connection.
+    """Adds to each line of a connection a code that takes the key to make, and depends on the line's place in it.
 
     Args:
         key: of the run.
@@ -138,7 +139,7 @@ class Seal:
         return self._code(self.sends, self.sent, line) + b" " + line
 
     def open(self, line: bytes) -> bytes | None:
-        """Return a line without its code; None if that is wrong."""
+        """Return a line without its code; None if the code is wrong."""
         code, _, content = line.partition(b" ")
         self.heard += 1
         return content if hmac.compare_digest(code, self._code(self.hears, self.heard, content)) else None
@@ -148,9 +149,9 @@ class Seal:
 
 
 def shake(connection: socket.socket, lines: BufferedReader, key: str, *, hub: bool) -> Seal | None:
-    """Draw a session together with the other end; None if it sends something else.
+    """Agree on a random session with the other end; return None if it sends something else.
 
-    The connection keeps a limit of time until the other end is known.
+    The connection keeps a time limit until the other end is known.
     """
     mine = secrets.token_hex(NONCE_BYTES).encode()
     connection.settimeout(SHAKE_SECONDS)
@@ -161,13 +162,13 @@ def shake(connection: socket.socket, lines: BufferedReader, key: str, *, hub: bo
 
 
 def open_meeting(hosts: Hosts) -> tuple[socket.socket, Path, str]:
-    """Open rank 0's port, and write where it is.
+    """Open rank 0's port, and write its address into the run directory.
 
     Returns:
         The listening socket, the folder of the meeting, the key.
 
     Raises:
-        UserFault: another command's rank 0 lives, whose meeting must stay.
+        UserFault: rank 0 of another command is running, and its meeting must stay.
         StorageFailure: the run directory can't be written.
     """
     try:
@@ -185,7 +186,7 @@ def open_meeting(hosts: Hosts) -> tuple[socket.socket, Path, str]:
     server = socket.socket()
     try:
         server.bind(("" if is_own_loopback(hosts.address) else hosts.address, 0))
-    except OSError:  # an address that others know this host by, and it does not
+    except OSError:  # other hosts know this one by that address, but it has none like it itself
         server.bind(("", 0))
     server.listen()
     write_json(folder / HUB, {"address": hosts.address, "port": server.getsockname()[1], "key": key})
@@ -193,7 +194,7 @@ def open_meeting(hosts: Hosts) -> tuple[socket.socket, Path, str]:
 
 
 def _hold(path: Path) -> None:
-    """Lock a file as long as this process lives, or until `close_meeting`. No link is followed, no pipe waited for."""
+    """Lock a file until this process ends or `close_meeting` is called. A link or pipe in its place is refused."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     held: IO[bytes] = os.fdopen(descriptor, "rb+", buffering=0)
     try:
@@ -207,7 +208,7 @@ def _hold(path: Path) -> None:
 
 
 def close_meeting() -> None:
-    """Give the lock of `open_meeting` back: the run is over."""
+    """Release the lock of `open_meeting`: the run is over."""
     while _held:
         _held.pop().close()
 
@@ -225,7 +226,7 @@ def find_meeting(hosts: Hosts) -> tuple[socket.socket, Path, str]:
     for folder in hosts.run_dir.glob(f"{hosts.prefix}*"):
         try:
             hub = json.loads(read_plain(folder / HUB, MAX_HUB, links=False))
-            address = hosts.address or hub["address"]  # what the launcher says is no stranger's word
+            address = hosts.address or hub["address"]  # the launcher's word counts more than that of a file
             return socket.create_connection((address, hub["port"]), SHAKE_SECONDS), folder, str(hub["key"])
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             reason = error
@@ -233,7 +234,7 @@ def find_meeting(hosts: Hosts) -> tuple[socket.socket, Path, str]:
 
 
 def is_own_loopback(name: str) -> bool:
-    """Return whether a host's name is an address of its loopback for itself (127.0.1.1 in Debian's /etc/hosts)."""
+    """Return whether this host resolves its own name to a loopback address (127.0.1.1 in Debian's /etc/hosts)."""
     with contextlib.suppress(OSError):
         address = socket.gethostbyname(name)
         return address.startswith("127.") and address != name
@@ -253,7 +254,7 @@ def interface_of(address: str) -> str | None:
 
 
 def end_agent_later() -> None:
-    """See to it that a torchrun which hangs after its processes have ended is ended, too."""
+    """Start a program that ends torchrun if it hangs after its processes have ended."""
     stat = Path(f"/proc/{os.getppid()}/stat")
     if "TORCHELASTIC_RUN_ID" in os.environ and stat.exists():
         began = stat.read_text().rpartition(")")[2].split()[19]

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-GONE = (errno.EPIPE, errno.EIO, errno.EBADF)  # what a closed pipe, terminal or descriptor is written to with
+GONE = (errno.EPIPE, errno.EIO, errno.EBADF)  # errors on writing to a closed pipe, terminal or descriptor
 
 
 class LastingStream:
-    """A text stream that takes everything, also when nobody reads any more.
+    """A text stream on which writing never fails, also when nobody reads any more.
 
     Args:
-        stream: to write to; None (a process that was started without it) takes everything, too.
+        stream: to write to; None (in a process that was started without it) drops everything.
     """
 
     def __init__(self, stream: Any):
@@ -24,7 +24,7 @@ class LastingStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """As the stream's own, without its failures; what its encoding can't show is a question mark."""
+        """Write without failing; characters that the encoding can't show become question marks."""
         try:
             self._survive(self._stream.write, text)
         except UnicodeEncodeError:
@@ -33,7 +33,7 @@ class LastingStream:
         return len(text)
 
     def flush(self) -> None:
-        """As the stream's own, without its failures."""
+        """Flush without failing."""
         self._survive(self._stream.flush)
 
     def _survive(self, work: Callable[..., object], *arguments: str) -> None:
@@ -43,14 +43,14 @@ class LastingStream:
             raise
         except (OSError, ValueError) as error:
             if not isinstance(error, OSError) or error.errno in GONE:
-                self._let_go()  # else a log on a full disk, say, which may take the next line again
+                self._let_go()  # not for a full disk, for example: the next line may succeed
 
     def _let_go(self) -> None:
         with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), self._stream.fileno())
 
     def settle(self) -> None:
-        """Write what is buffered, or let it go with all that comes: else Python fails once more when it exits."""
+        """Write what is buffered, or drop it and all that follows: else Python would fail again when it exits."""
         try:
             self._stream.flush()
         except (OSError, ValueError):
@@ -59,7 +59,7 @@ class LastingStream:
 
 @contextlib.contextmanager
 def lasting_output() -> Iterator[None]:
-    """In a `with` block, stdout and stderr outlive their terminal."""
+    """Let stdout and stderr outlive their terminal in a `with` block."""
     out, errors = LastingStream(sys.stdout), LastingStream(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         try:

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: noted at once, obeyed where nothing is half done. A parent's end is one, too."""
+"""Signals that ask a run to stop: noted at once, obeyed between steps. The end of the parent process counts as one."""
 
 import atexit
 import contextlib
@@ -13,9 +13,9 @@ from typing import Any
 from minigpt.faults import INTERRUPTED, StoppedEarly
 
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, name)]
-PATIENCE_SECONDS = 0.8  # for the main thread to end the run before the first step: Ctrl-C is obeyed within a second
+PATIENCE_SECONDS = 0.8  # before the first step, for the main thread to end: Ctrl-C is obeyed within a second
 SCREEN_SECONDS = 1.0  # for a screen to take a sentence
-LIFELINE = "MINIGPT_LIFELINE"  # in the environment of a training whose stdin ends with its parent
+LIFELINE = "MINIGPT_LIFELINE"  # environment variable of a training whose stdin ends when its parent does
 CHECKPOINT_SECONDS = 60.0  # from the parent's end to the training's: a step, and a checkpoint on the disk
 
 
@@ -23,9 +23,9 @@ class Signals:
     """Handles SIGTERM, SIGINT (Ctrl-C), SIGHUP and SIGUSR1 inside a `with` block.
 
     Before the first step a signal raises StoppedEarly in the main thread. From `noted_only = True` on it is only
-    noted: whoever makes the steps looks at `received` between two of them. A second SIGINT ends the process at
-    once. A thread reads the signals too, so that even a main thread that is deep in a library, or waits for
-    another process, cannot keep them from being heard: before the first step it ends the process after a moment.
+    noted: the training loop looks at `received` between two steps. A second SIGINT ends the process at once. A
+    thread reads the signals too, so that they work even while the main thread is deep in a library or waits for
+    another process: before the first step this thread ends the process after a moment.
 
     Attributes:
         received: the first signal that came, or None.
@@ -46,7 +46,7 @@ class Signals:
     def __enter__(self) -> "Signals":
         global _active
         if _active is not None:
-            return _active  # minigpt train listens before torch is loaded
+            return _active  # the command `train` has entered it already, before torch is loaded
         if threading.current_thread() is not threading.main_thread():
             return self  # only the main thread may have handlers
         reader, writer = os.pipe()
@@ -71,15 +71,15 @@ class Signals:
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
         atexit.register(_ignore)
-        os.write(writer, b"\0")  # ends the thread, once it has said what it has to say
+        os.write(writer, b"\0")  # ends the thread, after it has printed what is left
         self._listener.join(1.0)
         os.close(writer)
 
     def raise_if_received(self) -> None:
-        """Where work without steps begins anew: obey what was noted.
+        """Obey a signal that was noted, before work that has no steps.
 
         Raises:
-            StoppedEarly: a signal was.
+            StoppedEarly: a signal was noted.
         """
         self.noted_only = False
         if self.received is not None:
@@ -87,7 +87,7 @@ class Signals:
 
     def take(self, number: int) -> None:
         """Obey a signal that came to another process of the run before its first step."""
-        if self.noted_only:  # this one waits for that one in a step that never ends
+        if self.noted_only:  # this process waits for that one in a step that never ends
             self.received = self.received or number
             early = StoppedEarly(number)
             self._leave(early.exit_code, str(early))
@@ -95,10 +95,10 @@ class Signals:
             os.kill(os.getpid(), number)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.received is None:  # the next one must not disturb the way out
+        if self.received is None:  # a second signal must not interrupt the end
             self.received = number
             if not self.noted_only:
-                self.quiet = True  # no step follows that it could end after
+                self.quiet = True  # there is no step to wait for, so nothing to print
                 raise StoppedEarly(number)
 
     def _listen(self, reader: int) -> None:
@@ -130,7 +130,7 @@ class Signals:
 
 
 def tell(sentence: str) -> None:
-    """Write to the screen from any thread; a screen that is gone, or that takes nothing (Ctrl-S), is no matter."""
+    """Write to the screen from any thread; ignore a screen that is gone or takes nothing (Ctrl-S)."""
     writer = threading.Thread(target=_write, args=(f"\n{sentence}\n".encode(),), daemon=True)
     writer.start()
     writer.join(SCREEN_SECONDS)
@@ -142,7 +142,7 @@ def _write(text: bytes) -> None:
 
 
 def _ignore() -> None:
-    """A process that is on its way out has its exit code: one more Ctrl-C must not change it."""
+    """Ignore signals while the process exits: one more Ctrl-C must not change its exit code."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -151,9 +151,9 @@ _active: Signals | None = None
 
 
 def watch_lifeline() -> None:
-    """Where a sweep or `train -m` started this training, watch stdin, whose other end the parent holds.
+    """Watch stdin, whose other end the parent holds, if a sweep or `train -m` started this training.
 
-    When the parent was killed, the training stops with a checkpoint, and is killed if it takes longer than a minute.
+    If the parent is killed, the training stops with a checkpoint; if that takes longer than a minute it is killed.
     """
     if os.environ.pop(LIFELINE, None) is not None:  # other processes of the run must not watch it, too
         threading.Thread(target=_watch_stdin, name="lifeline", daemon=True).start()

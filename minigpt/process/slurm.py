@@ -13,12 +13,12 @@ from minigpt.faults import StorageFailure, UserFault
 from minigpt.redact import redact_arguments
 from minigpt.rundir.files import write_file
 
-SIGNAL_SECONDS = 120  # before a job's time limit
-PATIENCE_SECONDS = 30  # with scontrol
+SIGNAL_SECONDS = 120  # the signal comes so long before a job's time limit
+PATIENCE_SECONDS = 30  # for scontrol to answer
 
 
 def requeue(say: Callable[[str], None], *, asked: bool) -> None:
-    """Have SLURM run this job again, if it is one, after what it did was saved.
+    """Have SLURM run this job again, if the process belongs to one; its work must have been saved before.
 
     SIGTERM comes when a job is preempted and when a user cancels it; SLURM's record of the job tells which. A job that
     was cancelled is never brought back.
@@ -26,10 +26,10 @@ def requeue(say: Callable[[str], None], *, asked: bool) -> None:
     Args:
         say: takes a line for the user.
         asked: whether SIGUSR1 came, which a job's script asks for before the time limit. Otherwise the job is queued
-            again only where SLURM reports that it preempts it.
+            again only if SLURM reports that it preempts it.
     """
     job = job_id()
-    if not job:  # a sweep asks for itself, and leaves its trials none
+    if not job:  # also in trials of a sweep, which asks for itself and hides the job from them
         return
     if shutil.which("scontrol") is None:
         if asked:
@@ -87,17 +87,17 @@ def write_train_script(config: SlurmConfig, command: Sequence[str], typed: str) 
     Args:
         config: the job, and the training's devices.
         command: the words that start the training.
-        typed: how the script was asked for.
+        typed: the command that asked for the script.
 
     Returns:
-        What to say about it.
+        A message for the user.
 
     Raises:
-        UserFault: a word of the command holds a password or key, or what sbatch is given has a blank in it.
+        UserFault: a word of the command holds a password or key, or an option of sbatch has a blank in it.
         StorageFailure: the script can't be written.
     """
     if redact_arguments(list(command)) != list(command):
-        raise UserFault("a setting holds a password or key, which a script must not. Leave it to the environment")
+        raise UserFault("a setting holds a password or key, which a script must not hold. Use environment variables")
     for name in ("name", "time", "partition", "account"):
         value = getattr(config.job, name)
         if value is not None and (not value or set(value) & set(string.whitespace)):

@@ -237,7 +237,7 @@ def train_from(job: Job, checkpoint: Path | None, state: run_state.RunState, cha
     )
     if config.objective.name == "grpo":
         Questions(config, choices, tokenizer)  # refuses a micro-batch that holds no whole group
-    if layout is not None:  # what was tried is gone
+    if layout is not None:  # after the trial for memory, whose model is freed
         shard(gpt, layout, config, choices)
         run_state.restore_weights(gpt, config, checkpoint, tokenizer)
     group = layout.group if layout else None
