@@ -1,1 +1,1 @@
-"""Trained models in the formats of other programs, each with the proof that it is the same model."""
+"""Writes trained models in the formats of other programs, each with a proof that it is the same model."""

@@ -1,4 +1,4 @@
-"""Which architecture of Hugging Face a model is, its config.json, and its weights under their names."""
+"""The Hugging Face architecture that computes a model, its config.json, and its weights under their names."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,8 +19,8 @@ CLASSES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 # (QK norm, bias) -> the architecture with RMSNorm, rotary positions and SwiGLU that has them. Biases of queries, keys
-# and values alone are Qwen2's, but transformers splits the text of every model of that name as Qwen2 does: with a bias
-# of zero behind the attention they are Llama's, too.
+# and values alone are Qwen2's, but transformers splits text as Qwen2 does for every model of that name: with a bias of
+# zero after the attention the model is a Llama, too.
 _ROTARY = {
     ("none", "none"): "llama",
     ("none", "attention"): "llama",
@@ -36,7 +36,7 @@ def family_of(config: ModelConfig) -> str:
     """Return the model_type that computes what this model does.
 
     Raises:
-        UserFault: none does; every setting in the way is named.
+        UserFault: none does; it names every setting that prevents it.
     """
     qk_norm, bias = qk_norm_of(config) or "none", bias_word(config)
     if config.attention == "softmax" and config.norm == "layernorm":
@@ -72,7 +72,7 @@ def bias_word(config: ModelConfig) -> str:
 
 
 def config_json(model: GPT) -> dict[str, Any]:
-    """Return the config.json of a model, but for what belongs to its tokenizer.
+    """Return the config.json of a model, without the fields that belong to its tokenizer.
 
     Raises:
         UserFault: no architecture computes it.
@@ -97,9 +97,9 @@ def config_json(model: GPT) -> dict[str, Any]:
 
 
 def complete_weights(model: GPT) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Return a model's weights in fp32 on the CPU, with biases of zero where its architecture has some and it none.
+    """Return a model's weights in fp32 on the CPU, with biases of zero where only the architecture has biases.
 
-    The rows that pad its vocabulary are left out.
+    The rows that pad the vocabulary are left out.
     """
     config = model.config
     bias = "all" if family_of(config) == "gpt2" else "attention" if config.bias == "qkv" else config.bias

@@ -1,4 +1,4 @@
-"""The model card: what an exported model is, how it was trained and scored, and the proof."""
+"""The model card: what an exported model is, how it was trained and scored, and the proof of the export."""
 
 import json
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ A GPT of {parameters:,} parameters in the shape of {family}, trained with minigp
 
 
 def model_card(loaded: LoadedCheckpoint, proof: Sequence[str], form: str) -> str:
-    """Return README.md."""
+    """Return the text of the card, README.md."""
     model, config = loaded.model, loaded.config
     tokenizer, path = tokenizer_of(loaded), loaded.path.resolve()
     run = path.parent.parent if path.parent.name == "checkpoints" else path

@@ -1,4 +1,4 @@
-"""What minigpt export does: write beside the place, read back, prove, then rename."""
+"""minigpt export: write a folder under a temporary name, read it back, prove that it is the same model, rename it."""
 
 import os
 import secrets
@@ -23,9 +23,9 @@ def export(config: ExportConfig, say: Callable[[str], object] = print) -> None:
     """Write a checkpoint's model in another format, and print the proof that it is the same model.
 
     Raises:
-        UserFault: no such checkpoint, a format that can't express it, or a folder that is there already.
+        UserFault: no such checkpoint, a format that can't express it, or a folder that exists already.
         StorageFailure: the folder can't be written.
-        RuntimeError: what was written is not the same model; it was removed.
+        RuntimeError: the export is not the same model; it was removed.
     """
     out = Path(os.path.expanduser(str(config.dir)))
     _refuse_existing(out)

@@ -44,7 +44,7 @@ NAMES = {
 }
 STACKED = {"attention.qkv": "attn_qkv"}  # GPT-2
 APART = {"attention.qkv": "attn_q attn_k attn_v"}
-# Fields of config.json -> keys of GGUF behind the architecture's name.
+# Fields of config.json -> keys of GGUF, which follow the architecture's name.
 KEYS = {
     "gpt2": {
         "n_embd": "embedding_length",
@@ -78,20 +78,20 @@ class Slowed:
         self.factors = factors
 
     def slowed(self, frequencies: Tensor) -> Tensor:
-        """Return the new pace of each pair, as `Llama3Scaling` does."""
+        """Return the new frequency of each pair, as `Llama3Scaling` does."""
         return frequencies / self.factors
 
 
 def names_of(family: str) -> dict[str, str]:
-    """Return what GGUF calls the parts of a model."""
+    """Return GGUF's names for the parts of a model."""
     return NAMES | (STACKED if family == "gpt2" else APART)
 
 
 def refuse_what_llama_cpp_lacks(model: GPT, tokenizer: Tokenizer | None) -> Tokenizer:
-    """Name what a Hugging Face folder can say and llama.cpp doesn't compute; return the tokenizer, which it needs.
+    """Refuse a model that a Hugging Face folder can express and llama.cpp can't; return the tokenizer, which is needed.
 
     Raises:
-        UserFault: there is something.
+        UserFault: llama.cpp lacks something; all reasons are named.
     """
     config, family = model.config, family_of(model.config)
     reasons = []
@@ -118,13 +118,13 @@ def write_gguf(folder: Path, model: GPT, tokenizer: Tokenizer | None, kind: str)
     """Make a folder and write the model, and a Modelfile for Ollama, into it.
 
     Args:
-        folder: is made.
+        folder: to make.
         model: to write.
-        tokenizer: its own.
-        kind: of the matrices: f32, f16 or q8_0. Vectors and positions stay f32.
+        tokenizer: the model's.
+        kind: type of the matrices: f32, f16 or q8_0. Vectors and positions stay f32.
 
     Returns:
-        The file.
+        The path of the file.
 
     Raises:
         UserFault: llama.cpp can't compute the model; nothing was written.
@@ -159,7 +159,7 @@ def write_gguf(folder: Path, model: GPT, tokenizer: Tokenizer | None, kind: str)
 
 
 def modelfile(name: str, tokenizer: Tokenizer, block_size: int) -> str:
-    """Return what Ollama reads beside a file of that name, whose own template it passes over."""
+    """Return the Modelfile for Ollama, which ignores the template inside the GGUF file `name`."""
     chat = has_roles(tokenizer)
     lines = [f"FROM ./{name}", f'TEMPLATE """{GO_TEMPLATE if chat else "{{ .Prompt }}"}"""']
     lines += [f"PARAMETER num_ctx {block_size}"]
@@ -168,7 +168,7 @@ def modelfile(name: str, tokenizer: Tokenizer, block_size: int) -> str:
 
 
 def _types(gguf: Any, value: Any) -> tuple[Any, ...]:
-    """The type of a value, and of what a list holds."""
+    """Return the type of a value, and for a list also that of its elements."""
     kinds = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING"}
     if not isinstance(value, list):
         return (getattr(gguf.GGUFValueType, kinds[type(value)]),)
@@ -184,16 +184,16 @@ def _kind_of(gguf: Any, name: str, tensor: Tensor, kind: str) -> Any:
 
 
 def _vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The keys of a tokenizer: byte-level BPE with GPT-2's pattern, or for other alphabets SentencePiece's table."""
+    """Return the keys of a tokenizer: byte-level BPE with GPT-2's pattern, or SentencePiece's table for char."""
     described = tokenizer_json(tokenizer)["model"]
     texts = sorted(described["vocab"], key=described["vocab"].__getitem__)
-    end = tokenizer.eot if tokenizer.eot is not None else tokenizer.vocab_size - 1  # llama.cpp wants one, or takes 11
+    end = tokenizer.eot if tokenizer.eot is not None else tokenizer.vocab_size - 1  # without one llama.cpp takes 11
     keys: dict[str, Any] = {
         "model": "gpt2",
         "pre": "gpt-2",
         "tokens": texts,
         "token_type": [NORMAL] * len(texts),
-        "merges": [" ".join(merge) for merge in described["merges"]] or [""],  # the key must be there, with something
+        "merges": [" ".join(merge) for merge in described["merges"]] or [""],  # the key must be there and not be empty
         "bos_token_id": end,
         "eos_token_id": end,
         "add_bos_token": False,
@@ -242,10 +242,10 @@ def halve(rows: Tensor, D: int) -> Tensor:
 
 
 def read_gguf(file: Path) -> Reloaded:
-    """Read a file of `write_gguf` back: its architecture, numbers and tokenizer are those that the file states.
+    """Read a file of `write_gguf` back, with the architecture, numbers and tokenizer that the file states.
 
     Raises:
-        UserFault: it holds another model than its keys tell of.
+        UserFault: its tensors are not those that its keys describe.
     """
     gguf: Any = importlib.import_module("gguf")
     reader = gguf.GGUFReader(file)
@@ -284,7 +284,7 @@ def _model_of(fields: Mapping[str, Any], tensors: dict[str, Tensor], origin: str
 
 
 def _tokenizer_json_of(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What the `tokenizers` library needs to do what llama.cpp does with these keys."""
+    """Return a tokenizer.json with which the `tokenizers` library does what llama.cpp does with these keys."""
     keys = {key.removeprefix("tokenizer.ggml."): value for key, value in fields.items()}
     tokens, merges = keys["tokens"], [merge.split(" ") for merge in keys["merges"] if merge]
     byte_level: dict[str, Any] | None = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}

@@ -1,4 +1,4 @@
-"""The proof that what was exported is the model: read back, it gives the same logits, tokens and text."""
+"""The proof that an export is the same model: read back, it gives the same logits, tokens and text."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from minigpt.model.evaluate import MAX_LOGITS
 from minigpt.model.gpt import GPT
 
 SEED = 1337
-TOKENS, STRINGS, TEXT_TOKENS = 4096, 10_000, 1 << 20  # compared at most; the text's tokens are decoded first
+TOKENS, STRINGS, TEXT_TOKENS = 4096, 10_000, 1 << 20  # compared at most; TEXT_TOKENS are decoded for the text
 WORDS = (
     *" \n\t  'llGPT-2's don't 12 3,456 é ß 你好 мир 🙂 👩‍🚀 \u00a0 \u2028 \u0301 <|",
     END_OF_TEXT,
@@ -30,7 +30,7 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Sample:
-    """What is compared."""
+    """Tokens and text on which two models are compared."""
 
     tokens: Tensor  # (n,)
     text: str  # "" without a tokenizer
@@ -39,10 +39,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Reloaded:
-    """What was read back.
+    """A model and tokenizer that were read back.
 
     Attributes:
-        by: what read it, in words.
+        by: the program that read them, in words.
         logits: (1, T) tokens -> (1, T, V).
         tokens_of: texts -> the tokens of each; None = without a tokenizer.
         text_of: tokens -> text.
@@ -57,7 +57,7 @@ class Reloaded:
 
 
 def sample_of(loaded: LoadedCheckpoint, path: str, which: str) -> Sample:
-    """Return the run's validation text, or a text made from a seed where the run's prepared tokens are gone."""
+    """Return the run's validation text, or a text made from a seed if the run's prepared tokens are gone."""
     tokenizer = tokenizer_of(loaded)
     try:
         val = open_run(path, which).val
@@ -79,7 +79,7 @@ def tokenizer_of(loaded: LoadedCheckpoint) -> Tokenizer | None:
 
 
 def strings(tokenizer: Tokenizer, count: int) -> list[str]:
-    """Return texts made from the seed, of words, spaces, scripts and any characters; of char's alphabet for char."""
+    """Return texts made from the seed: words, spaces, scripts and any characters; for char, characters it knows."""
     drawn = random.Random(SEED)
     alphabet: Sequence[str] = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
 
@@ -97,8 +97,8 @@ def prove(loaded: LoadedCheckpoint, sample: Sample, reloaded: Reloaded, *, toler
 
     Args:
         loaded: the model that was exported.
-        sample: what to compare on.
-        reloaded: what was read back.
+        sample: tokens and text to compare on.
+        reloaded: the model that was read back.
         tolerance: of the logits, relative to the largest, or to 1.
 
     Raises:
@@ -126,7 +126,7 @@ def prove(loaded: LoadedCheckpoint, sample: Sample, reloaded: Reloaded, *, toler
 
 @torch.inference_mode()
 def _logit_difference(model: GPT, reloaded: Reloaded, tokens: Tensor) -> tuple[float, float, tuple[float, float]]:
-    """The largest difference, the largest logit, and the mean loss of both, over windows of the context's length."""
+    """Return the largest difference, the largest logit, and the mean loss of both, over windows of context length."""
     largest, reach, nats = 0.0, 0.0, torch.zeros(2, dtype=torch.float64)
     windows = tokens.split(max(2, min(model.config.block_size, MAX_LOGITS // model.vocab_size)))
     for window in windows:
@@ -142,7 +142,7 @@ def _logit_difference(model: GPT, reloaded: Reloaded, tokens: Tensor) -> tuple[f
 
 
 def _tokenizer_differences(tokenizer: Tokenizer, reloaded: Reloaded, texts: list[str], source: str) -> tuple[str, bool]:
-    """What to say of the tokenizers, and whether they are equal."""
+    """Return a line about the tokenizers, and whether they are equal."""
     from minigpt.export.tokenizer_json import tokenizer_json
 
     assert reloaded.tokens_of is not None

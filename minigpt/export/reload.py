@@ -1,4 +1,4 @@
-"""Read an exported Hugging Face folder back, with transformers where it is installed, else with our own importer."""
+"""Reads an exported Hugging Face folder back, with transformers if it is installed, else with our own importer."""
 
 import importlib
 import importlib.util
@@ -14,11 +14,11 @@ from minigpt.export.proof import Reloaded
 
 
 def reload_huggingface(folder: Path) -> Reloaded:
-    """Return what was read back.
+    """Return the model and tokenizer that were read back.
 
     Raises:
         RuntimeError: transformers finds weights missing, left over or of another shape.
-        UserFault: our importer does.
+        UserFault: our importer finds them so.
     """
     if importlib.util.find_spec("transformers") is None:
         return _with_our_importer(folder)

@@ -10,7 +10,7 @@ from minigpt.data.tokenizer import Tokenizer
 from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, PATTERN
 from minigpt.faults import UserFault
 
-# The form of minigpt/data/chat/roles.py in Jinja, as Hugging Face and llama.cpp read it.
+# The form of minigpt/data/chat/roles.py as a Jinja template, which Hugging Face and llama.cpp read.
 TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] not in ['system', 'developer', 'user', 'assistant'] %}"
@@ -20,7 +20,7 @@ TEMPLATE = (
     "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-# The same as Ollama reads it, in Go's language. An answer that is last in the messages is one to go on with.
+# The same as a Go template, which Ollama reads. If the last message is an answer, the model continues it.
 GO_TEMPLATE = (
     "{{ range $i, $_ := .Messages }}{{ $last := eq (len (slice $.Messages $i)) 1 }}"
     '{{ if eq .Role "system" "developer" }}<|system|>{{ .Content }}{{ else if eq .Role "user" }}<|user|>{{ .Content }}'
@@ -31,10 +31,10 @@ BYTE_TO_CHARACTER = {byte: character for character, byte in CHARACTER_TO_BYTE.it
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return what the `tokenizers` library reads.
+    """Return the tokenizer.json of a tokenizer, for the `tokenizers` library.
 
     Raises:
-        UserFault: a token that no merge of two others makes.
+        UserFault: a token is not the merge of two others.
     """
     is_char, rules = tokenizer.name == "char", tokenizer.rules
     names = tokenizer.special | (rules.added if rules else {})
@@ -80,10 +80,10 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def tokenizer_config(tokenizer: Tokenizer, block_size: int) -> dict[str, Any]:
-    """Return the tokenizer_config.json beside it: text is only ever text, and nothing is cleaned up.
+    """Return the tokenizer_config.json: text never becomes a control token, and nothing is cleaned up.
 
-    With roles the chat template comes with it. It makes one text of a conversation, so there the names of control
-    tokens in a text become control tokens: who takes messages from strangers must look for them.
+    For a tokenizer with roles it holds the chat template. The template makes one text of a conversation, so there names
+    of control tokens in a message become control tokens: a program with foreign messages must look for them.
     """
     chat = has_roles(tokenizer)
     end = next((name for name, token in tokenizer.special.items() if token == tokenizer.eot), None)
@@ -104,12 +104,12 @@ def as_text(token: bytes) -> str:
 
 
 def merges_of(ids: Mapping[bytes, int]) -> tuple[list[tuple[bytes, bytes]], bool]:
-    """Return the merges that make these tokens, whose numbers are their ranks: for each, the two pieces that it joins.
+    """Return the merges that make these tokens, whose numbers are their ranks: for each token, the two pieces it joins.
 
-    They are what is left of its bytes when all tokens of lower rank have been merged.
+    These pieces are left of its bytes when all tokens of lower rank have been merged.
 
     Returns:
-        The merges by rank, and whether a token is there that no merge of two others makes.
+        The merges by rank, and whether there is a token that is not the merge of two others.
     """
     merges, whole = [], False
     for token, rank in sorted(ids.items(), key=itemgetter(1)):

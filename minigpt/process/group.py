@@ -243,7 +243,7 @@ def mark_stopped(run_dir: Path) -> None:
 
 
 def was_asked_to_stop(run_dir: Path) -> bool:
-    """Return (and print) whether the torchrun that started this process again was asked to stop; else remove the mark."""
+    """Return whether the torchrun that started this process again was asked to stop (and print it); else forget it."""
     mark = run_dir / STOP_MARK
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
     if _torchrun() and restarted and mark.is_file() and mark.read_text().startswith(_torchrun()):

@@ -33,7 +33,7 @@ def draw_attention(checkpoint: str | Path, text: str, out: str | Path | None = N
 
     Args:
         checkpoint: a run directory or a checkpoint directory.
-        text: taken literally; of a longer one the first block_size tokens are read.
+        text: taken literally; at most its first block_size tokens are read.
         out: folder for the pictures; default the run's folder attention/, or ./attention for a lone checkpoint.
         which: of a run, "best" or "latest".
 
@@ -41,7 +41,7 @@ def draw_attention(checkpoint: str | Path, text: str, out: str | Path | None = N
         One PNG per layer.
 
     Raises:
-        UserFault: no such checkpoint, a text that is empty or outside the alphabet, a folder that can't be written.
+        UserFault: no such checkpoint, an empty text or one outside the alphabet, or a folder that can't be written.
     """
     loaded = load_checkpoint(checkpoint, which)
     labels, weights = attention_to(loaded, text)
@@ -73,7 +73,7 @@ def attention_to(loaded: LoadedCheckpoint, text: str) -> tuple[list[str], dict[s
     if not tokens:
         raise UserFault('text: got an empty one; wanted at least one character. Give text="..."')
     if len(tokens) > longest:
-        print(f"The text has {len(tokens):,} tokens: the first {longest} are drawn, which this model reads at once.")
+        print(f"The text has {len(tokens):,} tokens: the first {longest}, the model's context length, are drawn.")
     device = next(loaded.model.parameters()).device
     with torch.inference_mode(), record_attention(loaded.model) as recorded:
         loaded.model(torch.tensor([tokens[:longest]], device=device))
@@ -82,9 +82,9 @@ def attention_to(loaded: LoadedCheckpoint, text: str) -> tuple[list[str], dict[s
 
 
 def token_labels(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """Return tokens as they can be read in a picture: white space shown, long runs counted, odd bytes in hexadecimal.
+    """Return labels for tokens in a picture: white space is visible, long runs are counted, odd bytes hexadecimal.
 
-    A character that several tokens make up stands at the first of them; the others have a dot.
+    A character that consists of several tokens stands at the first of them; the others have a dot.
     """
     labels: list[str] = []
     while len(labels) < len(tokens):
@@ -108,7 +108,7 @@ def _label(token: bytes) -> str:
 def _font_with(character: str) -> str | None:
     """Return the name of a font that has the character: ours, else any that is installed."""
     fonts = sorted(fontManager.ttflist, key=lambda font: font.name != FONT)
-    real = (font for font in fonts if not font.name.startswith("Last Resort"))  # which has a box for everything
+    real = (font for font in fonts if not font.name.startswith("Last Resort"))  # that font has boxes for all characters
     return next((font.name for font in real if ord(character) in get_font(font.fname).get_charmap()), None)
 
 
@@ -127,12 +127,12 @@ def draw_heads(
     """
     names = [f"head {head}" for head in range(1, len(weights) + 1)] if names is None else names
     panels = dict(zip(names, weights.detach(), strict=True))
-    scale = PowerNorm(0.5, vmin=0, vmax=max(float(weights.detach().max()), 1e-6))  # small ones show, too
+    scale = PowerNorm(0.5, vmin=0, vmax=max(float(weights.detach().max()), 1e-6))  # small weights show, too
     _draw(panels, path, title, scale, rows=rows, columns=columns or rows, bar="weight (square-root scale)")
 
 
 def draw_masks(masks: dict[str, Tensor], path: Path, *, title: str) -> None:
-    """Draw masks (T, S) side by side: blue may attend, grey is hidden. Not only booleans: 0 to 1 shades the blue."""
+    """Draw masks (T, S) side by side: blue may attend, grey is hidden. Values from 0 to 1 give shades of blue."""
     T, S = (max(mask.shape[axis] for mask in masks.values()) for axis in (0, 1))
     _draw(masks, path, title, Normalize(0, 1.5), rows=[str(t) for t in range(T)], columns=[str(s) for s in range(S)])
 

@@ -13,10 +13,10 @@ from minigpt.report.record import Numbers, Record, best_row, column, nats_per_bi
 
 
 def smooth(values: Numbers) -> Numbers:
-    """Return the mean over a centred window of a fortieth of the values: no lag, as a running mean has."""
+    """Return the mean over a centred window of a fortieth of the values. Unlike a running mean it has no lag."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     places = np.arange(len(values))
-    # Only steep and near the beginning: there the window shrinks evenly. At the end it loses its right half.
+    # Near the beginning, where the curve is steep, the window shrinks evenly. At the end it loses its right half.
     reach = np.minimum(len(values) // 80, places)
     stop = np.minimum(places + reach + 1, len(values))
     return (sums[stop] - sums[places - reach]) / (stop - places + reach)
@@ -54,9 +54,9 @@ def beside(others: Sequence[Record]) -> Iterator[tuple[Record, dict[str, Any]]]:
 def draw_losses(axes: Any, record: Record, others: Sequence[Record] = (), *, columns: int = 3) -> None:
     """Draw training and validation loss, and the baselines if they were measured; in bits per byte at the right edge.
 
-    Other runs' curves are drawn at their bits per byte, where these are known: nats of other tokens can't be compared.
-    The axis shows all but the fall of the first twentieth of a run, and baselines above the lowest:
-    these would flatten the rest.
+    Other runs' curves are drawn at their bits per byte, if these are known: nats of other tokens can't be compared.
+    The axis does not show the fall in the first twentieth of a run, nor baselines above the lowest: they would flatten
+    the rest.
 
     Args:
         axes: matplotlib's.
@@ -70,7 +70,7 @@ def draw_losses(axes: Any, record: Record, others: Sequence[Record] = (), *, col
     if len(losses):
         axes.plot(steps, losses, color=TRAIN, linewidth=0.8, alpha=0.3)
         axes.plot(steps, smoothed, color=TRAIN, linewidth=1.8, label="training")
-        shown.append(np.percentile(losses[fall:], [2, 98]))  # a spike may leave the picture
+        shown.append(np.percentile(losses[fall:], [2, 98]))  # a spike may be outside of the picture
     best = best_row(record.rows)
     if best is not None:
         steps, losses = column(record.rows, "val/loss")
@@ -94,7 +94,7 @@ def draw_losses(axes: Any, record: Record, others: Sequence[Record] = (), *, col
         right = axes.secondary_yaxis("right", functions=(lambda loss: loss / nats, lambda bits: bits * nats))
         right.set_ylabel("bits per byte")
         right.spines["right"].set_visible(False)
-        right.tick_params(length=0, pad=9)  # the ring of a last point stays off the figures
+        right.tick_params(length=0, pad=9)  # so that the ring of a last point does not touch the numbers
         shown += [np.array([row["bits_per_byte"] * nats]) for row in record.baselines[:1]]
     values = np.concatenate(shown)
     if len(values):
@@ -125,7 +125,7 @@ def _draw_other(axes: Any, record: Record, style: dict[str, Any], factor: float)
 
 
 def draw_baselines(axes: Any, record: Record, nats: float) -> None:
-    """Draw a line for each baseline, its name below, where a falling curve comes last; name those above the axis."""
+    """Draw a line for each baseline, its name below it, where a falling curve comes last; list those above the axis."""
     (bottom, top), above = axes.get_ylim(), 0
     style: dict[str, Any] = {"color": BASELINE, "fontsize": "small", "textcoords": "offset points"}
     for row in record.baselines if nats else ():
@@ -149,7 +149,7 @@ def draw_baselines(axes: Any, record: Record, nats: float) -> None:
 
 
 def draw_metric(axes: Any, record: Record, key: str, name: str, others: Sequence[Record] = ()) -> None:
-    """Draw one metric over the steps, from 0 up; a hundredth that is far above the rest may leave the picture."""
+    """Draw one metric over the steps, from 0 up; the highest hundredth may be outside if it is far above the rest."""
     lines = [(column(record.rows, key), {"color": RATE, "linewidth": 1.4})]
     lines += [(column(other.rows, key), style) for other, style in beside(others)]
     open_axes(axes, record, *others)

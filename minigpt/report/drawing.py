@@ -25,14 +25,14 @@ def drawing(*, size: tuple[float, float], font_size: float, dpi: int = 100) -> I
         font_size: points.
         dpi: pixels per inch, of a PNG.
     """
-    import matplotlib  # here, not above: training, which draws at its end, must not wait for it at its beginning
+    import matplotlib  # here, not above: training draws only at its end, and must not wait for it at its beginning
     from matplotlib.figure import Figure
 
     style: Any = dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color", "text.color"), INK)
     style |= {"axes.edgecolor": LINE, "font.size": font_size}
-    # A run's name is text, dollar signs and all; the letters of an SVG are text, too.
+    # Dollar signs in a run's name are no formula; letters in an SVG stay text.
     style |= {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "minigpt"}
-    style["path.simplify_threshold"] = 1.0  # pixels: of a long run no more points than a picture can show
+    style["path.simplify_threshold"] = 1.0  # pixels: a long run has no more points than a picture can show
     with matplotlib.rc_context(style):
         yield Figure(figsize=size, dpi=dpi, facecolor="white", layout="constrained")
 

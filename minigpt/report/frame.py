@@ -1,4 +1,4 @@
-"""What a page is made of: its HTML frame and style sheet, cards and tables."""
+"""The parts of a page: its HTML frame and style sheet, cards and tables."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -39,7 +39,7 @@ td:last-child, .columns td { min-width: 104px; } .columns td:nth-child(n+2) { wh
 details { margin-top: 14px; } summary { cursor: pointer; color: var(--soft); }
 """
 
-# No script is let in, whatever a sample or a setting holds.
+# No script can run, whatever a sample or a setting holds.
 PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -80,5 +80,5 @@ def table(rows: Iterable[Sequence[Any]], head: Sequence[str] = ()) -> str:
 
 
 def cell_text(value: Any) -> str:
-    """Return what stands in a cell for a value."""
+    """Return a value as the text of a cell."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -30,15 +30,15 @@ SAMPLES_SHOWN = 8  # the others fold away
 
 
 def write_report(run_dir: str | Path, others: Sequence[str | Path] = ()) -> None:
-    """Draw loss.png and write report.html into a run directory; each replaces its forerunner in one step.
+    """Draw loss.png and write report.html into a run directory; each replaces the old file in one step.
 
     Args:
         run_dir: the run.
         others: runs to show beside it; nothing is written there.
 
     Raises:
-        UserFault: one is no run directory.
-        StorageFailure: it can't be written.
+        UserFault: one of them is no run directory.
+        StorageFailure: the files can't be written.
     """
     record = read_record(run_dir)
     try:
@@ -161,7 +161,7 @@ def history_section(record: Record) -> str:
 
 
 def samples_section(record: Record) -> str:
-    """Return samples from first to last; of many, some spread evenly, the others folded away."""
+    """Return samples from first to last; if there are many, some spread evenly and the others folded away."""
     samples = [sample for sample in record.samples if isinstance(sample.get("text"), str)]
     last = len(samples) - 1
     shown = {round(place * last / (SAMPLES_SHOWN - 1)) for place in range(SAMPLES_SHOWN)}
@@ -207,5 +207,5 @@ def settings_section(record: Record) -> str:
 
 
 def folded(title: str, part: str) -> str:
-    """Return a part of the page that a click on its title opens; "" if there is none."""
+    """Return a part of the page that a click on its title opens; "" if the part is empty."""
     return f"<details><summary>{title}</summary>{part}</details>" if part else ""

@@ -1,4 +1,4 @@
-"""What a run directory says about its run: read as far as it goes, since a report must not fail on half a run."""
+"""What a run directory says about its run. Missing or damaged files are left out: a report must not fail on them."""
 
 import json
 import math
@@ -24,7 +24,7 @@ MAX_HEADER_BYTES = 100_000_000  # of a safetensors file, by its format
 
 @dataclass
 class Record:
-    """A run as its files tell it; what is missing is empty."""
+    """A run as its files describe it; what is missing is empty."""
 
     path: Path
     rows: list[Row]  # metrics.jsonl, one a step, in order of steps
@@ -69,7 +69,7 @@ def read_record(run_dir: str | Path) -> Record:
 
 
 def read_baselines(run_dir: Path) -> list[Row]:
-    """Return a run's baselines, the lowest first. Runs up to 0.1.0 have one, in the place of the list."""
+    """Return a run's baselines, the lowest first. Runs up to 0.1.0 have a single one in place of the list."""
     content = read_mapping(run_dir / "baseline.json")
     listed = content.get("baselines", [content])
     rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
@@ -128,14 +128,14 @@ def text_of(config: dict[str, Any]) -> str:
 
 
 def training_seconds(rows: list[Row]) -> float:
-    """Return the training time in all. The rows' clock may begin again at 0 where a run was continued."""
+    """Return the total training time. The rows' clock may begin again at 0 when a run is continued."""
     clock = np.array([row["seconds"] for row in rows if number(row.get("seconds")) is not None], dtype=float)
     passed = np.diff(clock, prepend=0.0)
     return float(np.where(passed >= 0, passed, clock).sum())
 
 
 def nats_per_bit(rows: list[Row]) -> float | None:
-    """Return the nats per token that one bit per byte is, which the tokenizer and the split decide; None if unknown."""
+    """Return how many nats per token are one bit per byte, which depends on tokenizer and split; None if unknown."""
     row = best_row([row for row in rows if number(row.get("val/bits_per_byte"))])
     return row["val/loss"] / row["val/bits_per_byte"] if row else None
 

@@ -35,7 +35,7 @@ def list_runs(folder: str) -> str:
 
 
 def describe_run(run: Path) -> tuple[str, ...]:
-    """Return what the table says of a run."""
+    """Return a run's row in the table."""
     record = read_record(run)
     config, best = record.config, best_row(record.rows) or {}
     text = ", ".join(Path(place).name for place in text_of(config).split(", "))
@@ -55,7 +55,7 @@ def describe_run(run: Path) -> tuple[str, ...]:
 
 
 def state_of(run: Path, events: Sequence[Row]) -> str:
-    """Return whether a run goes on now, and how it ended if not."""
+    """Return "running" for a run that is training now, else how it ended."""
     try:
         with open_plain(run / "run.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

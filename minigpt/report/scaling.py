@@ -1,4 +1,4 @@
-"""scaling.png: how efficient training is on more devices, and what a step's time goes into."""
+"""scaling.png: how efficient training is on more devices, and how a step's time is spent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from minigpt.report.drawing import GRID, RATE, TRAIN, VALIDATION, drawing, write
 
 @dataclass(frozen=True)
 class Point:
-    """A step on some devices."""
+    """A training step on a number of devices."""
 
     devices: int
     batch: str  # weak | strong | both
-    measured: bool  # else it was calculated
+    measured: bool  # if not, it was calculated
     efficiency: float
-    silent: float  # ms of the step without anything sent
+    silent: float  # ms of the step without communication
     exposed: float  # ms that sending adds
 
 
 def draw_scaling(points: Sequence[Point], title: str, path: Path) -> None:
-    """Draw efficiency over devices on the left, and the step of weak scaling on the right; on paper: pale."""
+    """Draw efficiency over devices on the left, the step of weak scaling on the right; calculated points are pale."""
     with drawing(size=(10, 4.2), font_size=11, dpi=150) as figure:
         left, right = figure.subplots(1, 2)
         for batch, colour in (("weak", TRAIN), ("strong", VALIDATION)):

@@ -1,4 +1,4 @@
-"""Files whose names never show a part of them: written beside their place, flushed to the disk, then renamed.
+"""Files that appear under their names only when they are whole: written under another name, flushed, then renamed.
 
 And a lock on a file, which the system frees when the process that holds it ends.
 """
@@ -17,12 +17,12 @@ from typing import IO, Any
 from minigpt.faults import UserFault
 from minigpt.plain_file import MAX_BYTES, open_plain, read_plain
 
-NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)  # Lustre, some FUSE
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)  # on Lustre, some FUSE
 
 
 @contextlib.contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Yield the path of a temporary file beside `path`, which replaces it durably where the block ends.
+    """Yield the path of a temporary file beside `path`, which replaces `path` durably when the block ends.
 
     Raises:
         OSError: it can't be written; `path` is as it was and nothing is left behind.
@@ -40,7 +40,7 @@ def replaced(path: Path) -> Iterator[Path]:
 
 
 def write_file(path: Path, content: bytes | str) -> None:
-    """Write a file whole (text as UTF-8, with ? for what it can't hold), or leave it as it was.
+    """Write a file whole, or leave it as it was. Text is written as UTF-8, with ? for lone surrogates.
 
     Its folder must be there.
 
@@ -77,7 +77,7 @@ def read_json(path: Path, most: int = MAX_BYTES) -> Any:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 (hex) of a file.
+    """Return the SHA-256 (hex) of a file.
 
     Raises:
         OSError: it can't be read.
@@ -90,7 +90,7 @@ def flush(path: Path) -> None:
     """Bring a file's bytes, or the names in a folder, to the disk.
 
     Raises:
-        OSError: the disk refuses. (A file system that can't flush a folder is no fault.)
+        OSError: the disk refuses. (That a file system can't flush folders is no fault.)
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -103,10 +103,10 @@ def flush(path: Path) -> None:
 
 
 def lock(file: IO, flags: int = fcntl.LOCK_EX) -> bool:
-    """Lock a file; return False where the file system has no locks, and the caller goes on without.
+    """Lock a file; return False if the file system has no locks: the caller then goes on without.
 
     Raises:
-        BlockingIOError: another process has it (with LOCK_NB).
+        BlockingIOError: another process holds the lock (with LOCK_NB).
     """
     try:
         fcntl.flock(file, flags)

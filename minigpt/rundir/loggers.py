@@ -1,4 +1,4 @@
-"""wandb and TensorBoard on top of the files: whatever happens to them, training does not wait and does not die."""
+"""wandb and TensorBoard, beside the files: whatever happens to them, training does not wait and does not fail."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ COMMAND = [sys.executable, "-P", str(Path(__file__).with_name("wandb_process.py"
 class TensorBoard:
     """Writes the numbers of each row into `run_dir/tensorboard`: `tensorboard --logdir runs` shows them.
 
-    A fault costs one sentence and the rest of these files.
+    After a fault one sentence is printed, and no more rows are written there.
 
     Args:
         run_dir: of the run.
@@ -68,12 +68,12 @@ class TensorBoard:
 class RemoteLogger:
     """A process that hands the rows of metrics.jsonl to wandb while they are written (see wandb_process.py).
 
-    It reads the file by itself, so training hands nothing over. A logger that can't start, hangs, or dies costs one
-    sentence, and metrics.jsonl has every row all the same.
+    It reads the file by itself, so training hands nothing over. If it can't start, hangs, or dies, one sentence is
+    printed, and metrics.jsonl has every row all the same.
 
     Args:
         config: of the logger.
-        run_dir: wandb's files lie there, and the run's id, so that a run that continues goes on in the same wandb run.
+        run_dir: holds wandb's files and the run's id, so that a run that continues goes on in the same wandb run.
         settings: the run's config, shown by wandb.
         say: prints the one sentence.
     """
@@ -104,7 +104,7 @@ class RemoteLogger:
             self._give_up(f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """Let the rest be sent, but not for long."""
+        """Wait up to PATIENCE_SECONDS for the rest to be sent."""
         if self.process is None:
             return
         assert self.process.stdin is not None
@@ -112,12 +112,12 @@ class RemoteLogger:
         self.thread.join(PATIENCE_SECONDS)
         if self.thread.is_alive():  # the process, or one that it started, still holds its end of the pipe
             self._give_up(f"it did not finish within {PATIENCE_SECONDS:.0f} s and is left behind")
-        if self.process.poll() is None:  # else its number may be somebody else's by now
+        if self.process.poll() is None:  # else another process may have its number by now
             with contextlib.suppress(OSError):
                 os.killpg(self.process.pid, signal.SIGKILL)  # and all it started
 
     def _talk(self, process: Popen, opening: dict[str, Any]) -> None:
-        """Say what is to be done, and pass on what the process has to say, until it ends."""
+        """Send the process its task, and print its messages until it ends."""
         assert process.stdin is not None
         assert process.stdout is not None
         fault = ""
@@ -139,9 +139,9 @@ class RemoteLogger:
 
 
 def wandb_id(run_dir: Path) -> str:
-    """Return the id of the run at wandb: chosen once, kept in the run directory, unlike that of any other run.
+    """Return the id of the run at wandb: unique, chosen once and kept in the run directory.
 
-    A wandb sweep agent that started this process has chosen it, and looks for the results there.
+    If a wandb sweep agent started this process, the agent has chosen it, and looks for the results under it.
     """
     file = run_dir / "wandb_id.txt"
     kept = "" if is_gone(file) else read_plain(file, 1000).decode(errors="replace").removesuffix("\n")

@@ -17,7 +17,7 @@ TIMINGS = ("seconds", "tokens_per_second", "mfu")  # the keys that differ betwee
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSON-lines file that can be read; lines that are no JSON object, or torn, are left out."""
+    """Return the rows of a JSON-lines file; lines that are no JSON object, or torn, are left out."""
     try:
         lines = read_plain(path, MAX_BYTES).split(b"\n")
     except OSError:
@@ -26,7 +26,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def parse_row(line: bytes) -> dict[str, Any] | None:
-    """A row from its line, or None if the line holds none."""
+    """Return the row in a line, or None if the line holds none."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -37,15 +37,16 @@ def parse_row(line: bytes) -> dict[str, Any] | None:
 def cut_rows_after(path: Path, step: int, say: Callable[[str], object] = print) -> int:
     """Remove rows of steps after `step`, which a run that continues from there will write again.
 
-    Damaged lines go, too. The file as it was is kept beside it, unless only its last line is torn, as a kill leaves it.
+    Damaged lines are removed, too. Then a copy of the file as it was is kept, unless only its last line was torn, as
+    after a kill.
 
     Args:
         path: the file; it may be missing.
         step: of the last row to keep.
-        say: told of damaged lines.
+        say: takes a sentence about damaged lines.
 
     Returns:
-        How many rows went.
+        How many rows were removed.
     """
     content = b"" if is_gone(path) else patiently(lambda: read_plain(path, MAX_BYTES))
     lines = content.split(b"\n")
@@ -61,7 +62,7 @@ def cut_rows_after(path: Path, step: int, say: Callable[[str], object] = print) 
 
 
 def keep_aside(path: Path, content: bytes, mark: str) -> Path:
-    """Write what a file held beside it, under a name that is free, and return that: NAME.mark, NAME.mark-2, ..."""
+    """Write a file's content beside it, and return the new path, the first that is free: NAME.mark, NAME.mark-2, ..."""
     names = (path.with_name(f"{path.name}.{mark}{f'-{number}' if number > 1 else ''}") for number in count(1))
     aside = next(name for name in names if not os.path.lexists(name))
     write_file(aside, content)
@@ -69,7 +70,7 @@ def keep_aside(path: Path, content: bytes, mark: str) -> Path:
 
 
 def keep_history(metrics: Path, samples: Path, every_steps: int) -> list[Path]:
-    """Copy the rows of a run that begins again without a checkpoint, where they tell that there were some.
+    """Copy the rows of a run that begins again without a checkpoint, if they show that it had checkpoints.
 
     Args:
         metrics: its rows.
@@ -77,7 +78,7 @@ def keep_history(metrics: Path, samples: Path, every_steps: int) -> list[Path]:
         every_steps: of the run's checkpoints.
 
     Returns:
-        The copies; none where the run may have been killed before its first checkpoint.
+        The copies; none if the run may have been killed before its first checkpoint.
     """
     rows = [row for row in read_rows(metrics) if _is_step(row.get("step"))]
     if not any(row.get("val/loss") is not None or 0 < every_steps < row["step"] for row in rows):
@@ -87,7 +88,7 @@ def keep_history(metrics: Path, samples: Path, every_steps: int) -> list[Path]:
 
 
 def _step_of(line: bytes) -> float | None:
-    """The step that a row is of, or None if the line is no row of a step."""
+    """Return the step of the row in a line, or None if the line is no row of a step."""
     step = (parse_row(line) or {}).get("step")
     return step if _is_step(step) else None
 
@@ -100,14 +101,14 @@ def append_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Add rows in a single write, so that a kill leaves them whole or absent or torn at the end.
 
     Raises:
-        OSError: nothing of them is left in the file.
+        OSError: they can't be written; nothing of them is left in the file.
     """
     content = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
     with open(path, "a+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         if size:
             file.seek(size - 1)
-            if file.read(1) != b"\n":  # torn there, by a power cut or a disk that didn't even take the cut below
+            if file.read(1) != b"\n":  # torn, by a power cut or a disk that didn't even take the truncation below
                 content = b"\n" + content
         try:
             if file.write(content) != len(content):  # the disk became full in the middle
@@ -118,11 +119,11 @@ def append_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 class RowFile:
-    """Rows added to a JSON-lines file. What the disk refuses waits in memory and is tried again with the next row.
+    """A JSON-lines file to which rows are added. Rows that the disk refuses are kept, and tried again with the next.
 
     Args:
         path: the file; its folder must be there.
-        say: told once when the disk refuses a row, and once when it takes rows again.
+        say: takes a sentence when the disk refuses a row, and one when it takes rows again.
     """
 
     def __init__(self, path: Path, say: Callable[[str], object] = print):
@@ -131,7 +132,7 @@ class RowFile:
         self.waiting: list[dict[str, Any]] = []
 
     def add(self, *rows: dict[str, Any]) -> None:
-        """Write rows after those that wait, or keep them all for later.
+        """Write rows after those that wait, or keep all of them for later.
 
         Raises:
             StorageFailure: the folder is gone.
@@ -165,6 +166,6 @@ class RowFile:
 
 
 def folder_gone(run: Path) -> StorageFailure:
-    """The fault of a run directory that was there when the run began."""
+    """Return the fault for a run directory that has disappeared since the run began."""
     remedy = "Put it back, then run the same command again; without it the same command begins anew"
     return StorageFailure(f"run.dir={run} is gone: it was deleted or moved while the run was going on. {remedy}")

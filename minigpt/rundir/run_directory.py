@@ -1,4 +1,4 @@
-"""The run directory: who may use it, what it remembers, and whether a config continues it."""
+"""The run directory: its lock, its small files, and what may be in it."""
 
 import contextlib
 import errno
@@ -30,11 +30,11 @@ from minigpt.redact import redact_arguments, redact_values
 from minigpt.rundir.files import flush, lock, write_file
 from minigpt.rundir.rows import append_rows, folder_gone
 
-# Errors of the disk, or of the network before it. (Not every system has each.)
+# Errors of the disk, or of the network to it. (Not every system has each of them.)
 _NAMES = "ENOSPC EDQUOT EFBIG EIO EREMOTEIO EROFS EACCES EISDIR ESTALE ENOTCONN ETIMEDOUT EHOSTDOWN ENODEV ENXIO"
 STORAGE_ERRORS = {getattr(errno, name) for name in _NAMES.split() if hasattr(errno, name)}
 
-LOCK_SECONDS = 1.0  # so long a lock is waited for: `minigpt runs` holds it for a moment
+LOCK_SECONDS = 1.0  # to wait for the lock: `minigpt runs` holds it for a moment
 MAX_BYTES = 1 << 20  # of a small file of the run; a larger one is none of ours
 
 
@@ -98,14 +98,14 @@ class RunDirectory:
         return StorageFailure(f"{wrong}. Mend it, free some space, or choose another run.dir; then run it again")
 
     def _refuse_links(self) -> None:
-        """A stranger's run may hold a link where we would write or remove: to files of yours, or to another run."""
+        """Refuse links: in a foreign run they may lead from where we write or remove to files outside of it."""
         for entry in patiently(lambda: list(os.scandir(self.path))):
             if not entry.is_dir(follow_symlinks=False) and not entry.is_file(follow_symlinks=False):
                 remedy = "Remove it, or choose another run.dir (which may itself be a link)"
                 raise UserFault(f"{entry.path!r} is a link, or no plain file, and leads out of the run. {remedy}")
 
     def refuse_files_of_others(self) -> None:
-        """Where there is no config.yaml, which a run writes first, files of a run's names are another program's.
+        """Refuse a folder without config.yaml, which a run writes first, that holds files with a run's names.
 
         Raises:
             UserFault: there are such files, which a run would write over.
@@ -120,12 +120,12 @@ class RunDirectory:
             names = patiently(lambda: os.listdir(self.checkpoints)) if here else []
         except OSError as error:
             raise self._unwritable(error) from error
-        if any(name.startswith("step-") for name in names):  # a disk of its own has a lost+found
+        if any(name.startswith("step-") for name in names):  # other names are allowed: a new disk has a lost+found
             wrong = f"run.dir={self.path} holds checkpoints, but no config.yaml, which says how they were trained"
             raise UserFault(f"{wrong}. Choose another run.dir, or put config.yaml back")
 
     def _lock(self) -> IO[str]:
-        """Return the lock file, which says whose it is; closing it frees the lock."""
+        """Return the lock file, which names its owner; closing it frees the lock."""
         path, deadline = self.path / "run.lock", time.monotonic() + LOCK_SECONDS
         while True:
             file = open(path, "a+")  # noqa: SIM115 - stays open
@@ -143,22 +143,22 @@ class RunDirectory:
                 continue
             if not is_gone(path) and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                 break
-            file.close()  # a command that was refused has removed it since: a lock on it keeps nobody out
+            file.close()  # a command that was refused has removed the file: a lock on it keeps nobody out
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()
         return file
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """Return what a JSON file of the run maps, or None if there is no such file.
+        """Return the mapping in a JSON file of the run, or None if there is no such file.
 
         Raises:
-            UserFault: it holds no mapping.
+            UserFault: the file holds no mapping.
         """
         return self._read(name, lambda text: _mapping(json.loads(text)))
 
     def saved_config(self) -> dict[str, Any] | None:
-        """The config the run was begun with, outside spelling, flat, or None for a new run.
+        """Return the config with which the run was begun, flat, by the names that users type; None for a new run.
 
         Raises:
             UserFault: config.yaml holds something else.
@@ -166,7 +166,7 @@ class RunDirectory:
         return self._read("config.yaml", lambda text: flatten(_mapping(plain_yaml(text)), settings(TrainConfig)))
 
     def skipped_batches(self) -> list[list[int]]:
-        """(first, last) batches that the guard found bad; no step trains on them.
+        """Return the (first, last) batches that the guard found bad; no step trains on them.
 
         Raises:
             UserFault: skipped_batches.json holds something else.
@@ -177,7 +177,7 @@ class RunDirectory:
         return []
 
     def _read(self, name: str, parse: Callable[[str], Any]) -> Any:
-        """What a small file of the run holds, or None if there is none. A run may be a stranger's."""
+        """Return the parsed content of a small file of the run, or None if there is none. The run may be foreign."""
         try:
             return parse(patiently(lambda: read_plain(self.path / name, MAX_BYTES)).decode())
         except (FileNotFoundError, NotADirectoryError):
@@ -197,10 +197,10 @@ class RunDirectory:
             write_file(self.path / name, text)
 
     def event(self, kind: str, **facts: Any) -> None:
-        """Note a start, restart, stop, skip or warning in events.jsonl (rank 0 only)."""
+        """Write a start, restart, stop, skip or warning to events.jsonl (rank 0 only)."""
         if self.writes:
             row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "event": kind, **facts}
-            with contextlib.suppress(OSError):  # a note that can't be written ends no run
+            with contextlib.suppress(OSError):  # an event that can't be written must not end the run
                 append_rows(self.events, [row])
 
     def record(self, config: TrainConfig, choices: Mapping[str, Any]) -> None:
@@ -229,8 +229,8 @@ def _windows(content: Any) -> list[list[int]]:
 
 
 def environment() -> dict[str, Any]:
-    """Versions and machine, for whoever wants to repeat the run. Nothing of the environment's variables."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_initialized() else 0  # to ask for names would set CUDA up
+    """Return versions and machine, to repeat the run with. Environment variables are not in it."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_initialized() else 0  # asking for names would initialise CUDA
     return {
         "minigpt": __version__,
         "commit": commit(),
@@ -244,9 +244,9 @@ def environment() -> dict[str, Any]:
     }
 
 
-@functools.cache  # git is asked once a process
+@functools.cache  # git is asked once per process
 def commit(source: Path = PACKAGE.parent) -> str | None:
-    """The commit of minigpt's own source, or of another folder, if it is a checkout and there is a git to ask."""
+    """Return the commit of minigpt's own source, or of another folder; None without a checkout or without git."""
     if not (source / ".git").exists() or shutil.which("git") is None:
         return None
     found = subprocess.run(["git", "-C", str(source), "rev-parse", "HEAD"], capture_output=True, text=True)

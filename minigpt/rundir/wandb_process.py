@@ -1,10 +1,10 @@
 """The process that talks to wandb, so that the one that trains never does.
 
-wandb starts threads and a server of its own, replaces sys.exit, and waits at the end for whoever does not answer.
-All of that happens here. The first line on stdin says what to do; rows are read from metrics.jsonl while it grows,
-until stdin ends, as it does when the training process ends in any way. What the user should know goes out on stdout,
-in lines that begin with "wandb: ", and why it failed in one that begins with "fault: ".
-The training process may kill this one whenever it likes. Standard library and wandb only.
+wandb starts threads and a server of its own, replaces sys.exit, and at the end waits for servers that do not answer.
+All of that happens here. The first line on stdin is the task; rows are read from metrics.jsonl while it grows, until
+stdin ends, as it does when the training process ends in any way. Messages for the user go to stdout in lines that begin
+with "wandb: ", the reason of a failure in one that begins with "fault: ".
+The training process may kill this one at any time. Standard library and wandb only.
 """
 
 import json
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-# Nothing of the machine, the environment or the code leaves it: numbers and the run's settings do.
+# Only numbers and the run's settings are sent: nothing about the machine, the environment or the code.
 SETTINGS = {
     "console": "off",  # the screen
     "host": "-",
@@ -44,7 +44,7 @@ def main() -> NoReturn:
 
 
 def follow(path: Path, start: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows that are added to a file behind its first `start` bytes, until stdin ends."""
+    """Yield the rows that are added to a file after its first `start` bytes, until stdin ends."""
     over = False
     while not over:
         over = bool(select.select([sys.stdin], [], [], 1.0)[0])
@@ -71,7 +71,7 @@ def log_rows(opening: dict[str, Any]) -> None:
         print(f"wandb: {run.url}", flush=True)
     for row in follow(rows, start):
         run.log({key: value for key, value in row.items() if value is not None and key != "step"}, step=row["step"])
-    threading.Timer(2 * patience, os._exit, [1]).start()  # the training may be gone: nobody else ends this process
+    threading.Timer(2 * patience, os._exit, [1]).start()  # the training, which would end this process, may be gone
     run.finish()
     if not run.url:
         print(f"wandb: `wandb sync {os.path.relpath(folder)}/offline-run-*` uploads this run", flush=True)
