@@ -1,4 +1,4 @@
-"""What `minigpt compare` does: open the runs, score them, and say in plain words which side is better."""
+"""minigpt compare: opens the runs, scores them, and says in plain words which side is better."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,17 +21,17 @@ def compare(config: CompareConfig, say: Callable[[str], object] = print) -> None
     """Compare runs on their whole validation split; those that can't be compared with the others are listed at the end.
 
     Args:
-        config: the runs, with `vs` where the user divides them into sides: then all of them must be comparable.
+        config: the runs, perhaps divided into sides by `vs`: then all of them must be comparable.
         say: takes lines for the user.
 
     Raises:
-        UserFault: less than two runs can be compared, or not all of divided ones.
+        UserFault: fewer than two runs can be compared, or with `vs` not all of them.
     """
     groups: list[list[str]] = [[]]
     for path in config.runs:
         groups.append([]) if path == "vs" else groups[-1].append(path)
     if len(config.runs) < 2 or not all(groups):
-        raise UserFault("compare wants two runs or more, and runs on both sides of `vs`, like RUN_A RUN_B")
+        raise UserFault("compare needs two runs or more, and runs on both sides of `vs`: RUN_A RUN_B")
     opened: list[tuple[int, Run]] = []  # the user's group, a run of it
     left_out: list[str] = []
     ours = [path for path in config.runs if path != "vs" and not is_foreign(Path(path).expanduser())]
@@ -57,7 +57,7 @@ def compare(config: CompareConfig, say: Callable[[str], object] = print) -> None
 
 
 def report(sides: Sequence[Side], scores: Scores) -> list[str]:
-    """The sides, and the verdict; with more than two sides a verdict on each against the first."""
+    """Return lines with the sides and the verdict; with more than two sides, a verdict on each against the first."""
     size = f"{scores.sizes.sum():,.0f} {scores.unit.split()[-1]}s"
     windows = f"{len(scores.sizes):,} windows of {scores.window:,}"
     lines = [f"Text  {size} to predict, in {windows}; losses in {scores.unit}"]
@@ -77,7 +77,7 @@ def report(sides: Sequence[Side], scores: Scores) -> list[str]:
 
 
 def verdict(a: str, b: str, found: Difference, unit: str, level: float = LEVEL, more: str = "much text") -> str:
-    """Which side is better and by how much, or what it would take to tell: so many times as `more`."""
+    """Return which side is better and by how much, or what it would take to tell: so many times as `more`."""
     half = found.half_width(level)
     if abs(found.value) > half:
         return f"{b if found.value < 0 else a} is better by {plus_minus(abs(found.value), half)} {unit}"
@@ -94,7 +94,7 @@ def verdict(a: str, b: str, found: Difference, unit: str, level: float = LEVEL, 
 
 
 def scope(found: Difference, a: str, b: str) -> str:
-    """What the verdict is about."""
+    """Return what the verdict judges: two checkpoints, or the settings."""
     if found.seed_variance is None:
         judged = "One seed a side: this judges these two checkpoints, not the settings."
         return f"{judged} To judge those, train each with other seeds (seed=1, seed=2, ...), which may differ by more."
@@ -105,6 +105,6 @@ def scope(found: Difference, a: str, b: str) -> str:
 
 
 def plus_minus(value: float, half: float) -> str:
-    """Like 0.0123 +- 0.0042: two digits of the uncertainty that count, at least three places."""
+    """Return text like 0.0123 +- 0.0042: two significant digits of the uncertainty, at least three decimals."""
     places = 3 if half == 0 else min(9, max(3, 1 - math.floor(math.log10(half))))
     return f"{value:.{places}f} +- {half:.{places}f}"

@@ -1,8 +1,8 @@
 """How sure the difference of two sides is: blocks of neighbouring windows, and seeds.
 
-Two sources of chance. The text: another text of its kind would have other windows, and windows that lie side by side
-are alike, so blocks of them are resampled and not single ones. The seeds: another seed of the same settings gives
-other weights. With one seed a side only the first can be known, and the difference is that of two checkpoints.
+There are two sources of chance. The text: another text of its kind would have other windows, and neighbouring windows
+are similar, so blocks of them are resampled and not single ones. The seeds: another seed of the same settings gives
+other weights. With one seed a side only the first source can be judged, and the difference is that of two checkpoints.
 """
 
 import math
@@ -19,20 +19,20 @@ MIN_BLOCKS = 5
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean loss of side B less that of side A, negative when B is better."""
+    """Mean loss of side B minus that of side A, negative when B is better."""
 
     value: float  # per token (or byte)
     seeds: tuple[int, int]  # runs of A and of B
     seed_variance: float | None  # of one run's mean loss, over seeds; None with one seed a side
     text_variance: float  # of `value`, over texts
-    blocks: float  # that the text variance was taken from
+    blocks: float  # from which the text variance was estimated
 
     def half_width(self, level: float, *, more_seeds: int = 0) -> float:
-        """Of the interval around `value`.
+        """Return half the width of the interval around `value`.
 
         Args:
             level: how often such intervals hold the truth, like 0.95.
-            more_seeds: as if each side had so many more.
+            more_seeds: computed as if each side had so many more seeds.
         """
         sources = [(self.text_variance, self.blocks - 1)]
         if self.seed_variance is not None:
@@ -46,14 +46,14 @@ class Difference:
         return t_quantile((1 + level) / 2, freedom) * math.sqrt(total)
 
     def seeds_missing(self, level: float, *, most: int = 100) -> int | None:
-        """Seeds a side that would tell the sides apart if `value` is right; None where seeds alone won't."""
+        """Return how many more seeds a side would tell the sides apart if `value` is right; None if none would."""
         if self.seed_variance is None:
             return None
         enough = (n for n in range(1, most + 1) if self.half_width(level, more_seeds=n) < abs(self.value))
         return next(enough, None)
 
     def text_missing(self, level: float) -> float:
-        """How many times as much text would tell two checkpoints apart if `value` is right."""
+        """Return how many times as much text would tell two checkpoints apart if `value` is right."""
         return (t_quantile((1 + level) / 2, self.blocks - 1) / self.value) ** 2 * self.text_variance
 
 
@@ -73,26 +73,26 @@ def difference(a: Array, b: Array, sizes: Array) -> Difference:
     seed_variance = None
     spare = len(a) + len(b) - 2
     if spare:
-        # Pooled: the two sides are taken to scatter alike.
+        # Pooled: the variance over seeds is assumed to be the same on both sides.
         own = [run - side.mean(axis=0) for side in (a, b) for run in side]
         seed_variance = sum((run.sum() / total) ** 2 for run in own) / spare
-        # What is of a seed and a window at once is in the seeds' variance already.
+        # The interaction of seeds and windows is in the variance over seeds already.
         twice = sum(_over_texts(run, sizes, length) for run in own) / spare * (1 / len(a) + 1 / len(b))
         text_variance = max(0.0, text_variance - twice)
     return Difference(float(value), (len(a), len(b)), seed_variance, text_variance, len(sizes) / length)
 
 
 def _over_texts(x: Array, sizes: Array, length: int) -> float:
-    """The variance of x.sum() / sizes.sum(), over texts."""
-    rest = x - x.sum() / sizes.sum() * sizes  # what a window adds to the error of a ratio of sums
+    """Return the variance of x.sum() / sizes.sum(), over texts."""
+    rest = x - x.sum() / sizes.sum() * sizes  # each window's part in the error of a ratio of sums
     return block_variance(rest, length) * (len(x) / float(sizes.sum())) ** 2
 
 
 def block_variance(x: Array, length: int) -> float:
-    """The variance of the mean of x by the circular block bootstrap, as infinitely many resamples give it.
+    """Return the variance of the mean of x by the circular block bootstrap with infinitely many resamples.
 
     A resample is len(x) / length blocks, each beginning anywhere; so its mean has the variance of one block's mean,
-    divided by their number. Less one, for the mean was estimated from the same blocks.
+    divided by their number minus one, since the mean was estimated from the same blocks.
 
     Source: Politis and Romano 1992, "A circular block-resampling procedure for stationary data".
     """
@@ -102,7 +102,7 @@ def block_variance(x: Array, length: int) -> float:
 
 
 def block_length(x: Array) -> int:
-    """Windows per block, from how far neighbours are alike.
+    """Return the number of windows per block, from how far the correlation of neighbours reaches.
 
     Twice the length that estimates the variance with the least squared error: blocks that are too short make an
     interval too narrow, while the noise of fewer blocks is in its t quantile.
@@ -131,7 +131,7 @@ def block_length(x: Array) -> int:
 
 
 def t_quantile(probability: float, freedom: float) -> float:
-    """Of Student's t distribution, probability > 1/2.
+    """Return a quantile of Student's t distribution, for a probability above 1/2.
 
     With t = sqrt(freedom) tan(angle) the density of the angle is cos(angle)^(freedom - 1).
     """

@@ -23,16 +23,16 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows that models are compared on."""
+    """The windows on which models are compared."""
 
     sizes: Array  # tokens (or bytes), (windows,)
     window: int  # the size of a whole one
     in_bytes: bool
-    left_out: NDArray[np.int64]  # places of tokens that one of the models does not predict, so that none is judged by
+    left_out: NDArray[np.int64]  # places of tokens that one of the models does not predict: they count for none
 
     @property
     def unit(self) -> str:
-        """Of losses / sizes."""
+        """The unit of losses / sizes."""
         return "bits per byte" if self.in_bytes else "nats per token"
 
 
@@ -47,19 +47,19 @@ def common_windows(texts: Sequence[tuple[Split, int]], ends: Sequence[int | None
     """Return windows of one text, as long as the longest context.
 
     With one tokenizer these are windows of tokens, and losses are in nats per token. With several they are windows of
-    bytes, a token lies where its last byte does, and losses are in bits per byte.
+    bytes, a token belongs to the window of its last byte, and losses are in bits per byte.
 
     Args:
-        texts: the text as each model's tokens, and its context length.
-        ends: for each model the token behind a document, if it keeps documents apart.
+        texts: the text as each model's tokens, and the model's context length.
+        ends: for each model the token after a document, if it keeps documents apart.
 
     Raises:
-        UserFault: one does, and the models have several tokenizers.
+        UserFault: a model keeps documents apart, and the models have several tokenizers.
     """
     first = texts[0][0]
     if any(isinstance(split, ConversationSplit) for split, _ in texts):
         raise UserFault(
-            "runs of data=chat predict answers alone, and only texts are compared here. Compare the val/loss"
+            "runs of data=chat predict answers alone, and compare is for texts. Compare their val/loss yourself"
         )
     in_bytes = any(split.fingerprint != first.fingerprint for split, _ in texts)
     end = next((end for end in ends if end is not None), None)
@@ -79,7 +79,7 @@ def common_windows(texts: Sequence[tuple[Split, int]], ends: Sequence[int | None
 
 
 def by_window(windows: Windows, split: Split, tokenizer: Tokenizer, losses: Iterable[NDArray[Any]]) -> Array:
-    """Sum the losses of a split's tokens, which come in order and in pieces, over each window."""
+    """Return the sum of a split's losses over each window; they come in pieces, in the order of the tokens."""
     lengths = np.array([len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)])
     sums = np.zeros(len(windows.sizes))
     position, offset = 1, int(lengths[split.tokens(0, 1)].sum())  # of the next token, of the bytes before it

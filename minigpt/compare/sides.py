@@ -1,4 +1,4 @@
-"""The runs to compare: which can be, and which stand for the same settings, equal but for the seed."""
+"""The runs to compare: which of them are comparable, and which have the same settings apart from the seed."""
 
 import hashlib
 import shlex
@@ -49,16 +49,16 @@ class Side:
 
 
 def open_run(path: str, which: str, data_dir: str | None = None, beside: Sequence[str] = ()) -> Run:
-    """Find a run's checkpoint and its tokens, which are known by their fingerprint: no text is looked for.
+    """Find a run's checkpoint and, by their fingerprint, its prepared tokens: the text itself is not needed.
 
     Args:
         path: a run directory, or a checkpoint in it; or another program's model.
         which: of a run, "best" or "latest".
         data_dir: where prepared tokens are; None: where the run says, else data/.
-        beside: runs, of which another program's model takes the validation text of the first with its tokenizer.
+        beside: runs; another program's model takes the validation text of the first one with its tokenizer.
 
     Raises:
-        UserFault, NoUsableCheckpoint: something of it is missing or damaged.
+        UserFault, NoUsableCheckpoint: the run, its checkpoint or its tokens are missing or damaged.
     """
     checkpoint = find_checkpoint(path, which)
     if is_foreign(checkpoint):
@@ -93,7 +93,7 @@ def _open_foreign(path: str, checkpoint: Path, beside: Sequence[Run]) -> Run:
 
 
 def comparable(runs: Sequence[Run], left_out: list[str]) -> list[Run]:
-    """The runs on the text that most of them are validated on, each weights once.
+    """Return the runs that are validated on the most common text, one run for equal weights.
 
     Args:
         runs: all that could be opened.
@@ -114,7 +114,7 @@ def comparable(runs: Sequence[Run], left_out: list[str]) -> list[Run]:
 
 
 def val_text_sha256(run: Run) -> str:
-    """Return the SHA-256 of the validation text, whatever tokens it is in."""
+    """Return the SHA-256 of the validation text, whatever its tokenizer."""
     digest = hashlib.sha256()
     for start in range(0, len(run.val), PIECE):
         digest.update(run.tokenizer.decode_bytes(run.val.tokens(start, start + PIECE)))
@@ -122,10 +122,10 @@ def val_text_sha256(run: Run) -> str:
 
 
 def once_per_seed(runs: Iterable[tuple[object, Run]], left_out: list[str]) -> list[list[Run]]:
-    """Runs grouped by the key before each. In a group a seed counts once: twins tell nothing about other seeds.
+    """Return runs grouped by their keys. In a group a seed counts once: its twin tells nothing about other seeds.
 
     Args:
-        runs: what stands for the same settings, and a run of them.
+        runs: (key, run); the key is equal for the same settings.
         left_out: gets a sentence for each run that does not count.
     """
     groups: dict[object, dict[int, Run]] = {}
@@ -138,14 +138,14 @@ def once_per_seed(runs: Iterable[tuple[object, Run]], left_out: list[str]) -> li
 
 
 def settings_of(run: Run) -> dict[str, object]:
-    """What decides how good the model becomes, but for the seed; a checkpoint that was given itself is such a thing."""
+    """Return what decides how good the model becomes, except for the seed: settings, and a checkpoint given by name."""
     deciding = with_role(TrainConfig, "weights", "schedule") - {"seed"}
     kept: dict[str, object] = {key: value for key, value in values(run.config).items() if key in deciding}
     return kept | ({"checkpoint": run.checkpoint.name} if Path(run.path).expanduser() == run.checkpoint else {})
 
 
 def name_sides(groups: Sequence[list[Run]]) -> list[Side]:
-    """The sides A, B, ..., labelled with what is different from the first."""
+    """Return the sides A, B, ..., labelled with what is different from the first."""
     first, sides = settings_of(groups[0][0]), []
     for number, runs in enumerate(groups):
         own = settings_of(runs[0])

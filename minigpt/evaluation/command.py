@@ -1,4 +1,4 @@
-"""What `minigpt evaluate` does: score texts and questions with one model, or with two that it then compares."""
+"""minigpt evaluate: scores texts and questions with one model, or with two and compares them."""
 
 import codecs
 import os
@@ -31,14 +31,14 @@ Models = Sequence[LoadedCheckpoint]  # one, or two to compare
 
 
 def evaluate(config: EvaluateConfig, say: Say = print) -> None:
-    """Score files, say the figures, and write them where the config says.
+    """Score files, print the figures, and write them to the files that the config names.
 
     Args:
         config: checked (minigpt.config.check).
         say: takes lines for the user.
 
     Raises:
-        UserFault: naming every checkpoint, or every file, that can't be used; then nothing was scored.
+        UserFault: checkpoints or files can't be used, all of which it names; nothing was scored.
         NoUsableCheckpoint: a run has checkpoints, but each is damaged.
         StorageFailure: a file of results can't be written.
     """
@@ -72,7 +72,7 @@ def evaluate(config: EvaluateConfig, say: Say = print) -> None:
 
 
 def _result(path: str) -> Path:
-    """The file that a path stands for: a link stays, and what it leads to is written."""
+    """Return the file to write for a path: for a link its target, so that the link stays."""
     return Path(os.path.realpath(os.path.expanduser(path)))
 
 
@@ -99,7 +99,7 @@ def _check_stride(stride: int | None, loaded: LoadedCheckpoint) -> None:
 
 
 def _open_text(path: str, models: Models, config: EvaluateConfig, say: Say) -> list[Text]:
-    """A text as each model's tokens."""
+    """Return a text as each model's tokens."""
     place, found = Path(os.path.expanduser(path)), dict[str, Text]()
     for tokenizer in (loaded.tokenizer for loaded in models):
         if tokenizer.hash not in found:
@@ -111,7 +111,7 @@ def _open_text(path: str, models: Models, config: EvaluateConfig, say: Say) -> l
 
 
 def _open_questions(path: str, models: Models) -> tuple[list[Question], list[list[Pair]]]:
-    """Questions, and their choices as each model's tokens."""
+    """Return questions, and their choices as each model's tokens."""
     questions = read_questions(place := Path(os.path.expanduser(path)))
     sizes = [(loaded.tokenizer, loaded.config.model.block_size) for loaded in models]
     return questions, [encode_questions(tokenizer, questions, size, place) for tokenizer, size in sizes]
@@ -120,7 +120,7 @@ def _open_questions(path: str, models: Models) -> tuple[list[Question], list[lis
 def _score_text(
     path: str, texts: list[Text], models: Models, stride: int | None, say: Say
 ) -> tuple[dict[str, Any], TextScore]:
-    """Score a text and say the figures; return them, and the first model's score."""
+    """Score a text and print the figures; return them, and the first model's score."""
     say(f"\n{path}: {size_text(texts[0].bytes)}, {texts[0].words:,} words, {texts[0].lines:,} lines")
     ends = [document_end(loaded.config.data, loaded.tokenizer) for loaded in models]
     scores, figures = [], []
@@ -142,7 +142,7 @@ def _score_text(
 
 
 def _answer(path: str, asked: tuple[list[Question], list[list[Pair]]], models: Models, say: Say) -> dict[str, Any]:
-    """Let the models answer questions and say the figures; return them."""
+    """Let the models answer questions and print the figures; return them."""
     questions, pairs = asked
     say(f"\n{path}: {len(questions):,} questions")
     answers = []
@@ -169,18 +169,18 @@ def _answer(path: str, asked: tuple[list[Question], list[list[Pair]]], models: M
 
 
 def _names(models: Models) -> list[str]:
-    """What stands before each model's figures."""
+    """Return the names that are printed before each model's figures."""
     return ["A  ", "B  "] if len(models) > 1 else [""]
 
 
 def _entry(path: str, models: Models, figures: list[dict[str, Any]], **differences: Any) -> dict[str, Any]:
-    """A file's figures as JSON; those of a second model stand under "versus"."""
+    """Return a file's figures as JSON; those of a second model are under "versus"."""
     own = [{"checkpoint": str(loaded.path)} | each for loaded, each in zip(models, figures, strict=True)]
     return {"file": path, **own[0]} | ({"versus": own[1] | differences} if len(own) > 1 else {})
 
 
 def _difference(sums: list[NDArray[Any]], sizes: NDArray[Any], unit: str, more: str, say: Say) -> dict[str, Any] | None:
-    """Say which of two models is better by compare's paired interval; return B - A."""
+    """Print which of two models is better, by the paired interval of compare/; return the difference B - A."""
     if len(sizes) < MIN_WINDOWS:
         say(f"  cannot tell which is better: {len(sizes)} windows or questions, at least {MIN_WINDOWS} are wanted")
         return None

@@ -1,4 +1,4 @@
-"""A trained model as EleutherAI's lm-eval wants it (the extra `lm-eval`). Nothing of minigpt imports this file.
+"""A trained model behind the interface of EleutherAI's lm-eval (the extra `lm-eval`). minigpt doesn't import this file.
 
     python -m minigpt.evaluation.harness run --model minigpt --model_args checkpoint=runs/NAME --tasks lambada_openai
 
@@ -39,16 +39,16 @@ class MiniGPT(LM):
         self.tokenizer, self.block_size = loaded.tokenizer, loaded.config.model.block_size
 
     def loglikelihood(self, requests: "list[Instance]") -> list[tuple[float, bool]]:
-        """Return for each (context, continuation) its log-likelihood, and whether greedy writing gives it."""
+        """Return for each (context, continuation) its log-likelihood, and whether greedy decoding gives it."""
         asked = []
-        for request in requests:  # one that is longer than the context is predicted in windows, side by side
+        for request in requests:  # a continuation longer than the context is predicted in windows, side by side
             context, following = encode_pair(self.tokenizer, *request.args)
             starts = range(0, len(following), size := self.block_size)
             asked.append([(context + following[:start], following[start : start + size]) for start in starts])
         return self._score(asked)
 
     def loglikelihood_rolling(self, requests: "list[Instance]") -> list[float]:
-        """Return the log-likelihood of each (text,), all of it predicted, in windows as lm-eval lays them."""
+        """Return the log-likelihood of each (text,), every token of it predicted, in lm-eval's windows."""
         asked = []
         for request in requests:
             tokens, start = self.tokenizer.encode(request.args[0]), start_token(self.tokenizer)[0]
@@ -57,13 +57,13 @@ class MiniGPT(LM):
         return [nats for nats, _ in self._score(asked)]
 
     def _score(self, asked: list[list[Pair]]) -> list[tuple[float, bool]]:
-        """The sums of the log-likelihoods of some pairs each, and whether greedy writing gives all of them."""
+        """Return for each list of pairs the sum of log-likelihoods, and whether greedy decoding gives all of them."""
         scores = iter(score_pairs(self.model, [pair for pairs in asked for pair in pairs]))
         sums = [[next(scores) for _ in pairs] for pairs in asked]
         return [(sum(nats for nats, _ in own), all(right for _, right in own)) for own in sums]
 
     def generate_until(self, requests: "list[Instance]") -> list[str]:
-        """Return what the model writes behind each (context, options), up to the first of options["until"]."""
+        """Return what the model writes after each (context, options), up to the first of options["until"]."""
         return [self._write(*request.args) for request in requests]
 
     def _write(self, context: str, options: dict) -> str:

@@ -1,4 +1,4 @@
-"""Questions: which of some continuations a model holds for the likeliest, or whether it continues a text as wanted.
+"""Questions: which of some continuations a model finds most likely, or whether it continues a text as wanted.
 
 A file of questions is JSON lines, each an object:
 
@@ -8,12 +8,12 @@ A file of questions is JSON lines, each an object:
     {"messages": [{"role": "user", "content": "2 + 3"}, {"role": "assistant", "content": "5"}]}   open: the last message
     {"prompt": "2 + 3", "completion": "5"}                                                        the same
 
-Conversations come as data=chat takes them (minigpt/data/readers/chat.py). A record may name its "task": then accuracy
-is given task by task, too.
+Conversations have the form of data=chat (minigpt/data/readers/chat.py). A record may name its "task": then accuracy is
+given for each task, too.
 
-A choice's score is the log-likelihood of the choice and `after`, given the context; the highest is the model's answer.
-Length-normalised it is divided by the bytes of both. An open question is right if each token of the answer is the
-likeliest one, and where a message ends, any control token.
+A choice's score is the log-likelihood of the choice and `after`, given the context; the choice with the highest is the
+model's answer. Length-normalised, the score is divided by the bytes of both. An open question is answered right if each
+token of the answer is the most likely one; at the end of a message any control token may be.
 """
 
 import json
@@ -44,7 +44,7 @@ class Question:
     """A question; one without a choice is open."""
 
     context: str
-    choices: list[str]  # of an open one the answer alone
+    choices: list[str]  # for an open question the answer alone
     after: str
     answer: int  # place of the right choice
     messages: tuple[dict[str, str], ...] = ()  # in place of the context
@@ -58,7 +58,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answers:
-    """How a model did: right or not, question by question."""
+    """The result of a model: right or not, question by question."""
 
     plain: NDArray[np.bool_]
     normalised: NDArray[np.bool_]  # by the bytes of the choices
@@ -80,7 +80,7 @@ def read_questions(path: Path) -> list[Question]:
     """Read a file of questions.
 
     Raises:
-        UserFault: it can't be read, has no question, or naming every bad line.
+        UserFault: it can't be read, has no question, or has bad lines, all of which are named.
     """
     found, bad = [], []
     try:
@@ -139,8 +139,8 @@ def encode_questions(tokenizer: Tokenizer, questions: Sequence[Question], block_
     """Return the tokens of every choice of every question.
 
     Raises:
-        UserFault: a character that the tokenizer does not know, messages and no roles in it, or a choice longer than
-            the model's context.
+        UserFault: a character that the tokenizer does not know, messages for a tokenizer without roles, or a choice
+            longer than the model's context.
     """
     if any(question.messages for question in questions) and not has_roles(tokenizer):
         remedy = "Give each a context in place of messages"
@@ -165,15 +165,15 @@ def encode_questions(tokenizer: Tokenizer, questions: Sequence[Question], block_
 
 
 def encode_answer(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], answer: str) -> Pair:
-    """Return a conversation up to an answer, and the answer with the token that ends it; by a tokenizer with roles."""
+    """Return the tokens of a conversation, and of an answer with its <|end|>. The tokenizer must have roles."""
     return encode_turn(tokenizer, messages), [*tokenizer.encode(answer), tokenizer.special[END]]
 
 
 def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> Pair:
-    """Return both as the tokens of the joined text, cut before the first that is none of the context's own.
+    """Return both as the tokens of the joined text, cut before the first token that the context alone does not have.
 
-    So a token that reaches over the border is predicted: "the " and "cat" are "the" and " cat". An empty context is
-    the token that a text starts from.
+    So a token that reaches over the border is predicted: "the " and "cat" are "the" and " cat". In place of an empty
+    context stands the token that a text starts from.
     """
     whole, own = tokenizer.encode(context + continuation), tokenizer.encode(context)
     differ = (place for place, (a, b) in enumerate(zip(whole, own, strict=False)) if a != b)
@@ -189,18 +189,18 @@ def score_pairs(
     *,
     ends: Collection[int] = (),
 ) -> list[tuple[float, bool]]:
-    """Return of each continuation the log-likelihood in nats, and whether each of its tokens is the likeliest.
+    """Return for each continuation its log-likelihood in nats, and whether each of its tokens is the most likely one.
 
     Args:
         model: in eval mode.
-        pairs: continuations of at most block_size tokens. Of a long context the end is read.
+        pairs: contexts and continuations of at most block_size tokens. Only the end of a long context is read.
         progress: called with the number of pairs scored since the last call.
-        ends: tokens that end an answer, one as well as another.
+        ends: tokens that end an answer; any of them counts as right where one is wanted.
     """
     block_size, device = model.config.block_size, model.token_embedding.weight.device
     measure = partial(nats_and_right, alike=torch.tensor(sorted(ends), dtype=torch.long, device=device))
     found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
-    order = sorted(range(len(pairs)), key=lambda number: -sum(map(len, pairs[number])))  # alike ones side by side
+    order = sorted(range(len(pairs)), key=lambda number: -sum(map(len, pairs[number])))  # similar lengths together
     batch = windows_at_once(block_size, model.vocab_size)
     for first in range(0, len(order), batch):
         numbers = order[first : first + batch]
@@ -210,7 +210,7 @@ def score_pairs(
         ]
         T = max(len(row) for row, _ in rows) - 1
         tokens, targets = torch.zeros(len(rows), T, dtype=torch.long), torch.full((len(rows), T), -100)
-        for place, (row, length) in enumerate(rows):  # what is added behind a row changes nothing before it
+        for place, (row, length) in enumerate(rows):  # padding after a row changes nothing before it
             tokens[place, : len(row) - 1] = torch.tensor(row[:-1])
             targets[place, len(row) - 1 - length : len(row) - 1] = torch.tensor(row[-length:])
         losses, right = measure_pass(model, tokens.to(device), targets.to(device), measure).T
@@ -223,7 +223,7 @@ def score_pairs(
 
 
 def too_long(questions: Sequence[Question], pairs: Sequence[Pair], block_size: int) -> list[tuple[int, int]]:
-    """Return the number, from 1, and the most tokens of each question of which the model reads the end only."""
+    """Return number (from 1) and most tokens of each question that is too long: the model reads only its end."""
     found, rest = [], iter(pairs)
     for number, question in enumerate(questions, 1):
         tokens = max(sum(map(len, next(rest))) for _ in question.choices)
@@ -233,7 +233,7 @@ def too_long(questions: Sequence[Question], pairs: Sequence[Pair], block_size: i
 
 
 def judge(questions: Sequence[Question], scores: Sequence[tuple[float, bool]]) -> Answers:
-    """Say which questions are answered right.
+    """Return which questions are answered right.
 
     Args:
         questions: all.

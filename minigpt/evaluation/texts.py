@@ -1,10 +1,10 @@
 """The scores of whole texts.
 
 The rule is that of val/loss: windows of the model's context length lie side by side, and each token is predicted from
-those before it in its window, so from between 1 and block_size of them. A text's first token is only read: nothing
-stands before it. With a stride below block_size windows overlap, and each token has at least block_size - stride + 1
-tokens before it, unless the text begins there. A model trained with data.mask_documents keeps the documents of a text
-apart, and the first token of each is only read.
+the 1 to block_size tokens before it in its window. A text's first token is only read: nothing stands before it. With a
+stride below block_size windows overlap, and each token has at least block_size - stride + 1 tokens before it, except
+near the beginning of the text. A model trained with data.mask_documents keeps the documents of a text apart, and the
+first token of each is only read.
 """
 
 import json
@@ -36,7 +36,7 @@ class TextScore:
 
     @property
     def score(self) -> Score:
-        """Its sums; bytes are those of the predicted tokens."""
+        """The sums over the text; bytes are those of the predicted tokens."""
         skipped = self.text.windows(self.unpredicted, 1)[:, 0].tolist()
         n_bytes = self.text.bytes - sum(len(self.text.tokenizer.token_bytes(token)) for token in skipped)
         return Score(float(self.nats.sum(dtype=np.float64)), len(self.text) - len(skipped), n_bytes)
@@ -75,7 +75,7 @@ def score_text(
         model: in fp32, on any device.
         text: two tokens or more.
         stride: tokens from a window to the next, block_size at most; None: block_size.
-        document_end: the token behind each document, if none is to see another.
+        document_end: the token after each document, if no document is to see another.
         progress: called with the number of tokens predicted since the last call.
     """
     block_size = model.config.block_size
@@ -104,11 +104,11 @@ def write_tokens(path: Path, names: Sequence[str], scores: Sequence[TextScore]) 
 
     Args:
         path: the file.
-        names: what the texts are called.
-        scores: of each.
+        names: of the texts.
+        scores: of the texts.
 
     Raises:
-        OSError: it can't be written; a file that was there is as it was.
+        OSError: it can't be written; an older file stays as it was.
     """
     with replaced(path) as temporary, open(temporary, "x", encoding="utf-8") as file:
         for name, score in zip(names, scores, strict=True):

@@ -1,1 +1,1 @@
-"""Sweeps: many trainings with different settings, each a process of its own, and who of them won."""
+"""Sweeps: many trainings with different settings, each in a process of its own, and which of them was best."""

@@ -1,4 +1,4 @@
-"""The sweep's main loop: gives trials to slots, watches them, and writes down what comes out."""
+"""The sweep's main loop: gives trials to slots, watches them, and writes their results."""
 
 import platform
 import signal
@@ -29,7 +29,7 @@ POLL_SECONDS = 0.1
 
 
 def run_sweep(sweep: Sweep) -> int:
-    """Run a sweep to its end, beginning or continuing or joining it.
+    """Run a sweep to its end: begin, continue or join it.
 
     Returns:
         0 when all trials have a result, 6 when some failed or too many failed in a row, 75 when a signal stopped it.
@@ -41,7 +41,7 @@ def run_sweep(sweep: Sweep) -> int:
     with lasting_output(), Signals() as signals:
         if not {key.partition(".")[0] for key in sweep.space} & {"data", "tokenizer", "experiment"}:
             require_vocabulary(sweep.config.data, sweep.config.tokenizer)
-            prepare(sweep.config.data, sweep.config.tokenizer)  # once, before trials would wait for each other
+            prepare(sweep.config.data, sweep.config.tokenizer)  # once, or trials would wait for each other
         try:
             (sweep.folder / "trials").mkdir(parents=True, exist_ok=True)
             with exclusive(sweep.folder / "sweep.lock") as locked:
@@ -62,7 +62,7 @@ def check_identity(sweep: Sweep) -> None:
     """Write sweep.yaml, or check that the sweep in this directory is the same one.
 
     Raises:
-        UserFault: it was begun with other settings.
+        UserFault: the sweep there was begun with other settings.
     """
     file = sweep.folder / "sweep.yaml"
     if not file.exists():
@@ -86,9 +86,9 @@ class Driver:
     page_is_old: bool = False
     next_page_at: float = 0.0
     failures: int = 0  # in a row, since this driver began
-    too_many: str = ""  # a sentence, once there are
-    elsewhere: int = 0  # trials without a result that others run
-    waiting: bool = False  # for those, and it was said
+    too_many: str = ""  # a sentence, once there were too many failures
+    elsewhere: int = 0  # trials without a result that other workers run
+    waiting: bool = False  # whether a line has said that this driver waits for those
 
     def __post_init__(self) -> None:
         self.slots = make_slots(self.sweep.config.workers, self.sweep.config.trainer)
@@ -131,7 +131,7 @@ class Driver:
             self.table.say("Note: no file locks here. Run one command at a time, and wait a minute after a kill")
 
     def fill_slots(self) -> bool:
-        """Give trials to idle slots; return whether there is, or may yet be, something to do."""
+        """Give trials to idle slots; return whether there is something to do, or may be later."""
         for number, slot in enumerate(self.slots):
             if number not in self.runners:
                 taken = self.take_trial()
@@ -159,22 +159,22 @@ class Driver:
                         return now, right
                     right.release()
                     continue
-                self.elsewhere += 1  # if its worker goes down, it is left to us
+                self.elsewhere += 1  # if its worker dies, the trial is ours
                 machine, process = owner(sweep.lock_of(trial.number))
                 if machine == platform.node() and not is_alive(process):
-                    # The training of a driver that was killed, and which is about to end. To begin another trial now
-                    # would make the order of trials a matter of luck.
+                    # Its driver was killed, and its training is about to end. If another trial began now, the order of
+                    # trials would depend on timing.
                     return None
             if len(trials) < sweep.trials:
                 search, seed = sweep.config.search, sweep.config.sweep.seed
                 trial = self.store.begin(propose(sweep.space, search, seed=seed, number=len(trials), trials=trials))
                 right = claim(sweep.lock_of(trial.number))
-                assert right is not None, "a new trial is nobody's"
+                assert right is not None, "nobody can hold the claim on a new trial"
                 return trial, right
         return None
 
     def publish(self, runner: TrialRunner) -> None:
-        """Tell of a trial's result, if it has one, and bring the files up to date."""
+        """Print a trial's result, if it has one, and bring the files up to date."""
         trial, facts = runner.trial, runner.trial.user_attrs
         if not is_finished(trial):
             return
@@ -192,18 +192,18 @@ class Driver:
             )
 
     def write_files(self) -> None:
-        """Bring the files of results up to date. One worker at a time, so that the newest state is what stays."""
+        """Bring the files of results up to date, one worker at a time, so that the newest state remains."""
         with exclusive(self.sweep.folder / "results.lock"):
             write_results(self.sweep, self.store.trials())
         self.page_is_old = True
 
     def draw_page(self) -> None:
-        """Bring sweep.html up to date, and let 20 times as long pass as it took before the next time."""
+        """Bring sweep.html up to date; the next time is after 20 times the seconds that this took."""
         began = time.monotonic()
         with exclusive(self.sweep.folder / "results.lock"):
             try:
                 write_page(self.sweep, self.store.study)
-            except Exception as error:  # a picture must not end a night's work
+            except Exception as error:  # a failed picture must not end the sweep
                 self.table.say(f"sweep.html could not be drawn: {type(error).__name__}: {error}")
         self.page_is_old, self.next_page_at = False, time.monotonic() + 20 * (time.monotonic() - began)
 

@@ -1,7 +1,7 @@
 """`train -m`: the jobs of a plain grid, one after the other, each a training process of its own. Needs no Optuna.
 
-A process of its own, so that its memory is free again when the next one begins, and what goes wrong in it is its
-result. If we are killed, it stops with a checkpoint.
+In a process of its own its memory is free when the next job begins, and a failure is only its own result. If this
+process is killed, the training stops with a checkpoint.
 """
 
 import contextlib
@@ -44,13 +44,13 @@ def run_grid(arguments: list[str], command: Sequence[str], *, say: Callable[[str
         0 when all jobs are finished, else the exit code of the first that is not.
 
     Raises:
-        UserFault: a fault in any job, or a grid that is not for -m; nothing has been started.
+        UserFault: a job has a fault, or the grid is not for -m; nothing has been started.
     """
     jobs = expand(arguments)
     folders = run_dirs(jobs)
     codes: list[int | None] = []
     with lasting_output(), Signals() as signals:
-        signals.noted_only = signals.quiet = True  # the training says that it stops
+        signals.noted_only = signals.quiet = True  # the training prints that it stops
         for number, (job, name) in enumerate(jobs, 1):
             if signals.received is None:
                 say(f"=== Job {number} of {len(jobs)}: {name or 'as given'}")
@@ -71,7 +71,7 @@ def run_dirs(jobs: Sequence[tuple[Job, str]]) -> list[Path]:
     """Return the run directory of each job.
 
     Raises:
-        UserFault: anything is wrong with any of them.
+        UserFault: a job has a fault, or two jobs have the same run directory.
     """
     if launched_rank() is not None:
         other = f"If no launcher did, its variables are left over from another job: unset {' '.join(LAUNCHED)}"
@@ -80,13 +80,13 @@ def run_dirs(jobs: Sequence[tuple[Job, str]]) -> list[Path]:
     faults: list[str] = []
     for job, name in jobs:
         try:
-            with contextlib.redirect_stderr(io.StringIO()):  # a note is given when the job begins
+            with contextlib.redirect_stderr(io.StringIO()):  # notes are printed when the job begins
                 config = compose("train", job)
                 before = first_stage(config, job)
         except UserFault as fault:
             faults += fault.faults
             continue
-        if before is not None:  # a run's name holds what it starts from
+        if before is not None:  # a run's name depends on what it starts from
             config.init.source = before.run.dir or default_run_dir(before)
         folder = Path(os.path.expanduser(config.run.dir or default_run_dir(config)))
         if folder in folders:
@@ -105,11 +105,11 @@ def run_job(command: Sequence[str], signals: Signals) -> int:
         if signals.received is not None:
             training.stop(signals.received)
         time.sleep(POLL_SECONDS)
-    return STOPPED if code < 0 and signals.received is not None else code  # it had no handler yet
+    return STOPPED if code < 0 and signals.received is not None else code  # negative if it had no handler yet
 
 
 def outcome(code: int | None) -> str:
-    """Say how a job ended."""
+    """Return how a job ended."""
     if code is None:
         return "not begun"
     if code < 0:

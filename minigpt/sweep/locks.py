@@ -1,4 +1,4 @@
-"""Locks that end with the process that holds them, and the claim of a sweep's worker on a trial."""
+"""Locks that are freed when the process that holds them ends, and the claim of a sweep's worker on a trial."""
 
 import contextlib
 import fcntl
@@ -12,19 +12,23 @@ from typing import IO
 
 from minigpt.rundir.files import lock
 
-BEAT_SECONDS = 20.0  # a claim is renewed so often
-STALE_SECONDS = 120.0  # a claim of another machine that was not renewed for so long is dropped
+BEAT_SECONDS = 20.0  # between two renewals of a claim
+STALE_SECONDS = 120.0  # after so long without a renewal a claim of another machine is dropped
 
 
 @contextlib.contextmanager
 def exclusive(path: Path) -> Iterator[bool]:
-    """Admit one process at a time to a `with` block, on all machines that share the file; yield False without locks."""
+    """Admit one process at a time to a `with` block, on all machines that share the file.
+
+    Yields:
+        False if the file system has no locks.
+    """
     with open(path, "a") as file:
         yield lock(file)
 
 
 class Claim:
-    """The right to run a trial. The trial's processes inherit it, so it lasts until the last of them is gone."""
+    """The right to run a trial. The trial's processes inherit it, so it lasts until the last of them has ended."""
 
     def __init__(self, file: IO[str]):
         self.file = file
@@ -38,14 +42,14 @@ class Claim:
                 os.utime(self.file.fileno())
 
     def release(self) -> None:
-        """Give the right back."""
+        """Give up the right."""
         with contextlib.suppress(OSError):
             self.file.truncate(0)
         self.file.close()
 
 
 def claim(path: Path) -> Claim | None:
-    """Take a trial; return None if somebody has it: here, or on another machine that has been heard of lately."""
+    """Claim a trial; return None if another worker has it: on this machine, or on another that renewed it lately."""
     path.parent.mkdir(exist_ok=True)
     file = open(path, "a+")  # noqa: SIM115 - stays open: closing it frees the lock
     try:
@@ -54,7 +58,7 @@ def claim(path: Path) -> Claim | None:
         file.close()
         return None
     machine, process = owner(path)
-    taken = machine != "" and _age(path) < STALE_SECONDS  # not every shared file system passes locks on
+    taken = machine != "" and _age(path) < STALE_SECONDS  # on some shared file systems other machines don't see locks
     if machine == platform.node():
         taken = not locked and process != os.getpid() and is_alive(process)
     if taken:
@@ -67,7 +71,7 @@ def claim(path: Path) -> Claim | None:
 
 
 def _age(path: Path) -> float:
-    """Return the seconds since a file was touched, by the clock of its file system, which may be a server's."""
+    """Return the seconds since a file was touched, by the clock of its file system, which may be on a server."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".clock-") as now:
         return os.fstat(now.fileno()).st_mtime - path.stat().st_mtime
 

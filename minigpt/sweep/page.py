@@ -20,8 +20,8 @@ from minigpt.sweep.results import rerun_command, rows_of, value_text
 from minigpt.sweep.settings import Sweep
 from minigpt.sweep.trial_store import COMPLETE, PRUNED, Trial, best_trial, is_finished, state_of
 
-SIZE = (4.6, 3.1)  # inches: as wide as a phone, so that the text is as large there as on a desk
-MIN_COMPLETE = 8  # trials that tell something of the settings' importance
+SIZE = (4.6, 3.1)  # inches: as wide as a phone, so that the text has the same size there and on a desktop
+MIN_COMPLETE = 8  # fewer trials tell nothing about the settings' importance
 CHART_STYLE: dict[Any, Any] = {"axes.facecolor": "#f5f7fa", "axes.labelsize": 10, "font.size": 10,
     "svg.fonttype": "none", "text.parse_math": False}  # a setting's text is text, dollar signs and all  # fmt: skip
 SWEEP_STYLE = """
@@ -57,7 +57,7 @@ def page(sweep: Sweep, study: optuna.Study) -> str:
 
 
 def charts(sweep: Sweep, study: optuna.Study) -> str:
-    """Return the charts that there are trials enough for."""
+    """Return the charts for which there are enough trials."""
     import optuna.visualization.matplotlib as plots  # here, not above: it takes a second
 
     name, parts = sweep.config.sweep.metric, []
@@ -88,7 +88,7 @@ def _chart(caption: str, draw: Callable[..., Any], study: optuna.Study, *, broad
     with matplotlib.rc_context(style), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # these functions are experimental, and trials may have equal values
         figure = draw(study, **options).figure
-        matplotlib.rcParams.update(style)  # Optuna's style came over ours
+        matplotlib.rcParams.update(style)  # Optuna has replaced our style
         for axes in figure.axes:
             _simplify(axes)
         text = io.StringIO()
@@ -101,7 +101,7 @@ def _chart(caption: str, draw: Callable[..., Any], study: optuna.Study, *, broad
 
 
 def _simplify(axes: Any) -> None:
-    """Remove what the caption says, legend and colour bar, and write the numbers of logarithmic axes as text."""
+    """Remove titles, which the caption repeats, legend and colour bar; write numbers of logarithmic axes as text."""
     from matplotlib.ticker import LogFormatter
 
     if axes.get_label() == "<colorbar>":
@@ -145,7 +145,7 @@ def cards(sweep: Sweep, trials: Sequence[Trial]) -> list[tuple[str, str, str]]:
 
 
 def saved_share(trials: Sequence[Trial]) -> float:
-    """Return the tokens that pruned trials were not trained on, as a share of what all whole runs would have taken."""
+    """Return the tokens that pruning saved, as a share of those that all trials without it would have taken."""
     own = [trial for trial in trials if "same_as" not in trial.user_attrs and "tokens" in trial.user_attrs]
     whole = [trial.user_attrs["tokens"] for trial in own if trial.state == COMPLETE]
     pruned = [trial.user_attrs["tokens"] for trial in own if trial.state == PRUNED]

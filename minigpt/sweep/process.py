@@ -1,4 +1,4 @@
-"""One training process, as a sweep and `train -m` see it: its devices, exit code, output, and metrics.jsonl."""
+"""A training process that a sweep or `train -m` starts: its devices, exit code, output, and metrics.jsonl."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from minigpt.rundir.rows import parse_row
 class Slot:
     """One worker's share of the machine."""
 
-    gpus: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them; empty: none
+    gpus: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them; empty: no GPU
     threads: int  # CPU threads of each process of a trial
 
     @property
@@ -46,13 +46,13 @@ def find_gpus() -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
-    import torch  # here, not above: faults of a command line are named without it
+    import torch  # here, not above: faults of a command line are found without it
 
     return [str(place) for place in range(torch.cuda.device_count())]
 
 
 class TrainingProcess:
-    """Starts a training in a session of its own. It stops with a checkpoint when we are gone: its stdin ends with us.
+    """A training in a session of its own. When this process ends, so does its stdin, and it stops with a checkpoint.
 
     Args:
         command: starts the training.
@@ -97,10 +97,10 @@ class TrainingProcess:
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None while the training runs."""
-        if self.process.returncode is None and hasattr(os, "waitid"):  # it is ours as long as it was not waited for
+        if self.process.returncode is None and hasattr(os, "waitid"):  # its number stays ours until it is waited for
             if os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return None
-            self.kill()  # what it started and left behind
+            self.kill()  # processes that it started and left behind
         code = self.process.poll()
         if code is not None and self.process.stdin is not None:
             self.process.stdin.close()
@@ -117,7 +117,7 @@ class TrainingProcess:
 
 
 class GrowingRows:
-    """Follows a metrics.jsonl that grows; where the file was replaced, it is read from its beginning again."""
+    """Follows a metrics.jsonl that grows; if the file is replaced, it is read from its beginning again."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -125,7 +125,7 @@ class GrowingRows:
         self._inode = self._read = 0
 
     def refresh(self) -> bool:
-        """Read what is new; return whether there was a new row."""
+        """Read new rows; return whether there were any."""
         try:
             with open(self.path, "rb") as file:
                 state = os.fstat(file.fileno())

@@ -1,4 +1,4 @@
-"""What came out, for people and programs: the table on the page and the screen, and the files of a sweep.
+"""The results, for people and programs: the table on the page and the screen, and the files of a sweep.
 
 The files are leaderboard.csv, summary.json, best/ and sweep.sbatch.
 """
@@ -30,7 +30,7 @@ from minigpt.sweep.trial_runner import TrialRunner
 from minigpt.sweep.trial_store import COMPLETE, FAILED, PRUNED, Trial, is_finished, ranked, standard_error, state_of
 
 REDRAW_SECONDS = 0.5
-STATE_WIDTH = 24  # of a long state, so many characters are worth more than another setting
+STATE_WIDTH = 24  # characters of a long state that are shown before another setting is
 SLURM_SCRIPT = """\
 #!/bin/bash
 # Each element of this array is {workers} worker(s) of one sweep; they share its directory. Submit it with
@@ -55,7 +55,7 @@ def rows_of(
     sweep: Sweep, trials: Sequence[Trial], runners: Sequence[TrialRunner] = (), *, most: int | None = None
 ) -> list[list[str]]:
     """Return the table's cells, its head first: running trials, then the others by rank, `most` of them."""
-    last = [key.rpartition(".")[2] for key in sweep.space]  # short names, where no other setting ends alike
+    last = [key.rpartition(".")[2] for key in sweep.space]  # short names, if no other setting has the same
     names = [short if last.count(short) == 1 else key for key, short in zip(sweep.space, last, strict=True)]
     rows = [["rank", "trial", sweep.config.sweep.metric, *names, "tok/s", "state"]]
     here = {runner.trial.number: runner for runner in runners}
@@ -76,7 +76,7 @@ def rows_of(
 
 
 def state_in_words(sweep: Sweep, trial: Trial) -> str:
-    """Say what became of a trial, or who runs it."""
+    """Return a trial's result in words, or which worker runs it."""
     facts, state = trial.user_attrs, state_of(trial)
     if not is_finished(trial):
         machine, process = owner(sweep.lock_of(trial.number))
@@ -103,13 +103,13 @@ def progress(sweep: Sweep, runner: TrialRunner) -> tuple[float | None, float | N
 
 
 def value_text(trial: Trial, value: float | None) -> str:
-    """Return a value as the table shows it: with its standard error, where there are several seeds."""
+    """Return a value as the table shows it: with its standard error if there are several seeds."""
     error = standard_error(trial)
     return "" if value is None else f"{value:.4f}" + ("" if error is None else f" +- {error:.4f}")
 
 
 def news_of(trial: Trial, sweep: Sweep) -> str:
-    """Return the line that tells of a finished trial."""
+    """Return the line about a finished trial."""
     facts, what = trial.user_attrs, f"{sweep.config.sweep.metric} {value_text(trial, trial.value)}"
     if trial.state == FAILED:
         what = f"FAILED: {facts['cause']}"
@@ -142,7 +142,7 @@ class Table:
         return self.stream.isatty() and time.monotonic() > self.drawn_at + REDRAW_SECONDS
 
     def show(self, trials: Sequence[Trial], runners: Sequence[TrialRunner]) -> None:
-        """Redraw in place, as wide as the terminal is."""
+        """Redraw the table in place, as wide as the terminal."""
         size = shutil.get_terminal_size()
         lines = self.lines(trials, runners, rows=max(4, size.lines - 4), width=size.columns - 1)
         self.say("\n".join(line[: size.columns - 1] for line in lines))
@@ -151,7 +151,7 @@ class Table:
     def lines(
         self, trials: Sequence[Trial], runners: Sequence[TrialRunner] = (), *, rows: int, width: int = 10_000
     ) -> list[str]:
-        """Return the table's lines. Settings give way where room is short."""
+        """Return the table's lines. If the width is too small, the last settings are left out."""
         cells = rows_of(self.sweep, trials, runners, most=rows)
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         while len(widths) > 5 and sum(widths[:-1]) + 2 * len(widths) + min(widths[-1], STATE_WIDTH) > width:
@@ -213,7 +213,7 @@ def entries(sweep: Sweep, trials: Sequence[Trial]) -> list[dict[str, Any]]:
                 "value": trial.value,
                 "standard_error": standard_error(trial),
                 "params": trial.params,
-                "run.dir": str(sweep.run_dir(*shown)),  # of its best seed; of its twin, where it was not run itself
+                "run.dir": str(sweep.run_dir(*shown)),  # of its best seed; of its twin if it was not run itself
                 **dict(sorted(trial.user_attrs.items())),
             }
         )
@@ -236,7 +236,7 @@ def write_best(sweep: Sweep, best: Mapping[str, Any]) -> None:
     folder, rerun, values = sweep.folder / "best", rerun_command(sweep), overrides(best["params"])
     commands = f"{rerun}\n{typed('train')} {redact(shlex.join([*sweep.shared, *values]))}\n"
     if read_text(folder / "command.txt") == commands:
-        return  # written last, so the rest is there
+        return  # this file is written last, so the others are there
     (folder / "experiment").mkdir(parents=True, exist_ok=True)
     head = f"Trial {best['number']} of {sweep.name}: {sweep.config.sweep.metric} {best['value']:.6g}"
     text = redact(to_yaml(compose("train", [*sweep.shared, *values])))
@@ -250,7 +250,7 @@ def rerun_command(sweep: Sweep) -> str:
 
 
 def write_slurm_script(sweep: Sweep) -> None:
-    """Write sweep.sbatch into the sweep's directory, to be looked through (partition, time) and submitted."""
+    """Write sweep.sbatch into the sweep's directory, for the user to check (partition, time) and submit."""
     file, config = sweep.folder / "sweep.sbatch", sweep.config
     devices = config.workers * config.trainer.devices
     text = SLURM_SCRIPT.format(

@@ -1,7 +1,7 @@
-"""What is searched, which point is tried next, and which trial is stopped early; Optuna's samplers and pruners decide.
+"""The space of a search, which point is tried next, and which trial is stopped early, by Optuna's samplers and pruners.
 
-Both decisions follow from the search, the trial's number and what the trials before have reported, so a sweep that
-was interrupted goes on as it would have done.
+Both decisions follow from the search, the trial's number and the reports of earlier trials, so a sweep that was
+interrupted goes on as it would have done.
 """
 
 import itertools
@@ -21,17 +21,17 @@ from minigpt.config.roles import with_role
 from minigpt.config.schema import SearchConfig, TrainConfig
 from minigpt.sweep.trial_store import COMPLETE, FAILED, PRUNED, Distribution, Point, Space, Trial, is_finished
 
-DIGITS = 4  # a drawn number is rounded to so many, so that people can type it again
+DIGITS = 4  # drawn numbers are rounded to so many digits, so that people can type them again
 MAX_CHECKED = 512  # points of a space, before the first trial
 
 
 def read_space(words: Mapping[str, Any], groups: Container[str], sampler: str) -> tuple[Space, list[str]]:
-    """Return the space of a search, and what is wrong with it, a sentence each.
+    """Return the space of a search, and a sentence for each thing that is wrong with it.
 
     Args:
         words: setting -> {low, high, log, step} or {choices}.
         groups: names of groups of config files; a group can be searched like a setting.
-        sampler: a grid needs settings with a number of values.
+        sampler: with "grid" each setting needs a list of values or a range with a step.
     """
     space: Space = {}
     faults = []
@@ -68,7 +68,7 @@ def _read_setting(key: str, words: Any, groups: Container[str]) -> Distribution:
     given = {"low": None, "high": None, **words}
     limits = {name: _fitted(bool if name == "log" else number, value, name) for name, value in given.items()}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # high becomes the last value that steps from low reach
+        warnings.simplefilter("ignore", UserWarning)  # Optuna lowers `high` to the last value that the steps reach
         return IntDistribution(**limits) if number is int else FloatDistribution(**limits)
 
 
@@ -88,7 +88,7 @@ def rounded(distribution: Distribution, value: Any) -> Any:
 
 
 def listed(distribution: Distribution) -> Sequence[Any] | None:
-    """Return all values of choices or of a range with steps, None for other ranges."""
+    """Return all values of choices or of a range with steps; None for other ranges."""
     if isinstance(distribution, CategoricalDistribution):
         return distribution.choices
     low, high, step = distribution.low, distribution.high, distribution.step
@@ -111,7 +111,7 @@ def grid_points(space: Space) -> Iterator[Point]:
 
 
 def points_to_check(space: Space) -> Iterator[Point]:
-    """Yield all points, of a range without steps the ends; of too many, some, always the same."""
+    """Yield all points, with both ends for a range without steps; if there are too many, a sample, always the same."""
     values = [listed(each) or (each.low, each.high) for each in space.values()]  # type: ignore[union-attr]
     chance = random.Random(0)
     combinations: Iterable[tuple] = (tuple(map(chance.choice, values)) for _ in range(MAX_CHECKED))
@@ -132,7 +132,7 @@ def propose(space: Space, search: SearchConfig, *, seed: int, number: int, trial
         search: the sampler and how many of its trials are random.
         seed: of the sweep.
         number: the trial's.
-        trials: the others; running ones count as places not to try again.
+        trials: the other trials; points of running ones are avoided.
     """
     if search.sampler == "grid":
         return next(itertools.islice(grid_points(space), number, None))
@@ -167,10 +167,10 @@ def marks(rows: Sequence[Mapping[str, Any]], every_tokens: int, metric: str) -> 
 
 
 class Pruning:
-    """Asks one of Optuna's pruners about trials, on a study in memory that repeats what they have reported.
+    """Asks one of Optuna's pruners about trials, on a study in memory to which their reports are repeated.
 
-    Optuna's Hyperband notes in its storage which rungs a trial has completed, so asking it twice changes the answer.
-    The study in memory begins anew with each process, and with it the notes.
+    Optuna's Hyperband writes into its storage which rungs a trial has completed, so asking it twice changes the answer.
+    The study in memory, and with it what Hyperband has written, begins anew with each process.
 
     Args:
         search: names the pruner and holds its settings.

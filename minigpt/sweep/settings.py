@@ -25,8 +25,8 @@ from minigpt.redact import redact_arguments
 from minigpt.report.record import read_mapping
 from minigpt.sweep.process import Slot
 
-TRIALS = 20  # unless said otherwise
-MAX_SHOWN = 5  # impossible points are named
+TRIALS = 20  # by default
+MAX_SHOWN = 5  # impossible points that are named
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Sweep:
 
     config: SweepConfig  # with the settings that all trials share
     arguments: list[str]  # as they were typed
-    shared: list[str]  # those of them that all trials get
+    shared: list[str]  # those arguments that all trials get
     space: dict[str, Any]  # searched setting -> its values, as Optuna describes them
     trials: int
     folder: Path
@@ -68,7 +68,7 @@ class Sweep:
         return self.config.trainer.max_tokens or (self.steps_of({}) or 0) * self.config.batch_tokens
 
     def peak_is_reached(self, params: Mapping[str, Any]) -> bool:
-        """Return whether a trial's warm-up ends before its run, as far as single settings say."""
+        """Return whether a trial's warm-up ends before its run does, judged by its own settings alone."""
         steps = self.steps_of(params)
         return steps is None or params.get("schedule.warmup_steps", self.config.schedule.warmup_steps) <= steps
 
@@ -101,11 +101,11 @@ def read_sweep(arguments: list[str], train: list[str]) -> Sweep:
     """Return the sweep that a command line describes.
 
     Args:
-        arguments: behind the script's name.
+        arguments: after the script's name.
         train: the command that trains, before its settings.
 
     Raises:
-        UserFault: with every fault at once.
+        UserFault: it has faults, all of which are named.
         SystemExit: code 0, after --help or --cfg job has printed.
     """
     config = compose("sweep", arguments)
@@ -127,10 +127,10 @@ def read_sweep(arguments: list[str], train: list[str]) -> Sweep:
 
 
 def changed_settings(saved: Mapping[str, Any], config: SweepConfig) -> list[Change]:
-    """Return the settings that make a sweep another one than the stored one: its trials could not be compared.
+    """Return the changed settings that make it another sweep, whose trials can't be compared with the stored ones.
 
     Args:
-        saved: flat, as an older version wrote it, too: that had a line `search.space KEY` for each searched setting.
+        saved: flat; also as an older version wrote it, with a line `search.space KEY` for each searched setting.
         config: to compare it with.
     """
     start = "search.space "
@@ -142,7 +142,7 @@ def changed_settings(saved: Mapping[str, Any], config: SweepConfig) -> list[Chan
 
 
 def _default_folder(config: SweepConfig, search: str) -> str:
-    """Return sweeps/<experiment>-<search>-<hash>: the same command finds the sweep it began, under an old hash too."""
+    """Return sweeps/<experiment>-<search>-<hash>, or the folder with an old hash of a sweep that this command began."""
     start = "-".join(name.replace("/", "-") for name in (config.experiment, search))
     for file in sorted(Path("sweeps").glob(f"{glob.escape(start)}-????????/sweep.yaml")):
         if not changed_settings(read_mapping(file), config):
@@ -151,7 +151,7 @@ def _default_folder(config: SweepConfig, search: str) -> str:
 
 
 def _unfit_search(config: SweepConfig, space: Mapping[str, Any]) -> list[str]:
-    """Return what of a search does not fit the settings that it is made on."""
+    """Return a sentence for each thing in a search that does not fit the other settings."""
     pruner, trainer, faults = config.search.pruner, config.trainer, []
     if config.run.dir is not None:
         faults.append("The sweep gives each trial its run.dir. Leave it out; sweep.dir=DIR names the sweep's.")
@@ -167,12 +167,12 @@ def _unfit_search(config: SweepConfig, space: Mapping[str, Any]) -> list[str]:
         none = f"search.pruner={pruner} compares validations, and validate.every_steps=0 makes none before the end"
         faults.append(f"{none}. Set validate.every_steps, or search.pruner=none.")
     if pruner == "hyperband" and trainer.max_steps is None and trainer.max_tokens is None:
-        faults.append("search.pruner=hyperband wants to know how long a run is. Set trainer.max_steps or max_tokens.")
+        faults.append("search.pruner=hyperband must know how long a run is. Set trainer.max_steps or max_tokens.")
     return faults
 
 
 def _impossible_points(space: dict[str, Any], arguments: list[str]) -> list[str]:
-    """Return the points of the space that `train` would refuse, a sentence each."""
+    """Return a sentence for each point of the space that `train` would refuse."""
     from minigpt.sweep.search import points_to_check
 
     known = settings(TrainConfig).keys() - {"experiment"}  # a group's choice changes many settings: compose it

@@ -20,18 +20,18 @@ from minigpt.sweep.search import Pruning, marks
 from minigpt.sweep.settings import Sweep
 from minigpt.sweep.trial_store import COMPLETE, FAILED, PRUNED, Trial, TrialStore, is_finished
 
-MAX_RESTARTS = 3  # of a training that a signal stopped without our asking
+MAX_RESTARTS = 3  # of a training that stopped by a signal which the sweep did not send
 OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|\bMemoryError\b", re.IGNORECASE)
 
 
 @dataclass(eq=False)
 class TrialRunner:
-    """Carries a trial from where it stands to its result."""
+    """Runs the trainings of a trial until it has a result."""
 
     sweep: Sweep
     store: TrialStore  # keeps results
     trial: Trial
-    claim: Claim  # on the trial
+    claim: Claim  # the right to run the trial
     slot: Slot  # the devices and threads to run it on
     pruning: Pruning  # decides whether the trial is stopped early
     process: TrainingProcess | None = None
@@ -54,7 +54,7 @@ class TrialRunner:
         return self.sweep.folder / "logs" / f"{self.trial.number:04d}.txt"
 
     def run(self) -> Iterator[None]:
-        """Bring the trial to its result, or to a checkpoint where the sweep stops. Yields between two looks at it."""
+        """Bring the trial to its result, or to a checkpoint if the sweep stops. Yields between two looks at it."""
         before = self.store.trials()[: self.trial.number]
         twin = next((each for each in before if is_finished(each) and each.params == self.trial.params), None)
         if twin is not None:
@@ -66,7 +66,7 @@ class TrialRunner:
         while len(self.values) < self.sweep.config.seeds:
             self.rows = GrowingRows(self.run_dir / "metrics.jsonl")
             self.rows.refresh()
-            self.judge()  # whoever reported the last mark may have been killed before the verdict
+            self.judge()  # the worker that reported the last mark may have been killed before the verdict
             code: int | None = STOPPED
             if self.pruned is None and not self.stopping:
                 code = yield from self.train()
@@ -94,14 +94,14 @@ class TrialRunner:
     def train(self) -> Generator[None, None, int | None]:
         """Begin or continue the training of the next seed, and watch it; return its exit code, None if it hung."""
         stop_file = self.run_dir / "STOP"  # all processes of the training obey it after the same step
-        stop_file.unlink(missing_ok=True)  # of a sweep that was killed after asking
+        stop_file.unlink(missing_ok=True)  # left by a sweep that was killed after asking
         self.output.parent.mkdir(exist_ok=True)
         command = self.sweep.command(self.trial, len(self.values), self.slot)
         environment = {
             **self.slot.environment,
             "SLURM_JOB_ID": "",
             "SLURM_ARRAY_JOB_ID": "",
-        }  # the sweep queues it again
+        }  # the sweep asks SLURM to queue the job again, its trials must not
         lock = self.claim.file.fileno()
         self.process = TrainingProcess(command, self.output, environment=environment, lock=lock)
         limit, last_row = 60 * self.sweep.config.sweep.hang_minutes or math.inf, time.monotonic()
@@ -126,7 +126,7 @@ class TrialRunner:
         return None if hung else code
 
     def judge(self) -> None:
-        """Report the first seed's value at each new mark, and note if the pruner finds it behind there."""
+        """Report the first seed's value at each new mark, and note whether the pruner finds it behind."""
         if self.pruned is not None or self.values or not self.sweep.mark_tokens:
             return
         for tokens, value in marks(self.rows.rows, self.sweep.mark_tokens, self.sweep.config.sweep.metric):
@@ -134,7 +134,7 @@ class TrialRunner:
             if tokens not in curve:
                 self.trial = self.store.report(self.trial, tokens, value)
             elif tokens < max(curve):
-                continue  # decided
+                continue  # decided before
             if self.pruning.is_behind(self.trial.number, self.store.trials()):
                 self.pruned = value
                 return
@@ -159,7 +159,7 @@ class TrialRunner:
 
 
 def cause_of(code: int, lines: Sequence[str]) -> str:
-    """Say why a training failed, without a full stop.
+    """Return why a training failed, without a full stop.
 
     Args:
         code: of the process; negative: the signal that ended it.

@@ -1,7 +1,7 @@
-"""What became of each trial, kept by Optuna: in a journal file, which survives any kill, or in a database.
+"""The trials of a sweep, kept by Optuna: in a journal file, which survives any kill, or in a database.
 
-A trial's `user_attrs` hold what is known of it besides: cause, tail, values (one a seed), tokens, seconds,
-tokens_per_second, same_as. Its `intermediate_values` are tokens -> best value so far, where trials are compared.
+A trial's `user_attrs` hold further facts: cause, tail, values (one for each seed), tokens, seconds, tokens_per_second,
+same_as. Its `intermediate_values` are tokens -> best value so far, at the marks where trials are compared.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ Space = dict[str, Distribution]  # searched setting -> its values
 Point = dict[str, Any]  # searched setting -> value
 
 COMPLETE, PRUNED, FAILED = TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL
-optuna.logging.set_verbosity(optuna.logging.WARNING)  # each trial's beginning and end have lines of ours
+optuna.logging.set_verbosity(optuna.logging.WARNING)  # the sweep prints lines of its own about each trial
 ORDER = (COMPLETE, PRUNED, TrialState.RUNNING, TrialState.WAITING, FAILED)
 
 
 class JournalLock:
-    """Optuna's lock around each write to the journal, as one that the kernel drops when its holder is killed.
+    """A lock for Optuna's writes to the journal that the kernel drops when its holder is killed.
 
-    Whoever gets it first repairs the journal: after half a line the next one would be unreadable, too.
+    Acquiring it repairs the journal: after half a line the next line would be unreadable, too.
     """
 
     def __init__(self, journal: Path):
@@ -58,7 +58,7 @@ class JournalLock:
 
 
 def cut_torn_line(journal: Path) -> None:
-    """Cut off what a kill or a full disk left of a journal's last line, and keep a copy of the file beside it."""
+    """Cut off a journal's last line if a kill or a full disk left it torn, and keep a copy of the file beside it."""
     with open(journal, "ab+") as file:
         file.seek(max(0, file.tell() - 1))
         if file.read() in (b"\n", b""):
@@ -70,12 +70,12 @@ def cut_torn_line(journal: Path) -> None:
 
 
 class TrialStore:
-    """Keeps the trials of one sweep, as all its workers see them.
+    """The trials of one sweep, shared by all its workers.
 
     Args:
         folder: the sweep's directory.
         name: of the study in the storage.
-        space: what is searched.
+        space: the searched settings and their values.
         url: of a database; None for the journal in the folder.
 
     Raises:
@@ -137,7 +137,7 @@ def open_database(url: str) -> RDBStorage:
     """
     try:
         return RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 60}} if url.startswith("sqlite") else None)
-    except Exception as error:  # SQLAlchemy's and each driver's own
+    except Exception as error:  # of SQLAlchemy, or of a database's driver
         why = redact(" ".join(str(error).split())[:300])
         remedy = "Correct it (PostgreSQL needs pip install psycopg2-binary), or leave it out for a journal file"
         raise UserFault(f"sweep.storage={redact(url)} can't be opened: {why}. {remedy}") from error
