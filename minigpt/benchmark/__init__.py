@@ -1,1 +1,1 @@
-"""How fast this machine trains, samples, tokenizes and reads data, beside other programs."""
+"""How fast minigpt trains, samples and makes batches on this machine, beside other programs."""

@@ -1,4 +1,4 @@
-"""What the parts of a benchmark share: measurements taken in turn, and the table that they end in."""
+"""What the parts of a benchmark share: measurements taken in turn, and the table of their results."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from minigpt.faults import UserFault
 
 HEADS = ["measured", "ms/step", "tokens/s", "first, s", "times as long"]
 
-Measurement = dict[str, Any]  # ms of a step, tokens of a step, first: seconds to the first step, where it is known
+Measurement = dict[str, Any]  # ms of a step, tokens of a step, first: seconds to the first step, if it is known
 Found = dict[str, list[Measurement]]  # contender -> a measurement per round
 
 say = partial(print, flush=True)  # at once: a benchmark is long
@@ -22,26 +22,26 @@ say = partial(print, flush=True)  # at once: a benchmark is long
 
 @dataclass(frozen=True)
 class Section:
-    """What came out of a part."""
+    """The result of a part."""
 
     title: str
     rows: list[list[str]]  # under HEADS
     notes: Sequence[str] = ()
     summary: str = ""  # for the last line of all
-    void: bool = False  # whether its speeds don't count
+    void: bool = False  # whether its speeds are invalid
     measurements: Found = field(default_factory=dict)
 
 
 @dataclass
 class Bench:
-    """The benchmark of one size, going on."""
+    """The benchmark of one size while it runs."""
 
     plan: Plan
     folder: Path  # for all files
     choices: dict[str, Any] = field(default_factory=dict)  # what minigpt.benchmark.steps.probe returned
 
     def words(self, *changes: str, steps: int = 0) -> list[str]:
-        """The command line of one training, in a run directory of its own.
+        """Return the command line of one training, in a run directory of its own.
 
         Args:
             changes: settings that differ from the plan's.
@@ -49,11 +49,11 @@ class Bench:
         """
         text = ("data=text", f"data.source={self.folder / 'text.txt'}", f"data.dir={self.folder / 'data'}")
         length = f"trainer.max_steps={steps or WARM_UP + (self.plan.config.steps or 0) + 1}"
-        own = (*text, "tokenizer=char", length, "validate.every_steps=0", "data.val_fraction=0.01")  # soon validated
+        own = (*text, "tokenizer=char", length, "validate.every_steps=0", "data.val_fraction=0.01")  # fast to validate
         return [*self.plan.settings, *own, f"run.dir={self.folder / f'run-{next(numbers)}'}", *changes]
 
     def measure(self, job: str, *changes: str, **task: Any) -> dict[str, Any]:
-        """Do a job (see minigpt.benchmark.measurement.measure) with the settings of the plan and these."""
+        """Do a job (see minigpt.benchmark.measurement.measure) with the plan's settings and these changes."""
         words = task.pop("words", None) or self.words(*changes)
         return measure(self.folder, job, threads=self.choices.get("threads", 0), words=words, **task)
 
@@ -64,7 +64,7 @@ class Bench:
             The measurements, and a note for each contender that failed and is left out.
 
         Raises:
-            UserFault: one failed whose name begins with minigpt.
+            UserFault: a contender failed whose name begins with minigpt.
         """
         found: Found = {name: [] for name in contenders}
         notes, rounds = [], self.plan.config.rounds
@@ -85,14 +85,14 @@ class Bench:
     def section(
         self, title: str, found: Found, notes: Sequence[str], *, baseline: Callable[[str], str], void: bool = False
     ) -> Section:
-        """A row per contender. Ratios are taken within a round, whose measurements saw the same machine.
+        """Return a section with a row per contender. Ratios are taken within a round: its conditions are the same.
 
         Args:
             title: of the part.
             found: all measurements.
-            notes: what must be known to read the table.
-            baseline: contender -> that of ours which it is set against.
-            void: whether the speeds don't count.
+            notes: needed to read the table.
+            baseline: contender -> the one of ours with which it is compared.
+            void: whether the speeds are invalid.
         """
         rows = []
         for name, measurements in found.items():

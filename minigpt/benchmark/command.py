@@ -1,4 +1,4 @@
-"""What scripts/benchmark.py does: measure each part in turn, print tables, and the ratios last."""
+"""minigpt benchmark: measures each part in turn, prints tables, and the ratios last."""
 
 import os
 import signal
@@ -25,15 +25,15 @@ def benchmark(plans: Sequence[Plan]) -> int:
     """Measure what the plans ask for, one size after the other.
 
     Returns:
-        0, or 1 where the loss curves differ from nanoGPT's or a run does not resume exactly.
+        0, or 1 if the loss curves differ from nanoGPT's or a run does not resume exactly.
 
     Raises:
         UserFault: a contender of ours ended with an error.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends the measurement, too, as Ctrl-C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends the measurement, too, as Ctrl-C does
     write_to, checkout = plans[0].config.write_to, plans[0].config.nanogpt
     if write_to is not None:
-        Path(write_to).mkdir(parents=True, exist_ok=True)  # now, not when all is measured
+        Path(write_to).mkdir(parents=True, exist_ok=True)  # now: a fault must not come after all is measured
     beside = f", nanoGPT at {commit(Path(checkout))}" if checkout else ""
     facts = [f"{name} {value}" for name, value in environment().items()]
     about = [f"Machine    {time.strftime('%Y-%m-%d %H:%M:%S %Z')}, {', '.join(facts)}{beside}"]
@@ -60,7 +60,7 @@ def benchmark(plans: Sequence[Plan]) -> int:
 
 
 def describe_choices(plan: Plan, choices: dict) -> str:
-    """What is measured, and what was left to the machine."""
+    """Return lines with the settings of a plan and the automatic choices."""
     compiled = "compiled" if choices["compile"] else "not compiled"
     return (
         f"Settings   preset={plan.config.preset} {' '.join(plan.settings)}\n"

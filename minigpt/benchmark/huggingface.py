@@ -16,20 +16,20 @@ from minigpt.training.optimizer import adamw
 def train(words: Sequence[str], bf16: bool) -> dict[str, Any]:
     """Time GPT2LMHeadModel with fused AdamW, clipping and sdpa attention in the shortest loop.
 
-    Its layers always have biases. The logits are given to the loss that it computes itself.
+    Its layers always have biases, and it computes the loss itself.
     """
     config, prepared, choices = settle(words)
     gpt = new_model(config.model, prepared.tokenizer.vocab_size).to(choices.device).train()
 
     def loss_of(tokens: Tensor, _: Tensor) -> Tensor:
         with torch.autocast(choices.device, torch.bfloat16, enabled=bf16):
-            return gpt(input_ids=tokens, labels=tokens).loss  # it shifts them itself
+            return gpt(input_ids=tokens, labels=tokens).loss  # it shifts the labels itself
 
     return shortest_loop(config, prepared, choices, loss_of, adamw(config.optimizer, gpt, "fp32"))
 
 
 def sample(words: Sequence[str], precision: str, batch: int, new: int) -> dict[str, Any]:
-    """Time its generate with the KV cache."""
+    """Time the model's `generate` with the KV cache."""
     config, prepared, choices = settle(words)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     gpt = new_model(config.model, prepared.tokenizer.vocab_size).to(choices.device, dtype).eval()
@@ -42,7 +42,7 @@ def sample(words: Sequence[str], precision: str, batch: int, new: int) -> dict[s
 
 
 def new_model(sizes: ModelConfig, vocab_size: int) -> Any:
-    """A GPT2LMHeadModel of these sizes; no token of it is special."""
+    """Return a GPT2LMHeadModel of these sizes, without special tokens."""
     transformers: Any = importlib.import_module("transformers")  # by name: mypy must not need it
     config = transformers.GPT2Config(
         vocab_size=vocab_size,

@@ -43,10 +43,10 @@ def measure(folder: Path, job: str, *, threads: int = 0, **task: Any) -> dict[st
         task: the job's arguments.
 
     Returns:
-        The job's result; of a `first_at` in it (time.time()) also `first`, the seconds since its process was started.
+        The job's result; with a `first_at` in it (time.time()) also `first`, the seconds since its process began.
 
     Raises:
-        UserFault: it ended with an error.
+        UserFault: the process ended with an error.
     """
     file = folder / f"{next(numbers):03d}.json"
     file.write_text(json.dumps(task))
@@ -60,16 +60,16 @@ def run(name: str, command: Sequence[str], folder: Path, threads: int = 0) -> li
     """Run a program in a folder to its end.
 
     Args:
-        name: what to call it where it fails.
+        name: of the program, for the error sentence.
         command: that starts it.
         folder: where it runs.
-        threads: it may use, as many as ours; 0 leaves that to it.
+        threads: that it may use, as many as minigpt; 0 leaves that to it.
 
     Returns:
-        The lines of its output, each behind the moment (time.time()) when it came.
+        The lines of its output, each after the moment (time.time()) when it came.
 
     Raises:
-        UserFault: it ended with an error.
+        UserFault: the program ended with an error.
     """
     paths = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))  # for -m in any folder
     variables = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": paths}

@@ -1,4 +1,4 @@
-"""nanoGPT beside us: its train.py is run as it is and timed by its lines; its model must give the losses of ours."""
+"""nanoGPT beside minigpt: its train.py runs unchanged and is timed by its output; its model must give our losses."""
 
 import importlib
 import re
@@ -38,14 +38,14 @@ NAMES = {  # our parameters -> nanoGPT's
 }
 
 
-# --- its programs ---
+# --- nanoGPT's programs ---
 
 
 def contenders(bench: Bench) -> dict[str, Callable[[], Measurement]]:
-    """Its train.py as shipped and compiled; on a GPU compiled, and its bench.py where its size is that one's."""
+    """Return runs of nanoGPT's train.py: plain and compiled, or on a GPU compiled; for 124m also its bench.py."""
     folder, checkout = bench.folder / "nanogpt", Path(bench.plan.config.nanogpt or "")
     folder.mkdir()
-    (folder / "checkout").symlink_to(checkout)  # a path without "=", which its settings can't hold
+    (folder / "checkout").symlink_to(checkout)  # a path without "=", which nanoGPT's settings can't hold
     (folder / "configurator.py").symlink_to(checkout / "configurator.py")
     bench.measure("nanogpt.write_data", place=str(folder / "data" / "made"))
     cuda = bench.choices["device"] == "cuda"
@@ -59,21 +59,21 @@ def contenders(bench: Bench) -> dict[str, Callable[[], Measurement]]:
 
 
 def write_data(words: Sequence[str], place: str) -> dict[str, Any]:
-    """Write our tokens as its train.py reads them: {train,val}.bin and meta.pkl."""
+    """Write our tokens as nanoGPT's train.py reads them: {train,val}.bin and meta.pkl."""
     _, prepared, _ = settle(words)
     data = Path(place)
     data.mkdir(parents=True)
     for name, split in (("train", prepared.train), ("val", prepared.val)):
         split.tokens(0, len(split)).astype("<u2").tofile(data / f"{name}.bin")
     V = prepared.tokenizer.vocab_size
-    if V < 50257:  # GPT-2's is what it takes when there is no such file
-        # {"vocab_size": V} as the pickle that it reads (protocol 0: a dictionary, a text, a number, set).
+    if V < 50257:  # without the file nanoGPT takes GPT-2's size
+        # {"vocab_size": V} as a pickle (protocol 0: a dictionary, a text, a number, set).
         (data / "meta.pkl").write_bytes(f"(dVvocab_size\nI{V}\ns.".encode())
     return {}
 
 
 def train_command(bench: Bench, *, compiled: bool) -> list[str]:
-    """Its own train.py with the settings of our run, and lines often enough to time the steps after the warm-up."""
+    """Return the command for nanoGPT's train.py with our run's settings, and enough lines to time the steps."""
     choices, config = bench.choices, bench.plan.config
     steps = config.steps or 0
     model, optimizer, total = config.model, config.optimizer, WARM_UP + steps
@@ -93,10 +93,10 @@ def train_command(bench: Bench, *, compiled: bool) -> list[str]:
 
 
 def run_program(bench: Bench, command: Sequence[str]) -> Measurement:
-    """Run its train.py, or bench.py, to the end.
+    """Run nanoGPT's train.py, or bench.py, to the end.
 
     Raises:
-        UserFault: it ended with an error, or printed no times.
+        UserFault: the program ended with an error, or printed no times.
     """
     program, *settings = command
     typed = [sys.executable, "-u", f"checkout/{program}", *settings]
@@ -109,10 +109,10 @@ def run_program(bench: Bench, command: Sequence[str]) -> Measurement:
 
 
 def timing(lines: Sequence[tuple[float, str]]) -> Measurement:
-    """Milliseconds per step between the first line `iter N: ...` at or after the warm-up and the last.
+    """Return the milliseconds per step between the first line `iter N: ...` at or after the warm-up and the last one.
 
     Raises:
-        UserFault: there are not two such lines.
+        UserFault: there are fewer than two such lines.
     """
     found = [(int(match[1]), at) for at, text in lines if (match := re.match(r"iter (\d+): loss \S+, time", text))]
     timed = [(step, at) for step, at in found if step >= WARM_UP]
@@ -122,15 +122,15 @@ def timing(lines: Sequence[tuple[float, str]]) -> Measurement:
     return {"ms": 1e3 * (ended - began) / (last - first), "first": found[0][1]}
 
 
-# --- its model ---
+# --- nanoGPT's model ---
 
 
 def compare_curves(bench: Bench) -> tuple[bool, str]:
-    """Whether our whole Trainer and nanoGPT's model train the same: a speed-up that changes the mathematics is none.
+    """Return whether our training and nanoGPT's model have the same losses, and a sentence about it.
 
-    Both begin with the same weights, on the same batches, at the same rates.
+    Both begin with the same weights, and train on the same batches at the same learning rates.
     """
-    # nanoGPT's own warm-up: at a rate that is too high too early any rounding, bf16's too, grows to tenths of a nat.
+    # nanoGPT's own warm-up: if the rate is high too early, any rounding grows to tenths of a nat, not only bf16's.
     slow = ("logger.every_steps=1", "schedule.warmup_steps=100")
     words = bench.words(*slow, steps=bench.plan.config.curve_steps)
     task = {"words": words, "weights": str(bench.folder / "begin.safetensors")}
@@ -140,7 +140,7 @@ def compare_curves(bench: Bench) -> tuple[bool, str]:
 
 
 def agreement(ours: Sequence[float], theirs: Sequence[float], precision: str) -> tuple[bool, str]:
-    """Whether two curves agree within the limit of the precision, and the sentence about it. NaN never agrees."""
+    """Return whether two curves agree within the limit of the precision, and a sentence about it. NaN never agrees."""
     limit = 1e-3 if precision in ("fp32", "fp64") else 2e-2  # nats
     difference = float(np.abs(np.subtract(ours, theirs)).max()) if len(ours) == len(theirs) > 0 else float("nan")
     holds = difference <= limit
@@ -151,7 +151,7 @@ def agreement(ours: Sequence[float], theirs: Sequence[float], precision: str) ->
 
 
 def our_curve(words: Sequence[str], weights: str) -> dict[str, Any]:
-    """Losses and learning rates of each step of train(); the weights it begins with, in nanoGPT's names, as a file."""
+    """Return each step's loss and learning rate in train(); write its first weights to a file, with nanoGPT's names."""
     config, prepared, choices = settle(words)
     state = new_model(config, choices, prepared.tokenizer.vocab_size).state_dict()
     save_file({nanogpt_name(name): each.float().cpu().contiguous() for name, each in state.items()}, weights)
@@ -161,19 +161,19 @@ def our_curve(words: Sequence[str], weights: str) -> dict[str, Any]:
 
 
 def their_curve(words: Sequence[str], weights: str, checkout: str, rates: Sequence[float]) -> dict[str, Any]:
-    """Losses of nanoGPT's model and optimizer from those weights, on our batches, at our learning rates."""
+    """Return the losses of nanoGPT's model and optimizer from those weights, on our batches, at our learning rates."""
     config, prepared, choices = settle(words)
     V = prepared.tokenizer.vocab_size
     model = load_model(checkout, config.model, V)
     state = load_file(weights)
-    state["transformer.wte.weight"] = state["transformer.wte.weight"][:V]  # ours is padded
+    state["transformer.wte.weight"] = state["transformer.wte.weight"][:V]  # without the rows that pad ours
     missing, strange = model.load_state_dict(state, strict=False)
     assert not strange, strange
-    assert all(name == "lm_head.weight" or name.endswith(".attn.bias") for name in missing), missing  # tied; a mask
+    assert all(name == "lm_head.weight" or name.endswith(".attn.bias") for name in missing), missing  # tied; masks
     model.to(choices.device).train()
     own = config.optimizer
     optimizer = model.configure_optimizers(own.weight_decay, own.lr, (own.beta1, own.beta2), choices.device)
-    bf16 = choices.device == "cuda" and choices.precision == "bf16"  # on a CPU it is always fp32
+    bf16 = choices.device == "cuda" and choices.precision == "bf16"  # on a CPU nanoGPT is always in fp32
 
     def loss_of(tokens: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast(choices.device, torch.bfloat16, enabled=bf16):
@@ -183,14 +183,14 @@ def their_curve(words: Sequence[str], weights: str, checkout: str, rates: Sequen
 
 
 def nanogpt_name(name: str) -> str:
-    """What nanoGPT calls a parameter of ours."""
+    """Return nanoGPT's name of one of our parameters."""
     for ours, theirs in NAMES.items():
         name = name.replace(ours, theirs)
     return name
 
 
 def load_model(checkout: str, sizes: ModelConfig, vocab_size: int) -> Any:
-    """A GPT of the checkout's model.py, with these sizes."""
+    """Return a GPT of the checkout's model.py, with these sizes."""
     sys.path.insert(0, checkout)
     module = importlib.import_module("model")
     names = ("block_size", "n_layer", "n_head", "n_embd", "dropout", "bias")
@@ -198,7 +198,7 @@ def load_model(checkout: str, sizes: ModelConfig, vocab_size: int) -> Any:
 
 
 def sample(words: Sequence[str], precision: str, batch: int, new: int, checkout: str) -> Measurement:
-    """Time its generate, which computes the whole text again for each token."""
+    """Time nanoGPT's `generate`, which computes the whole text again for each token."""
     config, prepared, choices = settle(words)
     model = load_model(checkout, config.model, prepared.tokenizer.vocab_size).to(choices.device).eval()
 

@@ -1,4 +1,4 @@
-"""Tokens per second of sampling, by the way that minigpt sample goes, at several batch sizes."""
+"""Tokens per second of sampling, with the code of minigpt sample, at several batch sizes."""
 
 import statistics
 import time
@@ -25,7 +25,7 @@ Writer = Callable[[list[list[int]], int], int]  # (prompts, new tokens) -> token
 
 
 def sampling(bench: Bench) -> Section:
-    """Measure all writers at all batch sizes; nanoGPT at 1, for it computes the whole text again for each token."""
+    """Measure all writers at all batch sizes; nanoGPT only at 1, as it computes the whole text again for each token."""
     config = bench.plan.config
     jobs = {("minigpt", precision): "sampling.sample" for precision in ("fp32", "bf16", "int8")}
     if config.huggingface:
@@ -43,7 +43,7 @@ def sampling(bench: Bench) -> Section:
     about = (
         f"A step is a token of each text. Prompts of {PROMPT} tokens, {config.new_tokens} new ones each, within the "
         f"context of {bench.plan.config.model.block_size}; temperature 0.8; new weights. The first token is not in the "
-        "speed, but where it takes most of the time. Times as long as minigpt in the same precision."
+        "speed, unless it takes most of the time. Times as long as minigpt in the same precision."
     )
     ours = lambda name: f"minigpt {' '.join(name.split()[-3:])}"  # noqa: E731
     return bench.section("Sampling", found, [about, *notes], baseline=ours)
@@ -52,7 +52,7 @@ def sampling(bench: Bench) -> Section:
 def sample(words: Sequence[str], precision: str, batch: int, new: int) -> Measurement:
     """Time what minigpt sample does between reading a checkpoint and printing."""
     config, prepared, choices = settle(words)
-    torch.set_float32_matmul_precision("highest")  # minigpt sample leaves it so
+    torch.set_float32_matmul_precision("highest")  # torch's default, which minigpt sample does not change
     options = SampleConfig(seed=config.seed, device=choices.device, precision=precision)  # type: ignore[arg-type]
     gpt = new_model(config, choices, prepared.tokenizer.vocab_size).to(choices.device, DTYPES[precision]).eval()
     if precision == "int8":
@@ -67,7 +67,7 @@ def sample(words: Sequence[str], precision: str, batch: int, new: int) -> Measur
 
 
 def writer_of(generate: Callable[[Tensor, int], Tensor], device: str) -> Writer:
-    """A writer from (prompts (B, T), new tokens) -> texts (B, T + new), counted by what it gave back."""
+    """Return a Writer for a function (prompts (B, T), new tokens) -> texts (B, T + new)."""
 
     def writer(prompts: list[list[int]], new: int) -> int:
         ids = torch.tensor(prompts, device=device)
@@ -77,14 +77,14 @@ def writer_of(generate: Callable[[Tensor, int], Tensor], device: str) -> Writer:
 
 
 def speed(writer: Writer, sizes: ModelConfig, text: Split, *, batch: int, new: int) -> Measurement:
-    """Milliseconds per new token of `batch` texts after the first of each, and seconds until all have their first.
+    """Return the ms per new token of `batch` texts after the first of each, and the seconds until all have their first.
 
-    Where the first takes most of the time, what is left without it would be noise: then all tokens and all time count.
+    If the first token takes most of the time, the rest would be noise: then all tokens and all time count.
     """
     length = min(PROMPT, sizes.block_size // 4)
     new = min(new, sizes.block_size - length)  # within the context, where each step is like the other
     prompts = [text.tokens(100 * row, 100 * row + length).tolist() for row in range(batch)]
-    written = writer(prompts, 2)  # what is made once, such as a cache or compiled code
+    written = writer(prompts, 2)  # makes what is made once, such as a cache or compiled code
     assert written == 2 * batch, f"{written} tokens were written where {2 * batch} were wanted"
     first, whole = _seconds(lambda: writer(prompts, 1)), _seconds(lambda: writer(prompts, new))
     ms = 1e3 * (whole / new if first > whole / 2 else (whole - first) / (new - 1))
@@ -92,7 +92,7 @@ def speed(writer: Writer, sizes: ModelConfig, text: Split, *, batch: int, new: i
 
 
 def _seconds(do: Callable[[], int]) -> float:
-    """Median over as many calls as take `MIN_SECONDS`."""
+    """Return the median time of as many calls as take `MIN_SECONDS`."""
     times: list[float] = []
     while sum(times) < MIN_SECONDS:
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a benchmark measures: from its command line to a checked plan. Torch is not imported."""
+"""From the command line of a benchmark to a checked plan. Torch is not imported."""
 
 import importlib.util
 import os
@@ -14,7 +14,7 @@ from minigpt.launcher import launched
 
 @dataclass(frozen=True)
 class Preset:
-    """A model size that others publish figures of, and how long a measurement of it lasts."""
+    """A model size for which others publish figures, and the length of its measurements."""
 
     settings: tuple[str, ...]  # of minigpt train
     steps: int  # timed in each measurement
@@ -40,9 +40,9 @@ PRESETS = {
 GPU = {"124m": "training,variants,resuming,sampling", "350m": "training"}  # what preset=gpu measures
 WARM_UP = 10  # optimizer steps at the beginning of each measurement that don't count
 
-# How a setting of minigpt train begins that the benchmark gives itself.
+# Settings of minigpt train that begin so are given by the benchmark itself.
 TAKEN = ("data", "tokenizer", "run", "init", "experiment", "validate", "trainer.max_")
-ONE_DEVICE = ("trainer.devices", "trainer.nodes", "trainer.str")  # but of what=scaling
+ONE_DEVICE = ("trainer.devices", "trainer.nodes", "trainer.str")  # these too, except with what=scaling
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class Plan:
 
 
 def read_plans(arguments: list[str]) -> list[Plan]:
-    """The benchmark that a command line describes, a plan for each size.
+    """Return the benchmark that a command line describes, a plan for each size.
 
     Raises:
-        UserFault: with every fault at once.
+        UserFault: it has faults, all of which are named.
         SystemExit: code 0, after --help has printed.
     """
     arguments = arguments or ["--help"]

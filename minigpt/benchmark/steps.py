@@ -1,4 +1,4 @@
-"""Training as measured: all of train.py, and the shortest loop around the same model. Each job is a process."""
+"""The measured trainings: all of train.py, and the shortest loop around the same model. Each job is a process."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -36,18 +36,18 @@ class Stopwatch(L.Callback):
         self.tick()
 
     def tick(self) -> None:
-        """Note that a step's gradients are there."""
+        """Note the moment when a step's gradients are there."""
         self.moments.append(time.time())
 
     def result(self, tokens: int) -> dict[str, Any]:
-        """Milliseconds per step of so many tokens after the warm-up, and when the first step was reached."""
+        """Return the ms per step after the warm-up, the tokens of a step, and when the first step was reached."""
         counted = self.moments[WARM_UP:]
         ms = 1e3 * (counted[-1] - counted[0]) / (len(counted) - 1)
         return {"ms": ms, "tokens": tokens, "first_at": self.moments[0]}
 
 
 def settle(words: Sequence[str]) -> tuple[TrainConfig, Prepared, Choices]:
-    """The config, tokens and automatic choices of a train command, and the process set up as train() does."""
+    """Return the config, tokens and automatic choices of a train command; set up this process as train() does."""
     config = compose("train", list(words))
     prepared = prepare(config.data, config.tokenizer, say=lambda _: None)
     choices = choose(config, find_device(config), prepared.tokenizer.vocab_size)
@@ -58,7 +58,7 @@ def settle(words: Sequence[str]) -> tuple[TrainConfig, Prepared, Choices]:
 
 
 def probe(words: Sequence[str]) -> dict[str, Any]:
-    """What a run of these settings would choose on this machine."""
+    """Return what a run of these settings would choose on this machine."""
     config, _, choices = settle(words)
     return asdict(choices) | {"name": find_device(config).name}
 
@@ -72,7 +72,7 @@ def train_py(words: Sequence[str]) -> dict[str, Any]:
 
 
 def bare(words: Sequence[str]) -> dict[str, Any]:
-    """Time our model in the shortest loop, without Lightning, callback, row or save."""
+    """Time our model in the shortest loop, without Lightning, callbacks, rows and saves."""
     config, prepared, choices = settle(words)
     gpt = new_model(config, choices, prepared.tokenizer.vocab_size)
     first = batches_of(config, prepared, choices)[0].to(choices.device)
@@ -97,14 +97,14 @@ def batches(words: Sequence[str], start: int) -> dict[str, Any]:
 
 
 def new_model(config: TrainConfig, choices: Choices, vocab_size: int) -> GPT:
-    """The model with the weights that a run of this config begins with, on its device."""
+    """Return the model with the weights with which a run of this config begins, on its device."""
     torch.manual_seed(fold(config.seed))
     gpt = GPT(config.model, vocab_size, kernel=choices.attention_kernel)
     return (gpt.double() if choices.precision == "fp64" else gpt).to(choices.device).train()
 
 
 def batches_of(config: TrainConfig, prepared: Prepared, choices: Choices, start_step: int = 0) -> MicroBatches:
-    """The run's micro-batches, from a step on."""
+    """Return the run's micro-batches, from a step on."""
     return MicroBatches(
         prepared.train,
         seed=config.seed,

@@ -10,7 +10,7 @@ FIRST = ord("!")  # the first token's character: 50,257 from here on are valid U
 
 
 def made_tokens(count: int, vocab_size: int, *, seed: int = 1) -> NDArray[np.int64]:
-    """Token ids: each once, then pairs of a token, drawn by Zipf's law, and the one that always follows it."""
+    """Return token ids: each once, then pairs of a token drawn by Zipf's law and the one that always follows it."""
     generator = np.random.default_rng(seed)
     weights = 1.0 / np.arange(1, vocab_size + 1)
     drawn = generator.choice(vocab_size, count // 2, p=weights / weights.sum())
@@ -19,6 +19,6 @@ def made_tokens(count: int, vocab_size: int, *, seed: int = 1) -> NDArray[np.int
 
 
 def write_text(path: Path, vocab_size: int) -> None:
-    """Write a text of so many different characters: tokenizer=char makes a token of each, without any learning."""
+    """Write a text of `vocab_size` different characters: with tokenizer=char each is a token."""
     codes = made_tokens(COUNTS[vocab_size], vocab_size) + FIRST
     path.write_bytes(codes.astype("<u4").tobytes().decode("utf-32-le").encode())

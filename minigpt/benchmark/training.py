@@ -11,7 +11,7 @@ from minigpt.invocation import command_line
 from minigpt.verify import verify_resume
 
 OURS = "minigpt train.py"
-FAR = 1_000_000  # a step far into a run: where it stands must cost nothing
+FAR = 1_000_000  # a step far into a run, which must not be slower than the first
 VARIANTS = {
     "compiled": "trainer.compile=on",
     "not compiled": "trainer.compile=off",
@@ -57,7 +57,7 @@ def training(bench: Bench) -> Section:
 
 
 def variants(bench: Bench) -> Section:
-    """Measure all of train.py with other choices; those that fail here are left out with the reason."""
+    """Measure all of train.py with other choices; those that fail on this machine are left out, with the reason."""
     contenders = {name: partial(bench.measure, "steps.train_py", change) for name, change in VARIANTS.items()}
     found, notes = bench.in_turn({OURS: partial(bench.measure, "steps.train_py"), **contenders})
     return bench.section("Choices of the trainer", found, notes, baseline=lambda _: OURS)

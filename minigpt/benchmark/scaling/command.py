@@ -1,4 +1,4 @@
-"""`minigpt benchmark what=scaling`: the same step on 1, 2, 4 ... processes, and on paper on more."""
+"""`minigpt benchmark what=scaling`: the same step on 1, 2, 4 ... processes, and calculated for more."""
 
 import gc
 import math
@@ -32,7 +32,7 @@ from minigpt.report.scaling import draw_scaling
 from minigpt.rundir.files import write_file, write_json
 from minigpt.rundir.run_directory import environment
 
-SECONDS = 3.0  # about so long a measurement lasts
+SECONDS = 3.0  # of a measurement, about
 MOST_BYTES = 64 << 20  # of the largest tensor with which collectives are timed
 LEAST_BYTES = 4096
 LINE_HEADS = ["devices", "collective", "processes", "MB", "ms", "on paper, ms", "alpha, us", "beta, GB/s"]
@@ -45,12 +45,12 @@ class Setup:
     """What all measurements share."""
 
     plan: Plan
-    config: TrainConfig  # as the training on all devices has it
+    config: TrainConfig  # of the training on all devices
     choices: Choices
     processes: Processes
 
     def load(self, accumulate: int) -> Load:
-        """Return what a step of so many micro-batches sends."""
+        """Return what a step of `accumulate` micro-batches has to send."""
         trainer, model = self.config.trainer, self.config.model
         weights = weights_of(model, self.plan.vocab_size, 8 if self.choices.precision == "fp64" else 4)
         frees = reshards(trainer, replace(self.choices, accumulate=accumulate))
@@ -64,7 +64,7 @@ class Setup:
         return collectives(self.config.trainer.strategy, self.load(accumulate), devices, shards)
 
     def accumulate(self, devices: int, batch: str) -> int:
-        """Return the micro-batches of a step of each device."""
+        """Return the number of micro-batches that each device has in a step."""
         return self.choices.accumulate * (self.choices.devices // devices if batch == "strong" else 1)
 
 
@@ -72,10 +72,10 @@ def scaling(plan: Plan) -> int:
     """Measure, print, and write scaling.md, scaling.json and scaling.png; every process of the run calls it.
 
     Raises:
-        UserFault: other processes were started than the settings ask for, or a micro-batch does not fit.
+        UserFault: the processes are not those that the settings ask for, or a micro-batch does not fit.
     """
     folder = Path(plan.config.write_to or ".")
-    folder.mkdir(parents=True, exist_ok=True)  # now, not when all is measured
+    folder.mkdir(parents=True, exist_ok=True)  # now: a fault must not come after all is measured
     config = replace(plan.config, trainer=replace(plan.config.trainer, max_steps=plan.config.steps))
     with Signals() as signals:
         hardware = find_device(config)
@@ -96,7 +96,7 @@ def scaling(plan: Plan) -> int:
 
 
 def measure_all(setup: Setup, hardware: Hardware, folder: Path) -> None:
-    """Measure each number of devices in turn, say what comes out, and let rank 0 write it."""
+    """Measure each number of devices in turn, print the results, and let rank 0 write them."""
     config, choices, rank = setup.config, setup.choices, setup.processes.rank
     about = describe(setup, hardware)
     say("\n".join(about))
@@ -105,7 +105,7 @@ def measure_all(setup: Setup, hardware: Hardware, folder: Path) -> None:
     timed: list[list[str]] = []
     for devices in sizes(config.trainer.nodes, config.trainer.devices):
         shards = parts_of(config.trainer) if config.trainer.strategy == "hsdp" else devices
-        mesh = mesh_of(choices.device, devices, shards)  # all make it, whoever takes part
+        mesh = mesh_of(choices.device, devices, shards)  # all processes make it, also those that don't take part
         for batch in ("both",) if devices == choices.devices else ("weak", "strong"):
             need = bytes_needed(setup, devices, batch)
             if need > hardware.memory_bytes:
@@ -126,7 +126,7 @@ def measure_all(setup: Setup, hardware: Hardware, folder: Path) -> None:
 
 
 def paper_of(setup: Setup, devices: int, lines: Lines) -> tuple[float, float]:
-    """Return seconds of a step's collectives on paper, and the bytes that each process sends."""
+    """Return the calculated seconds of a step's collectives, and the bytes that each process sends."""
     made = setup.made(devices, setup.choices.accumulate)
     return on_paper(made, lines), sum(each.sent for each in made)
 
@@ -147,7 +147,7 @@ def write_results(
 
 
 def describe(setup: Setup, hardware: Hardware) -> list[str]:
-    """Return what is measured, and where."""
+    """Return lines with the machine, the settings and the layout."""
     config, choices = setup.config, setup.choices
     facts = ", ".join(f"{name} {value}" for name, value in environment().items())
     compiled = "compiled" if choices.compile else "not compiled"
@@ -168,7 +168,7 @@ def sizes(nodes: int, devices: int) -> list[int]:
 
 
 def bytes_needed(setup: Setup, devices: int, batch: str) -> int:
-    """Return what a step takes of a device's memory, as counted; on a CPU all devices of a host share it."""
+    """Return the memory of a step on a device, as budget.py counts it; on a CPU, on all devices of a host together."""
     config, choices = setup.config, replace(setup.choices, accumulate=setup.accumulate(devices, batch))
     plan = replace(plan_of(config, choices), devices=devices, shards=min(devices, parts_of(config.trainer)))
     kernel, here = choices.attention_kernel, min(devices, config.trainer.devices)
@@ -177,18 +177,18 @@ def bytes_needed(setup: Setup, devices: int, batch: str) -> int:
 
 
 def measure_step(setup: Setup, devices: int, batch: str, mesh: DeviceMesh | None, lines: Lines) -> Row:
-    """Time a step with and without what it sends, in turn, and its collectives alone."""
+    """Time a step with and without its communication, in turn, and its collectives alone."""
     accumulate, rounds = setup.accumulate(devices, batch), setup.plan.config.rounds
     replica = Replica(setup.config, setup.plan.vocab_size, replace(setup.choices, accumulate=accumulate), mesh)
     made = setup.made(devices, accumulate)
-    for silent in (False, True):  # compiles, and makes what stays
+    for silent in (False, True):  # compiles, and allocates what is allocated once
         replica.seconds(1, silent=silent)
     once = replica.seconds(2, silent=False)
     steps = max(2, min(setup.plan.config.steps or 2, math.ceil(SECONDS / once)))
     found: list[tuple[float, float, float]] = []
     for _ in range(rounds):
         step = replica.seconds(steps, silent=False)
-        if mesh is None:  # which sends nothing anyway
+        if mesh is None:  # one process sends nothing
             found.append((step, step, 0.0))
             continue
         alone = sum(each.times * slowest(run_collective(each, mesh), 3, mesh) for each in made)

@@ -1,4 +1,4 @@
-"""A model that trains among the first n processes, with its collectives or without them, and their times alone."""
+"""A model that trains on the first n processes, with or without its collectives, and the times of these alone."""
 
 import contextlib
 import time
@@ -25,7 +25,7 @@ from minigpt.model.parts import local
 from minigpt.splitmix import fold
 from minigpt.training.optimizer import build_optimizer
 
-# By the names that torch has for them since 2.12 or so, and had before.
+# By their names in torch since about 2.12, or else by those before.
 GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 REDUCE: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -33,8 +33,8 @@ REDUCE: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatte
 class Wire:
     """A collective of FSDP2 that counts what this process sends.
 
-    Silenced, it sends nothing and fills its output with what this process has: numbers as they are in training, at the
-    price of the copy that a collective makes, too.
+    If silent, it sends nothing and fills its output with what this process has: realistic numbers, for the cost of the
+    copy that a collective makes, too.
     """
 
     def __init__(self, collective: Callable[..., Any]):
@@ -43,7 +43,7 @@ class Wire:
         self.sent = 0  # bytes
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return room for what is sent or received."""
+        """Return a buffer for sending or receiving."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, **options: Any) -> Any:
@@ -52,7 +52,7 @@ class Wire:
             return self.collective(output_tensor, input_tensor, group=group, **options)
         if output_tensor.numel() > input_tensor.numel():
             for part in output_tensor.split(input_tensor.numel()):
-                if part.data_ptr() != input_tensor.data_ptr():  # it lies where it belongs in the whole
+                if part.data_ptr() != input_tensor.data_ptr():  # if equal, the input is already a view of the output
                     part.copy_(input_tensor)
         else:
             output_tensor.copy_(input_tensor.flatten()[: output_tensor.numel()])
@@ -60,7 +60,7 @@ class Wire:
 
 
 class Loss(nn.Module):
-    """The loss as a module, which is what DDP takes."""
+    """The loss as a module, which DDP needs."""
 
     def __init__(self, gpt: GPT, loss: LossFunction, choices: Choices):
         super().__init__()
@@ -79,7 +79,7 @@ class Replica:
         config: model, optimizer and strategy.
         vocab_size: V.
         choices: precision, micro-batch and accumulation.
-        mesh: the processes that train together, from `mesh_of`; None: this one alone.
+        mesh: the processes that train together, from `mesh_of`; None: this process alone.
     """
 
     def __init__(self, config: TrainConfig, vocab_size: int, choices: Choices, mesh: DeviceMesh | None):
@@ -115,7 +115,7 @@ class Replica:
         self.tokens, self.targets = drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
 
     def step(self, *, silent: bool) -> None:
-        """Make an optimizer step as a training does; `silent`: without anything sent."""
+        """Make an optimizer step as a training does; `silent`: without communication."""
         self.gather.silent = self.reduce.silent = silent
         total: Any = 0.0
         for part in range(self.choices.accumulate):
@@ -131,11 +131,11 @@ class Replica:
             total = total + loss.detach()
         parameters = list(self.gpt.parameters())
         for each in parameters if silent else []:
-            if each.grad is None:  # hsdp keeps what was not reduced to itself
+            if each.grad is None:  # hsdp does not show gradients that were not reduced
                 each.grad = torch.zeros_like(each)
         norms = torch._foreach_norm([local(each.grad) for each in parameters])
         numbers = torch.stack([total, torch.linalg.vector_norm(torch.stack(norms)).to(total)])
-        if self.mesh is not None and not silent:  # where a training measures the step over all processes
+        if self.mesh is not None and not silent:  # here a training measures the step over all processes
             for name in self.mesh.mesh_dim_names or ():
                 dist.all_reduce(numbers, group=self.mesh.get_group(name))
         if self.choices.device != "cuda":
@@ -144,12 +144,12 @@ class Replica:
         self.optimizer.zero_grad()
 
     def seconds(self, steps: int, *, silent: bool) -> float:
-        """Return the mean time of a step, that of the slowest process."""
+        """Return the mean seconds of a step, on the slowest process."""
         return slowest(lambda: self.step(silent=silent), steps, self.mesh)
 
 
 def mesh_of(device: str, ranks: int, shards: int) -> DeviceMesh | None:
-    """Return the first processes of the run, `shards` to a copy of the weights. All processes call it."""
+    """Return the mesh of the first `ranks` processes, with `shards` to a copy of the weights. All processes call it."""
     if ranks == 1:
         return None
     if ranks > shards:
@@ -158,7 +158,7 @@ def mesh_of(device: str, ranks: int, shards: int) -> DeviceMesh | None:
 
 
 def slowest(work: Callable[[], object], times: int, mesh: DeviceMesh | None) -> float:
-    """Return the mean seconds of something done several times by all processes of a mesh: those of the slowest."""
+    """Return the mean seconds of work that all processes of a mesh do several times, on the slowest process."""
     settle(mesh)
     began = time.perf_counter()
     for _ in range(times):
@@ -169,7 +169,7 @@ def slowest(work: Callable[[], object], times: int, mesh: DeviceMesh | None) -> 
 
 
 def settle(mesh: DeviceMesh | None, value: float = 0.0) -> float:
-    """Return the largest value of all processes of a mesh; each of them waits for all."""
+    """Return the largest value of all processes of a mesh; each process waits for all."""
     found = torch.tensor(value, dtype=torch.float64)
     if mesh is not None:
         found = found.to(mesh.device_type)

@@ -1,4 +1,4 @@
-"""The alpha-beta model: what a step sends under each strategy, and how long that takes on paper. No torch.
+"""The alpha-beta model: what a step sends under each strategy, and how long that takes by the formula. No torch.
 
 A message of m bytes takes alpha + m / beta seconds. In a ring of n processes an all-gather or a reduce-scatter of S
 bytes (the whole tensor) is n - 1 messages of S / n bytes, one after the other; an all-reduce is a reduce-scatter and
@@ -25,7 +25,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Collective:
-    """Something that a step does `times` times."""
+    """A collective operation that a step makes `times` times."""
 
     kind: str  # one of PASSES
     group: str  # part: the processes that hold one copy of the weights; copy: those that hold the same part of each
@@ -39,7 +39,7 @@ class Collective:
         return self.times * PASSES[self.kind] * self.size * (self.ranks - 1) / self.ranks
 
     def seconds(self, line: Line) -> float:
-        """Time in a step, on paper."""
+        """Return the seconds in a step, by the formula."""
         message = line.alpha + self.size / self.ranks / line.beta
         return self.times * PASSES[self.kind] * (self.ranks - 1) * message
 
@@ -53,7 +53,7 @@ class Load:
     root: float  # bytes of the weights around the blocks
     passes: int = 1  # micro-batches of a step for which weights are gathered and gradients reduced anew
     frees: bool = True  # whether a block's gathered weights are freed between its forward and its backward pass
-    gathered: float = 1.0  # bytes of a block's weights on the way, as a part of `block`
+    gathered: float = 1.0  # bytes that are sent of a block's weights, as a fraction of `block`
 
 
 def collectives(strategy: str, load: Load, ranks: int, shards: int) -> list[Collective]:
@@ -86,7 +86,7 @@ def collectives(strategy: str, load: Load, ranks: int, shards: int) -> list[Coll
 
 
 def fit(kind: str, ranks: int, times: Sequence[tuple[float, float]]) -> Line:
-    """Return the line through the smallest and the largest of some measurements.
+    """Return the connection whose times go through the smallest and the largest of some measurements.
 
     Args:
         kind: one of PASSES.
@@ -96,16 +96,16 @@ def fit(kind: str, ranks: int, times: Sequence[tuple[float, float]]) -> Line:
     (small, soon), (large, late) = times[0], times[-1]
     messages = PASSES[kind] * (ranks - 1)
     slope = (late - soon) / (large - small)
-    if slope <= 0:  # noise: the larger took no longer
+    if slope <= 0:  # noise: the larger tensor took no longer
         slope = late / large
     return Line(max(0.0, soon - slope * small) / messages, messages / ranks / slope)
 
 
 def on_paper(made: Sequence[Collective], lines: Mapping[tuple[str, str], Line]) -> float:
-    """Return the seconds of a step's collectives, one after the other.
+    """Return the calculated seconds of a step's collectives, one after the other.
 
     Args:
-        made: as from `collectives`.
+        made: from `collectives`.
         lines: (kind, group) -> the connection.
     """
     return sum(each.seconds(lines[each.kind, each.group]) for each in made)
