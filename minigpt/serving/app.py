@@ -1,4 +1,4 @@
-"""The paths: OpenAI's under /v1, the page at / with what it asks under /api, /health and /metrics."""
+"""The paths: OpenAI's under /v1, the page at / and its requests under /api, /health and /metrics."""
 
 import asyncio
 import contextlib
@@ -30,12 +30,12 @@ BUSY = "too many requests wait already: try again later"
 
 
 class Server:
-    """What the paths share.
+    """The state that the paths share.
 
     Args:
         engine: writes the texts.
-        config: limits.
-        say: told of each request, unless the config says none.
+        config: limits, and what is logged.
+        say: takes a line for each request that is logged.
     """
 
     def __init__(self, engine: Engine, config: ServeConfig, say: Callable[[str], object]):
@@ -46,10 +46,10 @@ class Server:
         self.seconds: dict[str, float] = {}
 
     def served(self, name: Any) -> Served:
-        """Return a model.
+        """Return a model by its name.
 
         Raises:
-            ApiError: there is none of this name.
+            ApiError: there is no such model.
         """
         if not isinstance(name, str):
             raise ApiError(400, "model must be text", param="model")
@@ -83,7 +83,7 @@ class Server:
         return StreamingResponse(reply.whole(wholes), media_type="application/json")  # made in a thread
 
     def watch(self, request: Request, answer: Answer) -> list[asyncio.Task[None] | asyncio.TimerHandle]:
-        """End an answer where the client goes away or it takes too long, whether somebody reads it or not."""
+        """End an answer if the client goes away or it takes too long, also while nobody reads the answer."""
 
         def end(why: Exception) -> None:
             self.engine.cancel(answer)
@@ -93,10 +93,10 @@ class Server:
         return [asyncio.create_task(disconnected(request, end)), timer]
 
     async def pieces(self, request: Request, order: Order, watches: Sequence[Any]) -> AsyncIterator[Piece]:
-        """Yield what is written, until all texts have ended.
+        """Yield the pieces of an answer until all its texts have ended.
 
         Raises:
-            ApiError: it takes too long, or goes wrong.
+            ApiError: it takes too long, or the model fails.
             ClientDisconnect: the client is gone.
         """
         answer, status, tokens = order.answer, 200, 0
@@ -128,7 +128,7 @@ class Server:
             self.note(request, status, order, tokens)
 
     def note(self, request: Request, status: int, order: Order | None = None, tokens: int = 0) -> None:
-        """Count a request, and say it."""
+        """Count a request, and log it."""
         path, seconds = request.url.path, time.monotonic() - request.scope["began"]
         known = path if path in PATHS else "other"
         self.requests[known, status] += 1
@@ -142,7 +142,7 @@ class Server:
         self.say(words.translate(CONTROL_PICTURES))
 
     def metrics(self) -> Iterator[str]:
-        """Yield Prometheus' lines."""
+        """Yield the metrics as lines for Prometheus."""
         models = self.engine.models
         yield from family("requests_total", "counter", "Requests answered.", {
             f'path="{path}",status="{status}"': count for (path, status), count in self.requests.items()
@@ -162,11 +162,11 @@ class Server:
 
 
 def memory_bytes() -> int:
-    """Return the memory that this process holds; where the system does not say, the most it has held."""
+    """Return the memory that this process holds; if the system does not say, the most that it has held."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # of macOS, in bytes
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # on macOS in bytes
 
 
 PATHS = {"/", "/health", "/metrics", "/v1/models", "/v1/completions", "/v1/chat/completions"}
@@ -206,12 +206,12 @@ async def events(order: Order, reply: Reply, writing: AsyncIterator[Piece]) -> A
 
 
 def data(content: dict[str, Any]) -> str:
-    """Return an event."""
+    """Return a server-sent event."""
     return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
 
 
 async def disconnected(request: Request, tell: Callable[[Exception], object]) -> None:
-    """Tell when the client goes away."""
+    """Wait until the client goes away, then call `tell`."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
     tell(ClientDisconnect())
@@ -225,9 +225,9 @@ def make_app(
     Args:
         engine: writes the texts; it runs while the application does.
         config: limits, and what is logged.
-        hosts: names that this server goes by.
-        token: what clients show; None: any key is accepted.
-        say: told of requests.
+        hosts: names of this server.
+        token: that clients must send; None: any key is accepted.
+        say: takes a line for each request that is logged.
     """
 
     @contextlib.asynccontextmanager
@@ -244,7 +244,7 @@ def make_app(
 
 
 def add_paths(app: FastAPI, server: Server) -> None:
-    """Add what the server answers."""
+    """Add the paths that the server answers."""
     page, policy = page_of(SERVER, title="minigpt")
     headers = {"Content-Security-Policy": f"{policy}; frame-ancestors 'none'"}
     models = server.engine.models
@@ -281,7 +281,7 @@ def add_paths(app: FastAPI, server: Server) -> None:
 
 
 def writer_of(server: Server, *, chat: bool) -> Callable[..., Any]:
-    """Return what answers requests for texts."""
+    """Return the function that answers requests for texts."""
 
     async def write(request: Request) -> Response:
         return await server.write(request, chat=chat)
@@ -290,7 +290,7 @@ def writer_of(server: Server, *, chat: bool) -> Callable[..., Any]:
 
 
 def viewer_of(server: Server, key: str, view: Callable[[Served, Any], dict[str, Any]]) -> Callable[..., Any]:
-    """Return what answers the page: a view of a model and of what it is asked about, `tokens` or `text`."""
+    """Return the function that answers the page with a view of a model and of the request's `tokens` or `text`."""
     kind, words = (list, "a list of tokens") if key == "tokens" else (str, "text")
 
     async def answer(request: Request) -> Response:
@@ -314,7 +314,7 @@ def add_errors(app: FastAPI, server: Server) -> None:
     """Answer every error in OpenAI's form."""
 
     def refuse(request: Request, error: ApiError) -> Response:
-        if error.status not in (500, 503, 504):  # those are noted where they happen
+        if error.status not in (500, 503, 504):  # those are noted elsewhere
             server.note(request, error.status)
         return error_response(error)
 

@@ -1,4 +1,4 @@
-"""What `minigpt serve` does: load the models, open the port, answer until Ctrl-C."""
+"""minigpt serve: loads the models, opens the port, and answers until Ctrl-C."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from minigpt.serving.engine import Engine
 from minigpt.serving.guard import Patient
 from minigpt.serving.models import load_models
 
-LEAVING_SECONDS = 5  # for answers that are being sent when the server stops
+LEAVING_SECONDS = 5  # to finish sending answers when the server stops
 
 
 def serve(config: ServeConfig) -> int:
@@ -52,7 +52,7 @@ def serve(config: ServeConfig) -> int:
 
 
 class OurServer(uvicorn.Server):
-    """uvicorn's, with our signals, which says where it is."""
+    """uvicorn's server, with our signals, which prints its address."""
 
     def __init__(self, settings: uvicorn.Config, address: str):
         super().__init__(settings)
@@ -64,7 +64,7 @@ class OurServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Say the address once it answers."""
+        """Print the address once the server answers."""
         await super().startup(sockets)
         if self.started:
             print(f"Serving at {self.address} (Ctrl-C stops)", flush=True)
@@ -90,22 +90,22 @@ def listen(config: ServeConfig) -> socket.socket:
     """Return a socket that listens at the config's address.
 
     Raises:
-        UserFault: it is no address of this machine, or taken.
+        UserFault: it is no address of this machine, or the port is taken.
     """
     try:
         family, *_, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=256)
     except (OSError, UnicodeError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        remedy = "Use another port=, or port=0 for any that is free"
+        remedy = "Use another port=, or port=0 for any free one"
         raise UserFault(f"host={config.host} port={config.port} can't be listened at: {why}. {remedy}") from None
 
 
 def read_token(config: ServeConfig) -> str | None:
-    """Return the token that clients must show; None if any key will do.
+    """Return the token that clients must send; None if any key will do.
 
     Raises:
-        UserFault: a file that can't be read, or too short a token.
+        UserFault: the file can't be read, or the token is too short or has characters that are not allowed.
     """
     token = os.environ.get("MINIGPT_TOKEN", "")
     where = "MINIGPT_TOKEN"

@@ -1,7 +1,7 @@
-"""Writes the texts of all requests: one thread, for each model one batch, a token for each of its texts per step.
+"""Writes the texts of all requests: one thread, one batch for each model, and per step a token for each of its texts.
 
-A text joins the batch as soon as a row is free and leaves it when it ends, so nobody waits for a stranger's end. Only
-the thread touches the models. Each text is what it would be alone: see sampling/generate.py.
+A text joins the batch as soon as a row is free and leaves it when it ends, so no request waits for another one's end.
+Only the thread touches the models. Each text is what it would be alone: see sampling/generate.py.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from minigpt.sampling.native.decoder import NativeDecoder
 from minigpt.sampling.stream import TextStream
 from minigpt.sampling.write import gpt_forward
 
-MAX_TASKS = 8  # of the page's questions that may wait
+MAX_TASKS = 8  # requests of the page that may wait
 
 
 class Busy(Exception):
-    """There is no more room to wait."""
+    """Raised when no more requests can wait."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,16 @@ class Token:
     """A token that was drawn."""
 
     id: int
-    logprob: float = 0.0  # nats, by the model's own distribution: before temperature and filters; if asked for
+    logprob: float = 0.0  # if asked for: nats, by the model's own distribution, before temperature and filters
     top: Sequence[tuple[int, float]] = ()  # the likeliest tokens
 
 
 @dataclass
 class Piece:
-    """What a step brought to one text of an answer."""
+    """The part of one text of an answer that a step has added."""
 
     choice: int
-    text: str = ""  # what is certain now: never half a character nor half a stop string
+    text: str = ""  # text that is certain: never half a character nor half a stop string
     tokens: list[Token] = field(default_factory=list)
     ended: str = ""  # as Sample.ended
 
@@ -55,9 +55,9 @@ class Answer:
 
     Attributes:
         model: the name of the model that writes.
-        rows: the texts; those of one prompt may share its list.
+        rows: the texts; those of one prompt may share its list of tokens.
         top: how many of the likeliest tokens come with each token; None: no logprobs at all.
-        events: what happens to it: pieces, and in place of the last the exception that ended it.
+        events: pieces, and in place of the last one the exception that ended the answer.
     """
 
     model: str
@@ -78,13 +78,13 @@ class Choice:
         self.row.on_token = self.on_token
 
     def on_token(self, token: int, logits: Tensor) -> bool:
-        """Note a token; True once a stop string is complete."""
+        """Add a token; return True once a stop string is complete."""
         self.piece.tokens.append(Token(token) if self.answer.top is None else scored(token, logits, self.answer.top))
         self.piece.text += self.stream.feed(self.token_bytes(token))
         return self.stream.stopped
 
     def taken(self) -> Piece:
-        """Return what came since the last call."""
+        """Return what was added since the last call."""
         piece, self.piece = self.piece, Piece(self.index)
         if self.row.ended:
             piece.text += self.stream.finish()
@@ -93,7 +93,7 @@ class Choice:
 
 
 def scored(token: int, logits: Tensor, top: int) -> Token:
-    """Return a token with its logprob, and the likeliest ones, by logits (V,)."""
+    """Return a token with its logprob, and the `top` likeliest tokens, by logits (V,)."""
     logprobs = logits.log_softmax(-1)
     values, ids = logprobs.topk(min(top, len(logprobs)))
     return Token(token, float(logprobs[token]), list(zip(ids.tolist(), values.tolist(), strict=True)))
@@ -105,7 +105,7 @@ class Served:
     Args:
         name: by which requests ask for it.
         loaded: model and tokenizer.
-        decoder: the model's, if it has one.
+        decoder: the model's native code, if it has any.
         rows: texts written at a time.
     """
 
@@ -121,9 +121,9 @@ class Served:
         self.tokens_read = self.tokens_written = 0
 
     def admit(self) -> list[Choice]:
-        """Take texts of the first answer that waits, as many as rows are free; under the engine's lock.
+        """Take texts of the first answer that waits, as many as there are free rows; under the engine's lock.
 
-        Of one answer only: reading its prompt keeps the others waiting for a moment, and they shall go on.
+        They are of one answer only: reading its prompt holds up the texts that are being written.
         """
         self.waiting = deque(choice for choice in self.waiting if not choice.answer.cancelled)
         free = self.rows - len(self.writing)
@@ -134,10 +134,10 @@ class Served:
         return new
 
     def step(self, new: Sequence[Choice]) -> list[tuple[Answer, Piece]]:
-        """Let new texts join, and give each text a token; return what that brought."""
+        """Let new texts join, and give each text a token; return the pieces that this has added."""
         self.writing += new
         for choice in new:
-            choice.row.tokens = list(choice.row.tokens)  # from here on it grows; those that wait share their prompt's
+            choice.row.tokens = list(choice.row.tokens)  # it will grow; texts that wait share their prompt's list
         if new:
             self.writer.join([choice.row for choice in new])
             self.tokens_read += sum(len(choice.row.tokens) for choice in new)
@@ -151,12 +151,12 @@ class Served:
         pieces = [(choice.answer, choice.taken()) for choice in self.writing]
         for choice in self.writing:
             if choice.row.ended:
-                choice.row.tokens = []  # its answer may wait for others yet
+                choice.row.tokens = []  # free the memory: its answer may still wait for other texts
         self.writing = [choice for choice in self.writing if not choice.row.ended]
         return pieces
 
     def fail(self, error: Exception) -> list[tuple[Answer, Exception]]:
-        """Let go of all texts that are written now."""
+        """Drop all texts that are being written; return the error for each of their answers."""
         answers = dict.fromkeys(choice.answer for choice in self.writing)
         self.writing = []
         self.writer = Writer(self.reader)
@@ -165,12 +165,12 @@ class Served:
 
 
 class Engine:
-    """The thread that computes. Used as `async with Engine(...)`, in the loop of those who call it.
+    """The thread that computes. Used as `async with Engine(...)`, in the event loop of its callers.
 
     Args:
-        models: what is served, by name.
+        models: that are served.
         queue: texts that may wait for a row, of each model.
-        on_error: told of an exception that is our fault.
+        on_error: called with an exception that is a bug.
     """
 
     def __init__(self, models: Sequence[Served], *, queue: int, on_error: Callable[[Exception], object]):
@@ -188,7 +188,7 @@ class Engine:
         return self
 
     def stop(self) -> None:
-        """End all answers, and take no more."""
+        """End all answers, and accept no more."""
         with self.changed:
             self.stopping = True
             self.changed.notify()
@@ -201,7 +201,7 @@ class Engine:
         """Have an answer written.
 
         Raises:
-            Busy: too many wait already.
+            Busy: too many texts wait already.
         """
         served = self.models[answer.model]
         token_bytes = served.loaded.tokenizer.token_bytes
@@ -219,10 +219,10 @@ class Engine:
         answer.cancelled = True
 
     async def call(self, task: Callable[[], Any]) -> Any:
-        """Run a function of the models between two steps, and return what it returns.
+        """Run a function that uses the models between two steps, and return its result.
 
         Raises:
-            Busy: too many wait already.
+            Busy: too many functions wait already.
         """
         future: Future[Any] = Future()
         with self.changed:
@@ -233,7 +233,7 @@ class Engine:
         return await asyncio.wrap_future(future)
 
     def run(self) -> None:
-        """Work until the end; what goes wrong ends the answers that it touches, not the thread."""
+        """Work until `stop`; an exception ends the answers that it concerns, not the thread."""
         while True:
             with self.changed:
                 self.changed.wait_for(self.has_work)
@@ -257,11 +257,11 @@ class Engine:
             self.tell(served.fail(Busy()))
 
     def has_work(self) -> bool:
-        """Whether there is something to do."""
+        """Return whether there is something to do."""
         return self.stopping or bool(self.tasks) or any(each.waiting or each.writing for each in self.models.values())
 
     def tell(self, events: Sequence[tuple[Answer, Piece | Exception]]) -> None:
-        """Hand events to their answers, in their loop."""
+        """Hand events to their answers, in the callers' event loop."""
         if events:
             with contextlib.suppress(RuntimeError):  # the loop is over
                 self.loop.call_soon_threadsafe(hand_out, events)

@@ -1,4 +1,4 @@
-"""Who may ask: checks before any request is read, and limits on reading it.
+"""Access: checks before a request is read, and limits on reading it.
 
 A page of another origin can make a browser send requests to this machine, and a name can be made to point to it
 (DNS rebinding): so the names in Host and Origin are checked, also where no token is needed.
@@ -22,9 +22,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from minigpt.serving.protocol import ApiError
 
 MAX_BODY_BYTES = 1 << 20
-MAX_DISCARDED_BYTES = 1 << 25  # read and let go: who is still sending does not hear the answer
+MAX_DISCARDED_BYTES = 1 << 25  # read and dropped: a client that is still sending does not read the answer
 MAX_CONNECTIONS = 500  # at a time; more are closed at once
-BODY_SECONDS, HEADER_SECONDS = 10.0, 10.0  # for a request to come in
+BODY_SECONDS, HEADER_SECONDS = 10.0, 10.0  # for a request to arrive
 OPEN = ("/", "/health")  # paths that need no token
 SECRET_WORDS = {"token", "key", "api_key", "apikey", "api-key", "access_token", "authorization"}
 HEADERS = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
@@ -35,9 +35,9 @@ class Guard:
     """Refuses requests that come from elsewhere or without the token.
 
     Args:
-        app: what answers the others.
-        hosts: the names that this server goes by. With a token, addresses in figures are right, too.
-        token: what clients show; None: any key is accepted.
+        app: answers the requests that are not refused.
+        hosts: the names of this server. With a token, numeric addresses are accepted, too.
+        token: that clients must send; None: any key is accepted.
     """
 
     def __init__(self, app: ASGIApp, *, hosts: Collection[str], token: str | None):
@@ -73,7 +73,7 @@ class Guard:
         return None
 
     def is_ours(self, host: str) -> bool:
-        """Whether a Host header names this server."""
+        """Return whether a Host header names this server."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
             if name in self.hosts:
@@ -85,7 +85,7 @@ class Guard:
 
 
 def host_of(origin: str) -> str:
-    """Return the host and port that an Origin header names; nothing if it names none."""
+    """Return the host and port that an Origin header names; "" if it names none."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:
@@ -103,7 +103,7 @@ async def read_body(request: Request) -> dict[str, Any]:
     """Return the JSON object that a request holds.
 
     Raises:
-        ApiError: it is too large, too slow, or none.
+        ApiError: the request is too large, too slow, or no JSON object.
     """
     body, size = bytearray(), 0
     try:
@@ -128,11 +128,10 @@ async def read_body(request: Request) -> dict[str, Any]:
 
 
 class Patient(H11Protocol):
-    """A connection that is closed where its next request does not come in time, nobody reads the answer, or there are
-    too many."""
+    """A connection that is closed if its next request is late, its answer is not read, or there are too many."""
 
     def connection_made(self, transport: Any) -> None:
-        """Begin to watch."""
+        """Begin to watch the connection."""
         super().connection_made(transport)
         self.before: Any = None
         self.unsent = 0
@@ -141,7 +140,7 @@ class Patient(H11Protocol):
             self.transport.abort()
 
     def look(self) -> None:
-        """Close it if, since the last look, nothing was asked and is being answered, or nothing was read."""
+        """Close the connection if since the last look no new request came, or nothing of the answer was read."""
         unsent = self.transport.get_write_buffer_size()
         if self.cycle is self.before and (
             self.cycle is None or self.cycle.response_complete or unsent == self.unsent > 0

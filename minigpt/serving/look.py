@@ -1,4 +1,4 @@
-"""What `minigpt look` does: the tokens and the attention of a text as one page, to keep and to send."""
+"""minigpt look: the tokens and the attention of a text as one page, to keep and to send."""
 
 import os
 from pathlib import Path
@@ -13,10 +13,10 @@ from minigpt.serving.views import look as look_at
 
 
 def look(config: LookConfig) -> Path:
-    """Write the page, and return where it is.
+    """Write the page, and return its path.
 
     Raises:
-        UserFault: no such checkpoint, or a text that it can't read.
+        UserFault: no such checkpoint, or a text that its tokenizer can't encode.
         StorageFailure: the file can't be written.
     """
     assert config.checkpoint is not None, "config/rules asks for it"

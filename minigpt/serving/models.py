@@ -17,7 +17,7 @@ from minigpt.serving.engine import Served
 
 
 def load_models(config: ServeConfig) -> list[Served]:
-    """Load every checkpoint, and what the adapters make of them; equal names get a number.
+    """Load every checkpoint, and a model for each adapter on one of them; equal names get a number.
 
     Raises:
         UserFault: no such checkpoint, adapter or device.
@@ -37,7 +37,7 @@ def load_models(config: ServeConfig) -> list[Served]:
 
 
 def in_common(model: GPT, bases: Sequence[LoadedCheckpoint]) -> str:
-    """Say how much of its memory a model with an adapter has in common with the one below it."""
+    """Return how many weights a model with an adapter shares in memory with the model of its training."""
     shared = {id(parameter) for base in bases for parameter in base.model.parameters()}
     sizes = [(parameter.numel(), id(parameter) in shared) for parameter in model.parameters()]
     common, whole = sum(size for size, is_shared in sizes if is_shared), sum(size for size, _ in sizes)
@@ -63,12 +63,12 @@ def refuse_too_large(model: GPT, config: ServeConfig) -> None:
 
 
 def name_of(path: Path) -> str:
-    """Return what a checkpoint is called: its run, else its folder or file."""
+    """Return the name of a checkpoint: its run's, else that of its folder or file."""
     path = path.resolve()
     return path.parents[1].name if path.parent.name == "checkpoints" else path.name
 
 
 def unlike(name: str, taken: Sequence[str]) -> str:
-    """Return the name, or with a number the first that is not taken."""
+    """Return the name, with a number if it is taken."""
     numbered = (f"{name}-{number}" for number in range(2, len(taken) + 2))
     return name if name not in taken else next(each for each in numbered if each not in taken)

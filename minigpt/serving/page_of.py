@@ -1,4 +1,4 @@
-"""The page as one HTML file: the style and the modules of page/ stand inside it, and it needs nothing else."""
+"""The page as one HTML file that holds the style and the modules of page/ and needs nothing else."""
 
 import base64
 import hashlib
@@ -23,7 +23,7 @@ PAGE = """<!doctype html>
 <style>{style}</style>
 <header><h1>{title}</h1></header>
 <main></main>
-<noscript>This page needs JavaScript, which stands inside it.</noscript>
+<noscript>This page needs JavaScript, all of which is inside it.</noscript>
 <script type="application/json" id="data">{data}</script>
 <script type="module">{script}</script>
 </html>
@@ -31,12 +31,12 @@ PAGE = """<!doctype html>
 
 
 def page_of(modules: tuple[str, ...], *, title: str, data: Any = None) -> tuple[str, str]:
-    """Return a page and its content security policy, which admits this style and this script only.
+    """Return a page and its content security policy, which allows this style and this script only.
 
     Args:
         modules: files of page/, each after those that it imports.
         title: of the page.
-        data: what the page finds in its element #data, as JSON.
+        data: the content of the page's element #data, as JSON.
     """
     style = (FOLDER / "style.css").read_text(encoding="utf-8")
     script = "\n".join(_without_imports((FOLDER / f"{name}.js").read_text(encoding="utf-8")) for name in modules)
@@ -44,13 +44,13 @@ def page_of(modules: tuple[str, ...], *, title: str, data: Any = None) -> tuple[
         f"default-src 'none'; script-src {_source(script)}; style-src {_source(style)}; img-src data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'"
     )
-    inside = json.dumps(data).replace("<", "\\u003c")  # no text of a model ends the element
+    inside = json.dumps(data).replace("<", "\\u003c")  # so that no text of a model can end the element
     page = PAGE.format(policy=policy, title=escape(title), style=style, script=script, data=inside)
     return page, policy
 
 
 def _without_imports(module: str) -> str:
-    """Return a module's text for a script that holds all modules."""
+    """Return a module's text without imports and exports, for a script that holds all modules."""
     return re.sub(r"^export ", "", re.sub(r"^import .*;\n", "", module, flags=re.MULTILINE), flags=re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""OpenAI's protocol: a request's fields to texts that are to be written, and what was written to JSON.
+"""OpenAI's protocol: from the fields of a request to the texts to write, and from written texts to JSON.
 
 Source: https://platform.openai.com/docs/api-reference (completions, chat, models, errors).
 """
@@ -23,7 +23,7 @@ from minigpt.serving.engine import Answer, Piece, Token
 MAX_TEXTS, MAX_STOPS, MAX_STOP_CHARACTERS, MAX_TOP = 128, 16, 200, 20
 FINISH = {"end of text": "stop", "stopped": "stop", "length": "length"}  # Sample.ended -> finish_reason
 
-# What changes nothing here, and what would, where it holds anything else than this.
+# Fields that have no effect here, and fields that are refused unless they have one of these values.
 IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 NOT_HERE: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0, None), "frequency_penalty": (0, None), "logit_bias": ({}, None), "suffix": ("", None),
@@ -40,7 +40,7 @@ WORDS: dict[Any, str] = {
 
 
 class ApiError(Exception):
-    """What is answered instead of a text."""
+    """An error that is sent to the client, in OpenAI's form."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None):
         super().__init__(message)
@@ -63,7 +63,7 @@ class Fields:
         """Return a field; the default if it is missing or null.
 
         Raises:
-            ApiError: it is of another kind.
+            ApiError: it has another type.
         """
         value = self.left.pop(name, None)
         if value is None:
@@ -76,7 +76,7 @@ class Fields:
         """Return a number between limits, both included; the default if it is missing or null.
 
         Raises:
-            ApiError: it is none, or outside.
+            ApiError: it is no number, or outside of the limits.
         """
         value = self.take(name, int if whole else (int, float), default)
         if value is not None and not low <= value <= high:  # NaN neither
@@ -84,10 +84,10 @@ class Fields:
         return value
 
     def finish(self) -> None:
-        """Refuse what is left.
+        """Refuse fields that were not taken.
 
         Raises:
-            ApiError: a field that is not known, or that would change the answer and can't here.
+            ApiError: a field is unknown, or would change the answer and is not supported.
         """
         for name, value in self.left.items():
             param = ascii(name[:100])[1:-1]
@@ -99,7 +99,7 @@ class Fields:
 
 @dataclass
 class Order:
-    """What a request wants."""
+    """What a request asks for."""
 
     answer: Answer
     tokenizer: Tokenizer
@@ -125,8 +125,8 @@ def read_order(
     Args:
         content: the body.
         tokenizers: of the models, by name.
-        contexts: tokens that each reads; messages of more are refused, of which it would read the end only.
-        chat: whether it holds messages, not a prompt.
+        contexts: tokens that each model reads; longer messages are refused, since it would read only their end.
+        chat: whether the body holds messages, not a prompt.
         max_tokens: most tokens of a text.
         max_texts: most texts of a request; more are refused before anything is encoded.
 
@@ -171,7 +171,7 @@ def read_order(
     rows = []
     for turn in turns:
         own = options if not turn.stop else SampleConfig(**{**vars(options), "stop": [*options.stop, *turn.stop]})
-        rows += [Row(turn.tokens, own, number, turn.ends) for number in range(n)]  # one list for all
+        rows += [Row(turn.tokens, own, number, turn.ends) for number in range(n)]  # they share the list of tokens
     shown = str(content.get("messages" if chat else "prompt"))
     prompts = [turn.tokens for turn in turns]
     return Order(Answer(model, rows, top), tokenizers[model], chat, stream, usage, token_ids, prompts, shown)
@@ -230,7 +230,7 @@ def _refused(encode: Callable[[], Any], param: str) -> Any:
 
 
 def _read_logprobs(fields: Fields, chat: bool) -> int | None:
-    """Return how many of the likeliest tokens are wanted beside each; None: no logprobs."""
+    """Return how many of the likeliest tokens are wanted with each token; None: no logprobs."""
     if not chat:
         return fields.number("logprobs", None, 0, MAX_TOP, whole=True)
     wanted = fields.take("logprobs", bool, False)
@@ -252,10 +252,10 @@ def _read_stop(fields: Fields) -> list[str]:
 
 
 class Reply:
-    """Makes JSON of what was written.
+    """Turns written texts into JSON.
 
     Args:
-        order: what was asked for.
+        order: the request.
         created: seconds since 1970.
     """
 
@@ -266,9 +266,9 @@ class Reply:
         self.head = {"id": name, "object": self.kind, "created": created, "model": order.answer.model}
 
     def whole(self, pieces: Sequence[Piece]) -> Iterator[str]:
-        """Yield the JSON of the reply that is not streamed, of a whole piece for each choice.
+        """Yield the JSON of a reply that is not streamed, from a whole piece for each choice.
 
-        Choice by choice: `json.dumps` keeps the interpreter to itself, and a whole reply may be of 100 MB.
+        It comes choice by choice: `json.dumps` holds the interpreter's lock, and a whole reply may have 100 MB.
         """
         head = json.dumps({**self.head, "usage": self.usage(sum(len(piece.tokens) for piece in pieces))})
         yield head[:-1] + ', "choices": ['
@@ -278,7 +278,7 @@ class Reply:
         yield "]}"
 
     def chunk(self, piece: Piece, *, first: bool) -> dict[str, Any]:
-        """Return a chunk of a stream; the first of a prompt holds its tokens, if they are asked for."""
+        """Return a chunk of a stream; a prompt's first chunk holds its tokens, if they are asked for."""
         kind = "chat.completion.chunk" if self.order.chat else self.kind
         return {**self.head, "object": kind, "choices": [self._choice(piece, message="delta", first=first)]}
 
@@ -325,7 +325,7 @@ class Reply:
         return {"content": content, "refusal": None}
 
     def name_of(self, token: int) -> str:
-        """Return a token as text, a control token as its name; bytes that are none alone as OpenAI writes them."""
+        """Return a token as text, a control token as its name, and bytes that are no UTF-8 as OpenAI writes them."""
         data = self.order.tokenizer.token_bytes(token)
         try:
             return self.order.tokenizer.names.get(token) or data.decode()

@@ -1,4 +1,4 @@
-"""What the page shows of a model: its choice of the next token, its attention, how a text surprises it. As JSON."""
+"""The page's views of a model, as JSON: its choice of the next token, its attention, its surprise at a text."""
 
 import base64
 import codecs
@@ -18,24 +18,24 @@ from minigpt.sampling.generate import window_start
 from minigpt.sampling.write import gpt_forward
 
 MOST_LIKELY = 40  # tokens that are named
-MAX_SCORED = 4096  # tokens of a text that is scored; the answers that are written wait for so long
+MAX_SCORED = 4096  # tokens of a text that is scored: meanwhile answers that are being written wait
 MAX_LOOKED_AT, MAX_WEIGHTS = 128, 2_000_000  # tokens, and attention weights of all heads
 
 
 def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """Return what each token adds to the text; a character that several make up stands at the last of them."""
+    """Return what each token adds to the text; a character that consists of several tokens is at the last of them."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts = [decoder.decode(tokenizer.token_bytes(token)) for token in tokens]
     return [*texts[:-1], texts[-1] + decoder.decode(b"", True)] if texts else []
 
 
 def label(tokenizer: Tokenizer, token: int) -> str:
-    """Return one token as it can be read alone."""
+    """Return one token as readable text."""
     return tokenizer.names.get(token) or tokenizer.token_bytes(token).decode("utf-8", "backslashreplace")
 
 
 def distribution(tokenizer: Tokenizer, logits: Tensor, count: int = MOST_LIKELY) -> dict[str, Any]:
-    """Return a choice of the next token so that it can be worked out for any temperature.
+    """Return a distribution of the next token, from which it can be computed for any temperature.
 
     Args:
         tokenizer: the model's.
@@ -63,7 +63,7 @@ def next_tokens(loaded: LoadedCheckpoint, tokens: Sequence[int]) -> dict[str, An
     """Return the distribution of the token that follows these.
 
     Raises:
-        UserFault: none, or one outside the vocabulary.
+        UserFault: there are no tokens, or one is outside the vocabulary.
     """
     V = loaded.tokenizer.vocab_size
     if not tokens or not all(type(token) is int and 0 <= token < V for token in tokens):
@@ -92,9 +92,9 @@ def score(loaded: LoadedCheckpoint, text: str) -> dict[str, Any]:
 
 @torch.inference_mode()
 def look(name: str, loaded: LoadedCheckpoint, text: str) -> dict[str, Any]:
-    """Return what a model makes of a short text: each token's surprise and rivals, and the attention of every head.
+    """Return a model's view of a short text: each token's surprise and alternatives, and the attention of every head.
 
-    Of a longer text the first tokens are read, as many as the model takes at once and a picture can hold.
+    Only the first tokens of a long text are read: as many as the model takes at once and a picture can hold.
 
     Returns:
         name; tokens: text, nats and the distribution that it was drawn from; cut: tokens left out; attention:
