@@ -1,4 +1,4 @@
-"""What `import minigpt` offers: compose a config, train with it, load a run to sample from it and to score text."""
+"""The functions of `import minigpt`: compose a config, train with it, load a run to sample from it and score text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from minigpt.data.tokenizer import Tokenizer
     from minigpt.model.gpt import GPT
 
-OPTIONS = ("top_k", "top_p", "min_p", "repetition_penalty", "stop")  # of generate(), beside those it names
+OPTIONS = ("top_k", "top_p", "min_p", "repetition_penalty", "stop")  # of generate(), besides its named parameters
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,19 @@ class TrainedGPT:
         """Continue a prompt.
 
         Args:
-            prompt: text; an empty one starts from the end-of-text token, or a newline where there is none.
-            max_new_tokens: tokens to write, unless the model ends its text before.
+            prompt: text; an empty one starts from the end-of-text token, or a newline if there is none.
+            max_new_tokens: tokens to write at most; the model may end its text earlier.
             temperature: 0 takes the likeliest token each time.
             seed: the same seed and options give the same text.
-            **options: as of `minigpt sample`: top_k, top_p, min_p, repetition_penalty, and stop, a list of texts
+            **options: those of `minigpt sample`: top_k, top_p, min_p, repetition_penalty, and stop, a list of texts
                 before which the output ends.
 
         Returns:
-            What was written, without the prompt.
+            The text that was written, without the prompt.
 
         Raises:
             UserFault: an option out of its range, or a character that the tokenizer does not know.
+            TypeError: an unknown option.
         """
         if unknown := options.keys() - set(OPTIONS):
             raise TypeError(f"generate() has no option {min(unknown)!r}; it takes {', '.join(OPTIONS)}")
@@ -95,7 +96,7 @@ def load(run: str | Path, which: str = "best") -> TrainedGPT:
         which: of a run, "best" (lowest validation loss) or "latest".
 
     Raises:
-        UserFault: nothing there, or damaged.
+        UserFault: there is no checkpoint, or the one named is damaged.
         NoUsableCheckpoint: the run has checkpoints, but each is damaged.
     """
     from minigpt.checkpoint.load import load_checkpoint
@@ -108,19 +109,20 @@ def compose(arguments: Sequence[str] = ()) -> TrainConfig:
     """Return the config that these arguments of `minigpt train` describe, like `["experiment=demo", "seed=2"]`.
 
     Raises:
-        UserFault: with every fault at once.
+        UserFault: there are faults, all of which are named.
     """
     return compose_command("train", list(arguments))
 
 
 def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> int:
-    """Train, beginning or continuing the run in `config.run.dir`, after what `init.experiment` names.
+    """Train: begin or continue the run in `config.run.dir`, after the experiment that `init.experiment` names, if any.
 
     Args:
-        config: see `compose`. Where another is trained first, its `init.from` is then that run. Of experiments only
-            minigpt's own are found here, not those of a --config-dir: train such a one before, and give `init.from`.
+        config: see `compose`. If another experiment is trained first, `init.from` is then set to its run. Only
+            minigpt's own experiments are found here, not those of a --config-dir: train such an experiment before, and
+            give `init.from`.
         callbacks: Lightning callbacks of your own, called after ours; docs/ARCHITECTURE.md says which hooks they get.
-            What is trained first does not get them.
+            An experiment that is trained first does not get them.
 
     Returns:
         0 when the run is finished, 75 when a signal stopped it with a checkpoint.

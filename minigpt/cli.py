@@ -1,7 +1,7 @@
-"""The command `minigpt COMMAND [key=value ...]`; scripts/*.py and `python -m minigpt` come here, too.
+"""The command `minigpt COMMAND [key=value ...]`; scripts/*.py and `python -m minigpt` call it, too.
 
-A command is a function below: its first line stands in the list of commands, and what it imports is imported when it
-is called, so that a fault on the command line is named before torch is loaded.
+A command is a function below: the first line of its docstring is shown in the list of commands, and its modules are
+imported when it is called, so that a fault on the command line is found before torch is loaded.
 """
 
 from __future__ import annotations  # so that a Python that is too old gets as far as the sentence about it
@@ -30,7 +30,7 @@ def train(arguments: list[str]) -> int:
 
     from minigpt.process.signals import Signals, watch_lifeline
 
-    with Signals():  # heard even while torch is loaded
+    with Signals():  # handled even while torch is loaded
         watch_lifeline()
         config = _compose("train", arguments)
 
@@ -71,7 +71,7 @@ def prepare(arguments: list[str]) -> None:
         return
 
     if config.ray.address:
-        os.environ["RAY_ADDRESS"] = config.ray.address  # where Ray looks
+        os.environ["RAY_ADDRESS"] = config.ray.address  # Ray looks for its cluster there
 
     with loading():
         from minigpt.data.prepared import describe
@@ -101,7 +101,7 @@ def sweep(arguments: list[str]) -> int:
 
 
 def compare(arguments: list[str]) -> None:
-    """Say which run predicts better, and how sure that is."""
+    """Tell which run predicts better, and how sure that is."""
     config = _compose("compare", arguments)
 
     with loading():
@@ -152,7 +152,7 @@ def runs(arguments: list[str]) -> None:
 
 
 def plan(arguments: list[str]) -> None:
-    """Say what a training takes of each device's memory, and what fits."""
+    """Tell what memory a training takes on each device, and what fits."""
     given = any(argument.lstrip("+").startswith(("data=", "data.")) for argument in arguments)
     try:
         config = _compose("plan", arguments)
@@ -179,7 +179,7 @@ def slurm(arguments: list[str]) -> None:
 
 
 def benchmark(arguments: list[str]) -> int:
-    """Measure the speed of this machine."""
+    """Measure minigpt's speed on this machine."""
     from minigpt.benchmark.settings import read_plans
 
     plans = read_plans(arguments)
@@ -220,7 +220,7 @@ def draw_attention(arguments: list[str]) -> None:
 
 
 def look(arguments: list[str]) -> None:
-    """Write a page of a text's tokens and the attention to them."""
+    """Write a page that shows the tokens of a text and the attention to them."""
     config = _compose("look", arguments)
 
     with loading():
@@ -302,12 +302,12 @@ COMMANDS: dict[str, Callable[[list[str]], int | None]] = {each.__name__.replace(
 
 
 def main() -> None:
-    """Run the command that this process' command line names, and exit with the code its outcome stands for."""
+    """Run the command that the command line of this process names, and exit with the exit code for its outcome."""
     run_script(_dispatch)
 
 
 def run(name: str) -> None:
-    """Run one command with this process' arguments, and exit: what scripts/NAME.py does."""
+    """Run one command with the arguments of this process, and exit; scripts/NAME.py call this."""
     run_script(lambda arguments: _dispatch([name, *arguments]))
 
 

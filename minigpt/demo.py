@@ -1,4 +1,4 @@
-"""`minigpt demo`: train a GPT on text that every machine has, beside models of the same text that only count."""
+"""`minigpt demo`: trains a GPT on text that every machine has, and compares it with models that only count."""
 
 import os
 import shlex
@@ -18,7 +18,7 @@ from minigpt.training.run import train
 
 
 def demo(config: TrainConfig, arguments: Sequence[str] = ()) -> int:
-    """Train, then show what came out. A finished run is shown again, an unfinished one goes on.
+    """Train, then show the result. A finished run is shown again, an unfinished one goes on.
 
     Args:
         config: composed and checked.
@@ -33,8 +33,8 @@ def demo(config: TrainConfig, arguments: Sequence[str] = ()) -> int:
         return code
     run = Path(os.path.expanduser(config.run.dir or default_run_dir(config)))
     print(f"\n{comparison(run)}\n")
-    # Another text than the default may hold anything: its sample starts from nothing.
-    # No blank at the end of the prompt: to BPE it belongs to the next word.
+    # A user's own text may hold anything: its sample starts without a prompt.
+    # The prompt does not end in a blank: for BPE a blank belongs to the next word.
     prompt, next_prompt = ("def", "class") if config.data.name == "stdlib" else ("", "...")
     print(f"{f'--- a sample that starts with {prompt!r} ' if prompt else '--- a sample ':-<65}")
     sample(SampleConfig(checkpoint=str(run), prompt=[prompt], max_new_tokens=160, temperature=0.7, top_k=50))

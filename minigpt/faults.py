@@ -1,7 +1,7 @@
-"""What can go wrong outside our own code, and the exit code each kind ends with.
+"""What can go wrong outside our own code, and the exit code for each kind.
 
-A fault's text is written for the person at the terminal: what happened, what was got, what was
-wanted, and the command that repairs it. A bug is any other exception: it keeps its traceback (exit 1).
+A fault's text is written for the user at the terminal: what happened, what was got, what was wanted, and the command
+that repairs it. Any other exception is a bug and keeps its traceback (exit code 1).
 """
 
 from __future__ import annotations  # so that a Python that is too old gets as far as the sentence about it
@@ -21,7 +21,7 @@ USER_FAULT = 2
 NO_CHECKPOINT = 3
 STORAGE_FAILURE = 4
 NON_FINITE = 5
-TRIALS_FAILED = 6  # a sweep that is over, some of whose trials failed
+TRIALS_FAILED = 6  # a sweep is over, and some of its trials failed
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: "run me again"
 INTERRUPTED = 130  # 128 + SIGINT
 
@@ -40,7 +40,8 @@ MEANINGS = {
 PYTHONS = ((3, 11), (3, 13))  # first and last version that pyproject.toml admits
 
 
-# What torchrun, or any launcher like it, tells each process. Fewer of them are left over from another job.
+# The variables that torchrun, or any launcher like it, sets for each process. If some are missing, the others are left
+# over from another job.
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -55,7 +56,7 @@ class UserFault(ValueError):
 
 
 class NoUsableCheckpoint(RuntimeError):
-    """Checkpoints are there, but none verifies."""
+    """There are checkpoints, but none verifies."""
 
     exit_code = NO_CHECKPOINT
 
@@ -73,7 +74,7 @@ class NonFiniteTraining(RuntimeError):
 
 
 class StoppedEarly(BaseException):
-    """A signal came while there was nothing to save. Not an Exception: code that repairs failures must let it pass."""
+    """A signal came while there was nothing to save. Not an Exception: code that handles failures must let it pass."""
 
     def __init__(self, number: int):
         self.number = number  # of the signal
@@ -83,7 +84,7 @@ class StoppedEarly(BaseException):
 
 
 def run_script(main: Callable[[list[str]], int | None]) -> None:
-    """Run a script's `main(arguments)` and exit with the code its outcome stands for."""
+    """Run a script's `main(arguments)` and exit with the exit code for its outcome."""
     unfit = unfit_python()
     if unfit:
         print(f"Error: {unfit}", file=sys.stderr)
@@ -104,7 +105,7 @@ def run_script(main: Callable[[list[str]], int | None]) -> None:
         if isinstance(error, StoppedEarly):
             last_resort = exit_soon(code)
         said_by_rank_0 = code == USER_FAULT and launched_rank() and "TORCHELASTIC_RUN_ID" in os.environ
-        if not said_by_rank_0:  # without torchrun what looks like a rank may be left over from another job
+        if not said_by_rank_0:  # without torchrun these variables may be left over from another job
             with contextlib.suppress(OSError):  # the screen may be gone
                 print(text, file=sys.stderr)
     try:
@@ -117,7 +118,7 @@ def run_script(main: Callable[[list[str]], int | None]) -> None:
 
 
 def exit_soon(code: int) -> threading.Timer:
-    """End this process in two seconds, unless cancelled: a screen that stands still (Ctrl-S) may hold it."""
+    """End this process in two seconds, unless cancelled: a paused terminal (Ctrl-S) may block its normal exit."""
     timer = threading.Timer(2.0, os._exit, [code])
     timer.daemon = True
     timer.start()
@@ -127,7 +128,7 @@ def exit_soon(code: int) -> threading.Timer:
 def open_missing_streams() -> None:
     """Give a process that was started without stdin, stdout or stderr (`>&-`) empty ones.
 
-    Else the first files that it opens get their numbers, and what is printed lands in them.
+    Otherwise the first files that it opens get their numbers, and its output goes into those files.
     """
     for descriptor in range(3):
         try:
@@ -139,14 +140,14 @@ def open_missing_streams() -> None:
 
 
 def launched_rank() -> int | None:
-    """Return the rank that a launcher gave this process, or None if none started it."""
+    """Return the rank that a launcher gave this process, or None if no launcher started it."""
     given = [os.environ.get(name, "") for name in LAUNCHED]
     numbers = [int(each) for each in given[:3] if each.isascii() and each.isdigit()]
     return numbers[0] if all(given) and len(numbers) == 3 and numbers[0] < numbers[1] else None
 
 
 def explain(error: BaseException) -> tuple[int, str]:
-    """The exit code that an exception stands for, and what to print about it."""
+    """Return the exit code for an exception, and what to print about it."""
     if isinstance(error, StoppedEarly):
         return error.exit_code, str(error)
     if isinstance(error, UserFault) and len(error.faults) != 1:
@@ -163,7 +164,7 @@ def explain(error: BaseException) -> tuple[int, str]:
 
 
 def unfit_python(version: tuple[int, ...] = sys.version_info[:3], platform: str = sys.platform) -> str:
-    """Why minigpt can't run on this Python or system, and what to do; "" if it can."""
+    """Return why minigpt can't run on this Python or system, and what to do; "" if it can."""
     if platform == "win32":
         return "minigpt runs on Linux, macOS, and on Windows through WSL. Type `wsl --install`, and run it in Ubuntu."
     if not PYTHONS[0] <= version[:2] <= PYTHONS[1]:
@@ -174,7 +175,7 @@ def unfit_python(version: tuple[int, ...] = sys.version_info[:3], platform: str 
 
 
 def missing_package(package: str) -> str:
-    """The sentence for a package that this environment lacks."""
+    """Return the sentence for a package that this environment lacks."""
     remedy = f"Type: {sys.executable} -m pip check   and install what it says minigpt-framework requires."
     if os.path.isfile(os.path.join(os.path.dirname(__file__), "..", "Makefile")):
         remedy = "Run `make setup`, then use `.venv/bin/python` instead of `python`."

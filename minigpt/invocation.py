@@ -1,4 +1,4 @@
-"""How the commands of minigpt are started: as a process of ours, and by the person at the terminal."""
+"""How the commands of minigpt are started: as a process by minigpt itself, and by the user at the terminal."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def command_line(command: str) -> list[str]:
 
 
 def typed(command: str) -> str:
-    """Return a command as it can be typed here: `minigpt sample`, or `python scripts/sample.py` if ours was a script.
+    """Return a command as a user types it: `minigpt sample`, or `python scripts/sample.py` if a script was started.
 
-    Where the environment is not active, the path to its program stands in front: `.venv/bin/minigpt sample`.
+    If the environment is not active, it begins with the path of the program: `.venv/bin/minigpt sample`.
     """
     folder, started = Path(sys.executable).parent, Path(sys.argv[0])
     if started.parent.resolve() == PACKAGE.parent / "scripts":
@@ -40,7 +40,7 @@ def typed_words() -> list[str]:
 
 
 def _program(path: Path) -> str:
-    """Return the name of a program where the shell finds it by its name, else its path."""
+    """Return the name of a program if the shell finds it by its name, else its path."""
     found = shutil.which(path.name)
     if found and Path(found).parent == path.parent:
         return path.name

@@ -1,4 +1,4 @@
-"""What torchrun, srun, or a launcher like them tells each process: which it is, of how many, on which host."""
+"""What torchrun, srun, or a launcher like them tells each process: its rank, the number of processes, and its host."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from minigpt.faults import launched_rank
 
 @dataclass(frozen=True)
 class Launched:
-    """This process among those that a launcher has started. Hosts are numbered by it, whatever their names."""
+    """The place of this process among those that a launcher has started. The launcher numbers the hosts."""
 
     name: str  # torchrun (or one that sets the same variables) | srun
     rank: int
@@ -32,10 +32,10 @@ class Launched:
 
 
 def launched(strategy: str, nodes: int, devices: int) -> Launched | None:
-    """Return what a launcher says; None if none started this process.
+    """Return what a launcher tells this process; None if no launcher started it.
 
-    SLURM's variables are those of srun only where this step has as many tasks as the config asks for, or where it asks
-    for none: a sweep's workers, too, are tasks of a step, and what they start is no part of one run.
+    SLURM's variables count only if this step has as many tasks as the config asks for, or if the config asks for no
+    number: a sweep's workers are tasks of a step, too, and the trainings that they start are not one run.
 
     Args:
         strategy, nodes, devices: of the trainer; 1 x 1 asks for no number.

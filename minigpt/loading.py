@@ -9,8 +9,8 @@ from collections.abc import Iterator
 def loading() -> Iterator[None]:
     """Import libraries inside a `with` block in three quarters of the time.
 
-    Torch and Lightning make 600,000 objects that stay. Python would look through them for garbage again and again
-    while they come, and once more when the process ends, which takes a second of its own.
+    Torch and Lightning create 600,000 objects that stay. Python would search them for garbage again and again during
+    the import, and once more when the process ends, which takes another second.
     """
     enabled = gc.isenabled()
     gc.disable()

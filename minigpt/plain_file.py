@@ -1,4 +1,4 @@
-"""Reading files that may be a stranger's, or lie on a disk that fails for a moment. Standard library only."""
+"""Reads files that may come from others, or lie on a disk that fails for a moment. Standard library only."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from typing import TypeVar
 MAX_BYTES = 1 << 30  # of a file that is read whole
 READ_PAUSES = (0.1, 0.4, 1.5)  # seconds before a read that failed is tried again
 ABSENT = (errno.ENOENT, errno.ENOTDIR)
-# What a file is refused with that is gone, or that we don't read; any other error says nothing about the file.
+# Errors for a file that is gone, or that is not a plain file; other errors say nothing about the file itself.
 UNREADABLE = (*ABSENT, errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO, errno.EFBIG)
 
 Result = TypeVar("Result")
@@ -23,10 +23,10 @@ def open_plain(path: str | Path, *, links: bool = True) -> BufferedReader:
 
     Args:
         path: the file.
-        links: whether the path may be a link to the file: a link can lead to another's.
+        links: whether the path may be a link to the file: a link can lead to another user's file.
 
     Raises:
-        OSError: also for what is no plain file.
+        OSError: it can't be opened, or is no plain file.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)
     try:
@@ -46,7 +46,7 @@ def read_plain(path: str | Path, most: int = MAX_BYTES, *, links: bool = True) -
 
     Args:
         path: the file.
-        most: bytes that make sense; of a larger file, which may be sparse, nothing is read.
+        most: bytes at most; nothing is read of a larger file, which may be sparse.
         links: as in `open_plain`.
 
     Raises:
@@ -60,10 +60,10 @@ def read_plain(path: str | Path, most: int = MAX_BYTES, *, links: bool = True) -
 
 
 def patiently(read: Callable[[], Result]) -> Result:
-    """Return what `read` gives. What the system refuses for a moment (ESTALE, EIO, EMFILE ...) is tried again.
+    """Return what `read` returns. If the system refuses for a moment (ESTALE, EIO, EMFILE ...), try again.
 
     Raises:
-        OSError: it is refused each time, or for what the file is.
+        OSError: the system refuses each time, or the file is gone or no plain file.
     """
     for pause in READ_PAUSES:
         try:
@@ -76,7 +76,7 @@ def patiently(read: Callable[[], Result]) -> Result:
 
 
 def is_gone(path: Path) -> bool:
-    """Whether nothing is there. (`not path.exists()` raises where the disk can't say.)"""
+    """Return whether nothing is there; False if the disk can't say. (`not path.exists()` would raise then.)"""
     try:
         os.stat(path)
     except OSError as error:

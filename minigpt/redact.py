@@ -1,4 +1,4 @@
-"""Take secrets out of text before it is written down."""
+"""Removes secrets from text before it is written to a file or the screen."""
 
 import os
 import re
@@ -12,30 +12,30 @@ _SECRET_NAME = re.compile(
     r"(?i)(^|[._-])(token|secret|passw(or)?d|passphrase|credentials?|api_?key|(access|secret|private|auth)_?key"
     r"|wandb[._]key)$|(?i:apikey|secret_access_key)"
 )
-# Keys that show by their form.
+# Keys that can be recognised by their form.
 _SECRET_FORM = re.compile(
     r"(?<![0-9A-Za-z])(?:wandb_v\d_[A-Za-z0-9_]{16,}|hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}"
     r"|github_pat_[A-Za-z0-9_]{16,}|glpat-[A-Za-z0-9_-]{16,}|xox[abprs]-[A-Za-z0-9-]{10,}|A[KS]IA[0-9A-Z]{16}"
     r"|AIza[A-Za-z0-9_-]{30,}|ey[A-Za-z0-9_-]{15,}\.ey[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*)"
 )
-# A wandb key is 40 hex digits, as are git's hashes and many folders' names: it is known by the word before it.
+# A wandb key is 40 hex digits, like git's hashes and many names of folders: it is recognised by the word before it.
 _HEX_KEY = re.compile(
     r"(?i)((?:key|token|secret|passw(?:or)?d|login|bearer)[\"']?(?:\s*[=:]\s*|\s+)[\"']?)[0-9a-f]{40}(?!\w)"
 )
-# user:password@ of an address, up to its last @: passwords may hold @, : and /. A port before a path is none.
+# user:password@ of an address, up to its last @: passwords may hold @, : and /. A port before a path is no password.
 _LOGIN = re.compile(r"(?<=://)(?:[^/\s:@]*:(?!\d+/)\S*@|[^/\s]*@)")
 
-# What signs an address: ?X-Amz-Signature=..., &sig=..., &access_token=...
+# Parameters that sign an address: ?X-Amz-Signature=..., &sig=..., &access_token=...
 _QUERY = re.compile(
     r"(?i)([?&][\w.-]*(?:token|secret|signature|sig|credential|passw(?:or)?d|key(?:-pair)?(?:-?id)?|auth|policy)=)[^&\s'\"]+"
 )
 
 
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """The text without what looks like a key, and without the values of secrets in the environment.
+    """Return the text without anything that looks like a key, and without the values of secrets in the environment.
 
     Args:
-        text: anything that is about to be written down.
+        text: anything that is about to be written to a file or the screen.
         environment: default os.environ.
     """
     return _redact(text, _secrets(os.environ if environment is None else environment))
@@ -53,8 +53,8 @@ def _redact(text: str, secrets: list[str]) -> str:
 
 
 def redact_values(plain: Any) -> Any:
-    """`redact` for every text in plain data (dictionaries, lists, values); a secret name loses its text."""
-    return _redact_values(plain, _secrets(os.environ))  # once: it takes longer than the rest
+    """Apply `redact` to every text in plain data (dictionaries, lists, values); remove texts under secret names."""
+    return _redact_values(plain, _secrets(os.environ))  # looked up once: that takes longer than the rest
 
 
 def _redact_values(plain: Any, secrets: list[str]) -> Any:
@@ -71,7 +71,7 @@ def _redact_values(plain: Any, secrets: list[str]) -> Any:
 
 
 def redact_arguments(arguments: list[str]) -> list[str]:
-    """A command line without its secrets: `NAME=VALUE` and `--NAME VALUE` lose the value if the name says secret."""
+    """Return a command line without secrets: `NAME=VALUE` and `--NAME VALUE` lose the value if the name is secret."""
     shown = []
     for before, argument in zip(["", *arguments], arguments, strict=False):
         name, equals, _ = argument.partition("=")

@@ -1,6 +1,6 @@
-"""A training that begins with another: `init.experiment` is trained first, and the run starts from its weights.
+"""A training in two stages: `init.experiment` is trained first, and the run starts from its weights.
 
-Each is a run of its own, so the same command goes on where it was stopped, in either.
+Each stage is a run of its own, so the same command goes on where it was stopped, in either stage.
 """
 
 import os
@@ -19,18 +19,18 @@ from minigpt.launcher import launched
 
 
 def train_in_stages(config: TrainConfig, arguments: Sequence[str], train: Callable[[TrainConfig], int]) -> int:
-    """Train what the config starts from, if it says so, then what it is itself.
+    """Train the first stage, if the config names one, then the config itself.
 
     Args:
-        config: composed and checked. Its `init.from` is set when the first one is done.
+        config: composed and checked. Its `init.from` is set when the first stage is done.
         arguments: of the command line, if there is one.
-        train: trains one.
+        train: trains one stage.
 
     Returns:
         What `train` returns.
 
     Raises:
-        UserFault: the first one can't be what this starts from; nothing was trained.
+        UserFault: the first stage does not fit the config; nothing was trained.
     """
     before = first_stage(config, arguments)
     if before is not None:
@@ -49,7 +49,7 @@ def train_in_stages(config: TrainConfig, arguments: Sequence[str], train: Callab
 
 
 def ask(config: TrainConfig, model: str) -> None:
-    """Print how many questions of the test a model answers, task by task: all tasks', and the harder one's of grpo."""
+    """Print how many test questions a model answers right: of all tasks, and with grpo also of its harder task."""
     place = launched(config.trainer.strategy, config.trainer.nodes, config.trainer.devices)
     if place is not None and place.rank:
         return

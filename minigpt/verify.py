@@ -1,4 +1,4 @@
-"""`minigpt verify-resume`: a run killed at random moments must end with the bytes of one that was not."""
+"""`minigpt verify-resume`: a run killed at random moments must end with the same bytes as one that was not killed."""
 
 import contextlib
 import filecmp
@@ -33,13 +33,13 @@ def verify_resume(config: TrainConfig, command: Sequence[str], *, kills: int, fo
         The exit code: 0 for the same bytes, 1 for other bytes.
 
     Raises:
-        UserFault: the settings promise no equal bytes, or the training itself fails.
+        UserFault: equal bytes can't be expected with these settings, or the training itself fails.
     """
     if config.trainer.max_minutes is not None:
         remedy = "Verify with trainer.max_steps=60 trainer.max_minutes=null"
         raise UserFault(f"trainer.max_minutes ends a run by the clock, and two runs at different steps. {remedy}")
     try:
-        with Signals():  # so that a training that goes on now is killed, not left behind
+        with Signals():  # so that a signal kills the training that is running, and does not leave it behind
             return _verify(config, command, kills=kills, folder=folder, seed=seed)
     except (StoppedEarly, KeyboardInterrupt):
         shutil.rmtree(folder, ignore_errors=True)
@@ -81,10 +81,10 @@ def _verify(config: TrainConfig, command: Sequence[str], *, kills: int, folder: 
 
 
 def last_checkpoint(run: Path) -> Path:
-    """The newest checkpoint folder of a run.
+    """Return the newest checkpoint folder of a run.
 
     Raises:
-        UserFault: it has none.
+        UserFault: the run has no checkpoint.
     """
     checkpoints = list_checkpoints(run / "checkpoints")
     if not checkpoints:
@@ -93,10 +93,10 @@ def last_checkpoint(run: Path) -> Path:
 
 
 def compare_runs(one: Path, other: Path) -> tuple[str, list[str]]:
-    """Compare the last checkpoint file by file, every row of metrics.jsonl but its timings, and the samples.
+    """Compare the last checkpoint file by file, every row of metrics.jsonl except its timings, and the samples.
 
     Returns:
-        What was compared, in words, and a line for each difference.
+        A description of what was compared, and a line for each difference.
     """
     first, second = last_checkpoint(one), last_checkpoint(other)
     differences = [] if first.name == second.name else [f"the last checkpoint: {first.name} and {second.name}"]
@@ -117,13 +117,13 @@ def compare_runs(one: Path, other: Path) -> tuple[str, list[str]]:
 
 
 def _train(command: Sequence[str], run: Path, *, kill_after: float | None = None, starting: bool = False) -> bool:
-    """Run the training to its end, or kill it so many seconds after its first step, or after its start.
+    """Run the training to its end, or kill it `kill_after` seconds after its first step (`starting`: after its start).
 
     Returns:
         Whether it was killed.
 
     Raises:
-        UserFault: it ended by itself with another exit code than 0.
+        UserFault: the training ended by itself with another exit code than 0.
     """
     begun = _beginnings(run)
     with (
@@ -143,7 +143,7 @@ def _train(command: Sequence[str], run: Path, *, kill_after: float | None = None
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(kill_after)
         finally:
-            if process.poll() is None:  # else the number may be another process' by now
+            if process.poll() is None:  # else another process may have its number by now
                 os.killpg(process.pid, signal.SIGKILL)
         if process.wait() not in (0, -signal.SIGKILL) or (kill_after is None and process.returncode):
             output.seek(0)

@@ -40,7 +40,7 @@ NETWORK_SIGNS = (
 
 
 class SetupError(RuntimeError):
-    """Something that the person at the terminal can mend; its text is the sentence to print."""
+    """A fault that the user can repair; its text is the sentence to print."""
 
 
 def main(arguments: list[str]) -> int:
@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
 
 
 def read_stamp() -> dict[str, str]:
-    """Return what the last setup noted in .venv/; empty when there was none.
+    """Return what the last setup has written into .venv/; empty if there was none.
 
     Raises:
         SetupError: .venv is a link, or something that `make setup` did not make.
@@ -75,7 +75,7 @@ def read_stamp() -> dict[str, str]:
         stamp = json.loads(STAMP.read_text())
     except (OSError, ValueError):
         stamp = None
-    ours = isinstance(stamp, dict) or STAMP.is_file()  # a torn stamp is ours, too
+    ours = isinstance(stamp, dict) or STAMP.is_file()  # a damaged stamp is ours, too
     if VENV.is_symlink() or (os.path.lexists(VENV) and not ours and not (VENV.is_dir() and not any(VENV.iterdir()))):
         what = f"a link to {os.readlink(VENV)}" if VENV.is_symlink() else "not an environment that `make setup` made"
         raise SetupError(
@@ -85,23 +85,23 @@ def read_stamp() -> dict[str, str]:
 
 
 def wanted_inputs(torch_index: str) -> str:
-    """Return what the environment depends on, in one string; the stamp of a complete one carries it."""
+    """Return a hash of all that the environment depends on; the stamp of a complete environment holds it."""
     files = [(ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
     return hashlib.sha256(b"\0".join([*files, torch_index.encode()])).hexdigest()
 
 
 def must_start_over(stamp: dict[str, str], base: str | None) -> bool:
-    """Say whether .venv/ can't be built upon.
+    """Return whether .venv/ must be made anew.
 
-    It was interrupted half-way, stands on another interpreter than `base`, was moved or copied here (paths are written
-    into its programs), or does not run.
+    It must if it was interrupted half-way, is built on another interpreter than `base`, was moved or copied here (paths
+    are written into its programs), or does not run.
     """
     other_base = base is not None and stamp.get("base") != base
     return stamp.get("inputs", "") == "" or other_base or stamp.get("root") != str(ROOT) or not venv_runs()
 
 
 def venv_runs() -> bool:
-    """Say whether .venv/'s Python starts (an upgrade may have removed the one below it) and fits."""
+    """Return whether .venv/'s Python starts (an upgrade may have removed its base) and has a version that fits."""
     probe = "import pip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))"
     try:
         return subprocess.run([VENV / "bin/python", "-c", probe], capture_output=True).returncode == 0
@@ -113,7 +113,7 @@ def install(base: str, torch_index: str, *, anew: bool) -> None:
     """Make .venv/, or bring it up to date, and install the project into it.
 
     Raises:
-        SetupError: with the sentence that says what is missing.
+        SetupError: something is missing; the sentence says what.
     """
     environment = {key: value for key, value in os.environ.items() if key not in UNWANTED}
     if anew:
@@ -149,7 +149,7 @@ def install(base: str, torch_index: str, *, anew: bool) -> None:
 
 
 def announcement(torch_index: str) -> str:
-    """Return what is going to be downloaded, and how much of it. Measured with torch 2.13."""
+    """Return sentences on what will be downloaded, and how much. Measured with torch 2.13."""
     text = f"Setting up .venv/ on Python {platform.python_version()}: some 90 packages from PyPI, torch the largest."
     if torch_index or sys.platform != "linux":
         source = f" torch comes from {torch_index}." if torch_index else ""
@@ -165,7 +165,7 @@ def explain(log: str) -> str:
     """Return one sentence for a failed pip: what happened and what to do.
 
     Args:
-        log: what pip wrote down.
+        log: the content of pip's log.
     """
     again = "then `make setup` again"
     if "No space left on device" in log:
