@@ -62,7 +62,7 @@ def _refuse_other_model(config: TrainConfig, before: TrainConfig) -> None:
 
 
 def _config_dir(arguments: Sequence[str]) -> list[str]:
-    """The words of a command line that name a folder of configs."""
+    """Return the words of a command line that name a folder of configs."""
     found: list[str] = []
     for place, argument in enumerate(arguments):
         if argument.partition("=")[0] in ("--config-dir", "-cd"):

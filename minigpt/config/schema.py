@@ -49,7 +49,7 @@ class ModelConfig:
     rope_scaling: Literal["none", "llama3"] = setting(
         "none", "rotary: positions stretched as in Llama 3", "weights", since="0.2.0"
     )
-    rope_factor: float = setting(8.0, "llama3: slow pairs turn slower by this", "weights", low=1, since="0.2.0")
+    rope_factor: float = setting(8.0, "llama3: slow pairs turn slower by this factor", "weights", low=1, since="0.2.0")
     rope_low_freq_factor: float = setting(
         1.0, "llama3: most turns of a slow pair in the original context", "weights", above=0, since="0.2.0"
     )

@@ -52,11 +52,11 @@ class Blocks:
         return min(self.pieces, max(MIN_BLOCK, 2 * self.sequences))
 
     def size(self, piece: int) -> int:
-        """Tokens of a piece."""
+        """Return the number of tokens of a piece."""
         return min(self.piece_tokens, self.n_tokens - piece * self.piece_tokens)
 
     def windows(self, piece: int) -> int:
-        """Windows of a piece in an epoch."""
+        """Return the number of windows of a piece in an epoch."""
         return epoch_windows(self.size(piece), self.block_size)
 
     @property

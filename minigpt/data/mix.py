@@ -54,17 +54,17 @@ class MixedSplit:
         return starts
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-        """As `TokenSplit.windows`."""
+        """Return windows as `TokenSplit.windows` does."""
         if len(starts) and not (starts.min() >= 0 and starts.max() + length <= len(self)):
             raise IndexError(f"window outside the {self.name} split of {len(self):,} tokens")
         rows = [self.tokens(start, start + length) for start in starts.tolist()]
         return np.array(rows, dtype=np.int64).reshape(len(starts), length)
 
     def weights(self, starts: NDArray[np.int64], length: int) -> None:
-        """As `TokenSplit.weights`."""
+        """Return None: all tokens count the same as targets."""
 
     def tokens(self, start: int, stop: int) -> NDArray[Any]:
-        """As `TokenSplit.tokens`."""
+        """Return tokens as `TokenSplit.tokens` does."""
         start, stop, _ = slice(start, stop).indices(len(self))
         pairs = zip(self.parts.values(), self._begins.tolist(), strict=False)
         return np.concatenate([part.tokens(max(0, start - begins), max(0, stop - begins)) for part, begins in pairs])

@@ -260,7 +260,7 @@ class RemoteSplit:
         return blocks.starts(np.uint64(step * sequences) + np.arange(sequences, dtype=np.uint64))
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-        """As `TokenSplit.windows`. It waits for pieces that are not there yet.
+        """Return windows as `TokenSplit.windows` does. It waits for pieces that are not there yet.
 
         Raises:
             StorageFailure: a piece can't be fetched.
@@ -271,10 +271,10 @@ class RemoteSplit:
         return np.array(rows, dtype=np.int64).reshape(len(starts), length)
 
     def weights(self, starts: NDArray[np.int64], length: int) -> None:
-        """As `TokenSplit.weights`."""
+        """Return None: all tokens count the same as targets."""
 
     def tokens(self, start: int, stop: int) -> NDArray[Any]:
-        """As `TokenSplit.tokens`."""
+        """Return tokens as `TokenSplit.tokens` does."""
         start, stop, _ = slice(start, stop).indices(self._length)
         cache = self._cache or self._cache_of(Blocks(self._length, 1, 1, 0).piece_tokens)
         size = int(cache.folder.name)

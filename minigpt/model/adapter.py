@@ -94,7 +94,7 @@ class LoRA(nn.Module):
         yield from zip(self.places, self.A, self.B, strict=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., columns) -> (..., all rows)."""
+        """Return the term of each input: (..., columns) -> (..., all rows)."""
         pieces, row = list[Tensor](), 0  # of the output, and where the next begins
         for place, A, B in self.learned():
             piece = F.linear(self.alpha / self.rank * F.linear(x, A), B)

@@ -71,7 +71,7 @@ class ConversationSplit:
         return starts[order]
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-        """As `TokenSplit.windows`; positions after the end of the split are <|endoftext|>."""
+        """Return windows as `TokenSplit.windows` does; positions after the end of the split are <|endoftext|>."""
         places = starts[:, None] + np.arange(length)
         inside = self._tokens[np.minimum(places, len(self) - 1)]
         return np.where(places < len(self), inside, self.eot).astype(np.int64)
@@ -89,7 +89,7 @@ class ConversationSplit:
         return (self.answers[np.minimum(places, len(self) - 1)] & (places < ends[:, None])).astype(np.float32)
 
     def tokens(self, start: int, stop: int) -> NDArray[Any]:
-        """As `TokenSplit.tokens`."""
+        """Return tokens as `TokenSplit.tokens` does."""
         return self._tokens[start:stop]
 
     def packed_batches(self, block_size: int, batch: int) -> Iterator["tuple[Tensor, Tensor]"]:
