@@ -12,7 +12,7 @@ from typing import TypeVar
 MAX_BYTES = 1 << 30  # of a file that is read whole
 READ_PAUSES = (0.1, 0.4, 1.5)  # seconds before a read that failed is tried again
 ABSENT = (errno.ENOENT, errno.ENOTDIR)
-# Errors for a file that is gone, or that is not a plain file; other errors say nothing about the file itself.
+# Errors for a file that is gone, no plain file, or too large; other errors say nothing about the file itself.
 UNREADABLE = (*ABSENT, errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO, errno.EFBIG)
 
 Result = TypeVar("Result")

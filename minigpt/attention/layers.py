@@ -87,7 +87,7 @@ def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout_p: float) -> 
 
 
 def _linear(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout_p: float) -> Tensor:
-    """Compute linear attention: in chunks without a cache and a mask, else from its weights. It has no dropout."""
+    """Compute linear attention, without dropout: in chunks if all keys are new and none is hidden, else by weights."""
     if mask is None and q.shape[-2] == k.shape[-2]:
         return chunked_linear_attention(q, k, v)
     return explicit_linear_attention(q, k, v, _narrowed(mask, q, k))

@@ -37,7 +37,7 @@ def feature_map(x: Tensor) -> Tensor:
 
 
 def running_sum(x: Tensor, dim: int) -> Tensor:
-    """Return x.cumsum(dim); on a GPU, where torch's is not deterministic, as a matrix product if that is asked for."""
+    """Return x.cumsum(dim); on a GPU, where torch's is not deterministic, as a matrix product if it must be."""
     if not (x.is_cuda and torch.are_deterministic_algorithms_enabled()):
         return x.cumsum(dim)
     lower = x.new_ones(x.shape[dim], x.shape[dim]).tril()

@@ -42,7 +42,7 @@ NAMES = {  # our parameters -> nanoGPT's
 
 
 def contenders(bench: Bench) -> dict[str, Callable[[], Measurement]]:
-    """Return runs of nanoGPT's train.py: plain and compiled, or on a GPU compiled; for 124m also its bench.py."""
+    """Return runs of nanoGPT's train.py, plain and compiled; on a GPU compiled only, and for 124m its bench.py, too."""
     folder, checkout = bench.folder / "nanogpt", Path(bench.plan.config.nanogpt or "")
     folder.mkdir()
     (folder / "checkout").symlink_to(checkout)  # a path without "=", which nanoGPT's settings can't hold

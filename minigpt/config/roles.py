@@ -71,7 +71,7 @@ def removed_settings(saved: Mapping[str, Any], cls: type) -> list[str]:
 
 
 def config_hash(config: Any) -> str:
-    """Return eight hex digits that identify what a config trains: all settings that change the weights, if changed."""
+    """Return eight hex digits that name a training: its settings that change the weights and aren't the defaults."""
     known = settings(config.__class__)
     changed = {key: value for key, value in values(config).items() if value != known[key].default}
     return _digest({key: value for key, value in changed.items() if known[key].role in NAMED})

@@ -63,7 +63,7 @@ class MLP(nn.Module):
 class SwiGLU(nn.Module):
     """An MLP with a gate: the widened vector is multiplied by the SiLU of a second projection.
 
-    Its width is n_hidden; the default, two thirds of 4 C rounded up to a multiple of 32, has as many parameters as MLP.
+    Its width is n_hidden; the default, 2/3 of 4 C rounded up to a multiple of 32, has about as many parameters as MLP.
 
     Source: Shazeer 2020, "GLU Variants Improve Transformer".
     """
@@ -123,7 +123,7 @@ def norm_of(config: ModelConfig) -> nn.Module:
 
 
 def qk_norm_of(config: ModelConfig) -> str | None:
-    """Return the norm of queries and keys; "auto" is that of models made before it was a setting: with rotary only."""
+    """Return the norm of queries and keys; "auto", as before it was a setting, is a layer norm with rotary only."""
     auto = "layernorm" if config.attention == "rotary" else "none"
     chosen = auto if config.qk_norm == "auto" else config.qk_norm
     return None if chosen == "none" else chosen

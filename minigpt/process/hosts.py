@@ -186,7 +186,7 @@ def open_meeting(hosts: Hosts) -> tuple[socket.socket, Path, str]:
     server = socket.socket()
     try:
         server.bind(("" if is_own_loopback(hosts.address) else hosts.address, 0))
-    except OSError:  # other hosts know this one by that address, but it has none like it itself
+    except OSError:  # other hosts know this one by that address, but none of its interfaces has it
         server.bind(("", 0))
     server.listen()
     write_json(folder / HUB, {"address": hosts.address, "port": server.getsockname()[1], "key": key})

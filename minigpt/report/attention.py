@@ -73,7 +73,7 @@ def attention_to(loaded: LoadedCheckpoint, text: str) -> tuple[list[str], dict[s
     if not tokens:
         raise UserFault('text: got an empty one; wanted at least one character. Give text="..."')
     if len(tokens) > longest:
-        print(f"The text has {len(tokens):,} tokens: the first {longest}, the model's context length, are drawn.")
+        print(f"The text has {len(tokens):,} tokens: the first {longest} are drawn, as many as the model can read.")
     device = next(loaded.model.parameters()).device
     with torch.inference_mode(), record_attention(loaded.model) as recorded:
         loaded.model(torch.tensor([tokens[:longest]], device=device))

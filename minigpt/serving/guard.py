@@ -140,7 +140,7 @@ class Patient(H11Protocol):
             self.transport.abort()
 
     def look(self) -> None:
-        """Close the connection if since the last look no new request came, or nothing of the answer was read."""
+        """Close the connection if since the last look it was idle, or nothing of its answer was read."""
         unsent = self.transport.get_write_buffer_size()
         if self.cycle is self.before and (
             self.cycle is None or self.cycle.response_complete or unsent == self.unsent > 0

@@ -110,7 +110,7 @@ def grouped(pattern: str) -> str:
     The engine runs a group without look-around and possessive repetition as a finite automaton, and all else step by
     step, with backtracking. So what stands before the look-ahead becomes one such group: with GPT-2's pattern
     tokenizing as a whole is 1.6 times as fast. No alternative in it matches more text by giving back a repetition, so
-    it matters not whether repetitions are possessive.
+    possessive repetitions make no difference.
 
     Args:
         pattern: PATTERN, or one of the PATTERNS of minigpt/data/tokenizers/file.py.
