@@ -243,7 +243,7 @@ def test_tensors_that_are_no_adapter_are_refused(place, tmp_path, fault):
             fault, {}
         )
         save_file({each: tensor for each, tensor in tensors.items() if fault != "half" or each != name}, file)
-    with pytest.raises(UserFault, match=r"can't be read|could run any code|not finite|no place for|wants|no usable"):
+    with pytest.raises(UserFault, match=r"can't be read|could run any code|not finite|no place for|needs|no usable"):
         adapted(str(folder), "best", [load_checkpoint(place.folder / "base")])
 
 

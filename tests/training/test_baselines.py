@@ -41,7 +41,7 @@ def test_they_stand_in_the_last_lines_the_report_and_the_run(run, capsys):
         assert f"Baseline       {row['bits_per_byte']:.4f} bits per byte  {row['name']}" in shown
         assert f"{row['name']}: {row['bits_per_byte']:.3f}" in report
         assert f"{row['name']} ({row['bits_per_byte']:.3f})" in report
-    assert shown.count("Measuring what counting") == 1
+    assert shown.count("Measuring the baselines") == 1
     other = run("b", "seed=2")
     assert (other / "baseline.json").read_text() == (path / "baseline.json").read_text()
     assert "Measuring" not in capsys.readouterr().out

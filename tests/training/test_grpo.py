@@ -316,7 +316,7 @@ def test_a_model_is_asked_before_and_after(place, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentences"),
     [
-        (["objective=grpo"], [r"which data=stdlib has not\. Use data=tasks", r"begins with a model .*init\.from=RUN"]),
+        (["objective=grpo"], [r"data=stdlib has none\. Use data=tasks", r"begins with a model .*init\.from=RUN"]),
         (
             ["objective.task=add", "objective.answers=4"],
             [r"objective\.task='add' is for objective=grpo", r"objective\.answers=4 is for objective=grpo"],
