@@ -1,7 +1,7 @@
 """Everything in docs/ATTENTION.md that a machine can make: its numbers, its excerpts, its pictures.
 
 python docs/tour.py                    check the numbers and the excerpts
-python docs/tour.py checkpoint=RUN     write numbers and pictures anew; RUN is what `make demo` made
+python docs/tour.py checkpoint=RUN     write numbers and pictures again; RUN has four layers (section 12 of the page)
 """
 
 import doctest
