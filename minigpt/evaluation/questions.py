@@ -126,7 +126,7 @@ def _question(record: Any) -> Question:
         raise ValueError("context and after must be texts")
     if choices is None:
         if not isinstance(answer, str) or not answer or after:
-            raise ValueError("without choices, answer must be a text to write behind the context, and after left out")
+            raise ValueError("without choices, answer must be a text to put after the context, and after left out")
         return Question(context, [answer], "", 0, task=task)
     if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(each, str) and each for each in choices):
         raise ValueError("choices must be a list of two texts or more, none empty")

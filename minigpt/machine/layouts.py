@@ -45,7 +45,7 @@ def describe_layouts(config: PlanConfig) -> str:
             f"Step       {config.batch_tokens:,} tokens, {config.model.block_size:,} a window; vocabulary {V:,}",
             f"Device     {device}, {memory / 1e9:.1f} GB, of which {USABLE:.0%} are planned with; "
             f"{choices.precision}, {choices.attention_kernel} attention, {config.optimizer.name}",
-            "GB on each device; at once: the most at any moment, for gradients come as activations go",
+            "GB on each device; at once: the most at any moment (gradients are allocated as activations are freed)",
             "",
             *_table([["layout", "micro-batches", *PARTS, "at once", ""], *rows]),
             "",

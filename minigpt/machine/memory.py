@@ -26,7 +26,7 @@ SURE_SHARE = 0.1  # of a machine's memory: a run that needs less of it fits
 # Size -> the arguments of a loss: tokens and targets; for a weighted loss also weights and documents.
 Batches = Callable[[int], tuple[Any, ...]]
 Twin = Callable[[Choices], GPT]
-WITHOUT_COMPILER = "torch.compile does not work {}; going on without it. trainer.compile=off skips the try"
+WITHOUT_COMPILER = "torch.compile does not work {}; going on without it. trainer.compile=off skips the attempt"
 
 
 def fit_to_memory(

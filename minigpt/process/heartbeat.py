@@ -58,7 +58,7 @@ def seconds_of_environment() -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        remedy = "Give a number above 0, as 20, or unset it"
+        remedy = "Give a number above 0, such as 20, or unset it"
         raise UserFault(f"MINIGPT_HEARTBEAT_SECONDS={text!r} in the environment is no number of seconds. {remedy}")
     return seconds
 

@@ -230,7 +230,7 @@ def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, toke
             refuse_larger_vocabulary(config.init.source, foreign.read_foreign_config(origin)[1], tokenizer)
         elif tokenizer.hash not in (theirs.hash, with_roles(theirs).hash):
             named = f"Use tokenizer={theirs.name}"
-            remedy = named if theirs.name != tokenizer.name else "Name the text of these tokens: data.source=FILE"
+            remedy = named if theirs.name != tokenizer.name else "Give it as text, not as tokens: data.source=FILE"
             raise UserFault(
                 f"init.from={config.init.source}: its weights know a {theirs.name} tokenizer of {theirs.vocab_size:,} "
                 f"tokens (SHA-256 {theirs.hash[:12]}), and this data has a {tokenizer.name} tokenizer of "
@@ -247,7 +247,7 @@ def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, toke
             if is_sharded(gpt):
                 raise UserFault(f"sharded weights can't take the {new}. Use trainer=ddp, or train a step on one device")
             if config.adapter.name != "none":
-                print(f"Note: an adapter leaves the embeddings of {new} untrained. Training all weights learns them")
+                print(f"Note: an adapter leaves the embeddings of {new} untrained. adapter=none trains them, too")
         load.load_weights(gpt, load.fit_rows(weights, gpt, known), str(origin))
         if not foreign.is_foreign(origin):
             load.merge_own_adapter(gpt, origin)
@@ -279,7 +279,7 @@ def _own_tokenizer(run: Path) -> Tokenizer | None:
 def _tokenizer_of(origin: Path, source: str) -> Tokenizer | foreign.NoTokenizer:
     theirs = foreign.foreign_tokenizer(origin) if foreign.is_foreign(origin) else load.read_tokenizer(origin)
     if isinstance(theirs, foreign.NoTokenizer) and theirs.is_there:
-        raise UserFault(f"init.from={source}: what its weights' tokens mean can't be told: {theirs.reason}")
+        raise UserFault(f"init.from={source}: its tokenizer can't be used: {theirs.reason}")
     return theirs
 
 

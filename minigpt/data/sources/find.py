@@ -204,7 +204,7 @@ def _walk(folder: Path, data_dir: Path) -> Iterator[tuple[Path, str]]:
     """Yield all files of a folder, and the folders that are not entered, each with the reason."""
 
     def refuse(error: OSError) -> None:
-        raise UserFault(f"{error.filename} can't be read: {error.strerror}. Give yourself permission or leave it out")
+        raise UserFault(f"{error.filename} can't be read: {error.strerror}. Get read permission or leave it out")
 
     tokens = data_dir.resolve()
     for parent, folders, files in os.walk(folder, onerror=refuse):

@@ -159,7 +159,7 @@ def _vocabulary(content: dict[str, Any], eot: str | None) -> tuple[list[bytes], 
     ids = {_bytes(text): id for text, id in model["vocab"].items() if text not in names}
     numbers = [*ids.values(), *names.values()]
     if any(type(id) is not int or not 0 <= id < MAX_TOKENS for id in numbers) or len({*numbers}) != len(numbers):
-        raise ValueError(f"its tokens are not numbered by different numbers below {MAX_TOKENS:,}")
+        raise ValueError(f"its tokens don't all have different numbers below {MAX_TOKENS:,}")
     if max(map(len, ids)) > MAX_TOKEN_BYTES:
         raise ValueError(f"it has a token of more than {MAX_TOKEN_BYTES} bytes")
     in_bytes = [tuple(map(_bytes, pair)) for pair in merges]
