@@ -230,7 +230,7 @@ def build_optimizer(
     Args:
         config: its name and numbers.
         model: on its device.
-        precision: of the run's matrix products: fp32 | bf16 | fp64.
+        precision: of the run's matrix products: fp32 | bf16 | fp16 | fp64 (Muon multiplies in fp32 if fp16).
         group: the processes that hold the model in parts; None where it is whole.
 
     Returns:
