@@ -206,14 +206,15 @@ def test_a_complete_environment_is_left_alone(clone, monkeypatch, capsys):
 
 def test_another_torch_or_requirement_is_installed_into_what_is_there(clone, monkeypatch):
     (clone / ".venv/kept").touch()
-    code, (torch, project) = setup(clone, monkeypatch, torch_index=setup_env.CPU_INDEX)
+    code, (torch, project, compiling) = setup(clone, monkeypatch, torch_index=setup_env.CPU_INDEX)
     assert (code, torch[-4:]) == (0, ["--index-url", setup_env.CPU_INDEX, "--no-deps", "torch"])
     assert project[-2:] == ["-e", ".[dev,sweep]"]
     assert project[:3] == ["-m", "pip", "install"]
     assert "constraints.txt" in project
+    assert compiling[:2] == ["-m", "compileall"]
     assert setup(clone, monkeypatch) == (0, [])  # and the choice of torch is remembered
     (clone / "constraints.txt").write_text("new")
-    assert len(setup(clone, monkeypatch)[1]) == 2
+    assert len(setup(clone, monkeypatch)[1]) == 3
     assert (clone / ".venv/kept").exists()
 
 
