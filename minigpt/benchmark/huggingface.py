@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from minigpt.benchmark.sampling import speed, writer_of
-from minigpt.benchmark.steps import settle, shortest_loop
+from minigpt.benchmark.steps import set_up, shortest_loop
 from minigpt.config.schema import ModelConfig
 from minigpt.training.optimizer import adamw
 
@@ -18,7 +18,7 @@ def train(words: Sequence[str], bf16: bool) -> dict[str, Any]:
 
     Its layers always have biases, and it computes the loss itself.
     """
-    config, prepared, choices = settle(words)
+    config, prepared, choices = set_up(words)
     gpt = new_model(config.model, prepared.tokenizer.vocab_size).to(choices.device).train()
 
     def loss_of(tokens: Tensor, _: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def train(words: Sequence[str], bf16: bool) -> dict[str, Any]:
 
 def sample(words: Sequence[str], precision: str, batch: int, new: int) -> dict[str, Any]:
     """Time the model's `generate` with the KV cache."""
-    config, prepared, choices = settle(words)
+    config, prepared, choices = set_up(words)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     gpt = new_model(config.model, prepared.tokenizer.vocab_size).to(choices.device, dtype).eval()
     options = {"do_sample": True, "temperature": 0.8, "top_k": 0, "pad_token_id": 0}

@@ -91,8 +91,8 @@ def run(name: str, command: Sequence[str], folder: Path, threads: int = 0) -> li
             raise
     if process.returncode:
         texts = [text for _, text in lines if text] or ["it printed nothing"]
-        told = " ".join([text for text in texts if text.startswith(("Error:", "- "))] or texts[-1:])
-        raise UserFault(f"{name}: its process ended with exit code {process.returncode}: {told[:400]}")
+        said = " ".join([text for text in texts if text.startswith(("Error:", "- "))] or texts[-1:])
+        raise UserFault(f"{name}: its process ended with exit code {process.returncode}: {said[:400]}")
     return lines
 
 

@@ -18,7 +18,7 @@ from minigpt.benchmark.bench import Bench, Measurement
 from minigpt.benchmark.measurement import run
 from minigpt.benchmark.sampling import speed, writer_of
 from minigpt.benchmark.settings import WARM_UP
-from minigpt.benchmark.steps import new_model, settle, shortest_loop
+from minigpt.benchmark.steps import new_model, set_up, shortest_loop
 from minigpt.config.schema import ModelConfig
 from minigpt.faults import UserFault
 from minigpt.rundir.rows import read_rows
@@ -60,7 +60,7 @@ def contenders(bench: Bench) -> dict[str, Callable[[], Measurement]]:
 
 def write_data(words: Sequence[str], place: str) -> dict[str, Any]:
     """Write our tokens as nanoGPT's train.py reads them: {train,val}.bin and meta.pkl."""
-    _, prepared, _ = settle(words)
+    _, prepared, _ = set_up(words)
     data = Path(place)
     data.mkdir(parents=True)
     for name, split in (("train", prepared.train), ("val", prepared.val)):
@@ -152,7 +152,7 @@ def agreement(ours: Sequence[float], theirs: Sequence[float], precision: str) ->
 
 def our_curve(words: Sequence[str], weights: str) -> dict[str, Any]:
     """Return each step's loss and learning rate in train(); write its first weights to a file, with nanoGPT's names."""
-    config, prepared, choices = settle(words)
+    config, prepared, choices = set_up(words)
     state = new_model(config, choices, prepared.tokenizer.vocab_size).state_dict()
     save_file({nanogpt_name(name): each.float().cpu().contiguous() for name, each in state.items()}, weights)
     assert train(config) == 0
@@ -162,7 +162,7 @@ def our_curve(words: Sequence[str], weights: str) -> dict[str, Any]:
 
 def their_curve(words: Sequence[str], weights: str, checkout: str, rates: Sequence[float]) -> dict[str, Any]:
     """Return the losses of nanoGPT's model and optimizer from those weights, on our batches, at our learning rates."""
-    config, prepared, choices = settle(words)
+    config, prepared, choices = set_up(words)
     V = prepared.tokenizer.vocab_size
     model = load_model(checkout, config.model, V)
     state = load_file(weights)
@@ -199,7 +199,7 @@ def load_model(checkout: str, sizes: ModelConfig, vocab_size: int) -> Any:
 
 def sample(words: Sequence[str], precision: str, batch: int, new: int, checkout: str) -> Measurement:
     """Time nanoGPT's `generate`, which computes the whole text again for each token."""
-    config, prepared, choices = settle(words)
+    config, prepared, choices = set_up(words)
     model = load_model(checkout, config.model, prepared.tokenizer.vocab_size).to(choices.device).eval()
 
     def generate(ids: Tensor, new: int) -> Tensor:

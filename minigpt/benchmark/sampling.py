@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from minigpt.benchmark.bench import Bench, Measurement, Section
-from minigpt.benchmark.steps import new_model, settle
+from minigpt.benchmark.steps import new_model, set_up
 from minigpt.config.schema import ModelConfig, SampleConfig
 from minigpt.data.text import Split
 from minigpt.sampling.command import DTYPES, choose_decoder
@@ -51,7 +51,7 @@ def sampling(bench: Bench) -> Section:
 
 def sample(words: Sequence[str], precision: str, batch: int, new: int) -> Measurement:
     """Time what minigpt sample does between reading a checkpoint and printing."""
-    config, prepared, choices = settle(words)
+    config, prepared, choices = set_up(words)
     torch.set_float32_matmul_precision("highest")  # torch's default, which minigpt sample does not change
     options = SampleConfig(seed=config.seed, device=choices.device, precision=precision)  # type: ignore[arg-type]
     gpt = new_model(config, choices, prepared.tokenizer.vocab_size).to(choices.device, DTYPES[precision]).eval()

@@ -46,7 +46,7 @@ class Stopwatch(L.Callback):
         return {"ms": ms, "tokens": tokens, "first_at": self.moments[0]}
 
 
-def settle(words: Sequence[str]) -> tuple[TrainConfig, Prepared, Choices]:
+def set_up(words: Sequence[str]) -> tuple[TrainConfig, Prepared, Choices]:
     """Return the config, tokens and automatic choices of a train command; set up this process as train() does."""
     config = compose("train", list(words))
     prepared = prepare(config.data, config.tokenizer, say=lambda _: None)
@@ -59,7 +59,7 @@ def settle(words: Sequence[str]) -> tuple[TrainConfig, Prepared, Choices]:
 
 def probe(words: Sequence[str]) -> dict[str, Any]:
     """Return what a run of these settings would choose on this machine."""
-    config, _, choices = settle(words)
+    config, _, choices = set_up(words)
     return asdict(choices) | {"name": find_device(config).name}
 
 
@@ -73,7 +73,7 @@ def train_py(words: Sequence[str]) -> dict[str, Any]:
 
 def bare(words: Sequence[str]) -> dict[str, Any]:
     """Time our model in the shortest loop, without Lightning, callbacks, rows and saves."""
-    config, prepared, choices = settle(words)
+    config, prepared, choices = set_up(words)
     gpt = new_model(config, choices, prepared.tokenizer.vocab_size)
     first = batches_of(config, prepared, choices)[0].to(choices.device)
     choices, loss_function = try_loss(gpt, choices, lambda size: (first.tokens, first.targets))
@@ -87,7 +87,7 @@ def bare(words: Sequence[str]) -> dict[str, Any]:
 
 def batches(words: Sequence[str], start: int) -> dict[str, Any]:
     """Time the making of batches alone, from a step on."""
-    config, prepared, choices = settle(words)
+    config, prepared, choices = set_up(words)
     stream, stopwatch = iter(batches_of(config, prepared, choices, start)), Stopwatch()
     for _ in range(config.trainer.max_steps or 0):
         for _ in range(choices.accumulate):

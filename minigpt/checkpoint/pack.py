@@ -120,11 +120,11 @@ def unpack_optimizer(data: bytes, optimizer: torch.optim.Optimizer) -> None:
         index, _, name = key.partition(".")
         number = int(index) if index.isascii() and index.isdigit() and len(index) < 9 else len(parameters)
         if number >= len(parameters) or tuple(value.shape) not in ((), tuple(parameters[number].shape)):
-            raise UserFault(foreign(shown(key)))
+            raise UserFault(misfit(shown(key)))
         state.setdefault(number, {})[name] = value
     wanted = [averages(optimizer, parameter) for parameter in parameters]
     if state and (len(state) != len(parameters) or any(set(state[i]) != names for i, names in enumerate(wanted))):
-        raise UserFault(foreign(f"{len(tensors)} averages of {len(state)} parameters"))
+        raise UserFault(misfit(f"{len(tensors)} averages of {len(state)} parameters"))
     broken = first_non_finite(tensors)
     if broken is not None:
         raise UserFault(f"{OPTIMIZER} holds a non-finite average ({broken}). Use an earlier checkpoint")
@@ -136,7 +136,7 @@ def averages(optimizer: torch.optim.Optimizer, parameter: Tensor) -> set[str]:
     return {"momentum"} if parameter in getattr(optimizer, "matrices", ()) else {"step", "exp_avg", "exp_avg_sq"}
 
 
-def foreign(got: str) -> str:
+def misfit(got: str) -> str:
     return f"{OPTIMIZER} does not belong to this model and optimizer: it holds {got}. Use another checkpoint"
 
 

@@ -175,7 +175,7 @@ def read_optimizer(folder: Path, optimizer: torch.optim.Optimizer, *, check: boo
     }
     targets = {f"{index}.{name}": tensor for index, each in state.items() for name, tensor in each.items()}
     if {name: tuple(tensor.shape) for name, tensor in targets.items()} != files.shapes:
-        raise UserFault(pack.foreign(f"{len(files.shapes)} averages, some of other names or shapes"))
+        raise UserFault(pack.misfit(f"{len(files.shapes)} averages, some of other names or shapes"))
     files.fill(targets)
     broken = pack.first_non_finite({name: local(tensor) for name, tensor in targets.items()})
     if broken is not None:

@@ -61,19 +61,19 @@ def report(sides: Sequence[Side], scores: Scores) -> list[str]:
     size = f"{scores.sizes.sum():,.0f} {scores.unit.split()[-1]}s"
     windows = f"{len(scores.sizes):,} windows of {scores.window:,}"
     lines = [f"Text  {size} to predict, in {windows}; losses in {scores.unit}"]
-    stacked = [np.stack([scores.losses[run.weights] for run in side.runs]) for side in sides]
+    stacked = [np.stack([scores.losses[run.weights_sha256] for run in side.runs]) for side in sides]
     for side, losses in zip(sides, stacked, strict=True):
         seeds = f"seed{'s' if len(side.runs) > 1 else ''} {', '.join(str(run.config.seed) for run in side.runs)}"
         lines.append(f"{side.name}     {losses.mean(axis=0).sum() / scores.sizes.sum():.4f}  {seeds}  {side.label}")
     first, others = sides[0].name, [side.name for side in sides[1:]]
     level = 1 - (1 - LEVEL) / len(others)  # so that all lines hold at once (Bonferroni)
     found = [difference(stacked[0], losses, scores.sizes) for losses in stacked[1:]]
-    told = [verdict(first, other, each, scores.unit, level) for other, each in zip(others, found, strict=True)]
+    verdicts = [verdict(first, other, each, scores.unit, level) for other, each in zip(others, found, strict=True)]
     scopes = dict.fromkeys(scope(each, first, other) for other, each in zip(others, found, strict=True))
     if len(others) == 1:
-        return [*lines, "", told[0], f"+- is a 95 % interval. {next(iter(scopes))}"]
+        return [*lines, "", verdicts[0], f"+- is a 95 % interval. {next(iter(scopes))}"]
     lines += ["", f"Against {first} (+- are intervals that all hold together with 95 %)"]
-    return [*lines, *(f"  {other}  {line}" for other, line in zip(others, told, strict=True)), *scopes]
+    return [*lines, *(f"  {other}  {line}" for other, line in zip(others, verdicts, strict=True)), *scopes]
 
 
 def verdict(a: str, b: str, found: Difference, unit: str, level: float = LEVEL, more: str = "much text") -> str:

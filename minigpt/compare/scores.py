@@ -111,5 +111,7 @@ def score(runs: Sequence[Run], *, device: str, say: Callable[[str], object] = pr
         pieces = token_losses(
             model, run.val, block_size=block_size, batch=batch, device=device, precision="fp32", document_end=end
         )
-        losses[run.weights] = by_window(windows, run.val, run.tokenizer, (piece.double().numpy() for piece in pieces))
+        losses[run.weights_sha256] = by_window(
+            windows, run.val, run.tokenizer, (piece.double().numpy() for piece in pieces)
+        )
     return Scores(**vars(windows), losses=losses)

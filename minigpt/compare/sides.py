@@ -36,7 +36,7 @@ class Run:
     config: TrainConfig
     tokenizer: Tokenizer
     val: TokenSplit | MixedSplit | ConversationSplit
-    weights: str  # SHA-256
+    weights_sha256: str
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ def comparable(runs: Sequence[Run], left_out: list[str]) -> list[Run]:
         if text != common:
             other = runs[texts.index(common)].path
             left_out.append(f"{run.path} is validated on another text than {other}. Use the same data keys")
-        elif kept.setdefault(run.weights, run) is not run:
-            left_out.append(f"{run.path} and {kept[run.weights].path} hold the same weights: nothing to compare")
+        elif kept.setdefault(run.weights_sha256, run) is not run:
+            left_out.append(f"{run.path} and {kept[run.weights_sha256].path} hold the same weights: nothing to compare")
     return list(kept.values())
 
 

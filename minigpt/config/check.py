@@ -31,15 +31,15 @@ def find_faults(config: Any) -> list[Fault]:
     wrong = {key for fault in found for key in fault.keys}
     if not wrong and now.get("init.from") and now.get("run.dir", "") is None:
         now |= {"run.dir": default_run_dir(config)}
-    return found + _broken(RULES, {key: value for key, value in now.items() if key not in wrong})
+    return found + _faults_of(RULES, {key: value for key, value in now.items() if key not in wrong})
 
 
 def find_notes(config: Any) -> list[str]:
     """Return a sentence for each choice that is allowed but seldom meant."""
-    return [note.sentence for note in _broken(NOTES, values(config))]
+    return [note.sentence for note in _faults_of(NOTES, values(config))]
 
 
-def _broken(rules: list[tuple[tuple[str, ...], Check]], now: Mapping[str, Any]) -> list[Fault]:
+def _faults_of(rules: list[tuple[tuple[str, ...], Check]], now: Mapping[str, Any]) -> list[Fault]:
     held = [(keys, rule) for keys, rule in rules if now.keys() >= {*keys}]
     return [Fault(keys, sentence) for keys, rule in held for sentence in rule(*(now[key] for key in keys))]
 

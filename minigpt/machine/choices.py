@@ -172,8 +172,8 @@ def tell_changed_choices(run: RunDirectory, saved: Mapping[str, Any] | None, cho
         print(f"Devices    {choices.devices} instead of {changed['devices']}: {note}")
         run.event("devices_changed", was=changed.pop("devices"), now=choices.devices)
     if changed:
-        told = ", ".join(f"{name} {shown(was)} -> {shown(now[name])}" for name, was in changed.items())
-        print(f"Choices    changed since the run was last started, so the last bits may differ: {told}")
+        listed = ", ".join(f"{name} {shown(was)} -> {shown(now[name])}" for name, was in changed.items())
+        print(f"Choices    changed since the run was last started, so the last bits may differ: {listed}")
         run.event("choices_changed", was=changed, now={name: now[name] for name in changed})
 
 

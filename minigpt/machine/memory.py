@@ -184,5 +184,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     if error is None:
         return False
     words = ("out of memory", "can't allocate memory", "not enough memory", "_status_alloc_failed")
-    told = isinstance(error, MemoryError | torch.OutOfMemoryError) or any(each in str(error).lower() for each in words)
-    return told or is_out_of_memory(error.__cause__ or error.__context__)
+    matches = isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+        each in str(error).lower() for each in words
+    )
+    return matches or is_out_of_memory(error.__cause__ or error.__context__)

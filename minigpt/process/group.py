@@ -64,7 +64,7 @@ class Processes:
         self.store.set(f"{call} of rank {self.rank}", text)
         return [self.store.get(f"{call} of rank {rank}").decode() for rank in range(self.world_size)]
 
-    def beside(self, name: str) -> "Processes":
+    def for_thread(self, name: str) -> "Processes":
         """Return the same processes for another thread, so that `gather` there is independent. All ranks call it."""
         store: Any = self.store
         store = store and dist.PrefixStore(f"{name} {next(self.calls)}", store.clone())  # new keys for every call

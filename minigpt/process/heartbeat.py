@@ -251,7 +251,7 @@ class Heartbeat:
                 if content is None:
                     break
                 message = parse_row(content) or {}
-                if not peer.pid and not self._know(peer, message):
+                if not peer.pid and not self._identify(peer, message):
                     return
                 peer.heard = time.monotonic()
                 if "end" in message:
@@ -267,7 +267,7 @@ class Heartbeat:
         if self.peers.get(peer.rank) is peer and not peer.left and not self._done.is_set():
             self._lost(peer.rank, peer.pid, self._how_it_ended(peer.rank))
 
-    def _know(self, peer: Peer, message: dict[str, Any]) -> bool:
+    def _identify(self, peer: Peer, message: dict[str, Any]) -> bool:
         """Return whether a connection's first message gives a valid rank and process, and the rank is still free."""
         rank, pid = message.get("rank"), message.get("pid")
         expected = [0] if self.rank else range(1, self.world_size)

@@ -193,9 +193,9 @@ class Pruning:
         """Return whether trial `number` is to be stopped at the last mark that it has reported."""
         while len(self.copies) <= max(trial.number for trial in trials):
             self.copies.append(self.study.ask())
-        told = self.study.get_trials(deepcopy=False)
+        known = self.study.get_trials(deepcopy=False)
         for trial in sorted(trials, key=lambda each: (each.number == number, each.number)):
-            copy, before = self.copies[trial.number], told[trial.number]
+            copy, before = self.copies[trial.number], known[trial.number]
             for tokens in sorted(trial.intermediate_values.keys() - before.intermediate_values):
                 copy.report(trial.intermediate_values[tokens], tokens)
                 self.verdicts[trial.number] = copy.should_prune()

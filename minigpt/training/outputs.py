@@ -179,12 +179,12 @@ class Outputs:
             self.screen.block(f"sample at step {step:,}", text)
 
     def save(
-        self, module: "LanguageModel", row: dict[str, Any], *, due: bool, last: bool, told: StopRequest | None = None
+        self, module: "LanguageModel", row: dict[str, Any], *, due: bool, last: bool, request: StopRequest | None = None
     ) -> None:
         """Save a checkpoint if one is due, and always when training ends here; all ranks do if weights are sharded."""
         sharded = module.layout is not None
         writes = self.run.writes or sharded
-        if not writes or not self.saving.has_to(due=due, last=last, told=told if sharded else None):
+        if not writes or not self.saving.has_to(due=due, last=last, request=request if sharded else None):
             return
         config, state, trainer = module.config, module.state, module.trainer
         with module.clock.paused():

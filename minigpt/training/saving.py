@@ -85,7 +85,7 @@ class Saving:
         """Let all ranks write, each its part of sharded weights."""
         self.layout = layout
         self.agreed = Writers(processes.rank, processes.gather)
-        self.writers = Writers(processes.rank, processes.beside("saves").gather)
+        self.writers = Writers(processes.rank, processes.for_thread("saves").gather)
 
     def start(self, model: nn.Module, step: int, total_steps: int | None) -> None:
         """Start the thread, and refuse to begin when the checkpoints that are kept at one time don't fit on the disk.
@@ -114,19 +114,19 @@ class Saving:
         """Return whether a failed save is to be tried again now."""
         return self.retry_at is not None and time.monotonic() >= self.retry_at
 
-    def has_to(self, *, due: bool, last: bool, told: StopRequest | None = None) -> bool:
+    def has_to(self, *, due: bool, last: bool, request: StopRequest | None = None) -> bool:
         """Return whether to save at this step; a failed save waits for its next try, however often saves are due.
 
         Args:
             due: whether it is time for a save.
             last: whether training ends here.
-            told: where all ranks write, what they have agreed on about the last save: their clocks differ.
+            request: where all ranks write, what they have agreed on about the last save: their clocks differ.
         """
         if self.writing is not None and self.writing.done():
             self.collect()
         failed, again = self.retry_at is not None, self.retry_is_due()
-        if told is not None:
-            failed, again = told.save_failed, told.save_again
+        if request is not None:
+            failed, again = request.save_failed, request.save_again
         return last or again or (due and not failed)
 
     def save(self, step: int, tensors: Tensors, files: Files, facts: Mapping[str, Any], *, last: bool) -> None:

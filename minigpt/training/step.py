@@ -181,8 +181,8 @@ class LanguageModel(L.LightningModule):
         if world_size > 1:
             if parts:
                 numbers[1] = parts * numbers[1] ** 2
-            told = torch.tensor([self.clock.seconds, *map(float, astuple(self.request))], pin_memory=loss.is_cuda)
-            numbers = torch.cat([numbers, told.to(loss, non_blocking=True)])
+            extra = torch.tensor([self.clock.seconds, *map(float, astuple(self.request))], pin_memory=loss.is_cuda)
+            numbers = torch.cat([numbers, extra.to(loss, non_blocking=True)])
             dist.all_reduce(numbers)
             numbers /= world_size
             if parts:
@@ -193,9 +193,9 @@ class LanguageModel(L.LightningModule):
 
     def result_of(self, measurement: Measurement) -> StepResult:
         """Return a step's result, as the host reads it."""
-        loss, grad_norm, weight, loss_scale, reward, *told = measurement.values
-        if told:
-            self._seconds, *asked = told
+        loss, grad_norm, weight, loss_scale, reward, *extra = measurement.values
+        if extra:
+            self._seconds, *asked = extra
             request = StopRequest(*(each > 0 for each in asked))
         else:
             self._seconds, request = self.clock.seconds, self.request
@@ -296,7 +296,7 @@ class StepEnd:
         self.requeue = False  # whether the stop asks the queue to run this job again
         self.asked_to_stop = False  # by any rank
         self.unsaved_row: dict[str, Any] | None = None  # of a step that has ended, until save() has looked at it
-        self.told = StopRequest()  # what all ranks asked for in that step
+        self.agreed_request = StopRequest()  # what all ranks asked for in that step
 
     def begin(self, module: LanguageModel) -> None:
         """Get ready for the first step: from here on a signal waits for the end of a step."""
@@ -359,7 +359,7 @@ class StepEnd:
         alone = module.trainer.world_size == 1
         if self.stop_reason is None and (module.trainer.should_stop if alone else result.request.by_callback):
             self.stop_reason = "callback"
-        self.unsaved_row, self.told = row if is_newest else None, result.request
+        self.unsaved_row, self.agreed_request = row if is_newest else None, result.request
         module.trainer.should_stop = self.stop_reason is not None
 
     def save(self, module: LanguageModel) -> None:
@@ -371,7 +371,7 @@ class StepEnd:
         improved = state.best_step == state.step and row.get("val/loss") is not None
         due = improved or is_due(state.step, module.config.checkpoint.every_steps)
         last = self.stop_reason is not None or self.is_last(module)
-        self.outputs.save(module, row, due=due, last=last, told=self.told)
+        self.outputs.save(module, row, due=due, last=last, request=self.agreed_request)
 
     def judge(self, state: RunState, result: StepResult, rules: GuardConfig) -> None:
         """Count bad steps in a row, and print that one was skipped.

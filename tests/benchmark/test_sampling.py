@@ -7,7 +7,7 @@ import torch
 
 from minigpt.benchmark import huggingface, sampling
 from minigpt.benchmark.bench import Bench
-from minigpt.benchmark.steps import settle
+from minigpt.benchmark.steps import set_up
 
 GENERATE = """
     def generate(self, ids, new, temperature):
@@ -69,7 +69,7 @@ def test_speed_is_that_of_the_steps_after_the_first_token(monkeypatch, prefill, 
         clock.now += prefill + 0.5 * (new - 1)
         return len(prompts) * new
 
-    sizes, text = SimpleNamespace(block_size=64), settle(words())[1].val
+    sizes, text = SimpleNamespace(block_size=64), set_up(words())[1].val
     found = sampling.speed(writer, sizes, text, batch=2, new=10)
     assert found == {"ms": pytest.approx(1e3 * expected), "tokens": 2, "first": prefill}
     sampling.speed(writer, sizes, text, batch=1, new=500)
@@ -78,7 +78,7 @@ def test_speed_is_that_of_the_steps_after_the_first_token(monkeypatch, prefill, 
 
 def test_a_writer_that_writes_less_than_asked_for_is_refused(words):
     with pytest.raises(AssertionError, match="3 tokens were written where 4 were wanted"):
-        sampling.speed(lambda *_: 3, SimpleNamespace(block_size=64), settle(words())[1].val, batch=2, new=10)
+        sampling.speed(lambda *_: 3, SimpleNamespace(block_size=64), set_up(words())[1].val, batch=2, new=10)
 
 
 @pytest.mark.parametrize("able", [True, False])

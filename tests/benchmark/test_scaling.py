@@ -124,7 +124,9 @@ def test_a_step_sends_what_is_said_on_paper_and_a_silent_one_nothing(four_ranks,
     replica.gather.sent = replica.reduce.sent = 0
     replica.step(silent=False)
     setup = Setup(plan, plan.config, choices, Processes())
-    made = [each for each in setup.made(4, choices.accumulate) if each.kind != "all-reduce"]  # which torch does itself
+    made = [
+        each for each in setup.collectives(4, choices.accumulate) if each.kind != "all-reduce"
+    ]  # which torch does itself
     assert replica.gather.sent + replica.reduce.sent == sum(each.sent for each in made)
     weights = [each.to_local().clone() for each in replica.gpt.parameters()]
     replica.gather.collective = replica.reduce.collective = None  # called by no silent step

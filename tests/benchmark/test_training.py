@@ -31,7 +31,7 @@ def test_train_py_and_the_bare_loop_time_the_steps_after_the_warm_up(words, rows
 def test_the_bare_loop_makes_the_losses_of_train_py(words, tmp_path):
     typed = words("logger.every_steps=1", "trainer.micro_batch=2", steps=13)
     curve = nanogpt.our_curve(typed, str(tmp_path / "w.safetensors"))
-    settled = steps.settle(typed)
+    settled = steps.set_up(typed)
     gpt = steps.new_model(settled[0], settled[2], 65)
     loss_of = lambda tokens, targets: next_token_loss(gpt, tokens, targets)  # noqa: E731
     optimizer = steps.build_optimizer(settled[0].optimizer, gpt)
@@ -64,7 +64,7 @@ def test_batches_that_are_timed_are_a_runs_own_near_and_far(start, words, monkey
     found = steps.batches(typed, start)
     assert (found["ms"] > 0, found["tokens"]) == (True, 32)
     assert list(made) == list(range(2 * start, 2 * start + 26))
-    assert torch.equal(made[2 * start].tokens, steps.batches_of(*steps.settle(typed))[2 * start].tokens)
+    assert torch.equal(made[2 * start].tokens, steps.batches_of(*steps.set_up(typed))[2 * start].tokens)
 
 
 def test_our_curve_is_nanogpts_and_another_activation_is_found_out(words, tmp_path, checkout, at_once, monkeypatch):

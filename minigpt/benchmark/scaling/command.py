@@ -58,7 +58,7 @@ class Setup:
         passes = accumulate if frees else 1
         return Load(model.n_layer, weights.block, weights.root, passes, frees, half)
 
-    def made(self, devices: int, accumulate: int) -> list[Collective]:
+    def collectives(self, devices: int, accumulate: int) -> list[Collective]:
         """Return the collectives of a step."""
         shards = parts_of(self.config.trainer)
         return collectives(self.config.trainer.strategy, self.load(accumulate), devices, shards)
@@ -127,7 +127,7 @@ def measure_all(setup: Setup, hardware: Hardware, folder: Path) -> None:
 
 def paper_of(setup: Setup, devices: int, lines: Lines) -> tuple[float, float]:
     """Return the calculated seconds of a step's collectives, and the bytes that each process sends."""
-    made = setup.made(devices, setup.choices.accumulate)
+    made = setup.collectives(devices, setup.choices.accumulate)
     return on_paper(made, lines), sum(each.sent for each in made)
 
 
@@ -180,7 +180,7 @@ def measure_step(setup: Setup, devices: int, batch: str, mesh: DeviceMesh | None
     """Time a step with and without its communication, in turn, and its collectives alone."""
     accumulate, rounds = setup.accumulate(devices, batch), setup.plan.config.rounds
     replica = Replica(setup.config, setup.plan.vocab_size, replace(setup.choices, accumulate=accumulate), mesh)
-    made = setup.made(devices, accumulate)
+    made = setup.collectives(devices, accumulate)
     for silent in (False, True):  # compiles, and allocates what is allocated once
         replica.seconds(1, silent=silent)
     once = replica.seconds(2, silent=False)
@@ -203,10 +203,10 @@ def measure_step(setup: Setup, devices: int, batch: str, mesh: DeviceMesh | None
 
 def time_collectives(setup: Setup, devices: int, mesh: DeviceMesh) -> tuple[Lines, list[list[str]]]:
     """Return the line of each kind and group that a step uses, and a row of a table for each measurement."""
-    whole = sum(each.size * each.times for each in setup.made(devices, 1) if each.kind != "all-gather")
+    whole = sum(each.size * each.times for each in setup.collectives(devices, 1) if each.kind != "all-gather")
     largest = max(64 * LEAST_BYTES, min(MOST_BYTES, whole))
     lines, rows = {}, []
-    for kind, group in dict.fromkeys((each.kind, each.group) for each in setup.made(devices, 1)):
+    for kind, group in dict.fromkeys((each.kind, each.group) for each in setup.collectives(devices, 1)):
         ranks = mesh.size((mesh.mesh_dim_names or ()).index(group))
         lengths = (LEAST_BYTES, math.sqrt(largest * LEAST_BYTES), largest)
         tensors, times = [Collective(kind, group, ranks, size, 1) for size in lengths], []

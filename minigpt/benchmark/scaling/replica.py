@@ -159,16 +159,16 @@ def mesh_of(device: str, ranks: int, shards: int) -> DeviceMesh | None:
 
 def slowest(work: Callable[[], object], times: int, mesh: DeviceMesh | None) -> float:
     """Return the mean seconds of work that all processes of a mesh do several times, on the slowest process."""
-    settle(mesh)
+    synchronize(mesh)
     began = time.perf_counter()
     for _ in range(times):
         work()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
-    return settle(mesh, (time.perf_counter() - began) / times)
+    return synchronize(mesh, (time.perf_counter() - began) / times)
 
 
-def settle(mesh: DeviceMesh | None, value: float = 0.0) -> float:
+def synchronize(mesh: DeviceMesh | None, value: float = 0.0) -> float:
     """Return the largest value of all processes of a mesh; each process waits for all."""
     found = torch.tensor(value, dtype=torch.float64)
     if mesh is not None:
