@@ -94,7 +94,8 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
         print(help_page(command, request.cls, request.groups()))
         raise SystemExit(0)
     config: Any
-    config, wrong = read(request.cls, _inherit(request, _read_files(request)) | request.values)
+    mapping = _read_files(request)
+    config, wrong = read(request.cls, _inherit(request, mapping) | request.values)
     rank = _take_from_launcher(config.trainer, request.values) if command in ("train", "benchmark") else 0
     request.refuse_what_is_certain(wrong)
     request.refuse_what_is_certain(find_faults(config))
@@ -103,7 +104,7 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
     if request.show:
         print(redact(to_yaml(config)), end="")
         raise SystemExit(0)
-    for note in [] if rank else find_notes(config):
+    for note in [] if rank else [*find_notes(config), *_overruled(request, mapping)]:
         print(f"Note: {note}", file=sys.stderr)
     return config
 
@@ -257,6 +258,23 @@ def _read_files(request: Request) -> dict[str, Any]:
         if isinstance(value, str) and "${" in value:
             request.refuse(f"A config file says {key}: {value}, but {NOT_EVALUATED}", key)
     return flat
+
+
+def _overruled(request: Request, mapping: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each group typed beside an experiment whose file replaces settings of that group."""
+    chosen = {group: choice for group, choice in request.choices.items() if group != "experiment"}
+    if not chosen or "experiment" not in request.choices:
+        return []
+    alone = flatten(compose_files(request.command, chosen, request.folder), settings(request.cls))
+    notes = []
+    for group, choice in chosen.items():
+        mine = {key: value for key, value in alone.items() if key.startswith(group + ".") and key not in request.values}
+        theirs = {key: mapping[key] for key, value in mine.items() if mapping[key] != value}
+        if theirs:
+            changes = ", ".join(f"{key}={shown(value)} (not {shown(mine[key])})" for key, value in theirs.items())
+            replaced = f"experiment={request.choices['experiment']} replaces these settings of {group}={choice}"
+            notes.append(f"{replaced}: {changes}. Type a setting to choose its value yourself.")
+    return notes
 
 
 def _inherit(request: Request, mapping: dict[str, Any]) -> dict[str, Any]:

@@ -444,6 +444,24 @@ def test_notes_go_to_stderr(capsys):
     assert captured.err.startswith("Note: schedule.warmup_steps=100 is longer")
 
 
+def test_a_note_lists_what_an_experiment_replaces_in_a_group_typed_beside_it(tmp_path, capsys):
+    (tmp_path / "here" / "experiment").mkdir(parents=True)
+    file = "# @package _global_\ndefaults:\n  - override /model: gpt2\nmodel: {n_layer: 3, activation: relu_squared}\n"
+    (tmp_path / "here" / "experiment" / "mine.yaml").write_text(file)
+    mine = [f"--config-dir={tmp_path / 'here'}", "experiment=mine"]
+
+    config = compose("train", [*mine, "model=qwen3-nano", "model.n_layer=5"])
+    assert (config.model.norm, config.model.activation, config.model.n_layer) == ("rmsnorm", "relu_squared", 5)
+    assert capsys.readouterr().err == (
+        "Note: experiment=mine replaces these settings of model=qwen3-nano: "
+        "model.activation='relu_squared' (not 'swiglu'). Type a setting to choose its value yourself.\n"
+    )
+    compose("train", [*mine, "model=qwen3-nano", "model.n_layer=5", "model.activation=swiglu"])
+    compose("train", mine)
+    compose("train", ["model=qwen3-nano"])
+    assert "replaces" not in capsys.readouterr().err
+
+
 def test_a_second_adapter_of_a_command_that_takes_one_is_refused(tmp_path):
     for command in ("sample", "chat"):
         with pytest.raises(UserFault, match=rf"adapter='a' and adapter=.*: {command} takes one\. minigpt serve lists"):
