@@ -16,8 +16,8 @@ MODULES = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix("
 # Third-party package -> the only places in minigpt/ that may import it (a trailing dot means the whole room).
 HOMES = {
     "lightning": ("training.", "benchmark.steps"),
-    "hydra": ("config.files", "config.grid"),
-    "omegaconf": ("config.files",),
+    "hydra": ("config.files", "config.foreign_folder", "config.grid"),
+    "omegaconf": ("config.files", "config.foreign_folder"),
     "huggingface_hub": ("config.hub",),
     "yaml": ("config.", "report.record", "rundir.run_directory", "sweep."),
     "tiktoken": ("data.tokenizers.",),

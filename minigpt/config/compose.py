@@ -27,7 +27,7 @@ from minigpt.config.convert import (
     shown,
     value_from_text,
 )
-from minigpt.config.files import compose_files, config_folder, find_groups, inherited_settings, to_yaml, unfit_files
+from minigpt.config.files import compose_files, config_folder, find_groups, inherited_settings, taken_names, to_yaml
 from minigpt.config.help import help_page
 from minigpt.config.schema import TrainerConfig
 from minigpt.config.sources import is_begun, there
@@ -244,7 +244,7 @@ def _read_files(request: Request) -> dict[str, Any]:
             hint = f" {_one_value()}" if "," in choice else hint
             request.refuse(f"No {group} {shown(choice)}.{hint} There are: {', '.join(groups[group])}.", group)
     mapping: dict[str, Any] = {}
-    unfit = unfit_files(request.cls, request.folder) if request.folder else []
+    unfit = taken_names(request.cls, request.folder) if request.folder else []
     try:
         mapping = {} if unfit else compose_files(request.command, request.choices, request.folder)
     except ValueError as error:

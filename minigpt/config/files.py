@@ -1,6 +1,6 @@
 """The files that a config is made of: YAML under configs/ and in a user's own folder, and a checkpoint's config.
 
-Hydra composes them. No resolver is ever evaluated, and nothing that a file names is called.
+Hydra composes them. No resolver is ever evaluated, and nothing that a file names is called (foreign_folder.py).
 """
 
 import copy
@@ -16,12 +16,9 @@ import minigpt
 from minigpt.config.convert import fitted, flatten, sections, settings, to_dict
 from minigpt.config.foreign import foreign_settings, tokenizer_settings
 from minigpt.config.hub import local_path
+from minigpt.config.plain_yaml import MAX_CHARACTERS
 from minigpt.config.setting import Setting
 from minigpt.plain_file import read_plain
-
-MAX_CHARACTERS = 100_000  # of a YAML file, or of a checkpoint's config.json
-MAX_DEPTH = 20
-YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, where PyYAML was built with it: ten times faster
 
 
 def config_folder() -> Path:
@@ -41,22 +38,15 @@ def find_groups(cls: type, *folders: Path) -> dict[str, dict[str, Path]]:
     return found
 
 
-def unfit_files(cls: type, folder: Path) -> list[str]:
-    """Return a sentence for each file of a foreign folder that Hydra would evaluate, or read without end."""
-    ours, found = find_groups(cls), []
-    for group, choices in find_groups(cls, folder).items():
-        for choice, file in choices.items():
-            if choice in ours.get(group, {}):
-                found.append(f"{file} has the name of minigpt's own {group}={choice}. Rename it.")
-            try:
-                content = plain_yaml(read_plain(file, 4 * MAX_CHARACTERS).decode())
-                if isinstance(content, dict) and "${" in str(content.get("defaults")):
-                    found.append(f"{file} has ${{...}} in its defaults, which is not evaluated. Write the value.")
-            except (FileNotFoundError, PermissionError, UnicodeDecodeError, yaml.YAMLError):
-                continue  # Hydra says what is wrong with it, if it is chosen at all
-            except (OSError, ValueError) as error:
-                found.append(f"{file} can't be used: {error}.")
-    return found
+def taken_names(cls: type, folder: Path) -> list[str]:
+    """Return a sentence for each file of another folder that has the name of one of ours."""
+    ours = find_groups(cls)
+    return [
+        f"{file} has the name of minigpt's own {group}={choice}. Rename it."
+        for group, choices in find_groups(cls, folder).items()
+        for choice, file in choices.items()
+        if choice in ours.get(group, {})
+    ]
 
 
 def compose_files(command: str, choices: Mapping[str, str], folder: Path | None) -> dict[str, Any]:
@@ -72,17 +62,19 @@ def compose_files(command: str, choices: Mapping[str, str], folder: Path | None)
 
 def _composed(command: str, choices: tuple[tuple[str, str], ...], folder: Path | None, ours: Path) -> dict[str, Any]:
     import hydra  # here, so that a command without files does not wait for it
-    from hydra.errors import HydraException
+    from hydra.core.plugins import Plugins
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
+    from minigpt.config.foreign_folder import ForeignFolder
+
+    Plugins.instance().register(ForeignFolder)
     overrides = [f"{group}={_quoted(choice)}" for group, choice in choices]
-    overrides += [f"hydra.searchpath=[{_quoted(f'file://{folder}')}]"] if folder else []
+    overrides += [f"hydra.searchpath=[{_quoted(f'{ForeignFolder.scheme()}://{folder}')}]"] if folder else []
     try:
         with hydra.initialize_config_dir(str(ours), version_base="1.3"):
             composed: Any = OmegaConf.to_container(hydra.compose(command, overrides=overrides), resolve=False)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, RecursionError, OSError) as error:
-        raise ValueError(str(error)) from error
+    except Exception as error:  # Hydra raises KeyError, TypeError and AssertionError, too, for a file it doesn't expect
+        raise ValueError(str(error) or repr(error.__cause__ or error)) from error
     return {str(key): value for key, value in composed.items()}
 
 
@@ -97,25 +89,6 @@ def _quoted(text: str) -> str:
 def to_yaml(config: Any) -> str:
     """Return a config as YAML, with the names that users type."""
     return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
-
-
-def plain_yaml(text: str) -> Any:
-    """Return the plain values in a YAML text that may be hostile.
-
-    Raises:
-        ValueError: it is too long or too deep, or holds an alias: nine lines of them stand for gigabytes.
-        yaml.YAMLError: it is no YAML, or would create an object.
-    """
-    if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"it has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read")
-    depth = 0
-    for event in yaml.parse(text, Loader=YAML_LOADER):
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError(f"it holds the YAML alias *{event.anchor}, in whose place its value must stand")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
-    return YAML_LOADER(text).get_single_data()
 
 
 def inherited_settings(cls: type, source: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import yaml
 from numpy.typing import NDArray
 
 from minigpt.config.convert import flatten
-from minigpt.config.files import plain_yaml
+from minigpt.config.plain_yaml import plain_yaml
 from minigpt.faults import UserFault
 from minigpt.plain_file import open_plain, read_plain
 from minigpt.rundir.rows import read_rows

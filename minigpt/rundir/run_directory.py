@@ -21,7 +21,7 @@ import yaml
 
 from minigpt import __version__
 from minigpt.config.convert import flatten, settings, to_dict
-from minigpt.config.files import plain_yaml
+from minigpt.config.plain_yaml import plain_yaml
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.invocation import PACKAGE, typed_words

@@ -212,6 +212,17 @@ def test_text_with_a_resolver_in_it_stays_text(foreign):
     ("text", "says"),
     [
         ("defaults: [{override /model: '${oc.env:HOME}'}]", "not evaluated"),
+        ("%FOO bar\n---\ndefaults: [{override /model: '${oc.env:HOME}'}]", "not evaluated"),  # which PyYAML's C refuses
+        ("%YAML 1.3\n---\ndefaults: [{override /model: '${oc.env:HOME}'}]", "not evaluated"),
+        ("a: \ufeff\ndefaults: [{override /model: '${oc.env:HOME}'}]", "not evaluated"),
+        ("<<: {defaults: [{override /model: '${oc.env:HOME}'}]}", "not evaluated"),
+        ("|\n  defaults: [{override /model: '${oc.env:HOME}'}]", "it holds no settings"),
+        ("seed: 1\n---\ndefaults: [{override /model: '${oc.env:HOME}'}]", "expected a single document"),
+        ("hydra: {job: {config: {override_dirname: {kv_sep: '${oc.env:HOME}'}}}}", "not evaluated"),
+        ("hydra: {job: {env_copy: [NO_SUCH_NAME]}}", "don't compose: 'NO_SUCH_NAME'"),
+        ("hydra: {searchpath: [/]}", "only supported from the primary config"),
+        ("defaults: 3", "defaults must be a list"),
+        ("seed: !!python/object/apply:pathlib.PosixPath [a]", "could not determine a constructor"),
         ("samples: {prompt: '${oc.env:HOME}'}", "not evaluated"),
         ("model: {_target_: os.system}", "No setting 'model._target_'"),
         ("samples: {prompt: !!python/object/apply:os.system ['touch MARKER']}", "don't compose"),
@@ -230,3 +241,37 @@ def test_a_strangers_config_file_is_values_only(tmp_path, monkeypatch, text, say
     assert re.search(says, sentence)
     assert os.environ["HOME"] not in sentence.replace(str(tmp_path), "")
     assert not (tmp_path / "executed").exists()
+
+
+EVIL = "# @package _global_\ndefaults: [{override /model: '${oc.env:HOME}'}]\n"
+EVALUATES = "# @package _global_\nmodel: '${oc.create:{bias: \"${oc.env:HOME}\"}}'\n"
+TWICE = "defaults: [/o/{0}@a, /o/{0}@b]\n"
+DEEP = {"x": TWICE.format(0), **{f"theirs/o/{i}": TWICE.format(i + 1) for i in range(24)}, "theirs/o/24": "b: 1"}
+LEADS_OUT = "leads out of the folder"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"x": "defaults: [/other/evil]", "theirs/other/evil": EVIL}, "other/evil.yaml can't be used: it says"),
+        ({"x": "defaults: [link/evil]", "elsewhere/evil": EVIL}, "link/evil.yaml can't be used: it says"),
+        ({"x": "defaults: [/o/b]\nmodel: {n_head: 3}", "theirs/o/b": EVALUATES}, "o/b.yaml can't be used: it says"),
+        ({"x": "defaults: [../../elsewhere/evil]", "elsewhere/evil": EVIL}, LEADS_OUT),
+        ({"x": "defaults: [/PLACE/elsewhere/evil]", "elsewhere/evil": EVIL}, LEADS_OUT),
+        ({"x": "defaults: [{/PLACE/elsewhere: evil}]", "elsewhere/evil": EVIL}, LEADS_OUT),
+        ({"x": "defaults: [{/: [PLACE/elsewhere/evil]}]", "elsewhere/evil": EVIL}, LEADS_OUT),
+        ({"x": "defaults: [{override /model: ../../elsewhere/evil}]", "elsewhere/evil": EVIL}, LEADS_OUT),
+        ({"x": "defaults: [x]"}, "recursion"),
+        (DEEP, "too many others"),
+    ],
+)  # fmt: skip
+def test_a_strangers_defaults_lead_to_checked_files_of_the_folder_only(tmp_path, files, says):
+    for name, text in {f"theirs/experiment/{each}" if each == "x" else each: files[each] for each in files}.items():
+        file = tmp_path / f"{name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"# @package _global_\n{text}\n".replace("PLACE", str(tmp_path)))
+    (tmp_path / "theirs" / "experiment" / "link").symlink_to(tmp_path / "elsewhere")
+    sentence = refused(lambda: compose("train", ["--config-dir", str(tmp_path / "theirs"), "experiment=x"]))
+    assert says in sentence
+    assert os.environ["HOME"] not in sentence.replace(str(tmp_path), "")

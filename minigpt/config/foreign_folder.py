@@ -1,0 +1,120 @@
+"""The folder of --config-dir, as Hydra reads it: each file is checked when it is read, from the same text.
+
+The folder may be a stranger's. Hydra looks up ${oc.env:NAME} while it composes, and a defaults list leads it to any
+file below the folder, through links too, or on the disk. So nothing is evaluated, and no path leaves the folder.
+"""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.object_type import ObjectType
+from hydra.errors import HydraException
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from minigpt.config.plain_yaml import MAX_CHARACTERS, plain_yaml
+from minigpt.plain_file import read_plain
+
+MAX_COST = 3 * MAX_CHARACTERS  # of all places of the files in one composition
+PLACE_COST = 100  # characters, besides the file's own
+
+
+class _Header(dict[str, str | None]):
+    """The header of a file. Hydra asks for it at each place of the file in the composition, and once more."""
+
+    folder: "ForeignFolder"
+    cost: int
+
+    def __getitem__(self, key: str) -> str | None:
+        self.folder.cost += self.cost
+        if self.folder.cost > MAX_COST:
+            most = f"{self.folder.path}: the chosen files name too many others"
+            raise HydraException(f"{most}, or name them too often. Their text may have {MAX_COST:,} characters.")
+        return super().__getitem__(key)
+
+
+class ForeignFolder(ConfigSource):  # type: ignore[misc]  # Hydra has no types
+    """What hydra.searchpath calls foreign://FOLDER."""
+
+    cost = 0
+
+    @staticmethod
+    def scheme() -> str:
+        """Return what stands before :// in hydra.searchpath."""
+        return "foreign"
+
+    def available(self) -> bool:
+        """Return whether the folder is there."""
+        return self.is_group("")
+
+    def is_group(self, config_path: str) -> bool:
+        """Return whether a folder of this name is there."""
+        return (Path(self.path) / config_path).is_dir()
+
+    def is_config(self, config_path: str) -> bool:
+        """Return whether a file of this name is there, be it a pipe: reading it gives the reason."""
+        file = self._file(config_path)
+        return file.exists() and not file.is_dir()
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """Return the names of the files in a group, which Hydra shows in an error message."""
+        return sorted(file.stem for file in (Path(self.path) / config_path).glob("*.yaml"))
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Return the content of a file.
+
+        Raises:
+            HydraException: it can't be read, or isn't plain values.
+        """
+        file = self._file(config_path)
+        try:
+            text = read_plain(file, 4 * MAX_CHARACTERS).decode("utf-8-sig")
+            if not isinstance(
+                plain_yaml(text, yaml.SafeLoader), dict | None
+            ):  # Hydra reads a text's value as YAML again
+                raise ValueError("it holds no settings, which are written as NAME: VALUE")
+            config, header = OmegaConf.load(io.StringIO(text)), _Header(self._get_header_dict(text[:512]))
+            header.folder, header.cost = self, len(text) + PLACE_COST
+            _check(OmegaConf.to_container(config, resolve=False))
+        except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
+            raise HydraException(f"{file} can't be used: {error}.") from error
+        return ConfigResult(config=config, path=f"{self.scheme()}://{self.path}", provider=self.provider, header=header)
+
+    def _file(self, config_path: str) -> Path:
+        return Path(self.path) / (config_path if config_path.endswith(".yaml") else f"{config_path}.yaml")
+
+
+def _check(content: Any) -> None:
+    for key, text in _texts(content):
+        if "${" in text:
+            raise ValueError(f"it says {key}: {text}, but ${{...}} is not evaluated. Write the value itself")
+    for name in _named(content.get("defaults")):
+        if {"", ".."} & set(name.removeprefix("/").split("/")):  # //x is /x on the disk
+            raise ValueError(f"{name!r} in its defaults leads out of the folder. Name a file as GROUP/NAME")
+
+
+def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each text in a value, keys included, after the key under which it stands."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield key, str(name)
+            yield from _texts(inner, f"{key}.{name}".removeprefix("."))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner, key)
+    else:
+        yield key, str(value)
+
+
+def _named(defaults: Any) -> Iterator[str]:
+    """Yield the paths in a defaults list, without packages and the words `override` and `optional`."""
+    for entry in defaults if isinstance(defaults, list) else []:
+        if isinstance(entry, dict):
+            yield from (str(key).partition("@")[0].split(" ")[-1] for key in entry)
+            yield from (text for value in entry.values() for _, text in _texts(value))
+        else:
+            yield str(entry).partition("@")[0]
