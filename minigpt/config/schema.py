@@ -195,7 +195,9 @@ class SamplesConfig:
 class GuardConfig:
     """What happens to a step whose loss or gradient is not finite: it never reaches the weights."""
 
-    max_skips: int = setting(10, "bad steps in a row before the run goes back to a checkpoint", "schedule", low=0)
+    max_skips: int = setting(
+        10, "bad steps in a row; at one more, the run goes back to a checkpoint", "schedule", low=0
+    )
     max_rollbacks: int = setting(3, "times the run may go back before it stops with exit code 5", "schedule", low=0)
     spike_zscore: float = setting(0.0, "skip losses this many deviations above the mean; 0 = off", "schedule", low=0)
     spike_window: int = setting(128, "good steps over which that mean is taken", "schedule", low=16, high=10_000)
