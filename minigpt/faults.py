@@ -37,6 +37,11 @@ MEANINGS = {
     INTERRUPTED: "stopped at once",
 }
 
+# Foreign text, and that of an untrained model, may hold any byte, and some would move the cursor or rename the window.
+# On a terminal those are shown as pictures (U+2400 ...); tabs and newlines are left.
+CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
+CONTROL_PICTURES |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+
 PYTHONS = ((3, 11), (3, 13))  # first and last version that pyproject.toml admits
 
 
@@ -107,7 +112,7 @@ def run_script(main: Callable[[list[str]], int | None]) -> None:
         said_by_rank_0 = code == USER_FAULT and launched_rank() and "TORCHELASTIC_RUN_ID" in os.environ
         if not said_by_rank_0:  # without torchrun these variables may be left over from another job
             with contextlib.suppress(OSError):  # the screen may be gone
-                print(text, file=sys.stderr)
+                print(text.translate(CONTROL_PICTURES), file=sys.stderr)
     try:
         sys.stdout.flush()
     except OSError:  # nothing is left to flush to, and Python would try again

@@ -96,7 +96,7 @@ FILES_MAY_IMPORT = {
     "config.rules.objective": "config",
     "config.rules.rule": "faults config",
     "config.rules.training": "config",
-    "config.help": "faults invocation config",
+    "config.help": "faults invocation plain_file config",
     "attention.functional": "torch attention",
     "model.gpt": "torch attention config model",
 }
@@ -239,6 +239,7 @@ FORBIDDEN_CALLS = {
     "instantiate": "calls what a file names",
 }
 FORBIDDEN_KEYWORDS = {("weights_only", False), ("shell", True), ("allow_pickle", True)}
+UNSAFE_LOADERS = {f"{c}{name}Loader" for c in ("", "C") for name in ("", "Full", "Unsafe")}  # of PyYAML
 FORBIDDEN_IMPORTS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "hydra.utils"}
 
 
@@ -258,6 +259,8 @@ def offences(source: str) -> list[str]:
             found.append(node.module or "")
         elif isinstance(node, ast.Constant) and node.value == "_target_":
             found.append("_target_")
+        named = (getattr(node, field, None) for field in ("attr", "value", "name"))  # x.NAME, "NAME", import NAME
+        found += [name for name in named if isinstance(name, str) and name in UNSAFE_LOADERS]
     return found
 
 
@@ -275,9 +278,11 @@ subprocess.run(text, shell=True)
 yaml.load(text)
 eval(text)
 config["_target_"]
+YAML_LOADER = getattr(yaml, "CLoader", yaml.UnsafeLoader)
+from yaml import FullLoader
 """
-    assert len(offences(bad)) == 8
-    assert offences("model.eval(); yaml.safe_load(x); run(a, shell=False)") == []
+    assert len(offences(bad)) == 11
+    assert offences("model.eval(); yaml.CSafeLoader(x); run(a, shell=False)") == []
 
 
 def test_the_picture_of_the_house_is_true():

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from minigpt.config.convert import in_words, settings
+from minigpt.config.plain_yaml import MAX_CHARACTERS
 from minigpt.config.schema import TrainConfig
-from minigpt.faults import MEANINGS
+from minigpt.faults import CONTROL_PICTURES, MEANINGS
 from minigpt.invocation import typed
+from minigpt.plain_file import read_plain
 
 OF_GROUPS = """\
 Write group=choice to take a file of configs/, key=value for a single setting. The last one wins.
@@ -57,5 +59,8 @@ def help_page(command: str, cls: type, groups: Mapping[str, Mapping[str, Path]])
 
 def _summary(file: Path) -> str:
     """Return the first comment line of a YAML file, apart from Hydra's own."""
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    try:
+        lines = read_plain(file, 4 * MAX_CHARACTERS).decode(errors="replace").translate(CONTROL_PICTURES).splitlines()
+    except OSError as error:
+        return f"can't be read: {error.strerror}"
     return next((line[2:] for line in lines if line.startswith("# ") and not line.startswith("# @")), "")

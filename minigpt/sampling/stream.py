@@ -4,7 +4,7 @@ import codecs
 import sys
 from collections.abc import Sequence
 
-from minigpt.data.preparing.progress import CONTROL_PICTURES
+from minigpt.faults import CONTROL_PICTURES
 
 
 class TextStream:

@@ -17,8 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from minigpt.config.commands import ServeConfig
-from minigpt.faults import UserFault
-from minigpt.sampling.stream import CONTROL_PICTURES
+from minigpt.faults import CONTROL_PICTURES, UserFault
 from minigpt.serving.engine import Answer, Busy, Engine, Piece, Served
 from minigpt.serving.guard import Guard, error_response, read_body
 from minigpt.serving.page_of import SERVER, page_of

@@ -85,6 +85,7 @@ def raiser(error: BaseException):
         (raiser(UserFault("one thing")), USER_FAULT, "Error: one thing\n"),
         (raiser(UserFault("one", "two")), USER_FAULT, "2 errors:\n- one\n- two\n"),
         (raiser(NoUsableCheckpoint("none verifies")), 3, "Error: none verifies\n"),
+        (raiser(UserFault("a\x1b]0;b\x07\x9bc")), USER_FAULT, "Error: a␛]0;b␇\ufffdc\n"),
         (raiser(KeyboardInterrupt()), INTERRUPTED, "Stopped at once.\n"),
         (raiser(ModuleNotFoundError("x", name="torch.nn")), USER_FAULT, "Error: the Python package 'torch' is missing"),
         (raiser(ModuleNotFoundError("x", name="minigpt.gone")), BUG, "Traceback"),

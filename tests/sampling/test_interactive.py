@@ -10,10 +10,11 @@ import torch
 from minigpt.checkpoint.load import LoadedCheckpoint
 from minigpt.config.schema import ModelConfig, SampleConfig, TrainConfig
 from minigpt.data.tokenizer import build_tokenizer
+from minigpt.faults import CONTROL_PICTURES
 from minigpt.model.gpt import GPT
 from minigpt.sampling import command, interactive
 from minigpt.sampling.command import write_texts
-from minigpt.sampling.stream import CONTROL_PICTURES, show
+from minigpt.sampling.stream import show
 from minigpt.sampling.write import write
 
 CHAR = build_tokenizer("char", alphabet="\n abc/")

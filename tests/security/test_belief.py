@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -259,7 +260,7 @@ def test_neither_by_a_report_nor_by_a_list_nor_by_what_starts_from_it(foreign, n
 
 
 @pytest.mark.timeout(60)
-def test_neither_among_prepared_tokens_nor_config_files(foreign, tmp_path):
+def test_neither_among_prepared_tokens_nor_config_files(foreign, tmp_path, capsys):
     (file,) = foreign.glob("data/*/prepared.json")
     (foreign / "text.txt").rename(tmp_path / "away.txt")
     compose("train", arguments(foreign))  # the text is gone, its tokens are kept
@@ -270,6 +271,12 @@ def test_neither_among_prepared_tokens_nor_config_files(foreign, tmp_path):
     os.mkfifo(tmp_path / "configs" / "model" / "mine.yaml")
     asked = ["--config-dir", str(tmp_path / "configs"), "model=mine"]
     assert "mine.yaml can't be used: " in refused(lambda: compose("train", asked))
+    (tmp_path / "configs" / "experiment").mkdir()
+    os.mkfifo(tmp_path / "configs" / "experiment" / "piped.yaml")
+    (tmp_path / "configs" / "experiment" / "loud.yaml").write_text("# a\x1b]0;b\x07\n")
+    with pytest.raises(SystemExit):
+        compose("train", [*asked, "--help"])
+    assert re.search(r"loud +a␛]0;b␇\n.*piped +can't be read: it is no plain file", capsys.readouterr().out, re.S)
 
 
 def test_a_link_in_the_place_of_a_checkpoints_file_is_not_read_by_a_list(foreign):

@@ -6,12 +6,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-Say = Callable[[str], object]
+from minigpt.faults import CONTROL_PICTURES
 
-# Foreign text, and that of an untrained model, may hold any byte, and some would move the cursor or rename the window.
-# On a terminal those are shown as pictures (U+2400 ...); tabs and newlines are left.
-CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
-CONTROL_PICTURES |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+Say = Callable[[str], object]
 
 LINE_SECONDS = 5.0  # between lines
 MOVE_SECONDS = 0.2  # between two states of the moving line
