@@ -6,7 +6,8 @@ Hydra composes them. No resolver is ever evaluated, and nothing that a file name
 import copy
 import functools
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from minigpt.config.foreign import foreign_settings, tokenizer_settings
 from minigpt.config.hub import local_path
 from minigpt.config.plain_yaml import MAX_CHARACTERS
 from minigpt.config.setting import Setting
+from minigpt.faults import UserFault
 from minigpt.plain_file import read_plain
+
+MAX_FILES = 10_000  # in the folder of a group, of any kind
 
 
 def config_folder() -> Path:
@@ -28,14 +32,28 @@ def config_folder() -> Path:
 
 
 def find_groups(cls: type, *folders: Path) -> dict[str, dict[str, Path]]:
-    """Return group -> choice -> file for some folders; by default for ours. The first file of a name counts."""
+    """Return group -> choice -> file for some folders; by default for ours. The first file of a name counts.
+
+    Raises:
+        UserFault: a folder of a group is none: it holds more than MAX_FILES files.
+    """
     found: dict[str, dict[str, Path]] = {}
     for folder in folders or [config_folder()]:
         for group in [*sections(cls), *(["experiment"] if "experiment" in settings(cls) else [])]:
-            for file in sorted((folder / group).rglob("*.yaml"), key=lambda file: file.with_suffix("")):
+            for file in sorted(_yaml_files(folder / group), key=lambda file: file.with_suffix("")):
                 choice = file.relative_to(folder / group).with_suffix("").as_posix()
                 found.setdefault(group, {}).setdefault(choice, file)
     return found
+
+
+def _yaml_files(folder: Path) -> Iterator[Path]:
+    seen = 0
+    for place, folders, files in os.walk(folder):
+        seen += len(folders) + len(files)
+        if seen > MAX_FILES:
+            wrong = f"{folder} is no group of config files: it holds more than {MAX_FILES:,} files"
+            raise UserFault(f"{wrong}. Give --config-dir a folder for config files alone.")
+        yield from (Path(place, name) for name in files if name.endswith(".yaml"))
 
 
 def taken_names(cls: type, folder: Path) -> list[str]:

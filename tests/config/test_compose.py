@@ -178,6 +178,16 @@ def test_users_own_folder(tmp_path_factory):
     assert "has the name of minigpt's own model=gpt2" in fault_of("train", "--config-dir", str(folder), "model=tiny")
 
 
+def test_a_folder_of_other_files_is_not_searched_for_config_files(tmp_path_factory, monkeypatch):
+    mine, others = tmp_path_factory.mktemp("mine"), tmp_path_factory.mktemp("others")
+    (mine / "data").symlink_to(others)
+    for number in range(100):
+        (others / f"{number}.csv").touch()
+    monkeypatch.setattr("minigpt.config.files.MAX_FILES", 99)
+    wrong = "data is no group of config files: it holds more than 99 files"
+    assert wrong in fault_of("train", f"--config-dir={mine}")
+
+
 # --- literal text ---
 
 TEXTS = [
