@@ -19,8 +19,8 @@ from omegaconf.errors import OmegaConfBaseException
 from minigpt.config.plain_yaml import MAX_CHARACTERS, plain_yaml
 from minigpt.plain_file import read_plain
 
-MAX_COST = 3 * MAX_CHARACTERS  # of all places of the files in one composition
-PLACE_COST = 100  # characters, besides the file's own
+MAX_COST = 2 * MAX_CHARACTERS  # of one composition; each file counts twice at each of its places
+NAME_COST = 300  # characters that take Hydra as long as one more name in a defaults list
 
 
 class _Header(dict[str, str | None]):
@@ -32,8 +32,10 @@ class _Header(dict[str, str | None]):
     def __getitem__(self, key: str) -> str | None:
         self.folder.cost += self.cost
         if self.folder.cost > MAX_COST:
-            most = f"{self.folder.path}: the chosen files name too many others"
-            raise HydraException(f"{most}, or name them too often. Their text may have {MAX_COST:,} characters.")
+            raise HydraException(
+                f"{self.folder.path}: the chosen files have more than {MAX_CHARACTERS:,} characters together, "
+                f"or more than {MAX_CHARACTERS // NAME_COST} names in their defaults"
+            )
         return super().__getitem__(key)
 
 
@@ -78,8 +80,8 @@ class ForeignFolder(ConfigSource):  # type: ignore[misc]  # Hydra has no types
             ):  # Hydra reads a text's value as YAML again
                 raise ValueError("it holds no settings, which are written as NAME: VALUE")
             config, header = OmegaConf.load(io.StringIO(text)), _Header(self._get_header_dict(text[:512]))
-            header.folder, header.cost = self, len(text) + PLACE_COST
-            _check(OmegaConf.to_container(config, resolve=False))
+            names = _checked_names(OmegaConf.to_container(config, resolve=False))
+            header.folder, header.cost = self, len(text) + NAME_COST * (1 + len(names))
         except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
             raise HydraException(f"{file} can't be used: {error}.") from error
         return ConfigResult(config=config, path=f"{self.scheme()}://{self.path}", provider=self.provider, header=header)
@@ -88,13 +90,20 @@ class ForeignFolder(ConfigSource):  # type: ignore[misc]  # Hydra has no types
         return Path(self.path) / (config_path if config_path.endswith(".yaml") else f"{config_path}.yaml")
 
 
-def _check(content: Any) -> None:
+def _checked_names(content: Any) -> list[str]:
+    """Return the paths in the defaults of a file.
+
+    Raises:
+        ValueError: one leads out of the folder, or something would have to be evaluated.
+    """
     for key, text in _texts(content):
         if "${" in text:
             raise ValueError(f"it says {key}: {text}, but ${{...}} is not evaluated. Write the value itself")
-    for name in _named(content.get("defaults")):
+    names = list(_named(content.get("defaults")))
+    for name in names:
         if {"", ".."} & set(name.removeprefix("/").split("/")):  # //x is /x on the disk
             raise ValueError(f"{name!r} in its defaults leads out of the folder. Name a file as GROUP/NAME")
+    return names
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
