@@ -5,6 +5,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from minigpt.attention.cpu_norm import RMSNormOnCPU
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Scale each vector to a mean square of 1, then each of its elements: x / sqrt(mean(x^2) + eps) * weight.
@@ -21,6 +23,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Source: Zhang & Sennrich 2019, "Root Mean Square Layer Normalization".
     """
+    if x.device.type == "cpu" and not torch.compiler.is_compiling():  # the same, with a faster backward pass
+        return RMSNormOnCPU.apply(x, weight, eps)
     exact = F.rms_norm(x.to(torch.promote_types(x.dtype, torch.float32)), x.shape[-1:], eps=eps)
     return (weight * exact.to(x.dtype)).to(x.dtype)  # a weight in fp32, as under autocast, would make it fp32
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from minigpt.attention.norms import QueryKeyRMSNorm, RMSNorm, rms_norm
 from minigpt.model.loss import autocast
@@ -46,3 +47,38 @@ def test_queries_and_keys_in_one_pass_are_two_norms_with_a_weight_each():
     torch.testing.assert_close(norm(qk), expected, rtol=0, atol=0)
     norm(qk).square().sum().backward()
     assert norm.q_weight.grad.shape == norm.k_weight.grad.shape == (8,)
+
+
+@pytest.mark.parametrize("weight_dtype", [torch.float32, None], ids=["fp32 weight", "weight in x's dtype"])
+@pytest.mark.parametrize("shape", [(7,), (4, 7)], ids=["one weight", "a weight per head"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_on_a_cpu_it_is_torchs_norm_to_the_bit_with_the_gradients_of_the_formula(dtype, shape, weight_dtype):
+    x, weight, g = (
+        draw(3, 5, 9, 7)[:, :, :4].to(dtype),
+        draw(*shape, seed=1).to(weight_dtype or dtype),
+        draw(3, 5, 4, 7),
+    )
+    results = []
+    for norm, kind in ((rms_norm, None), (_formula, None), (_formula, torch.float64)):
+        ours, its = (each.detach().to(kind or each.dtype).requires_grad_() for each in (x, weight))
+        out = norm(ours, its, 1e-3)
+        out.backward(g.to(out.dtype))
+        results.append((out, ours.grad, its.grad))
+    (out, *gradients), (same, *_), (_, *exact) = results
+    assert out.equal(same)
+    tolerances = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.02}
+    for mine, theirs in zip(gradients, exact, strict=True):
+        assert mine.shape == theirs.shape
+        assert (mine - theirs).norm() <= max(tolerances[dtype], tolerances[weight.dtype]) * theirs.norm()
+
+
+def _formula(x, weight, eps):
+    exact = F.rms_norm(x.to(torch.promote_types(x.dtype, torch.float32)), x.shape[-1:], eps=eps)
+    return (weight * exact.to(x.dtype)).to(x.dtype)
+
+
+def test_a_weight_that_does_not_learn_gets_no_gradient():
+    x, weight = draw(3, 7).requires_grad_(), draw(7, seed=1)
+    rms_norm(x, weight, 1e-6).sum().backward()
+    assert weight.grad is None
+    assert x.grad is not None

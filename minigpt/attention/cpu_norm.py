@@ -1,0 +1,55 @@
+"""The root mean square norm on a CPU, with a backward pass that reads and writes memory a few times only.
+
+torch computes this norm on a CPU as a chain of elementwise operations, and its backward pass as a chain twice as long:
+each reads and writes whole tensors. For y = x r with r = 1 / sqrt(mean(x^2) + eps), a gradient g of y gives
+
+    dx = r (g - y mean(g y))
+
+torch has a kernel for the backward pass of a layer norm, which is r (g - mean(g) - y mean(g y)) if the mean of x is
+taken as 0. So dx is what this kernel returns, plus r mean(g).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+class RMSNormOnCPU(torch.autograd.Function):
+    """`rms_norm` of norms.py, to the bit; its gradients are the same up to rounding."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        r = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        y = (wide * r).to(x.dtype)
+        # The kernel multiplies by a weight, too, if it is the same for all vectors and nothing is rounded before.
+        if weight.dim() == 1 and weight.dtype == x.dtype == wide.dtype:
+            ctx.save_for_backward(x, weight, r)
+            return y.mul_(weight)
+        ctx.save_for_backward(x, weight, r, y)
+        return (weight * y).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        x, weight, r, *rounded = ctx.saved_tensors
+        weight_learns = ctx.needs_input_grad[1]
+        if not rounded:
+            dx, d_weight = _backward(gradient, x, r, weight, weight_learns)
+            return dx, d_weight, None
+        y = rounded[0]
+        d_weight = (gradient * y).sum_to_size(weight.shape).to(weight.dtype) if weight_learns else None
+        one = torch.ones(x.shape[-1], dtype=r.dtype, device=x.device)
+        return _backward(gradient * weight.to(x.dtype), x, r, one, False)[0], d_weight, None
+
+
+def _backward(g: Tensor, x: Tensor, r: Tensor, weight: Tensor, weight_learns: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients of x (..., C) and weight (C,); g is that of weight x r."""
+    C = x.shape[-1]
+    dx, d_weight, _ = torch.ops.aten.native_layer_norm_backward(
+        g, x, [C], torch.zeros_like(r), r, weight, None, [True, weight_learns, False]
+    )
+    mean = torch.mv(g.reshape(-1, C), weight.to(g.dtype)).view_as(r) / C
+    return dx.add_((r * mean).to(dx.dtype)), d_weight
