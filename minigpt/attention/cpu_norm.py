@@ -16,6 +16,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
+def nothing_is_rounded(x: Tensor, weight: Tensor) -> bool:
+    """Return whether x is not rounded before the weight, one for all vectors, multiplies it: a kernel may do both."""
+    return weight.shape == x.shape[-1:] and weight.dtype == x.dtype == torch.promote_types(x.dtype, torch.float32)
+
+
 class RMSNormOnCPU(torch.autograd.Function):
     """`rms_norm` of norms.py, to the bit; its gradients are the same up to rounding."""
 
@@ -24,8 +29,7 @@ class RMSNormOnCPU(torch.autograd.Function):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         r = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         y = (wide * r).to(x.dtype)
-        # The kernel multiplies by a weight, too, if it is the same for all vectors and nothing is rounded before.
-        if weight.dim() == 1 and weight.dtype == x.dtype == wide.dtype:
+        if nothing_is_rounded(x, weight):  # the kernel multiplies by the weight, too
             ctx.save_for_backward(x, weight, r)
             return y.mul_(weight)
         ctx.save_for_backward(x, weight, r, y)

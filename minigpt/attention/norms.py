@@ -5,7 +5,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from minigpt.attention.cpu_norm import RMSNormOnCPU
+from minigpt.attention.cpu_norm import RMSNormOnCPU, nothing_is_rounded
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -25,8 +25,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
     if x.device.type == "cpu" and not torch.compiler.is_compiling():  # the same, with a faster backward pass
         return RMSNormOnCPU.apply(x, weight, eps)
-    exact = F.rms_norm(x.to(torch.promote_types(x.dtype, torch.float32)), x.shape[-1:], eps=eps)
-    return (weight * exact.to(x.dtype)).to(x.dtype)  # a weight in fp32, as under autocast, would make it fp32
+    if nothing_is_rounded(x, weight):  # one kernel, which keeps x alone for the backward pass
+        return F.rms_norm(x, x.shape[-1:], weight, eps)
+    y = F.rms_norm(x, x.shape[-1:], eps=eps).to(x.dtype)
+    return (weight * y).to(x.dtype)  # a weight in fp32, as under autocast, would make it fp32
 
 
 class RMSNorm(nn.Module):

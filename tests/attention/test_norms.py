@@ -1,5 +1,7 @@
 """The root mean square norm: its formula, its precision, and queries and keys in one pass."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -75,6 +77,44 @@ def test_on_a_cpu_it_is_torchs_norm_to_the_bit_with_the_gradients_of_the_formula
 def _formula(x, weight, eps):
     exact = F.rms_norm(x.to(torch.promote_types(x.dtype, torch.float32)), x.shape[-1:], eps=eps)
     return (weight * exact.to(x.dtype)).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(7,), (4, 7)])
+def test_elsewhere_it_has_the_same_bits_and_keeps_as_much_as_is_counted_on_a_cpu(dtype, shape, monkeypatch):
+    """Memory is counted with tensors of a CPU, whatever the device: both ways must keep the same tensors."""
+    results = []
+    for elsewhere in (False, True):
+        kept: dict[int, int] = {}
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda elsewhere=elsewhere: elsewhere)
+        monkeypatch.setattr(F, "rms_norm", _fused)
+        x, weight = draw(3, 5, 4, 7).to(dtype).requires_grad_(), draw(*shape, seed=1).float().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(partial(_note, kept), lambda tensor: tensor):
+            out = rms_norm(x, weight.to(dtype) if dtype == torch.float64 else weight, 1e-3)
+        results.append((out, sorted(size for size in kept.values() if size >= x.numel() * x.element_size())))
+    (ours, bytes_kept), (theirs, also) = results
+    assert ours.equal(theirs)
+    assert bytes_kept == also
+
+
+def _note(kept, tensor):
+    kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    return tensor
+
+
+def _fused(x, shape, weight=None, eps=None):
+    """F.rms_norm, keeping what its kernel for GPUs keeps: its inputs, whereas its formula on a CPU keeps fp32."""
+    return _Kernel.apply(x, shape, weight, eps)
+
+
+class _Kernel(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, shape, weight, eps):
+        ctx.save_for_backward(x, *([] if weight is None else [weight]))
+        return REAL(x, shape, weight, eps)
+
+
+REAL = F.rms_norm
 
 
 def test_a_weight_that_does_not_learn_gets_no_gradient():
