@@ -99,12 +99,14 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
     rank = _take_from_launcher(config.trainer, request.values) if command in ("train", "benchmark") else 0
     request.refuse_what_is_certain(wrong)
     request.refuse_what_is_certain(find_faults(config))
+    for note in [] if rank else _overruled(request, mapping):  # before the faults: it may be the reason for them
+        print(f"Note: {note}", file=sys.stderr)
     if request.faults:
         raise UserFault(*dict.fromkeys(fault.sentence for fault in request.faults))
     if request.show:
         print(redact(to_yaml(config)), end="")
         raise SystemExit(0)
-    for note in [] if rank else [*find_notes(config), *_overruled(request, mapping)]:
+    for note in [] if rank else find_notes(config):
         print(f"Note: {note}", file=sys.stderr)
     return config
 
@@ -263,17 +265,20 @@ def _read_files(request: Request) -> dict[str, Any]:
 def _overruled(request: Request, mapping: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each group typed beside an experiment whose file replaces settings of that group."""
     chosen = {group: choice for group, choice in request.choices.items() if group != "experiment"}
-    if not chosen or "experiment" not in request.choices:
+    unread = any("experiment" in fault.keys for fault in request.faults)
+    if not chosen or "experiment" not in request.choices or unread:
         return []
-    alone = flatten(compose_files(request.command, chosen, request.folder), settings(request.cls))
-    notes = []
+    known, notes = settings(request.cls), []
+    alone = flatten(compose_files(request.command, chosen, request.folder), known)
     for group, choice in chosen.items():
-        mine = {key: value for key, value in alone.items() if key.startswith(group + ".") and key not in request.values}
-        theirs = {key: mapping[key] for key, value in mine.items() if mapping[key] != value}
-        if theirs:
-            changes = ", ".join(f"{key}={shown(value)} (not {shown(mine[key])})" for key, value in theirs.items())
+        untyped = [
+            key for key in mapping if key.startswith(group + ".") and key in known.keys() - request.values.keys()
+        ]
+        own = {key: alone.get(key, known[key].default) for key in untyped}
+        changes = [f"{key}={shown(mapping[key])} (not {shown(own[key])})" for key in own if mapping[key] != own[key]]
+        if changes:
             replaced = f"experiment={request.choices['experiment']} replaces these settings of {group}={choice}"
-            notes.append(f"{replaced}: {changes}. Type a setting to choose its value yourself.")
+            notes.append(f"{replaced}: {', '.join(changes)}. Type a setting to choose its value yourself.")
     return notes
 
 

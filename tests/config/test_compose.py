@@ -453,17 +453,24 @@ def test_notes_go_to_stderr(capsys):
 
 def test_a_note_lists_what_an_experiment_replaces_in_a_group_typed_beside_it(tmp_path, capsys):
     (tmp_path / "here" / "experiment").mkdir(parents=True)
-    file = "# @package _global_\ndefaults:\n  - override /model: gpt2\nmodel: {n_layer: 3, activation: relu_squared}\n"
+    values = "model: {n_layer: 3, n_kv_head: 1, n_hidden: 7, activation: relu_squared}"
+    file = f"# @package _global_\ndefaults:\n  - override /model: gpt2\n{values}\n"
     (tmp_path / "here" / "experiment" / "mine.yaml").write_text(file)
     mine = [f"--config-dir={tmp_path / 'here'}", "experiment=mine"]
+    qwen = [*mine, "model=qwen3-nano", "model.n_layer=5", "model.n_hidden=64"]
+    note = "Note: experiment=mine replaces these settings of model=qwen3-nano: model.n_kv_head=1 (not 2), "
+    note += "model.activation='relu_squared' (not 'swiglu'). Type a setting to choose its value yourself.\n"
 
-    config = compose("train", [*mine, "model=qwen3-nano", "model.n_layer=5"])
+    config = compose("train", qwen)
     assert (config.model.norm, config.model.activation, config.model.n_layer) == ("rmsnorm", "relu_squared", 5)
-    assert capsys.readouterr().err == (
-        "Note: experiment=mine replaces these settings of model=qwen3-nano: "
-        "model.activation='relu_squared' (not 'swiglu'). Type a setting to choose its value yourself.\n"
-    )
-    compose("train", [*mine, "model=qwen3-nano", "model.n_layer=5", "model.activation=swiglu"])
+    assert capsys.readouterr().err == note
+    assert "model.n_embd" in fault_of("train", *qwen, "model.n_embd=0")
+    assert capsys.readouterr().err == note  # it may be the reason for the fault
+    compose("train", [*mine, "model=gpt-nano", "model.n_hidden=64"])  # whose file has no n_kv_head: the default counts
+    assert "model.n_kv_head=1 (not 0)" in capsys.readouterr().err
+
+    assert "No model 'qwen9'" in fault_of("train", *mine, "model=qwen9", "tokenizer=byte")
+    compose("train", [*qwen, "model.n_kv_head=2", "model.activation=swiglu"])
     compose("train", mine)
     compose("train", ["model=qwen3-nano"])
     assert "replaces" not in capsys.readouterr().err
