@@ -15,7 +15,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Args:
         x: (..., C).
-        weight: broadcastable to x.
+        weight: (C,), or of more of x's last dimensions: (H, D) for x (..., H, D).
         eps: added to the mean square.
 
     Returns:

@@ -79,6 +79,14 @@ def _formula(x, weight, eps):
     return (weight * exact.to(x.dtype)).to(x.dtype)
 
 
+@pytest.mark.parametrize("shape", [(64,), (4, 64)])
+def test_in_fp16_no_sum_of_large_gradients_overflows(shape):
+    x, weight = draw(2, 3, 4, 64).half().requires_grad_(), torch.ones(shape).requires_grad_()
+    rms_norm(x, weight, 1e-6).backward(torch.full(x.shape, 1e4, dtype=torch.float16))
+    assert x.grad.isfinite().all()
+    assert weight.grad.isfinite().all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(7,), (4, 7)])
 def test_elsewhere_it_has_the_same_bits_and_keeps_as_much_as_is_counted_on_a_cpu(dtype, shape, monkeypatch):
