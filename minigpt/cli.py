@@ -6,10 +6,13 @@ imported when it is called, so that a fault on the command line is found before 
 
 from __future__ import annotations  # so that a Python that is too old gets as far as the sentence about it
 
+import contextlib
 import difflib
 import inspect
+import io
 import os
 import shlex
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -154,10 +157,14 @@ def runs(arguments: list[str]) -> None:
 def plan(arguments: list[str]) -> None:
     """Tell what memory a training takes on each device, and what fits."""
     given = any(argument.lstrip("+").startswith(("data=", "data.")) for argument in arguments)
+    notes = io.StringIO()  # which a second time would print again
     try:
-        config = _compose("plan", arguments)
+        with contextlib.redirect_stderr(notes):
+            config = _compose("plan", arguments)
+        print(notes.getvalue(), end="", file=sys.stderr)
     except UserFault as fault:
         if given or "data.source" not in str(fault):
+            print(notes.getvalue(), end="", file=sys.stderr)
             raise
         config = _compose("plan", [*arguments, "data.name=stdlib"])  # no text is needed
 

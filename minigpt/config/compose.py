@@ -269,7 +269,10 @@ def _overruled(request: Request, mapping: Mapping[str, Any]) -> list[str]:
     if not chosen or "experiment" not in request.choices or unread:
         return []
     known, notes = settings(request.cls), []
-    alone = flatten(compose_files(request.command, chosen, request.folder), known)
+    try:
+        alone = flatten(compose_files(request.command, chosen, request.folder), known)
+    except ValueError:  # a file that changed since it was read
+        return []
     for group, choice in chosen.items():
         untyped = [
             key for key in mapping if key.startswith(group + ".") and key in known.keys() - request.values.keys()

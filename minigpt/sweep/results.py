@@ -3,6 +3,7 @@
 The files are leaderboard.csv, summary.json, best/ and sweep.sbatch.
 """
 
+import contextlib
 import csv
 import io
 import os
@@ -239,7 +240,8 @@ def write_best(sweep: Sweep, best: Mapping[str, Any]) -> None:
         return  # this file is written last, so the others are there
     (folder / "experiment").mkdir(parents=True, exist_ok=True)
     head = f"Trial {best['number']} of {sweep.name}: {sweep.config.sweep.metric} {best['value']:.6g}"
-    text = redact(to_yaml(compose("train", [*sweep.shared, *values])))
+    with contextlib.redirect_stderr(io.StringIO()):  # notes on settings
+        text = redact(to_yaml(compose("train", [*sweep.shared, *values])))
     write_file(folder / "experiment" / "best.yaml", f"# @package _global_\n# {head}\n# {rerun}\n{text}")
     write_file(folder / "command.txt", commands)
 
