@@ -43,9 +43,10 @@ class RMSNormOnCPU(torch.autograd.Function):
         if not rounded:
             dx, d_weight = _backward(gradient, x, r, weight, weight_learns)
             return dx, d_weight, None
-        y = rounded[0]
-        each = (gradient * y).flatten(0, -1 - weight.dim())  # summed in fp32 at least: in fp16 it could overflow
-        d_weight = each.sum(0, dtype=r.dtype).to(weight.dtype) if weight_learns else None
+        d_weight = None
+        if weight_learns:
+            each = (gradient * rounded[0]).flatten(0, -1 - weight.dim())
+            d_weight = each.sum(0, dtype=r.dtype).to(weight.dtype)  # a sum in fp16 could overflow
         one = torch.ones(x.shape[-1], dtype=r.dtype, device=x.device)
         return _backward(gradient * weight.to(x.dtype), x, r, one, False)[0], d_weight, None
 
@@ -56,5 +57,6 @@ def _backward(g: Tensor, x: Tensor, r: Tensor, weight: Tensor, weight_learns: bo
     dx, d_weight, _ = torch.ops.aten.native_layer_norm_backward(
         g, x, [C], torch.zeros_like(r), r, weight, None, [True, weight_learns, False]
     )
-    mean = torch.mv(g.reshape(-1, C), (weight / C).to(g.dtype)).view_as(r)  # a sum in fp16 could overflow
+    share = (weight / C).to(g.dtype)  # divided before the sum, for the same reason
+    mean = torch.mv(g.reshape(-1, C), share).view_as(r)
     return dx.add_((r * mean).to(dx.dtype)), d_weight
