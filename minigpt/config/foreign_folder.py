@@ -75,9 +75,8 @@ class ForeignFolder(ConfigSource):  # type: ignore[misc]  # Hydra has no types
         file = self._file(config_path)
         try:
             text = read_plain(file, 4 * MAX_CHARACTERS).decode("utf-8-sig")
-            if not isinstance(
-                plain_yaml(text, yaml.SafeLoader), dict | None
-            ):  # Hydra reads a text's value as YAML again
+            content = plain_yaml(text, yaml.SafeLoader)
+            if not isinstance(content, dict | None):  # OmegaConf reads the value of a text as YAML again
                 raise ValueError("it holds no settings, which are written as NAME: VALUE")
             config, header = OmegaConf.load(io.StringIO(text)), _Header(self._get_header_dict(text[:512]))
             names = _checked_names(OmegaConf.to_container(config, resolve=False))
