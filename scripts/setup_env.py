@@ -26,6 +26,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 DISK_GB = 2.0  # measured: 1.4 GB on Linux with the CPU build of torch, and room for pip's temporary files
 # Variables that would send packages elsewhere than into .venv/.
 UNWANTED = {"PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_REQUIRE_VIRTUALENV"}
+SELDOM_LOADED = "/tests?/|/torch/testing/|/site-packages/(mypy|mypyc|networkx|pip|pygments|setuptools)/"
 NETWORK_SIGNS = (
     "NewConnectionError",
     "NameResolutionError",
@@ -134,21 +135,49 @@ def install(base: str, torch_index: str, *, anew: bool) -> None:
                 f"python{version}-venv), or name another Python: make setup PYTHON=/path/to/python3.12"
             )
     LOG.unlink(missing_ok=True)
-    # torch alone, without its dependencies: with two indexes at once either could supply any package.
-    torch = [["--index-url", torch_index, "--no-deps", "torch"]] if torch_index else []
+    # The pip that an older Python brings takes twice as long to choose among thousands of files, but it does, too.
+    subprocess.run(pip_command("--retries=0", "pip"), cwd=ROOT, capture_output=True, env=environment)
+    if torch_index:  # torch alone, without its dependencies: with two indexes at once either could supply any package.
+        pip_install("--index-url", torch_index, "--no-deps", "torch", environment=environment)
     # compat: a plain path in the environment, which a folder named minigpt in the working directory can't hide.
-    project = ["--config-settings", "editable_mode=compat", "-e", ".[dev,sweep]"]
-    for wanted in [*torch, project]:
-        pip = [f"{VENV}/bin/python", "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
-        if subprocess.run(
-            [*pip, "--no-compile", f"--log={LOG}", "-c", "constraints.txt", *wanted], cwd=ROOT, env=environment
-        ).returncode:
-            raise SetupError(explain(LOG.read_text(errors="replace") if LOG.exists() else ""))
-    # To bytecode on all cores, where pip takes one. Some packages' tests are no valid Python: they stay as they are.
-    compiling = [f"{VENV}/bin/python", "-m", "compileall", "-q", "-j", "0", "-x", "/tests?/", f"{VENV.name}/lib"]
+    pip_install("--config-settings", "editable_mode=compat", "-e", ".[dev,sweep]", environment=environment)
+    # To bytecode on all cores, where pip takes one: all but what no command loads, and tests, not all of them valid.
+    compiling = [f"{VENV}/bin/python", "-m", "compileall", "-q", "-j", "0", "-x", SELDOM_LOADED, f"{VENV.name}/lib"]
     subprocess.run(compiling, cwd=ROOT, capture_output=True, env=environment)
     STAMP.write_text(json.dumps(stamp | {"inputs": wanted_inputs(torch_index)}))
     print("The environment is complete: source .venv/bin/activate, then minigpt --help", flush=True)
+
+
+def pip_command(*wanted: str) -> list[str]:
+    """Return the command that installs `wanted` into .venv/, from ROOT."""
+    pip = [f"{VENV}/bin/python", "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--no-compile"]
+    return [*pip, "-c", "constraints.txt", *wanted]
+
+
+def pip_install(*wanted: str, environment: dict[str, str]) -> None:
+    """Run `pip install`, and write what it says to standard error to the log, too.
+
+    Raises:
+        SetupError: it failed; the sentence says why.
+    """
+    # setuptools calls compat transitional: it says so with ten lines, and constraints.txt names a version that has it.
+    quiet = {"PYTHONWARNINGS": "ignore:Compat editable installs", "PIP_BUILD_CONSTRAINT": "constraints.txt"}
+    with (
+        LOG.open("a") as log,
+        subprocess.Popen(
+            pip_command(*wanted),
+            cwd=ROOT,
+            env=environment | quiet,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        ) as process,
+    ):
+        for line in process.stderr or ():
+            log.write(line)
+            sys.stderr.write(line)
+    if process.returncode:
+        raise SetupError(explain(LOG.read_text(errors="replace")))
 
 
 def announcement(torch_index: str) -> str:
@@ -168,7 +197,7 @@ def explain(log: str) -> str:
     """Return one sentence for a failed pip: what happened and what to do.
 
     Args:
-        log: the content of pip's log.
+        log: what pip wrote to standard error.
     """
     again = "then `make setup` again"
     if "No space left on device" in log:

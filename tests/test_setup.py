@@ -1,5 +1,6 @@
 """The way to the environment: which Python is taken, what is said when it can't be made. Nothing is installed here."""
 
+import contextlib
 import importlib.util
 import json
 import re
@@ -179,20 +180,24 @@ def clone(tmp_path, monkeypatch):
     return tmp_path
 
 
-def setup(clone, monkeypatch, *, python=None, torch_index=None, fails=None):
+def setup(clone, monkeypatch, *, python=None, torch_index=None, fails=None, newer_pip=True):
     """Run a setup whose processes do nothing: its exit code, and which programs were started with which words."""
     started = []
 
     def run(command, **options):
         started.append([Path(command[0]).name, *map(str, command[1:])])
-        assert not {"PYTHONPATH", "PIP_USER"} & options.get("env", {}).keys()
-        if "-c" in command and fails is not None:
-            (clone / ".venv/log").write_text(fails)
-            if fails == "Ctrl-C":
-                raise KeyboardInterrupt
-        return subprocess.CompletedProcess(command, 1 if "-c" in command and fails is not None else 0)
+        assert not {"PYTHONPATH", "PIP_USER"} & options["env"].keys()
+        return subprocess.CompletedProcess(command, int(command[-1] == "pip" and not newer_pip))
+
+    @contextlib.contextmanager
+    def pip(command, **options):
+        run(command, **options)
+        if fails == "Ctrl-C":
+            raise KeyboardInterrupt
+        yield SimpleNamespace(stderr=fails and fails.splitlines(keepends=True), returncode=int(fails is not None))
 
     monkeypatch.setattr(setup_env.subprocess, "run", run)
+    monkeypatch.setattr(setup_env.subprocess, "Popen", pip)
     monkeypatch.setattr(setup_env.sys, "_base_executable", python or "/usr/bin/python3.12", raising=False)
     for name, value in (("PYTHON", python), ("TORCH_INDEX", torch_index), ("PIP_USER", "1"), ("PYTHONPATH", "/x")):
         monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name, raising=False)
@@ -206,16 +211,22 @@ def test_a_complete_environment_is_left_alone(clone, monkeypatch, capsys):
 
 def test_another_torch_or_requirement_is_installed_into_what_is_there(clone, monkeypatch):
     (clone / ".venv/kept").touch()
-    code, (torch, project, compiling) = setup(clone, monkeypatch, torch_index=setup_env.CPU_INDEX)
+    code, (pip, torch, project, compiling) = setup(clone, monkeypatch, torch_index=setup_env.CPU_INDEX)
     assert (code, torch[-4:]) == (0, ["--index-url", setup_env.CPU_INDEX, "--no-deps", "torch"])
-    assert project[-2:] == ["-e", ".[dev,sweep]"]
-    assert project[:3] == ["-m", "pip", "install"]
-    assert "constraints.txt" in project
+    assert (pip[-1], project[-2:]) == ("pip", ["-e", ".[dev,sweep]"])
+    assert all(words[:3] == ["-m", "pip", "install"] and "constraints.txt" in words for words in (pip, torch, project))
     assert compiling[:2] == ["-m", "compileall"]
     assert setup(clone, monkeypatch) == (0, [])  # and the choice of torch is remembered
     (clone / "constraints.txt").write_text("new")
-    assert len(setup(clone, monkeypatch)[1]) == 3
+    assert len(setup(clone, monkeypatch)[1]) == 4
     assert (clone / ".venv/kept").exists()
+
+
+def test_an_index_without_the_newer_pip_is_no_fault(clone, monkeypatch):
+    (clone / "constraints.txt").write_text("new")
+    code, (_, project, _) = setup(clone, monkeypatch, newer_pip=False)
+    assert (code, project[-1]) == (0, ".[dev,sweep]")
+    assert "--build-constraint" not in project  # which an old pip does not know
 
 
 @pytest.mark.parametrize("reason", ["interrupted", "moved", "torn", "broken", "another Python"])
@@ -245,7 +256,9 @@ def test_a_stop_half_way_leaves_its_mark_and_the_next_setup_begins_anew(clone, m
 def test_what_can_not_be_made_is_said_in_a_sentence(clone, monkeypatch, capsys):
     (clone / "constraints.txt").write_text("new")
     assert setup(clone, monkeypatch, fails=RETRYING)[0] == 2
-    assert "make setup: the package index can't be reached" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith(RETRYING)
+    assert "make setup: the package index can't be reached" in said
     monkeypatch.setattr(setup_env.shutil, "disk_usage", lambda _: SimpleNamespace(free=1.1e9))
     assert setup(clone, monkeypatch)[0] == 2
     assert re.search(r"1\.1 GB free .* about 2 GB needed", capsys.readouterr().err)
