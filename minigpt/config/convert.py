@@ -104,7 +104,6 @@ def read(cls: type[Config], mapping: Any) -> tuple[Config, list[Fault]]:
     known, config = settings(typing.cast(type, cls)), cls()
     faults: list[Fault] = []
     for key, value in flatten(mapping, known).items():
-        inside = ", ".join(each for each in known if each.startswith(f"{key}."))
         if key in known:
             found, wanted = fitted(known[key].kind, value)
             if wanted:
@@ -112,7 +111,7 @@ def read(cls: type[Config], mapping: Any) -> tuple[Config, list[Fault]]:
             else:
                 *way, last = known[key].path
                 setattr(functools.reduce(getattr, way, config), last, found)
-        elif not inside:
+        elif not (inside := ", ".join(each for each in known if each.startswith(f"{key}."))):
             faults.append(Fault((key,), no_setting(key, known)))
         elif value != {}:
             faults.append(Fault((key,), f"{key} is a group of settings ({inside}), got {shown(value)}."))
@@ -154,14 +153,15 @@ def fitted(kind: Any, value: Any) -> tuple[Any, str]:
         if "off" in words:  # YAML 1.1 reads a bare `off` as false
             value = {"True": "on", "true": "on", "False": "off", "false": "off"}.get(str(value), value)
         good = isinstance(value, str | bool) and value in words
-        close = difflib.get_close_matches(str(value).lower(), [word for word in words if isinstance(word, str)], n=1)
+        texts = [] if good else [word for word in words if isinstance(word, str)]
+        close = difflib.get_close_matches(str(value).lower(), texts, n=1)
         wanted += f" (did you mean {close[0]}?)" if close and len(words) > 1 else ""
     elif part is float:
         good = type(value) in (int, float) and abs(value) <= sys.float_info.max  # of a float, even for an int
         value, wanted = (float(value), "") if good else (value, "a finite number" if type(value) is float else wanted)
     elif part is int:
         good = type(value) is int
-        if re.fullmatch(r"[1-9]\d{0,8}(\.0*)?(e\+?\d)?", str(value)):
+        if not good and re.fullmatch(r"[1-9]\d{0,8}(\.0*)?(e\+?\d)?", str(value)):
             wanted += f" (write {float(value):.0f})"
     elif typing.get_origin(part) is list:
         good = isinstance(value, list) and not any(fitted(typing.get_args(part)[0], each)[1] for each in value)

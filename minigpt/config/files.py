@@ -25,6 +25,7 @@ from minigpt.plain_file import read_plain
 MAX_FILES = 10_000  # in the folder of a group, of any kind
 
 
+@functools.cache
 def config_folder() -> Path:
     """Return configs/: it is inside the installed package, or beside it in a checkout."""
     package = Path(minigpt.__file__).resolve().parent
@@ -39,11 +40,19 @@ def find_groups(cls: type, *folders: Path) -> dict[str, dict[str, Path]]:
     """
     found: dict[str, dict[str, Path]] = {}
     for folder in folders or [config_folder()]:
+        choices_of = _kept_choices if folder == config_folder() else _choices  # another's files may come and go
         for group in [*sections(cls), *(["experiment"] if "experiment" in settings(cls) else [])]:
-            for file in sorted(_yaml_files(folder / group), key=lambda file: file.with_suffix("")):
-                choice = file.relative_to(folder / group).with_suffix("").as_posix()
+            for choice, file in choices_of(folder / group).items():
                 found.setdefault(group, {}).setdefault(choice, file)
     return found
+
+
+def _choices(folder: Path) -> dict[str, Path]:
+    files = sorted(_yaml_files(folder), key=lambda file: file.with_suffix(""))
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
+
+
+_kept_choices = functools.cache(_choices)
 
 
 def _yaml_files(folder: Path) -> Iterator[Path]:
