@@ -7,8 +7,7 @@ from typing import Any
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.machine.choices import Choices
 from minigpt.machine.sharding import parts_of, reshards
-from minigpt.model.counting import NARROW, activation_bytes, adapter_count, chunk_bytes, parameter_count
-from minigpt.model.empty import empty_gpt
+from minigpt.model.counting import NARROW, activation_bytes, adapter_count, chunk_bytes, one_layer
 
 
 @dataclass(frozen=True)
@@ -56,12 +55,10 @@ class Weights:
 
 def weights_of(model: ModelConfig, vocab_size: int, number: int) -> Weights:
     """Return the bytes of a model's weights, `number` bytes each, with the padding of its embedding table."""
-    one = empty_gpt(replace(model, n_layer=1), vocab_size, device="meta")
-    whole = number * parameter_count(model, vocab_size)
-    block = number * sum(each.numel() for each in one.blocks.parameters())
-    matrices = number * sum(each.numel() for each in one.blocks.parameters() if each.dim() == 2)
-    table = number * one.output_weight.numel()
-    return Weights(whole, whole - model.n_layer * block, block, table, model.n_layer * matrices)
+    one, layers = one_layer(model, vocab_size), model.n_layer
+    root = number * (one.all - one.block)
+    block, matrices = number * one.block, number * one.matrices
+    return Weights(root + layers * block, root, block, number * one.table, layers * matrices)
 
 
 def plan_of(config: TrainConfig, choices: Choices) -> Plan:

@@ -6,7 +6,7 @@ or two are counted, and their number gives the rest.
 
 import functools
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,11 +25,33 @@ PRIME = 1_000_003  # sequences of a counted batch: a tensor whose bytes are a mu
 NARROW = {"bf16": 2, "fp16": 2}  # bytes of a number in matrix products, where a weight has another size
 
 
+@dataclass(frozen=True)
+class OneLayer:
+    """The numbers in the weights of a model of one layer."""
+
+    all: int
+    block: int
+    matrices: int  # of the block
+    table: int  # the output layer's weight
+
+
+def one_layer(config: ModelConfig, vocab_size: int) -> OneLayer:
+    """Return the sizes of a model as it is with one layer, with the padding of its embedding table."""
+    return _one_layer(tuple(vars(config).items()), vocab_size)
+
+
+@functools.cache  # asked more than once before the first step
+def _one_layer(settings: tuple[tuple[str, Any], ...], vocab_size: int) -> OneLayer:
+    one = empty_gpt(replace(ModelConfig(**dict(settings)), n_layer=1), vocab_size, device="meta")
+    whole, block = (sum(each.numel() for each in part.parameters()) for part in (one, one.blocks))
+    matrices = sum(each.numel() for each in one.blocks.parameters() if each.dim() == 2)
+    return OneLayer(whole, block, matrices, one.output_weight.numel())
+
+
 def parameter_count(config: ModelConfig, vocab_size: int) -> int:
     """Return the number of a model's weights, with the padding of its embedding table."""
-    one = empty_gpt(replace(config, n_layer=1), vocab_size, device="meta")
-    whole, block = (sum(each.numel() for each in part.parameters()) for part in (one, one.blocks))
-    return whole + (config.n_layer - 1) * block
+    one = one_layer(config, vocab_size)
+    return one.all + (config.n_layer - 1) * one.block
 
 
 def adapter_count(config: ModelConfig, vocab_size: int, adapter: AdapterConfig) -> int:
@@ -117,4 +139,4 @@ def chunk_bytes(config: ModelConfig, vocab_size: int, *, precision: str, chunk: 
 
 def _plain_model(config: ModelConfig, vocab_size: int, n_layer: int, kernel: str, batch: int = 1) -> tuple[GPT, Tensor]:
     plain = replace(config, n_layer=n_layer, checkpoint_activations=False, dropout=0.0)
-    return GPT(plain, vocab_size, kernel=kernel).train(), torch.zeros(batch, config.block_size, dtype=torch.int64)
+    return empty_gpt(plain, vocab_size, kernel=kernel).train(), torch.zeros(batch, config.block_size, dtype=torch.int64)

@@ -25,7 +25,7 @@ GRAM_TOKENS = 13
 GRAM_CHARACTERS = 50  # of tokens of less than two bytes
 TRAIN_TOKENS = 1 << 26  # looked at, at most
 VAL_TOKENS = 1 << 21
-_FILTER_BITS = 26  # of a hash: a gram whose place in the filter is free is not in the validation text
+_FILTER_BITS = 26  # of a hash, at most: a gram whose place in the filter is free is not in the validation text
 
 
 def measure(folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -86,8 +86,9 @@ def overlap(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> dict[st
     words = scramble(np.arange(tokenizer.vocab_size, dtype=np.uint64))
     all_of_val = np.concatenate([_hashes(piece, gram, words, tokenizer.eot) for piece in pieces(val, VAL_TOKENS)])
     wanted, counts = np.unique(all_of_val, return_counts=True)
-    shift = np.uint64(64 - _FILTER_BITS)
-    found, may_be = np.zeros(len(wanted), bool), np.zeros(1 << _FILTER_BITS, bool)
+    bits = min(_FILTER_BITS, len(wanted).bit_length() + 5)  # 32 places and more for each gram
+    shift = np.uint64(64 - bits)
+    found, may_be = np.zeros(len(wanted), bool), np.zeros(1 << bits, bool)
     may_be[wanted >> shift] = True
 
     ended = threading.Event()
