@@ -76,7 +76,7 @@ MAY_IMPORT = {
     "serving": "attention checkpoint config data evaluation faults machine model rundir sampling "
     "fastapi starlette torch uvicorn",
     "stages": "config data evaluation faults launcher",
-    "sweep": "config data faults invocation machine process redact report rundir matplotlib optuna torch yaml",
+    "sweep": "config data faults invocation process redact report rundir matplotlib optuna torch yaml",
     "splitmix": "numpy",
     "training": "attention checkpoint config data faults invocation machine model plain_file process redact report "
     "rundir sampling splitmix __init__ lightning torch",

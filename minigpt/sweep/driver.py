@@ -112,7 +112,7 @@ class Driver:
                 self.draw_page()
             if self.table.is_due():
                 self.table.show(self.store.trials(), list(self.runners.values()))
-            time.sleep(POLL_SECONDS if self.runners else 10 * POLL_SECONDS)
+            time.sleep(10 * POLL_SECONDS if self.elsewhere and not self.runners else POLL_SECONDS)
 
     def greet(self, locked: bool) -> None:
         """Print what is going to be run, and where."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from minigpt.config.schema import TrainerConfig
 from minigpt.faults import LAUNCHED
+from minigpt.process.cores import usable_cores
 from minigpt.process.signals import LIFELINE
 from minigpt.rundir.rows import parse_row
 
@@ -30,8 +31,6 @@ class Slot:
 
 def make_slots(workers: int, trainer: TrainerConfig) -> list[Slot]:
     """Divide the machine's devices and cores into equal shares."""
-    from minigpt.machine.hardware import usable_cores
-
     gpus = [] if trainer.device in ("cpu", "mps") else find_gpus()
     devices, slots = trainer.devices, []
     threads = max(1, usable_cores() // (workers * (1 if gpus else devices)))

@@ -13,7 +13,14 @@ with loading():
 
 STUB = [sys.executable, "-I", "-S", str(Path(__file__).with_name("stub_train.py"))]
 
+
+def sweep(arguments: list[str]) -> int:
+    code = run_sweep(read_sweep(arguments, STUB))
+    assert "torch" not in sys.modules, "on a CPU a sweep's own process needs none"
+    return code
+
+
 if __name__ == "__main__":
     driver.POLL_SECONDS = 0.01
     driver.write_page = lambda sweep, study: None
-    run_script(lambda arguments: run_sweep(read_sweep(arguments, STUB)))
+    run_script(sweep)

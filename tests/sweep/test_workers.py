@@ -6,14 +6,15 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
 from minigpt.config.schema import TrainConfig, TrainerConfig
 from minigpt.invocation import command_line
-from minigpt.machine import hardware
-from minigpt.sweep import driver, locks
+from minigpt.sweep import driver, locks, process
 from minigpt.sweep.locks import claim, owner
 from minigpt.sweep.process import Slot, make_slots
 from minigpt.sweep.trial_store import TrialStore
@@ -109,6 +110,19 @@ def test_who_has_nothing_left_to_begin_waits_for_the_others_results(sweep, tmp_p
     assert one.log() == ["start 0000", "end 0000"]
 
 
+def test_the_next_trial_begins_at_the_next_look(sweep, tmp_path, monkeypatch):
+    """Only who waits for the results of others looks less often."""
+    slept = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        time.sleep(seconds)
+
+    monkeypatch.setattr(driver, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    sweep(tmp_path / "one", LR, "search.sampler=random", "trials=3")()
+    assert set(slept) == {driver.POLL_SECONDS}
+
+
 def config(devices: int = 1, device: str = "auto") -> TrainConfig:
     return TrainConfig(trainer=TrainerConfig(devices=devices, device=device, strategy="ddp"))
 
@@ -132,7 +146,7 @@ def test_workers_that_share_a_gpu_are_told_so(sweep, tmp_path, monkeypatch, caps
 
 def test_slots_share_the_cores(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(hardware, "usable_cores", lambda: 8)
+    monkeypatch.setattr(process, "usable_cores", lambda: 8)
     assert [slot.threads for slot in make_slots(2, config().trainer)] == [4, 4]
     assert make_slots(2, config(devices=2).trainer)[0].threads == 2
     assert make_slots(1, config().trainer)[0].environment == {}
