@@ -1,6 +1,5 @@
 """The command line: groups, settings, literal text, help, and every fault in one list."""
 
-import importlib.util
 import os
 from pathlib import Path
 
@@ -64,42 +63,53 @@ def test_no_argument_gives_the_defaults_of_the_schema(script, monkeypatch):
     assert changed == {each.partition("=")[0] if "=" in each else "runs" for each in NEEDED.get(script, [])}
 
 
-CHOICES = [(group, choice) for group, files in find_groups(TrainConfig).items() for choice in files]
+GROUPS = {group: list(files) for group, files in find_groups(TrainConfig).items()}
+ROUNDS = range(max(map(len, GROUPS.values())))
+MORE = {  # what a choice can't do without
+    "text": ["data.source=here"],
+    "chat": ["data.source=here"],
+    "fsdp": ["trainer.devices=2"],
+    "hsdp": ["trainer.devices=4", "trainer.shards=2"],
+    "lora": ["init.from=here"],
+    "grpo": ["init.from=here", "batch_tokens=8192"],
+    "chat_grpo": ["init.from=here", "data=tasks"],
+}
 
 
-@pytest.mark.parametrize(("group", "choice"), CHOICES)
-def test_every_choice_composes(group, choice, monkeypatch):
+def test_every_choice_composes(monkeypatch):
+    """Each round composes one file of each group together, the next one of a group in the next round."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # as if every extra were installed
-    (Path.cwd() / "here").touch()
-    arguments = [f"{group}={choice}"]
-    if {"text", "chat"} & {
-        choice,
-        str(yaml.safe_load(find_groups(TrainConfig)[group][choice].read_text()).get("data", "")),
-    }:
-        arguments.append("data.source=here")
+    Path("here").touch()
+    groups = {group: files for group, files in GROUPS.items() if group != "experiment"}
+    composed, models = set(), []
+    for number in ROUNDS:
+        chosen = {group: files[number % len(files)] for group, files in groups.items()}
+        if chosen["objective"] == "grpo":  # which goes with no other data, and not with every tokenizer
+            chosen |= {"data": "tasks", "tokenizer": "byte"}
+        arguments = [f"{group}={choice}" for group, choice in chosen.items()]
+        arguments += [each for choice in chosen.values() for each in MORE.get(choice, [])]
+        config = compose("train", arguments)
+        for group in chosen.keys() - {"model", "trainer"}:
+            assert getattr(config, group).name == chosen[group], (group, chosen)
+        models += [config.model] if config.model not in models else []
+        of_prepare = {(group, chosen[group]) for group in ("data", "tokenizer")}
+        if of_prepare - composed:
+            prepared = compose("prepare", [each for each in arguments if each.startswith(("data", "tokenizer"))])
+            assert (prepared.data, prepared.tokenizer) == (config.data, config.tokenizer)
+        composed |= set(chosen.items())
+    assert composed == {(group, choice) for group, files in groups.items() for choice in files}
+    assert len(models) == len(groups["model"]), "two files of models are the same"
+
+
+@pytest.mark.parametrize("choice", GROUPS["experiment"])
+def test_every_experiment_composes(choice, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    Path("here").touch()
+    data = str(yaml.safe_load(find_groups(TrainConfig)["experiment"][choice].read_text()).get("data", ""))
+    source = MORE["text"] if choice in ("text", "gpt2_124m") or {"text", "chat"} & {data} else []
     if choice == "gpt2_124m":
-        assert fault_of("train", *arguments) == "data=text needs your text. Add data.source=FILE_OR_DIR."
-        arguments.append("data.source=here")
-    if choice == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
-        assert "pip install tensorboard" in fault_of("train", *arguments)
-        return
-    more = {
-        "fsdp": ["trainer.devices=2"],
-        "hsdp": ["trainer.devices=4", "trainer.shards=2"],
-        "lora": ["init.from=here"],
-        "grpo": ["init.from=here", "data=tasks"],
-        "chat_grpo": ["init.from=here"],
-    }
-    arguments += more.get(choice, [])
-    config = compose("train", arguments)
-    if group == "experiment":
-        assert config.experiment == choice
-    elif group == "model":
-        assert config.model != compose("train", ["model=gpt-nano" if choice != "gpt-nano" else "model=gpt2"]).model
-    elif group != "trainer":
-        assert getattr(config, group).name == choice
-    if group in ("data", "tokenizer"):
-        assert getattr(compose("prepare", arguments), group) == getattr(config, group)
+        assert fault_of("train", f"experiment={choice}") == "data=text needs your text. Add data.source=FILE_OR_DIR."
+    assert compose("train", [f"experiment={choice}", *source, *MORE.get(choice, [])]).experiment == choice
 
 
 def test_yaml_holds_values_only():
@@ -215,18 +225,17 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_free_text_reaches_us_unchanged(text, monkeypatch):
+def test_free_text_reaches_us_unchanged(monkeypatch):
     monkeypatch.setattr(compose_module, "find_faults", lambda config: [])  # such files need not exist
-    train = compose(
-        "train", [f"{key}={text}" for key in LITERAL if key in settings(TrainConfig)] + ["data=text", "seed=3"]
-    )
-    found = train.data.source, train.data.dir, train.run.dir, train.init.source, train.samples.prompt
-    assert found == (text,) * 5
-    sample = compose("sample", [f"prompt={text}", f"+prompt={text}x", f"prompt_file={text}", f"checkpoint={text}"])
-    assert sample.prompt == [text, text + "x"]
-    assert (sample.prompt_file, sample.checkpoint) == (text, text)
-    assert from_dict(SampleConfig, to_dict(sample)) == sample
+    literal = [key for key in LITERAL if key in settings(TrainConfig)]
+    for text in TEXTS:
+        train = compose("train", [*(f"{key}={text}" for key in literal), "data=text", "seed=3"])
+        found = train.data.source, train.data.dir, train.run.dir, train.init.source, train.samples.prompt
+        assert found == (text,) * 5
+        sample = compose("sample", [f"prompt={text}", f"+prompt={text}x", f"prompt_file={text}", f"checkpoint={text}"])
+        assert sample.prompt == [text, text + "x"]
+        assert (sample.prompt_file, sample.checkpoint) == (text, text)
+        assert from_dict(SampleConfig, to_dict(sample)) == sample
 
 
 def test_stop_is_a_json_list():
@@ -334,26 +343,25 @@ BAD_TEXTS = {"word": "abc", "negative": "-1", "huge": "1" + "0" * 400, "nan": "N
 WITH_VALUES = [command for command in CLASSES if command != "runs"]  # which takes nothing but folders
 
 
-@pytest.mark.parametrize("script", WITH_VALUES)
 @pytest.mark.parametrize("kind", BAD_TEXTS)
-def test_bad_values_of_every_number_switch_and_word(script, kind):
+def test_bad_values_of_every_number_switch_and_word(kind):
     """All settings at once: each refused by name, in one list, whatever the value."""
-    kinds = {key: setting.kind for key, setting in settings(CLASSES[script]).items()}
-    free = [key for key in kinds if key in LITERAL or kinds[key] in (str, str | None) or kinds[key] == list[str]]
-    keys = [key for key in kinds if key not in free]
-    faults = faults_of(script, *(f"{key}={BAD_TEXTS[kind]}" for key in keys))
-    for key in keys:
-        assert any(fault.startswith(f"{key} must be ") for fault in faults), key
-    assert len([fault for fault in faults if "must be" in fault]) == len(keys)
+    for script in WITH_VALUES:
+        kinds = {key: setting.kind for key, setting in settings(CLASSES[script]).items()}
+        free = [key for key in kinds if key in LITERAL or kinds[key] in (str, str | None) or kinds[key] == list[str]]
+        keys = [key for key in kinds if key not in free]
+        faults = faults_of(script, *(f"{key}={BAD_TEXTS[kind]}" for key in keys))
+        refused = [fault.partition(" must be ")[0] for fault in faults if "must be" in fault]
+        assert sorted(refused) == sorted(keys), script
 
 
-@pytest.mark.parametrize("script", WITH_VALUES)
-def test_null_is_refused_where_the_type_has_no_null(script):
-    kinds = {key: setting.kind for key, setting in settings(CLASSES[script]).items()}
-    keys = [key for key in kinds if key not in LITERAL and key != "experiment" and kinds[key] is not str]
-    refused = [key for key in keys if fitted(kinds[key], None)[1]]
-    faults = faults_of(script, *(f"{key}=null" for key in keys))
-    assert {fault.partition(" must be ")[0] for fault in faults if " must be " in fault} == set(refused)
+def test_null_is_refused_where_the_type_has_no_null():
+    for script in WITH_VALUES:
+        kinds = {key: setting.kind for key, setting in settings(CLASSES[script]).items()}
+        keys = [key for key in kinds if key not in LITERAL and key != "experiment" and kinds[key] is not str]
+        refused = [key for key in keys if fitted(kinds[key], None)[1]]
+        faults = faults_of(script, *(f"{key}=null" for key in keys))
+        assert {fault.partition(" must be ")[0] for fault in faults if " must be " in fault} == set(refused), script
 
 
 @pytest.mark.parametrize("script", CLASSES)

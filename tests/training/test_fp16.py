@@ -58,7 +58,7 @@ def test_a_run_continues_to_the_same_bytes_with_its_scale(run, monkeypatch, tmp_
         self.late = late  # as on a GPU
 
     monkeypatch.setattr(LanguageModel, "__init__", init)
-    settings = [*FP16, "trainer.max_steps=20", "checkpoint.keep_last=9"]
+    settings = [*FP16, "trainer.max_steps=16", "checkpoint.keep_last=9"]
     whole = run(*settings).rename(tmp_path / "whole")
     folders = sorted(whole.glob("checkpoints/step-*"))
     states = [json.loads((folder / "state.json").read_text()) for folder in folders]

@@ -121,17 +121,21 @@ def test_every_logged_step_has_one_row_in_order(straight):
     assert [row["step"] for row in rows(straight) if "val/loss" in row] == [8, 16, 24]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
-def test_a_signal_in_the_middle_of_a_step_stops_at_its_end_and_the_run_goes_on_exactly(place, straight, number):
-    name = f"signal-{number}"
+class Signal(L.Callback):
+    def __init__(self, number: int):
+        self.number = number
 
-    class Signal(L.Callback):
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            if batch_idx == 19:  # the second of three micro-batches of step 7
-                os.kill(os.getpid(), number)
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx == 13:  # the second of three micro-batches of the fifth step from where the process began
+            os.kill(os.getpid(), self.number)
 
-    assert train(config(place, name), callbacks=[Signal()]) == STOPPED
-    assert last_checkpoint(place / name)["name"] == b"step-000000007"
+
+def test_a_signal_in_the_middle_of_a_step_stops_at_its_end_and_the_run_goes_on_exactly(place, straight):
+    """One signal of each kind after the other."""
+    name = "signals"
+    for count, number in enumerate([signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1], start=1):
+        assert train(config(place, name), callbacks=[Signal(number)]) == STOPPED
+        assert last_checkpoint(place / name)["name"] == f"step-{5 * count:09d}".encode()
     assert train(config(place, name)) == 0
     assert_same(straight, place / name)
 
@@ -169,12 +173,12 @@ def test_a_longer_run_goes_on_from_the_last_step(place, straight, tmp_path, caps
 
 @pytest.mark.report
 def test_a_change_is_an_event_and_a_jump_of_the_learning_rate_is_said_before_it_happens(place, straight, capsys):
-    assert train(config(place, "stretched")) == 0
-    capsys.readouterr()
+    shutil.copytree(straight, place / "stretched")
     assert train(config(place, "stretched", "trainer.max_steps=48", "optimizer.lr=2e-3")) == 0
     said = capsys.readouterr().out
     events = [json.loads(line) for line in (place / "stretched" / "events.jsonl").read_text().splitlines()]
     changed = {event["setting"]: (event["was"], event["now"]) for event in events if event["event"] == "changed"}
+    assert changed.pop("run.dir") == (str(straight), str(place / "stretched"))
     assert changed == {"trainer.max_steps": (24, 48), "optimizer.lr": (1e-3, 2e-3)}
     assert "trainer.max_steps" in (place / "stretched" / "report.html").read_text()
     assert "from here on; the last row has 1.0" in said
@@ -250,21 +254,19 @@ def test_k3_from_every_saved_step_the_run_ends_with_the_same_bytes(run, monkeypa
         shutil.rmtree(run.path)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
+def test_k5_what_a_run_shows_and_saves_changes_no_weight(run, tmp_path):
+    settings = ["trainer.max_steps=7", "model.dropout=0.1"]
+    plain = last_checkpoint(run(*settings).rename(tmp_path / "plain"))
+    for other in (
         ["validate.every_steps=5"],
         ["samples.every_steps=3", "samples.max_new_tokens=5"],
         ["validate.every_steps=0", "samples.every_steps=1", "samples.max_new_tokens=3", "logger.every_steps=1"],
         ["checkpoint.every_steps=1"],
-    ],
-)
-def test_k5_what_a_run_shows_and_saves_changes_no_weight(run, monkeypatch, tmp_path, other):
-    settings = ["trainer.max_steps=7", "model.dropout=0.1"]
-    plain = run(*settings).rename(tmp_path / "plain")
-    run(*settings, *other)
-    for name in ("model.safetensors", "optimizer.safetensors"):
-        assert last_checkpoint(run.path)[name] == last_checkpoint(plain)[name]
+    ):
+        shown = last_checkpoint(run(*settings, *other))
+        shutil.rmtree(run.path)
+        for name in ("model.safetensors", "optimizer.safetensors"):
+            assert shown[name] == plain[name], (name, other)
 
 
 def test_automatic_choices_are_those_of_the_run_and_not_of_the_machine_it_goes_on_on(run, monkeypatch, tmp_path):
