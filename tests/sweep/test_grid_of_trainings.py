@@ -157,23 +157,22 @@ def test_the_best_validation_is_shown(stub, tmp_path):
 
 
 def test_train_py_trains_a_grid(tmp_path):
+    """Of one job: the stub above shows what several are."""
     (tmp_path / "text.txt").write_text("how much wood would a woodchuck chuck if " * 30)
     settings = ["data=text", "data.source=text.txt", "tokenizer=byte", "model=gpt-nano", "model.n_layer=1",
                 "model.block_size=8", "batch_tokens=64", "trainer.max_steps=2", "trainer.device=cpu",
                 "trainer.threads=1", "samples.every_steps=0", "schedule.warmup_steps=1"]  # fmt: skip
-    command = [sys.executable, TRAIN, "-m", *settings, "seed=1,2"]
+    command = [sys.executable, TRAIN, "-m", *settings, "seed=2"]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    runs = sorted((tmp_path / "runs").iterdir())
-    assert len(runs) == 2
-    assert all((run / "checkpoints" / "step-000000002" / "MANIFEST.json").exists() for run in runs)
-    table = done.stdout.splitlines()[-2:]
-    for line, seed in zip(table, (1, 2), strict=True):
-        assert f"seed={seed}" in line
-        assert "finished" in line
-        assert "val/loss" in line
+    (run,) = (tmp_path / "runs").iterdir()
+    assert (run / "checkpoints" / "step-000000002" / "MANIFEST.json").exists()
+    assert "seed: 2\n" in (run / "config.yaml").read_text()
+    line = done.stdout.splitlines()[-1]
+    assert "finished" in line
+    assert "val/loss" in line
 
 
 def test_the_table_names_the_runs_of_trainings_that_start_from_another(tmp_path, monkeypatch):

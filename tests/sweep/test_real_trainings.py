@@ -9,10 +9,10 @@ from pathlib import Path
 import lightning as L
 import pytest
 
+from minigpt import cli
 from minigpt.checkpoint.store import list_checkpoints, verify
 from minigpt.config.compose import compose
 from minigpt.faults import STOPPED
-from minigpt.invocation import command_line
 from minigpt.rundir.loggers import wandb_id
 from minigpt.rundir.rows import read_rows
 from minigpt.sweep.process import TrainingProcess
@@ -28,6 +28,9 @@ TINY = [
     "model.block_size=8", "batch_tokens=64", "trainer.device=cpu", "trainer.precision=fp32", "samples.every_steps=0",
     "schedule.warmup_steps=1", "validate.every_steps=2", "logger.every_steps=1", "checkpoint.every_steps=100",
 ]  # fmt: skip
+
+AGENTS_START = [sys.executable, str(SCRIPTS / "train.py")]
+AGENTS_WORDS = ["optimizer.lr=0.003", "model.bias=False", "schedule.name=wsd", "trainer.max_steps=100000"]
 
 
 @pytest.fixture
@@ -66,18 +69,21 @@ def test_two_processes_obey_it_at_the_same_step(tmp_path, where):
     assert verify(list_checkpoints(run / "checkpoints")[-1])["step"] == read_rows(run / "metrics.jsonl")[-1]["step"]
 
 
-def test_a_training_stops_with_a_checkpoint_when_its_parent_is_gone(tmp_path, where):
+def test_a_training_as_an_agent_starts_it_stops_with_a_checkpoint_when_its_parent_is_gone(tmp_path, where):
     run = tmp_path / "run"
-    settings = [*TINY, *where, f"run.dir={run}", "trainer.max_steps=100000", "validate.every_steps=0"]
-    training = TrainingProcess([*command_line("train"), *settings], tmp_path / "output.txt")
+    settings = [*TINY, "model.n_kv_head=2", *where, f"run.dir={run}", "validate.every_steps=0"]
+    training = TrainingProcess([*AGENTS_START, *settings, *AGENTS_WORDS], tmp_path / "output.txt")
     wait_until(lambda: len(read_rows(run / "metrics.jsonl")) > 2 or training.poll() is not None)
     training.process.stdin.close()  # as the system does it when we are killed
     wait_until(lambda: training.poll() is not None)
     assert training.poll() == STOPPED, training.last_lines()
     assert verify(list_checkpoints(run / "checkpoints")[-1])["step"] == read_rows(run / "metrics.jsonl")[-1]["step"]
+    config = (run / "config.yaml").read_text()
+    assert "lr: 0.003\n" in config
+    assert "bias: false\n" in config
 
 
-def test_a_sweep_of_real_trainings(tmp_path, where):
+def test_a_sweep_of_real_trainings(tmp_path, where, monkeypatch, capsys):
     """Two workers, wandb offline in the sweep's group, one trial that is refused, and the best one's config."""
     sweep = tmp_path / "sweep"
     space = """search.space={"optimizer.lr": {"choices": [1e-3, 1e-2]}}"""
@@ -96,9 +102,9 @@ def test_a_sweep_of_real_trainings(tmp_path, where):
         assert f"lr: {trial['params']['optimizer.lr']}\n" in config
         assert "mode: offline\n" in config
         assert list(Path(trial["run.dir"]).glob("wandb/offline-run-*"))
-    again = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path)
-    assert again.returncode == 0
-    assert "2 trials of optimizer.lr, 2 done" in again.stdout
+    monkeypatch.chdir(tmp_path)
+    assert cli.sweep(command[2:]) == 0
+    assert "2 trials of optimizer.lr, 2 done" in capsys.readouterr().out
 
 
 def agents_command(parameters: dict, template: list[str]) -> list[str]:
@@ -112,8 +118,8 @@ def agents_command(parameters: dict, template: list[str]) -> list[str]:
     return command
 
 
-def test_a_wandb_agent_can_launch_a_training(tmp_path, where, monkeypatch):
-    """With the command that docs/SWEEPS.md gives for the sweep's YAML."""
+def test_what_a_wandb_agent_types_starts_a_training():
+    """With the command that docs/SWEEPS.md gives for the sweep's YAML; such a training is started above."""
     text = (Path(__file__).parents[2] / "docs" / "SWEEPS.md").read_text()
     block = text[text.index("command:\n") :].partition("```")[0]
     template = [line.strip()[2:].strip('"') for line in block.splitlines()[1:] if line.strip().startswith("- ")]
@@ -121,15 +127,10 @@ def test_a_wandb_agent_can_launch_a_training(tmp_path, where, monkeypatch):
     assert template[-1] == "${args_no_hyphens}"
     template = [str(SCRIPTS / "train.py") if word == "scripts/train.py" else word for word in template]
     template = [word for word in template if not word.startswith("logger")]  # no server here
-    parameters = {"optimizer.lr": 0.003, "model.bias": False, "schedule.name": "wsd", "trainer.max_steps": 2}
+    parameters = {"optimizer.lr": 0.003, "model.bias": False, "schedule.name": "wsd", "trainer.max_steps": 100000}
     command = agents_command(parameters, template)
-    assert command[-4:] == ["optimizer.lr=0.003", "model.bias=False", "schedule.name=wsd", "trainer.max_steps=2"]
-    settings = [*TINY, "model.n_kv_head=2", *where, f"run.dir={tmp_path / 'run'}"]
-    done = subprocess.run([*command[:-4], *settings, *command[-4:]], capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stdout + done.stderr
-    config = (tmp_path / "run" / "config.yaml").read_text()
-    assert "lr: 0.003\n" in config
-    assert "bias: false\n" in config
+    assert [command[:2], command[-4:]] == [AGENTS_START, AGENTS_WORDS]
+    assert compose("train", [*command[2:-4], *AGENTS_WORDS]).schedule.name == "wsd"
 
 
 def test_a_run_of_an_agent_has_the_id_that_the_agent_waits_for(tmp_path, monkeypatch):

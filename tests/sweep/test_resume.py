@@ -28,7 +28,7 @@ def test_w2_killed_three_times_the_table_is_that_of_a_sweep_that_was_not(sweep, 
     chance = random.Random(7)
     starts_of_finished: Counter[str] = Counter()
     for goal in (1, 3, 6):
-        process = killed.start(STUB_STEP_SECONDS="0.02", STUB_STOP_SECONDS="1")
+        process = killed.start(STUB_STEP_SECONDS="0.02", STUB_STOP_SECONDS="0.4")
         steps = chance.randrange(1, 12)
         metrics = killed.path / "trials" / f"{goal:04d}" / "metrics.jsonl"
 
