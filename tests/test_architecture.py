@@ -87,7 +87,7 @@ MAY_IMPORT = {
 FILES_MAY_IMPORT = {
     "config.setting": "",
     "config.schema": "config",
-    "config.convert": "faults config",
+    "config.convert": "faults config redact",
     "config.check": "config",
     "config.roles": "config redact",
     "config.rules.commands": "invocation config",

@@ -184,7 +184,7 @@ def _read_setting(request: Request, key: str, text: str) -> None:
         if isinstance(found, dict) and isinstance(before, dict):
             names, found = [*before, *(name for name, _ in shares_of(text))], before | found
             for name in sorted({name for name in names if names.count(name) > 1}):
-                request.refuse(f"{key} names {shown(redact(name))} twice. Give each source one share.", key)
+                request.refuse(f"{key} names {shown(name)} twice. Give each source one share.", key)
         request.values[key] = found
     elif setting.literal:
         if key == "adapter" and kind != list[str] and key in request.values:  # minigpt serve takes several

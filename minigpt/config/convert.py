@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar, Union
 from minigpt.config.schema import REMOVED
 from minigpt.config.setting import Setting
 from minigpt.faults import UserFault
+from minigpt.redact import redact
 
 Config = TypeVar("Config")
 SHARES = dict[str, float]  # the kind of a setting that holds names with shares
@@ -232,9 +233,9 @@ def as_typed(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a sentence quotes it: short, on one line."""
+    """Return a value as a sentence quotes it: short, on one line, without a password in it."""
     text = {True: "true", False: "false", None: "null"}.get(value) if isinstance(value, bool | None) else None
-    text = text or (repr(value) if not isinstance(value, Mapping) else "a group of settings")
+    text = text or (redact(repr(value)) if not isinstance(value, Mapping) else "a group of settings")
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -484,6 +484,16 @@ def test_a_note_lists_what_an_experiment_replaces_in_a_group_typed_beside_it(tmp
     assert "replaces" not in capsys.readouterr().err
 
 
+def test_a_password_in_an_address_stands_in_no_note_and_no_fault(tmp_path, capsys):
+    address = f"https://me:hunter2@example.org/{'long/' * 20}text.txt"
+    (tmp_path / "here" / "experiment").mkdir(parents=True)
+    file = f"# @package _global_\ndata: {{name: text, source: '{address}'}}\n"
+    (tmp_path / "here" / "experiment" / "mine.yaml").write_text(file)
+    compose("train", [f"--config-dir={tmp_path / 'here'}", "experiment=mine", "data=stdlib"])
+    said = capsys.readouterr().err + fault_of("train", f"model.n_layer=[{address}]")
+    assert said.count("https://<redacted>@example.org/") == 2
+
+
 def test_a_second_adapter_of_a_command_that_takes_one_is_refused(tmp_path):
     for command in ("sample", "chat"):
         with pytest.raises(UserFault, match=rf"adapter='a' and adapter=.*: {command} takes one\. minigpt serve lists"):
