@@ -157,16 +157,17 @@ def runs(arguments: list[str]) -> None:
 def plan(arguments: list[str]) -> None:
     """Tell what memory a training takes on each device, and what fits."""
     given = any(argument.lstrip("+").startswith(("data=", "data.")) for argument in arguments)
-    notes = io.StringIO()  # which a second time would print again
+    notes = io.StringIO()
     try:
         with contextlib.redirect_stderr(notes):
             config = _compose("plan", arguments)
-        print(notes.getvalue(), end="", file=sys.stderr)
     except UserFault as fault:
         if given or "data.source" not in str(fault):
-            print(notes.getvalue(), end="", file=sys.stderr)
             raise
+        notes.truncate(0)  # composing again prints them
         config = _compose("plan", [*arguments, "data.name=stdlib"])  # no text is needed
+    finally:
+        print(notes.getvalue(), end="", file=sys.stderr)
 
     with loading():
         from minigpt.machine.layouts import describe_layouts

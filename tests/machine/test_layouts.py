@@ -77,6 +77,9 @@ def test_a_note_on_settings_is_printed_once_though_the_text_is_left_out(capsys):
     with pytest.raises(UserFault, match="does not divide"):
         cli.plan(["experiment=text", "model=gpt-nano", "data.source=."])
     assert capsys.readouterr().err.count("experiment=text replaces these settings of model=gpt-nano") == 1
+    with pytest.raises(SystemExit):
+        cli.plan(["experiment=demo", "model=gpt2", "--cfg", "job"])
+    assert capsys.readouterr().err.count("experiment=demo replaces these settings of model=gpt2") == 1
 
 
 def test_processes_on_one_cpu_share_its_memory(monkeypatch):
