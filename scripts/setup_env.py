@@ -7,6 +7,7 @@ An environment that was interrupted half-way, moved, or built on another interpr
 `make setup` did not make is never touched. Standard library only: this runs before there is an environment.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -25,7 +26,8 @@ LOG = VENV / "minigpt-setup.log"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 DISK_GB = 2.0  # measured: 1.4 GB on Linux with the CPU build of torch, and room for pip's temporary files
 # Variables that would send packages elsewhere than into .venv/.
-UNWANTED = {"PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_REQUIRE_VIRTUALENV"}
+UNWANTED = {"PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_PYTHON", "PIP_USER"}
+UNWANTED |= {"PIP_REQUIRE_VIRTUALENV"}
 SELDOM_LOADED = "/tests?/|/torch/testing/|/site-packages/(mypy|mypyc|networkx|pip|pygments|setuptools)/"
 NETWORK_SIGNS = (
     "NewConnectionError",
@@ -59,6 +61,9 @@ def main(arguments: list[str]) -> int:
             install(base if anew else stamp["base"], torch_index, anew=anew)
     except SetupError as fault:
         print(f"make setup: {fault}", file=sys.stderr)
+        return 2
+    except OSError as fault:
+        print(f"make setup: {fault.filename}: {fault.strerror}. Mend that, then `make setup` again.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nStopped. `make setup` again completes it.", file=sys.stderr)
@@ -155,36 +160,44 @@ def pip_command(*wanted: str) -> list[str]:
 
 
 def pip_install(*wanted: str, environment: dict[str, str]) -> None:
-    """Run `pip install`, and write what it says to standard error to the log, too.
+    """Run `pip install`. If it fails, write what it said to standard error to the log, too.
 
     Raises:
         SetupError: it failed; the sentence says why.
     """
     # setuptools calls compat transitional: it says so with ten lines, and constraints.txt names a version that has it.
     quiet = {"PYTHONWARNINGS": "ignore:Compat editable installs", "PIP_BUILD_CONSTRAINT": "constraints.txt"}
-    with (
-        LOG.open("a") as log,
-        subprocess.Popen(
-            pip_command(*wanted),
-            cwd=ROOT,
-            env=environment | quiet,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        ) as process,
-    ):
-        for line in process.stderr or ():
-            log.write(line)
-            sys.stderr.write(line)
+    said = []
+    with subprocess.Popen(
+        pip_command(*wanted), cwd=ROOT, env=environment | quiet, stderr=subprocess.PIPE, text=True, errors="replace"
+    ) as process:
+        try:
+            for line in process.stderr or ():
+                said.append(line)
+                sys.stderr.write(line)
+        except BaseException:
+            let_end(process)
+            raise
     if process.returncode:
-        raise SetupError(explain(LOG.read_text(errors="replace")))
+        with contextlib.suppress(OSError):  # the disk may be full
+            LOG.write_text("".join(said), encoding="utf-8")
+        raise SetupError(explain("".join(said)))
+
+
+def let_end(process: subprocess.Popen) -> None:
+    """Wait for an interrupted pip to remove its temporary files; kill one that goes on, as no one told it to stop."""
+    try:
+        process.wait(3)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def announcement(torch_index: str) -> str:
     """Return sentences on what will be downloaded, and how much. Measured with torch 2.13."""
     text = f"Setting up .venv/ on Python {platform.python_version()}: some 90 packages from PyPI, torch the largest."
     if torch_index or sys.platform != "linux":
-        source = f" torch comes from {torch_index}." if torch_index else ""
+        place = re.sub("//[^/]*@", "//", torch_index)  # without a password
+        source = f" torch comes from {place}." if torch_index else ""
         return f"{text}\nAbout 0.4 GB to download, 1.4 GB on disk; once only.{source}"
     return (
         f"{text}\n"
@@ -211,7 +224,7 @@ def explain(log: str) -> str:
         )
     errors = re.findall(r"(?i)\berror: .*", log)
     reason = errors[-1].strip() if errors else "it said no reason"
-    return f"pip failed ({reason}; all of it in {LOG}): mend what it says, {again}."
+    return f"pip failed ({reason}; its errors are in {LOG}): mend what it says, {again}."
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ RETRYING = (
         ("ERROR: No matching distribution found for torch<2.14,>=2.11\n", "no torch 2.13 for Python"),
         (
             "ERROR: first\nhint: x\nERROR: No matching distribution found for torchmetrics\n",
-            "found for torchmetrics; all of it in",
+            "found for torchmetrics; its errors are in",
         ),
         ("Killed\n", "pip failed (it said no reason"),
         ("", "pip failed"),
@@ -160,6 +160,7 @@ def test_announcement_warns_of_cuda_on_linux_only(monkeypatch):
     monkeypatch.setattr(setup_env.sys, "platform", "darwin")
     assert "About 0.4 GB" in setup_env.announcement("")
     assert "3 GB" not in setup_env.announcement("")
+    assert "from https://host/simple." in setup_env.announcement("https://me:p@ss@host/simple")
 
 
 @pytest.fixture
@@ -251,6 +252,34 @@ def test_a_stop_half_way_leaves_its_mark_and_the_next_setup_begins_anew(clone, m
     assert setup(clone, monkeypatch, fails="Ctrl-C")[0] == 130
     assert "`make setup` again completes it" in capsys.readouterr().err
     assert setup(clone, monkeypatch)[1][0][:2] == ["-m", "venv"]
+
+
+def test_an_interrupt_that_reached_setup_alone_ends_pip_too(monkeypatch):
+    killed = []
+
+    def stderr():
+        yield "WARNING: slow\n"
+        raise KeyboardInterrupt
+
+    def wait(seconds):
+        raise subprocess.TimeoutExpired("pip", seconds)
+
+    process = SimpleNamespace(stderr=stderr(), wait=wait, kill=lambda: killed.append(True))
+    monkeypatch.setattr(setup_env.subprocess, "Popen", lambda *_, **__: contextlib.nullcontext(process))
+    with pytest.raises(KeyboardInterrupt):
+        setup_env.pip_install("torch", environment={})
+    assert killed == [True]
+
+
+def test_a_full_disk_is_said_in_a_sentence_though_nothing_can_be_written(clone, monkeypatch, capsys):
+    (clone / "constraints.txt").write_text("new")
+    monkeypatch.setattr(setup_env, "LOG", clone / "nowhere/log")
+    assert setup(clone, monkeypatch, fails="ERROR: [Errno 28] No space left on device\n")[0] == 2
+    assert "is full: make room" in capsys.readouterr().err
+    shutil.rmtree(clone / ".venv")
+    monkeypatch.setattr(setup_env, "STAMP", clone / "nowhere/stamp")
+    assert setup(clone, monkeypatch)[0] == 2
+    assert f"make setup: {clone}/nowhere/stamp: No such file or directory. Mend that" in capsys.readouterr().err
 
 
 def test_what_can_not_be_made_is_said_in_a_sentence(clone, monkeypatch, capsys):
