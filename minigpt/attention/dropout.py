@@ -28,13 +28,14 @@ def dropout(x: Tensor, p: float, *, training: bool = True) -> Tensor:
     """
     if not training or p == 0:
         return x
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
+    dropped = round(p * STEPS)
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or dropped == STEPS:
         return F.dropout(x, p)
     seed = int(torch.empty((), dtype=torch.int64).random_())
     words = np.random.SFC64(seed).random_raw(-(-x.numel() // 4))  # of 64 bits, for four values each
     bits = words.view(np.int16)[: x.numel()]  # uniform over -2^15 .. 2^15 - 1
     kept = torch.empty(x.shape, dtype=x.dtype)
-    torch.ge(torch.from_numpy(bits).view(x.shape), round(p * STEPS) - STEPS // 2, out=kept)
+    torch.ge(torch.from_numpy(bits).view(x.shape), dropped - STEPS // 2, out=kept)
     return x * kept.mul_(1 / (1 - p))
 
 

@@ -22,6 +22,10 @@ def test_values_are_zero_with_probability_p_and_the_rest_is_scaled_as_torch_does
     assert abs(float((out == 0).double().mean()) - p) < 4 * deviation + 2**-17
 
 
+def test_a_probability_that_16_bits_would_round_to_one_drops_nearly_all():
+    assert (dropout(torch.ones(400_000), 1 - 1e-6) == 0).float().mean() > 0.99
+
+
 def test_neighbours_and_places_in_a_word_are_independent():
     torch.manual_seed(4)
     zero = (dropout(torch.ones(400_000), 0.3) == 0).double()
