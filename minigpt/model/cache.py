@@ -41,8 +41,8 @@ class LayerCache:
             values[:, :, start : start + T] = v
         else:
             columns = cache.positions(T)[:, None, :, None].expand_as(k)
-            keys.scatter_(2, columns, k)
-            values.scatter_(2, columns, v)
+            keys.scatter_(2, columns, k.to(keys.dtype))  # under autocast they come in 16 bits
+            values.scatter_(2, columns, v.to(values.dtype))
         S = cache.longest + T
         return keys[:, :, :S], values[:, :, :S]
 

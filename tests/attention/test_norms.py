@@ -79,6 +79,14 @@ def _formula(x, weight, eps):
     return (weight * exact.to(x.dtype)).to(x.dtype)
 
 
+@pytest.mark.parametrize("shape", [(7,), (4, 7)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_x_may_have_no_dimensions_but_those_of_the_weight(dtype, shape):
+    x, weight = draw(*shape).to(dtype).requires_grad_(), draw(*shape, seed=1).float().requires_grad_()
+    rms_norm(x, weight, 1e-6).sum().backward()
+    torch.testing.assert_close(weight.grad, rms_norm(x, torch.ones(shape), 1e-6).detach().float())
+
+
 @pytest.mark.parametrize("shape", [(64,), (4, 64)])
 def test_in_fp16_no_sum_of_large_gradients_overflows(shape):
     x, weight = draw(2, 3, 4, 64).half().requires_grad_(), torch.ones(shape).requires_grad_()

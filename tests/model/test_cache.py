@@ -7,6 +7,7 @@ from minigpt.attention.masks import padding_mask
 from minigpt.config.schema import ModelConfig
 from minigpt.model import cache as kv
 from minigpt.model.gpt import GPT
+from minigpt.model.loss import autocast
 
 V = 37
 BLOCK_SIZE = 19
@@ -76,6 +77,17 @@ def test_rows_of_different_lengths_go_on_as_if_alone(dtype, kernel):
         alone = model(torch.cat([tokens[row, :length], more[row]])[None])[0]
         assert_close(first[row, :length], alone[:length])
         assert_close(second[row], alone[length:])
+
+
+@torch.no_grad()
+def test_rows_of_different_lengths_are_read_under_autocast_too():
+    model, tokens = tiny_gpt(torch.float32), some_tokens(2, 8)
+    cache = new_cache(model, 2)
+    with autocast("cpu", "bf16"):
+        model(tokens[:, :6], cache=cache)
+        cache.set_lengths([6, 4])
+        logits = model(torch.stack([tokens[0, 6:], tokens[1, 4:6]]), cache=cache)
+        assert (logits[1] - model(tokens)[1, 4:6]).abs().max() < 0.1
 
 
 @both_kernels
