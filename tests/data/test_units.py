@@ -363,10 +363,10 @@ def test_units_of_another_text_are_not_taken(texts, monkeypatch):
 
     monkeypatch.setattr(make, "split", changed)
     with pytest.raises(UserFault, match="changed while it was read"):
-        run(texts, "again")
+        run(texts, "again", workers=1)
     monkeypatch.setattr(make, "split", real)
     (texts / "a.txt").write_text(TEXTS["a.txt"], newline="")
-    again = tree(run(texts, "again"))
+    again = tree(run(texts, "again", workers=1))
     assert {name: again[name] for name in wanted if name.endswith(".bin")} == {
         name: content for name, content in wanted.items() if name.endswith(".bin")
     }
@@ -381,8 +381,8 @@ def test_a_damaged_unit_is_named_removed_and_made_again(texts, monkeypatch):
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(StorageFailure, match=r"\.unit was changed since it was written, and is removed\. Run the same"):
-        run(texts, "flipped")
-    assert tree(run(texts, "flipped")) == wanted
+        run(texts, "flipped", workers=1)
+    assert tree(run(texts, "flipped", workers=1)) == wanted
 
 
 def test_a_disk_that_is_too_small_is_named_before_anything_is_encoded(texts, monkeypatch):
@@ -395,8 +395,10 @@ def test_a_disk_that_is_too_small_is_named_before_anything_is_encoded(texts, mon
     assert not list((texts.parent / "small").rglob("*.unit"))
 
 
-def test_what_encoding_takes_is_told_from_more_than_the_first_record(tmp_path):
-    text = "".join(json.dumps({"text": "how much wood would a woodchuck chuck"}) + "\n" for _ in range(40_000))
+def test_what_encoding_takes_is_told_from_more_than_the_first_record(tmp_path, monkeypatch):
+    monkeypatch.setattr(make, "PROBE_BYTES", 1 << 14)
+    monkeypatch.setattr(make, "SMALL_BYTES", 1 << 16)
+    text = "".join(json.dumps({"text": "how much wood would a woodchuck chuck"}) + "\n" for _ in range(4_000))
     told = []
     for name, first in (("plain", ""), ("short", json.dumps({"text": "\u00e9"}) + "\n")):
         (tmp_path / f"{name}.jsonl").write_text(first + text)
