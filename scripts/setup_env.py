@@ -25,9 +25,9 @@ STAMP = VENV / "minigpt-setup.json"  # written first: with inputs "" the environ
 LOG = VENV / "minigpt-setup.log"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 DISK_GB = 2.0  # measured: 1.4 GB on Linux with the CPU build of torch, and room for pip's temporary files
-# Variables that would send packages elsewhere than into .venv/.
+# Variables that would send packages elsewhere than into .venv/, or contradict constraints.txt (NVIDIA's containers).
 UNWANTED = {"PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_PYTHON", "PIP_USER"}
-UNWANTED |= {"PIP_REQUIRE_VIRTUALENV"}
+UNWANTED |= {"PIP_REQUIRE_VIRTUALENV", "PIP_CONSTRAINT"}
 SELDOM_LOADED = "/tests?/|/torch/testing/|/site-packages/(mypy|mypyc|networkx|pip|pygments|setuptools)/"
 NETWORK_SIGNS = (
     "NewConnectionError",

@@ -187,7 +187,7 @@ def setup(clone, monkeypatch, *, python=None, torch_index=None, fails=None, newe
 
     def run(command, **options):
         started.append([Path(command[0]).name, *map(str, command[1:])])
-        assert not {"PYTHONPATH", "PIP_USER"} & options["env"].keys()
+        assert not {"PYTHONPATH", "PIP_USER", "PIP_CONSTRAINT"} & options["env"].keys()
         return subprocess.CompletedProcess(command, int(command[-1] == "pip" and not newer_pip))
 
     @contextlib.contextmanager
@@ -200,7 +200,8 @@ def setup(clone, monkeypatch, *, python=None, torch_index=None, fails=None, newe
     monkeypatch.setattr(setup_env.subprocess, "run", run)
     monkeypatch.setattr(setup_env.subprocess, "Popen", pip)
     monkeypatch.setattr(setup_env.sys, "_base_executable", python or "/usr/bin/python3.12", raising=False)
-    for name, value in (("PYTHON", python), ("TORCH_INDEX", torch_index), ("PIP_USER", "1"), ("PYTHONPATH", "/x")):
+    unwanted = (("PIP_USER", "1"), ("PYTHONPATH", "/x"), ("PIP_CONSTRAINT", "/etc/pip/constraint.txt"))
+    for name, value in (("PYTHON", python), ("TORCH_INDEX", torch_index), *unwanted):
         monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name, raising=False)
     return setup_env.main([]), [words[1:] for words in started]
 
