@@ -82,11 +82,19 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
-@pytest.fixture(autouse=True)
-def _no_report(request, monkeypatch):
+@pytest.fixture(scope="session", autouse=True)
+def _no_report():
     """Drawing a report takes longer than a tiny run: a test that looks at one is marked `report`."""
-    if request.node.get_closest_marker("report") is None:
-        monkeypatch.setattr("minigpt.training.ending.write_report", lambda path: None)
+    from minigpt.training import ending
+
+    real, ending.write_report = ending.write_report, lambda path: None
+    return real
+
+
+@pytest.fixture(autouse=True)
+def _report(request, monkeypatch, _no_report):
+    if request.node.get_closest_marker("report"):
+        monkeypatch.setattr("minigpt.training.ending.write_report", _no_report)
 
 
 @pytest.fixture

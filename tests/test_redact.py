@@ -19,10 +19,10 @@ KEYS = [
 ]
 
 
-@pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("around", ["{}", "a {} b", "/data/{}/text.txt", "key={}", '"{}"'])
-def test_keys_are_known_by_their_form_and_secrets_by_their_names(key, around):
-    assert redact(around.format(key), {}) == around.format(REDACTED)
+def test_keys_are_known_by_their_form_and_secrets_by_their_names(around):
+    for key in KEYS:
+        assert redact(around.format(key), {}) == around.format(REDACTED)
     for name in ("HF_TOKEN", "MY_PASSWORD", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "db.password", "WANDB_API_KEY"):
         assert redact(around.format("tell nobody"), {name: "tell nobody"}) == around.format(REDACTED)
 

@@ -81,10 +81,11 @@ def tokenizer_of(loaded: LoadedCheckpoint) -> Tokenizer | None:
 def strings(tokenizer: Tokenizer, count: int) -> list[str]:
     """Return texts made from the seed: words, spaces, scripts and any characters; for char, characters it knows."""
     drawn = random.Random(SEED)
-    alphabet: Sequence[str] = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
+    of_char = range(tokenizer.vocab_size if tokenizer.name == "char" else 0)
+    alphabet: Sequence[str] = [tokenizer.decode([token]) for token in of_char]
 
     def piece() -> str:
-        if tokenizer.name == "char":
+        if alphabet:
             return drawn.choice(alphabet)
         place = drawn.randrange(0x30000)
         return drawn.choice(WORDS) if drawn.random() < 0.8 or 0xD800 <= place < 0xE000 else chr(place)

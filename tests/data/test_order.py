@@ -24,7 +24,7 @@ def epochs(n: int, *, n_tokens: int, block_size: int, sequences: int, seed: int)
 
 @given(
     block_size=st.integers(1, 40),
-    extra=st.integers(1, 2000),
+    extra=st.integers(1, 700),
     sequences=st.integers(1, 90),
     seed=st.integers(-(2**70), 2**70),
 )

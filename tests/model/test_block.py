@@ -320,11 +320,11 @@ def test_a_combination_writes_the_same_text_with_and_without_a_cache_and_as_nati
         decoders.append(native_decoder(model))
     texts = []
     for way, decoder in zip(ways, decoders, strict=True):
-        options = SampleConfig(max_new_tokens=2 * BLOCK, temperature=0, **way)
+        options = SampleConfig(max_new_tokens=BLOCK + 2, temperature=0, **way)
         written = write(model, BYTE, [[3, 1, 4, 1, 5], [9, 2]], options, decoder=decoder)
         texts.append([sample.tokens for sample in written])
     assert all(text == texts[0] for text in texts)
-    assert max(len(tokens) for tokens in texts[0]) > BLOCK
+    assert min(len(tokens) for tokens in texts[0]) > BLOCK
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")

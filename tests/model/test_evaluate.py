@@ -45,17 +45,17 @@ def test_every_token_is_predicted_exactly_once(length, block_size, batch):
     assert inputs.tolist() == list(range(length - 1))
 
 
-@pytest.mark.parametrize("length", [2, 5, 7, 8, 9, 12, 30, 33])
 @pytest.mark.parametrize("stride", [1, 3, 6, 7])
-def test_with_a_stride_every_token_is_predicted_once_with_so_much_before_it(length, stride):
-    predicted = []
-    for windows, new in grid_batches(ListSplit(list(range(length)), length), 7, 2, stride):
-        assert windows.shape[1] <= 8
-        for window in windows.tolist():
-            assert window == list(range(window[0], window[-1] + 1))
-            assert window[-new] - window[0] >= min(window[-new], 7 - stride + 1)  # tokens before the first predicted
-            predicted += window[-new:]
-    assert predicted == list(range(1, length))
+def test_with_a_stride_every_token_is_predicted_once_with_so_much_before_it(stride):
+    for length in (2, 5, 7, 8, 9, 12, 30, 33):
+        predicted = []
+        for windows, new in grid_batches(ListSplit(list(range(length)), length), 7, 2, stride):
+            assert windows.shape[1] <= 8
+            for window in windows.tolist():
+                assert window == list(range(window[0], window[-1] + 1))
+                assert window[-new] - window[0] >= min(window[-new], 7 - stride + 1)  # before the first predicted
+                predicted += window[-new:]
+        assert predicted == list(range(1, length)), length
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

@@ -38,6 +38,8 @@ def runs(new_run, tmp_path_factory):
     second = new_run(tmp_path_factory.mktemp("two"))("trainer.max_steps=200", *LEARNED, "model.n_embd=48")
     renamed = second.with_name("wide")
     second.rename(renamed)
+    for run in (first.path, renamed):  # those of trainings in tests are drawn only where a test looks at one
+        write_report(run)
     return first.path, renamed
 
 

@@ -57,10 +57,9 @@ def apart(decoder, model, prompts, steps):
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("activation", native_module.ACTIVATIONS)
 @pytest.mark.parametrize("attention", sorted(native_module.ATTENTIONS))
-@pytest.mark.parametrize("qk_norm", ["none", "layernorm"])
+@pytest.mark.parametrize(("bias", "qk_norm"), [(True, "none"), (False, "layernorm")])  # test_block.py has all pairs
 @torch.inference_mode()
 def test_the_native_step_is_the_models(sizes, bias, activation, attention, qk_norm):
     model = gpt(bias=bias, activation=activation, attention=attention, qk_norm=qk_norm, **sizes)

@@ -116,10 +116,20 @@ def write(model, prompts, new_tokens, **options):
     return [sample.tokens for sample in samples], waits, stand_in.sent - at_first["sent"], stand_in.waits
 
 
-@pytest.mark.parametrize("attention", ["softmax", "rotary"])  # linear switches autocast off, which knows no meta
-@pytest.mark.parametrize("prompts", [[[1, 2, 3]], [[1, 2, 3], [4], [5, 6]]])
+ONE, THREE = [[1, 2, 3]], [[1, 2, 3], [4], [5, 6]]
+FILTERS = {"repetition_penalty": 1.3, "top_k": 7, "top_p": 0.9, "min_p": 0.01}
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"temperature": 0.0}, {"repetition_penalty": 1.3, "top_k": 7, "top_p": 0.9, "min_p": 0.01}]
+    ("attention", "prompts", "options"),  # linear switches autocast off, which knows no meta
+    [
+        ("softmax", ONE, {}),
+        ("softmax", THREE, FILTERS),
+        ("softmax", THREE, {"temperature": 0.0}),
+        ("rotary", THREE, {}),
+        ("rotary", ONE, FILTERS),
+        ("rotary", ONE, {"temperature": 0.0}),
+    ],
 )
 def test_the_device_is_waited_for_once_per_token_and_nothing_blocks_on_the_way_there(attention, prompts, options):
     model = remote_gpt(attention=attention)

@@ -163,11 +163,11 @@ def test_changed_text_is_refused(place, straight):
 
 
 def test_a_longer_run_goes_on_from_the_last_step(place, straight, tmp_path, capsys):
-    assert train(config(place, "longer", "schedule=constant")) == 0
-    assert train(config(place, "longer", "schedule=constant", "trainer.max_steps=32")) == 0
-    assert "trainer.max_steps: 24 -> 32" in capsys.readouterr().out
+    assert train(config(place, "longer", "schedule=constant", "trainer.max_steps=6")) == 0
+    assert train(config(place, "longer", "schedule=constant", "trainer.max_steps=14")) == 0
+    assert "trainer.max_steps: 6 -> 14" in capsys.readouterr().out
     steps = [row["step"] for row in rows(place / "longer")]
-    assert steps[-3:] == [27, 30, 32]
+    assert steps[-3:] == [9, 12, 14]
     assert steps == sorted(set(steps))
 
 
