@@ -254,7 +254,12 @@ def _read_files(request: Request) -> dict[str, Any]:
     for sentence in unfit:
         request.refuse(sentence, "experiment")
     if "experiment" in request.choices:
-        mapping.setdefault("experiment", request.choices["experiment"])
+        chosen = request.choices["experiment"]
+        if isinstance(mapping.get("experiment"), Mapping):  # its settings: Hydra takes them for those of its group
+            first = "must begin with the line # @package _global_."
+            request.refuse(f"experiment={shown(chosen)}: its file, or one in its defaults, {first}", "experiment")
+            mapping["experiment"] = chosen
+        mapping.setdefault("experiment", chosen)
     flat = flatten(mapping, settings(request.cls))
     for key, value in flat.items():
         if isinstance(value, str) and "${" in value:

@@ -484,6 +484,14 @@ def test_a_note_lists_what_an_experiment_replaces_in_a_group_typed_beside_it(tmp
     assert "replaces" not in capsys.readouterr().err
 
 
+def test_an_experiment_without_its_first_line_is_told_of_it(tmp_path):
+    (tmp_path / "here" / "experiment").mkdir(parents=True)
+    (tmp_path / "here" / "experiment" / "mine.yaml").write_text("seed: 5\nmodel: {n_layer: 3}\n")
+    fault = fault_of("train", f"--config-dir={tmp_path / 'here'}", "experiment=mine")
+    told = "experiment='mine': its file, or one in its defaults, must begin with the line # @package _global_."
+    assert fault == told
+
+
 def test_a_password_in_an_address_stands_in_no_note_and_no_fault(tmp_path, capsys):
     address = f"https://me:hunter2@example.org/{'long/' * 20}text.txt"
     (tmp_path / "here" / "experiment").mkdir(parents=True)
