@@ -2,57 +2,17 @@
 
 import importlib.metadata
 import re
-import subprocess
-import sys
 import tomllib
 
 import pytest
 from packaging.requirements import Requirement
 
-from tests.security.stranger import ROOT, TINY
-
-NETWORK = r"""
-import os, sys
-seen = []
+from tests.security.stranger import ROOT
 
 
-def hook(event, arguments):
-    if event.startswith(("socket.", "urllib.", "http.", "ftplib.", "smtplib.")) and event != "socket.gethostname":
-        seen.append(f"{event} {arguments!r}"[:200])
-
-
-class NoWandb:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "wandb":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
-sys.addaudithook(hook)
-sys.meta_path.insert(0, NoWandb())
-from minigpt.loading import loading
-with loading():
-    import minigpt.data.sources.corpus
-    from minigpt.config.compose import compose
-    from minigpt.config.schema import SampleConfig
-    from minigpt.sampling.command import sample
-    from minigpt.training.run import train
-
-minigpt.data.sources.corpus._STDLIB = ["json", "wave", "email"]
-assert train(compose("train", [each for each in sys.argv[1:] if each != "data=text"])) == 0
-assert sample(SampleConfig(checkpoint="run", prompt=["import"], max_new_tokens=9, device="cpu")) == 0
-assert not [name for name in sys.modules if name.partition(".")[0] == "wandb"]
-print("\n".join(["SEEN", *seen]))
-"""
-
-
-def test_training_and_sampling_open_no_connection_and_never_import_wandb(tmp_path):
+def test_training_and_sampling_open_no_connection_and_never_import_wandb(watched):
     """data=stdlib, from the first import to the report, in a process that has no wandb."""
-    done = subprocess.run(
-        [sys.executable, "-c", NETWORK, *TINY, "run.dir=run", "validate.every_steps=0"],
-        capture_output=True, text=True, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.partition("SEEN\n")[2].splitlines() == []
+    assert watched.partition("NETWORK\n")[2].partition("SEEN\n")[0].splitlines() == []
 
 
 @pytest.mark.parametrize("bad", ["2.6.2", "2.6.3", "2.6.5"])
