@@ -1,4 +1,4 @@
-"""Steps of training in a process of its own, and the memory that they take: `python counted.py CASE`, JSON out.
+"""Steps of training, and the memory that they take; in a process of their own by `python counted.py CASE`, JSON out.
 
 CASE is JSON: what `step_of` takes, and "how": "allocated" (what torch's CPU allocator gave, at the fullest moment) or
 "resident" (what the system gave the process). Several devices are one process that talks to itself: torch's group for
@@ -109,4 +109,4 @@ def measure(case: dict) -> tuple[int, int]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps([measure(case) for case in json.loads(sys.argv[1])]))
+    print(json.dumps(measure(json.loads(sys.argv[1]))))

@@ -25,7 +25,13 @@ LEFT_OVER = {
     "SLURM_NODEID": "1",
     "TORCHELASTIC_RUN_ID": "none",
 }
-SETS = [*itertools.combinations(LEFT_OVER, 1), *itertools.combinations(LEFT_OVER, 2)]
+OF_TORCH, OF_SLURM = ([name for name in LEFT_OVER if name.startswith("SLURM") == slurm] for slurm in (False, True))
+SETS = [
+    *itertools.combinations(LEFT_OVER, 1),
+    *itertools.combinations(OF_TORCH, 2),
+    *itertools.combinations(OF_SLURM, 2),
+    *(pytest.param(both, marks=pytest.mark.soak) for both in itertools.product(OF_TORCH, OF_SLURM)),
+]
 
 
 @pytest.mark.parametrize("names", SETS, ids="+".join)
