@@ -121,7 +121,7 @@ def test_what_others_can_write_is_not_run(cache_home, monkeypatch):
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
-def test_without_a_place_to_keep_it_it_is_built_anyway(tmp_path, monkeypatch):
+def test_without_a_place_to_keep_it_it_is_built_anyway(copying, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert own_folder() is None
