@@ -27,7 +27,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return RMSNormOnCPU.apply(x, weight, eps)
     if nothing_is_rounded(x, weight):  # one kernel, which keeps x alone for the backward pass
         return F.rms_norm(x, x.shape[-1:], weight, eps)
-    y = F.rms_norm(x, x.shape[-1:], eps=eps).to(x.dtype)
+    with torch.autocast(x.device.type, enabled=False):  # on a GPU it would copy x to fp32, and keep that
+        y = F.rms_norm(x, x.shape[-1:], eps=eps)
     return (weight * y).to(x.dtype)  # a weight in fp32, as under autocast, would make it fp32
 
 

@@ -113,6 +113,21 @@ def test_elsewhere_it_has_the_same_bits_and_keeps_as_much_as_is_counted_on_a_cpu
     assert bytes_kept == also
 
 
+def test_autocast_makes_no_copy_in_fp32_of_queries_and_keys(monkeypatch):
+    """On a GPU autocast computes F.rms_norm in fp32, and its kernel would keep the copy for the backward pass."""
+    seen = []
+
+    def kernel(*arguments, **options):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return REAL(*arguments, **options)
+
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(F, "rms_norm", kernel)
+    with autocast("cpu", "bf16"):
+        assert rms_norm(draw(3, 4, 7).bfloat16(), draw(4, 7).float(), 1e-6).dtype == torch.bfloat16
+    assert seen == [False]
+
+
 def _note(kept, tensor):
     kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
     return tensor
