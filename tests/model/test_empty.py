@@ -1,7 +1,4 @@
-"""A GPT that is to be loaded draws no random numbers, has every weight, and does not load the compiler."""
-
-import subprocess
-import sys
+"""A GPT that is to be loaded draws no random numbers and has every weight (and no compiler: tests/test_api.py)."""
 
 import pytest
 import torch
@@ -25,17 +22,3 @@ def test_it_has_a_gpts_weights_and_draws_none(attention):
     empty.load_state_dict(full.state_dict())
     tokens = torch.randint(71, (2, 9))
     assert empty.eval()(tokens).equal(full.eval()(tokens))
-
-
-def test_neither_sampling_nor_a_checkpoint_loads_lightning_or_the_compiler():
-    code = """
-import sys
-import minigpt.sampling.command
-from minigpt.config.schema import ModelConfig
-from minigpt.model.empty import empty_gpt
-empty_gpt(ModelConfig(), 71, device="meta")
-heavy = ("lightning", "torch._dynamo", "torch._inductor", "sympy", "matplotlib", "pandas", "wandb")
-print(*[name for name in heavy if name in sys.modules])
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.split() == []
