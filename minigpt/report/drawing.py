@@ -27,6 +27,17 @@ def drawing(*, size: tuple[float, float], font_size: float, dpi: int = 100) -> I
     """
     import matplotlib  # here, not above: training draws only at its end, and must not wait for it at its beginning
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    class DrawnOnce(Figure):
+        """A figure that savefig draws once: matplotlib draws it twice, the first time for the sake of its layout."""
+
+        def draw(self, renderer: Any) -> None:
+            engine = self.get_layout_engine()
+            if isinstance(engine, ConstrainedLayoutEngine):
+                engine.execute(self)
+            else:
+                super().draw(renderer)
 
     style: Any = dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color", "text.color"), INK)
     style |= {"axes.edgecolor": LINE, "font.size": font_size}
@@ -34,7 +45,7 @@ def drawing(*, size: tuple[float, float], font_size: float, dpi: int = 100) -> I
     style |= {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "minigpt"}
     style["path.simplify_threshold"] = 1.0  # pixels: a long run has no more points than a picture can show
     with matplotlib.rc_context(style):
-        yield Figure(figsize=size, dpi=dpi, facecolor="white", layout="constrained")
+        yield DrawnOnce(figsize=size, dpi=dpi, facecolor="white", layout="constrained")
 
 
 def write_png(figure: Any, path: Path) -> None:

@@ -2,13 +2,15 @@
 
 import itertools
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from minigpt.attention.record import record_attention
 from minigpt.config.check import check
-from minigpt.config.compose import compose
+from minigpt.config.convert import from_dict
 from minigpt.config.schema import ModelConfig, OptimizerConfig, SampleConfig, TrainConfig
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.model.counting import activation_bytes, flops_per_token, parameter_count
@@ -19,6 +21,7 @@ from minigpt.sampling.native.library import find_compiler
 from minigpt.sampling.write import write
 from minigpt.training.optimizer import build_optimizer
 
+ROOT = Path(__file__).parents[2]
 B, T, L, C, V, BLOCK = 2, 9, 2, 30, 71, 17
 BYTE = build_tokenizer("byte")
 QWEN3 = {"norm": "rmsnorm", "norm_eps": 1e-6, "attention": "rotary", "qk_norm": "rmsnorm", "activation": "swiglu"}
@@ -166,7 +169,8 @@ def test_every_weight_counts_and_gets_a_gradient():
     ],
 )
 def test_qwen3s_shape_comes_in_sizes(name, parameters):
-    config = compose("train", [f"model=qwen3-{name}"])
+    file = ROOT / "configs" / "model" / f"qwen3-{name}.yaml"
+    config = TrainConfig(model=from_dict(ModelConfig, OmegaConf.to_container(OmegaConf.load(file))))
     assert parameter_count(config.model, 64 * 787) == parameters + 64 * 787 * config.model.n_embd
     for key, value in (QWEN3 | {"tied": True, "bias": False}).items():
         assert getattr(config.model, key) == value

@@ -48,13 +48,14 @@ def test_they_stand_in_the_last_lines_the_report_and_the_run(run, capsys, monkey
     assert "bits per byte  xz after the training text" in capsys.readouterr().out
 
 
-@pytest.mark.report
 def test_a_signal_leaves_them_out_and_the_run_is_finished(run, capsys, monkeypatch):
+    drawn = []
     monkeypatch.setattr(ending, "baselines", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(ending, "write_report", drawn.append)
     path = run()
     assert "The baselines were left out." in capsys.readouterr().out
     assert not (path / "baseline.json").exists()
-    assert (path / "report.html").exists()
+    assert [folder.resolve() for folder in drawn] == [path]
 
 
 def test_trouble_with_them_does_not_spoil_the_training(run, capsys, monkeypatch):
