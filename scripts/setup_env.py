@@ -146,7 +146,7 @@ def install(base: str, torch_index: str, *, anew: bool) -> None:
         pip_install("--index-url", torch_index, "--no-deps", "torch", environment=environment)
     # compat: a plain path in the environment, which a folder named minigpt in the working directory can't hide.
     pip_install("--config-settings", "editable_mode=compat", "-e", ".[dev,sweep]", environment=environment)
-    # To bytecode on all cores, where pip takes one: all but what no command loads, and tests, not all of them valid.
+    # To bytecode on all cores, where pip takes one: all but what is seldom loaded, and tests, not all of them valid.
     compiling = [f"{VENV}/bin/python", "-m", "compileall", "-q", "-j", "0", "-x", SELDOM_LOADED]
     subprocess.run([*compiling, f"{VENV.name}/lib", "minigpt"], cwd=ROOT, capture_output=True, env=environment)
     STAMP.write_text(json.dumps(stamp | {"inputs": wanted_inputs(torch_index)}))

@@ -210,7 +210,7 @@ def _not_a_setting(request: Request, name: str, value: str) -> str:
     groups = request.groups()
     meant = [f"{group}={name}" for group, choices in groups.items() if name in choices]
     near = nearest(bare, [*settings(request.cls), *groups]) if bare and not meant else []
-    meant += [f"{each}={value if value.isprintable() and value else 'VALUE'}" for each in near]
+    meant += [f"{each}={redact(value) if value.isprintable() and value else 'VALUE'}" for each in near]
     hint = f"Did you mean {' or '.join(meant)}?" if meant else f"See {typed(request.command)} --help."
     return f"{shown(f'{name} {value}'.rstrip())} is not how a setting is written: key=value, no dashes. {hint}"
 
@@ -250,7 +250,7 @@ def _read_files(request: Request) -> dict[str, Any]:
     try:
         mapping = {} if unfit else compose_files(request.command, request.choices, request.folder)
     except ValueError as error:
-        unfit = [f"The config files don't compose: {' '.join(str(error).split())[:600]}"]
+        unfit = [f"The config files don't compose: {' '.join(redact(str(error)).split())[:600]}"]
     for sentence in unfit:
         request.refuse(sentence, "experiment")
     if "experiment" in request.choices:
@@ -263,7 +263,7 @@ def _read_files(request: Request) -> dict[str, Any]:
     flat = flatten(mapping, settings(request.cls))
     for key, value in flat.items():
         if isinstance(value, str) and "${" in value:
-            request.refuse(f"A config file says {key}: {value}, but {NOT_EVALUATED}", key)
+            request.refuse(f"A config file says {key}: {redact(value)}, but {NOT_EVALUATED}", key)
     return flat
 
 

@@ -499,7 +499,11 @@ def test_a_password_in_an_address_stands_in_no_note_and_no_fault(tmp_path, capsy
     (tmp_path / "here" / "experiment" / "mine.yaml").write_text(file)
     compose("train", [f"--config-dir={tmp_path / 'here'}", "experiment=mine", "data=stdlib"])
     said = capsys.readouterr().err + fault_of("train", f"model.n_layer=[{address}]")
-    assert said.count("https://<redacted>@example.org/") == 2
+    said += fault_of("train", "--data.source", address)
+    (tmp_path / "here" / "experiment" / "mine.yaml").write_text(file.replace("long/", "${x}/"))
+    said += fault_of("train", f"--config-dir={tmp_path / 'here'}", "experiment=mine")
+    assert said.count("https://<redacted>@example.org/") == 5
+    assert "hunter2" not in said
 
 
 def test_a_second_adapter_of_a_command_that_takes_one_is_refused(tmp_path):
