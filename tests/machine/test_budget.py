@@ -69,6 +69,7 @@ def no_group_left():
         dist.destroy_process_group()
 
 
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize("each", [*ONE, *SEVERAL])
 def test_a_step_allocates_what_is_counted(each, no_group_left):
     """Within 10 %."""
