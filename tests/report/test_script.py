@@ -1,5 +1,6 @@
 """scripts/report.py as it is typed."""
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -31,9 +32,14 @@ def test_the_folder_is_taken_literally(run):
         (["run.dir=nowhere"], "run.dir=nowhere: no such folder"),
     ],
 )
-def test_a_mistake_is_told_in_a_sentence(tmp_path, arguments, sentence):
-    refused = type_report(*arguments, folder=tmp_path)
-    assert refused.returncode == 2
-    assert sentence in refused.stderr
-    assert "Traceback" not in refused.stderr
+def test_a_mistake_is_told_in_a_sentence(tmp_path, monkeypatch, capsys, arguments, sentence):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the script puts its checkout there
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert "Traceback" not in said
     assert list(tmp_path.iterdir()) == []
