@@ -69,7 +69,20 @@ def test_another_machine_keeps_its_trial_while_it_is_heard_of(tmp_path):
     assert path.stat().st_mtime > long_ago + 60
 
 
-def test_the_trial_of_a_machine_that_went_down_is_taken_over(sweep, tmp_path, monkeypatch):
+@pytest.fixture
+def slept(monkeypatch) -> list[float]:
+    """The seconds that a sweep waits between its looks."""
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        time.sleep(seconds)
+
+    monkeypatch.setattr(driver, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    return waits
+
+
+def test_the_trial_of_a_machine_that_went_down_is_taken_over(sweep, tmp_path, monkeypatch, slept):
     """Whoever has nothing else to do waits until it is sure that nobody runs the trial."""
     two = sweep(tmp_path / "one", LR, "search.sampler=random", "trials=2")
     plan = two.plan()
@@ -89,6 +102,7 @@ def test_the_trial_of_a_machine_that_went_down_is_taken_over(sweep, tmp_path, mo
     two()
     assert two.states() == ["complete"] * 2
     assert two.log() == ["start 0001", "end 0001", "start 0000", "end 0000"]
+    assert 10 * driver.POLL_SECONDS in slept
 
 
 def test_who_has_nothing_left_to_begin_waits_for_the_others_results(sweep, tmp_path):
@@ -110,15 +124,8 @@ def test_who_has_nothing_left_to_begin_waits_for_the_others_results(sweep, tmp_p
     assert one.log() == ["start 0000", "end 0000"]
 
 
-def test_the_next_trial_begins_at_the_next_look(sweep, tmp_path, monkeypatch):
+def test_the_next_trial_begins_at_the_next_look(sweep, tmp_path, slept):
     """Only who waits for the results of others looks less often."""
-    slept = []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        time.sleep(seconds)
-
-    monkeypatch.setattr(driver, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     sweep(tmp_path / "one", LR, "search.sampler=random", "trials=3")()
     assert set(slept) == {driver.POLL_SECONDS}
 
