@@ -5,15 +5,21 @@ from pathlib import Path
 
 
 def main(arguments: list[str]) -> int:
-    """scripts/train.py; START (Python) is run first, FAULT before each micro-batch, with `rank`, `step`, `once`."""
+    """scripts/train.py; START (Python) is run first, FAULT before each micro-batch, with `rank`, `step`, `once`.
+
+    No report is drawn unless REPORT is set.
+    """
     from minigpt.config.compose import compose
     from minigpt.loading import loading
 
     with loading():
+        from minigpt.training import ending
         from minigpt.training.run import train
         from minigpt.training.step import LanguageModel
 
-    rank = int(os.environ.get("RANK", "0"))
+    if "REPORT" not in os.environ:
+        ending.write_report = lambda path: None  # 0.5 s
+    rank = int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID", "0"))
     folder = Path(os.environ["TRIAL_FOLDER"])
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
     fault = compile(os.environ.get("FAULT", ""), "fault", "exec")

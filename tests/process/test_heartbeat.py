@@ -35,7 +35,7 @@ for line in sys.stdin:
     if command == "leave":
         heartbeat.leave(); sys.exit(75)
     if command == "compute":
-        ctypes.PyDLL(None).sleep(2)  # holds the lock that Python needs to run any other thread
+        ctypes.PyDLL(None).usleep(1_500_000)  # holds the lock that Python needs to run any other thread
         print("computed", flush=True)
 """
 
@@ -75,7 +75,7 @@ class Ranks:
 def ranks(tmp_path):
     made = []
 
-    def start(silence: float = 1.5) -> Ranks:
+    def start(silence: float = 1.0) -> Ranks:
         made.append(Ranks(tmp_path, silence))
         return made[0]
 
@@ -139,7 +139,7 @@ def test_who_leaves_waits_for_rank_0_and_then_all_part_in_peace(ranks):
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="without /proc silence alone decides")
 def test_one_that_computes_without_a_pause_is_not_taken_for_dead(ranks):
-    three = ranks(silence=1.0)
+    three = ranks(silence=0.5)
     three.processes[1].stdin.write("compute\n")
     three.processes[1].stdin.flush()
     assert three.processes[1].stdout.readline() == "computed\n"
@@ -150,10 +150,10 @@ def test_one_that_computes_without_a_pause_is_not_taken_for_dead(ranks):
 
 def test_a_pause_of_all_together_is_forgiven(ranks):
     """Ctrl-Z and fg."""
-    three = ranks(silence=1.2)
+    three = ranks(silence=0.6)
     for process in three.processes:
         process.send_signal(signal.SIGSTOP)
-    time.sleep(2)
+    time.sleep(1)
     for process in three.processes:
         process.send_signal(signal.SIGCONT)
     time.sleep(0.5)
@@ -197,11 +197,11 @@ def test_wrong_bytes_of_a_stranger_change_nothing(ranks):
 
 def test_slow_strangers_keep_nobody_from_beating(ranks):
     """Silent ones, and one that sends a byte now and then, for longer than a rank may be silent."""
-    three = ranks(silence=1.0)
+    three = ranks(silence=0.5)
     strangers = [connect(three.hub) for _ in range(20)]
     for byte in b'{"rank':
         strangers[0].sendall(bytes([byte]))
-        time.sleep(0.5)
+        time.sleep(0.25)
     three.tell(1, "fail")
     assert three.codes() == [5, 5, 5]
     for stranger in strangers:

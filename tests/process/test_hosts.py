@@ -34,7 +34,6 @@ from minigpt.process.hosts import (
     several_hosts,
     shake,
 )
-from tests.process.test_group import SCRIPT, SETTINGS, assert_close, rows, sibling
 
 # A rank without torch on a host of its own; what it is told, it does.
 RANK = """
@@ -90,10 +89,14 @@ def tell(process: subprocess.Popen, command: str) -> None:
     process.stdin.flush()
 
 
-def test_they_meet_in_the_run_directory_and_part_in_peace(ranks, tmp_path):
-    three = ranks()
+def test_they_meet_in_the_run_directory_refuse_a_second_command_and_part_in_peace(ranks, tmp_path):
+    three = list(ranks())
     (folder,) = (tmp_path / "run").glob(f"{MEETING}*")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    (second,) = ranks(tmp_path / "run", meet=False)[3:]
+    assert second.wait(15) == 2
+    assert "is in use by another command on several hosts" in second.stdout.read()
+    assert folder.exists()
     for rank in (2, 1, 0):
         tell(three[rank], "leave")
     assert [process.wait(15) for process in three] == [75, 75, 75]
@@ -252,47 +255,16 @@ def test_an_interface_is_known_by_its_address():
     assert interface_of("no.such.host.invalid") is None
 
 
-def test_two_hosts_compute_what_one_process_does(run):
-    """As srun starts them, without trainer.nodes and trainer.devices."""
-    whole = sibling(run, "whole")
-    whole(*SETTINGS, "trainer.micro_batch=8")
-    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_LOCALID": "0"}
-    step |= {"SLURMD_NODENAME": "127.0.0.1", "TRIAL_FOLDER": str(run.folder)}
-    arguments = [each for each in run.arguments(*SETTINGS) if not each.startswith("trainer.threads=")]
-    arguments += ["trainer=ddp", "trainer.micro_batch=2"]
-    both = []
-    for node in ("0", "1"):
-        own = {"SLURM_PROCID": node, "SLURM_NODEID": node, "OMP_NUM_THREADS": str(1 + int(node))}  # unlike hosts
-        command = [sys.executable, SCRIPT, *arguments]
-        log = open(run.folder / f"log-{node}", "w")  # noqa: SIM115 - the process's
-        both.append(subprocess.Popen(command, env=os.environ | step | own, stdout=log, stderr=subprocess.STDOUT))
-    assert [process.wait(100) for process in both] == [0, 0], (run.folder / "log-0").read_text()
-    assert_close(rows(whole), rows(run))
-    assert json.loads((run.path / "choices.json").read_text())["devices"] == 2
-    assert not list(run.path.glob(f"{MEETING}*"))
-
-
-def test_a_second_command_leaves_the_first_one_its_meeting(ranks, tmp_path):
-    three = list(ranks())
-    (folder,) = (tmp_path / "run").glob(f"{MEETING}*")
-    (second,) = ranks(tmp_path / "run", meet=False)[3:]
-    assert second.wait(15) == 2
-    assert "is in use by another command on several hosts" in second.stdout.read()
-    assert folder.exists()
-    for rank in (2, 1, 0):
-        tell(three[rank], "leave")
-    assert [process.wait(15) for process in three] == [75, 75, 75]
-
-
 def test_a_meeting_that_somebody_removes_ends_all_with_the_cause(ranks, tmp_path):
     """A cleaner of temporary folders: who waits for another there would wait for ever."""
-    three = ranks(silence=3.0)
+    three = ranks(silence=2.0)
     (folder,) = (tmp_path / "run").glob(f"{MEETING}*")
     (folder / "store").touch()
     old = 10**9
     os.utime(folder / "store", (old, old))
     while (folder / "store").stat().st_mtime == old:  # young again: no cleaner takes it
         assert all(process.poll() is None for process in three)
+        time.sleep(0.02)
     (folder / "store").unlink()
     assert [process.wait(20) for process in three] == [1, 1, 1]
     said = [process.stderr.read() for process in three]
@@ -302,7 +274,7 @@ def test_a_meeting_that_somebody_removes_ends_all_with_the_cause(ranks, tmp_path
 def test_a_file_system_that_holds_up_one_host_ends_no_run(ranks):
     three = ranks(silence=0.5)
     tell(three[1], "hang")
-    time.sleep(3)
+    time.sleep(2)  # a host is given up after 0.75 s, and its thread touches the store every 0.25 s
     for rank in (2, 1, 0):
         tell(three[rank], "leave")
     assert [process.wait(15) for process in three] == [75, 75, 75]

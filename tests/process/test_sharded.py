@@ -1,13 +1,17 @@
 """Weights in parts on two processes: the numbers of one, as few collectives, and checkpoints that any number reads."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import torch
 
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.checkpoint.store import list_checkpoints, step_of
-from tests.process.test_group import PLAIN, SETTINGS, Trial, assert_close, rows, sibling, story
+from minigpt.process.hosts import MEETING
+from tests.process.test_group import PLAIN, SCRIPT, SETTINGS, Trial, assert_close, rows, sibling, story
 
 SHARDED = ["trainer=fsdp", "model.n_layer=2", "model.n_embd=18", "samples.every_steps=7", "samples.max_new_tokens=4"]
 LONG = ["trainer.max_steps=30", "checkpoint.every_steps=8", "checkpoint.keep_every_steps=8", "validate.every_steps=4"]
@@ -45,8 +49,9 @@ def test_two_processes_with_half_the_weights_each_compute_what_one_does_and_one_
     """
     whole = sibling(run, "whole")
     whole(*SETTINGS, *SHARDED[1:], *LONG, "trainer.micro_batch=8")
-    trial = Trial(run, PLAIN, *SHARDED, *LONG, "trainer.micro_batch=2", fault=COUNT + CALLBACK_STOPS)
+    trial = Trial(run, PLAIN, *SHARDED, *LONG, "trainer.micro_batch=2", fault=COUNT + CALLBACK_STOPS, REPORT="yes")
     assert trial.wait() == 0, trial.said()
+    assert (run.path / "report.html").exists()
     assert story(run) == ["began", "finished"]
     last = list_checkpoints(run.path / "checkpoints")[-1]
     assert step_of(last) == 20
@@ -76,19 +81,40 @@ if rank == 1:
 """
 
 
-def test_what_one_process_began_two_go_on_with_in_halves_by_muon(run):
-    """Each makes its own matrices orthogonal, and none waits for one that runs out of memory before the first step."""
+# As srun starts them on unlike hosts, without trainer.nodes, trainer.devices and trainer.threads.
+STEP = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_LOCALID": "0"}
+STEP |= {"SLURMD_NODENAME": "127.0.0.1"}
+
+
+def two_hosts(run, *settings: str, **environment: str) -> list[subprocess.Popen]:
+    """Start two processes that are hosts of their own; they meet in the run directory."""
+    both, settings = [], [*run.arguments(*SETTINGS), *settings]
+    command = [sys.executable, SCRIPT, *(each for each in settings if not each.startswith("trainer.threads="))]
+    for node in ("0", "1"):
+        own = {"SLURM_PROCID": node, "SLURM_NODEID": node, "OMP_NUM_THREADS": str(1 + int(node))}
+        own |= {"TRIAL_FOLDER": str(run.folder), **environment}
+        with open(run.folder / f"log-{node}", "w") as log:
+            both.append(subprocess.Popen(command, env=os.environ | STEP | own, stdout=log, stderr=subprocess.STDOUT))
+    return both
+
+
+def test_what_one_process_began_two_hosts_go_on_with_in_halves_by_muon(run):
+    """Each makes its own matrices orthogonal, and none waits for one that runs out of memory before the first step.
+
+    The soak has two hosts that begin, and that have whole weights.
+    """
     muon = [*SHARDED[1:], *LONG[1:], "optimizer=muon", "optimizer.split_qkv=true", "model.checkpoint_activations=true"]
     whole = sibling(run, "whole")
     whole(*SETTINGS, *muon, LONG[0])
     shutil.copytree(whole.path, run.path)
     while step_of(list_checkpoints(run.path / "checkpoints")[-1]) > 24:
         shutil.rmtree(list_checkpoints(run.path / "checkpoints")[-1])
-    trial = Trial(run, PLAIN, *muon, "trainer=fsdp", LONG[0], START=FULL)
-    assert trial.wait() == 0, trial.said()
+    both = two_hosts(run, *muon, "trainer=fsdp", LONG[0], START=FULL)
+    assert [process.wait(100) for process in both] == [0, 0], (run.folder / "log-0").read_text()
+    assert not list(run.path.glob(f"{MEETING}*"))
     assert_close(rows(whole), rows(run))
     choices = json.loads((run.path / "choices.json").read_text())
-    assert (choices["micro_batch"], choices["accumulate"]) == (2, 2)  # as rank 1 had to choose
+    assert (choices["devices"], choices["micro_batch"], choices["accumulate"]) == (2, 2, 2)  # as rank 1 had to choose
     theirs, ours = (load_checkpoint(each.path, "latest").model.state_dict() for each in (whole, run))
     for name, tensor in ours.items():
         torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-6)
