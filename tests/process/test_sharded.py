@@ -33,11 +33,15 @@ if step == 12 and hasattr(module, "mode"):
         json.dump(module.counted, file)
 """
 CALLBACK_STOPS = """
+if step == 19:
+    import atexit, os
+    atexit.register(open, os.path.join(os.environ["TRIAL_FOLDER"], f"left-{rank}"), "w")
 if rank == 1 and step == 19:
     import lightning
     class Stop(lightning.Callback):
         def on_train_batch_end(self, trainer, *_):
-            trainer.should_stop = module.state.step == 19  # heard in the collective of step 20
+            if module.state.step == 19:  # heard in the collective of step 20
+                trainer.should_stop = True
     module.trainer.callbacks.append(Stop())
 """
 
@@ -52,6 +56,7 @@ def test_two_processes_with_half_the_weights_each_compute_what_one_does_and_one_
     trial = Trial(run, PLAIN, *SHARDED, *LONG, "trainer.micro_batch=2", fault=COUNT + CALLBACK_STOPS, REPORT="yes")
     assert trial.wait() == 0, trial.said()
     assert (run.path / "report.html").exists()
+    assert all((trial.folder / f"left-{rank}").exists() for rank in (0, 1))  # rank 0 kills one that does not end
     assert story(run) == ["began", "finished"]
     last = list_checkpoints(run.path / "checkpoints")[-1]
     assert step_of(last) == 20
