@@ -162,10 +162,11 @@ def test_a_killed_worker_is_replaced_and_its_unit_made(texts, monkeypatch):
     real = workers.Worker._start
 
     def start(self):
-        started.append(real(self))
+        process = real(self)
+        started.append(process)  # by two threads: the last may be another's
         if len(started) < 4:
-            started[-1].kill()
-        return started[-1]
+            process.kill()
+        return process
 
     wanted = tree(run(texts, "whole"))
     monkeypatch.setattr(units, "UNIT_BYTES", 50_000)
