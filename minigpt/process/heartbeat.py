@@ -69,6 +69,7 @@ BEAT_SECONDS = min(1.0, SILENCE_SECONDS / 8)
 START_SECONDS = 600.0  # for all processes to come together
 LOST_SECONDS = 1.5 * SILENCE_SECONDS  # after so long a silence another host, or the line to it, is given up
 MEET_SECONDS = 6 * SILENCE_SECONDS  # for the processes of several hosts to find each other
+LEAVE_SECONDS = 30.0  # for the others to leave before rank 0, and for their processes to end
 SEND_SECONDS = 5  # for the other end to take a message
 MAX_STRANGERS = 64  # connections that have not said who they are, besides one for each rank
 MAX_MESSAGE_BYTES = 1 << 20
@@ -214,13 +215,22 @@ class Heartbeat:
         self._send(self.peers[0], {"stop": number})
 
     def leave(self) -> None:
-        """Leave, when the run is over for this process. Rank 0 leaves last, when all its files are written."""
+        """Leave, when the run is over for this process.
+
+        Rank 0 leaves last, when all its files are written and the others have read all that they need in the store:
+        it goes with the folder, and who asks it for a key then would wait for ever.
+        """
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while (
+            self.rank == 0 and not all(peer.left for peer in list(self.peers.values())) and time.monotonic() < deadline
+        ):
+            time.sleep(0.01)
         for peer in self.peers.values():
             self._send(peer, {"left": True})
         if self.rank:
             self._released.wait()
         self._done.set()
-        self._clear(30.0)
+        self._clear(LEAVE_SECONDS)
         if self.hosts is not None and self.rank == 0:
             close_meeting()
 

@@ -137,6 +137,20 @@ def test_who_leaves_waits_for_rank_0_and_then_all_part_in_peace(ranks):
     assert three.said() == []
 
 
+def test_the_meeting_place_stays_until_all_have_left_it(ranks):
+    """A rank may still read in the store there what rank 0 has already read; it would wait for a key for ever."""
+    three = ranks()
+    three.tell(0, "leave")
+    three.tell(2, "leave")
+    time.sleep(0.5)
+    assert three.hub.parent.is_dir()
+    assert [process.poll() for process in three.processes] == [None, None, None]
+    three.tell(1, "leave")
+    assert three.codes() == [75, 75, 75]
+    assert three.said() == []
+    assert not three.hub.parent.exists()
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="without /proc silence alone decides")
 def test_one_that_computes_without_a_pause_is_not_taken_for_dead(ranks):
     three = ranks(silence=0.5)
