@@ -20,9 +20,9 @@ demo: setup ## train a small GPT on text this machine already has, and let it wr
 	@$(BIN)/minigpt demo $(ARGS)
 
 test: check ## lint, types and tests
-	@# Two workers with a thread each: on two cores faster than one after the other. Neighbours share what they
-	@# have made, so each worker begins with one half, and takes from the other's when its own is done.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	@# Three workers with a thread each: on two cores one computes while another waits for a process. Neighbours share
+	@# what they have made, so each worker begins with one third, and takes from the others' when its own is done.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 soak: setup ## the long trials: hundreds of kills, faults at every system call, full disks (half an hour or more)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak -x -s -rs --durations=0 --timeout=1800
