@@ -58,7 +58,7 @@ SEVERAL = [
     ),
 ]
 WHOLE = case(
-    {"n_layer": 4, "n_head": 4, "n_embd": 256, "block_size": 256}, "fp32", "fused", how="resident", micro_batch=8
+    {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256}, "fp32", "fused", how="resident", micro_batch=8
 )
 
 
