@@ -31,7 +31,7 @@ def train(arguments: list[str]) -> int:
     if wants_grid(arguments):
         return run_grid(arguments, command_line("train"))
 
-    from minigpt.process.signals import Signals, watch_lifeline
+    from minigpt.ranks.signals import Signals, watch_lifeline
 
     with Signals():  # handled even while torch is loaded
         watch_lifeline()
@@ -79,7 +79,7 @@ def prepare(arguments: list[str]) -> None:
     with loading():
         from minigpt.data.prepared import describe
         from minigpt.data.preparing.prepare import UnfinishedParts, mend
-        from minigpt.process.signals import Signals
+        from minigpt.ranks.signals import Signals
 
     try:
         with Signals():
@@ -180,7 +180,7 @@ def slurm(arguments: list[str]) -> None:
     config = _compose("slurm", arguments)
 
     from minigpt.config.compose import train_arguments
-    from minigpt.process.slurm import write_train_script
+    from minigpt.ranks.slurm import write_train_script
 
     command = [*command_line("train"), *train_arguments("slurm", arguments)]
     print(write_train_script(config, command, shlex.join([*typed("slurm").split(), *redact_arguments(arguments)])))

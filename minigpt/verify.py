@@ -15,7 +15,7 @@ from pathlib import Path
 from minigpt.checkpoint.store import list_checkpoints
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import StoppedEarly, UserFault
-from minigpt.process.signals import LIFELINE, Signals
+from minigpt.ranks.signals import LIFELINE, Signals
 from minigpt.rundir.rows import TIMINGS, read_rows
 
 

@@ -6,8 +6,8 @@ from minigpt.config.compose import compose
 from minigpt.config.schema import TrainerConfig
 from minigpt.faults import UserFault
 from minigpt.launcher import Launched, launched
-from minigpt.process.group import refuse_misfit
-from minigpt.process.hosts import several_hosts
+from minigpt.ranks.group import refuse_misfit
+from minigpt.ranks.hosts import several_hosts
 
 TORCHRUN = {
     "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1",

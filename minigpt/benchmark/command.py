@@ -14,7 +14,7 @@ from minigpt.benchmark.settings import Plan
 from minigpt.benchmark.table import markdown
 from minigpt.benchmark.tokens import write_text
 from minigpt.benchmark.training import resuming, training, variants
-from minigpt.rundir.files import write_file, write_json
+from minigpt.files import write_file, write_json
 from minigpt.rundir.run_directory import commit, environment
 
 BUSY = 0.5  # load average above which figures are doubtful

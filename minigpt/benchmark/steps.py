@@ -20,7 +20,7 @@ from minigpt.machine.hardware import find_device
 from minigpt.machine.memory import try_loss
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast
-from minigpt.process.allocator import keep_freed_memory
+from minigpt.ranks.allocator import keep_freed_memory
 from minigpt.splitmix import fold
 from minigpt.training.optimizer import build_optimizer
 from minigpt.training.run import train

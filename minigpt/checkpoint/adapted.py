@@ -14,8 +14,8 @@ from minigpt.config.foreign import MAX_CONFIG
 from minigpt.data.chat.roles import has_roles, with_roles
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
+from minigpt.files import read_plain
 from minigpt.model.adapter import Adapter, merge, share
-from minigpt.plain_file import read_plain
 
 
 def open_adapter(path: str, which: str, loaded: LoadedCheckpoint) -> tuple[Path, Adapter]:

@@ -30,7 +30,7 @@ from minigpt.config.plain_pickle import read_pickle
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, read_tokenizer_json
 from minigpt.faults import UserFault
-from minigpt.rundir.files import read_json
+from minigpt.files import read_json
 
 # The names of each part of a block and of the model; several names where others keep apart what we stack by rows.
 GPT2_NAMES = {

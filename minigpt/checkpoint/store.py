@@ -23,8 +23,7 @@ from minigpt import __version__
 from minigpt.checkpoint.together import ALONE, DamagedCheckpoint, Writers, reason_of
 from minigpt.config.convert import shown
 from minigpt.faults import NoUsableCheckpoint, StorageFailure, UserFault
-from minigpt.plain_file import ABSENT, UNREADABLE, open_plain, patiently
-from minigpt.rundir.files import flush
+from minigpt.files import ABSENT, UNREADABLE, flush, open_plain, patiently
 
 FORMAT = 1
 MANIFEST = "MANIFEST.json"

@@ -20,7 +20,7 @@ from minigpt.config.hub import local_path
 from minigpt.config.plain_yaml import MAX_CHARACTERS
 from minigpt.config.setting import Setting
 from minigpt.faults import UserFault
-from minigpt.plain_file import read_plain
+from minigpt.files import read_plain
 
 MAX_FILES = 10_000  # in the folder of a group, of any kind
 

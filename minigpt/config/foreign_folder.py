@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from minigpt.config.plain_yaml import MAX_CHARACTERS, plain_yaml
-from minigpt.plain_file import read_plain
+from minigpt.files import read_plain
 
 MAX_COST = 2 * MAX_CHARACTERS  # of one composition; each file counts twice at each of its places
 NAME_COST = 300  # characters that take Hydra as long as one more name in a defaults list

@@ -11,8 +11,8 @@ from minigpt.config.convert import in_words, settings
 from minigpt.config.plain_yaml import MAX_CHARACTERS
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import CONTROL_PICTURES, MEANINGS
+from minigpt.files import read_plain
 from minigpt.invocation import typed
-from minigpt.plain_file import read_plain
 
 OF_GROUPS = """\
 Write group=choice to take a file of configs/, key=value for a single setting. The last one wins.

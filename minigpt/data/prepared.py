@@ -12,13 +12,13 @@ from minigpt.data.chat.packing import ConversationSplit
 from minigpt.data.measures.overlap import measured_lines
 from minigpt.data.mix import MixedSplit
 from minigpt.data.preparing.make import FORMAT, UNITS
-from minigpt.data.preparing.progress import Say
 from minigpt.data.remote import RemoteFolder, RemoteSplit, pieces_of
 from minigpt.data.shards import TokenSplit, fingerprint
 from minigpt.data.sources.find import typed_path
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import CONTROL_PICTURES, UserFault
-from minigpt.rundir.files import lock, read_json
+from minigpt.files import lock, read_json
+from minigpt.screen import Say
 
 REMOTE = "remote"  # below data.dir: the folder for what is copied of tokens at URLs
 CONVERSATIONS = ("chat", "tasks")  # data.name

@@ -22,8 +22,8 @@ from minigpt.data.shards import HEADER_BYTES, read_sidecar
 from minigpt.data.sources.download import copy_file, file_system
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import StorageFailure, UserFault
+from minigpt.files import lock, replaced
 from minigpt.redact import redact
-from minigpt.rundir.files import lock, replaced
 
 TRIES = 5
 FIRST_PAUSE_SECONDS = 1.0  # before the second try; twice as long before each further one

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from minigpt.config.convert import shown
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
-from minigpt.rundir.files import read_json, replaced, sha256_of, write_json
+from minigpt.files import read_json, replaced, sha256_of, write_json
 
 HEADS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # dtype -> magic and version
 HEADER_BYTES = 1024

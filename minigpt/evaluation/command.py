@@ -17,15 +17,15 @@ from minigpt.compare.scores import by_window, common_windows
 from minigpt.config.commands import EvaluateConfig
 from minigpt.data.batch import document_end
 from minigpt.data.chat.roles import ends_of
-from minigpt.data.preparing.progress import Progress, Say, size_text
 from minigpt.data.readers.document import ReadOptions
 from minigpt.data.text import Text, read_text
 from minigpt.data.tokenizer import scheme_of
 from minigpt.evaluation.questions import Pair, Question, encode_questions, judge, read_questions, score_pairs, too_long
 from minigpt.evaluation.texts import TextScore, score_text, write_tokens
 from minigpt.faults import StorageFailure, UserFault
+from minigpt.files import write_json
 from minigpt.machine.hardware import find_named
-from minigpt.rundir.files import write_json
+from minigpt.screen import Progress, Say, size_text
 
 Models = Sequence[LoadedCheckpoint]  # one, or two to compare
 

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.data.text import Text
+from minigpt.files import replaced
 from minigpt.model.evaluate import Score, nats_and_right, token_losses, unpredicted_places, windows_at_once
 from minigpt.model.gpt import GPT
-from minigpt.rundir.files import replaced
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from minigpt.machine.hardware import Hardware
 from minigpt.machine.sharding import Layout, parts_of, silent_twin
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
-from minigpt.process.group import Processes
+from minigpt.ranks.group import Processes
 
 SURE_SHARE = 0.1  # of a machine's memory: a run that needs less of it fits
 # Size -> the arguments of a loss: tokens and targets; for a weighted loss also weights and documents.

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from minigpt.report.drawing import BASELINE, GRID, OTHERS, RATE, TRAIN, VALIDATION, drawing, write_png
-from minigpt.report.number_format import short_number
 from minigpt.report.record import Numbers, Record, best_row, column, nats_per_bit, number, source_losses
+from minigpt.screen import short_number
 
 
 def smooth(values: Numbers) -> Numbers:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from minigpt.rundir.files import replaced
+from minigpt.files import replaced
 
 TRAIN, VALIDATION, RATE, BASELINE = "#2f6fde", "#e2571e", "#7a869a", "#1a9a6c"
 INK, LINE, GRID = "#27313f", "#c5ccd6", "#e8ebf0"

@@ -10,10 +10,10 @@ from typing import Any
 from minigpt.config.convert import values
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import StorageFailure
+from minigpt.files import write_file
 from minigpt.report.curves import draw_loss, draw_losses, draw_metric
 from minigpt.report.drawing import drawing, svg_of
 from minigpt.report.frame import cell_text, page_of, table
-from minigpt.report.number_format import duration, short_number
 from minigpt.report.record import (
     Record,
     best_row,
@@ -24,7 +24,7 @@ from minigpt.report.record import (
     text_of,
     training_seconds,
 )
-from minigpt.rundir.files import write_file
+from minigpt.screen import duration, short_number
 
 SAMPLES_SHOWN = 8  # the others fold away
 

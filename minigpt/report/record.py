@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from minigpt.config.convert import flatten
 from minigpt.config.plain_yaml import plain_yaml
 from minigpt.faults import UserFault
-from minigpt.plain_file import open_plain, read_plain
+from minigpt.files import open_plain, read_plain
 from minigpt.rundir.rows import read_rows
 
 Row = dict[str, Any]

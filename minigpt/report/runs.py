@@ -9,9 +9,9 @@ from typing import Any
 
 from minigpt.checkpoint.store import DamagedCheckpoint, best_checkpoint, list_checkpoints, read_manifest
 from minigpt.faults import UserFault
-from minigpt.plain_file import open_plain
-from minigpt.report.number_format import short_number
+from minigpt.files import open_plain
 from minigpt.report.record import Row, best_row, number, read_record, text_of
+from minigpt.screen import short_number
 
 STATES = {"finished": "finished", "stopped": "stopped", "gave_up": "non-finite"}  # by a run's last event
 

@@ -14,9 +14,8 @@ from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
 from minigpt.config.schema import LoggerConfig
-from minigpt.plain_file import is_gone, read_plain
+from minigpt.files import is_gone, read_plain, write_file
 from minigpt.redact import redact_values
-from minigpt.rundir.files import write_file
 
 PATIENCE_SECONDS = 30.0  # for wandb to begin, and again for the rest to be sent when the run ends
 COMMAND = [sys.executable, "-P", str(Path(__file__).with_name("wandb_process.py"))]

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.faults import StorageFailure
-from minigpt.plain_file import is_gone, patiently, read_plain
-from minigpt.rundir.files import write_file
+from minigpt.files import is_gone, patiently, read_plain, write_file
 
 MAX_BYTES = 1 << 30  # of a file of rows: five million of them; a larger one is none of ours
 TIMINGS = ("seconds", "tokens_per_second", "mfu")  # the keys that differ between equal runs

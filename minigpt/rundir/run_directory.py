@@ -24,10 +24,9 @@ from minigpt.config.convert import flatten, settings, to_dict
 from minigpt.config.plain_yaml import plain_yaml
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import StorageFailure, UserFault
+from minigpt.files import UNREADABLE, flush, is_gone, lock, patiently, read_plain, write_file
 from minigpt.invocation import PACKAGE, typed_words
-from minigpt.plain_file import UNREADABLE, is_gone, patiently, read_plain
 from minigpt.redact import redact_arguments, redact_values
-from minigpt.rundir.files import flush, lock, write_file
 from minigpt.rundir.rows import append_rows, folder_gone
 
 # Errors of the disk, or of the network to it. (Not every system has each of them.)

@@ -6,7 +6,7 @@ from pathlib import Path
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.config.commands import LookConfig
 from minigpt.faults import StorageFailure
-from minigpt.rundir.files import write_file
+from minigpt.files import write_file
 from minigpt.serving.models import name_of
 from minigpt.serving.page_of import AT_REST, page_of
 from minigpt.serving.views import look as look_at

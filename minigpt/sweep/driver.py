@@ -10,12 +10,12 @@ import yaml
 from minigpt.config.convert import values
 from minigpt.data.preparing.prepare import prepare, require_vocabulary
 from minigpt.faults import FINISHED, STOPPED, TRIALS_FAILED, StorageFailure, UserFault
-from minigpt.process.output import lasting_output
-from minigpt.process.signals import Signals
-from minigpt.process.slurm import requeue
+from minigpt.files import write_file
+from minigpt.ranks.output import lasting_output
+from minigpt.ranks.signals import Signals
+from minigpt.ranks.slurm import requeue
 from minigpt.redact import redact_values
 from minigpt.report.record import read_mapping
-from minigpt.rundir.files import write_file
 from minigpt.sweep.locks import Claim, claim, exclusive, is_alive, owner
 from minigpt.sweep.page import write_page
 from minigpt.sweep.process import make_slots

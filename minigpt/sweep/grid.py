@@ -17,8 +17,8 @@ from minigpt.config.first_stage import first_stage
 from minigpt.config.grid import FLAGS, Job, expand
 from minigpt.config.roles import default_run_dir
 from minigpt.faults import FINISHED, INTERRUPTED, LAUNCHED, MEANINGS, STOPPED, UserFault, launched_rank
-from minigpt.process.output import lasting_output
-from minigpt.process.signals import Signals
+from minigpt.ranks.output import lasting_output
+from minigpt.ranks.signals import Signals
 from minigpt.report.record import best_row
 from minigpt.rundir.rows import read_rows
 from minigpt.sweep.process import TrainingProcess

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from minigpt.rundir.files import lock
+from minigpt.files import lock
 
 BEAT_SECONDS = 20.0  # between two renewals of a claim
 STALE_SECONDS = 120.0  # after so long without a renewal a claim of another machine is dropped

@@ -12,10 +12,10 @@ from typing import Any
 import optuna
 
 from minigpt.config.convert import values
+from minigpt.files import write_file
 from minigpt.redact import redact
 from minigpt.report.frame import page_of, table
-from minigpt.report.number_format import duration, short_number
-from minigpt.rundir.files import write_file
+from minigpt.screen import duration, short_number
 from minigpt.sweep.results import rerun_command, rows_of, value_text
 from minigpt.sweep.settings import Sweep
 from minigpt.sweep.trial_store import COMPLETE, PRUNED, Trial, best_trial, is_finished, state_of

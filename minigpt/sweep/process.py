@@ -11,8 +11,8 @@ from typing import Any
 
 from minigpt.config.schema import TrainerConfig
 from minigpt.faults import LAUNCHED
-from minigpt.process.cores import usable_cores
-from minigpt.process.signals import LIFELINE
+from minigpt.ranks.cores import usable_cores
+from minigpt.ranks.signals import LIFELINE
 from minigpt.rundir.rows import parse_row
 
 

@@ -20,11 +20,11 @@ from typing import Any
 from minigpt.config.compose import compose
 from minigpt.config.convert import as_typed
 from minigpt.config.files import to_yaml
+from minigpt.files import write_file, write_json
 from minigpt.invocation import command_line, typed
 from minigpt.redact import redact, redact_arguments
-from minigpt.report.number_format import duration, short_number
 from minigpt.report.record import number, read_text
-from minigpt.rundir.files import write_file, write_json
+from minigpt.screen import duration, short_number
 from minigpt.sweep.locks import is_alive, owner
 from minigpt.sweep.settings import Sweep, overrides
 from minigpt.sweep.trial_runner import TrialRunner

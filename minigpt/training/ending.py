@@ -14,9 +14,9 @@ from minigpt.data.measures.baselines import baselines
 from minigpt.data.prepared import CONVERSATIONS, Prepared
 from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
 from minigpt.invocation import typed
-from minigpt.process.group import mark_stopped
-from minigpt.process.signals import Signals
-from minigpt.process.slurm import requeue
+from minigpt.ranks.group import mark_stopped
+from minigpt.ranks.signals import Signals
+from minigpt.ranks.slurm import requeue
 from minigpt.report.page import write_report
 from minigpt.report.record import number, read_baselines
 from minigpt.rundir.rows import read_rows

@@ -38,7 +38,7 @@ def quiet_lightning() -> None:
 
 
 class FormedAlready(LightningEnvironment):
-    """The environment of processes that run already and have formed their group (process/group.py).
+    """The environment of processes that run already and have formed their group (ranks/group.py).
 
     Given explicitly, so that Lightning does not look for torchrun or SLURM itself, handles no signal for them, and
     reads no rank from variables that another job may have left behind.
@@ -125,7 +125,7 @@ def build_trainer(
 
 
 def leave_signals_alone(trainer: L.Trainer) -> None:
-    """Keep Lightning from handling signals, which process/signals.py does; it has no switch for that.
+    """Keep Lightning from handling signals, which ranks/signals.py does; it has no switch for that.
 
     Its handler runs collectives, and another collective before each micro-batch asks whether SIGTERM came.
     """

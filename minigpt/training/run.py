@@ -35,11 +35,11 @@ from minigpt.machine.memory import fit_to_memory
 from minigpt.machine.plan import describe_plan
 from minigpt.machine.sharding import make_layout, shard
 from minigpt.model.gpt import GPT
-from minigpt.process.allocator import keep_freed_memory
-from minigpt.process.group import Processes, joined, was_asked_to_stop
-from minigpt.process.output import lasting_output
-from minigpt.process.signals import Signals, tell
-from minigpt.process.slurm import PATIENCE_SECONDS, job_id, requeue
+from minigpt.ranks.allocator import keep_freed_memory
+from minigpt.ranks.group import Processes, joined, was_asked_to_stop
+from minigpt.ranks.output import lasting_output
+from minigpt.ranks.signals import Signals, tell
+from minigpt.ranks.slurm import PATIENCE_SECONDS, job_id, requeue
 from minigpt.rundir.rows import cut_rows_after, keep_history, read_rows
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.splitmix import fold

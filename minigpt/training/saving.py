@@ -23,10 +23,10 @@ from minigpt.checkpoint.store import list_checkpoints, prune, require_space, wri
 from minigpt.checkpoint.together import ALONE, Writers
 from minigpt.config.schema import CheckpointConfig
 from minigpt.faults import NonFiniteTraining, StorageFailure
+from minigpt.files import is_gone
 from minigpt.machine.sharding import Layout
 from minigpt.model.parts import local
-from minigpt.plain_file import is_gone
-from minigpt.process.group import Processes
+from minigpt.ranks.group import Processes
 from minigpt.rundir.rows import RowFile, folder_gone
 from minigpt.training.ending import StopRequest
 

@@ -27,7 +27,7 @@ from minigpt.model.counting import flops_per_token
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
 from minigpt.model.parts import local
-from minigpt.process.signals import Signals
+from minigpt.ranks.signals import Signals
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.splitmix import fold
 from minigpt.training.ending import StopRequest, StopRequests

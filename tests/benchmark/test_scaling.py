@@ -20,7 +20,7 @@ from minigpt.benchmark.settings import read_plans
 from minigpt.faults import LAUNCHED, UserFault
 from minigpt.machine.choices import choose
 from minigpt.machine.hardware import probe
-from minigpt.process.group import Processes
+from minigpt.ranks.group import Processes
 from tests.benchmark.conftest import TINY
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from minigpt import plain_file
+from minigpt import files as plain_file
 from minigpt.checkpoint import store
 from minigpt.checkpoint.load import read_file
 from minigpt.checkpoint.store import (

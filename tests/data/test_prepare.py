@@ -183,7 +183,7 @@ def test_the_sample_is_the_same_on_every_machine():
 
 
 def test_a_long_text_is_reported_on(source, monkeypatch):
-    monkeypatch.setattr("minigpt.data.preparing.progress.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("minigpt.screen.LINE_SECONDS", 0.0)
     _, said = run(keys(source))
     assert "data: encoding with tokenizer=char: 0 of 0 MB, " in said
     assert "MB/s" in said

@@ -14,10 +14,10 @@ from minigpt.data.prepared import DamagedShards, describe
 from minigpt.data.preparing import make
 from minigpt.data.preparing import prepare as module
 from minigpt.data.preparing.prepare import mend
-from minigpt.data.preparing.progress import tell
 from minigpt.data.sources.split import split
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.rundir import files
+from minigpt.screen import tell
 from tests.data.poem import keys, run, text_of, tree
 
 

@@ -21,7 +21,7 @@ from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
 from minigpt.data.tokenizers.bpe import PATTERN, _run_interruptibly, grouped
 from minigpt.data.tokenizers.scheme import END_OF_TEXT, SINGLE_BYTES
 from minigpt.faults import UserFault
-from minigpt.rundir.files import read_json, write_json
+from minigpt.files import read_json, write_json
 
 SENTENCE = "It's 12 o'clock, and naïve 中文 words  go\n\n  on — we'll see… 🙂 don't they've\r\n"
 TRAIN = [[(SENTENCE * 5).encode()], [b"def f(x):\n    return x\n" * 9, b"\xff\xfe broken \xff\xfe"]]

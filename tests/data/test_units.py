@@ -22,10 +22,10 @@ from minigpt.config.check import check
 from minigpt.config.schema import DataConfig, PrepareConfig, TokenizerConfig, WorkConfig
 from minigpt.data.preparing import make, units, workers
 from minigpt.data.preparing.prepare import UnfinishedParts, prepare
-from minigpt.data.preparing.progress import Progress, tell
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer
 from minigpt.data.tokenizers.scheme import SINGLE_BYTES
 from minigpt.faults import StorageFailure, UserFault
+from minigpt.screen import Progress, tell
 
 TEXTS = {
     "a.txt": "".join(f"Line {n}: the naïve fox can't jump.\r\n" for n in range(300)),
@@ -434,8 +434,8 @@ def test_a_second_command_waits_for_the_first_with_a_sentence(texts, tmp_path):
 
 
 def test_a_terminal_has_one_line_that_moves_and_a_file_has_lines(monkeypatch, capsys):
-    monkeypatch.setattr("minigpt.data.preparing.progress.MOVE_SECONDS", 0.0)
-    monkeypatch.setattr("minigpt.data.preparing.progress.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("minigpt.screen.MOVE_SECONDS", 0.0)
+    monkeypatch.setattr("minigpt.screen.LINE_SECONDS", 0.0)
     monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((30, 5)))
     Progress("reading", 4_000_000, tell)(1_000_000)
     plain = capsys.readouterr().out

@@ -22,7 +22,7 @@ with loading():
     from minigpt.machine.budget import Plan, budget_of
     from minigpt.model.gpt import GPT
     from minigpt.model.loss import autocast, next_token_loss
-    from minigpt.process.allocator import keep_freed_memory
+    from minigpt.ranks.allocator import keep_freed_memory
     from minigpt.training.optimizer import build_optimizer
 
 V = {"small": 512, "large": 8000}

@@ -93,7 +93,7 @@ def test_a_failed_drawing_leaves_the_old_picture(run, monkeypatch):
     def full(*_):
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr("minigpt.rundir.files.os.replace", full)
+    monkeypatch.setattr("minigpt.files.os.replace", full)
     with pytest.raises(StorageFailure, match=r"can't be written there: No space left on device\. Make room"):
         write_report(run)
     assert (run / "loss.png").read_bytes() == b"old"

@@ -12,9 +12,9 @@ from minigpt.config.convert import values
 from minigpt.config.schema import TrainConfig
 from minigpt.report import page as page_module
 from minigpt.report.curves import draw_metric
-from minigpt.report.number_format import duration, short_number
 from minigpt.report.page import events_section, page, write_report
 from minigpt.report.record import read_record
+from minigpt.screen import duration, short_number
 
 
 class Reader(html.parser.HTMLParser):

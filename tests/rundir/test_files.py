@@ -5,7 +5,7 @@ import os
 import pytest
 
 from minigpt.faults import UserFault
-from minigpt.rundir.files import flush, read_json, replaced, write_file
+from minigpt.files import flush, read_json, replaced, write_file
 
 
 def test_the_old_file_stays_until_the_new_one_is_whole_and_no_litter_is_left(tmp_path):

@@ -23,7 +23,7 @@ def measure(model: str, batch: int, precision: str, chunk: int) -> None:
     from minigpt.config.compose import compose
     from minigpt.model.gpt import GPT
     from minigpt.model.loss import autocast, next_token_loss
-    from minigpt.process.allocator import keep_freed_memory
+    from minigpt.ranks.allocator import keep_freed_memory
     from minigpt.training.optimizer import build_optimizer
 
     torch.set_num_threads(2)

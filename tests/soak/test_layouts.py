@@ -11,7 +11,7 @@ import torch
 from minigpt.checkpoint.load import read_tensors
 from minigpt.checkpoint.pack import MODEL, OPTIMIZER
 from minigpt.checkpoint.store import list_checkpoints, step_of
-from tests.process.test_group import PLAIN, Trial, last_bytes, rows, sibling, story
+from tests.ranks.test_group import PLAIN, Trial, last_bytes, rows, sibling, story
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 # 24 windows of 8 tokens a step; 257 rows, widths of 18 and 54 that four parts don't share evenly.

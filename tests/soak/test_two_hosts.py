@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from minigpt.checkpoint.store import list_checkpoints, verify
-from minigpt.process.heartbeat import LOST_SECONDS
-from tests.process.test_group import SCRIPT, SETTINGS, alive, assert_close, last_bytes, rows, sibling, story
+from minigpt.ranks.heartbeat import LOST_SECONDS
+from tests.ranks.test_group import SCRIPT, SETTINGS, alive, assert_close, last_bytes, rows, sibling, story
 
 HOSTS = {"a": "10.77.0.1", "b": "10.77.0.2"}
 LIMIT = 60  # seconds from a fault to the end of everything that belongs to the run

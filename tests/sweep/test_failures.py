@@ -235,7 +235,7 @@ def test_a_slot_is_free_only_when_the_process_that_trains_is_gone(sweep, tmp_pat
 def test_a_training_that_ignores_its_parents_end_is_killed(tmp_path):
     code = """
 import signal, time
-from minigpt.process import signals
+from minigpt.ranks import signals
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signals.CHECKPOINT_SECONDS = 0.2
 signals.watch_lifeline()

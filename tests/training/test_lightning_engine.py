@@ -13,7 +13,7 @@ from lightning.fabric.plugins.environments import SLURMEnvironment
 from torch.optim import adam as optim_adam
 
 from minigpt.config.compose import compose
-from minigpt.process.signals import Signals
+from minigpt.ranks.signals import Signals
 from minigpt.training.run import train
 from minigpt.verify import compare_runs
 

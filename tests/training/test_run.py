@@ -17,7 +17,7 @@ import torch
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.machine import compiling
 from minigpt.machine.hardware import Hardware
-from minigpt.process.group import Processes
+from minigpt.ranks.group import Processes
 from minigpt.rundir import run_directory
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.training import outputs, run_state

@@ -15,7 +15,7 @@ from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.data.order import batch_of_step
 from minigpt.machine.choices import Choices
 from minigpt.model.gpt import GPT
-from minigpt.process.signals import Signals
+from minigpt.ranks.signals import Signals
 from minigpt.training.ending import StopRequests
 from minigpt.training.guard import StepResult
 from minigpt.training.run import train

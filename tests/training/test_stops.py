@@ -18,9 +18,9 @@ import pytest
 from minigpt import faults
 from minigpt.checkpoint import store
 from minigpt.checkpoint.store import list_checkpoints, verify
-from minigpt.process.group import Processes
-from minigpt.process.signals import Signals
-from minigpt.process.slurm import PATIENCE_SECONDS
+from minigpt.ranks.group import Processes
+from minigpt.ranks.signals import Signals
+from minigpt.ranks.slurm import PATIENCE_SECONDS
 from minigpt.rundir.rows import TIMINGS
 from minigpt.training import ending, run_state, saving
 from minigpt.training import run as run_module

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from minigpt import plain_file
+from minigpt import files as plain_file
 from minigpt.checkpoint import store
 from minigpt.checkpoint.store import latest_usable, list_checkpoints, step_of, verify
 from minigpt.faults import StorageFailure

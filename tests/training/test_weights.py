@@ -17,7 +17,7 @@ from minigpt.data.batch import Batch, MicroBatches
 from minigpt.machine.choices import Choices
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import weighted_loss_sum
-from minigpt.process.signals import Signals
+from minigpt.ranks.signals import Signals
 from minigpt.training.ending import StopRequests
 from minigpt.training.lightning_engine import build_trainer, quiet_lightning
 from minigpt.training.optimizer import build_optimizer

@@ -19,17 +19,17 @@ from minigpt.benchmark.table import markdown, number
 from minigpt.config.convert import flatten, to_dict
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
+from minigpt.files import write_file, write_json
 from minigpt.machine.budget import budget_of, plan_of, weights_of
 from minigpt.machine.choices import Choices, choose
 from minigpt.machine.compiling import set_up_torch
 from minigpt.machine.hardware import Hardware, find_device
 from minigpt.machine.memory import is_out_of_memory
 from minigpt.machine.sharding import parts_of, reshards
-from minigpt.process.allocator import keep_freed_memory
-from minigpt.process.group import Processes, joined
-from minigpt.process.signals import Signals
+from minigpt.ranks.allocator import keep_freed_memory
+from minigpt.ranks.group import Processes, joined
+from minigpt.ranks.signals import Signals
 from minigpt.report.scaling import draw_scaling
-from minigpt.rundir.files import write_file, write_json
 from minigpt.rundir.run_directory import environment
 
 SECONDS = 3.0  # of a measurement, about

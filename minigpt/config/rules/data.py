@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from minigpt.config.convert import shown
 from minigpt.config.rules.rule import NOTES, from_here, rule
 from minigpt.config.sources import at, is_url, missing, name_of
-from minigpt.plain_file import read_plain
+from minigpt.files import read_plain
 
 MIN_SHARE = 1e-4  # of a source in a mixture
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from minigpt.rundir.files import write_file
+from minigpt.files import write_file
 
 VERSION = 2  # of what is generated
 SIZES = {"train": 160_000, "val": 700, "test": 1_750}  # conversations; of val and test one question each

@@ -17,11 +17,11 @@ from minigpt.data.measures.kneser_ney import ORDER, KneserNey
 from minigpt.data.measures.pieces import pieces, sample_of
 from minigpt.data.mix import MixedSplit
 from minigpt.data.prepared import Prepared
-from minigpt.data.preparing.progress import size_text
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
-from minigpt.rundir.files import read_json, write_json
+from minigpt.files import read_json, write_json
+from minigpt.screen import size_text
 
 TRAIN_BYTES = 1 << 24  # of training text that the n-gram model and xz see at most: half a gigabyte of memory
 VAL_BYTES = 1 << 21  # of validation text at most

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from minigpt.data.measures.pieces import PIECE_TOKENS, pieces
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer
-from minigpt.process.cores import usable_cores
+from minigpt.ranks.cores import usable_cores
 from minigpt.splitmix import GOLDEN, scramble
 
 GRAM_TOKENS = 13

@@ -28,7 +28,7 @@ from minigpt.data.sources.find import MAGICS, token_files, token_header
 from minigpt.data.sources.survey import Survey, count_characters, signature
 from minigpt.data.tokenizer import FORMAT, Tokenizer, build_tokenizer, load_tokenizer
 from minigpt.faults import UserFault
-from minigpt.rundir.files import read_json, replaced, sha256_of
+from minigpt.files import read_json, replaced, sha256_of
 
 PIECE_TOKENS = 1 << 20
 RULE = "the files with val in their names for validation"

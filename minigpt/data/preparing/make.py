@@ -16,7 +16,6 @@ from minigpt.config.schema import WorkConfig
 from minigpt.data.chat.roles import with_roles
 from minigpt.data.measures.overlap import measure, measured_lines
 from minigpt.data.preparing.in_place import RULE, link
-from minigpt.data.preparing.progress import Progress, Say, size_text, time_text
 from minigpt.data.preparing.ray_engine import encode_on_ray
 from minigpt.data.preparing.units import Engine, assemble, count_units, cut, make_units
 from minigpt.data.preparing.workers import encode_in_processes
@@ -26,8 +25,9 @@ from minigpt.data.sources.survey import Survey, signature
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
 from minigpt.data.tokenizers.scheme import runs
 from minigpt.faults import StorageFailure, UserFault
-from minigpt.process.cores import usable_cores
-from minigpt.rundir.files import read_json, write_json
+from minigpt.files import read_json, write_json
+from minigpt.ranks.cores import usable_cores
+from minigpt.screen import Progress, Say, size_text, time_text
 from minigpt.splitmix import fold
 
 FORMAT = "minigpt-prepared"

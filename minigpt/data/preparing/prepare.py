@@ -27,7 +27,6 @@ from minigpt.data.preparing.in_place import read_tokens, tokenizer_of
 from minigpt.data.preparing.make import UNITS, encode, learn, processes_for, seal, share_of, stored_tokenizer
 from minigpt.data.preparing.prepare_mix import prepare_mix
 from minigpt.data.preparing.prepare_remote import open_remote
-from minigpt.data.preparing.progress import Progress, Say, moving_line, tell
 from minigpt.data.preparing.units import missing_units
 from minigpt.data.preparing.workers import started_early
 from minigpt.data.readers import READERS
@@ -40,8 +39,9 @@ from minigpt.data.sources.survey import Survey, signature, survey
 from minigpt.data.sources.suspicious import suspicious
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, read_tokenizer_json, scheme_of
 from minigpt.faults import StorageFailure, UserFault
-from minigpt.process.allocator import give_back_large_blocks
-from minigpt.rundir.files import lock, write_json
+from minigpt.files import lock, write_json
+from minigpt.ranks.allocator import give_back_large_blocks
+from minigpt.screen import Progress, Say, moving_line, tell
 
 
 class UnfinishedParts(Exception):

@@ -7,10 +7,10 @@ from typing import Any
 from minigpt.config.schema import DataConfig, TokenizerConfig
 from minigpt.data.mix import short_names
 from minigpt.data.prepared import DamagedShards, Prepared, mixed, open_folder, read_prepared, refuse_conversations
-from minigpt.data.preparing.progress import Say
 from minigpt.data.sources.find import typed_path
 from minigpt.data.tokenizer import Tokenizer, scheme_of
 from minigpt.faults import UserFault
+from minigpt.screen import Say
 
 
 def prepare_mix(

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from minigpt.config.schema import DataConfig, TokenizerConfig
 from minigpt.data.prepared import REMOTE, Prepared, locked, open_folder, read_prepared, refuse_conversations
-from minigpt.data.preparing.progress import Say
 from minigpt.data.remote import RemoteFolder, pieces_of
 from minigpt.data.shards import read_sidecar
 from minigpt.data.sources.find import typed_path
 from minigpt.data.tokenizer import load_tokenizer
 from minigpt.faults import StorageFailure, UserFault
-from minigpt.rundir.files import read_json
+from minigpt.files import read_json
+from minigpt.screen import Say
 
 
 def open_remote(data: DataConfig, tokenizer: TokenizerConfig, say: Say) -> Prepared:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minigpt.faults import StorageFailure, UserFault
+from minigpt.files import write_file
 from minigpt.redact import redact_arguments
-from minigpt.rundir.files import write_file
 
 CORES = 8  # of a task, where `prepare.workers` does not say
 

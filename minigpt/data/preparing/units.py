@@ -21,7 +21,7 @@ from minigpt.data.chat.roles import encode_marked
 from minigpt.data.shards import SplitWriter
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import StorageFailure, UserFault
-from minigpt.rundir.files import write_file
+from minigpt.files import write_file
 
 UNIT_BYTES = 1 << 22
 BEGINS, END_FIRST, GOES_ON = range(3)  # a piece begins its split, follows an end-of-text, or continues a document

@@ -24,7 +24,7 @@ from typing import IO
 from minigpt.data.preparing.units import Job, encode_unit
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import UserFault
-from minigpt.rundir.files import read_json
+from minigpt.files import read_json
 
 MAX_DEATHS = 5  # of processes over one unit
 PARENT_SECONDS = 0.25  # between two looks at the parent

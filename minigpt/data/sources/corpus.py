@@ -22,7 +22,7 @@ from minigpt.data.readers.document import Document, File, ReadOptions
 from minigpt.data.sources.download import SourceGone, download
 from minigpt.data.sources.find import find_files, in_order, token_files, typed_path
 from minigpt.faults import StorageFailure, UserFault
-from minigpt.rundir.files import sha256_of, write_file
+from minigpt.files import sha256_of, write_file
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 _ROWS = ("jsonl", "ndjson", "JSONL", "NDJSON")

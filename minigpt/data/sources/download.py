@@ -20,8 +20,8 @@ from urllib.parse import unquote, urlsplit
 
 from minigpt.data.readers.document import CHUNK_BYTES, File
 from minigpt.faults import StorageFailure, UserFault
+from minigpt.files import replaced
 from minigpt.redact import redact
-from minigpt.rundir.files import replaced
 
 _CONNECT_SECONDS = 2.0
 _TOTAL_SECONDS = 60.0

@@ -4,10 +4,10 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from minigpt.data.preparing.progress import size_text
 from minigpt.data.readers import NAMES
 from minigpt.data.readers.document import pattern_of
 from minigpt.data.sources.corpus import Corpus
+from minigpt.screen import size_text
 
 MARKED_UP = {".json", ".csv", ".tsv", ".html", ".htm", ".xml", ".ipynb"}  # text, but more than that
 

@@ -14,7 +14,7 @@ from minigpt.data.readers.document import BadFile, Document
 from minigpt.data.sources.corpus import Corpus
 from minigpt.data.sources.download import SourceGone
 from minigpt.faults import UserFault
-from minigpt.rundir.files import sha256_of
+from minigpt.files import sha256_of
 
 MAX_NAMED = 20  # bad files
 

@@ -16,7 +16,7 @@ from minigpt.config.foreign import MAX_CONFIG, MAX_TOKENIZER
 from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, PATTERN, BPEEncoder
 from minigpt.data.tokenizers.scheme import END_OF_TEXT, GPT2_BORDER, NO_SPACE, RUN_BYTES, Scheme
 from minigpt.faults import UserFault
-from minigpt.rundir.files import read_json
+from minigpt.files import read_json
 
 MAX_TOKENS, MAX_TOKEN_BYTES, MAX_NAMES = 1 << 21, 512, 10_000
 EOT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>")  # looked for if no tokenizer_config.json names the token

@@ -11,7 +11,7 @@ from minigpt.data.sources.download import download
 from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, GPT2_BYTES, PATTERN, BPEEncoder
 from minigpt.data.tokenizers.scheme import Scheme
 from minigpt.faults import UserFault
-from minigpt.rundir.files import write_file
+from minigpt.files import write_file
 
 VOCAB_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"
 

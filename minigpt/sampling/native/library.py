@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from minigpt.rundir.files import replaced
+from minigpt.files import replaced
 
 SOURCE = Path(__file__).with_name("decode.cpp")
 COMPILERS = ("c++", "g++", "clang++")

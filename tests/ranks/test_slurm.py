@@ -10,7 +10,7 @@ import pytest
 
 from minigpt.config.compose import compose
 from minigpt.faults import StorageFailure, UserFault
-from minigpt.process import slurm
+from minigpt.ranks import slurm
 
 ROOT = Path(__file__).parents[2]
 RUNNING, CANCELLED = "JobId=42 JobState=RUNNING", "JobId=42 JobState=CANCELLED"

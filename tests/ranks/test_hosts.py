@@ -19,8 +19,8 @@ import pytest
 
 from minigpt.faults import StorageFailure
 from minigpt.launcher import Launched
-from minigpt.process.heartbeat import MAX_STRANGERS, Heartbeat
-from minigpt.process.hosts import (
+from minigpt.ranks.heartbeat import MAX_STRANGERS, Heartbeat
+from minigpt.ranks.hosts import (
     HUB,
     LOCK,
     MEETING,
@@ -40,8 +40,8 @@ RANK = """
 import sys, time
 from pathlib import Path
 from minigpt.faults import UserFault
-from minigpt.process import heartbeat
-from minigpt.process.hosts import Hosts
+from minigpt.ranks import heartbeat
+from minigpt.ranks.hosts import Hosts
 rank, run_dir, address = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 mine = heartbeat.Heartbeat(rank, 3, run_dir / "none", Hosts(run_dir, rank, 0, 1, address))
 try:

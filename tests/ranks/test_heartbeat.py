@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from minigpt.faults import UserFault
-from minigpt.process import heartbeat
+from minigpt.ranks import heartbeat
 
 # A rank without torch: it beats, and on a line from its parent it fails, leaves, or hangs with Python blocked.
 RANK = """
 import ctypes, sys, time
 from pathlib import Path
-from minigpt.process.heartbeat import Heartbeat
+from minigpt.ranks.heartbeat import Heartbeat
 rank, world_size, place = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 heartbeat = Heartbeat(rank, world_size, Path(place))
 heartbeat.meet()

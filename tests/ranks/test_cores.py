@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from minigpt.process import cores
-from minigpt.process.cores import memory_limit, usable_cores
+from minigpt.ranks import cores
+from minigpt.ranks.cores import memory_limit, usable_cores
 
 V1 = ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from minigpt.faults import INTERRUPTED, STOPPED, StoppedEarly
-from minigpt.process.signals import PATIENCE_SECONDS, SIGNALS, Signals
+from minigpt.ranks.signals import PATIENCE_SECONDS, SIGNALS, Signals
 
 # What a run does, without torch: prepares, makes steps, or waits deep in a library.
 PROGRAM = """
 import contextlib, ctypes, sys, time
 from minigpt.faults import StoppedEarly
-from minigpt.process import signals
+from minigpt.ranks import signals
 try:
     with signals.Signals() as noted:
         phase = sys.argv[1]
@@ -40,7 +40,7 @@ except StoppedEarly as early:
 
 STUCK = """
 import os, sys
-from minigpt.process.signals import Signals
+from minigpt.ranks.signals import Signals
 with Signals() as noted:
     noted.noted_only = sys.argv[1] == "step"
     os.write(1, b"ready\\n")

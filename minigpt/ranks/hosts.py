@@ -27,9 +27,8 @@ from pathlib import Path
 from typing import IO
 
 from minigpt.faults import StorageFailure, UserFault
+from minigpt.files import lock, read_plain, write_json
 from minigpt.launcher import Launched
-from minigpt.plain_file import read_plain
-from minigpt.rundir.files import lock, write_json
 
 MEETING = ".meeting-"
 LOCK = ".meeting.lock"  # of rank 0

@@ -10,8 +10,8 @@ import torch
 
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.checkpoint.store import list_checkpoints, step_of
-from minigpt.process.hosts import MEETING
-from tests.process.test_group import PLAIN, SCRIPT, SETTINGS, Trial, assert_close, rows, sibling, story
+from minigpt.ranks.hosts import MEETING
+from tests.ranks.test_group import PLAIN, SCRIPT, SETTINGS, Trial, assert_close, rows, sibling, story
 
 SHARDED = ["trainer=fsdp", "model.n_layer=2", "model.n_embd=18", "samples.every_steps=7", "samples.max_new_tokens=4"]
 LONG = ["trainer.max_steps=30", "checkpoint.every_steps=8", "checkpoint.keep_every_steps=8", "validate.every_steps=4"]

@@ -9,12 +9,12 @@ import sys
 import pytest
 
 from minigpt.faults import INTERRUPTED
-from minigpt.process.output import LastingStream, lasting_output
+from minigpt.ranks.output import LastingStream, lasting_output
 
 PROGRAM = """
 import sys
 from minigpt.faults import run_script
-from minigpt.process.output import lasting_output
+from minigpt.ranks.output import lasting_output
 
 def main(arguments):
     with lasting_output():

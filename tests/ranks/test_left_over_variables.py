@@ -7,8 +7,8 @@ import pytest
 
 from minigpt.config.schema import TrainerConfig
 from minigpt.faults import LAUNCHED, UserFault, launched_rank, run_script
-from minigpt.process.group import joined
-from minigpt.process.signals import Signals
+from minigpt.ranks.group import joined
+from minigpt.ranks.signals import Signals
 
 LEFT_OVER = {
     "RANK": "1",

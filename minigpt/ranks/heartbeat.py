@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from minigpt.faults import BUG, UserFault
-from minigpt.plain_file import is_gone
-from minigpt.process.hosts import (
+from minigpt.files import is_gone
+from minigpt.ranks.hosts import (
     Hosts,
     Seal,
     close_meeting,
@@ -42,7 +42,7 @@ from minigpt.process.hosts import (
     open_meeting,
     shake,
 )
-from minigpt.process.signals import SIGNALS
+from minigpt.ranks.signals import SIGNALS
 from minigpt.rundir.rows import parse_row
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from minigpt.config.commands import SlurmConfig
 from minigpt.faults import StorageFailure, UserFault
+from minigpt.files import write_file
 from minigpt.redact import redact_arguments
-from minigpt.rundir.files import write_file
 
 SIGNAL_SECONDS = 120  # the signal comes so long before a job's time limit
 PATIENCE_SECONDS = 30  # for scontrol to answer

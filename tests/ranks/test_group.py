@@ -16,8 +16,8 @@ import pytest
 
 from minigpt.checkpoint.store import list_checkpoints, step_of, verify
 from minigpt.faults import UserFault
-from minigpt.process import group
-from minigpt.process.group import Processes
+from minigpt.ranks import group
+from minigpt.ranks.group import Processes
 from minigpt.rundir.rows import TIMINGS
 
 PAIR = ["trainer=ddp", "trainer.devices=2", "trainer.device=cpu"]

@@ -31,9 +31,9 @@ from minigpt import __version__
 from minigpt.config.schema import TrainerConfig
 from minigpt.faults import BUG, LAUNCHED, UserFault, explain, launched_rank
 from minigpt.launcher import Launched, launched
-from minigpt.process.heartbeat import START_SECONDS, Heartbeat
-from minigpt.process.hosts import MEETING, interface_of, several_hosts
-from minigpt.process.signals import Signals
+from minigpt.ranks.heartbeat import START_SECONDS, Heartbeat
+from minigpt.ranks.hosts import MEETING, interface_of, several_hosts
+from minigpt.ranks.signals import Signals
 
 NEVER = timedelta(days=365)  # a collective waits as long as it must; the heartbeat knows who is alive
 FOLDER = "MINIGPT_GROUP_FOLDER"  # environment variable: where the processes that rank 0 starts find it
