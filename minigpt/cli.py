@@ -31,7 +31,8 @@ def train(arguments: list[str]) -> int:
     if wants_grid(arguments):
         return run_grid(arguments, command_line("train"))
 
-    from minigpt.ranks.signals import Signals, watch_lifeline
+    from minigpt.children import watch_lifeline
+    from minigpt.ranks.signals import Signals
 
     with Signals():  # handled even while torch is loaded
         watch_lifeline()

@@ -1,21 +1,20 @@
 """`minigpt verify-resume`: a run killed at random moments must end with the same bytes as one that was not killed."""
 
-import contextlib
 import filecmp
 import itertools
-import os
+import math
 import random
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from minigpt.checkpoint.store import list_checkpoints
+from minigpt.children import Child
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import StoppedEarly, UserFault
-from minigpt.ranks.signals import LIFELINE, Signals
+from minigpt.ranks.signals import Signals
 from minigpt.rundir.rows import TIMINGS, read_rows
 
 
@@ -126,30 +125,18 @@ def _train(command: Sequence[str], run: Path, *, kill_after: float | None = None
         UserFault: the training ended by itself with another exit code than 0.
     """
     begun = _beginnings(run)
-    with (
-        open(run.with_suffix(".txt"), "w+b") as output,
-        subprocess.Popen(
-            [*command, f"run.dir={run}"],
-            stdin=subprocess.PIPE,  # ends with us, and the training then
-            stdout=output,
-            stderr=output,
-            env=os.environ | {LIFELINE: "1"},
-            start_new_session=True,
-        ) as process,
-    ):
-        try:
-            while kill_after is not None and not starting and process.poll() is None and _beginnings(run) == begun:
-                time.sleep(0.01)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(kill_after)
-        finally:
-            if process.poll() is None:  # else another process may have its number by now
-                os.killpg(process.pid, signal.SIGKILL)
-        if process.wait() not in (0, -signal.SIGKILL) or (kill_after is None and process.returncode):
-            output.seek(0)
-            last = output.read()[-3000:].decode(errors="replace")
-            raise UserFault(f"the training ended with exit code {process.returncode}. Its last lines:\n{last}")
-    return process.returncode != 0
+    training = Child([*command, f"run.dir={run}"], run.with_suffix(".txt"))
+    try:
+        while kill_after is not None and not starting and training.poll() is None and _beginnings(run) == begun:
+            time.sleep(0.01)
+        training.wait(math.inf if kill_after is None else kill_after)
+    finally:
+        training.kill()
+    code = training.wait()
+    if code not in (0, -signal.SIGKILL) or (kill_after is None and code):
+        last = "\n".join(training.last_lines())
+        raise UserFault(f"the training ended with exit code {code}. Its last lines:\n{last}")
+    return code != 0
 
 
 def _beginnings(run: Path) -> int:

@@ -51,8 +51,9 @@ MAY_IMPORT = {
     "benchmark": "config data faults files invocation launcher loading machine "
     "model ranks report rundir sampling splitmix training verify lightning numpy safetensors torch",
     "checkpoint": "__init__ config data faults files model safetensors torch",
-    "cli": "benchmark compare config data demo evaluation export faults invocation loading "
-    "machine ranks redact report sampling serving stages sweep training verify",
+    "children": "faults",
+    "cli": "benchmark children compare config data demo evaluation export faults invocation "
+    "loading machine ranks redact report sampling serving stages sweep training verify",
     "compare": "checkpoint config data faults machine model rundir numpy torch",
     "config": "__init__ faults files invocation launcher redact huggingface_hub hydra omegaconf yaml",
     "data": "attention config faults files ranks redact screen splitmix "
@@ -77,10 +78,11 @@ MAY_IMPORT = {
     "fastapi starlette torch uvicorn",
     "splitmix": "numpy",
     "stages": "config data evaluation faults launcher",
-    "sweep": "config data faults files invocation ranks redact report rundir screen matplotlib optuna torch yaml",
+    "sweep": "children config data faults files invocation ranks redact report rundir screen "
+    "matplotlib optuna torch yaml",
     "training": "__init__ attention checkpoint config data faults files invocation "
     "machine model ranks redact report rundir sampling splitmix lightning torch",
-    "verify": "checkpoint config faults ranks rundir",
+    "verify": "checkpoint children config faults ranks rundir",
 }
 
 # File -> all it may import, where a file is held to less than its room.

@@ -62,12 +62,6 @@ def test_a_training_that_fails_is_named(tmp_path):
         verify_resume(TrainConfig(), ["sh", "-c", "echo no luck; exit 3"], kills=1, folder=tmp_path)
 
 
-def test_no_process_group_is_killed_whose_number_may_be_somebody_elses(tmp_path, monkeypatch):
-    monkeypatch.setattr("os.killpg", lambda *_: pytest.fail("the training had ended by itself"))
-    with pytest.raises(UserFault, match="has no checkpoint"):
-        verify_resume(TrainConfig(), ["true"], kills=1, folder=tmp_path)
-
-
 def test_a_run_limited_by_time_is_outside_the_promise(tmp_path):
     with pytest.raises(UserFault, match="max_minutes"):
         verify_resume(TrainConfig(trainer=TrainerConfig(max_minutes=1)), ["true"], kills=1, folder=tmp_path)

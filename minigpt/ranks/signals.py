@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: noted at once, obeyed between steps. The end of the parent process counts as one."""
+"""Signals that ask a run to stop: noted at once, obeyed between steps."""
 
 import atexit
 import contextlib
@@ -15,8 +15,6 @@ from minigpt.faults import INTERRUPTED, StoppedEarly
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, name)]
 PATIENCE_SECONDS = 0.8  # before the first step, for the main thread to end: Ctrl-C is obeyed within a second
 SCREEN_SECONDS = 1.0  # for a screen to take a sentence
-LIFELINE = "MINIGPT_LIFELINE"  # environment variable of a training whose stdin ends when its parent does
-CHECKPOINT_SECONDS = 60.0  # from the parent's end to the training's: a step, and a checkpoint on the disk
 
 
 class Signals:
@@ -148,20 +146,3 @@ def _ignore() -> None:
 
 
 _active: Signals | None = None
-
-
-def watch_lifeline() -> None:
-    """Watch stdin, whose other end the parent holds, if a sweep or `train -m` started this training.
-
-    If the parent is killed, the training stops with a checkpoint; if that takes longer than a minute it is killed.
-    """
-    if os.environ.pop(LIFELINE, None) is not None:  # other processes of the run must not watch it, too
-        threading.Thread(target=_watch_stdin, name="lifeline", daemon=True).start()
-
-
-def _watch_stdin() -> None:
-    while os.read(0, 1024):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(CHECKPOINT_SECONDS)
-    os.killpg(os.getpgrp(), signal.SIGKILL)  # the parent gave us a process group of our own

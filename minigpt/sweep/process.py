@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minigpt.children import LIFELINE
 from minigpt.config.schema import TrainerConfig
 from minigpt.faults import LAUNCHED
 from minigpt.ranks.cores import usable_cores
-from minigpt.ranks.signals import LIFELINE
 from minigpt.rundir.rows import parse_row
 
 

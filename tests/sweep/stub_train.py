@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from minigpt.ranks.signals import watch_lifeline
+from minigpt.children import watch_lifeline
 
 STEPS, TOKENS, CHECKPOINT_EVERY = 12, 100, 3
 ACCIDENTS = {3: "raise", 5: "kill", 6: "nan", 7: "hang"}

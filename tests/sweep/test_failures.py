@@ -235,10 +235,10 @@ def test_a_slot_is_free_only_when_the_process_that_trains_is_gone(sweep, tmp_pat
 def test_a_training_that_ignores_its_parents_end_is_killed(tmp_path):
     code = """
 import signal, time
-from minigpt.ranks import signals
+from minigpt import children
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-signals.CHECKPOINT_SECONDS = 0.2
-signals.watch_lifeline()
+children.CHECKPOINT_SECONDS = 0.2
+children.watch_lifeline()
 print("ready", flush=True)
 time.sleep(600)
 """
