@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from minigpt.checkpoint.store import list_checkpoints
+from minigpt.checkpoint.folder import list_checkpoints
 from minigpt.children import Child
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import StoppedEarly, UserFault

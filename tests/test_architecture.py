@@ -80,7 +80,7 @@ MAY_IMPORT = {
     "stages": "config data evaluation faults launcher",
     "sweep": "children config data faults files invocation ranks redact report rundir screen "
     "matplotlib optuna torch yaml",
-    "training": "__init__ attention checkpoint config data faults files invocation "
+    "training": "__init__ attention checkpoint config data faults invocation "
     "machine model ranks redact report rundir sampling splitmix lightning torch",
     "verify": "checkpoint children config faults ranks rundir",
 }

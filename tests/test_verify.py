@@ -17,7 +17,7 @@ from minigpt.verify import compare_runs, last_checkpoint, verify_resume
 TRAINING = """
 import json, sys, time
 from pathlib import Path
-from minigpt.checkpoint.store import latest_usable, step_of, write_checkpoint
+from minigpt.checkpoint.folder import latest_usable, step_of, write_checkpoint
 run = Path(sys.argv[-1].removeprefix("run.dir="))
 (run / "checkpoints").mkdir(parents=True, exist_ok=True)
 found = latest_usable(run / "checkpoints")

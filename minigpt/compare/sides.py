@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minigpt.checkpoint.adapter import ADAPTER
+from minigpt.checkpoint.adapters import ADAPTER
+from minigpt.checkpoint.contents import MODEL
+from minigpt.checkpoint.folder import read_manifest
 from minigpt.checkpoint.foreign import foreign_tokenizer, is_foreign, read_foreign_config
 from minigpt.checkpoint.load import find_checkpoint, read_config
-from minigpt.checkpoint.pack import MODEL
-from minigpt.checkpoint.parts import files_of
-from minigpt.checkpoint.store import read_manifest
 from minigpt.config.convert import shown, values
 from minigpt.config.roles import with_role
 from minigpt.config.schema import TrainConfig
@@ -78,7 +77,7 @@ def open_run(path: str, which: str, data_dir: str | None = None, beside: Sequenc
         tried = " or ".join(map(shown, places))
         raise UserFault(f"the tokens of {path} are not in {tried}. Say where with data.dir=DIR, {remedy}")
     files = read_manifest(checkpoint)["files"]
-    weights = " ".join(str(files[name]["sha256"]) for name in [*files_of(files, MODEL), ADAPTER] if name in files)
+    weights = " ".join(str(files[name]["sha256"]) for name in (MODEL, ADAPTER) if name in files)
     return Run(path, checkpoint, config, prepared.tokenizer, prepared.val, weights)
 
 

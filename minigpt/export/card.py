@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minigpt import __version__
+from minigpt.checkpoint.folder import read_manifest
 from minigpt.checkpoint.load import LoadedCheckpoint
-from minigpt.checkpoint.store import read_manifest
 from minigpt.config.convert import to_dict
 from minigpt.export.architecture import family_of
 from minigpt.export.proof import tokenizer_of

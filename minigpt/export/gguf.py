@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from minigpt.checkpoint.foreign import theirs, to_ours
-from minigpt.checkpoint.load import expected_shapes, fit_rows, load_weights
+from minigpt.checkpoint.load import expected_shapes, load_weights, resize_vocabulary
 from minigpt.config.convert import from_dict
 from minigpt.config.foreign import settings_of
 from minigpt.config.schema import TrainConfig
@@ -275,7 +275,7 @@ def _model_of(fields: Mapping[str, Any], tensors: dict[str, Tensor], origin: str
             tensors[name] = halve(tensors[name], D)
     weights = to_ours(tensors, expected_shapes(config, vocab_size, config.n_layer), names_of(family), False, origin)
     model = empty_gpt(config, vocab_size)
-    load_weights(model, fit_rows(weights, model), origin)
+    load_weights(model, resize_vocabulary(weights, model), origin)
     if factors is not None:
         for block in model.blocks:
             attention: Any = block.attention

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minigpt.checkpoint.store import DamagedCheckpoint, best_checkpoint, list_checkpoints, read_manifest
+from minigpt.checkpoint.folder import DamagedCheckpoint, best_checkpoint, list_checkpoints, read_manifest
 from minigpt.faults import UserFault
 from minigpt.files import open_plain
 from minigpt.report.record import Row, best_row, number, read_record, text_of

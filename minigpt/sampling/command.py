@@ -11,8 +11,7 @@ from pathlib import Path
 
 import torch
 
-from minigpt.checkpoint.adapted import adapted
-from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint
+from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint, load_with_adapter
 from minigpt.config.schema import SampleConfig
 from minigpt.faults import FINISHED, UserFault
 from minigpt.machine.hardware import find_named
@@ -62,7 +61,9 @@ def load(config: SampleConfig) -> LoadedCheckpoint:
     """
     assert config.checkpoint is not None, "config/rules asks for it"
     loaded = load_checkpoint(config.checkpoint, config.which)
-    return ready(loaded if config.adapter is None else adapted(config.adapter, config.which, [loaded]), config)
+    return ready(
+        loaded if config.adapter is None else load_with_adapter(config.adapter, config.which, [loaded]), config
+    )
 
 
 def ready(loaded: LoadedCheckpoint, config: SampleConfig) -> LoadedCheckpoint:

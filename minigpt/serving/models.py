@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minigpt.checkpoint.adapted import adapted
-from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint
+from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint, load_with_adapter
 from minigpt.config.commands import ServeConfig
 from minigpt.config.schema import SampleConfig
 from minigpt.faults import UserFault
@@ -23,7 +22,7 @@ def load_models(config: ServeConfig) -> list[Served]:
         UserFault: no such checkpoint, adapter or device.
     """
     bases = [load_checkpoint(path, config.which) for path in config.checkpoint]
-    over = [adapted(path, config.which, bases) for path in config.adapter]
+    over = [load_with_adapter(path, config.which, bases) for path in config.adapter]
     for each in over:
         say(f"{each.path}: {in_common(each.model, bases)}")
     options = SampleConfig(device=config.device, precision=config.precision, compile=config.compile)

@@ -35,8 +35,6 @@ class StopRequest:
     requeue: bool = False  # and SLURM is asked to run the job again
     out_of_time: bool = False  # max_minutes is over: the run is finished
     by_callback: bool = False  # a user's callback has set trainer.should_stop
-    save_failed: bool = False  # sharded weights: a save has failed, and saves that are due wait
-    save_again: bool = False  # sharded weights: the failed save is to be tried again now
 
 
 class StopRequests:

@@ -12,8 +12,8 @@ import lightning as L
 import torch
 import torch.distributed as dist
 
-from minigpt.checkpoint.adapter import ADAPTER, ADAPTER_CONFIG, BASE, WORDS, base_hash, config_json, tensors_of
-from minigpt.checkpoint.pack import CONFIG, OPTIMIZER, STATE, TOKENIZER, optimizer_tensors, to_json
+from minigpt.checkpoint.adapters import ADAPTER, ADAPTER_CONFIG, BASE, WORDS, base_hash, config_json, tensors_of
+from minigpt.checkpoint.contents import CONFIG, OPTIMIZER, STATE, TOKENIZER, optimizer_tensors, to_json
 from minigpt.config.convert import to_dict
 from minigpt.config.schema import RunConfig, TrainConfig
 from minigpt.data.batch import document_end
@@ -29,7 +29,6 @@ from minigpt.rundir.rows import RowFile
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.sampling.generate import NonFiniteLogits
 from minigpt.sampling.write import write_sample
-from minigpt.training.ending import StopRequest
 from minigpt.training.guard import StepResult
 from minigpt.training.lightning_engine import call_callbacks, publish
 from minigpt.training.saving import Files, Saving, pack_states
@@ -59,15 +58,21 @@ class Outputs:
         self.screen = Screen(config, module.total_steps)
         self.rows, self.samples = (RowFile(path, self.screen.print) for path in (run.metrics, run.samples))
         plain = redact_values(to_dict(replace(config, run=RunConfig())))
-        fixed: Files = {CONFIG: [to_json(plain)], TOKENIZER: [to_json(prepared.tokenizer.to_json())]}
+        fixed: Files = {CONFIG: to_json(plain), TOKENIZER: to_json(prepared.tokenizer.to_json())}
         labels = {}
         if config.adapter.name != "none" and run.writes:
-            fixed[ADAPTER_CONFIG] = [to_json(config_json(module.gpt))]
+            fixed[ADAPTER_CONFIG] = to_json(config_json(module.gpt))
             hashes = {BASE: base_hash(module.gpt), WORDS: prepared.tokenizer.hash}
-            labels[ADAPTER] = {"format": "pt", **hashes}
+            labels[ADAPTER] = hashes
         files = (self.rows, self.samples)
         self.saving = Saving(
-            run.checkpoints, fixed, config.checkpoint, row_files=files, say=self.screen.print, note=run.event
+            run.checkpoints,
+            fixed,
+            config.checkpoint,
+            writes=run.writes,
+            row_files=files,
+            say=self.screen.print,
+            note=run.event,
         )
         self.saving.labels = labels
         self.unsaved: set[str] = set()  # the warnings printed about callbacks' states
@@ -178,13 +183,10 @@ class Outputs:
             self.samples.add({"step": step, "text": text})
             self.screen.block(f"sample at step {step:,}", text)
 
-    def save(
-        self, module: "LanguageModel", row: dict[str, Any], *, due: bool, last: bool, request: StopRequest | None = None
-    ) -> None:
+    def save(self, module: "LanguageModel", row: dict[str, Any], *, due: bool, last: bool) -> None:
         """Save a checkpoint if one is due, and always when training ends here; all ranks do if weights are sharded."""
-        sharded = module.layout is not None
-        writes = self.run.writes or sharded
-        if not writes or not self.saving.has_to(due=due, last=last, request=request if sharded else None):
+        takes_part = self.run.writes or module.layout is not None
+        if not takes_part or not (due or last):
             return
         config, state, trainer = module.config, module.state, module.trainer
         with module.clock.paused():
@@ -198,7 +200,7 @@ class Outputs:
                 state.loss_scale_steps = module.scaler.state_dict()["_growth_tracker"]
             tensors = {**tensors_of(module.gpt), OPTIMIZER: optimizer_tensors(module.optimizer)}
             stands = asdict(state) | {"seconds": seconds, "tokens": state.step * config.batch_tokens}
-            files = {STATE: [to_json(stands)], **self.pack_callbacks(trainer.callbacks)}  # type: ignore[attr-defined]
+            files = {STATE: to_json(stands), **self.pack_callbacks(trainer.callbacks)}  # type: ignore[attr-defined]
             judged = config.objective.name == "next_token"  # with a reward, the newest weights count as the best
             facts = {"val_loss": row.get("val/loss") if judged else None} | (
                 {"bad_steps": state.bad_steps} if state.bad_steps else {}

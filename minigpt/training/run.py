@@ -18,9 +18,8 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 
-from minigpt.checkpoint.pack import unpack_optimizer
-from minigpt.checkpoint.parts import read_optimizer
-from minigpt.checkpoint.store import discard_from, latest_usable, list_checkpoints, read_manifest, sweep_unfinished
+from minigpt.checkpoint.contents import OPTIMIZER, read_tensors, restore_optimizer
+from minigpt.checkpoint.folder import discard_from, latest_usable, list_checkpoints, read_manifest, remove_unfinished
 from minigpt.config.convert import flatten, to_dict
 from minigpt.config.roles import Change, default_run_dir
 from minigpt.config.schema import TrainConfig
@@ -168,7 +167,7 @@ def begin_or_continue(job: Job, changes: Sequence[Change]) -> int:
     """Train in a run directory that is ours, going back to a checkpoint as often as the guard allows."""
     run = job.run
     if run.writes:
-        sweep_unfinished(run.checkpoints)
+        remove_unfinished(run.checkpoints)
     began_with = [copied(callback.state_dict()) for callback in job.callbacks]
     while True:
         found = latest_usable(run.checkpoints) if run.writes else None  # rank 0 compares every byte for all ranks
@@ -227,9 +226,8 @@ def train_from(job: Job, checkpoint: Path | None, state: run_state.RunState, cha
     if choices.precision == "fp64":
         gpt.double()
     layout = make_layout(config.trainer, choices.device)
-    averages = None
     if layout is None:
-        averages = run_state.restore_weights(gpt, config, checkpoint, tokenizer)
+        run_state.restore_weights(gpt, config, checkpoint, tokenizer)
         run_state.put_adapter_on(gpt, config, checkpoint)
     data_facts = run_state.check_fingerprint(run, job.prepared)
     choices, loss_function = fit_to_memory(
@@ -242,11 +240,8 @@ def train_from(job: Job, checkpoint: Path | None, state: run_state.RunState, cha
         run_state.restore_weights(gpt, config, checkpoint, tokenizer)
     group = layout.group if layout else None
     optimizer = build_optimizer(config.optimizer, gpt, precision=choices.precision, group=group)
-    if averages is not None:
-        unpack_optimizer(averages, optimizer)
-    elif checkpoint is not None:
-        read_optimizer(checkpoint, optimizer, check=False)
-    if checkpoint is not None:
+    if checkpoint is not None:  # rank 0 has compared every byte just now
+        restore_optimizer(read_tensors(checkpoint / OPTIMIZER), optimizer)
         restore_states(job.callbacks, checkpoint)
 
     # Nothing was written up to here: a run that is refused stays as it was.
@@ -352,8 +347,6 @@ def fit(job: Job, module: LanguageModel) -> None:
     quiet_lightning()
     peak = peak_flops(job.hardware, choices.precision)
     module.step_end = StepEnd(module, job.run, prepared, processes.signals, peak and peak * choices.devices)
-    if module.layout is not None:
-        module.step_end.outputs.saving.share(module.layout, processes)
     module.step_end.outputs.pack_callbacks(job.callbacks)  # says before the first step what can't be saved
     skipped_batches = rank_zeros(job, job.run.skipped_batches)
     batches: MicroBatches | Questions = MicroBatches(

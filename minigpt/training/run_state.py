@@ -5,15 +5,13 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from minigpt.checkpoint import foreign, load
-from minigpt.checkpoint.adapter import read_adapter
-from minigpt.checkpoint.pack import MODEL, OPTIMIZER, STATE
-from minigpt.checkpoint.parts import TensorFiles
-from minigpt.checkpoint.store import list_checkpoints, step_of
+from minigpt.checkpoint.adapters import read_adapter
+from minigpt.checkpoint.contents import MODEL, STATE, read_tensors
+from minigpt.checkpoint.folder import list_checkpoints, step_of
 from minigpt.config.convert import misfit, shown
 from minigpt.config.roles import Change, differences, removed_settings
 from minigpt.config.schema import TrainConfig
@@ -211,18 +209,11 @@ def read_run_state(checkpoint: Path | None) -> RunState:
     return RunState(**{name: value for name, value in state.items() if name in names})
 
 
-def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, tokenizer: Tokenizer) -> bytes | None:
-    """Load the weights of the run's checkpoint, or of `init.from` for a new run.
-
-    Returns:
-        The optimizer's state to continue with; None if there is none, or if it is to be read in parts.
-    """
-    if checkpoint is not None:
-        if is_sharded(gpt) or load.in_parts(checkpoint):  # rank 0 has compared every byte just now
-            load.load_weights(gpt, TensorFiles(checkpoint, MODEL, check=False), str(checkpoint))
-            return None
-        load.load_weights(gpt, load.read_tensors(checkpoint, MODEL), str(checkpoint))
-        return load.read_file(checkpoint, OPTIMIZER)
+def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, tokenizer: Tokenizer) -> None:
+    """Load the weights of the run's checkpoint, or of `init.from` for a new run."""
+    if checkpoint is not None:  # rank 0 has compared every byte just now
+        load.load_weights(gpt, read_tensors(checkpoint / MODEL), str(checkpoint))
+        return
     if config.init.source is not None:
         origin = load.find_checkpoint(config.init.source)
         theirs = _tokenizer_of(origin, config.init.source)
@@ -248,10 +239,9 @@ def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, toke
                 raise UserFault(f"sharded weights can't take the {new}. Use trainer=ddp, or train a step on one device")
             if config.adapter.name != "none":
                 print(f"Note: an adapter leaves the embeddings of {new} untrained. adapter=none trains them, too")
-        load.load_weights(gpt, load.fit_rows(weights, gpt, known), str(origin))
+        load.load_weights(gpt, load.resize_vocabulary(weights, gpt, known), str(origin))
         if not foreign.is_foreign(origin):
             load.merge_own_adapter(gpt, origin)
-    return None
 
 
 def put_adapter_on(gpt: GPT, config: TrainConfig, checkpoint: Path | None) -> None:
@@ -260,7 +250,7 @@ def put_adapter_on(gpt: GPT, config: TrainConfig, checkpoint: Path | None) -> No
         return
     put_on(gpt, config.adapter)
     if checkpoint is not None:
-        saved = read_adapter(partial(load.read_file, checkpoint), gpt, str(checkpoint))
+        saved = read_adapter(lambda name: checkpoint / name, gpt, str(checkpoint))
         mine = adapter_of(gpt)
         assert mine is not None
         assert mine.pairs.keys() == saved.pairs.keys()

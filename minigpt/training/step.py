@@ -210,11 +210,7 @@ class LanguageModel(L.LightningModule):
     def request(self) -> StopRequest:
         """What this process asks for now."""
         asked = self.callback_asked or self.trainer.should_stop
-        request = replace(self.step_end.requests.now(self.clock.seconds), by_callback=asked)
-        if self.layout is None:
-            return request
-        saving = self.step_end.outputs.saving
-        return replace(request, save_failed=saving.retry_at is not None, save_again=saving.retry_is_due())
+        return replace(self.step_end.requests.now(self.clock.seconds), by_callback=asked)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         """Make the update, then all that comes at the end of a step.
@@ -296,7 +292,6 @@ class StepEnd:
         self.requeue = False  # whether the stop asks the queue to run this job again
         self.asked_to_stop = False  # by any rank
         self.unsaved_row: dict[str, Any] | None = None  # of a step that has ended, until save() has looked at it
-        self.agreed_request = StopRequest()  # what all ranks asked for in that step
 
     def begin(self, module: LanguageModel) -> None:
         """Get ready for the first step: from here on a signal waits for the end of a step."""
@@ -319,7 +314,7 @@ class StepEnd:
         config = module.config
         wanted = self.asked_to_stop
         if module.trainer.world_size == 1:
-            wanted |= any(astuple(module.request)) or self.outputs.saving.retry_is_due()
+            wanted |= any(astuple(module.request))
         every = (config.validate.every_steps, config.samples.every_steps, config.checkpoint.every_steps)
         return wanted or step == module.total_steps or is_due(step, *every)
 
@@ -359,7 +354,7 @@ class StepEnd:
         alone = module.trainer.world_size == 1
         if self.stop_reason is None and (module.trainer.should_stop if alone else result.request.by_callback):
             self.stop_reason = "callback"
-        self.unsaved_row, self.agreed_request = row if is_newest else None, result.request
+        self.unsaved_row = row if is_newest else None
         module.trainer.should_stop = self.stop_reason is not None
 
     def save(self, module: LanguageModel) -> None:
@@ -371,7 +366,7 @@ class StepEnd:
         improved = state.best_step == state.step and row.get("val/loss") is not None
         due = improved or is_due(state.step, module.config.checkpoint.every_steps)
         last = self.stop_reason is not None or self.is_last(module)
-        self.outputs.save(module, row, due=due, last=last, request=self.agreed_request)
+        self.outputs.save(module, row, due=due, last=last)
 
     def judge(self, state: RunState, result: StepResult, rules: GuardConfig) -> None:
         """Count bad steps in a row, and print that one was skipped.

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import save_file
 
 import minigpt
+from minigpt.checkpoint.folder import list_checkpoints
 from minigpt.checkpoint.load import load_checkpoint
-from minigpt.checkpoint.store import list_checkpoints
 from minigpt.config.compose import compose
 from minigpt.config.plain_pickle import Call, read_pickle
 from minigpt.config.schema import ModelConfig

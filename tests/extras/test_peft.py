@@ -4,8 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from minigpt.checkpoint.adapted import adapted
-from minigpt.checkpoint.load import load_checkpoint
+from minigpt.checkpoint.load import load_checkpoint, load_with_adapter
 from minigpt.config.compose import compose
 from minigpt.export.command import export
 from tests.export.test_export import SHAPES
@@ -42,7 +41,8 @@ def test_peft_puts_our_adapter_on_our_export(run, tmp_path, shape, targets):
     assert names == load_file(checkpoint / "adapter_model.safetensors").keys()
     assert difference(ours.model, theirs) <= 1e-5
     assert difference(ours.model, theirs.merge_and_unload()) <= 1e-5
-    over = adapted(str(checkpoint), "best", [load_checkpoint(tmp_path / "hf")])  # the export has the base's hash
+    base_again = load_checkpoint(tmp_path / "hf")  # it has the base's hash
+    over = load_with_adapter(str(checkpoint), "best", [base_again])
     assert difference(over.model, model) <= 1e-5
 
 
@@ -56,6 +56,6 @@ def test_we_put_an_adapter_of_peft_on(run, tmp_path, shape, targets, rslora):
     torch.manual_seed(1)
     theirs = peft.get_peft_model(model, config).eval()
     theirs.save_pretrained(tmp_path / "adapter")
-    ours = adapted(str(tmp_path / "adapter"), "best", [load_checkpoint(base)])
+    ours = load_with_adapter(str(tmp_path / "adapter"), "best", [load_checkpoint(base)])
     assert difference(load_checkpoint(base).model, theirs) > 1e-2
     assert difference(ours.model, theirs) <= 1e-5

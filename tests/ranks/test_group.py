@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from minigpt.checkpoint.store import list_checkpoints, step_of, verify
+from minigpt.checkpoint.folder import list_checkpoints, step_of, verify
 from minigpt.faults import UserFault
 from minigpt.ranks import group
 from minigpt.ranks.group import Processes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minigpt.checkpoint.store import MANIFEST, _sealed
+from minigpt.checkpoint.folder import MANIFEST, sealed
 from minigpt.config.compose import compose
 from minigpt.faults import NoUsableCheckpoint, StorageFailure, UserFault
 from minigpt.training.run import train
@@ -76,7 +76,7 @@ def reseal(folder: Path, **changes: object) -> None:
         if (folder / name).is_file():
             content = (folder / name).read_bytes()
             entry |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (folder / MANIFEST).write_bytes(_sealed(manifest))
+    (folder / MANIFEST).write_bytes(sealed(manifest))
 
 
 def refused(function: Callable[[], object], kinds: type | tuple[type, ...] = UserFault) -> str:

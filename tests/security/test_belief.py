@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from minigpt.checkpoint.contents import pack_tensors
+from minigpt.checkpoint.folder import MANIFEST
 from minigpt.checkpoint.foreign import is_foreign
 from minigpt.checkpoint.load import load_checkpoint
-from minigpt.checkpoint.pack import pack_tensors
-from minigpt.checkpoint.store import MANIFEST
 from minigpt.config.compose import compose
 from minigpt.config.files import inherited_settings
 from minigpt.config.schema import TrainConfig
@@ -99,7 +99,7 @@ def test_weights_that_are_no_numbers_are_named(foreign):
     for value, dtype in ((float("nan"), torch.float32), (float("inf"), torch.float32), (1e300, torch.float64)):
         changed = {name: tensor.to(dtype, copy=True) for name, tensor in weights.items()}
         changed["final_norm.weight"][3] = value
-        put(checkpoint, "model.safetensors", b"".join(pack_tensors(changed)))
+        put(checkpoint, "model.safetensors", pack_tensors(changed))
         assert "non-finite weights (final_norm.weight)" in refused(lambda: load_checkpoint(checkpoint))
 
 
@@ -123,7 +123,7 @@ def test_only_plain_files_of_the_folder_are_opened(foreign, tmp_path, name, kind
 
 
 def verified(checkpoint: Path) -> None:
-    from minigpt.checkpoint.store import DamagedCheckpoint, verify
+    from minigpt.checkpoint.folder import DamagedCheckpoint, verify
 
     try:
         verify(checkpoint)
@@ -325,7 +325,7 @@ def other_optimizer(change: Callable[[dict], object]) -> Callable[[Path], None]:
 
         tensors = load_file(checkpoint / "optimizer.safetensors")
         change(tensors)
-        put(checkpoint, "optimizer.safetensors", b"".join(pack_tensors(tensors)))
+        put(checkpoint, "optimizer.safetensors", pack_tensors(tensors))
 
     return apply
 

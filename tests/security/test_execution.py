@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from minigpt.checkpoint.folder import MANIFEST
 from minigpt.checkpoint.load import load_checkpoint
-from minigpt.checkpoint.store import MANIFEST
 from minigpt.config.compose import compose
 from minigpt.config.schema import SampleConfig
 from minigpt.sampling.command import sample

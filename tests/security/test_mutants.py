@@ -9,8 +9,8 @@ import time
 import pytest
 import torch
 
+from minigpt.checkpoint.folder import MANIFEST
 from minigpt.checkpoint.load import load_checkpoint
-from minigpt.checkpoint.store import MANIFEST
 from minigpt.config.compose import compose
 from minigpt.data import prepared
 from minigpt.data.preparing import prepare

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from minigpt.checkpoint.store import latest_usable, list_checkpoints, step_of
+from minigpt.checkpoint.folder import latest_usable, list_checkpoints, step_of
 from minigpt.faults import STORAGE_FAILURE
 from minigpt.verify import compare_runs
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minigpt.checkpoint.store import list_checkpoints, step_of, verify
+from minigpt.checkpoint.folder import list_checkpoints, step_of, verify
 from minigpt.rundir.rows import read_rows
 from minigpt.verify import compare_runs
 

@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
+from minigpt.checkpoint.contents import MODEL, OPTIMIZER
+from minigpt.checkpoint.folder import list_checkpoints, step_of
 from minigpt.checkpoint.load import read_tensors
-from minigpt.checkpoint.pack import MODEL, OPTIMIZER
-from minigpt.checkpoint.store import list_checkpoints, step_of
 from tests.ranks.test_group import PLAIN, Trial, last_bytes, rows, sibling, story
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from minigpt.checkpoint.store import latest_usable, list_checkpoints, step_of, sweep_unfinished, verify
+from minigpt.checkpoint.folder import latest_usable, list_checkpoints, remove_unfinished, step_of, verify
 
 SAVES = """
 import os, sys
 from pathlib import Path
-from minigpt.checkpoint.store import prune, write_checkpoint
+from minigpt.checkpoint.folder import prune, write_checkpoint
 from minigpt.faults import StorageFailure
 run = Path(sys.argv[1])
 def save(step):
-    files = {"model.safetensors": [b"header", bytes([step]) * 200_000], "state.json": [b"%d" % step]}
+    files = {"model.safetensors": bytes([step]) * 200_000, "state.json": b"%d" % step}
     write_checkpoint(run / "checkpoints", step, files, {"val_loss": 1 / step}, after=[run / "metrics.jsonl", run])
     prune(run / "checkpoints", keep_last=2, keep_every_steps=0)
 for step in (1, 2, 3):
@@ -109,8 +109,8 @@ def test_old_or_new_whatever_happens_at_any_call(tmp_path, action):
             where = f"{name} number {number}: {word}"
             if "error" in action:
                 assert word.startswith(("saved", "refused")), where
-                assert not list((folder / "checkpoints").glob(".step-*.tmp-*[0-9]")), f"litter: {where}"
-            sweep_unfinished(folder / "checkpoints")
+                assert not list((folder / "checkpoints").glob(".step-*.tmp")), f"litter: {where}"
+            remove_unfinished(folder / "checkpoints")
             latest = latest_usable(folder / "checkpoints", say=lambda text: pytest.fail(text))
             assert latest is not None, where
             assert step_of(latest) in ((4,) if word == "saved" else (3, 4)), where
@@ -121,105 +121,3 @@ def test_old_or_new_whatever_happens_at_any_call(tmp_path, action):
             results[outcome] = results.get(outcome, 0) + 1
     print(f"\n{action}: {sum(results.values())} places: {results}")
     assert sum(results.values()) > 40
-
-
-TOGETHER = """
-import json, os, socket, sys
-from pathlib import Path
-from minigpt.checkpoint.store import prune, write_checkpoint
-from minigpt.checkpoint.together import Writers
-from minigpt.faults import StorageFailure
-run, pipe = Path(sys.argv[1]), socket.socketpair()
-rank = 0 if os.fork() else 1
-pipe[1 - rank].close()
-lines = pipe[rank].makefile("rw")
-def hear():
-    line = lines.readline()
-    if not line:
-        os._exit(9)  # the other one is gone: the heartbeat would say so
-    return json.loads(line)
-def say(value):
-    lines.write(json.dumps(value) + "\\n")
-    lines.flush()
-def gather(text):
-    if rank:
-        say(text)
-        return hear()
-    both = [text, hear()]
-    say(both)
-    return both
-def save(step):
-    files = {f"model-{rank}-of-2.safetensors": [b"header", bytes([step]) * 100_000]}
-    facts = {"val_loss": 1 / step}
-    write_checkpoint(run / "checkpoints", step, files, facts, after=[run], writers=Writers(rank, gather))
-    if rank == 0:
-        prune(run / "checkpoints", keep_last=2, keep_every_steps=0)
-for step in (1, 2, 3):
-    save(step)
-gather(str(os.getpid()))
-if rank == 0:
-    print("ready", flush=True)
-    os.read(0, 1)
-    say("go")
-else:
-    (run / "pid").write_text(str(os.getpid()))
-    hear()
-try:
-    save(4)
-    word = b"saved"
-except StorageFailure as fault:
-    word = b"refused: " + str(fault).encode()
-if rank == 0:
-    os.write(1, word)
-os._exit(0)
-"""
-
-
-def traced_together(folder: Path, victim: int, *options: str) -> tuple[str, str]:
-    """As `traced`, of two processes that save together, one of them under strace."""
-    shutil.rmtree(folder, ignore_errors=True)
-    (folder / "checkpoints").mkdir(parents=True)
-    process = subprocess.Popen(
-        [sys.executable, "-c", TOGETHER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "ready\n"
-    while victim and not ((folder / "pid").exists() and (folder / "pid").read_text()):
-        pass
-    pid = (folder / "pid").read_text() if victim else str(process.pid)
-    log = folder.parent / "log"
-    tracer = subprocess.Popen(["strace", "-f", "-o", str(log), *options, "-p", pid], stderr=subprocess.PIPE, text=True)
-    assert "attached" in tracer.stderr.readline()
-    word, _ = process.communicate("x", 60)
-    tracer.communicate()
-    return word, log.read_text()
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("action", ["error=ENOSPC", "signal=KILL"])
-def test_old_or_new_whatever_happens_to_one_of_two_that_save_together(tmp_path, action, victim):
-    folder, results = tmp_path / "run", dict[str, int]()
-    word, log = traced_together(folder, victim)
-    assert word == "saved"
-    counts: dict[str, int] = {}
-    for match in re.finditer(r"^\d+\s+(\w+)\(", log, re.M):
-        counts[match[1]] = counts.get(match[1], 0) + 1
-    of_sockets = ("read", "write", "close")  # between the two, too: there an error is no matter of the disk
-    for name, count in sorted(counts.items()):
-        if "error" in action and (not OF_FILES.fullmatch(name) or name in of_sockets):
-            continue
-        for number in range(1, count + 1):
-            word, _ = traced_together(
-                folder, victim, "-e", f"trace={name}", "-e", f"inject={name}:{action}:when={number}"
-            )
-            where = f"{name} number {number} of rank {victim}: {word}"
-            sweep_unfinished(folder / "checkpoints")
-            latest = latest_usable(folder / "checkpoints", say=lambda text: pytest.fail(text))
-            assert latest is not None, where
-            assert step_of(latest) in ((4,) if word == "saved" else (3, 4)), where
-            assert len(list_checkpoints(folder / "checkpoints")) >= 2, where
-            for path in list_checkpoints(folder / "checkpoints"):
-                assert len(verify(path)["files"]) == 2
-            outcome = f"{word.partition(':')[0] or 'killed'}, step {step_of(latest)}"
-            results[outcome] = results.get(outcome, 0) + 1
-    print(f"\nrank {victim}, {action}: {sum(results.values())} places: {results}")
-    assert sum(results.values()) > 5

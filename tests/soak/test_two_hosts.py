@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from minigpt.checkpoint.store import list_checkpoints, verify
+from minigpt.checkpoint.folder import list_checkpoints, verify
 from minigpt.ranks.heartbeat import LOST_SECONDS
 from tests.ranks.test_group import SCRIPT, SETTINGS, alive, assert_close, last_bytes, rows, sibling, story
 

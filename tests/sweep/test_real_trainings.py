@@ -10,7 +10,7 @@ import lightning as L
 import pytest
 
 from minigpt import cli
-from minigpt.checkpoint.store import list_checkpoints, verify
+from minigpt.checkpoint.folder import list_checkpoints, verify
 from minigpt.config.compose import compose
 from minigpt.faults import STOPPED
 from minigpt.rundir.loggers import wandb_id

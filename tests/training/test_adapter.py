@@ -10,10 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import minigpt
-from minigpt.checkpoint.adapted import adapted
-from minigpt.checkpoint.adapter import base_hash
-from minigpt.checkpoint.load import load_checkpoint
-from minigpt.checkpoint.store import verify
+from minigpt.checkpoint.adapters import base_hash
+from minigpt.checkpoint.folder import verify
+from minigpt.checkpoint.load import load_checkpoint, load_with_adapter
 from minigpt.compare.sides import open_run
 from minigpt.config.commands import ServeConfig
 from minigpt.config.compose import compose
@@ -120,7 +119,7 @@ def test_a_run_whose_base_with_a_learned_tokenizer_is_gone_goes_on(new_run, tmp_
 
 def test_a_run_with_an_adapter_is_read_merged_everywhere(place):
     base, tuned = place.folder / "base", place.folder / "tuned"
-    alone, over = load_checkpoint(tuned), adapted(str(tuned), "best", [load_checkpoint(base)])
+    alone, over = load_checkpoint(tuned), load_with_adapter(str(tuned), "best", [load_checkpoint(base)])
     assert torch.equal(logits(alone.model), logits(over.model))
     assert (logits(alone.model) - logits(load_checkpoint(base).model)).abs().max() > 0.05
     best = min(json.loads(line).get("val/loss", 9) for line in (tuned / "metrics.jsonl").read_text().splitlines())
@@ -135,11 +134,11 @@ def test_a_run_with_an_adapter_is_read_merged_everywhere(place):
 def test_an_adapter_is_refused_on_another_base_and_where_there_is_none(place, tmp_path):
     base, tuned = place.folder / "base", place.folder / "tuned"
     with pytest.raises(UserFault, match=r"lies on another model: .* Give as checkpoint="):
-        adapted(str(tuned), "best", [load_checkpoint(tuned)])
+        load_with_adapter(str(tuned), "best", [load_checkpoint(tuned)])
     for nothing in (base, base.parent, place.folder / "text.txt"):
         with pytest.raises(UserFault, match=r"adapter=.* holds no adapter"):
-            adapted(str(nothing), "best", [load_checkpoint(base)])
-    found = adapted(str(tuned), "best", [load_checkpoint(tuned), load_checkpoint(base)])
+            load_with_adapter(str(nothing), "best", [load_checkpoint(base)])
+    found = load_with_adapter(str(tuned), "best", [load_checkpoint(tuned), load_checkpoint(base)])
     assert torch.equal(logits(found.model), logits(load_checkpoint(tuned).model))
     copy = shutil.copytree(newest(tuned), tmp_path / "copy")
     (copy / "adapter_model.safetensors").unlink()
@@ -167,19 +166,19 @@ def test_an_adapter_that_learned_conversations_is_put_on_a_model_without_their_t
     base, source = place.folder / "base", f"data.source={tmp_path / 'talks.jsonl'}"
     talking = place(f"init.from={base}", *LORA, "data=chat", source, "trainer.max_steps=2").rename(tmp_path / "talks")
     loaded = load_checkpoint(base)
-    over = adapted(str(talking), "best", [loaded])
+    over = load_with_adapter(str(talking), "best", [loaded])
     assert over.tokenizer.vocab_size == loaded.tokenizer.vocab_size + 4
     assert torch.equal(logits(over.model), logits(load_checkpoint(talking).model))
     assert over.model.final_norm.weight is loaded.model.final_norm.weight
     folder = folder_of_peft(place, tmp_path, talking)
     with pytest.raises(UserFault, match=r"control tokens that the model lacks.* Give as adapter= the run"):
-        adapted(str(folder), "best", [loaded])
+        load_with_adapter(str(folder), "best", [loaded])
     export(compose("export", [f"checkpoint={base}", f"dir={tmp_path / 'hf'}"]), lambda line: None)
     with pytest.raises(UserFault, match="control tokens that the model lacks"):
-        adapted(str(folder), "best", [load_checkpoint(tmp_path / "hf")])
+        load_with_adapter(str(folder), "best", [load_checkpoint(tmp_path / "hf")])
     file = folder / "adapter_model.safetensors"  # as earlier versions wrote it, the model alone is compared
     save_file(load_file(file), file, metadata={"base_sha256": base_hash(loaded.model)})
-    assert adapted(str(folder), "best", [loaded]).tokenizer.hash == loaded.tokenizer.hash
+    assert load_with_adapter(str(folder), "best", [loaded]).tokenizer.hash == loaded.tokenizer.hash
 
 
 def folder_of_peft(place, tmp_path, run: Path | None = None, **changes) -> Path:
@@ -197,13 +196,13 @@ def test_a_folder_of_peft_is_put_on_with_its_own_scale(place, tmp_path):
     loaded = load_checkpoint(place.folder / "base")
     tuned = load_checkpoint(place.folder / "tuned", "latest")
     folder = folder_of_peft(place, tmp_path, use_rslora=True, lora_alpha=16 / 2**0.5)
-    assert (logits(adapted(str(folder), "best", [loaded]).model) - logits(tuned.model)).abs().max() < 1e-5
+    assert (logits(load_with_adapter(str(folder), "best", [loaded]).model) - logits(tuned.model)).abs().max() < 1e-5
     tensors = load_file(folder / "adapter_model.safetensors")
     for label in ({"base_sha256": "\x1b[2J"}, None):  # what is no hash, and none, as peft writes it
         save_file(tensors, folder / "adapter_model.safetensors", metadata=label)
-        assert (logits(adapted(str(folder), "best", [loaded]).model) - logits(tuned.model)).abs().max() < 1e-5
+        assert (logits(load_with_adapter(str(folder), "best", [loaded]).model) - logits(tuned.model)).abs().max() < 1e-5
     with pytest.raises(UserFault, match="doesn't say on which model"):
-        adapted(str(folder), "best", [loaded, loaded])
+        load_with_adapter(str(folder), "best", [loaded, loaded])
 
 
 @pytest.mark.parametrize(
@@ -223,7 +222,7 @@ def test_a_folder_of_peft_is_put_on_with_its_own_scale(place, tmp_path):
 def test_what_is_no_plain_lora_is_refused_by_name(place, tmp_path, changes, says):
     folder = folder_of_peft(place, tmp_path, **changes)
     with pytest.raises(UserFault, match=says):
-        adapted(str(folder), "best", [load_checkpoint(place.folder / "base")])
+        load_with_adapter(str(folder), "best", [load_checkpoint(place.folder / "base")])
 
 
 @pytest.mark.parametrize("fault", ["missing", "pickle", "nan", "stranger", "half", "garbage"])
@@ -244,7 +243,7 @@ def test_tensors_that_are_no_adapter_are_refused(place, tmp_path, fault):
         )
         save_file({each: tensor for each, tensor in tensors.items() if fault != "half" or each != name}, file)
     with pytest.raises(UserFault, match=r"can't be read|could run any code|not finite|no place for|needs|no usable"):
-        adapted(str(folder), "best", [load_checkpoint(place.folder / "base")])
+        load_with_adapter(str(folder), "best", [load_checkpoint(place.folder / "base")])
 
 
 @pytest.mark.parametrize(
@@ -274,7 +273,7 @@ def test_no_mutant_of_an_adapter_ends_in_a_traceback(place, tmp_path, name):
         cut = drawn.choice([0, 1, 3, 40])
         (folder / name).write_bytes(content[:first] + drawn.choice(words) + content[first + cut :])
         try:
-            adapted(str(folder), "best", [loaded])
+            load_with_adapter(str(folder), "best", [loaded])
         except UserFault as fault:
             said.append(str(fault))
     assert len(said) > 50

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from minigpt.checkpoint import store
+from minigpt.checkpoint import folder as store
+from minigpt.checkpoint.folder import DamagedCheckpoint, list_checkpoints, verify
 from minigpt.checkpoint.load import load_checkpoint
-from minigpt.checkpoint.store import DamagedCheckpoint, list_checkpoints, verify
 from minigpt.config.compose import compose
 from minigpt.faults import NoUsableCheckpoint, UserFault
 from minigpt.rundir.run_directory import RunDirectory
@@ -102,13 +102,13 @@ def reseal(checkpoint):
         if path.name in manifest["files"]:
             content = path.read_bytes()
             manifest["files"][path.name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (checkpoint / "MANIFEST.json").write_bytes(store._sealed(manifest))
+    (checkpoint / "MANIFEST.json").write_bytes(store.sealed(manifest))
 
 
 def test_c4_a_checkpoint_of_a_newer_version_is_named_and_left_alone(run, straight):
     newest = list_checkpoints(run.path / "checkpoints")[-1]
     manifest = json.loads((newest / "MANIFEST.json").read_bytes())
-    (newest / "MANIFEST.json").write_bytes(store._sealed({**manifest, "format": 2, "minigpt": "9.9.9"}))
+    (newest / "MANIFEST.json").write_bytes(store.sealed({**manifest, "format": 2, "minigpt": "9.9.9"}))
     with pytest.raises(UserFault, match=r"made by minigpt 9\.9\.9 in format 2; this is minigpt .* reads format 1"):
         run(*SETTINGS)
     assert newest.is_dir()
@@ -173,7 +173,7 @@ def mutants(checkpoint, generator, count):
             reseal(checkpoint)
         elif generator.random() < 0.7:
             with contextlib.suppress(ValueError, AttributeError):
-                victim.write_bytes(store._sealed(json.loads(content)))
+                victim.write_bytes(store.sealed(json.loads(content)))
         yield number, victim.name
         for path, original in originals.items():
             path.write_bytes(original)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minigpt.checkpoint.store import best_checkpoint, read_manifest
+from minigpt.checkpoint.folder import best_checkpoint, read_manifest
 from minigpt.config.compose import compose
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.data.chat import tasks

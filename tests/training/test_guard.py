@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.optim import AdamW
 
-from minigpt.checkpoint import store
-from minigpt.checkpoint.store import list_checkpoints, read_manifest
+from minigpt.checkpoint import folder as store
+from minigpt.checkpoint.folder import list_checkpoints, read_manifest
 from minigpt.config.compose import compose
 from minigpt.config.schema import GuardConfig
 from minigpt.data.order import batch_of_step

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from minigpt import faults
-from minigpt.checkpoint import store
-from minigpt.checkpoint.store import list_checkpoints, verify
+from minigpt.checkpoint import folder as store
+from minigpt.checkpoint.folder import list_checkpoints, verify
 from minigpt.ranks.group import Processes
 from minigpt.ranks.signals import Signals
 from minigpt.ranks.slurm import PATIENCE_SECONDS

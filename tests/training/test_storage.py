@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from minigpt import files as plain_file
-from minigpt.checkpoint import store
-from minigpt.checkpoint.store import latest_usable, list_checkpoints, step_of, verify
+from minigpt.checkpoint import folder as store
+from minigpt.checkpoint.folder import latest_usable, list_checkpoints, step_of, verify
 from minigpt.faults import StorageFailure
 from minigpt.rundir import rows
 from minigpt.rundir.rows import RowFile, append_rows, read_rows
@@ -356,7 +356,7 @@ def test_d9_many_leftovers_and_many_checkpoints_don_t_delay_the_start(tmp_path, 
     read = []
     real = store.verify
     monkeypatch.setattr(store, "verify", lambda path: read.append(path) or real(path))
-    store.sweep_unfinished(tmp_path)
+    store.remove_unfinished(tmp_path)
     assert step_of(latest_usable(tmp_path)) == 499
     assert len(read) == 1, "checkpoints were read that are not needed"
     assert not list(tmp_path.glob(".step*"))

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from minigpt.checkpoint import store
-from minigpt.checkpoint.store import latest_usable, prune, step_of, write_checkpoint
+from minigpt.checkpoint import folder as checkpoints
+from minigpt.checkpoint.folder import latest_usable, prune, step_of, write_checkpoint
 
 
 def contents(step):
-    return {"model.safetensors": [bytes([step]) * 3000, bytes([step]) * 17], "state.json": [b"%d" % step]}
+    return {"model.safetensors": bytes([step]) * 3017, "state.json": b"%d" % step}
 
 
 class Recorder:
-    """Stands between store.py and the system, and writes down what is asked of it."""
+    """Stands between folder.py and the system, and writes down what is asked of it."""
 
     def __init__(self, monkeypatch, root: Path):
         self.log: list[tuple] = []
@@ -61,7 +61,7 @@ class Recorder:
                 self.log.append(("remove", self.name(path)))
             real_rmtree(path, **options)
 
-        monkeypatch.setattr(store, "open", opened, raising=False)
+        monkeypatch.setattr(checkpoints, "open", opened, raising=False)
         monkeypatch.setattr(os, "open", os_open)
         monkeypatch.setattr(os, "fsync", fsync)
         monkeypatch.setattr(os, "rename", rename)
@@ -174,12 +174,12 @@ def check_every_moment(tmp_path, log, before, wanted):
             place = tmp_path / f"{done}-{states}"
             place.mkdir()
             disk.after_power_loss(place, keep_names, part)
-            store.sweep_unfinished(place)
+            checkpoints.remove_unfinished(place)
             latest = latest_usable(place, say=lambda _: pytest.fail("a damaged checkpoint under its final name"))
             assert latest is not None, log[:done]
             assert step_of(latest) in wanted(done), (step_of(latest), keep_names, part, log[done - 1][:2])
-            for name, parts in contents(step_of(latest)).items():
-                assert (latest / name).read_bytes() == b"".join(map(bytes, parts))
+            for name, content in contents(step_of(latest)).items():
+                assert (latest / name).read_bytes() == content
             states += 1
             shutil.rmtree(place)
         if done < len(log):

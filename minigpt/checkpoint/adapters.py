@@ -1,20 +1,21 @@
 """Adapters in the layout of peft, Hugging Face's library: adapter_config.json and adapter_model.safetensors.
 
 The tensors have the names that the matrices have in a Hugging Face folder of the model, so peft can load them into what
-`minigpt export format=hf` writes of it. The header of the tensors' file holds the hashes of the model and of the
+`minigpt export format=hf` writes of it. The label of the tensors' file holds the hashes of the model and of the
 tokenizer with which they were trained.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from minigpt.checkpoint import pack
+from minigpt.checkpoint import contents
 from minigpt.checkpoint.foreign import GPT2_NAMES, LLAMA_NAMES, theirs
 from minigpt.config.convert import shown
 from minigpt.faults import UserFault
@@ -53,17 +54,17 @@ def base_hash(gpt: GPT) -> str:
 
 def tensors_of(gpt: GPT) -> dict[str, dict[str, Tensor]]:
     """Return the tensors that a checkpoint holds of a model, by file: its weights, and separately its adapter."""
-    adapter, files = adapter_of(gpt), {pack.MODEL: base_of(gpt)}
+    adapter, files = adapter_of(gpt), {contents.MODEL: base_of(gpt)}
     if adapter is not None:
         files[ADAPTER] = {
-            f"{their_name(gpt, place)}.lora_{letter}.weight": tensor
+            f"{peft_name(gpt, place)}.lora_{letter}.weight": tensor
             for place, pair in adapter.pairs.items()
             for letter, tensor in zip("AB", pair, strict=True)
         }
     return files
 
 
-def their_name(gpt: GPT, place: Place) -> str:
+def peft_name(gpt: GPT, place: Place) -> str:
     """Return peft's name of a matrix."""
     names = GPT2_NAMES | _GATE if gpt.config.attention == "softmax" else LLAMA_NAMES
     return PREFIX + theirs(f"{place.layer}.weight", names)[place.part].removesuffix(".weight")
@@ -73,7 +74,7 @@ def config_json(gpt: GPT) -> dict[str, Any]:
     """Return the adapter_config.json of the adapter that a model has on."""
     adapter = adapter_of(gpt)
     assert adapter is not None
-    modules = {re.sub(r".*\.\d+\.", "", their_name(gpt, place)) for place in adapter.pairs}
+    modules = {re.sub(r".*\.\d+\.", "", peft_name(gpt, place)) for place in adapter.pairs}
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -88,61 +89,51 @@ def config_json(gpt: GPT) -> dict[str, Any]:
     }
 
 
-def read_adapter(read: Callable[[str], bytes], gpt: GPT, origin: str) -> Adapter:
+def read_adapter(find: Callable[[str], Path], gpt: GPT, origin: str) -> Adapter:
     """Read an adapter.
 
     Args:
-        read: name of a file -> its bytes.
+        find: name of a file -> its path.
         gpt: a model of the shape that the adapter is for.
         origin: where the files are.
-
-    Raises:
-        UserFault: it is another kind of adapter, or for a model of another shape.
     """
-    rank, alpha = _read_config(read(ADAPTER_CONFIG), f"{origin}/{ADAPTER_CONFIG}")
-    content = read(ADAPTER)
-    tensors = pack.unpack_tensors(content, f"{origin}/{ADAPTER}")
-    if (broken := pack.first_non_finite(tensors)) is not None:
+    rank, alpha = _read_config(find(ADAPTER_CONFIG))
+    file = find(ADAPTER)
+    tensors, label = contents.read_tensors(file), contents.read_label(file)
+    if (broken := contents.first_non_finite(tensors)) is not None:
         raise UserFault(f"{origin} holds numbers that are not finite ({shown(broken)}). Use an earlier checkpoint")
     pairs: dict[Place, tuple[Tensor, Tensor]] = {}
     for place in places(gpt):
-        name, columns = their_name(gpt, place), gpt.get_submodule(place.layer).in_features
-        found = [tensors.pop(f"{name}.lora_{letter}.weight", None) for letter in "AB"]
-        if found == [None, None]:
+        name, columns = peft_name(gpt, place), gpt.get_submodule(place.layer).in_features
+        pair = [tensors.pop(f"{name}.lora_{letter}.weight", None) for letter in "AB"]
+        if pair == [None, None]:
             continue
-        shapes = [None if each is None else tuple(each.shape) for each in found]
+        shapes = [None if tensor is None else tuple(tensor.shape) for tensor in pair]
         if shapes != [(rank, columns), (place.rows, rank)]:
             wanted = f"{(rank, columns)} and {(place.rows, rank)}"
             raise UserFault(f"{origin}: {name} has matrices of {shapes[0]} and {shapes[1]}; the model needs {wanted}")
-        pairs[place] = (found[0], found[1])  # type: ignore[assignment]
+        pairs[place] = (pair[0], pair[1])  # type: ignore[assignment]
     if tensors or not pairs:
         strange = f"holds {shown(min(tensors))}, which the model has no place for" if tensors else "holds nothing"
         raise UserFault(f"the adapter {origin} {strange}. Put it on the model that it was trained on")
-    return Adapter(rank, alpha, pairs, _hash_in(content, BASE), _hash_in(content, WORDS))
+    return Adapter(rank, alpha, pairs, label.get(BASE, ""), label.get(WORDS, ""))
 
 
-def _read_config(content: bytes, origin: str) -> tuple[int, float]:
+def _read_config(path: Path) -> tuple[int, float]:
     """Return the rank and the effective alpha."""
     try:
-        config = json.loads(content)
+        config = json.loads(path.read_bytes())
         kind, rank, alpha = config["peft_type"], config["r"], config["lora_alpha"]
     except (ValueError, LookupError, TypeError, RecursionError):
-        raise UserFault(f"{origin} is no adapter's: it has no peft_type, r and lora_alpha") from None
+        raise UserFault(f"{path} is no adapter's: it has no peft_type, r and lora_alpha") from None
     whole = type(rank) is int and 0 < rank <= 1 << 16 and type(alpha) in (int, float) and 0 < alpha < 1e9
     if kind != "LORA" or not whole:
         got = f"peft_type={shown(kind)} r={shown(rank)} lora_alpha={shown(alpha)}"
-        raise UserFault(f"{origin}: got {got}; wanted LORA with numbers above 0")
+        raise UserFault(f"{path}: got {got}; wanted LORA with numbers above 0")
     if config.get("bias") == "none":
         del config["bias"]
     wrong = [key for key in sorted(config) if key not in _HARMLESS and config[key]]
     wrong += ["init_lora_weights"] if config.get("init_lora_weights", True) not in _PLAIN_STARTS else []
     if wrong:
-        raise UserFault(f"{origin}: {shown(wrong[0])[1:-1]}={shown(config[wrong[0]])} is not known here")
+        raise UserFault(f"{path}: {shown(wrong[0])[1:-1]}={shown(config[wrong[0]])} is not known here")
     return rank, alpha * rank**0.5 if config.get("use_rslora") else alpha
-
-
-def _hash_in(content: bytes, name: str) -> str:
-    """Return a hash from the header of a valid safetensors file; "" if there is none."""
-    header: Mapping[str, Any] = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    found = str(header.get("__metadata__", {}).get(name, ""))
-    return found if re.fullmatch("[0-9a-f]{64}", found) else ""

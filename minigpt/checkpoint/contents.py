@@ -1,0 +1,141 @@
+"""The contents of a checkpoint's files: tensors as safetensors, the rest as JSON, no pickle."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from minigpt.config.convert import shown
+from minigpt.faults import UserFault
+from minigpt.model.parts import held_rows, local
+
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+STATE, CONFIG, TOKENIZER = "state.json", "config.json", "tokenizer.json"
+CALLBACKS = "callbacks.json"  # only where a user's own callbacks have state
+LABEL = "minigpt"  # the one key of our metadata: safetensors writes several in any order
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def to_json(value: Any) -> bytes:
+    """Return canonical JSON: equal values give equal bytes."""
+    return json.dumps(value, indent=1, sort_keys=True).encode()
+
+
+def copy_tensors(tensors: Mapping[str, Tensor], memory: dict[str, Tensor] | None) -> dict[str, Tensor]:
+    """Copy tensors into main memory, where they stay as they are while training goes on.
+
+    A sharded tensor is gathered from all processes, which must all call this, one tensor at a time.
+
+    Args:
+        tensors: on any device.
+        memory: where the copies are kept; filled at the first call, overwritten at later ones. None: this process only
+            gives its shards.
+
+    Returns:
+        The copies, contiguous.
+    """
+    for name, tensor in tensors.items():
+        whole: Any = tensor.detach()
+        if hasattr(whole, "full_tensor"):
+            whole = whole.full_tensor()
+        if memory is not None:
+            memory.setdefault(name, torch.empty(whole.shape, dtype=whole.dtype)).copy_(whole)
+    return {} if memory is None else {name: memory[name] for name in tensors}
+
+
+def pack_tensors(tensors: Mapping[str, Tensor], label: Mapping[str, str] | None = None) -> bytes:
+    """Return a safetensors file: equal tensors and labels give equal bytes."""
+    return save(dict(tensors), {LABEL: json.dumps(label, sort_keys=True)} if label else None)
+
+
+def read_label(path: Path) -> dict[str, str]:
+    """Return the label of a safetensors file; {} if it has none."""
+    with safe_open(path, "pt") as file:
+        label = json.loads((file.metadata() or {}).get(LABEL, "{}"))
+    return label if isinstance(label, dict) else {}
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the floating-point tensors of a safetensors file, read as they are used. Nothing in the file is run."""
+    try:
+        tensors = load_file(path)
+    except Exception as error:  # SafetensorError for most, KeyError for new types, RuntimeError for absurd shapes
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+        with open(path, "rb") as file:
+            hint = looks_like(file.read(64))
+        raise UserFault(f"{path} is no usable safetensors file ({reason}){hint}. Use another checkpoint") from None
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _FLOATS:
+            raise UserFault(f"{path} holds {shown(name)} as {tensor.dtype}; wanted floating-point numbers")
+    return tensors
+
+
+def looks_like(content: bytes) -> str:
+    """Return a clause for an error sentence if a file's first bytes are those of a pickle, else ""."""
+    if content[:1] == b"\x80" or content[:2] == b"PK":
+        return "; it looks like a pickle, as torch.save writes, which could run any code: it is not read"
+    return ""
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the optimizer's running averages, named `<parameter index>.<average>`.
+
+    Its hyperparameters follow from the config and the step, so they are not stored.
+    """
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{index}.{name}": torch.as_tensor(value) for index, values in state.items() for name, value in values.items()
+    }
+
+
+def restore_optimizer(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> None:
+    """Put running averages back into an optimizer over the same parameters, keeping its hyperparameters.
+
+    Over sharded parameters each process takes its rows.
+    """
+    if not tensors:
+        return
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    matrices = getattr(optimizer, "matrices", ())  # Muon's
+    state: dict[int, dict[str, Tensor]] = {}
+    for index, parameter in enumerate(parameters):
+        names = ("momentum",) if parameter in matrices else ("exp_avg", "exp_avg_sq")
+        state[index] = {name: torch.zeros_like(parameter.detach()) for name in names}
+        if parameter not in matrices:
+            state[index]["step"] = torch.zeros((), device=parameter.device)
+    averages = {f"{index}.{name}": tensor for index, of in state.items() for name, tensor in of.items()}
+    differing = sorted(
+        name
+        for name in averages.keys() | tensors.keys()
+        if name not in averages or name not in tensors or averages[name].shape != tensors[name].shape
+    )
+    if differing:
+        raise UserFault(
+            f"{OPTIMIZER} does not belong to this model and optimizer: {shown(differing[0])} is missing, or of another "
+            f"shape ({len(differing)} of {len(tensors)} averages). Use another checkpoint"
+        )
+    rows = {
+        name: tensors[name][held_rows(tensor)] if tensor.dim() else tensors[name] for name, tensor in averages.items()
+    }
+    if (broken := first_non_finite(rows)) is not None:
+        raise UserFault(f"{OPTIMIZER} holds a non-finite average ({broken}). Use an earlier checkpoint")
+    for name, tensor in averages.items():
+        local(tensor).copy_(rows[name])
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the name of the first tensor that holds a NaN or infinity, or None, in one fused pass."""
+    floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
+    if not floats:
+        return None
+    largest = torch._foreach_norm(list(floats.values()), float("inf"))
+    for name, value in zip(floats, largest, strict=True):
+        if not bool(torch.isfinite(value)):
+            return name
+    return None

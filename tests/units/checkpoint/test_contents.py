@@ -1,0 +1,98 @@
+"""Tensors in and out of safetensors, and optimizers that continue where they stood."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from minigpt.checkpoint.contents import (
+    copy_tensors,
+    optimizer_tensors,
+    pack_tensors,
+    read_label,
+    read_tensors,
+    restore_optimizer,
+)
+from minigpt.checkpoint.load import resize_vocabulary
+from minigpt.config.schema import ModelConfig, OptimizerConfig
+from minigpt.faults import UserFault
+from minigpt.model.gpt import GPT
+from minigpt.training.optimizer import build_optimizer
+
+SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=12, block_size=8)
+
+
+def file_of(tmp_path, tensors, label=None):
+    (tmp_path / "file.safetensors").write_bytes(pack_tensors(tensors, label))
+    return tmp_path / "file.safetensors"
+
+
+def stepped(name, seed=0):
+    torch.manual_seed(seed)
+    gpt = GPT(SMALL, 70)
+    optimizer = build_optimizer(OptimizerConfig(name=name), gpt)
+    gpt(torch.zeros(1, 8, dtype=torch.int64)).square().mean().backward()
+    optimizer.step()
+    return optimizer
+
+
+def test_tensors_and_their_label_come_back(tmp_path):
+    tensors = {"b": torch.randn(3, 5), "a": torch.tensor(2.0), "half": torch.randn(7).bfloat16()}
+    file = file_of(tmp_path, tensors, {"one": "1", "two": "2"})
+    assert read_label(file) == {"one": "1", "two": "2"}
+    read = read_tensors(file)
+    assert read.keys() == tensors.keys()
+    assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
+
+
+def test_equal_tensors_give_equal_bytes_in_any_process():
+    code = "import torch, sys; from minigpt.checkpoint.contents import pack_tensors as pack; "
+    code += "sys.stdout.buffer.write(pack({'b': torch.ones(3), 'a': torch.zeros(2)}, {'x': '1', 'y': '2', 'z': '3'}))"
+    assert len({subprocess.run([sys.executable, "-c", code], capture_output=True).stdout for _ in range(2)}) == 1
+
+
+def test_copies_stay_while_training_goes_on():
+    tensor, memory = torch.ones(3), {}
+    copies = copy_tensors({"a": tensor}, memory)
+    tensor += 1
+    assert copies["a"].tolist() == [1, 1, 1]
+    assert copy_tensors({"a": tensor}, memory)["a"] is copies["a"]  # the same memory
+    assert copies["a"].tolist() == [2, 2, 2]
+    assert copy_tensors({"a": tensor}, None) == {}
+
+
+def test_a_pickle_and_whole_numbers_are_refused(tmp_path):
+    torch.save({"a": torch.ones(2)}, tmp_path / "pickle.safetensors")
+    with pytest.raises(UserFault, match="looks like a pickle"):
+        read_tensors(tmp_path / "pickle.safetensors")
+    with pytest.raises(UserFault, match="wanted floating-point numbers"):
+        read_tensors(file_of(tmp_path, {"a": torch.ones(2, dtype=torch.int64)}))
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_an_optimizer_continues_where_it_stood(name):
+    before, after = stepped(name), stepped(name, seed=1)
+    restore_optimizer(optimizer_tensors(before), after)
+    for key, tensor in optimizer_tensors(before).items():
+        assert torch.equal(optimizer_tensors(after)[key], tensor)
+
+
+def test_averages_of_another_optimizer_or_with_nan_are_refused():
+    averages = optimizer_tensors(stepped("muon"))
+    with pytest.raises(UserFault, match="does not belong to this model and optimizer"):
+        restore_optimizer(averages, stepped("adamw"))
+    averages["0.momentum"] = averages["0.momentum"] * torch.nan
+    with pytest.raises(UserFault, match="non-finite average"):
+        restore_optimizer(averages, stepped("muon"))
+
+
+def test_new_tokens_begin_near_the_mean_of_the_known_ones():
+    gpt = GPT(SMALL, 70)
+    weights = {name: tensor.clone() for name, tensor in GPT(SMALL, 66).state_dict().items()}
+    weights["token_embedding.weight"] += 3
+    table = resize_vocabulary(weights, gpt, known=66)["token_embedding.weight"]
+    assert torch.equal(table[:66], weights["token_embedding.weight"][:66])
+    new = table[66:70]
+    assert (new - weights["token_embedding.weight"][:66].mean(0)).abs().max() < 0.2
+    assert len(new.unique(dim=0)) == 4

@@ -1,0 +1,189 @@
+"""Durable checkpoint folders: whole or absent, verified, set aside, pruned."""
+
+import errno
+import json
+import os
+import random
+
+import pytest
+
+from minigpt.checkpoint import folder as checkpoints
+from minigpt.checkpoint.folder import (
+    DamagedCheckpoint,
+    best_checkpoint,
+    latest_usable,
+    list_checkpoints,
+    prune,
+    remove_unfinished,
+    step_of,
+    verify,
+    write_checkpoint,
+)
+from minigpt.faults import NoUsableCheckpoint, StorageFailure
+
+FILES = {"model.safetensors": bytes(range(256)), "state.json": b'{"step": 3}'}
+
+
+def write(folder, step, val_loss=None):
+    os.makedirs(folder, exist_ok=True)
+    return write_checkpoint(folder, step, FILES, {"val_loss": val_loss})
+
+
+def test_what_is_written_verifies_and_equal_contents_give_equal_bytes(tmp_path):
+    one, two = write(tmp_path / "a", 7), write(tmp_path / "b", 7)
+    assert verify(one)["step"] == 7
+    assert sorted(os.listdir(one)) == ["MANIFEST.json", "model.safetensors", "state.json"]
+    for name in os.listdir(one):
+        assert (one / name).read_bytes() == (two / name).read_bytes()
+
+
+def test_any_flipped_bit_is_noticed_and_the_older_checkpoint_is_used(tmp_path):
+    generator = random.Random(1)
+    for trial in range(20):
+        folder = tmp_path / str(trial)
+        old, new = write(folder, 5), write(folder, 6)
+        victim = new / generator.choice(["MANIFEST.json", "model.safetensors", "state.json"])
+        content = bytearray(victim.read_bytes())
+        position = generator.randrange(len(content) * 8)
+        content[position // 8] ^= 1 << (position % 8)
+        victim.write_bytes(content)
+        assert latest_usable(folder, say=lambda _: None) == old
+        assert (folder / "step-000000006.damaged").is_dir()
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda path: (path / "state.json").write_bytes(b""),
+        lambda path: (path / "state.json").unlink(),
+        lambda path: (path / "MANIFEST.json").unlink(),
+        lambda path: (path / "MANIFEST.json").write_bytes(b"[]"),
+        lambda path: (path / "MANIFEST.json").write_bytes(
+            checkpoints.sealed({"format": 1, "files": {"../x": {"bytes": 1, "sha256": ""}}})
+        ),
+    ],
+    ids=["empty", "missing", "no manifest", "no mapping", "a path outside"],
+)
+def test_a_truncated_missing_or_foreign_file_is_damage(tmp_path, harm):
+    path = write(tmp_path, 1)
+    harm(path)
+    with pytest.raises(DamagedCheckpoint):
+        verify(path)
+
+
+def test_with_every_checkpoint_damaged_training_is_never_started_over(tmp_path):
+    for step in (1, 2):
+        (write(tmp_path, step) / "state.json").write_bytes(b"?")
+    for _ in range(2):  # the second time all are already set aside
+        with pytest.raises(NoUsableCheckpoint, match="NOT started over"):
+            latest_usable(tmp_path, say=lambda _: None)
+    assert latest_usable(tmp_path / "missing") is None  # no checkpoints at all: a new run
+
+
+@pytest.mark.parametrize("call", ["fsync", "rename", "mkdir"])
+def test_a_fault_at_any_call_of_a_save_leaves_the_old_checkpoint_and_no_litter(tmp_path, monkeypatch, call):
+    write(tmp_path, 1)
+    place = checkpoints.Path if call == "mkdir" else checkpoints.os
+    real, count, failed = getattr(place, call), 0, True
+    while failed:
+        count, left, failed = count + 1, count + 1, False
+
+        def fail_at(*arguments, **options):
+            nonlocal left, failed
+            left -= 1
+            if left == 0:
+                failed = True
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(*arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(place, call, fail_at)
+            if failed_write := _fails(lambda: write(tmp_path, 2)):
+                assert "No space left on device" in failed_write
+            assert bool(failed_write) == failed
+        assert verify(tmp_path / "step-000000001")["step"] == 1
+        assert verify(latest_usable(tmp_path))
+        assert not list(tmp_path.glob(".step*")), "litter"
+    assert count > 1
+
+
+def _fails(action) -> str:
+    try:
+        action()
+    except StorageFailure as failure:
+        return str(failure)
+    return ""
+
+
+def test_a_full_disk_is_named_with_both_numbers(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000})())
+    with pytest.raises(StorageFailure, match=r"needs .* MB in .*, and 0.0 MB are free"):
+        write(tmp_path, 1)
+
+
+def test_a_disk_that_gives_back_other_bytes_is_noticed_at_once(tmp_path, monkeypatch):
+    real = checkpoints._write_flushed
+
+    def write_badly(path, content):
+        entry = real(path, content)
+        if path.name == "model.safetensors":
+            path.write_bytes(content[:-1] + b"?")
+        return entry
+
+    monkeypatch.setattr(checkpoints, "_write_flushed", write_badly)
+    with pytest.raises(StorageFailure, match="what was read back is not what was written"):
+        write(tmp_path, 1)
+    assert list_checkpoints(tmp_path) == []
+    assert (tmp_path / "step-000000001.damaged").is_dir()
+
+
+def test_a_disk_that_cannot_be_read_sets_no_checkpoint_aside(tmp_path, monkeypatch):
+    newest = write(tmp_path, 6)
+
+    def refuse(path):
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(checkpoints, "sha256_of", refuse)
+    with pytest.raises(StorageFailure, match=r"model\.safetensors can't be read: Input/output error"):
+        latest_usable(tmp_path, say=lambda _: None)
+    assert list_checkpoints(tmp_path) == [newest]
+
+
+def test_the_newest_the_best_and_every_nth_stay(tmp_path):
+    losses = {10: 3.0, 20: 1.0, 30: 2.0, 40: None, 50: 2.5, 60: 2.6}
+    for step, loss in losses.items():
+        write(tmp_path, step, loss)
+    prune(tmp_path, keep_last=2, keep_every_steps=30)
+    assert [step_of(path) for path in list_checkpoints(tmp_path)] == [20, 30, 50, 60]
+    assert step_of(best_checkpoint(tmp_path)) == 20
+    prune(tmp_path, keep_last=1, keep_every_steps=0)  # never fewer than two
+    assert [step_of(path) for path in list_checkpoints(tmp_path)] == [20, 50, 60]
+
+
+def test_without_any_validation_the_newest_is_the_best(tmp_path):
+    for step in (1, 2, 3):
+        write(tmp_path, step)
+    assert step_of(best_checkpoint(tmp_path)) == 3
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    (tmp_path / ".step-000000001.tmp").mkdir()
+    whole = write(tmp_path, 2)
+    remove_unfinished(tmp_path)
+    assert list(tmp_path.iterdir()) == [whole]
+
+
+def test_a_link_among_the_checkpoints_is_no_checkpoint(tmp_path):
+    others = write(tmp_path / "other", 9)
+    mine = write(tmp_path / "mine", 1)
+    (tmp_path / "mine" / others.name).symlink_to(others)
+    assert list_checkpoints(tmp_path / "mine") == [mine]
+
+
+def test_a_checkpoint_of_another_version_keeps_nothing_from_being_tidied_up(tmp_path):
+    for step in (1, 2, 3, 4):
+        write(tmp_path, step)
+    other = tmp_path / "step-000000001" / "MANIFEST.json"
+    other.write_bytes(checkpoints.sealed({**json.loads(other.read_bytes()), "format": 99}))
+    prune(tmp_path, keep_last=2, keep_every_steps=0)  # and raises nothing
+    assert other.exists()
