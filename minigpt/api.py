@@ -60,13 +60,14 @@ class TrainedGPT:
         if unknown := options.keys() - set(OPTIONS):
             raise TypeError(f"generate() has no option {min(unknown)!r}; it takes {', '.join(OPTIONS)}")
         from minigpt.config.check import find_faults
+        from minigpt.sampling.filters import options_of
         from minigpt.sampling.write import encode_prompt, write
 
         options |= {"checkpoint": str(self.path), "max_new_tokens": max_new_tokens, "seed": seed}
         config = SampleConfig(temperature=temperature, **options)
         if faults := find_faults(config):
             raise UserFault(*(fault.sentence for fault in faults))
-        return write(self.model, self.tokenizer, [encode_prompt(self.tokenizer, prompt)], config)[0].text
+        return write(self.model, self.tokenizer, [encode_prompt(self.tokenizer, prompt)], options_of(config))[0].text
 
     def loss(self, text: str) -> float:
         """Return the mean loss on a text, in nats per token.

@@ -55,7 +55,7 @@ def sample(arguments: list[str]) -> int:
     config = _compose("sample", arguments)
 
     with loading():
-        from minigpt.sampling.command import sample
+        from minigpt.sampling.sample import sample
 
     return sample(config)
 
@@ -229,13 +229,13 @@ def draw_attention(arguments: list[str]) -> None:
 
 
 def look(arguments: list[str]) -> None:
-    """Write a page that shows the tokens of a text and the attention to them."""
+    """Write a page, or a picture, of the tokens of a text and the attention to them."""
     config = _compose("look", arguments)
 
     with loading():
         from minigpt.serving.look import look
 
-    print(f"Wrote {look(config)}")
+    print("Wrote", *look(config))
 
 
 def chat(arguments: list[str]) -> int:
@@ -253,7 +253,7 @@ def serve(arguments: list[str]) -> int:
     config = _compose("serve", arguments)
 
     with loading():
-        from minigpt.serving.command import serve
+        from minigpt.serving.serve import serve
 
     return serve(config)
 

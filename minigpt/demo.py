@@ -12,7 +12,7 @@ from minigpt.faults import FINISHED
 from minigpt.invocation import typed
 from minigpt.launcher import launched
 from minigpt.report.record import best_row, number, read_record
-from minigpt.sampling.command import sample
+from minigpt.sampling.sample import sample
 from minigpt.stages import train_in_stages
 from minigpt.training.run import train
 

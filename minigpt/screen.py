@@ -20,6 +20,20 @@ def tell(line: str) -> None:
     print(f"\r\x1b[K{line}" if sys.stdout.isatty() else line, flush=True)
 
 
+def note(text: str) -> None:
+    """Print a message to stderr, where stdout is for a model's text alone."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def show(text: str) -> None:
+    """Print a part of a model's text: as it is to a file, with control characters made visible to a terminal."""
+    if sys.stdout.isatty():
+        text = text.translate(CONTROL_PICTURES)
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))  # a terminal without é gets a ?
+    sys.stdout.flush()
+
+
 @contextlib.contextmanager
 def moving_line() -> Iterator[None]:
     """Allow lines that move on a terminal in a `with` block; they are cleared after it, also after a fault."""

@@ -15,8 +15,8 @@ from minigpt.config.compose import compose
 from minigpt.data.preparing.prepare import prepare
 from minigpt.faults import UserFault
 from minigpt.model.evaluate import evaluate
-from minigpt.sampling.command import sample
-from minigpt.sampling.stream import show
+from minigpt.sampling.sample import sample
+from minigpt.screen import show
 
 HEAVY = {"torch", "lightning", "hydra", "torch._dynamo", "torch._inductor", "sympy", "matplotlib", "pandas", "wandb",
          "lm_eval"}  # fmt: skip

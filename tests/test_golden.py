@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from minigpt.config.compose import compose
-from minigpt.sampling.command import sample
+from minigpt.sampling.sample import sample
 from minigpt.training.run import train
 
 GOLDEN = Path(__file__).parent / "golden"

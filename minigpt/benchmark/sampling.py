@@ -3,7 +3,6 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -11,10 +10,11 @@ from torch import Tensor
 
 from minigpt.benchmark.bench import Bench, Measurement, Section
 from minigpt.benchmark.steps import new_model, set_up
-from minigpt.config.schema import ModelConfig, SampleConfig
+from minigpt.config.schema import ModelConfig
 from minigpt.data.text import Split
-from minigpt.sampling.command import DTYPES, choose_decoder
+from minigpt.sampling.filters import SamplingOptions
 from minigpt.sampling.native.decoder import round_to_int8
+from minigpt.sampling.sample import DTYPES, choose_decoder
 from minigpt.sampling.write import write
 
 BATCHES = (1, 8, 32)
@@ -53,15 +53,15 @@ def sample(words: Sequence[str], precision: str, batch: int, new: int) -> Measur
     """Time what minigpt sample does between reading a checkpoint and printing."""
     config, prepared, choices = set_up(words)
     torch.set_float32_matmul_precision("highest")  # torch's default, which minigpt sample does not change
-    options = SampleConfig(seed=config.seed, device=choices.device, precision=precision)  # type: ignore[arg-type]
     gpt = new_model(config, choices, prepared.tokenizer.vocab_size).to(choices.device, DTYPES[precision]).eval()
     if precision == "int8":
         round_to_int8(gpt)
-    decoder = choose_decoder(options, gpt)
+    decoder = choose_decoder(gpt, "auto", precision)
 
     def writer(prompts: list[list[int]], new: int) -> int:
-        samples = write(gpt, prepared.tokenizer, prompts, replace(options, max_new_tokens=new), decoder=decoder)
-        return sum(len(sample.tokens) for sample in samples)
+        options = SamplingOptions(max_new_tokens=new, seed=config.seed)
+        texts = write(gpt, prepared.tokenizer, prompts, options, decoder=decoder)
+        return sum(len(text.written) for text in texts)
 
     return speed(writer, config.model, prepared.val, batch=batch, new=new)
 

@@ -205,6 +205,15 @@ class ServeConfig:
     host: str = setting("127.0.0.1", "address to listen at; another than this machine's own needs a token", "watch")
     port: int = setting(8000, "0 = any free port", "watch", low=0, high=65535)
     token_file: str | None = setting(None, "a file with the token; or MINIGPT_TOKEN", "watch", literal=True)
+    hosts: list[str] = setting(
+        [],
+        "another name in Host that is this server, of a proxy say; may be given several times",
+        "watch",
+        literal=True,
+    )
+    origins: list[str] = setting(
+        [], "https://... whose pages may use it; may be given several times", "watch", literal=True
+    )
     rows: int = setting(16, "texts written at a time, of each model", "machine", low=1, high=32)
     queue: int = setting(64, "texts that may wait, of each model", "machine", low=0, high=10_000)
     max_tokens: int = setting(4096, "most tokens of a text", "machine", low=1, high=10**6)
@@ -243,13 +252,15 @@ class ChatConfig:
 class LookConfig:
     """Write a page that shows the tokens of a text and the attention to them, as one file.
 
-    Example:
+    Examples:
       minigpt look checkpoint=runs/NAME text='To be, or not to be'
+      minigpt look checkpoint=runs/NAME text='To be, or not to be' png=attention.png
     """
 
     checkpoint: str | None = setting(None, "run, checkpoint or Hugging Face folder", "watch", literal=True)
     text: str = setting("", "what the model reads", "watch", literal=True, required=True)
     out: str = setting("look.html", "the file", "watch", literal=True)
+    png: str | None = setting(None, "also a picture of each layer's heads", "watch", literal=True)
     which: Which = setting("best", "of a run's checkpoints", "watch")
 
 

@@ -12,9 +12,9 @@ from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from minigpt.checkpoint.load import load_checkpoint
-from minigpt.config.schema import SampleConfig
 from minigpt.evaluation.questions import Pair, encode_pair, score_pairs
 from minigpt.machine.hardware import find_named
+from minigpt.sampling.filters import SamplingOptions
 from minigpt.sampling.write import encode_prompt, start_token, write
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class MiniGPT(LM):
 
     def _write(self, context: str, options: dict) -> str:
         until = options.get("until") or []
-        config = SampleConfig(
+        config = SamplingOptions(
             stop=[until] if isinstance(until, str) else list(until),
             max_new_tokens=options.get("max_gen_toks", 256),
             temperature=options.get("temperature", 0.0) if options.get("do_sample") else 0.0,

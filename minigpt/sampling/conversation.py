@@ -5,13 +5,18 @@ plain transcript, which it may or may not continue.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minigpt.data.chat.roles import encode_turn, ends_of, has_roles
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
+from minigpt.sampling.filters import SamplingOptions
 
 ROLES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant"}
+
+
+class ConversationTooLong(UserFault):
+    """The context can't hold the messages and an answer."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,10 @@ class Turn:
     tokens: list[int]
     ends: frozenset[int]  # tokens that end the answer
     stop: Sequence[str] = ()  # texts that end the answer
+
+    def options(self, options: SamplingOptions) -> SamplingOptions:
+        """Return sampling options with which the answer ends at the turn's stop strings, too."""
+        return replace(options, stop=[*options.stop, *self.stop])
 
 
 def turn_of(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> Turn:
@@ -38,9 +47,6 @@ def turn_of(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> Turn
     Args:
         tokenizer: the model's.
         messages: role (one of ROLES) and content of each, at least one.
-
-    Raises:
-        UserFault: a character that the tokenizer does not know.
     """
     if has_roles(tokenizer):
         return Turn(encode_turn(tokenizer, messages), ends_of(tokenizer))
@@ -48,13 +54,18 @@ def turn_of(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> Turn
     return Turn(tokenizer.encode("".join([*lines, "Assistant:"])), ends_of(tokenizer), ["\nUser:"])
 
 
-def refuse_too_long(turn: Turn, block_size: int) -> None:
-    """Refuse messages that are longer than the model's context: it would read their end only, without their roles.
+def refuse_too_long(turn: Turn, block_size: int, max_new_tokens: int) -> None:
+    """Refuse messages that leave an answer less than a quarter of the context, if it may be as long as that.
+
+    The model would read the end of longer ones only, without their roles. `chat` and the page then leave out the
+    oldest exchange.
 
     Raises:
-        UserFault: they are longer.
+        ConversationTooLong: they are longer.
     """
-    if len(turn.tokens) > block_size:
-        raise UserFault(
-            f"the model reads {block_size:,} tokens, and these messages have {len(turn.tokens):,}. Send a shorter one"
+    room = block_size - min(max_new_tokens, block_size // 4)
+    if len(turn.tokens) > room:
+        kept = f", of which {block_size - room:,} are for the answer" if room < block_size else ""
+        raise ConversationTooLong(
+            f"the model reads {block_size:,} tokens{kept}; these messages have {len(turn.tokens):,}. Send a shorter one"
         )

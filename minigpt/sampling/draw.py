@@ -16,7 +16,7 @@ def uniform(seed: int, sample: int, position: int) -> float:
         seed: the user's.
         sample: which of its prompt's samples this is, from 0.
         position: where the token will stand in the whole text, prompt included, from 0. So a text written in
-            two sittings (the first part given back as the prompt) is the text written in one.
+            two sittings (the first part given back as the prompt) is, with the same seed, the text written in one.
     """
     state = 0
     for number in (seed, sample, position):

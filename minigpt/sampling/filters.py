@@ -1,19 +1,40 @@
 """What shapes the choice of the next token: pure functions, logits (B, V) in, logits (B, V) out.
 
-A token that is ruled out gets minus infinity; the likeliest token is never ruled out. Options must be within their
-ranges (config/schema.py): a SampleConfig made of a user's values is checked first (config/check.py).
+A token that is ruled out gets minus infinity; the likeliest token is never ruled out.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from minigpt.config.schema import SampleConfig
+NUCLEUS = 512  # likeliest tokens, which mostly hold top_p: they are found much faster than the whole order
 
 
-def filter_rows(logits: Tensor, seen: Tensor | None, options: Sequence[SampleConfig]) -> Tensor:
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How a text is continued. Ranges are those of `minigpt sample` (config/schema.py), and are not checked here."""
+
+    max_new_tokens: int = 256
+    temperature: float = 0.8
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 1337
+    stop: Sequence[str] = ()
+
+
+def options_of(config: Any) -> SamplingOptions:
+    """Return the sampling options among a command's settings; options that the command lacks have their defaults."""
+    names = [field.name for field in fields(SamplingOptions)]
+    return SamplingOptions(**{name: getattr(config, name) for name in names if hasattr(config, name)})
+
+
+def filter_rows(logits: Tensor, seen: Tensor | None, options: Sequence[SamplingOptions]) -> Tensor:
     """Apply `filter_logits` with options for each row; rows with the same filters are done together.
 
     Args:
@@ -28,13 +49,13 @@ def filter_rows(logits: Tensor, seen: Tensor | None, options: Sequence[SampleCon
     if filters.count(filters[0]) == len(filters):
         return filter_logits(logits, seen, options[0])
     filtered = torch.empty_like(logits)
-    for each in dict.fromkeys(filters):
-        rows = [row for row, own in enumerate(filters) if own == each]
+    for group in dict.fromkeys(filters):
+        rows = [row for row, filter_of_row in enumerate(filters) if filter_of_row == group]
         filtered[rows] = filter_logits(logits[rows], None if seen is None else seen[rows], options[rows[0]])
     return filtered
 
 
-def filter_logits(logits: Tensor, seen: Tensor | None, options: SampleConfig) -> Tensor:
+def filter_logits(logits: Tensor, seen: Tensor | None, options: SamplingOptions) -> Tensor:
     """Apply all filters, in this order: repetition penalty, temperature, top-k, top-p, min-p.
 
     The penalty comes first because it corrects the model's own scores. Top-p and min-p work on the probabilities
@@ -112,10 +133,17 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     """
     if p == 1:
         return logits
-    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    before = ordered.softmax(dim=-1).cumsum(dim=-1).roll(1, dims=-1)  # probability of all likelier tokens
+    V, total = logits.shape[-1], logits.logsumexp(dim=-1, keepdim=True)
+    ordered = logits.topk(min(V, NUCLEUS), dim=-1).values
+    if ordered.device.type != "cpu" or bool(((ordered - total).exp().sum(dim=-1) < p).any()):  # only a CPU may look
+        ordered = logits.sort(dim=-1, descending=True).values
+    before = (ordered - total).exp().cumsum(dim=-1).roll(1, dims=-1)  # probability of all likelier tokens
     before[..., 0] = 0.0  # so the likeliest is always kept
-    return logits.masked_fill((before >= p).gather(-1, order.argsort(dim=-1)), -math.inf)
+    kept = (before < p).sum(dim=-1, keepdim=True)
+    smallest = ordered.gather(-1, kept - 1)
+    above, equal = logits > smallest, logits == smallest
+    equal &= equal.cumsum(dim=-1) <= kept - above.sum(dim=-1, keepdim=True)
+    return logits.masked_fill(~(above | equal), -math.inf)
 
 
 def min_p(logits: Tensor, p: float) -> Tensor:

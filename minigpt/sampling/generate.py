@@ -1,23 +1,21 @@
 """The sampling loop: token ids in, token ids out. It knows a callable, not a model.
 
-Every sample is written as if it were alone: neither its neighbours in the batch nor the KV cache change it.
+Every text is written as if it were alone: neither its neighbours in the batch nor the KV cache change it.
 Two things follow from a text's length alone: which tokens the model sees next (`window_start`), and the random
 number behind the next token (`uniform`, in draw.py).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from minigpt.config.schema import SampleConfig
 from minigpt.faults import UserFault
 from minigpt.model.cache import KVCache
 from minigpt.sampling.draw import draw, uniform, upload
-from minigpt.sampling.filters import filter_rows
+from minigpt.sampling.filters import SamplingOptions, filter_rows
 
 # A language model: (B, T) ids on the CPU, padded right to T, and the B real lengths -> (B, V) logits after each row's
 # last real token. With a cache, the tokens follow what it holds and are appended to it, padding included.
@@ -28,41 +26,24 @@ class NonFiniteLogits(UserFault):
     """The model's logits are NaN or infinite."""
 
 
-@dataclass
-class Sample:
-    """One text as it is written."""
-
-    prompt: int  # which of the prompts it continues
-    number: int  # which of that prompt's samples it is
-    tokens: list[int] = field(default_factory=list)  # written so far: without the prompt and the end-of-text token
-    text: str = ""  # what they say, without the prompt; `write` sets it
-    ended: str = ""  # "length" | "end of text" | "stopped" (by on_token)
-
-
 @dataclass(eq=False)
-class Row:
-    """A text in a `Writer`, with options of its own."""
+class TextInProgress:
+    """A text that is written, with options of its own."""
 
-    tokens: list[int]  # the whole text: the prompt, at least one, and what was written
-    options: SampleConfig  # max_new_tokens, seed and what filters.py reads
+    tokens: list[int]  # the prompt, at least one token, and what was written
+    options: SamplingOptions
     number: int = 0  # which of its prompt's samples it is
     ends: frozenset[int] = frozenset()  # tokens that end it and are no part of it
-    # Called with each token as it is made, and the logits (V,) fp64 it was drawn from; True ends the text.
-    on_token: Callable[[int, Tensor], bool] = lambda token, logits: False
-    written: int = 0
-    ended: str = ""  # as Sample.ended
+    text: str = ""  # what the written tokens say; `write_texts` sets it
+    ended: str = ""  # "length" | "end of text" | "stopped", which the caller sets
 
-    def take(self, token: int, logits: Tensor) -> None:
-        """Append a token, or end the text if the token ends it."""
-        if token in self.ends:
-            self.ended = "end of text"
-            return
-        self.tokens.append(token)
-        self.written += 1
-        if self.on_token(token, logits):
-            self.ended = "stopped"
-        elif self.written >= self.options.max_new_tokens:
-            self.ended = "length"
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.tokens)
+
+    @property
+    def written(self) -> list[int]:
+        """The tokens after the prompt."""
+        return self.tokens[self.prompt_length :]
 
 
 def window_start(length: int, block_size: int) -> int:
@@ -86,52 +67,16 @@ def window_start(length: int, block_size: int) -> int:
     return length - kept - (length - block_size - 1) % steps_between
 
 
-def generate(
-    forward: Forward,
-    prompts: Sequence[Sequence[int]],
-    options: SampleConfig,
-    *,
-    block_size: int,
-    new_cache: Callable[[int], KVCache] | None = None,
-    eot: int | None = None,
-    on_token: Callable[[int, int], bool] = lambda index, token: False,
-) -> list[Sample]:
-    """Continue every prompt num_samples times, all in one batch.
-
-    Args:
-        forward: the model.
-        prompts: token ids, each prompt at least one; lengths may differ.
-        options: max_new_tokens, num_samples, seed and what filters.py reads.
-        block_size: the model's window, in tokens.
-        new_cache: makes an empty KV cache of so many rows; None reads the whole window for every token, which is
-            slower and writes the same text.
-        eot: the end-of-text token, if there is one: it ends a sample and is no part of it.
-        on_token: called with (index in the returned list, token) for each token as it is made; True ends the sample.
-
-    Returns:
-        The samples: all of prompt 0, then all of prompt 1, ...
+def generate(reader: "Reader", texts: Sequence[TextInProgress]) -> Iterator[tuple[TextInProgress, int, Tensor]]:
+    """Write texts to their ends, all in one batch; yield what `Writer.step` yields.
 
     Raises:
         NonFiniteLogits: the model's logits are NaN or infinite.
     """
-    assert all(map(len, prompts)), "an empty prompt: there must be a token to start from, e.g. end-of-text"
-    samples = [Sample(index, number) for index in range(len(prompts)) for number in range(options.num_samples)]
-    ends: frozenset[int] = frozenset() if eot is None else frozenset({eot})
-
-    def told(index: int, token: int, logits: Tensor) -> bool:
-        return on_token(index, token)
-
-    rows = [
-        Row(list(prompts[sample.prompt]), options, sample.number, ends, partial(told, index))
-        for index, sample in enumerate(samples)
-    ]
-    writer = Writer(Reader(forward, block_size, new_cache))
-    writer.join(rows)
-    while writer.rows:
-        writer.step()
-    for sample, row in zip(samples, rows, strict=True):
-        sample.tokens, sample.ended = row.tokens[len(prompts[sample.prompt]) :], row.ended
-    return samples
+    writer = Writer(reader)
+    writer.join(texts)
+    while writer.texts:
+        yield from writer.step()
 
 
 class Writer:
@@ -143,47 +88,58 @@ class Writer:
 
     def __init__(self, reader: "Reader"):
         self.reader = reader
-        self.rows: list[Row] = []
+        self.texts: list[TextInProgress] = []
         self.seen: Tensor | None = None  # (B, V) bool: the tokens in each text; None: not known now
 
     @torch.inference_mode()
-    def join(self, rows: Sequence[Row]) -> None:
+    def join(self, texts: Sequence[TextInProgress]) -> None:
         """Add texts to those that grow; their prompts are read now."""
-        self.reader.join([row.tokens for row in rows])
-        self.rows += rows
+        assert all(text.tokens for text in texts), "there must be a token to start from, e.g. end-of-text"
+        self.reader.join([text.tokens for text in texts])
+        self.texts += texts
         self.seen = None
 
     @torch.inference_mode()
-    def leave(self, row: Row) -> None:
+    def leave(self, text: TextInProgress) -> None:
         """Remove a text, as it is."""
-        index = self.rows.index(row)
+        index = self.texts.index(text)
         self.reader.leave(index)
-        self.rows[index] = self.rows[-1]
-        del self.rows[-1]
+        self.texts[index] = self.texts[-1]
+        del self.texts[-1]
         self.seen = None
 
     @torch.inference_mode()
-    def step(self) -> None:
-        """Give each text its next token.
+    def step(self) -> Iterator[tuple[TextInProgress, int, Tensor]]:
+        """Give each text its next token. Texts that have ended leave when the iterator is exhausted.
+
+        Yields:
+            Each text with its new token and the logits (V,), fp64, that it was drawn from; not for a token that ends
+            the text. The caller may set `ended`.
 
         Raises:
             NonFiniteLogits: the model's logits are NaN or infinite.
         """
-        rows = list(self.rows)
-        logits = self.reader.next_logits([row.tokens for row in rows])  # (B, V)
+        texts = list(self.texts)
+        logits = self.reader.next_logits([text.tokens for text in texts])  # (B, V)
         logits = (logits.cpu() if logits.device.type == "mps" else logits).double()  # MPS has no fp64
-        if self.seen is None and any(row.options.repetition_penalty != 1 for row in rows):
-            self.seen = tokens_seen([row.tokens for row in rows], logits)
-        uniforms = [uniform(row.options.seed, row.number, len(row.tokens)) for row in rows]
+        if self.seen is None and any(text.options.repetition_penalty != 1 for text in texts):
+            self.seen = tokens_seen([text.tokens for text in texts], logits)
+        uniforms = [uniform(text.options.seed, text.number, len(text.tokens)) for text in texts]
         numbers = upload(torch.tensor(uniforms, dtype=torch.float64), logits.device)
-        drawn = draw(filter_rows(logits, self.seen, [row.options for row in rows]), numbers)
-        for index, (row, token) in enumerate(zip(rows, read_tokens(drawn, logits), strict=True)):
-            row.take(token, logits[index])
+        drawn = draw(filter_rows(logits, self.seen, [text.options for text in texts]), numbers)
         if self.seen is not None:
             self.seen.scatter_(1, drawn[:, None], True)
-        for row in reversed(rows):  # from the end, where nothing has to move up
-            if row.ended:
-                self.leave(row)
+        for index, (text, token) in enumerate(zip(texts, read_tokens(drawn, logits), strict=True)):
+            if token in text.ends:
+                text.ended = "end of text"
+                continue
+            text.tokens.append(token)
+            if len(text.tokens) - text.prompt_length >= text.options.max_new_tokens:
+                text.ended = "length"
+            yield text, token, logits[index]
+        for text in reversed(texts):  # from the end, where nothing has to move up
+            if text.ended:
+                self.leave(text)
 
 
 def read_tokens(drawn: Tensor, logits: Tensor) -> list[int]:

@@ -1,18 +1,19 @@
-"""The interactive prompt: type a beginning, the model goes on. It knows a function that writes a text, not a model."""
+"""The prompt at the terminal, which `minigpt sample interactive=true` and `minigpt chat` share."""
 
 import contextlib
 import difflib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from minigpt.config.check import check
-from minigpt.config.convert import read, settings, to_dict, value_from_text
+from minigpt.config.convert import read, settings, value_from_text
 from minigpt.config.schema import SampleConfig
 from minigpt.faults import UserFault
-from minigpt.sampling.stream import say
+from minigpt.sampling.filters import SamplingOptions
+from minigpt.screen import note
 
-COMMANDS = {  # command -> the setting it changes; the setting's own name (/top_k) is a command, too
+SHORT = {  # command -> the setting it changes; the setting's own name (/top_k) is a command, too
     "/temp": "temperature",
     "/topk": "top_k",
     "/topp": "top_p",
@@ -23,29 +24,38 @@ COMMANDS = {  # command -> the setting it changes; the setting's own name (/top_
 }
 
 
-def converse(options: SampleConfig, write_text: Callable[[SampleConfig], object]) -> None:
-    """Ask for prompts and have them continued until /quit, the end of the input, or Ctrl-C at the prompt.
+def prompt_loop(
+    options: SamplingOptions,
+    answer: Callable[[str, SamplingOptions], object],
+    commands: Mapping[str, tuple[str, Callable[[], object]]] | None = None,
+) -> None:
+    """Have typed lines answered until /quit, the end of the input, or Ctrl-C at the prompt.
 
-    Ctrl-C while the model writes stops the text only. Every text has its own seed, counted up from the options'
-    and shown, so that each can be written again.
+    Ctrl-C while the model writes stops that text only. Every text has its own seed, counted up from the options'.
 
     Args:
-        options: to start with.
-        write_text: shows what the model writes with these options, which hold the prompt.
+        options: to start with; commands change them.
+        answer: shows what the model writes after a line.
+        commands: others, beside those of SHORT: what each does, in words and as a function.
     """
-    say("Type the beginning of a text. /help lists the commands, /quit or Ctrl-D leaves.")
+    commands = commands or {}
     for line in typed_lines():
-        if line.startswith("/") and not line.startswith("//"):
-            options = obey(line, options)
-            continue
-        try:
-            write_text(replace(options, prompt=[line.removeprefix("/")]))
-        except UserFault as fault:
-            say(str(fault))
-            continue
-        except KeyboardInterrupt:
-            say("[stopped]")
-        options = replace(options, seed=(options.seed + 1) % 2**32)
+        name = line.split()[0] if line.split() else ""
+        if name in commands:
+            commands[name][1]()
+        elif name == "/help":
+            note("\n".join([*(f"  {name:<17}{words}" for name, (words, _) in commands.items()), help_text(options)]))
+        elif line.startswith("/") and not line.startswith("//"):
+            options = changed(options, line, [*commands])
+        else:
+            try:
+                answer(line.removeprefix("/"), options)
+            except UserFault as fault:
+                note(str(fault))
+                continue
+            except KeyboardInterrupt:
+                note("[stopped]")
+            options = replace(options, seed=(options.seed + 1) % 2**32)
 
 
 def typed_lines() -> Iterator[str]:
@@ -54,19 +64,19 @@ def typed_lines() -> Iterator[str]:
         import readline  # noqa: F401 (line editing and history for input())
     while True:
         try:
-            line = ask()
+            line = typed_line()
         except (EOFError, KeyboardInterrupt):
-            say("")
+            note("")
             return
         except UnicodeDecodeError:
-            say("that was not UTF-8 text: set the terminal to UTF-8")
+            note("that was not UTF-8 text: set the terminal to UTF-8")
             continue
         if line.split()[:1] == ["/quit"]:
             return
         yield line
 
 
-def ask() -> str:
+def typed_line() -> str:
     """Return a line from the user; the mark before it never goes into a file to which stdout is redirected."""
     if sys.stdin.isatty() and sys.stdout.isatty():
         return input("> ")  # through readline, which must know the mark to edit the line
@@ -75,26 +85,26 @@ def ask() -> str:
     return input()
 
 
-def obey(line: str, options: SampleConfig) -> SampleConfig:
+def changed(options: SamplingOptions, line: str, others: list[str]) -> SamplingOptions:
     """Return the options after a command; for an unknown command or a wrong value, say so and leave them unchanged."""
     name, _, value = line.strip().partition(" ")
-    key = COMMANDS.get(name, name[1:])
-    if name == "/help":
-        say(help_text(options))
-    elif key not in COMMANDS.values():
-        near = difflib.get_close_matches(name, [*COMMANDS, "/help", "/quit"], n=1)
-        say(f"no command {name}.{f' Did you mean {near[0]}?' if near else ''} /help lists them; //text is a prompt")
-    else:
-        typed = value_from_text(settings(SampleConfig)[key].kind, value)
-        changed, faults = read(SampleConfig, to_dict(options) | {key: typed})
-        sentences = [fault.sentence for fault in faults] or check(changed)
-        say("\n".join(sentences) or f"{key} = {getattr(changed, key)}")
-        return options if sentences else changed
-    return options
+    key = SHORT.get(name, name[1:])
+    if key not in SHORT.values():
+        near = difflib.get_close_matches(name, [*SHORT, *others, "/help", "/quit"], n=1)
+        note(f"no command {name}.{f' Did you mean {near[0]}?' if near else ''} /help lists them; //text is a text")
+        return options
+    typed = value_from_text(settings(SampleConfig)[key].kind, value)
+    config, faults = read(SampleConfig, {"checkpoint": ".", key: typed})
+    sentences = [fault.sentence for fault in faults] or check(config)
+    if sentences:
+        note("\n".join(sentences))
+        return options
+    note(f"{key} = {getattr(config, key)}")
+    return replace(options, **{key: getattr(config, key)})
 
 
-def help_text(options: SampleConfig) -> str:
-    """Return the help: all commands with their present values."""
+def help_text(options: SamplingOptions) -> str:
+    """Return the commands of SHORT with their present values, and the rest."""
     about = settings(SampleConfig)
-    lines = [f"  {name:<9}{getattr(options, key)!s:<8}{about[key].meaning}" for name, key in COMMANDS.items()]
+    lines = [f"  {name:<9}{getattr(options, key)!s:<8}{about[key].meaning}" for name, key in SHORT.items()]
     return "\n".join([*lines, "  /help, /quit", "  Text that begins with a slash: write two."])

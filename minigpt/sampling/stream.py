@@ -1,10 +1,7 @@
-"""Turns tokens into text as they come, never half a character or the beginning of a stop string, and shows it."""
+"""Turns tokens into text as they come, never half a character or the beginning of a stop string."""
 
 import codecs
-import sys
 from collections.abc import Sequence
-
-from minigpt.faults import CONTROL_PICTURES
 
 
 class TextStream:
@@ -55,19 +52,5 @@ def cut_at_stop(data: bytes, stop: Sequence[bytes]) -> bytes:
     That is the one found first when reading byte by byte, so the cut does not depend on how the text happens to be
     divided into tokens.
     """
-    found = [(at + len(text), at) for text in stop if (at := data.find(text)) >= 0]
-    return data[: min(found)[1]] if found else data
-
-
-def show(text: str) -> None:
-    """Print text of the model at once: as it is to a file, with control characters made visible to a terminal."""
-    if sys.stdout.isatty():
-        text = text.translate(CONTROL_PICTURES)
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))  # a terminal without é gets a ?
-    sys.stdout.flush()
-
-
-def say(text: str) -> None:
-    """Print a message to stderr: stdout is for the model's text alone."""
-    print(text, file=sys.stderr, flush=True)
+    places = [(at + len(text), at) for text in stop if (at := data.find(text)) >= 0]
+    return data[: min(places)[1]] if places else data

@@ -1,36 +1,34 @@
 """Text in, text out: the model, the tokenizer and the sampling loop put together."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from minigpt.config.schema import SampleConfig, SamplesConfig
+from minigpt.config.schema import SamplesConfig
 from minigpt.data.chat.roles import has_roles
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.model.cache import KVCache
 from minigpt.model.gpt import GPT
-from minigpt.sampling.conversation import Turn, turn_of
+from minigpt.sampling.conversation import turn_of
 from minigpt.sampling.draw import upload
-from minigpt.sampling.generate import Forward, Reader, Row, Sample, Writer, generate
+from minigpt.sampling.filters import SamplingOptions
+from minigpt.sampling.generate import Forward, Reader, TextInProgress, generate
 from minigpt.sampling.native.decoder import MAX_ROWS, NativeDecoder
 from minigpt.sampling.stream import TextStream
+from minigpt.splitmix import fold
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str | bytes, *, allow_special: bool = False) -> list[int]:
-    """Return a prompt as tokens; at least one.
+    """Return a prompt as tokens; the one of `start_token` if it is empty.
 
     Args:
         tokenizer: the model's.
         prompt: text, or a file's bytes, which need not be UTF-8 if the tokenizer takes any bytes.
         allow_special: let `<|endoftext|>` become the control token. Otherwise it is text like any other.
-
-    Returns:
-        Its tokens; the one of `start_token` if it is empty.
-
-    Raises:
-        UserFault: the bytes are no text although text is needed, or a character is unknown to the tokenizer.
     """
     if not prompt:
         return [start_token(tokenizer)[0]]
@@ -60,85 +58,75 @@ def write(
     model: GPT,
     tokenizer: Tokenizer,
     prompts: Sequence[Sequence[int]],
-    options: SampleConfig,
+    options: SamplingOptions,
     *,
+    num_samples: int = 1,
     decoder: NativeDecoder | None = None,
-    forward: Forward | None = None,
+    use_cache: bool = True,
     on_text: Callable[[str], object] = lambda piece: None,
-) -> list[Sample]:
-    """Continue prompts with a model.
+) -> list[TextInProgress]:
+    """Continue each prompt with a model.
 
     Args:
         model: in eval mode.
         tokenizer: the one it was trained with.
         prompts: token ids, at least one each (see `encode_prompt`).
-        options: SampleConfig's sampling options.
+        options: of all texts.
+        num_samples: texts per prompt.
         decoder: the model's native code, for a faster step from token to token.
-        forward: used in place of the model's own, without a cache.
-        on_text: called with each piece of text as it is made; for a single sample.
+        use_cache: without it the whole window is read for every token: slower, and the same text.
+        on_text: called with each piece of text as it is made; for a single text.
 
     Returns:
-        The samples: all of prompt 0, then of prompt 1, ...
-
-    Raises:
-        UserFault: the model's weights are not finite.
-    """
-    streams = [TextStream(options.stop) for _ in range(len(prompts) * options.num_samples)]
-
-    def on_token(index: int, token: int) -> bool:
-        on_text(streams[index].feed(tokenizer.token_bytes(token)))
-        return streams[index].stopped
-
-    samples = generate(
-        forward or gpt_forward(model, decoder, vocab_size=tokenizer.vocab_size),
-        prompts,
-        options,
-        block_size=model.config.block_size,
-        new_cache=model.new_cache if options.use_cache and forward is None else None,
-        eot=tokenizer.eot,
-        on_token=on_token,
-    )
-    for sample, stream in zip(samples, streams, strict=True):
-        on_text(stream.finish())
-        sample.text = stream.text
-    return samples
-
-
-def write_answer(
-    forward: Forward,
-    tokenizer: Tokenizer,
-    turn: Turn,
-    options: SampleConfig,
-    *,
-    block_size: int,
-    new_cache: Callable[[int], KVCache] | None = None,
-    on_text: Callable[[str], object],
-) -> int:
-    """Write the answer to a conversation, and return the number of its tokens.
-
-    Args:
-        forward, block_size, new_cache: the model, as for `generate`.
-        tokenizer: the model's.
-        turn: the conversation.
-        options: SampleConfig's sampling options.
-        on_text: called with each piece of text as it is made.
+        The texts: all of prompt 0, then of prompt 1, ...
 
     Raises:
         NonFiniteLogits: the model's weights are not finite.
     """
-    stream = TextStream([*options.stop, *turn.stop])
+    texts = texts_of(prompts, options, num_samples, text_ends(tokenizer))
+    forward = gpt_forward(model, decoder, vocab_size=tokenizer.vocab_size)
+    reader = Reader(forward, model.config.block_size, model.new_cache if use_cache else None)
+    write_texts(reader, tokenizer, texts, on_text)
+    return texts
 
-    def on_token(token: int, logits: Tensor) -> bool:
-        on_text(stream.feed(tokenizer.token_bytes(token)))
-        return stream.stopped
 
-    row = Row(list(turn.tokens), options, ends=turn.ends, on_token=on_token)
-    writer = Writer(Reader(forward, block_size, new_cache))
-    writer.join([row])
-    while writer.rows:
-        writer.step()
-    on_text(stream.finish())
-    return row.written
+def text_ends(tokenizer: Tokenizer) -> frozenset[int]:
+    """Return the token that ends a text, if the tokenizer has one."""
+    return frozenset() if tokenizer.eot is None else frozenset({tokenizer.eot})
+
+
+def texts_of(
+    prompts: Sequence[Sequence[int]], options: SamplingOptions, num_samples: int, ends: frozenset[int]
+) -> list[TextInProgress]:
+    """Return the texts that continue each prompt `num_samples` times.
+
+    No two of them share random numbers: those of a text follow from the seed, its prompt, and how many samples of the
+    same prompt come before it. So other prompts beside it change nothing.
+    """
+    texts, samples = [], Counter[tuple[int, ...]]()
+    for prompt in map(tuple, prompts):
+        seeded = replace(options, seed=fold(options.seed, *prompt))
+        for _ in range(num_samples):
+            texts.append(TextInProgress(list(prompt), seeded, samples[prompt], ends))
+            samples[prompt] += 1
+    return texts
+
+
+def write_texts(
+    reader: Reader,
+    tokenizer: Tokenizer,
+    texts: Sequence[TextInProgress],
+    on_text: Callable[[str], object] = lambda piece: None,
+) -> None:
+    """Write texts to their ends or stop strings, and set their `text`; on_text as for `write`."""
+    streams = {text: TextStream(text.options.stop) for text in texts}
+    for text, token, _ in generate(reader, texts):
+        on_text(streams[text].feed(tokenizer.token_bytes(token)))
+        if streams[text].stopped:
+            text.ended = "stopped"
+    for text, stream in streams.items():
+        on_text(stream.finish())
+        text.text = stream.text
 
 
 def write_sample(
@@ -147,25 +135,31 @@ def write_sample(
     """Return one sample of a model in training, without its prompt.
 
     Training does not notice: the model's mode is restored, and no global random number is drawn.
-    `forward` as for `write`.
+
+    Args:
+        model, tokenizer: of the training.
+        samples: prompt, length and filters. With roles, the prompt is a message.
+        seed: of the sample.
+        forward: in place of the model's own, without a cache: for weights that are sharded.
 
     Raises:
-        UserFault: a character the tokenizer does not know, or non-finite weights.
+        NonFiniteLogits: the model's weights are not finite.
     """
-    options = SampleConfig(
-        max_new_tokens=samples.max_new_tokens, temperature=samples.temperature, top_k=samples.top_k, seed=seed
-    )
+    options = SamplingOptions(samples.max_new_tokens, samples.temperature, samples.top_k, seed=seed)
+    if has_roles(tokenizer):
+        turn = turn_of(tokenizer, [{"role": "user", "content": samples.prompt}])
+        text = TextInProgress(turn.tokens, options, ends=turn.ends)
+    else:
+        text = TextInProgress(encode_prompt(tokenizer, samples.prompt), options, ends=text_ends(tokenizer))
+    new_cache = model.new_cache if forward is None else None
+    forward = forward or gpt_forward(model, vocab_size=tokenizer.vocab_size)
     training = model.training
     model.eval()
     try:
-        if has_roles(tokenizer):  # the prompt is a message
-            turn, text = turn_of(tokenizer, [{"role": "user", "content": samples.prompt}]), list[str]()
-            own = forward or gpt_forward(model, vocab_size=tokenizer.vocab_size)
-            write_answer(own, tokenizer, turn, options, block_size=model.config.block_size, on_text=text.append)
-            return "".join(text)
-        return write(model, tokenizer, [encode_prompt(tokenizer, samples.prompt)], options, forward=forward)[0].text
+        write_texts(Reader(forward, model.config.block_size, new_cache), tokenizer, [text])
     finally:
         model.train(training)
+    return text.text
 
 
 def gpt_forward(model: GPT, decoder: NativeDecoder | None = None, *, vocab_size: int | None = None) -> Forward:
@@ -174,7 +168,7 @@ def gpt_forward(model: GPT, decoder: NativeDecoder | None = None, *, vocab_size:
     Args:
         model: in eval mode.
         decoder: the model's native code, if it has any.
-        vocab_size: the tokenizer's: a foreign model may have more tokens, and those stand for no text.
+        vocab_size: the tokenizer's: an imported model may have more tokens, and those stand for no text.
     """
     device = model.token_embedding.weight.device
 

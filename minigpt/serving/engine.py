@@ -17,11 +17,15 @@ from typing import Any
 
 from torch import Tensor
 
-from minigpt.checkpoint.load import LoadedCheckpoint
-from minigpt.sampling.generate import Reader, Row, Writer
+from minigpt.checkpoint.adapted import adapted
+from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint
+from minigpt.config.commands import ServeConfig
+from minigpt.sampling.generate import Reader, TextInProgress, Writer
 from minigpt.sampling.native.decoder import NativeDecoder
+from minigpt.sampling.sample import choose_decoder, move
 from minigpt.sampling.stream import TextStream
 from minigpt.sampling.write import gpt_forward
+from minigpt.serving.views import name_of
 
 MAX_TASKS = 8  # requests of the page that may wait
 
@@ -35,7 +39,7 @@ class Token:
     """A token that was drawn."""
 
     id: int
-    logprob: float = 0.0  # if asked for: nats, by the model's own distribution, before temperature and filters
+    logprob: float = 0.0  # if wanted: nats, by the model's own distribution, before temperature and filters
     top: Sequence[tuple[int, float]] = ()  # the likeliest tokens
 
 
@@ -46,22 +50,22 @@ class Piece:
     choice: int
     text: str = ""  # text that is certain: never half a character nor half a stop string
     tokens: list[Token] = field(default_factory=list)
-    ended: str = ""  # as Sample.ended
+    ended: str = ""  # as TextInProgress.ended
 
 
 @dataclass(eq=False)
 class Answer:
-    """The texts that a request asked for.
+    """The texts that answer a request.
 
     Attributes:
         model: the name of the model that writes.
-        rows: the texts; those of one prompt may share its list of tokens.
+        texts: to write.
         top: how many of the likeliest tokens come with each token; None: no logprobs at all.
         events: pieces, and in place of the last one the exception that ended the answer.
     """
 
     model: str
-    rows: Sequence[Row]
+    texts: Sequence[TextInProgress]
     top: int | None = None
     cancelled: bool = False
     events: asyncio.Queue[Piece | Exception] = field(default_factory=asyncio.Queue)
@@ -70,25 +74,25 @@ class Answer:
 class Choice:
     """One text of an answer, while it is written."""
 
-    def __init__(self, answer: Answer, index: int, token_bytes: Callable[[int], bytes]):
-        self.answer, self.index, self.row = answer, index, answer.rows[index]
-        self.token_bytes = token_bytes
-        self.stream = TextStream(self.row.options.stop)
+    def __init__(self, answer: Answer, index: int):
+        self.answer, self.text = answer, answer.texts[index]
+        self.stream = TextStream(self.text.options.stop)
         self.piece = Piece(index)
-        self.row.on_token = self.on_token
 
-    def on_token(self, token: int, logits: Tensor) -> bool:
-        """Add a token; return True once a stop string is complete."""
-        self.piece.tokens.append(Token(token) if self.answer.top is None else scored(token, logits, self.answer.top))
-        self.piece.text += self.stream.feed(self.token_bytes(token))
-        return self.stream.stopped
+    def add(self, token: int, logits: Tensor, token_bytes: bytes) -> None:
+        """Add a token that was drawn from logits (V,); its text ends once a stop string is complete."""
+        top = self.answer.top
+        self.piece.tokens.append(Token(token) if top is None else scored(token, logits, top))
+        self.piece.text += self.stream.feed(token_bytes)
+        if self.stream.stopped:
+            self.text.ended = "stopped"
 
     def taken(self) -> Piece:
         """Return what was added since the last call."""
-        piece, self.piece = self.piece, Piece(self.index)
-        if self.row.ended:
+        piece, self.piece = self.piece, Piece(self.piece.choice)
+        if self.text.ended:
             piece.text += self.stream.finish()
-            piece.ended = self.row.ended
+            piece.ended = self.text.ended
         return piece
 
 
@@ -103,7 +107,7 @@ class Served:
     """A model that is served, and the texts that it writes now.
 
     Args:
-        name: by which requests ask for it.
+        name: by which requests name it.
         loaded: model and tokenizer.
         decoder: the model's native code, if it has any.
         rows: texts written at a time.
@@ -112,13 +116,12 @@ class Served:
     def __init__(self, name: str, loaded: LoadedCheckpoint, decoder: NativeDecoder | None, rows: int):
         self.name, self.loaded, self.rows = name, loaded, rows
         self.native = decoder is not None
+        self.created = int(time.time())
         forward = gpt_forward(loaded.model, decoder, vocab_size=loaded.tokenizer.vocab_size)
         self.reader = Reader(forward, loaded.model.config.block_size, loaded.model.new_cache, room=rows)
         self.writer = Writer(self.reader)
         self.waiting: deque[Choice] = deque()
-        self.writing: list[Choice] = []
-        self.created = int(time.time())
-        self.tokens_read = self.tokens_written = 0
+        self.writing: dict[TextInProgress, Choice] = {}
 
     def admit(self) -> list[Choice]:
         """Take texts of the first answer that waits, as many as there are free rows; under the engine's lock.
@@ -126,42 +129,49 @@ class Served:
         They are of one answer only: reading its prompt holds up the texts that are being written.
         """
         self.waiting = deque(choice for choice in self.waiting if not choice.answer.cancelled)
-        free = self.rows - len(self.writing)
         first = self.waiting[0].answer if self.waiting else None
-        new = list(itertools.islice(itertools.takewhile(lambda each: each.answer is first, self.waiting), free))
+        of_first = itertools.takewhile(lambda choice: choice.answer is first, self.waiting)
+        new = list(itertools.islice(of_first, self.rows - len(self.writing)))
         for _ in new:
             self.waiting.popleft()
         return new
 
     def step(self, new: Sequence[Choice]) -> list[tuple[Answer, Piece]]:
         """Let new texts join, and give each text a token; return the pieces that this has added."""
-        self.writing += new
-        for choice in new:
-            choice.row.tokens = list(choice.row.tokens)  # it will grow; texts that wait share their prompt's list
         if new:
-            self.writer.join([choice.row for choice in new])
-            self.tokens_read += sum(len(choice.row.tokens) for choice in new)
-        for choice in [each for each in self.writing if each.answer.cancelled]:
-            self.writer.leave(choice.row)
-            self.writing.remove(choice)
+            self.writer.join([choice.text for choice in new])
+        self.writing = {**self.writing, **{choice.text: choice for choice in new}}  # other threads read the old one
+        for text in [text for text, choice in self.writing.items() if choice.answer.cancelled]:
+            self.writer.leave(text)
+        self.writing = {text: choice for text, choice in self.writing.items() if not choice.answer.cancelled}
         if not self.writing:
             return []
-        self.writer.step()
-        self.tokens_written += len(self.writing)
-        pieces = [(choice.answer, choice.taken()) for choice in self.writing]
-        for choice in self.writing:
-            if choice.row.ended:
-                choice.row.tokens = []  # free the memory: its answer may still wait for other texts
-        self.writing = [choice for choice in self.writing if not choice.row.ended]
+        for text, token, logits in self.writer.step():
+            self.writing[text].add(token, logits, self.loaded.tokenizer.token_bytes(token))
+        pieces = [(choice.answer, choice.taken()) for choice in self.writing.values()]
+        self.writing = {text: choice for text, choice in self.writing.items() if not text.ended}
         return pieces
 
     def fail(self, error: Exception) -> list[tuple[Answer, Exception]]:
         """Drop all texts that are being written; return the error for each of their answers."""
-        answers = dict.fromkeys(choice.answer for choice in self.writing)
-        self.writing = []
+        answers = dict.fromkeys(choice.answer for choice in self.writing.values())
+        self.writing = {}
         self.writer = Writer(self.reader)
         self.reader.clear()
         return [(answer, error) for answer in answers]
+
+
+def load_models(config: ServeConfig) -> list[Served]:
+    """Load every checkpoint, and a model for each adapter on one of them; equal names get a number."""
+    bases = [load_checkpoint(path, config.which) for path in config.checkpoint]
+    models: dict[str, Served] = {}
+    for loaded in [*bases, *(adapted(path, config.which, bases) for path in config.adapter)]:
+        move(loaded, config.device, config.precision)
+        name = name_of(loaded.path)
+        names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+        name = next(free for free in names if free not in models)
+        models[name] = Served(name, loaded, choose_decoder(loaded.model, config.compile, config.precision), config.rows)
+    return list(models.values())
 
 
 class Engine:
@@ -204,11 +214,9 @@ class Engine:
             Busy: too many texts wait already.
         """
         served = self.models[answer.model]
-        token_bytes = served.loaded.tokenizer.token_bytes
-        choices = [Choice(answer, index, token_bytes) for index in range(len(answer.rows))]
+        choices = [Choice(answer, index) for index in range(len(answer.texts))]
         with self.changed:
-            there = [*served.writing, *served.waiting]
-            held = sum(not choice.answer.cancelled for choice in there)
+            held = sum(not choice.answer.cancelled for choice in [*served.writing.values(), *served.waiting])
             if self.stopping or held + len(choices) > served.rows + self.queue:
                 raise Busy
             served.waiting.extend(choices)
@@ -248,26 +256,32 @@ class Engine:
                     future.set_exception(error)
             for served in self.models.values():
                 try:
-                    self.tell(served.step(new[served]))
+                    self.hand_out(served.step(new[served]))
                 except Exception as error:
                     self.on_error(error)
-                    self.tell(served.fail(error))
+                    self.hand_out(served.fail(error))
+        for _, future in self.tasks:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(Busy())
         for served in self.models.values():
-            served.writing += served.waiting
-            self.tell(served.fail(Busy()))
+            served.writing = {**served.writing, **{choice.text: choice for choice in served.waiting}}
+            self.hand_out(served.fail(Busy()))
 
     def has_work(self) -> bool:
         """Return whether there is something to do."""
-        return self.stopping or bool(self.tasks) or any(each.waiting or each.writing for each in self.models.values())
+        return (
+            self.stopping
+            or bool(self.tasks)
+            or any(served.waiting or served.writing for served in self.models.values())
+        )
 
-    def tell(self, events: Sequence[tuple[Answer, Piece | Exception]]) -> None:
-        """Hand events to their answers, in the callers' event loop."""
+    def hand_out(self, events: Sequence[tuple[Answer, Piece | Exception]]) -> None:
+        """Put events into their answers' queues, in the callers' event loop."""
+
+        def put() -> None:
+            for answer, event in events:
+                answer.events.put_nowait(event)
+
         if events:
             with contextlib.suppress(RuntimeError):  # the loop is over
-                self.loop.call_soon_threadsafe(hand_out, events)
-
-
-def hand_out(events: Sequence[tuple[Answer, Piece | Exception]]) -> None:
-    """Put events into their answers' queues."""
-    for answer, event in events:
-        answer.events.put_nowait(event)
+                self.loop.call_soon_threadsafe(put)

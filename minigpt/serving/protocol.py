@@ -3,40 +3,33 @@
 Source: https://platform.openai.com/docs/api-reference (completions, chat, models, errors).
 """
 
-import json
-import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from minigpt.config.schema import SampleConfig
-from minigpt.data.chat.roles import is_text_part
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
-from minigpt.sampling.conversation import ROLES, Turn, refuse_too_long, turn_of
-from minigpt.sampling.generate import Row
-from minigpt.sampling.write import encode_prompt
+from minigpt.sampling.conversation import ConversationTooLong, refuse_too_long, turn_of
+from minigpt.sampling.filters import SamplingOptions
+from minigpt.sampling.generate import window_start
+from minigpt.sampling.write import encode_prompt, text_ends, texts_of
 from minigpt.serving.engine import Answer, Piece, Token
 
-MAX_TEXTS, MAX_STOPS, MAX_STOP_CHARACTERS, MAX_TOP = 128, 16, 200, 20
-FINISH = {"end of text": "stop", "stopped": "stop", "length": "length"}  # Sample.ended -> finish_reason
-
-# Fields that have no effect here, and fields that are refused unless they have one of these values.
-IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
-NOT_HERE: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0, None), "frequency_penalty": (0, None), "logit_bias": ({}, None), "suffix": ("", None),
-    "echo": (False, None), "tools": ([], None), "tool_choice": ("none", "auto", None), "functions": ([], None),
-    "response_format": ({"type": "text"}, None), "modalities": (["text"], None), "parallel_tool_calls": (True, False),
-}  # fmt: skip
-
-
+MAX_TEXTS, MAX_TOP = 128, 20
+FINISH = {"end of text": "stop", "stopped": "stop", "length": "length"}  # TextInProgress.ended -> finish_reason
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-WORDS: dict[Any, str] = {
-    bool: "true or false", int: "a whole number", (int, float): "a number", str: "text", list: "a list",
-    (str, list): "text or a list", dict: "an object",
+
+# Fields that would change the answer and are not supported: refused unless they have one of these values.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},), "suffix": ("",), "echo": (False,),
+    "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
 }  # fmt: skip
+
+StopText = Annotated[str, Field(max_length=200)]
 
 
 class ApiError(Exception):
@@ -49,57 +42,73 @@ class ApiError(Exception):
         self.content = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-class Fields:
-    """The fields of a request, each taken once and checked.
+class StreamOptions(BaseModel):
+    """How an answer is streamed."""
 
-    Args:
-        content: of the request's body.
-    """
+    include_usage: bool = False
 
-    def __init__(self, content: Mapping[str, Any]):
-        self.left = dict(content)
 
-    def take(self, name: str, kinds: type | tuple[type, ...], default: Any = None) -> Any:
-        """Return a field; the default if it is missing or null.
+class WritingRequest(BaseModel):
+    """The fields that both kinds of request share. Unknown fields are let pass; null means the default."""
 
-        Raises:
-            ApiError: it has another type.
-        """
-        value = self.left.pop(name, None)
-        if value is None:
-            return default
-        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
-            raise ApiError(400, f"{name} must be {WORDS[kinds]}", param=name)
-        return value
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
-    def number(self, name: str, default: float | None, low: float, high: float, *, whole: bool = False) -> Any:
-        """Return a number between limits, both included; the default if it is missing or null.
+    model: str
+    n: int = Field(1, ge=1, le=MAX_TEXTS)
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float = Field(1.0, ge=0, le=100)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0, le=2**31)
+    min_p: float = Field(0.0, ge=0, le=1)
+    repetition_penalty: float = Field(1.0, ge=1e-3, le=1e3)
+    seed: int = Field(default_factory=lambda: secrets.randbits(32), ge=-(2**63), lt=2**63)
+    stop: StopText | Annotated[list[StopText], Field(max_length=16)] = []
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    return_token_ids: bool = False
 
-        Raises:
-            ApiError: it is no number, or outside of the limits.
-        """
-        value = self.take(name, int if whole else (int, float), default)
-        if value is not None and not low <= value <= high:  # NaN neither
-            raise ApiError(400, f"{name} must be from {low} to {high}, got {value}", param=name)
-        return value
+    @model_validator(mode="before")
+    @classmethod
+    def without_nulls(cls, content: Any) -> Any:
+        """Drop fields that are null."""
+        return {key: value for key, value in content.items() if value is not None} if type(content) is dict else content
 
-    def finish(self) -> None:
-        """Refuse fields that were not taken.
 
-        Raises:
-            ApiError: a field is unknown, or would change the answer and is not supported.
-        """
-        for name, value in self.left.items():
-            param = ascii(name[:100])[1:-1]
-            if name in NOT_HERE and value not in NOT_HERE[name]:
-                raise ApiError(400, f"{param} is not supported here: leave it out", param=param)
-            if name not in NOT_HERE and name not in IGNORED:
-                raise ApiError(400, f"unknown parameter {param!r}", param=param)
+class CompletionRequest(WritingRequest):
+    """The body of /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]] = ""
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
+    best_of: int | None = None  # no choice is made: it must be n
+    truncate_prompt_tokens: Literal[-1] | None = None  # vLLM's: read the end of a prompt that is too long
+
+
+class TextPart(BaseModel):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """A message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+
+
+class ChatRequest(WritingRequest):
+    """The body of /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MAX_TOP)
 
 
 @dataclass
 class Order:
-    """What a request asks for."""
+    """What a request asks for, ready to be written."""
 
     answer: Answer
     tokenizer: Tokenizer
@@ -108,147 +117,108 @@ class Order:
     usage: bool  # in a chunk of its own at the end of a stream
     token_ids: bool
     prompts: Sequence[Sequence[int]]
-    shown: str  # the prompt, for the log
 
 
 def read_order(
-    content: Mapping[str, Any],
-    tokenizers: Mapping[str, Tokenizer],
-    *,
-    contexts: Mapping[str, int],
-    chat: bool,
-    max_tokens: int,
-    max_texts: int,
+    body: CompletionRequest | ChatRequest, tokenizer: Tokenizer, *, block_size: int, max_tokens: int, max_texts: int
 ) -> Order:
-    """Return what the body of a request asks for.
+    """Return what a request asks for.
 
     Args:
-        content: the body.
-        tokenizers: of the models, by name.
-        contexts: tokens that each model reads; longer messages are refused, since it would read only their end.
-        chat: whether the body holds messages, not a prompt.
-        max_tokens: most tokens of a text.
-        max_texts: most texts of a request; more are refused before anything is encoded.
+        body: the request.
+        tokenizer: its model's.
+        block_size: tokens that the model reads; longer prompts are refused, since it would read only their end.
+        max_tokens: most tokens of a text; a larger wish is cut to it.
+        max_texts: most texts of a request.
 
     Raises:
-        ApiError: 404 for an unknown model, 400 for anything else that is wrong.
+        ApiError: 400, for a field or a prompt that can't be used.
     """
-    fields = Fields(content)
-    model = fields.take("model", str)
-    if model is None:
-        raise ApiError(400, "model is missing", param="model")
-    if model not in tokenizers:
-        known = ", ".join(tokenizers)
-        raise ApiError(
-            404, f"the model {str(model)[:100]!r} does not exist; there are: {known}", code="model_not_found"
-        )
-    max_texts = min(max_texts, MAX_TEXTS)
-    n = fields.number("n", 1, 1, max_texts, whole=True)
-    fields.number("best_of", n, n, n, whole=True)
-    turns = (
-        [_read_messages(fields, tokenizers[model], contexts[model])]
-        if chat
-        else _read_prompts(fields, tokenizers[model], max_texts // n)
+    chat = isinstance(body, ChatRequest)
+    for name, neutral in NEUTRAL.items():
+        if name in (body.model_extra or {}) and (body.model_extra or {})[name] not in neutral:
+            raise ApiError(400, f"{name} is not supported here: leave it out", param=name)
+    wish = body.max_tokens or (256 if chat else 16)
+    if isinstance(body, ChatRequest):
+        wish = body.max_completion_tokens or wish
+    options = SamplingOptions(
+        max_new_tokens=min(wish, max_tokens),
+        temperature=body.temperature,
+        top_k=body.top_k,
+        top_p=body.top_p,
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        seed=body.seed,
+        stop=[text for text in ([body.stop] if isinstance(body.stop, str) else body.stop) if text],
     )
-    top = _read_logprobs(fields, chat)
-    limit = fields.number("max_tokens", min(256 if chat else 16, max_tokens), 1, max_tokens, whole=True)
-    if chat:
-        limit = fields.number("max_completion_tokens", limit, 1, max_tokens, whole=True)
-    options = SampleConfig(
-        max_new_tokens=limit,
-        temperature=fields.number("temperature", 1.0, 0, 100),
-        top_p=fields.number("top_p", 1.0, 1e-9, 1),
-        top_k=fields.number("top_k", 0, 0, 2**31, whole=True),
-        min_p=fields.number("min_p", 0.0, 0, 1),
-        repetition_penalty=fields.number("repetition_penalty", 1.0, 1e-3, 1e3),
-        seed=fields.number("seed", secrets.randbits(32), -(2**63), 2**63 - 1, whole=True),
-        stop=_read_stop(fields),
+    if isinstance(body, ChatRequest):
+        if body.top_logprobs and not body.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
+        top = body.top_logprobs if body.logprobs else None
+        prompts, options, ends = read_messages(body.messages, tokenizer, options, block_size)
+    else:
+        top = body.logprobs
+        if body.best_of not in (None, body.n):
+            raise ApiError(400, f"best_of must be n, {body.n}: leave it out", param="best_of")
+        prompts = read_prompts(body, tokenizer, block_size)
+        ends = text_ends(tokenizer)
+    if len(prompts) * body.n > min(max_texts, MAX_TEXTS):
+        many = f"{len(prompts)} prompts with n={body.n}"
+        raise ApiError(400, f"{many} are more than {min(max_texts, MAX_TEXTS)} texts", param="prompt")
+    answer = Answer(body.model, texts_of(prompts, options, body.n, ends), top)
+    return Order(
+        answer, tokenizer, chat, body.stream, body.stream_options.include_usage, body.return_token_ids, prompts
     )
-    stream = fields.take("stream", bool, False)
-    usage = bool(fields.take("stream_options", dict, {}).get("include_usage"))
-    token_ids = fields.take("return_token_ids", bool, False)
-    fields.finish()
-    rows = []
-    for turn in turns:
-        own = options if not turn.stop else SampleConfig(**{**vars(options), "stop": [*options.stop, *turn.stop]})
-        rows += [Row(turn.tokens, own, number, turn.ends) for number in range(n)]  # they share the list of tokens
-    shown = str(content.get("messages" if chat else "prompt"))
-    prompts = [turn.tokens for turn in turns]
-    return Order(Answer(model, rows, top), tokenizers[model], chat, stream, usage, token_ids, prompts, shown)
 
 
-def _read_prompts(fields: Fields, tokenizer: Tokenizer, most: int) -> list[Turn]:
-    """Return the prompts, `most` at most: a text, a list of texts, a list of tokens, or a list of these."""
-    given = fields.take("prompt", (str, list), "")
-    one = isinstance(given, str) or (bool(given) and all(isinstance(each, int) for each in given))
-    ends: frozenset[int] = frozenset() if tokenizer.eot is None else frozenset({tokenizer.eot})
-    prompts = [given] if one else given
-    if not 0 < len(prompts) <= most:
-        raise ApiError(400, f"prompt holds {len(prompts)} prompts; wanted from 1 to {most} with this n", param="prompt")
-    return [Turn(_encode(tokenizer, prompt), ends) for prompt in prompts]
+def read_prompts(body: CompletionRequest, tokenizer: Tokenizer, block_size: int) -> list[list[int]]:
+    """Return the prompts as tokens: of a text, a list of texts, a list of tokens, or a list of these."""
+    one = isinstance(body.prompt, str) or (bool(body.prompt) and isinstance(body.prompt[0], int))
+    given: list[Any] = [body.prompt] if one else list(body.prompt)
+    if not 0 < len(given) <= MAX_TEXTS:
+        raise ApiError(400, f"prompt holds {len(given)} prompts; wanted from 1 to {MAX_TEXTS}", param="prompt")
+    prompts = []
+    for prompt in given:
+        if isinstance(prompt, str):
+            try:
+                tokens = encode_prompt(tokenizer, prompt)
+            except UserFault as fault:
+                raise ApiError(400, str(fault), param="prompt") from None
+        elif prompt and all(0 <= token < tokenizer.vocab_size for token in prompt):
+            tokens = prompt
+        else:
+            wanted = f"at least one token, each from 0 to {tokenizer.vocab_size - 1}"
+            raise ApiError(400, f"prompt: wanted {wanted}", param="prompt")
+        if len(tokens) > block_size:
+            if body.truncate_prompt_tokens is None:
+                said = f"the model reads {block_size:,} tokens, and the prompt has {len(tokens):,}"
+                remedy = "Send its end only, or truncate_prompt_tokens=-1"
+                raise ApiError(400, f"{said}. {remedy}", param="prompt", code="context_length_exceeded")
+            tokens = tokens[window_start(len(tokens), block_size) :]
+        prompts.append(tokens)
+    return prompts
 
 
-def _encode(tokenizer: Tokenizer, prompt: Any) -> list[int]:
-    if isinstance(prompt, str):
-        return _refused(lambda: encode_prompt(tokenizer, prompt), "prompt")
-    fit = isinstance(prompt, list) and all(isinstance(each, int) and not isinstance(each, bool) for each in prompt)
-    if not fit or not prompt or not all(0 <= token < tokenizer.vocab_size for token in prompt):
-        wanted = f"a text, or a list of tokens from 0 to {tokenizer.vocab_size - 1}, or a list of these"
-        raise ApiError(400, f"prompt must be {wanted}", param="prompt")
-    return prompt
-
-
-def _read_messages(fields: Fields, tokenizer: Tokenizer, context: int) -> Turn:
-    messages = fields.take("messages", list, [])
-    plain = []
-    for place, message in enumerate(messages):
-        param = f"messages[{place}]"
-        role = message.get("role") if isinstance(message, dict) else None
-        if not isinstance(role, str) or role not in ROLES:
-            raise ApiError(400, f"{param}.role must be one of {', '.join(ROLES)}", param=param)
-        content = message.get("content")
-        if isinstance(content, list) and all(is_text_part(part) for part in content):
-            content = "".join(part["text"] for part in content)
-        if not isinstance(content, str):
-            raise ApiError(400, f"{param}.content must be text", param=param)
-        plain.append({"role": role, "content": content})
-    if not plain:
-        raise ApiError(400, "messages must hold at least one message", param="messages")
-    turn: Turn = _refused(lambda: turn_of(tokenizer, plain), "messages")
+def read_messages(
+    messages: Sequence[Message], tokenizer: Tokenizer, options: SamplingOptions, block_size: int
+) -> tuple[list[list[int]], SamplingOptions, frozenset[int]]:
+    """Return the one prompt that messages are, and the options and tokens with which its answer ends."""
+    plain = [
+        {
+            "role": message.role,
+            "content": message.content
+            if isinstance(message.content, str)
+            else "".join(part.text for part in message.content),
+        }
+        for message in messages
+    ]
     try:
-        refuse_too_long(turn, context)
+        turn = turn_of(tokenizer, plain)
+        refuse_too_long(turn, block_size, options.max_new_tokens)
     except UserFault as fault:
-        raise ApiError(400, str(fault), param="messages", code="context_length_exceeded") from None
-    return turn
-
-
-def _refused(encode: Callable[[], Any], param: str) -> Any:
-    try:
-        return encode()
-    except UserFault as fault:
-        raise ApiError(400, str(fault), param=param) from None
-
-
-def _read_logprobs(fields: Fields, chat: bool) -> int | None:
-    """Return how many of the likeliest tokens are wanted with each token; None: no logprobs."""
-    if not chat:
-        return fields.number("logprobs", None, 0, MAX_TOP, whole=True)
-    wanted = fields.take("logprobs", bool, False)
-    top = fields.number("top_logprobs", 0, 0, MAX_TOP, whole=True)
-    if top and not wanted:
-        raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
-    return top if wanted else None
-
-
-def _read_stop(fields: Fields) -> list[str]:
-    stop = fields.take("stop", (str, list), [])
-    stop = [stop] if isinstance(stop, str) else stop
-    fit = all(isinstance(each, str) and 0 < len(each) <= MAX_STOP_CHARACTERS for each in stop)
-    fit = fit and not any(re.search("[\ud800-\udfff]", each) for each in stop)
-    if not fit or len(stop) > MAX_STOPS:
-        wanted = f"a text, or a list of up to {MAX_STOPS} texts, each of 1 to {MAX_STOP_CHARACTERS} characters"
-        raise ApiError(400, f"stop must be {wanted}", param="stop")
-    return stop
+        code = "context_length_exceeded" if isinstance(fault, ConversationTooLong) else None
+        raise ApiError(400, str(fault), param="messages", code=code) from None
+    return [turn.tokens], turn.options(options), turn.ends
 
 
 class Reply:
@@ -264,23 +234,18 @@ class Reply:
         self.kind = "chat.completion" if order.chat else "text_completion"
         name = f"{'chatcmpl' if order.chat else 'cmpl'}-{secrets.token_hex(12)}"
         self.head = {"id": name, "object": self.kind, "created": created, "model": order.answer.model}
+        self.begun: set[int] = set()  # choices of which a part was sent
+        self.offsets = [0] * len(order.answer.texts)  # characters of each choice's tokens that were sent
 
-    def whole(self, pieces: Sequence[Piece]) -> Iterator[str]:
-        """Yield the JSON of a reply that is not streamed, from a whole piece for each choice.
+    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """Return a reply that is not streamed, of a whole piece for each choice."""
+        choices = [self._choice(piece, message="message") for piece in pieces]
+        return {**self.head, "choices": choices, "usage": self.usage(sum(len(piece.tokens) for piece in pieces))}
 
-        It comes choice by choice: `json.dumps` holds the interpreter's lock, and a whole reply may have 100 MB.
-        """
-        head = json.dumps({**self.head, "usage": self.usage(sum(len(piece.tokens) for piece in pieces))})
-        yield head[:-1] + ', "choices": ['
-        for piece in pieces:
-            choice = json.dumps(self._choice(piece, message="message"), ensure_ascii=False)
-            yield f"{choice}, " if piece is not pieces[-1] else choice
-        yield "]}"
-
-    def chunk(self, piece: Piece, *, first: bool) -> dict[str, Any]:
-        """Return a chunk of a stream; a prompt's first chunk holds its tokens, if they are asked for."""
+    def chunk(self, piece: Piece) -> dict[str, Any]:
+        """Return a chunk of a stream."""
         kind = "chat.completion.chunk" if self.order.chat else self.kind
-        return {**self.head, "object": kind, "choices": [self._choice(piece, message="delta", first=first)]}
+        return {**self.head, "object": kind, "choices": [self._choice(piece, message="delta")]}
 
     def last_chunk(self, tokens: int) -> dict[str, Any]:
         """Return the chunk with the usage, after `tokens` tokens."""
@@ -288,39 +253,51 @@ class Reply:
         return {**self.head, "object": kind, "choices": [], "usage": self.usage(tokens)}
 
     def usage(self, written: int) -> dict[str, int]:
-        """Return the count of tokens."""
+        """Return the counts of tokens."""
         read = sum(map(len, self.order.prompts))
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
-    def _choice(self, piece: Piece, *, message: str, first: bool = True) -> dict[str, Any]:
+    def _choice(self, piece: Piece, *, message: str) -> dict[str, Any]:
+        first = piece.choice not in self.begun
+        self.begun.add(piece.choice)
         choice: dict[str, Any] = {"index": piece.choice, "finish_reason": FINISH.get(piece.ended)}
         if self.order.chat:
             choice[message] = {"content": piece.text} | ({"role": "assistant"} if first else {})
         else:
             choice["text"] = piece.text
-        logprobs = self._chat_logprobs if self.order.chat else self._logprobs
-        choice["logprobs"] = None if self.order.answer.top is None else logprobs(piece.tokens)
+        choice["logprobs"] = None
+        if self.order.answer.top is not None:
+            choice["logprobs"] = self._chat_logprobs(piece.tokens) if self.order.chat else self._logprobs(piece)
         if self.order.token_ids:
             choice["token_ids"] = [token.id for token in piece.tokens]
-            prompt, number = divmod(piece.choice, len(self.order.answer.rows) // len(self.order.prompts))
+            prompt, number = divmod(piece.choice, len(self.order.answer.texts) // len(self.order.prompts))
             if first and number == 0:
                 choice["prompt_token_ids"] = self.order.prompts[prompt]
         return choice
 
-    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
-        names = [self.name_of(token.id) for token in tokens]
-        offsets = list(accumulate(map(len, names[:-1]), initial=0))[: len(names)]
-        tops = [{self.name_of(each): logprob for each, logprob in token.top} for token in tokens]
-        logprobs = [token.logprob for token in tokens]
-        return {"tokens": names, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+    def _logprobs(self, piece: Piece) -> dict[str, Any]:
+        names, offsets = [self.name_of(token.id) for token in piece.tokens], []
+        for name in names:
+            offsets.append(self.offsets[piece.choice])
+            self.offsets[piece.choice] += len(name)
+        return {
+            "tokens": names,
+            "token_logprobs": [token.logprob for token in piece.tokens],
+            "top_logprobs": [{self.name_of(top): logprob for top, logprob in token.top} for token in piece.tokens],
+            "text_offset": offsets,
+        }
 
     def _chat_logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
-        def one(token: int, logprob: float) -> dict[str, Any]:
-            data = self.order.tokenizer.token_bytes(token)
-            return {"token": self.name_of(token), "logprob": logprob, "bytes": list(data)}
+        def described(token: int, logprob: float) -> dict[str, Any]:
+            return {
+                "token": self.name_of(token),
+                "logprob": logprob,
+                "bytes": list(self.order.tokenizer.token_bytes(token)),
+            }
 
         content = [
-            {**one(token.id, token.logprob), "top_logprobs": [one(*each) for each in token.top]} for token in tokens
+            {**described(token.id, token.logprob), "top_logprobs": [described(*top) for top in token.top]}
+            for token in tokens
         ]
         return {"content": content, "refusal": None}
 
@@ -331,3 +308,12 @@ class Reply:
             return self.order.tokenizer.names.get(token) or data.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def sentence_of(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:
+    """Return what is wrong with a request's body, by pydantic's first error, and the field that is concerned."""
+    error, places = errors[0], [str(place) for place in errors[0]["loc"][1:]]
+    if error["type"] == "json_invalid" or not places:
+        return f"the request must be a JSON object, with Content-Type: application/json ({error['msg']})", None
+    got = "" if error["type"] == "missing" else f", got {ascii(error.get('input'))[:100]}"
+    return f"{'.'.join(places)}: {error['msg']}{got}", places[0]

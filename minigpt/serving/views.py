@@ -3,6 +3,7 @@
 import base64
 import codecs
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,12 @@ from minigpt.sampling.write import gpt_forward
 MOST_LIKELY = 40  # tokens that are named
 MAX_SCORED = 4096  # tokens of a text that is scored: meanwhile answers that are being written wait
 MAX_LOOKED_AT, MAX_WEIGHTS = 128, 2_000_000  # tokens, and attention weights of all heads
+
+
+def name_of(path: Path) -> str:
+    """Return the name of a checkpoint: its run's, else that of its folder or file."""
+    path = path.resolve()
+    return path.parents[1].name if path.parent.name == "checkpoints" else path.name
 
 
 def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:

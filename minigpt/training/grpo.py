@@ -23,7 +23,7 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 from torch import Tensor
 
-from minigpt.config.schema import SampleConfig, TrainConfig
+from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import Batch
 from minigpt.data.chat.roles import END, encode_turn
 from minigpt.data.chat.tasks import question
@@ -32,7 +32,8 @@ from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.machine.choices import Choices
 from minigpt.model.gpt import GPT
-from minigpt.sampling.generate import NonFiniteLogits, Reader, Row, Writer
+from minigpt.sampling.filters import SamplingOptions
+from minigpt.sampling.generate import NonFiniteLogits, Reader, TextInProgress, generate
 from minigpt.sampling.write import gpt_forward
 from minigpt.splitmix import fold
 
@@ -140,24 +141,21 @@ def write_answers(
     Raises:
         NonFiniteLogits: the weights are not finite, or give logits that are not.
     """
-    control, block_size, rows = frozenset(tokenizer.special.values()), gpt.config.block_size, list[Row]()
+    control, block_size, texts = frozenset(tokenizer.special.values()), gpt.config.block_size, list[TextInProgress]()
     for each in questions:
         length = min(len(each.answer.encode()) + 1, block_size + 1 - len(each.tokens))
-        options = SampleConfig(temperature=1.0, max_new_tokens=length, seed=fold(seed, each.number))
-        rows += [
-            Row(list(each.tokens), options, number, on_token=lambda token, logits: token in control)
-            for number in range(answers)
-        ]
+        options = SamplingOptions(max_new_tokens=length, temperature=1.0, seed=fold(seed, each.number))
+        texts += [TextInProgress(list(each.tokens), options, number) for number in range(answers)]
     was_training = gpt.training
     gpt.eval()
-    writer = Writer(Reader(gpt_forward(gpt, vocab_size=tokenizer.vocab_size), block_size, gpt.new_cache))
+    reader = Reader(gpt_forward(gpt, vocab_size=tokenizer.vocab_size), block_size, gpt.new_cache)
     try:
-        writer.join(rows)
-        while writer.rows:
-            writer.step()
+        for text, token, _ in generate(reader, texts):
+            if token in control:
+                text.ended = "end of text"
     finally:
         gpt.train(was_training)
-    return [row.tokens for row in rows]
+    return [text.tokens for text in texts]
 
 
 def reward(tokenizer: Tokenizer, question: Question, answer: Sequence[int]) -> float:

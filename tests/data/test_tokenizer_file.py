@@ -25,7 +25,7 @@ from minigpt.data.tokenizers.file import _LLAMA3, _QWEN2, PATTERNS
 from minigpt.data.tokenizers.scheme import END_OF_TEXT, runs
 from minigpt.faults import UserFault
 from minigpt.files import read_json, write_json
-from minigpt.sampling.command import sample
+from minigpt.sampling.sample import sample
 
 SENTENCE = "It's 12 o'clock, WE'LL see: naïve 中文。\n中文、 words  go\n\n  on — «we’ll» see…\t🙂 3.14159/2718\r\n"
 PIECES = [

@@ -1,11 +1,13 @@
 """A server as a process of its own, and raw connections to it."""
 
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 SECONDS = 120  # for a slow machine to start
@@ -49,11 +51,7 @@ class ServerProcess:
         """A raw connection."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=30)
 
-    def send(self, text: str | bytes) -> str:
-        """What is answered to raw bytes, to the end."""
-        with self.connect() as connection:
-            connection.sendall(text if isinstance(text, bytes) else text.encode())
-            parts = []
-            while part := connection.recv(1 << 16):
-                parts.append(part)
-            return b"".join(parts).decode()
+    def health(self) -> dict:
+        """What the server tells about itself: status, texts writing and waiting."""
+        with urllib.request.urlopen(f"{self.url}/health", timeout=30) as reply:
+            return json.load(reply)

@@ -11,11 +11,12 @@ from omegaconf import OmegaConf
 from minigpt.attention.record import record_attention
 from minigpt.config.check import check
 from minigpt.config.convert import from_dict
-from minigpt.config.schema import ModelConfig, OptimizerConfig, SampleConfig, TrainConfig
+from minigpt.config.schema import ModelConfig, OptimizerConfig, TrainConfig
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.model.counting import activation_bytes, flops_per_token, parameter_count
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import next_token_loss
+from minigpt.sampling.filters import SamplingOptions
 from minigpt.sampling.native.decoder import native_decoder, round_to_int8
 from minigpt.sampling.native.library import find_compiler
 from minigpt.sampling.write import write
@@ -324,9 +325,9 @@ def test_a_combination_writes_the_same_text_with_and_without_a_cache_and_as_nati
         decoders.append(native_decoder(model))
     texts = []
     for way, decoder in zip(ways, decoders, strict=True):
-        options = SampleConfig(max_new_tokens=BLOCK + 2, temperature=0, **way)
-        written = write(model, BYTE, [[3, 1, 4, 1, 5], [9, 2]], options, decoder=decoder)
-        texts.append([sample.tokens for sample in written])
+        options = SamplingOptions(max_new_tokens=BLOCK + 2, temperature=0)
+        written = write(model, BYTE, [[3, 1, 4, 1, 5], [9, 2]], options, decoder=decoder, **way)
+        texts.append([text.written for text in written])
     assert all(text == texts[0] for text in texts)
     assert min(len(tokens) for tokens in texts[0]) > BLOCK
 

@@ -6,7 +6,6 @@ With PICTURES=DIR screenshots are kept there.
 import json
 import os
 import shutil
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -146,9 +145,7 @@ def test_two_models_side_by_side_and_stop(page, server):
     page.click("text=Stop")
     page.wait_for_selector(READY)
     page.wait_for_timeout(1000)
-    with urllib.request.urlopen(f"{server.url}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    assert [line.split()[-1] for line in lines if line.startswith("minigpt_texts_writing")] == ["0", "0"]
+    assert server.health()["writing"] == 0
 
 
 def test_a_conversation(page, server):

@@ -13,7 +13,7 @@ from minigpt.checkpoint.folder import MANIFEST
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.config.compose import compose
 from minigpt.config.schema import SampleConfig
-from minigpt.sampling.command import sample
+from minigpt.sampling.sample import sample
 from tests.security.stranger import NAMES, config_with, continue_it, newest, put, refused
 
 

@@ -33,7 +33,7 @@ with loading():
     import minigpt.data.sources.corpus
     from minigpt.config.compose import compose
     from minigpt.config.schema import SampleConfig
-    from minigpt.sampling.command import sample
+    from minigpt.sampling.sample import sample
     from minigpt.training.run import train
 
 own, foreign, arguments = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]

@@ -7,7 +7,6 @@ import torch
 
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.config.compose import compose
-from minigpt.config.schema import SampleConfig
 from minigpt.data.chat.roles import CONTROL, has_roles
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.evaluation.command import evaluate
@@ -15,7 +14,9 @@ from minigpt.evaluation.questions import encode_questions, read_questions
 from minigpt.export.command import export
 from minigpt.faults import UserFault
 from minigpt.sampling.conversation import turn_of
-from minigpt.sampling.write import gpt_forward, write_answer
+from minigpt.sampling.filters import SamplingOptions
+from minigpt.sampling.generate import Reader, TextInProgress
+from minigpt.sampling.write import gpt_forward, write_texts
 from minigpt.stages import train_in_stages
 from minigpt.training.run import train
 from tests.export.test_export import SHAPES
@@ -206,11 +207,10 @@ def test_questions_of_messages_are_scored_task_by_task(chat, capsys):
 
 def asked(loaded, question):
     """What the model answers, token by token."""
-    pieces = []
     turn = turn_of(loaded.tokenizer, [{"role": "user", "content": question}])
-    options = SampleConfig(temperature=0.0, max_new_tokens=20)
-    write_answer(gpt_forward(loaded.model), loaded.tokenizer, turn, options, block_size=32, on_text=pieces.append)
-    return "".join(pieces)
+    text = TextInProgress(turn.tokens, SamplingOptions(temperature=0.0, max_new_tokens=20), ends=turn.ends)
+    write_texts(Reader(gpt_forward(loaded.model), 32, loaded.model.new_cache), loaded.tokenizer, [text])
+    return text.text
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,16 @@ def server_is_possible(host: str, token_file: str | None) -> Iterator[str]:
         yield f"host={shown(host)} can be reached from other machines, so clients must show a token. {remedy}"
 
 
+@rule("hosts", "origins")
+def names_are_names(hosts: list[str], origins: list[str]) -> Iterator[str]:
+    for host in hosts:
+        if not re.fullmatch(r"(\*\.)?[\w.:\[\]-]+", host):
+            yield f"hosts={shown(host)} is no name of a host. Write hosts=example.org, without https:// and port."
+    for origin in origins:
+        if not re.fullmatch(r"https?://[^/]+", origin):
+            yield f"origins={shown(origin)} is no origin. Write origins=https://example.org, without a path."
+
+
 def is_loopback(host: str) -> bool:
     """Return whether an address is this machine's own, which no other machine reaches."""
     try:

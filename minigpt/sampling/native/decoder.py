@@ -84,7 +84,8 @@ class NativeDecoder:
         scale = None
         if self.weights == torch.int8:
             weight, scale = to_int8(weight)
-        return [self.keep(F.pad(weight, (0, -weight.shape[1] % STEP))), *self.vectors(scale)]
+        padding = -weight.shape[1] % STEP
+        return [self.keep(F.pad(weight, (0, padding)) if padding else weight), *self.vectors(scale)]
 
     def __call__(self, tokens: Tensor, cache: KVCache) -> Tensor:
         """Return the logits after one more token per row, which the cache then holds.

@@ -5,12 +5,11 @@ import threading
 
 import pytest
 
-from minigpt.config.schema import SampleConfig
 from minigpt.faults import UserFault
-from minigpt.sampling.generate import Row
+from minigpt.sampling.filters import SamplingOptions
 from minigpt.sampling.native.decoder import native_decoder
 from minigpt.sampling.native.library import find_compiler
-from minigpt.sampling.write import write
+from minigpt.sampling.write import text_ends, texts_of, write
 from minigpt.serving.engine import Answer, Busy, Engine, Piece, Served
 
 KERNELS = ["torch", pytest.param("native", marks=pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler"))]
@@ -25,15 +24,13 @@ def engine_of(loaded, *, kernel="torch", rows=4, queue=50):
 
 
 def answer_of(loaded, prompt, *, n=1, **options):
-    config = SampleConfig(**{"max_new_tokens": 30, "temperature": 0.9, **options})
-    tokens = loaded.tokenizer.encode(prompt)
-    ends = frozenset({loaded.tokenizer.eot})
-    return Answer("tiny", [Row(tokens, config, number, ends) for number in range(n)])
+    options = SamplingOptions(**{"max_new_tokens": 30, "temperature": 0.9, **options})
+    return Answer("tiny", texts_of([loaded.tokenizer.encode(prompt)], options, n, text_ends(loaded.tokenizer)))
 
 
 async def collect(answer):
     """The texts of an answer, and how they ended."""
-    wholes = [Piece(index) for index in range(len(answer.rows))]
+    wholes = [Piece(index) for index in range(len(answer.texts))]
     while not all(whole.ended for whole in wholes):
         event = await asyncio.wait_for(answer.events.get(), 30)
         if isinstance(event, Exception):
@@ -69,10 +66,9 @@ def test_requests_that_come_at_different_times_get_the_texts_of_minigpt_sample(l
     for (prompt, options), got in zip(requests, asyncio.run(main()), strict=True):
         decoder = native_decoder(loaded.model) if kernel == "native" else None
         own = {key: value for key, value in options.items() if key != "n"}
-        config = SampleConfig(**{"max_new_tokens": 30, "temperature": 0.9, "num_samples": len(got), **own})
-        wanted = write(
-            loaded.model, loaded.tokenizer, [loaded.tokenizer.encode(prompt or "\n")], config, decoder=decoder
-        )
+        options = SamplingOptions(**{"max_new_tokens": 30, "temperature": 0.9, **own})
+        prompts = [loaded.tokenizer.encode(prompt or "\n")]
+        wanted = write(loaded.model, loaded.tokenizer, prompts, options, num_samples=len(got), decoder=decoder)
         assert [whole.text for whole in got] == [sample.text for sample in wanted]
         assert [whole.ended for whole in got] == [sample.ended for sample in wanted]
 
@@ -91,7 +87,7 @@ def test_a_cancelled_answer_frees_its_rows_and_those_who_wait_go_on(loaded):
             engine.cancel(long)
             assert (await collect(short))[0].ended == "length"
             assert gone.events.empty()
-            assert engine.models["tiny"].writing == []
+            assert engine.models["tiny"].writing == {}
             assert engine.models["tiny"].reader.cache.lengths == []
 
     asyncio.run(main())

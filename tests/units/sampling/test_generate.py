@@ -1,6 +1,5 @@
 """The sampling loop with a mock model: its logits are a hash of the tokens it sees, so they are compared bit by bit."""
 
-import itertools
 import math
 import random
 
@@ -9,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minigpt.config.schema import SampleConfig
 from minigpt.faults import UserFault
-from minigpt.sampling.generate import generate, window_start
+from minigpt.sampling.filters import SamplingOptions
+from minigpt.sampling.generate import Reader, TextInProgress, generate, window_start
 
 V = 13
 
@@ -63,18 +62,19 @@ class MockModel:
         return torch.tensor(logits)
 
 
-def write(prompts, *, block_size=6, cached=True, **options):
-    """The written tokens of each sample."""
-    eot = options.pop("eot", None)
-    samples = generate(
-        MockModel(block_size),
-        prompts,
-        SampleConfig(**{"max_new_tokens": 9, "temperature": 1.0, **options}),
-        block_size=block_size,
-        new_cache=MockCache if cached else None,
-        eot=eot,
-    )
-    return [sample.tokens for sample in samples]
+def generated(model, prompts, *, block_size=6, cached=True, num_samples=1, eot=None, **options):
+    """The texts, written to their ends."""
+    options = SamplingOptions(**{"max_new_tokens": 9, "temperature": 1.0, **options})
+    ends = frozenset() if eot is None else frozenset({eot})
+    texts = [TextInProgress(list(prompt), options, number, ends) for prompt in prompts for number in range(num_samples)]
+    for _ in generate(Reader(model, block_size, MockCache if cached else None), texts):
+        pass
+    return texts
+
+
+def write(prompts, *, block_size=6, **options):
+    """The written tokens of each text."""
+    return [text.written for text in generated(MockModel(block_size), prompts, block_size=block_size, **options)]
 
 
 some_prompts = st.lists(st.lists(st.integers(0, V - 1), min_size=1, max_size=11), min_size=1, max_size=4)
@@ -143,8 +143,7 @@ def test_temperature_zero_is_the_likeliest_token_every_time():
 def test_the_model_sees_the_window_and_nothing_else(cached):
     model = MockModel(4)
     text = [1, 2, 3]
-    options = SampleConfig(max_new_tokens=8)
-    text += generate(model, [text], options, block_size=4, new_cache=MockCache if cached else None)[0].tokens
+    text += generated(model, [text], max_new_tokens=8, block_size=4, cached=cached)[0].written
     wanted = [text[0:3], text[0:4], text[3:5], text[3:6], text[3:7], text[6:8], text[6:9], text[6:10]]
     reading = [] if not cached else [text[0:2], text[3:4], text[6:7]]  # before the newest token
     assert [context for context in model.contexts if context not in reading] == wanted
@@ -153,43 +152,33 @@ def test_the_model_sees_the_window_and_nothing_else(cached):
 
 def test_with_the_cache_a_token_is_read_once_until_the_window_moves():
     model = MockModel(64)
-    generate(model, [[1] * 10], SampleConfig(max_new_tokens=40), block_size=64, new_cache=MockCache)
+    generated(model, [[1] * 10], max_new_tokens=40, block_size=64)
     assert model.tokens_read == 10 + 39
 
 
 def test_the_samples_of_one_prompt_share_its_reading():
     model = MockModel(64)
-    options = SampleConfig(max_new_tokens=1, num_samples=7)
-    generate(model, [[1] * 10, [2] * 10], options, block_size=64, new_cache=MockCache)
+    generated(model, [[1] * 10, [2] * 10], max_new_tokens=1, num_samples=7, block_size=64)
     assert model.tokens_read == 2 * 9 + 2 * 7
 
 
 def test_samples_end_one_by_one():
-    def stop_second(index, token):
-        calls.append((index, token))
-        return index == 1
-
-    calls = []
     first = write([[1, 2, 3]], max_new_tokens=3, seed=3)[0]
     assert first[2] not in first[:2]
-    eot = first[2]
-    samples = generate(
-        MockModel(6),
-        [[1, 2, 3], [5], [8, 8]],
-        SampleConfig(max_new_tokens=9, temperature=1.0, seed=3),
-        block_size=6,
-        new_cache=MockCache,
-        eot=eot,
-        on_token=stop_second,
-    )
-    assert samples[0].ended == "end of text"
-    assert len(samples[0].tokens) == 2
-    assert samples[1].ended == "stopped"
-    assert len(samples[1].tokens) == 1
-    assert eot not in itertools.chain.from_iterable(sample.tokens for sample in samples)
-    assert samples[2].ended == ("length" if len(samples[2].tokens) == 9 else "end of text")
-    for index, sample in enumerate(samples):
-        assert [token for at, token in calls if at == index] == sample.tokens
+    options = SamplingOptions(max_new_tokens=9, temperature=1.0, seed=3)
+    texts = [TextInProgress(prompt, options, ends=frozenset({first[2]})) for prompt in ([1, 2, 3], [5], [8, 8])]
+    calls = []
+    for text, token, logits in generate(Reader(MockModel(6), 6, MockCache), texts):
+        calls.append((texts.index(text), token))
+        assert logits.shape == (V,)
+        if text is texts[1]:
+            text.ended = "stopped"
+    assert [text.ended for text in texts[:2]] == ["end of text", "stopped"]
+    assert [len(text.written) for text in texts[:2]] == [2, 1]
+    assert texts[2].ended == ("length" if len(texts[2].written) == 9 else "end of text")
+    for index, text in enumerate(texts):
+        assert [token for at, token in calls if at == index] == text.written
+        assert first[2] not in text.written
 
 
 def test_repeated_tokens_are_penalised_in_the_prompt_too():
@@ -198,9 +187,8 @@ def test_repeated_tokens_are_penalised_in_the_prompt_too():
     def negative(tokens, lengths, cache):
         return model(tokens, lengths, cache) - 20  # below 0, so a penalty of 1e9 is a prohibition
 
-    options = SampleConfig(max_new_tokens=12, num_samples=20, temperature=1.0, repetition_penalty=1e9)
-    for sample in generate(negative, [[3]], options, block_size=6, new_cache=MockCache):
-        assert sorted([3, *sample.tokens]) == list(range(V))  # each of the other 12 tokens once
+    for text in generated(negative, [[3]], max_new_tokens=12, num_samples=20, repetition_penalty=1e9):
+        assert sorted(text.tokens) == list(range(V))  # each of the other 12 tokens once
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -209,7 +197,7 @@ def test_logits_that_are_no_numbers_are_named(bad):
         return torch.tensor([[0.0, bad, 1.0]])
 
     with pytest.raises(UserFault, match="non-finite weights"):
-        generate(broken, [[1]], SampleConfig(), block_size=4)
+        generated(broken, [[1]], cached=False)
 
 
 def test_nothing_to_start_from():

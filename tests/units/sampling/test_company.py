@@ -6,10 +6,10 @@ import random
 import pytest
 import torch
 
-from minigpt.config.schema import ModelConfig, SampleConfig
+from minigpt.config.schema import ModelConfig
 from minigpt.model.gpt import GPT
-from minigpt.sampling.filters import filter_logits, filter_rows
-from minigpt.sampling.generate import Reader, Row, Writer, generate
+from minigpt.sampling.filters import SamplingOptions, filter_logits, filter_rows
+from minigpt.sampling.generate import Reader, TextInProgress, Writer, generate
 from minigpt.sampling.native.decoder import MAX_ROWS, native_decoder, round_to_int8
 from minigpt.sampling.native.library import find_compiler
 from minigpt.sampling.write import gpt_forward
@@ -37,7 +37,7 @@ def orders(count):
     """(prompt, options) of some texts, each with options of its own."""
     chance = random.Random(3)
     for index in range(count):
-        options = SampleConfig(
+        options = SamplingOptions(
             max_new_tokens=chance.choice([3, 20, 45]),
             temperature=chance.choice([0.0, 0.8, 1.3]),
             top_k=chance.choice([0, 0, 12]),
@@ -51,20 +51,21 @@ def orders(count):
 def in_company(forward, model, wanted, rows):
     """The texts where each step one more joins, while a row is free."""
     writer = Writer(Reader(forward, BLOCK_SIZE, model.new_cache, room=rows))
-    waiting = [Row(list(prompt), options) for prompt, options in wanted]
+    waiting = [TextInProgress(list(prompt), options) for prompt, options in wanted]
     written = list(waiting)
     for step in itertools.count():
-        if waiting and len(writer.rows) < rows and step % 3 != 1:
+        if waiting and len(writer.texts) < rows and step % 3 != 1:
             writer.join([waiting.pop(0)])
-        if writer.rows:
-            writer.step()
+        if writer.texts:
+            list(writer.step())
         elif not waiting:
             return [row.tokens for row in written]
 
 
 def alone(forward, model, prompt, options):
-    (sample,) = generate(forward, [prompt], options, block_size=BLOCK_SIZE, new_cache=model.new_cache)
-    return prompt + sample.tokens
+    text = TextInProgress(list(prompt), options)
+    list(generate(Reader(forward, BLOCK_SIZE, model.new_cache), [text]))
+    return text.tokens
 
 
 @native
@@ -117,16 +118,16 @@ def test_a_text_that_is_taken_out_leaves_the_others_alone():
     model = gpt()
     forward, wanted = gpt_forward(model), [order for order in orders(30) if order[1].max_new_tokens == 45][:4]
     writer = Writer(Reader(forward, BLOCK_SIZE, model.new_cache, room=4))
-    rows = [Row(list(prompt), options) for prompt, options in wanted]
+    rows = [TextInProgress(list(prompt), options) for prompt, options in wanted]
     writer.join(rows)
     for step in range(45):
         if step == 9:
             writer.leave(rows[1])
-        writer.step()
+        list(writer.step())
     assert len(rows[1].tokens) == len(wanted[1][0]) + 9
     for index in (0, 2, 3):
         assert rows[index].tokens == alone(forward, model, *wanted[index])
-    assert writer.rows == []
+    assert writer.texts == []
 
 
 def test_rows_are_filtered_as_each_would_be():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from minigpt.config.check import check
 from minigpt.config.schema import SampleConfig
 from minigpt.sampling import filters
-from minigpt.sampling.filters import filter_logits
+from minigpt.sampling.filters import SamplingOptions, filter_logits
 
 rows = st.integers(1, 9).flatmap(
     lambda V: st.lists(
@@ -104,6 +104,16 @@ def test_top_p_edges():
     assert kept(filters.top_p(double([[-math.inf, 2.0, -math.inf]]), 0.5)) == [{1}]
 
 
+def test_top_p_with_and_without_the_whole_order(monkeypatch):
+    """Where the likeliest tokens don't hold p, and where they do; values are coarse, so that many tie."""
+    logits = (torch.randn(40, 300, generator=torch.Generator().manual_seed(1)) * 8).round().double() / 4
+    for p in (0.05, 0.5, 0.9, 0.999):
+        whole = filters.top_p(logits, p)
+        with monkeypatch.context() as patch:
+            patch.setattr(filters, "NUCLEUS", 30)
+            assert torch.equal(filters.top_p(logits, p), whole)
+
+
 def test_top_k_above_the_vocabulary_keeps_all():
     logits = double([[1.0, 3.0, 2.0]])
     for k in (0, 3, 4, 50_000):
@@ -114,7 +124,7 @@ def test_top_k_above_the_vocabulary_keeps_all():
 def test_the_order_of_the_filters():
     logits = double([[2.0, 1.9, 1.0, 0.0]])
     seen = torch.tensor([[True, False, False, False]])
-    options = SampleConfig(temperature=0.5, top_k=2, top_p=0.8, repetition_penalty=4.0)
+    options = SamplingOptions(temperature=0.5, top_k=2, top_p=0.8, repetition_penalty=4.0)
     # Penalised: 0.5, 1.9, 1, 0. Halved temperature: 1, 3.8, 2, 0. Two kept: tokens 1 and 2 at 0.858 and 0.142.
     assert kept(filter_logits(logits, seen, options)) == [{1}]
     # Were the nucleus taken before top-k, temperature or penalty, more would be left.
@@ -123,7 +133,7 @@ def test_the_order_of_the_filters():
 
 def test_options_that_are_off_change_no_probability():
     logits = torch.randn(3, 17, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    options = SampleConfig(temperature=1.0)
+    options = SamplingOptions(temperature=1.0)
     assert torch.allclose(filter_logits(logits, None, options).softmax(-1), logits.softmax(-1), atol=1e-15)
 
 

@@ -13,41 +13,33 @@ from pathlib import Path
 import uvicorn
 
 from minigpt.config.commands import ServeConfig
-from minigpt.config.rules.commands import is_loopback
 from minigpt.faults import FINISHED, INTERRUPTED, UserFault
-from minigpt.sampling.stream import say
+from minigpt.screen import note
 from minigpt.serving.app import make_app
-from minigpt.serving.engine import Engine
-from minigpt.serving.guard import Patient
-from minigpt.serving.models import load_models
+from minigpt.serving.engine import Engine, load_models
 
+MAX_CONNECTIONS = 500  # at a time; more are answered with 503
+IDLE_SECONDS = 10  # until a connection without a request is closed
 LEAVING_SECONDS = 5  # to finish sending answers when the server stops
 
 
 def serve(config: ServeConfig) -> int:
-    """Serve models until a signal comes.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        UserFault: a checkpoint, a token or an address that can't be used.
-    """
+    """Serve models until a signal comes; return the exit code."""
     token = read_token(config)
     listening = listen(config)  # before the models are loaded: a wrong port is known at once
     models = load_models(config)
-    engine = Engine(models, queue=config.queue, on_error=lambda error: say("".join(traceback.format_exception(error))))
-    hosts = {"localhost", config.host.lower(), socket.gethostname().lower()}
-    app = make_app(engine, config, hosts=hosts, token=token, say=say)
+    engine = Engine(models, queue=config.queue, on_error=lambda error: note("".join(traceback.format_exception(error))))
+    app = make_app(engine, config, token=token, say=note)
     host, port = listening.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     settings = uvicorn.Config(
-        app, http=Patient, ws="none", log_level="error", access_log=False, server_header=False, date_header=False,
-        timeout_graceful_shutdown=LEAVING_SECONDS, proxy_headers=False,
+        app, http="h11", ws="none", log_level="error", access_log=False, server_header=False, date_header=False,
+        timeout_graceful_shutdown=LEAVING_SECONDS, proxy_headers=False, limit_concurrency=MAX_CONNECTIONS,
+        timeout_keep_alive=IDLE_SECONDS,
     )  # fmt: skip
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of each client that went away
     for served in models:
-        say(f"{served.name}: {'native code' if served.native else 'PyTorch'}, {served.rows} texts at a time")
+        note(f"{served.name}: {'native code' if served.native else 'PyTorch'}, {served.rows} texts at a time")
     return asyncio.run(until_told(OurServer(settings, address), engine, listening))
 
 
@@ -82,16 +74,12 @@ async def until_told(server: OurServer, engine: Engine, listening: socket.socket
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop)
     await server.serve([listening])
-    say("Stopped.")
+    note("Stopped.")
     return FINISHED
 
 
 def listen(config: ServeConfig) -> socket.socket:
-    """Return a socket that listens at the config's address.
-
-    Raises:
-        UserFault: it is no address of this machine, or the port is taken.
-    """
+    """Return a socket that listens at the config's address."""
     try:
         family, *_, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=256)
@@ -102,13 +90,8 @@ def listen(config: ServeConfig) -> socket.socket:
 
 
 def read_token(config: ServeConfig) -> str | None:
-    """Return the token that clients must send; None if any key will do.
-
-    Raises:
-        UserFault: the file can't be read, or the token is too short or has characters that are not allowed.
-    """
-    token = os.environ.get("MINIGPT_TOKEN", "")
-    where = "MINIGPT_TOKEN"
+    """Return the token that clients must send; None if any key will do, which config/rules allows on loopback only."""
+    token, where = os.environ.get("MINIGPT_TOKEN", ""), "MINIGPT_TOKEN"
     if config.token_file is not None:
         where = f"token_file={config.token_file}"
         try:
@@ -121,5 +104,4 @@ def read_token(config: ServeConfig) -> str | None:
         raise UserFault(
             f"the token of {where} must be 16 ASCII characters or more, without blanks: openssl rand -hex 24"
         )
-    assert token or is_loopback(config.host), "config/rules asks for a token"
     return token or None

@@ -1,6 +1,7 @@
 """A token's step as native code against its readable twin, the model: the same logits, the same cache."""
 
-import itertools
+import os
+import stat
 from dataclasses import fields
 
 import pytest
@@ -11,8 +12,9 @@ from torch.nn.functional import cross_entropy
 from minigpt.config.schema import ModelConfig
 from minigpt.model.gpt import GPT
 from minigpt.sampling.native import decoder as native_module
+from minigpt.sampling.native import library as native_library
 from minigpt.sampling.native.decoder import NativeDecoder, native_decoder, round_to_int8, to_int8
-from minigpt.sampling.native.library import NoNativeCode, find_compiler
+from minigpt.sampling.native.library import NoNativeCode, build, find_compiler, library, own_folder
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 V, BLOCK_SIZE = 71, 19
@@ -82,8 +84,7 @@ def test_a_cache_that_grows_holds_the_same(monkeypatch):
     assert torch.equal(run(), whole)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 8, 15])
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(("rows", "threads"), [(1, 1), (3, 2), (8, 1), (15, 3)])
 @torch.inference_mode()
 def test_rows_of_different_lengths_in_batches_of_every_size(rows, threads, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
@@ -203,6 +204,70 @@ def test_calls_that_would_reach_outside_are_refused():
     full.set_lengths([BLOCK_SIZE])
     with pytest.raises(AssertionError, match="full"):
         decoder(torch.tensor([[1]]), full)
-    for tokens, rows in itertools.product([torch.ones(2, 1, dtype=torch.int64), torch.ones(1, 2).long()], [1]):
-        with pytest.raises(AssertionError):
-            decoder(tokens, empty(model, rows))
+    with pytest.raises(AssertionError):
+        decoder(torch.ones(2, 1, dtype=torch.int64), empty(model, 1))
+
+
+def test_weights_are_not_copied_where_their_rows_are_whole_vectors():
+    model = gpt(n_embd=128, n_head=4)
+    kept = {tensor.data_ptr() for tensor in NativeDecoder(model).kept}
+    assert model.blocks[0].mlp.up.weight.data_ptr() in kept
+
+
+@pytest.fixture
+def compiler(monkeypatch, tmp_path):
+    """A compiler that we write: a shell script. A process tries to build once; here each test is the first."""
+    native_library.first_try.cache_clear()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def script(text):
+        (tmp_path / "compiler").write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "compiler").chmod(0o755)
+        monkeypatch.setenv("CXX", str(tmp_path / "compiler"))
+
+    yield script
+    native_library.first_try.cache_clear()
+
+
+HONEST = 'echo called >> "$0.log"; for last; do :; done; echo "$@" > "$last"'  # writes its arguments after -o
+
+
+def test_it_is_built_once_for_a_compiler_and_a_source_with_the_flags_that_work(compiler, tmp_path, monkeypatch):
+    compiler(f'case "$*" in *-fopenmp*|*-march*) echo no such flag >&2; exit 1;; esac\n{HONEST}')
+    first = build(tmp_path)
+    assert "-mcpu=native" in first.read_text()
+    assert build(tmp_path) == first
+    assert (tmp_path / "compiler.log").read_text() == "called\n"
+    changed = tmp_path / "decode.cpp"
+    changed.write_text("int main;")
+    monkeypatch.setattr(native_library, "SOURCE", changed)
+    assert build(tmp_path) != first
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ('echo "decode.cpp: this is no C++" >&2; exit 1', r"compiler can't compile decode.cpp: decode.cpp: this is no"),
+        ("exec sleep 60", "TimeoutExpired"),
+        (HONEST, "OSError"),  # what it wrote is no library
+    ],
+)
+def test_why_it_can_not_be_built_is_told(compiler, monkeypatch, script, says):
+    compiler(script)
+    monkeypatch.setattr(native_library, "PATIENCE", 0.2 if "sleep" in script else 20)
+    with pytest.raises(NoNativeCode, match=says):
+        library()
+
+
+def test_a_build_that_others_can_write_is_not_run_and_one_that_was_cut_off_is_made_anew(compiler, tmp_path):
+    made = build(own_folder() or tmp_path)
+    compiler(f'for last; do :; done; cp "{made}" "$last"')
+    folder = own_folder()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o777)
+    assert own_folder() is None
+    folder.chmod(0o755)
+    kept = build(folder)
+    kept.write_bytes(b"\x7fELF cut off")
+    assert library().minigpt_step
+    assert os.stat(kept).st_size > 10_000

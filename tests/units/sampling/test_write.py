@@ -4,14 +4,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from minigpt.config.schema import ModelConfig, SampleConfig, SamplesConfig
+from minigpt.config.schema import ModelConfig, SamplesConfig
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.faults import UserFault
 from minigpt.model.gpt import GPT
+from minigpt.sampling.filters import SamplingOptions
 from minigpt.sampling.generate import Reader
 from minigpt.sampling.native.decoder import native_decoder, round_to_int8
 from minigpt.sampling.native.library import find_compiler
-from minigpt.sampling.write import gpt_forward, write, write_sample
+from minigpt.sampling.write import encode_prompt, gpt_forward, start_token, write, write_sample
 
 BLOCK_SIZE = 11
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -29,8 +30,9 @@ def tiny_gpt(dtype=torch.float64, *, kernel="fused", dropout=0.0):
     return model
 
 
-def texts(model, prompts, **options):
-    return [text.text for text in write(model, BYTE, prompts, SampleConfig(**{"max_new_tokens": 40, **options}))]
+def texts(model, prompts, *, num_samples=1, use_cache=True, **options):
+    options = SamplingOptions(**{"max_new_tokens": 40, **options})
+    return [text.text for text in write(model, BYTE, prompts, options, num_samples=num_samples, use_cache=use_cache)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -82,18 +84,19 @@ def test_with_the_native_step_the_text_is_the_same_while_windows_move(int8, num_
     model = tiny_gpt(torch.float32)
     if int8:
         round_to_int8(model)
-    options = SampleConfig(max_new_tokens=40, temperature=1.0, num_samples=num_samples, repetition_penalty=1.2, seed=3)
-    plain = write(model, BYTE, PROMPTS, options)
-    native = write(model, BYTE, PROMPTS, options, decoder=native_decoder(model, int8=int8))
+    options = SamplingOptions(max_new_tokens=40, temperature=1.0, repetition_penalty=1.2, seed=3)
+    plain = write(model, BYTE, PROMPTS, options, num_samples=num_samples)
+    decoder = native_decoder(model, int8=int8)
+    native = write(model, BYTE, PROMPTS, options, num_samples=num_samples, decoder=decoder)
     assert [text.text for text in native] == [text.text for text in plain]
 
 
 def test_streamed_pieces_are_the_text_and_the_text_is_the_tokens():
     pieces = []
-    options = SampleConfig(max_new_tokens=60, temperature=1.5)
+    options = SamplingOptions(max_new_tokens=60, temperature=1.5)
     [text] = write(tiny_gpt(), BYTE, [[72]], options, on_text=pieces.append)
-    assert "".join(pieces) == text.text == BYTE.decode(text.tokens)
-    assert len(text.tokens) == 60
+    assert "".join(pieces) == text.text == BYTE.decode(text.written)
+    assert len(text.written) == 60
     assert "\ufffd" in text.text  # bytes at random: there is something to get wrong
 
 
@@ -101,7 +104,7 @@ def test_a_stop_string_ends_the_text_before_it():
     model = tiny_gpt()
     whole = texts(model, [[72]], seed=2)[0]
     stop = next(whole[at : at + 3] for at in range(5, 30) if "\ufffd" not in whole[at : at + 3])
-    [text] = write(model, BYTE, [[72]], SampleConfig(max_new_tokens=40, seed=2, stop=["never", stop]))
+    [text] = write(model, BYTE, [[72]], SamplingOptions(max_new_tokens=40, seed=2, stop=["never", stop]))
     assert text.text == whole[: whole.index(stop)]
     assert text.ended == "stopped"
 
@@ -110,7 +113,7 @@ def test_end_of_text_ends_the_text():
     model = tiny_gpt()
     with torch.no_grad():
         model.final_norm.bias.copy_(model.token_embedding.weight[BYTE.eot] * 50)
-    [text] = write(model, BYTE, [[72]], SampleConfig(max_new_tokens=40, temperature=0.0))
+    [text] = write(model, BYTE, [[72]], SamplingOptions(max_new_tokens=40, temperature=0.0))
     assert (text.text, text.ended) == ("", "end of text")
 
 
@@ -150,15 +153,6 @@ def test_training_does_not_notice_a_live_sample():
     assert len(set(written)) == 3
 
 
-def test_a_live_sample_is_what_the_command_writes():
-    model = tiny_gpt()
-    [expected] = texts(model, [BYTE.encode("ab")], max_new_tokens=20, temperature=0.7, top_k=5, seed=9)
-    options = SamplesConfig(max_new_tokens=20, temperature=0.7, top_k=5, prompt="ab")
-    assert write_sample(model, BYTE, options, seed=9) == expected
-    assert not model.training
-    assert len(write_sample(model, BYTE, SamplesConfig(max_new_tokens=3, temperature=0.0), seed=1)) > 0
-
-
 def test_the_mode_is_restored_after_a_fault():
     model = tiny_gpt().train()
     with torch.no_grad():
@@ -166,3 +160,49 @@ def test_the_mode_is_restored_after_a_fault():
     with pytest.raises(UserFault, match="non-finite"):
         write_sample(model, BYTE, SamplesConfig(max_new_tokens=1, prompt="a"), seed=1)
     assert model.training
+
+
+def test_no_two_texts_of_a_request_share_random_numbers_and_others_change_none():
+    model = tiny_gpt(torch.float32)
+    options = SamplingOptions(max_new_tokens=12, temperature=1.5, seed=3)
+
+    def ids(*prompts, num_samples=1):
+        return [text.written for text in write(model, BYTE, prompts, options, num_samples=num_samples)]
+
+    five = ids([72], [72], [72], [72], [72])
+    assert len(set(map(tuple, five))) == 5
+    assert five == ids([72], num_samples=5)
+    assert ids([9, 9], [72], [72])[1:] == five[:2]  # as alone
+    flat = gpt_of_equal_chances()
+    drawn = [text.written for text in write(flat, BYTE, [[65], [66], [67]], options)]
+    assert len(set(map(tuple, drawn))) == 3  # the same distribution after other prompts
+
+
+def gpt_of_equal_chances():
+    model = tiny_gpt(torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    return model
+
+
+CHAR = build_tokenizer("char", alphabet="\nabé")
+
+
+def test_prompts_are_text_bytes_or_control_tokens():
+    assert encode_prompt(BYTE, "é \n") == [0xC3, 0xA9, 32, 10]
+    assert encode_prompt(BYTE, "<|endoftext|>") == encode_prompt(BYTE, b"<|endoftext|>") == list(b"<|endoftext|>")
+    assert encode_prompt(BYTE, b"a<|endoftext|>b", allow_special=True) == [97, 256, 98]
+    assert encode_prompt(BYTE, b"\xff\x00\r\n") == [255, 0, 13, 10]
+    for prompt, says in ((b"a\xff", "UTF-8"), ("abz", r"'z'.*position 2"), ("a\ud800", "surrogate")):
+        with pytest.raises(UserFault, match=says):
+            encode_prompt(CHAR, prompt)
+    with pytest.raises(UserFault, match="byte 0xff at offset 1"):
+        encode_prompt(BYTE, b"a\xff", allow_special=True)
+
+
+def test_an_empty_prompt_starts_somewhere():
+    assert encode_prompt(BYTE, "") == encode_prompt(BYTE, b"") == [256]
+    assert start_token(BYTE) == (256, "<|endoftext|>")
+    assert start_token(CHAR) == (CHAR.encode("\n")[0], "a newline")
+    assert start_token(build_tokenizer("char", alphabet="xyz")) == (0, "'x', the first character of its alphabet")

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from minigpt.attention.record import record_attention
-from minigpt.config.schema import SampleConfig
 from minigpt.faults import UserFault
-from minigpt.sampling.filters import filter_logits
+from minigpt.sampling.filters import SamplingOptions, filter_logits
 from minigpt.serving.views import distribution, look, next_tokens, pieces, score
 
 
@@ -25,7 +24,7 @@ def test_pieces_joined_are_the_text(loaded):
 def test_the_distribution_gives_every_temperature(loaded, temperature):
     logits = torch.randn(257, dtype=torch.float64) * 3
     found = distribution(loaded.tokenizer, logits, 10)
-    wanted = filter_logits(logits[None], None, SampleConfig(temperature=temperature))[0].softmax(-1)
+    wanted = filter_logits(logits[None], None, SamplingOptions(temperature=temperature))[0].softmax(-1)
     top = np.array([each["logprob"] for each in found["top"]])
     rest = np.array(found["rest"])
     assert rest[:, 1].sum() == 247

@@ -1,0 +1,186 @@
+"""minigpt sample: a checkpoint writes. Text goes to stdout, everything else to stderr."""
+
+import codecs
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from minigpt.checkpoint.adapted import adapted
+from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint
+from minigpt.config.commands import ChatConfig
+from minigpt.config.schema import SampleConfig
+from minigpt.faults import FINISHED, UserFault
+from minigpt.machine.hardware import find_named
+from minigpt.model.gpt import GPT
+from minigpt.sampling.filters import SamplingOptions, options_of
+from minigpt.sampling.generate import TextInProgress, window_start
+from minigpt.sampling.interactive import prompt_loop
+from minigpt.sampling.native.decoder import NativeDecoder, native_decoder, round_to_int8
+from minigpt.sampling.native.library import NoNativeCode
+from minigpt.sampling.write import encode_prompt, start_token, write
+from minigpt.screen import note, show
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32, "fp64": torch.float64}
+
+
+def sample(config: SampleConfig) -> int:
+    """Write texts with a trained model; return the exit code.
+
+    Args:
+        config: checked (minigpt.config.check).
+    """
+    with closing_quietly():
+        loaded, options = load(config), options_of(config)
+        decoder = choose_decoder(loaded.model, config.compile if config.use_cache else "off", config.precision)
+        if config.interactive:
+            if config.prompt or config.prompt_file is not None:
+                note("note: interactive=true asks for the prompt; prompt= and prompt_file= are not used")
+            note("Type the beginning of a text. /help lists the commands, /quit or Ctrl-D leaves.")
+            one = replace(config, prompt_file=None, num_samples=1, stream=True)
+            prompt_loop(
+                options, lambda line, options: write_prompts(loaded, decoder, replace(one, prompt=[line]), options)
+            )
+        else:
+            write_prompts(loaded, decoder, config, options)
+    return FINISHED
+
+
+@contextlib.contextmanager
+def closing_quietly() -> Iterator[None]:
+    """Flush stdout after a `with` block; end without a word if its reader (`| head`) has seen enough."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:  # Python must not try to flush again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def load(config: SampleConfig | ChatConfig) -> LoadedCheckpoint:
+    """Load the checkpoint, with the adapter if one is given, to the device and in the precision of the settings."""
+    assert config.checkpoint is not None, "config/rules asks for it"
+    loaded = load_checkpoint(config.checkpoint, config.which)
+    if config.adapter is not None:
+        loaded = adapted(config.adapter, config.which, [loaded])
+    move(loaded, config.device, config.precision)
+    return loaded
+
+
+def move(loaded: LoadedCheckpoint, device: str, precision: str) -> None:
+    """Bring a model that was just loaded to a device and into a precision."""
+    device = find_named(device)
+    if device == "mps" and precision == "fp64":
+        device = "cpu"  # MPS has no fp64
+    loaded.model.to(device, DTYPES[precision]).eval()
+    if precision == "int8":
+        round_to_int8(loaded.model)
+    note(f"{loaded.path}: on {device} in {precision}")
+
+
+def choose_decoder(model: GPT, compile: str, precision: str) -> NativeDecoder | None:
+    """Return native code for a token's step if it is wanted and works; None = the model's own step.
+
+    Args:
+        model: on its device and in its precision.
+        compile, precision: the settings.
+    """
+    if compile == "off":
+        return None
+    try:
+        return native_decoder(model, int8=precision == "int8")
+    except NoNativeCode as reason:
+        if compile == "on":
+            raise UserFault(f"compile=on: {reason}. Use compile=auto, which then does without") from None
+        if model.token_embedding.weight.device.type == "cpu":
+            note(f"a token's step is not compiled: {reason}")
+        return None
+
+
+def read_prompts(config: SampleConfig) -> list[str | bytes]:
+    """Return the prompts on the command line, then the file's; one empty prompt if there is neither."""
+    prompts: list[str | bytes] = list(config.prompt)
+    if config.prompt_file is not None:
+        try:
+            prompts.append(Path(os.path.expanduser(config.prompt_file)).read_bytes())
+        except OSError as error:
+            why = error.strerror or error
+            raise UserFault(f"prompt_file={config.prompt_file} can't be read: {why}. Give a text file") from None
+    return prompts or [""]
+
+
+def write_prompts(
+    loaded: LoadedCheckpoint, decoder: NativeDecoder | None, config: SampleConfig, options: SamplingOptions
+) -> None:
+    """Continue the config's prompts and show them."""
+    prompts = read_prompts(config)
+    encoded = [encode_prompt(loaded.tokenizer, prompt, allow_special=config.allow_special) for prompt in prompts]
+    if not all(prompts):
+        note(f"note: an empty prompt starts from {start_token(loaded.tokenizer)[1]}")
+    if options.top_k > loaded.tokenizer.vocab_size:
+        note(
+            f"note: top_k={options.top_k} is more than the vocabulary of {loaded.tokenizer.vocab_size:,}: all are kept"
+        )
+    if codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8":
+        note(f"note: this terminal writes {sys.stdout.encoding}, other characters become ?: set LC_ALL=C.UTF-8")
+    beginnings = [beginning(number, *pair, loaded) for number, pair in enumerate(zip(prompts, encoded, strict=True), 1)]
+    streaming = config.stream and len(prompts) * config.num_samples == 1
+    started = time.perf_counter()
+    try:
+        if streaming and not config.interactive:  # an interactive prompt is on the screen already, as it was typed
+            show(beginnings[0])
+        texts = write(
+            loaded.model,
+            loaded.tokenizer,
+            encoded,
+            options,
+            num_samples=config.num_samples,
+            decoder=decoder,
+            use_cache=config.use_cache,
+            on_text=show if streaming else lambda piece: None,
+        )
+    except (MemoryError, RuntimeError) as error:
+        from minigpt.machine.memory import is_out_of_memory  # here, not above: it takes a fifth of a second
+
+        if is_out_of_memory(error):
+            many = f"{len(prompts)} prompts x num_samples={config.num_samples} don't fit into memory at once"
+            raise UserFault(f"{many}. Use a smaller num_samples") from None
+        raise
+    finally:
+        if streaming:
+            show("\n")  # the next message, also that on Ctrl-C, has a line of its own
+    seconds = time.perf_counter() - started
+    for index, text in enumerate(texts if not streaming else ()):
+        prompt, number = divmod(index, config.num_samples)
+        if len(texts) > 1:
+            place = f"prompt {prompt + 1} of {len(prompts)}, sample {number + 1} of {config.num_samples}"
+            show(f"--- {place} ---\n")
+        show(f"{beginnings[prompt]}{text.text}\n")
+    tokens, seed = sum(len(text.written) for text in texts), f"; seed {options.seed}" if config.interactive else ""
+    note(f"{tokens:,} tokens in {seconds:.1f} s: {tokens / seconds:,.0f} tokens/s{endings(texts)}{seed}")
+
+
+def beginning(number: int, prompt: str | bytes, tokens: Sequence[int], loaded: LoadedCheckpoint) -> str:
+    """Return what is shown before a text: the prompt, or the part of it that the model reads, as a note then says."""
+    block_size = loaded.model.config.block_size
+    unread = window_start(len(tokens), block_size)
+    if unread:
+        window = f"{len(tokens):,} tokens and the model's window {block_size}"
+        note(f"note: prompt {number} has {window}: it reads the last {len(tokens) - unread}, and only they are shown")
+    try:
+        text = prompt if isinstance(prompt, str) else prompt.decode()
+    except UnicodeDecodeError:
+        note(f"note: prompt {number} is not UTF-8 text: its {len(prompt):,} bytes are read and not shown")
+        return ""
+    return f"... {loaded.tokenizer.decode(tokens[unread:])}" if unread else text
+
+
+def endings(texts: Sequence[TextInProgress]) -> str:
+    """Return how many texts ended before max_new_tokens, and why."""
+    reasons = {"end of text": "the model's end-of-text token", "stopped": "a stop string"}
+    counts = {reason: sum(text.ended == reason for text in texts) for reason in reasons}
+    return "".join(f"; {count} ended by {reasons[reason]}" for reason, count in counts.items() if count)
