@@ -27,11 +27,12 @@ HOMES = {
     "ray": ("data.preparing.ray_engine",),
     "fsspec": ("data.sources.download",),
     "aiohttp": ("data.sources.download",),
-    "matplotlib": ("report.", "sweep.page"),
+    "matplotlib": ("report.", "serving.look", "sweep.page"),
     "optuna": ("sweep.",),
     "wandb": ("rundir.wandb_process",),
     "lm_eval": ("evaluation.harness",),
     "fastapi": ("serving.",),
+    "pydantic": ("serving.",),
     "starlette": ("serving.",),
     "uvicorn": ("serving.",),
     "transformers": (),  # benchmark and export load it by name: what mypy says must not hang on what is installed
@@ -72,10 +73,10 @@ MAY_IMPORT = {
     "redact": "",
     "report": "attention checkpoint config data faults files rundir screen matplotlib numpy torch yaml",
     "rundir": "__init__ config faults files invocation redact torch wandb yaml",
-    "sampling": "checkpoint config data faults files machine model splitmix torch",
+    "sampling": "checkpoint config data faults files machine model screen splitmix torch",
     "screen": "faults",
-    "serving": "attention checkpoint config data evaluation faults files machine model sampling "
-    "fastapi starlette torch uvicorn",
+    "serving": "attention checkpoint config data evaluation faults files sampling screen "
+    "fastapi matplotlib numpy pydantic starlette torch uvicorn",
     "splitmix": "numpy",
     "stages": "config data evaluation faults launcher",
     "sweep": "children config data faults files invocation ranks redact report rundir screen "

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import torch
 
-from minigpt.checkpoint.adapted import adapted
-from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint
+from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint, load_with_adapter
 from minigpt.config.commands import ChatConfig
 from minigpt.config.schema import SampleConfig
 from minigpt.faults import FINISHED, UserFault
@@ -66,7 +65,7 @@ def load(config: SampleConfig | ChatConfig) -> LoadedCheckpoint:
     assert config.checkpoint is not None, "config/rules asks for it"
     loaded = load_checkpoint(config.checkpoint, config.which)
     if config.adapter is not None:
-        loaded = adapted(config.adapter, config.which, [loaded])
+        loaded = load_with_adapter(config.adapter, config.which, [loaded])
     move(loaded, config.device, config.precision)
     return loaded
 

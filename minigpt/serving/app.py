@@ -124,9 +124,8 @@ class Log:
                 facts["status"] = message["status"]
                 message["headers"] += [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
             elif message.get("body") == b"Invalid host header":  # starlette's
-                facts["words"] = (
-                    f": to answer to this name, start the server with hosts={re.sub(r':[0-9]*$', '', Headers(scope=scope).get('host', ''))}"
-                )
+                name = re.sub(":[0-9]*$", "", Headers(scope=scope).get("host", ""))
+                facts["words"] = f": to answer to this name, start the server with hosts={name}"
             await send(message)
 
         try:

@@ -17,8 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from minigpt.checkpoint.adapted import adapted
-from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint
+from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint, load_with_adapter
 from minigpt.config.commands import ServeConfig
 from minigpt.sampling.generate import Reader, TextInProgress, Writer
 from minigpt.sampling.native.decoder import NativeDecoder
@@ -165,7 +164,7 @@ def load_models(config: ServeConfig) -> list[Served]:
     """Load every checkpoint, and a model for each adapter on one of them; equal names get a number."""
     bases = [load_checkpoint(path, config.which) for path in config.checkpoint]
     models: dict[str, Served] = {}
-    for loaded in [*bases, *(adapted(path, config.which, bases) for path in config.adapter)]:
+    for loaded in [*bases, *(load_with_adapter(path, config.which, bases) for path in config.adapter)]:
         move(loaded, config.device, config.precision)
         name = name_of(loaded.path)
         names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))

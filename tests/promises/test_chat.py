@@ -100,7 +100,7 @@ def test_the_oldest_exchanges_are_left_out_where_the_context_is_full(talk, loade
 
 
 def test_a_message_that_the_context_can_not_hold_is_refused_and_forgotten(talk):
-    conversation, out, err = talk("one", "x" * 61, "two", max_new_tokens=2)
+    conversation, _, err = talk("one", "x" * 61, "two", max_new_tokens=2)
     assert "the model reads 64 tokens, of which 2 are for the answer; these messages have 63" in err
     assert [message["content"] for message in conversation.messages[::2]] == ["one", "two"]
     assert "left out" not in err
