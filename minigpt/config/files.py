@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 
 import minigpt
+from minigpt.config.architecture import foreign_settings, tokenizer_settings
 from minigpt.config.convert import fitted, flatten, sections, settings, to_dict
-from minigpt.config.foreign import foreign_settings, tokenizer_settings
 from minigpt.config.hub import local_path
 from minigpt.config.plain_yaml import MAX_CHARACTERS
 from minigpt.config.setting import Setting

@@ -16,7 +16,13 @@ SHARDED = ("fsdp", "hsdp")  # strategies under which a device holds a part of th
 Which = Literal["best", "latest"]
 
 # Removed settings -> why. In a stored config they are ignored; on a command line they are refused.
-REMOVED = {"data.workers": "batches are made in the training process, hundreds of times as fast as it trains"}
+REMOVED = {
+    "data.workers": "batches are made in the training process, hundreds of times as fast as it trains",
+    "beside": "minigpt compare RUN RUN tells runs apart, and each report.html opens in a tab of its own",
+    "nanogpt": "python benchmarks/peers.py nanogpt=DIR runs minigpt beside nanoGPT",
+    "huggingface": "python benchmarks/peers.py huggingface=true runs minigpt beside Hugging Face's GPT-2",
+    "curve_steps": "python benchmarks/peers.py compares the losses with nanoGPT's",
+}
 
 
 @dataclass

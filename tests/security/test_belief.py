@@ -11,13 +11,13 @@ import torch
 
 from minigpt.checkpoint.contents import pack_tensors
 from minigpt.checkpoint.folder import MANIFEST
-from minigpt.checkpoint.foreign import is_foreign
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.config.compose import compose
 from minigpt.config.files import inherited_settings
 from minigpt.config.schema import TrainConfig
 from minigpt.data.tokenizers.bpe import PATTERN
 from minigpt.faults import StorageFailure, UserFault
+from minigpt.formats.architecture import is_foreign
 from minigpt.report.record import read_record
 from minigpt.report.runs import list_runs
 from minigpt.rundir.rows import read_rows

@@ -1,4 +1,4 @@
-"""Rules of the other commands: sample, chat, export, evaluate, serve, sweep and benchmark."""
+"""Rules of the other commands: sample, chat, export, evaluate, serve and sweep."""
 
 import glob
 import importlib.util
@@ -141,28 +141,3 @@ def storage_is_a_url(storage: str | None) -> Iterator[str]:
     if storage is not None and not re.match(r"[a-z][\w+]*://.", storage):
         remedy = "Write sqlite:///FILE or postgresql://USER@HOST/DATABASE, or leave it out for a file in sweep.dir."
         yield f"sweep.storage={shown(storage)} is not the URL of a database. {remedy}"
-
-
-@rule("what")
-def parts_can_be_measured(what: str) -> Iterator[str]:
-    parts = ("training", "sampling", "variants", "resuming")
-    if what == "scaling":
-        return
-    for part in set(what.split(",")) - set(parts):
-        remedy = "Give it alone" if part == "scaling" else f"Give some of {','.join(parts)}, or scaling alone"
-        yield f"what={what}: {shown(part)} can't be measured{' beside others' * (part == 'scaling')}. {remedy}."
-
-
-@rule("what", "trainer.strategy", "trainer.devices", "trainer.nodes")
-def scaling_has_devices(what: str, strategy: str, devices: int, nodes: int) -> Iterator[str]:
-    if what == "scaling" and strategy in ("auto", "ddp") and nodes * devices == 1:
-        remedy = "Add trainer=ddp trainer.devices=N, under torchrun or srun trainer=ddp alone; fsdp and hsdp likewise"
-        yield f"what=scaling measures several devices, got trainer.strategy={strategy} trainer.devices=1. {remedy}."
-
-
-@rule("nanogpt")
-def checkout_is_there(nanogpt: str | None) -> Iterator[str]:
-    names = ("train.py", "model.py", "configurator.py")
-    if nanogpt is not None and not all(os.path.isfile(os.path.join(at(nanogpt), name)) for name in names):
-        remedy = "Give a checkout: git clone https://github.com/karpathy/nanoGPT"
-        yield f"nanogpt={shown(nanogpt)} is no folder with {', '.join(names)}{from_here(nanogpt)}. {remedy}"
