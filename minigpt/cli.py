@@ -129,7 +129,7 @@ def export(arguments: list[str]) -> None:
     config = _compose("export", arguments)
 
     with loading():
-        from minigpt.export import export
+        from minigpt.export.command import export
 
     export(config)
 
@@ -142,7 +142,7 @@ def report(arguments: list[str]) -> None:
     with loading():
         from minigpt.report.page import write_report
 
-    write_report(run)
+    write_report(run, config.beside)
     print(f"Wrote {os.path.join(run, 'loss.png')} and {os.path.join(run, 'report.html')}")
 
 
@@ -180,36 +180,52 @@ def slurm(arguments: list[str]) -> None:
     """Write the script that submits a training to SLURM."""
     config = _compose("slurm", arguments)
 
-    from minigpt.config.compose import train_arguments
+    from minigpt.config.command_line import train_arguments
     from minigpt.ranks.slurm import write_train_script
 
     command = [*command_line("train"), *train_arguments("slurm", arguments)]
     print(write_train_script(config, command, shlex.join([*typed("slurm").split(), *redact_arguments(arguments)])))
 
 
-def benchmark(arguments: list[str]) -> None:
-    """Measure tokens per second and MFU of training and sampling on this machine."""
-    from minigpt.benchmark.presets import read_benchmark
+def benchmark(arguments: list[str]) -> int:
+    """Measure minigpt's speed on this machine."""
+    from minigpt.benchmark.settings import read_plans
 
-    config, words = read_benchmark(arguments)
+    plans = read_plans(arguments)
+    if plans[0].config.what == "scaling":
+        with loading():
+            from minigpt.benchmark.scaling.command import scaling
+
+        return scaling(plans[0])
 
     with loading():
-        from minigpt.benchmark.measure import benchmark
+        from minigpt.benchmark.command import benchmark
 
-    benchmark(config, words)
+    return benchmark(plans)
 
 
 def verify_resume(arguments: list[str]) -> int:
     """Prove on this machine that a killed run ends with the same bytes."""
     config = _compose("verify-resume", arguments)
 
-    from minigpt.config.compose import train_arguments
+    from minigpt.config.command_line import train_arguments
 
     with loading():
         from minigpt.verify import verify_resume
 
     command = [*command_line("train"), *train_arguments("verify-resume", arguments), "logger.name=files"]
     return verify_resume(config, command, kills=config.kills, folder=Path(tempfile.mkdtemp(prefix="minigpt-verify-")))
+
+
+def draw_attention(arguments: list[str]) -> None:
+    """Draw what each head attends to."""
+    config = _compose("draw-attention", arguments)
+
+    with loading():
+        from minigpt.report.attention import draw_attention
+
+    paths = draw_attention(config.checkpoint, config.text, config.out, config.which)
+    print("Wrote", *paths, sep="\n  ")
 
 
 def look(arguments: list[str]) -> None:
@@ -285,12 +301,16 @@ FUNCTIONS = (
     slurm,
     benchmark,
     verify_resume,
+    draw_attention,
     look,
     chat,
     serve,
     demo,
 )
 COMMANDS: dict[str, Callable[[list[str]], int | None]] = {each.__name__.replace("_", "-"): each for each in FUNCTIONS}
+
+
+MEANT = {"list": "runs", "ls": "runs", "generate": "sample", "eval": "evaluate", "tune": "sweep", "server": "serve"}
 
 
 def main() -> None:
@@ -307,8 +327,17 @@ def _dispatch(words: list[str]) -> int | None:
     name, *arguments = words or ["--help"]
     if command := COMMANDS.get(name):
         return command(arguments)
+    if name == "--version":
+        from minigpt import __version__
+
+        print(f"minigpt {__version__}")
+        return FINISHED
     if name not in ("--help", "-h", "help"):
-        near = difflib.get_close_matches(name.replace("_", "-"), COMMANDS, n=1, cutoff=0.5)
+        from minigpt.config.schema import RETIRED
+
+        if name in RETIRED:
+            raise UserFault(f"{name} is retired: {RETIRED[name]}.")
+        near = [MEANT[name]] if name in MEANT else difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
         hint = f"Did you mean minigpt {near[0]}?" if near else "`minigpt --help` lists them"
         raise UserFault(f"minigpt has no command {name!r}. {hint}")
     print("Usage: minigpt COMMAND [group=choice] [key=value ...]\n")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from minigpt.config.commands import EvaluateConfig
-from minigpt.config.first_stage import first_stage
+from minigpt.config.compose import first_stage
 from minigpt.config.roles import default_run_dir
 from minigpt.config.schema import TrainConfig
 from minigpt.data.chat.tasks import HARDER, task_file
@@ -32,7 +32,7 @@ def train_in_stages(config: TrainConfig, arguments: Sequence[str], train: Callab
     Raises:
         UserFault: the first stage does not fit the config; nothing was trained.
     """
-    before = first_stage(config, arguments)
+    before = first_stage(config, list(arguments))
     if before is not None:
         code = train(before)
         if code != FINISHED:

@@ -194,7 +194,7 @@ SAMPLE: dict[str, tuple[list[str], list[str]]] = {
     "nothing to write": (["max_new_tokens=0"], ["max_new_tokens must be at least 1"]),
     "less than nothing": (["max_new_tokens=-1"], ["max_new_tokens must be at least 1"]),
     "a character the alphabet lacks": (["prompt=woöd"], ["'ö' (U+00F6) at position 2", "tokenizer=bpe"]),
-    "a lone surrogate": (["prompt=wo\udcffod"], ["not valid UTF-8 at position 2", "prompt_file="]),
+    "a lone surrogate": (["prompt=wo\udcffod"], ["lone surrogate U+DCFF at character 2"]),
     "no prompt file": (["prompt_file=nowhere"], ["prompt_file='nowhere' is not a file"]),
     "an empty stop": (['stop=["a", ""]'], ["stop holds an empty string"]),
 }

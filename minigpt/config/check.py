@@ -1,9 +1,10 @@
-"""The rules a config must obey beyond its types. Standard library only; never touches torch.
+"""What a config is checked for beyond its types: the range of each setting, and the rules. Standard library only.
 
-Every broken rule is reported at once, each sentence with what was got, what is wanted and what to type.
-A rule is skipped while a setting it reads is itself out of range: one mistake, one sentence.
+Every fault is reported at once. A rule is skipped while a setting that it reads is itself out of range: one mistake,
+one sentence.
 """
 
+import glob
 import math
 import operator
 import os
@@ -12,9 +13,10 @@ from typing import Any
 
 from minigpt.config.convert import Fault, settings, shown, values
 from minigpt.config.roles import default_run_dir
-from minigpt.config.rules import NOTES, RULES, Check
+from minigpt.config.rules import NOTES, RULES, Rule
 from minigpt.config.setting import Setting
-from minigpt.config.sources import at, there
+from minigpt.config.sources import at, from_here, is_begun, is_hub_name, there
+from minigpt.invocation import typed
 
 MAX_WHOLE = 10**12  # limit of whole numbers that state none: it catches typing errors
 
@@ -27,28 +29,34 @@ def check(config: Any) -> list[str]:
 def find_faults(config: Any) -> list[Fault]:
     """Return what `check` reports, with the settings that each fault concerns."""
     now, known = values(config), settings(config.__class__)
-    found = [Fault((key,), sentence) for key, each in known.items() for sentence in _wrong_alone(each, now[key])]
-    wrong = {key for fault in found for key in fault.keys}
-    if not wrong and now.get("init.from") and now.get("run.dir", "") is None:
-        now |= {"run.dir": default_run_dir(config)}
-    return found + _faults_of(RULES, {key: value for key, value in now.items() if key not in wrong})
+    if now.get("init.from") and is_begun(now["run.dir"] or default_run_dir(config)):
+        now["init.from"] = None  # a run that continues reads its own checkpoint
+    faults = [Fault((key,), sentence) for key in known for sentence in _wrong_alone(known[key], now[key])]
+    wrong = {key for fault in faults for key in fault.keys}
+    return faults + _broken(RULES, {key: value for key, value in now.items() if key not in wrong})
 
 
 def find_notes(config: Any) -> list[str]:
     """Return a sentence for each choice that is allowed but seldom meant."""
-    return [note.sentence for note in _faults_of(NOTES, values(config))]
+    return [note.sentence for note in _broken(NOTES, values(config))]
 
 
-def _faults_of(rules: list[tuple[tuple[str, ...], Check]], now: Mapping[str, Any]) -> list[Fault]:
-    held = [(keys, rule) for keys, rule in rules if now.keys() >= {*keys}]
-    return [Fault(keys, sentence) for keys, rule in held for sentence in rule(*(now[key] for key in keys))]
+def _broken(rules: list[Rule], now: Mapping[str, Any]) -> list[Fault]:
+    read = [(keys, rule) for keys, rule in rules if now.keys() >= {*keys}]
+    return [Fault(keys, sentence) for keys, rule in read for sentence in rule(*(now[key] for key in keys))]
 
 
 def _wrong_alone(setting: Setting, value: Any) -> Iterator[str]:
     """Yield what is wrong with the value of one setting, whatever the others are."""
     key, remedy = setting.key, "Give another, or leave it out."
-    if setting.required and not value:
-        yield f"{key} is missing: {setting.meaning}. Give {key}=..."
+    if setting.required and (not value or value == [""]):
+        yield f"{key} is missing: {setting.meaning}. {_a_model(key) if setting.model else f'Give {key}=...'}"
+    elif setting.file or setting.model:
+        for path in value if isinstance(value, list) else [value] if value is not None else []:
+            if setting.file and not os.path.isfile(at(path)):
+                yield f"{key}={shown(path)} is not a file{from_here(path)}. Give a file."
+            elif setting.model and not there(path) and not is_hub_name(path):
+                yield f"{key}={shown(path)} does not exist{from_here(path)}. {_a_model(key)}"
     elif isinstance(value, str):
         if not value.strip() and (setting.folder or (setting.kind is str and (setting.default or not setting.literal))):
             yield f"{key} is empty. {remedy}"
@@ -65,3 +73,12 @@ def _wrong_alone(setting: Setting, value: Any) -> Iterator[str]:
         if not inside or not math.isfinite(value):
             wanted = [f"{words} {limit}" for words, limit in stated.items()]
             yield f"{key} must be {' and '.join([*wanted, 'finite'] if inside else wanted)}, got {shown(value)}."
+
+
+def _a_model(key: str) -> str:
+    """Return what to type for a setting that names a trained model: the newest run, if there is one."""
+    runs = [path for path in glob.glob("runs/*") if os.path.isdir(path)]
+    train = f"Train one first: {typed('train')}"
+    example = f"Try {key}={max(runs, key=os.path.getmtime)}" if runs else train if key == "checkpoint" else ""
+    kinds = "a run, a checkpoint, a Hugging Face folder, or owner/name as on Hugging Face's hub"
+    return f"Give {kinds}. {example}".strip()

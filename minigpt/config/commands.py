@@ -41,7 +41,7 @@ class ExportConfig:
       minigpt export checkpoint=runs/NAME format=gguf type=q8_0 dir=my-gguf
     """
 
-    checkpoint: str | None = setting(None, "run, checkpoint or Hugging Face folder", "watch", literal=True)
+    checkpoint: str | None = setting(None, "run, checkpoint or Hugging Face folder", "watch", model=True, required=True)
     format: Literal["hf", "gguf"] = setting("hf", "hf: Hugging Face folder; gguf: llama.cpp and Ollama", "watch")
     dir: str | None = setting(None, "a new folder", "watch", folder=True, required=True)
     which: Which = setting("best", "of a run's checkpoints", "watch")
@@ -70,11 +70,11 @@ class EvaluateConfig:
       minigpt evaluate checkpoint=runs/A versus=runs/B questions=questions.jsonl
     """
 
-    checkpoint: str | None = setting(None, "run, checkpoint or Hugging Face folder", "watch", literal=True)
-    versus: str | None = setting(None, "another one, to compare with", "watch", literal=True)
+    checkpoint: str | None = setting(None, "run, checkpoint or Hugging Face folder", "watch", model=True, required=True)
+    versus: str | None = setting(None, "another one, to compare with", "watch", model=True)
     which: Which = setting("best", "of a run's checkpoints", "watch")
-    file: list[str] = setting([], "a text; may be given several times", "watch", literal=True)
-    questions: list[str] = setting([], "JSON lines; may be given several times", "watch", literal=True)
+    file: list[str] = setting([], "a text; may be given several times", "watch", file=True)
+    questions: list[str] = setting([], "JSON lines; may be given several times", "watch", file=True)
     json: str | None = setting(None, "a file for the figures; a list where several were given", "watch", literal=True)
     per_token: str | None = setting(None, "a file for each token's loss, as JSON lines", "watch", literal=True)
     stride: int | None = setting(None, "tokens from window to window; default: the context length", "watch", low=1)
@@ -103,11 +103,14 @@ class RunsConfig:
 
 @dataclass
 class ReportConfig:
-    """Draw a run's loss.png and report.html again.
+    """Draw a run's loss.png and report.html again, with other runs beside it if they are given.
 
-    Example:
+    Examples:
       minigpt report run.dir=runs/NAME
+      minigpt report run.dir=runs/NAME beside=runs/OTHER beside=runs/THIRD
     """
+
+    beside: list[str] = setting([], "another run in the same charts; may be given several times", "watch", literal=True)
 
     run: OneRunConfig = field(default_factory=OneRunConfig)
 
@@ -170,6 +173,20 @@ class PlanConfig(TrainConfig):
 
 
 @dataclass
+class DrawAttentionConfig:
+    """Draw what each head attends to.
+
+    Example:
+      minigpt draw-attention checkpoint=runs/NAME text='To be, or not to be'
+    """
+
+    checkpoint: str | None = setting(None, "run or checkpoint", "watch", model=True, required=True)
+    text: str = setting("", "what the model reads", "watch", literal=True, required=True)
+    out: str | None = setting(None, "folder for the pictures; default RUN/attention", "watch", folder=True)
+    which: Which = setting("best", "of a run's checkpoints", "watch")
+
+
+@dataclass
 class ServeConfig:
     """Answer OpenAI's protocol over HTTP, and show a page to try models on.
 
@@ -180,14 +197,16 @@ class ServeConfig:
       minigpt serve checkpoint=runs/NAME host=0.0.0.0 token_file=token.txt
     """
 
-    checkpoint: list[str] = setting([], "run or checkpoint; may be given several times", "watch", literal=True)
+    checkpoint: list[str] = setting(
+        [], "run or checkpoint; may be given several times", "watch", model=True, required=True
+    )
     adapter: list[str] = setting(
-        [], "adapter of one of them, served as a model; may be given several times", "watch", literal=True
+        [], "adapter of one of them, served as a model; may be given several times", "watch", model=True
     )
     which: Which = setting("best", "of a run's checkpoints", "watch")
     host: str = setting("127.0.0.1", "address to listen at; another than this machine's own needs a token", "watch")
     port: int = setting(8000, "0 = any free port", "watch", low=0, high=65535)
-    token_file: str | None = setting(None, "a file with the token; or MINIGPT_TOKEN", "watch", literal=True)
+    token_file: str | None = setting(None, "a file with the token; or MINIGPT_TOKEN", "watch", file=True)
     hosts: list[str] = setting(
         [],
         "another name in Host that is this server, of a proxy say; may be given several times",
@@ -217,9 +236,9 @@ class ChatConfig:
       minigpt chat checkpoint=runs/BASE adapter=runs/TUNED
     """
 
-    checkpoint: str | None = setting(None, "run, checkpoint or Hugging Face folder", "watch", literal=True)
+    checkpoint: str | None = setting(None, "run, checkpoint or Hugging Face folder", "watch", model=True, required=True)
     which: Which = setting("best", "of a run's checkpoints", "watch")
-    adapter: str | None = setting(None, "run or peft folder with an adapter for the model", "watch", literal=True)
+    adapter: str | None = setting(None, "run or peft folder with an adapter for the model", "watch", model=True)
     system: str | None = setting(None, "system message, before all others", "watch", literal=True)
     max_new_tokens: int = setting(256, "most tokens of an answer", "watch", low=1)
     temperature: float = setting(0.0, "0 = greedy", "watch", low=0)
@@ -240,7 +259,7 @@ class LookConfig:
       minigpt look checkpoint=runs/NAME text='To be, or not to be' png=attention.png
     """
 
-    checkpoint: str | None = setting(None, "run, checkpoint or Hugging Face folder", "watch", literal=True)
+    checkpoint: str | None = setting(None, "run, checkpoint or Hugging Face folder", "watch", model=True, required=True)
     text: str = setting("", "what the model reads", "watch", literal=True, required=True)
     out: str = setting("look.html", "the file", "watch", literal=True)
     png: str | None = setting(None, "also a picture of each layer's heads", "watch", literal=True)
@@ -249,23 +268,32 @@ class LookConfig:
 
 @dataclass
 class BenchmarkConfig(TrainConfig):
-    """Measure minigpt's speed on this machine. Takes the settings of `train`, too.
+    """Measure minigpt's speed on this machine, beside other programs. Takes the settings of `train`: all share them.
 
-    The text is made on the spot; nothing is downloaded. benchmarks/peers.py compares with other programs.
+    Tokens are made on the spot, the same for all contenders; nothing is downloaded. The last line holds the ratios.
 
     Examples:
-      minigpt benchmark preset=c0
-      minigpt benchmark preset=124m what=training trainer.compile=on
+      minigpt benchmark preset=c0 nanogpt=../nanoGPT trainer.precision=fp32
+      minigpt benchmark preset=gpu nanogpt=../nanoGPT
+      minigpt benchmark what=scaling preset=124m trainer=fsdp trainer.devices=8
+      torchrun --nnodes=2 --nproc-per-node=8 ... -m minigpt benchmark what=scaling preset=124m trainer=ddp
     """
 
-    preset: Literal["c0", "c1", "124m", "350m"] = setting(
-        "c0", "c0: nanoGPT's CPU preset, c1: 10.6M, 124m, 350m: GPT-2", "weights"
+    preset: Literal["c0", "c1", "124m", "350m", "gpu"] = setting(
+        "c0", "c0: nanoGPT's CPU preset, c1: 10.6M, 124m, 350m: GPT-2; gpu: both with all parts", "weights"
     )
-    what: Literal["training", "sampling", "training,sampling"] = setting("training,sampling", "parts", "watch")
-    rounds: int = setting(3, "measurements of each part", "watch", low=1, high=10**6)
+    what: str = setting(
+        "training,sampling", "parts; also variants,resuming; scaling alone: on 1, 2, 4 ... devices", "watch"
+    )
+    rounds: int = setting(5, "measurements of each contender, in turn, each in a process", "watch", low=1, high=10**6)
     steps: int | None = setting(None, "timed in a measurement; default: the preset's", "watch", low=1, high=10**6)
+    nanogpt: str | None = setting(None, "nanoGPT's checkout, to run beside; losses must agree", "watch", literal=True)
+    curve_steps: int = setting(50, "optimizer steps of the comparison of the losses", "watch", low=2, high=10**6)
     new_tokens: int | None = setting(None, "sampling; default: the preset's", "watch", low=2, high=10**6)
-    write_to: str | None = setting(None, "folder for benchmark.json", "watch", folder=True)
+    huggingface: bool = setting(False, "whether GPT2LMHeadModel runs beside, in fp32 and bf16", "watch")
+    write_to: str | None = setting(
+        None, "folder for tables and JSON; default of preset=gpu, what=scaling: here", "watch", folder=True
+    )
 
 
 CLASSES: dict[str, type] = {  # of each command
@@ -279,6 +307,7 @@ CLASSES: dict[str, type] = {  # of each command
     "export": ExportConfig,
     "runs": RunsConfig,
     "verify-resume": VerifyResumeConfig,
+    "draw-attention": DrawAttentionConfig,
     "plan": PlanConfig,
     "slurm": SlurmConfig,
     "benchmark": BenchmarkConfig,

@@ -16,7 +16,7 @@ import typing
 from collections.abc import Container, Iterable, Mapping
 from typing import Any, Literal, TypeVar, Union
 
-from minigpt.config.schema import REMOVED
+from minigpt.config.schema import RETIRED
 from minigpt.config.setting import Setting
 from minigpt.faults import UserFault
 from minigpt.redact import redact
@@ -36,18 +36,18 @@ class Fault:
 @functools.cache
 def settings(cls: type, prefix: str = "", way: tuple[str, ...] = ()) -> dict[str, Setting]:
     """Return every setting of a config class, in order: dotted name as users type it -> its Setting."""
-    found: dict[str, Setting] = {}
+    known: dict[str, Setting] = {}
     kinds = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         about, kind, path = field.metadata.get("setting", Setting()), kinds[field.name], (*way, field.name)
         key = prefix + (about.key or field.name)
         if dataclasses.is_dataclass(kind):
-            found |= settings(typing.cast(type, kind), f"{key}.", path)
+            known |= settings(typing.cast(type, kind), f"{key}.", path)
         else:
             default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-            literal = about.literal or about.folder
-            found[key] = dataclasses.replace(about, key=key, path=path, kind=kind, default=default, literal=literal)
-    return found
+            literal = about.literal or about.folder or about.file or about.model
+            known[key] = dataclasses.replace(about, key=key, path=path, kind=kind, default=default, literal=literal)
+    return known
 
 
 def sections(cls: type) -> list[str]:
@@ -67,22 +67,28 @@ def to_dict(config: Any) -> dict[str, Any]:
 def values(config: Any) -> dict[str, Any]:
     """Return the value of every setting of a config, by its dotted name."""
     known = settings(config.__class__)
-    return {key: copy.copy(functools.reduce(getattr, each.path, config)) for key, each in known.items()}
+    return {key: copy.copy(functools.reduce(getattr, setting.path, config)) for key, setting in known.items()}
+
+
+def assign(config: Any, key: str, value: Any) -> None:
+    """Set one setting of a config, by its dotted name."""
+    *way, last = settings(config.__class__)[key].path
+    setattr(functools.reduce(getattr, way, config), last, value)
 
 
 def flatten(mapping: Mapping[Any, Any], whole: Container[str] = (), prefix: str = "") -> dict[str, Any]:
     """Return nested dictionaries as one: {"model": {"bias": True}} -> {"model.bias": True}.
 
     Args:
-        mapping: perhaps flat in part. An empty dictionary in it is a value.
-        whole: names whose dictionaries are values, too.
+        mapping: may be nested or already flat. An empty dictionary in it is a value.
+        whole: names whose dictionaries are kept as values.
         prefix: of all names.
     """
     flat: dict[str, Any] = {}
     for key, value in mapping.items():
         name = f"{prefix}{key}"
-        inner = isinstance(value, Mapping) and value and name not in whole
-        flat |= flatten(value, whole, name + ".") if inner else {name: value}
+        is_section = isinstance(value, Mapping) and value and name not in whole
+        flat |= flatten(value, whole, name + ".") if is_section else {name: value}
     return flat
 
 
@@ -100,26 +106,25 @@ def from_dict(cls: type[Config], mapping: Mapping[str, Any]) -> Config:
 
 def read(cls: type[Config], mapping: Any) -> tuple[Config, list[Fault]]:
     """Do what from_dict does, but return the faults; a faulty setting keeps its default."""
+    config, known = cls(), settings(typing.cast(type, cls))
     if not isinstance(mapping, Mapping):
-        return cls(), [Fault((), f"A config must be a mapping of names to values, got {shown(mapping)}.")]
-    known, config = settings(typing.cast(type, cls)), cls()
+        return config, [Fault((), f"A config must be a mapping of names to values, got {shown(mapping)}.")]
     faults: list[Fault] = []
     for key, value in flatten(mapping, known).items():
         if key in known:
-            found, wanted = fitted(known[key].kind, value)
+            checked, wanted = fitted(known[key].kind, value)
             if wanted:
-                faults.append(Fault((key,), f"{key} must be {wanted}, got {shown(found)}."))
+                faults.append(Fault((key,), f"{key} must be {wanted}, got {shown(checked)}."))
             else:
-                *way, last = known[key].path
-                setattr(functools.reduce(getattr, way, config), last, found)
-        elif not (inside := ", ".join(each for each in known if each.startswith(f"{key}."))):
+                assign(config, key, checked)
+        elif not (inside := ", ".join(name for name in known if name.startswith(f"{key}."))):
             faults.append(Fault((key,), no_setting(key, known)))
         elif value != {}:
             faults.append(Fault((key,), f"{key} is a group of settings ({inside}), got {shown(value)}."))
     return config, faults
 
 
-def parts_of(kind: Any) -> tuple[Any, ...]:
+def union_members(kind: Any) -> tuple[Any, ...]:
     """Return the types that a type allows: int and NoneType for `int | None`."""
     return typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else (kind,)
 
@@ -127,25 +132,21 @@ def parts_of(kind: Any) -> tuple[Any, ...]:
 def in_words(kind: Any) -> str:
     """Return a type in words for users."""
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    words |= {SHARES: "sources with their shares like texts/:0.7,more.jsonl:0.3"}
+    words |= {dict: 'a JSON object like {"seed": {"choices": [1, 2]}}'}
+    words |= {list: 'a JSON list of strings like ["END", "\\n\\n"]'}
     if typing.get_origin(kind) is Literal:
-        return "one of " + ", ".join(
-            str(word).lower() if isinstance(word, bool) else word for word in typing.get_args(kind)
-        )
-    if typing.get_origin(kind) is list:
-        return 'a JSON list of strings like ["END", "\\n\\n"]'
-    if kind == SHARES:
-        return "sources with their shares like texts/:0.7,more.jsonl:0.3"
-    if typing.get_origin(kind) is dict:
-        return 'a JSON object like {"seed": {"choices": [1, 2]}}'
-    return words[kind] if kind in words else " or ".join(in_words(part) for part in parts_of(kind))
+        return "one of " + ", ".join(as_typed(word) for word in typing.get_args(kind))
+    named = kind if kind in words else typing.get_origin(kind)
+    return words[named] if named in words else " or ".join(in_words(part) for part in union_members(kind))
 
 
 def fitted(kind: Any, value: Any) -> tuple[Any, str]:
     """Return the value converted to this type and "", or the value and in words what was wanted."""
-    part, *null = parts_of(kind)
+    part, *null = union_members(kind)
     if int in null:  # words or a number
-        found, wanted = (value, "") if type(value) is int else fitted(part, value)
-        return found, wanted and f"{wanted} or a whole number"
+        checked, wanted = (value, "") if type(value) is int else fitted(part, value)
+        return checked, wanted and f"{wanted} or a whole number"
     wanted = in_words(part)
     if value is None and null:
         return None, ""
@@ -165,10 +166,9 @@ def fitted(kind: Any, value: Any) -> tuple[Any, str]:
         if not good and re.fullmatch(r"[1-9]\d{0,8}(\.0*)?(e\+?\d)?", str(value)):
             wanted += f" (write {float(value):.0f})"
     elif typing.get_origin(part) is list:
-        good = isinstance(value, list) and not any(fitted(typing.get_args(part)[0], each)[1] for each in value)
-        value = list(value) if good else value
+        good = isinstance(value, list) and not any(fitted(typing.get_args(part)[0], item)[1] for item in value)
     elif part == SHARES:
-        good = isinstance(value, Mapping) and not any(fitted(float, each)[1] for each in value.values())
+        good = isinstance(value, Mapping) and not any(fitted(float, share)[1] for share in value.values())
         value = {str(name): float(share) for name, share in value.items()} if good else value
     else:
         good = isinstance(value, Mapping) if typing.get_origin(part) is dict else type(value) is part
@@ -182,7 +182,7 @@ def misfit(cls: type, mapping: Mapping[str, Any]) -> str:
     """
     for name, kind in typing.get_type_hints(cls).items():
         value = mapping.get(name)
-        numbers = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int | float)]
+        numbers = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, int | float)]
         if name in mapping and (fitted(kind, value)[1] or any(number < 0 for number in numbers)):
             return f"{name}={shown(value)}"
     return ""
@@ -193,7 +193,7 @@ def value_from_text(kind: Any, text: str) -> Any:
 
     Text that is no value of this type is returned as it is, and `fitted` refuses it.
     """
-    part, *null = parts_of(kind)
+    part, *null = union_members(kind)
     if type(None) in null and text.lower() in ("null", "none"):
         return None
     try:
@@ -221,10 +221,10 @@ def shares_of(text: str) -> list[tuple[str, Any]]:
     if text.lstrip().startswith('{"'):
         pairs: list[tuple[str, Any]] = json.loads(text, object_pairs_hook=list)
         return pairs
-    found = [each.rpartition(":") for each in text.strip().removeprefix("{").removesuffix("}").split(",")]
-    if not all(colon for _, colon, _ in found):
+    parts = [part.rpartition(":") for part in text.strip().removeprefix("{").removesuffix("}").split(",")]
+    if not all(colon for _, colon, _ in parts):
         raise ValueError("a name without a share")
-    return [(name.strip(), float(share)) for name, _, share in found]
+    return [(name.strip(), float(share)) for name, _, share in parts]
 
 
 def as_typed(value: Any) -> str:
@@ -234,17 +234,18 @@ def as_typed(value: Any) -> str:
 
 def shown(value: Any) -> str:
     """Return a value as a sentence quotes it: short, on one line, without a password in it."""
-    text = {True: "true", False: "false", None: "null"}.get(value) if isinstance(value, bool | None) else None
-    text = text or (redact(repr(value)) if not isinstance(value, Mapping) else "a group of settings")
+    if value is None or isinstance(value, bool):
+        return as_typed(value)
+    text = "a group of settings" if isinstance(value, Mapping) else redact(repr(value))
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def no_setting(key: str, known: Iterable[str]) -> str:
-    """Return the sentence for an unknown setting, with the nearest right ones or why it was removed."""
-    if key in REMOVED:
-        return f"{key} is not a setting any more: {REMOVED[key]}. Leave it out."
+    """Return the sentence for an unknown setting: what to do instead if it is retired, else the nearest right ones."""
+    if key in RETIRED:
+        return f"{key} is retired: {RETIRED[key]}."
     meant = nearest(key, known)
-    hint = f" Did you mean {' or '.join(repr(each) for each in meant)}?" if meant else ""
+    hint = f" Did you mean {' or '.join(map(repr, meant))}?" if meant else ""
     return f"No setting {shown(key)}.{hint}"
 
 
@@ -252,11 +253,11 @@ def nearest(key: str, known: Iterable[str]) -> list[str]:
     """Return the settings most likely meant: usually one, several if only the section is missing, perhaps none."""
     key, whole = key.lower(), list(known)
     named: dict[str, list[str]] = {}  # by the last part of the name
-    for each in whole:
-        named.setdefault(each.rpartition(".")[2], []).append(each)
+    for name in whole:
+        named.setdefault(name.rpartition(".")[2], []).append(name)
     section, _, last = key.rpartition(".")
     if last in named:
         return difflib.get_close_matches(key, named[last], n=1, cutoff=0) if section else named[last][:4]
     near = difflib.get_close_matches(key, whole, n=1, cutoff=0.75)
     near_last = difflib.get_close_matches(key, named, n=1, cutoff=0.65)
-    return near or [each for name in near_last for each in named[name][:4]]
+    return near or [name for close in near_last for name in named[close][:4]]

@@ -1,19 +1,16 @@
-"""`-m`: Hydra's lists of values (`lr=1e-3,3e-3`, `seed=range(1,4)`) as one command line for each combination."""
+"""`-m`: lists of values (`lr=1e-3,3e-3`, `seed=range(1,4)`) as one command line for each combination."""
 
 import itertools
 import math
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-
-from minigpt.config.compose import LITERAL
-from minigpt.config.convert import as_typed, settings, shown
+from minigpt.config.convert import settings
 from minigpt.config.schema import TrainConfig
+from minigpt.config.yaml_files import alternatives
 from minigpt.faults import UserFault
 
 FLAGS = ("-m", "--multirun")
 MAX_JOBS = 1000
-WHOLE = {"data.mix", *(LITERAL & settings(TrainConfig).keys())}  # settings whose commas divide nothing
+WHOLE = {"data.mix", *(key for key, setting in settings(TrainConfig).items() if setting.literal)}  # commas are text
 
 Job = list[str]  # a command line
 
@@ -24,26 +21,14 @@ def expand(arguments: list[str]) -> list[tuple[Job, str]]:
     Raises:
         UserFault: a list that is no plain grid, or too many jobs.
     """
-    parts = [_alternatives(argument) for argument in arguments if argument not in FLAGS]
-    count = math.prod(map(len, parts))
+    lists = [
+        [argument] if argument.startswith("-") or name in WHOLE or not equals else alternatives(argument)
+        for argument in arguments
+        if argument not in FLAGS
+        for name, equals, _ in [argument.lstrip("+").partition("=")]
+    ]
+    count = math.prod(map(len, lists))
     if count > MAX_JOBS:
         raise UserFault(f"-m: {count:,} combinations, at most {MAX_JOBS:,}. Use fewer values, or minigpt sweep")
-    several = [len(part) > 1 for part in parts]
-    return [(list(job), " ".join(itertools.compress(job, several))) for job in itertools.product(*parts)]
-
-
-def _alternatives(argument: str) -> list[str]:
-    """Return an argument once for each value that it lists, or alone if it lists none."""
-    name, equals, _ = argument.partition("=")
-    if not equals or name.startswith("-") or name.lstrip("+") in WHOLE:
-        return [argument]
-    try:
-        override = OverridesParser.create().parse_override(argument)
-    except HydraException:
-        return [argument]  # composing it will say what is wrong
-    if not override.is_sweep_override():
-        return [argument]
-    if not override.is_discrete_sweep() or "glob(" in argument:
-        raise UserFault(f"{shown(argument)}: -m trains plain grids, key=a,b. minigpt sweep searches ranges")
-    values = [getattr(value, "text", value) for value in override.sweep_iterator()]  # quoted strings have a text
-    return [f"{name}={as_typed(value)}" for value in values]
+    several = [len(values) > 1 for values in lists]
+    return [(list(job), " ".join(itertools.compress(job, several))) for job in itertools.product(*lists)]

@@ -6,41 +6,41 @@ import textwrap
 import typing
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from minigpt.config.convert import in_words, settings
-from minigpt.config.plain_yaml import MAX_CHARACTERS
 from minigpt.config.schema import TrainConfig
-from minigpt.faults import CONTROL_PICTURES, MEANINGS
-from minigpt.files import read_plain
+from minigpt.faults import MEANINGS
 from minigpt.invocation import typed
 
+WIDTH = 118
 OF_GROUPS = """\
 Write group=choice to take a file of configs/, key=value for a single setting. The last one wins.
 --config-dir DIR     also look for group files in DIR, e.g. DIR/experiment/mine.yaml
 -m                   of train: train each combination of lists like optimizer.lr=1e-3,3e-3 seed=1,2"""
 OF_ALL = """\
 --cfg job            print the composed configuration as YAML and stop
-{literal}:
-  their text is taken as it is, only the shell needs quotes; a leading ~ of a path means your home folder"""
+The text of paths, prompts and the like is taken as it is: only the shell needs quotes, ~ means your home folder."""
 
 
-def help_page(command: str, cls: type, groups: Mapping[str, Mapping[str, Path]]) -> str:
+def help_page(command: str, cls: type, groups: Mapping[str, Mapping[str, Path]], chosen: Mapping[str, Any]) -> str:
     """Return the page for one command. If it starts trainings, its own settings come first, then those of `train`.
 
     Args:
         command: its name.
         cls: its config class.
         groups: group -> choice -> YAML file.
+        chosen: values in place of the defaults: those of the experiment and other files beside --help.
     """
     known = settings(cls)
-    literal = ", ".join(f"{key}=" for key, setting in known.items() if setting.literal)
     codes = ", ".join(f"{code} {meaning}" for code, meaning in MEANINGS.items())
     lines = [(inspect.getdoc(cls) or "").replace(f"minigpt {command}", typed(command)), ""]
-    lines += [*([OF_GROUPS] if groups else []), *([OF_ALL.format(literal=literal)] if literal else [])]
-    lines += textwrap.wrap(f"Exit codes: {codes}", 118, subsequent_indent=" " * 12)
+    lines += [*([OF_GROUPS] if groups else []), OF_ALL]
+    lines += textwrap.wrap(f"Exit codes: {codes}", WIDTH, subsequent_indent=" " * 12)
     if "experiment" in groups:
         lines += ["", "Experiments, experiment=NAME:"]
-        lines += [f"  {choice:<28}{_summary(file)}" for choice, file in groups["experiment"].items()]
+        for choice, file in groups["experiment"].items():
+            lines += _wrapped(f"  {choice:<28}{_summary(file)}", 30)
     of_train = settings(TrainConfig) if issubclass(cls, TrainConfig) and cls is not TrainConfig else {}
     before: tuple[bool, str] | None = None
     for key in sorted(known, key=lambda key: key in of_train):
@@ -48,19 +48,27 @@ def help_page(command: str, cls: type, groups: Mapping[str, Mapping[str, Path]])
         if before != (key in of_train, section):
             before = key in of_train, section
             whose = " of its trainings" if key in of_train else ""
+            whose += (
+                f" with experiment={chosen['experiment']}" if chosen.get("experiment", "default") != "default" else ""
+            )
             about = f"{section}: {typing.get_type_hints(cls)[section].__doc__}" if section else ""
             lines += ["", about or f"Settings{whose}, with their defaults (type) and meaning:"]
-            lines += [f"  {section}={'|'.join(groups[section])}"] if section in groups else []
+            lines += (
+                _wrapped(f"  {section}={'|'.join(groups[section])}".replace("|", " | "), 4) if section in groups else []
+            )
         setting = known[key]
-        default = setting.default if isinstance(setting.default, str) else json.dumps(setting.default)
-        lines.append(f"{f'  {key}={default}':<38} ({in_words(setting.kind)}) {setting.meaning}".rstrip())
+        value = chosen.get(key, setting.default)
+        start = f"  {key}={value if isinstance(value, str) else json.dumps(value)}"
+        lines += _wrapped(f"{start:<38} ({in_words(setting.kind)}) {setting.meaning}".rstrip(), 40)
     return "\n".join(lines)
 
 
+def _wrapped(line: str, indent: int) -> list[str]:
+    return textwrap.wrap(line, WIDTH, subsequent_indent=" " * indent, drop_whitespace=True, break_on_hyphens=False)
+
+
 def _summary(file: Path) -> str:
-    """Return the first comment line of a YAML file, apart from Hydra's own."""
-    try:
-        lines = read_plain(file, 4 * MAX_CHARACTERS).decode(errors="replace").translate(CONTROL_PICTURES).splitlines()
-    except OSError as error:
-        return f"can't be read: {error.strerror}"
-    return next((line[2:] for line in lines if line.startswith("# ") and not line.startswith("# @")), "")
+    """Return the comment at the top of a YAML file, apart from Hydra's own lines, up to its first sentence."""
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    comment = " ".join(line[2:] for line in lines if line.startswith("# ") and not line.startswith("# @"))
+    return comment.partition(". ")[0].rstrip(".")

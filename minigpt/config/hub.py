@@ -2,22 +2,14 @@
 
 import functools
 import os
-import re
 from pathlib import Path
 
 from minigpt.config.convert import shown
-from minigpt.config.sources import at, there
+from minigpt.config.sources import at, is_hub_name
 from minigpt.faults import UserFault
 from minigpt.redact import redact
 
-_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _FILES = ["config.json", "tokenizer.json", "tokenizer_config.json", "*.safetensors", "model.safetensors.index.json"]
-
-
-def is_hub_name(source: str) -> bool:
-    """Return whether weights are named as on the hub: there is no such path here, nor a folder of the owner's name."""
-    owner = source.partition("/")[0]
-    return _NAME.fullmatch(source) is not None and not there(source) and owner != "runs" and not there(owner)
 
 
 def local_path(source: str | Path) -> Path:

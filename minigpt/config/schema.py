@@ -2,7 +2,7 @@
 
 Standard library only, so a config can be read and checked without torch. YAML files under configs/ hold named
 differences from these defaults; the command line comes last. `--help` prints the meanings. Literal types hold the
-allowed words. A new setting's default must reproduce what was before it; `since` names the first version that has it.
+allowed words. A new setting's default must reproduce what was before it.
 """
 
 from dataclasses import dataclass, field
@@ -15,13 +15,16 @@ Toggle = Literal["auto", "on", "off"]
 SHARDED = ("fsdp", "hsdp")  # strategies under which a device holds a part of the weights
 Which = Literal["best", "latest"]
 
-# Removed settings -> why. In a stored config they are ignored; on a command line they are refused.
-REMOVED = {
-    "data.workers": "batches are made in the training process, hundreds of times as fast as it trains",
-    "beside": "minigpt compare RUN RUN tells runs apart, and each report.html opens in a tab of its own",
-    "nanogpt": "python benchmarks/peers.py nanogpt=DIR runs minigpt beside nanoGPT",
-    "huggingface": "python benchmarks/peers.py huggingface=true runs minigpt beside Hugging Face's GPT-2",
-    "curve_steps": "python benchmarks/peers.py compares the losses with nanoGPT's",
+# Settings and commands that are no more -> what to do instead. They are refused with this sentence until version 1.0.
+RETIRED = {
+    "data.workers": "batches are made in the training process, hundreds of times as fast as it trains. Leave it out",
+    "data.shards": "copy the prepared folder to this machine and give data.mix=FOLDER:1",
+    "data.cache_gb": "it belonged to data.shards. Leave it out",
+    "data.check": "minigpt prepare prints what it reads. Leave it out",
+    "prepare.part": "one command prepares on all cores (prepare.workers), or on a cluster with prepare.engine=ray",
+    "prepare.slurm": "one command prepares on all cores (prepare.workers), or on a cluster with prepare.engine=ray",
+    "beside": "minigpt compare RUN RUN compares runs; open their report.html side by side",
+    "draw-attention": "minigpt look checkpoint=RUN text=TEXT shows what each head attends to",
 }
 
 
@@ -31,39 +34,35 @@ class ModelConfig:
 
     n_layer: int = setting(4, "transformer blocks", "weights", low=1, high=10_000)
     n_head: int = setting(4, "attention heads per block", "weights", low=1, high=10_000)
-    n_kv_head: int = setting(0, "heads of keys and values; 0 = n_head", "weights", low=0, high=10_000, since="0.2.0")
-    head_dim: int = setting(0, "width of a head; 0 = n_embd / n_head", "weights", low=0, high=100_000, since="0.2.0")
+    n_kv_head: int = setting(0, "heads of keys and values; 0 = n_head", "weights", low=0, high=10_000)
+    head_dim: int = setting(0, "width of a head; 0 = n_embd / n_head", "weights", low=0, high=100_000)
     n_embd: int = setting(128, "model width C", "weights", low=1, high=1_000_000)
-    n_hidden: int = setting(
-        0, "width in the MLP; 0 = 4 n_embd, swiglu: 8/3 n_embd", "weights", low=0, high=10_000_000, since="0.2.0"
-    )
+    n_hidden: int = setting(0, "width in the MLP; 0 = 4 n_embd, swiglu: 8/3 n_embd", "weights", low=0, high=10_000_000)
     block_size: int = setting(128, "context length T in tokens", "weights", low=1, high=2**24)
     dropout: float = setting(0.0, "on embeddings, attention weights and block outputs", "schedule", low=0, below=1)
     bias: Literal[True, False, "none", "qkv", "attention", "all"] = setting(
         True, "biases in Linear and LayerNorm layers (GPT-2: true, all; Qwen2: qkv)", "weights"
     )
-    norm: Literal["layernorm", "rmsnorm"] = setting("layernorm", "rmsnorm: no mean, no bias", "weights", since="0.2.0")
-    norm_eps: float = setting(1e-5, "of every norm", "weights", above=0, below=1, since="0.2.0")
+    norm: Literal["layernorm", "rmsnorm"] = setting("layernorm", "rmsnorm: no mean, no bias", "weights")
+    norm_eps: float = setting(1e-5, "of every norm", "weights", above=0, below=1)
     activation: Literal["gelu_tanh", "gelu", "relu_squared", "swiglu"] = setting(
         "gelu_tanh", "gelu: nanoGPT's, exact; swiglu: with a gate", "weights"
     )
     attention: Literal["softmax", "rotary", "linear"] = setting("softmax", "rotary: softmax, RoPE positions", "weights")
     qk_norm: Literal["auto", "none", "layernorm", "rmsnorm"] = setting(
-        "auto", "norm of queries and keys, head by head; auto: layernorm if rotary", "weights", since="0.2.0"
+        "auto", "norm of queries and keys, head by head; auto: layernorm if rotary", "weights"
     )
-    rope_theta: float = setting(10_000.0, "rotary: larger turns slower", "weights", low=1, high=1e12, since="0.2.0")
-    rope_scaling: Literal["none", "llama3"] = setting(
-        "none", "rotary: positions stretched as in Llama 3", "weights", since="0.2.0"
-    )
-    rope_factor: float = setting(8.0, "llama3: slow pairs turn slower by this factor", "weights", low=1, since="0.2.0")
+    rope_theta: float = setting(10_000.0, "rotary: larger turns slower", "weights", low=1, high=1e12)
+    rope_scaling: Literal["none", "llama3"] = setting("none", "rotary: positions stretched as in Llama 3", "weights")
+    rope_factor: float = setting(8.0, "llama3: slow pairs turn slower by this factor", "weights", low=1)
     rope_low_freq_factor: float = setting(
-        1.0, "llama3: most turns of a slow pair in the original context", "weights", above=0, since="0.2.0"
+        1.0, "llama3: most turns of a slow pair in the original context", "weights", above=0
     )
     rope_high_freq_factor: float = setting(
-        4.0, "llama3: least turns in it of a pair that keeps its pace", "weights", above=0, since="0.2.0"
+        4.0, "llama3: least turns in it of a pair that keeps its pace", "weights", above=0
     )
-    rope_original_context: int = setting(8192, "llama3: its length in tokens", "weights", low=1, since="0.2.0")
-    tied: bool = setting(True, "the token embedding is the output layer, too", "weights", since="0.2.0")
+    rope_original_context: int = setting(8192, "llama3: its length in tokens", "weights", low=1)
+    tied: bool = setting(True, "the token embedding is the output layer, too", "weights")
     checkpoint_activations: bool = setting(False, "recompute in the backward pass: less memory, ~1/3 slower", "machine")
 
 
@@ -74,9 +73,9 @@ class TokenizerConfig:
     name: str = setting("bpe", "byte | char | bpe (trained on the text) | gpt2 (GPT-2's own) | file", "weights")
     vocab_size: int = setting(2048, "bpe: number of tokens, with end-of-text", "weights", low=1, high=2**31 - 1)
     file: str | None = setting(
-        None, "file: a byte-level BPE's tokenizer.json (Llama 3's, Qwen's ...)", "content", literal=True, since="0.2.0"
+        None, "file: a byte-level BPE's tokenizer.json (Llama 3's, Qwen's ...)", "content", file=True
     )
-    eot: str | None = setting(None, "file: its end-of-text token; null: the one it names", "weights", since="0.2.0")
+    eot: str | None = setting(None, "file: its end-of-text token; null: the one it names", "weights")
 
 
 @dataclass
@@ -90,26 +89,22 @@ class DataConfig:
         None, "file, folder, glob, URL, or several with commas", "content", aka="dataset", literal=True
     )
     val_source: str | None = setting(
-        None, "a text to validate on, given like source; none of source then", "content", literal=True, since="0.2.0"
+        None, "validation text, given like source; without it, part of `source` is held out", "content", literal=True
     )
     dir: str = setting("data", "folder for the prepared tokens", "watch", folder=True)
     val_fraction: float = setting(0.1, "last part of the text, held out for validation", "weights", above=0, below=1)
     encoding: str = setting("utf-8", "encoding of the source files", "weights")
     errors: Literal["strict", "replace"] = setting("strict", "for bytes that are no text in `encoding`", "weights")
-    key: str = setting("text", "JSON lines, Parquet: key or column of the text", "weights", since="0.2.0")
-    include: str | None = setting(None, "folder: patterns of files to read: *.md,*.txt", "weights", since="0.2.0")
-    exclude: str | None = setting(None, "folder: patterns of files to leave out", "weights", since="0.2.0")
-    mix: dict[str, float] = setting(
-        {}, "several sources in place of one: texts/:0.7,more.jsonl:0.3", "weights", since="0.2.0"
-    )
+    key: str = setting("text", "JSON lines, Parquet: key or column of the text", "weights")
+    include: str | None = setting(None, "folder: patterns of files to read: *.md,*.txt", "weights")
+    exclude: str | None = setting(None, "folder: patterns of files to leave out", "weights")
+    mix: dict[str, float] = setting({}, "several sources in place of one: texts/:0.7,more.jsonl:0.3", "weights")
     shards: str | None = setting(
-        None, "URL of a prepared folder, whose tokens are fetched as needed", "content", literal=True, since="0.2.0"
+        None, "URL of a prepared folder, whose tokens are fetched as needed", "content", literal=True
     )
-    cache_gb: float = setting(10.0, "shards: GB on the disk for fetched tokens", "machine", above=0, since="0.2.0")
-    mask_documents: bool = setting(False, "no document of a window sees another", "weights", since="0.2.0")
-    check: bool = setting(
-        False, "list what is suspicious: repeated lines, wrongly decoded text ...", "watch", since="0.2.0"
-    )
+    cache_gb: float = setting(10.0, "shards: GB on the disk for fetched tokens", "machine", above=0)
+    mask_documents: bool = setting(False, "no document of a window sees another", "weights")
+    check: bool = setting(False, "list what is suspicious: repeated lines, wrongly decoded text ...", "watch")
 
 
 @dataclass
@@ -119,9 +114,7 @@ class OptimizerConfig:
     name: Literal["adamw", "muon"] = setting("adamw", "muon: the blocks' matrices by Muon, others by AdamW", "weights")
     lr: float = setting(1e-3, "peak learning rate", "schedule", aka="learning_rate", above=0)
     matrix_lr: float = setting(0.02, "muon only: peak learning rate of the blocks' matrices", "schedule", above=0)
-    split_qkv: bool = setting(
-        False, "muon only: queries, keys and values are three matrices, not one", "weights", since="0.2.0"
-    )
+    split_qkv: bool = setting(False, "muon only: queries, keys and values are three matrices, not one", "weights")
     momentum: float = setting(0.95, "muon only: decay of the gradient's running mean", "schedule", low=0, below=1)
     beta1: float = setting(0.9, "decay of the gradient's running mean", "schedule", low=0, below=1)
     beta2: float = setting(0.99, "decay of its running square", "schedule", low=0, below=1)
@@ -152,18 +145,16 @@ class TrainerConfig:
     patience: int = setting(0, "stop after this many validations without a better val/loss; 0 = off", "schedule", low=0)
     device: Device = setting("auto", "what computes", "machine")
     devices: int = setting(1, "processes on each host; more than one needs a strategy", "machine", low=1, high=65_536)
-    nodes: int = setting(1, "hosts; more than one needs torchrun or srun", "machine", low=1, high=65_536, since="0.2.0")
+    nodes: int = setting(1, "hosts; more than one needs torchrun or srun", "machine", low=1, high=65_536)
     strategy: Literal["auto", "ddp", "fsdp", "hsdp"] = setting(
         "auto", "ddp: each device has all weights; fsdp: a part; hsdp: a part, in groups of `shards`", "machine"
     )
-    shards: int = setting(
-        0, "hsdp: devices that share one copy of the weights; 0 = those of a host", "machine", low=0, since="0.2.0"
-    )
+    shards: int = setting(0, "hsdp: devices that share one copy of the weights; 0 = those of a host", "machine", low=0)
     reshard: Toggle = setting(
-        "auto", "fsdp: free gathered weights after use; auto: in steps of one micro-batch", "machine", since="0.2.0"
+        "auto", "fsdp: free gathered weights after use; auto: in steps of one micro-batch", "machine"
     )
     gather: Literal["full", "bf16"] = setting(
-        "full", "fsdp: bf16 gathers the weights of blocks in half the bytes", "weights", since="0.2.0"
+        "full", "fsdp: bf16 gathers the weights of blocks in half the bytes", "weights"
     )
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = setting(
         "auto", "fp16: scaled losses, for GPUs without bf16; fp64 is for tests", "weights", aka="dtype"
@@ -173,7 +164,7 @@ class TrainerConfig:
     threads: int = setting(0, "CPU threads; 0 = auto", "machine", low=0, high=4096)
     micro_batch: int = setting(0, "sequences per forward pass and device; 0 = auto", "machine", low=0, high=2**24)
     loss_chunk: Literal["auto", "off"] | int = setting(
-        "auto", "rows of logits at a time; auto: all, while they fit", "machine", low=1, high=2**30, since="0.2.0"
+        "auto", "rows of logits at a time; auto: all, while they fit", "machine", low=1, high=2**30
     )
     deterministic: bool = setting(False, "CUDA: same bits on every run, slower. A CPU run always is", "machine")
 
@@ -240,9 +231,9 @@ class RunConfig:
 class InitConfig:
     """Starting weights."""
 
-    source: str | None = setting(None, "run or checkpoint to take weights from", "weights", key="from", literal=True)
+    source: str | None = setting(None, "run or checkpoint to take weights from", "weights", key="from", model=True)
     experiment: str | None = setting(
-        None, "without `from`: experiment to train first and to take weights from", "watch", since="0.2.0"
+        None, "without `from`: experiment to train first and to take weights from", "watch"
     )
 
 
@@ -250,12 +241,10 @@ class InitConfig:
 class AdapterConfig:
     """What is trained in place of the model of `init.from`, whose weights then stay as they are."""
 
-    name: Literal["none", "lora"] = setting("none", "lora: thin matrices beside the model's", "weights", since="0.2.0")
-    rank: int = setting(8, "rank of their product", "weights", low=1, high=4096, since="0.2.0")
-    alpha: int = setting(16, "the product is scaled by alpha / rank", "weights", low=1, high=10**6, since="0.2.0")
-    targets: str = setting(
-        "all", "some of q,k,v,qkv,out,gate,up,down; all: every matrix of the blocks", "weights", since="0.2.0"
-    )
+    name: Literal["none", "lora"] = setting("none", "lora: thin matrices beside the model's", "weights")
+    rank: int = setting(8, "rank of their product", "weights", low=1, high=4096)
+    alpha: int = setting(16, "the product is scaled by alpha / rank", "weights", low=1, high=10**6)
+    targets: str = setting("all", "some of q,k,v,qkv,out,gate,up,down; all: every matrix of the blocks", "weights")
 
 
 @dataclass
@@ -263,12 +252,12 @@ class ObjectiveConfig:
     """What is learned: the next token of a text, or what a reward asks for."""
 
     name: Literal["next_token", "grpo"] = setting(
-        "next_token", "grpo: the model answers questions, and right answers become likelier", "weights", since="0.2.0"
+        "next_token", "grpo: the model answers questions, and right answers become likelier", "weights"
     )
     task: Literal["sort7", "reverse9", "spell", "reverse", "count", "add", "sort", "copy"] = setting(
-        "sort7", "grpo: task of the questions (docs/CHAT.md)", "weights", since="0.2.0"
+        "sort7", "grpo: task of the questions (docs/CHAT.md)", "weights"
     )
-    answers: int = setting(8, "grpo: answers to each question", "weights", low=2, high=4096, since="0.2.0")
+    answers: int = setting(8, "grpo: answers to each question", "weights", low=2, high=4096)
 
 
 @dataclass
@@ -350,11 +339,13 @@ class SampleConfig:
       minigpt sample checkpoint=runs/NAME prompt_file=start.txt stop='["\\n\\n"]'
     """
 
-    checkpoint: str | None = setting(None, "run or checkpoint directory", "watch", aka="ckpt ckpt_path", literal=True)
+    checkpoint: str | None = setting(
+        None, "run or checkpoint directory", "watch", aka="ckpt ckpt_path", model=True, required=True
+    )
     which: Which = setting("best", "of a run's checkpoints", "watch")
-    adapter: str | None = setting(None, "run or peft folder with an adapter for the model", "watch", literal=True)
+    adapter: str | None = setting(None, "run or peft folder with an adapter for the model", "watch", model=True)
     prompt: list[str] = setting([], "may be given several times: a batch", "watch", aka="start", literal=True)
-    prompt_file: str | None = setting(None, "a file whose whole text is one prompt", "watch", literal=True)
+    prompt_file: str | None = setting(None, "a file whose whole text is one prompt", "watch", file=True)
     max_new_tokens: int = setting(256, "tokens to write per sample", "watch", low=1)
     temperature: float = setting(0.8, "0 = greedy", "watch", low=0)
     top_k: int = setting(0, "keep the k most likely tokens; 0 = off", "watch", low=0)

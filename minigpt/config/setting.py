@@ -22,13 +22,14 @@ class Setting:
     above: float | None = None  # ... more than this
     high: float | None = None  # ... at most this
     below: float | None = None  # ... less than this
-    literal: bool = False  # text is taken as it is typed: null, 123 and ${x} are text here; a folder always is
+    literal: bool = False  # take the text as typed: null, 123 and ${x} stay text; paths always are literal
     required: bool = False  # it must be given, and not be empty
     folder: bool = False  # a path that is a folder, or can become one
+    file: bool = False  # the path of a file that exists
+    model: bool = False  # the path of a run, checkpoint, adapter or model that exists, or a model's name on the hub
     aka: str = ""  # its names in other frameworks
     words: bool = False  # a list of all arguments that are not key=value
     key: str = ""  # the name that users type, if it can't be a Python name
-    since: str = ""  # the first version that has it, if that is later than 0.1.0
     path: tuple[str, ...] = ()  # its name in code, attribute by attribute
     kind: Any = None  # its type
     default: Any = None
@@ -40,14 +41,7 @@ class Setting:
 
 
 def setting(default: Any, meaning: str, role: Role, **more: Any) -> Any:
-    """Return a dataclass field that is a setting.
-
-    Args:
-        default: its value unless a file or the command line gives another.
-        meaning: what --help prints.
-        role: what it decides.
-        more: further fields of Setting.
-    """
+    """Return a dataclass field that is a setting; `more` are further fields of Setting."""
     metadata = {"setting": Setting(meaning, role, **more)}
     if isinstance(default, list | dict):
         return field(default_factory=default.copy, metadata=metadata)

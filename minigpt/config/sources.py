@@ -1,4 +1,4 @@
-"""The value of `data.source`: a file, a folder, a glob, a URL, or several of these."""
+"""Paths and addresses as settings hold them: a file, a folder, a glob, a URL, or several of these."""
 
 import glob
 import hashlib
@@ -8,17 +8,19 @@ import re
 
 from minigpt.redact import redact
 
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+
 
 def places(source: str) -> list[str]:
     """Return the places that a source names: itself if it exists, those of a JSON list, or those between commas."""
     if source.startswith("[") and not there(source):
         try:
             listed = json.loads(source)
-            return listed if all(isinstance(each, str) for each in listed) else [source]
+            return listed if all(isinstance(place, str) for place in listed) else [source]
         except ValueError:
             return [source]
     listed = re.findall(r"(?:\w[\w+.-]*://[^/@]*@)?[^,]*", source)  # passwords may hold commas
-    parts = [each.strip() for each in listed if each.strip()]
+    parts = [place.strip() for place in listed if place.strip()]
     return parts if not there(source) and any(map(_may_be, parts)) else [source]
 
 
@@ -37,19 +39,39 @@ def there(place: str) -> bool:
     return os.path.exists(at(place))
 
 
+def from_here(path: str) -> str:
+    """Return the folder in which a relative path was looked up, as the end of a sentence."""
+    return f" (looked from {os.getcwd()})" if path and not os.path.isabs(os.path.expanduser(path)) else ""
+
+
 def is_begun(run: str | None) -> bool:
     """Return whether there is a run in this folder that has checkpoints."""
-    return bool(run) and bool(glob.glob(os.path.join(glob.escape(at(str(run))), "checkpoints", "step-*")))
+    return (
+        bool(run)
+        and "\0" not in str(run)
+        and bool(glob.glob(os.path.join(glob.escape(at(str(run))), "checkpoints", "step-*")))
+    )
+
+
+def is_hub_name(source: str) -> bool:
+    """Return whether `owner/name` names a model on the hub: there is no such path, nor a folder of the owner's name."""
+    owner = source.partition("/")[0]
+    return _HUB_NAME.fullmatch(source) is not None and owner != "runs" and not there(owner)
 
 
 def missing(source: str) -> list[str]:
-    """Return the places that don't exist, nor are globs that find something. URLs are not checked here."""
+    """Return the places that don't exist, nor are globs that match something. URLs are not checked here."""
     return [place for place in places(source) if not _may_be(place)]
+
+
+def as_one_spelling(source: str) -> str:
+    """Return a source or path as all its spellings have it: `texts`, `texts/` and `./texts` name one folder."""
+    return ",".join(place if is_url(place) or not place else os.path.normpath(place) for place in places(source))
 
 
 def name_of(source: str) -> str:
     """Return a source with absolute paths and without credentials, as files and names hold it."""
-    full = [each if is_url(each) else os.path.abspath(os.path.expanduser(each)) for each in places(source)]
+    full = [place if is_url(place) else os.path.abspath(os.path.expanduser(place)) for place in places(source)]
     return ",".join(map(redact, full))
 
 

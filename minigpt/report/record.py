@@ -12,7 +12,6 @@ import yaml
 from numpy.typing import NDArray
 
 from minigpt.config.convert import flatten
-from minigpt.config.plain_yaml import plain_yaml
 from minigpt.faults import UserFault
 from minigpt.files import open_plain, read_plain
 from minigpt.rundir.rows import read_rows
@@ -88,7 +87,7 @@ def read_text(path: Path) -> str:
 def read_mapping(path: Path) -> dict[str, Any]:
     """Read a YAML or JSON file that holds a mapping; return an empty one if it can't be read as one."""
     try:
-        content = json.loads(read_text(path)) if path.suffix == ".json" else plain_yaml(read_text(path))
+        content = json.loads(read_text(path)) if path.suffix == ".json" else yaml.safe_load(read_text(path))
     except (ValueError, RecursionError, yaml.YAMLError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -21,7 +21,6 @@ import yaml
 
 from minigpt import __version__
 from minigpt.config.convert import flatten, settings, to_dict
-from minigpt.config.plain_yaml import plain_yaml
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.files import UNREADABLE, flush, is_gone, lock, patiently, read_plain, write_file
@@ -162,7 +161,7 @@ class RunDirectory:
         Raises:
             UserFault: config.yaml holds something else.
         """
-        return self._read("config.yaml", lambda text: flatten(_mapping(plain_yaml(text)), settings(TrainConfig)))
+        return self._read("config.yaml", lambda text: flatten(_mapping(yaml.safe_load(text)), settings(TrainConfig)))
 
     def skipped_batches(self) -> list[list[int]]:
         """Return the (first, last) batches that the guard found bad; no step trains on them.

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from minigpt.config.compose import compose
-from minigpt.config.first_stage import first_stage
+from minigpt.config.compose import compose, first_stage
 from minigpt.config.grid import FLAGS, Job, expand
 from minigpt.config.roles import default_run_dir
 from minigpt.faults import FINISHED, INTERRUPTED, LAUNCHED, MEANINGS, STOPPED, UserFault, launched_rank

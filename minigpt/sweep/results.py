@@ -19,7 +19,7 @@ from typing import Any
 
 from minigpt.config.compose import compose
 from minigpt.config.convert import as_typed
-from minigpt.config.files import to_yaml
+from minigpt.config.yaml_files import to_yaml
 from minigpt.files import write_file, write_json
 from minigpt.invocation import command_line, typed
 from minigpt.redact import redact, redact_arguments

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.config.check import find_faults
-from minigpt.config.compose import compose, find_groups, train_arguments
+from minigpt.config.command_line import train_arguments
+from minigpt.config.compose import compose
 from minigpt.config.convert import as_typed, from_dict, settings, values
 from minigpt.config.roles import NAMED, Change, config_hash, differences
 from minigpt.config.schema import SweepConfig, TrainConfig
+from minigpt.config.yaml_files import find_groups
 from minigpt.faults import UserFault
 from minigpt.invocation import typed
 from minigpt.redact import redact_arguments

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,13 +10,11 @@ import torch
 
 from minigpt.checkpoint.contents import pack_tensors
 from minigpt.checkpoint.folder import MANIFEST
+from minigpt.checkpoint.foreign import is_foreign
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.config.compose import compose
-from minigpt.config.files import inherited_settings
-from minigpt.config.schema import TrainConfig
 from minigpt.data.tokenizers.bpe import PATTERN
 from minigpt.faults import StorageFailure, UserFault
-from minigpt.formats.architecture import is_foreign
 from minigpt.report.record import read_record
 from minigpt.report.runs import list_runs
 from minigpt.rundir.rows import read_rows
@@ -256,27 +253,6 @@ def test_neither_by_a_report_nor_by_a_list_nor_by_what_starts_from_it(foreign, n
     os.mkfifo(file)
     assert read_record(foreign / "run").rows
     assert "\nrun " in list_runs(str(foreign))
-    inherited_settings(TrainConfig, str(foreign / "run"))
-
-
-@pytest.mark.timeout(60)
-def test_neither_among_prepared_tokens_nor_config_files(foreign, tmp_path, capsys):
-    (file,) = foreign.glob("data/*/prepared.json")
-    (foreign / "text.txt").rename(tmp_path / "away.txt")
-    compose("train", arguments(foreign))  # the text is gone, its tokens are kept
-    file.unlink()
-    os.mkfifo(file)
-    assert "does not exist. Give an existing file" in refused(lambda: compose("train", arguments(foreign)))
-    (tmp_path / "configs" / "model").mkdir(parents=True)
-    os.mkfifo(tmp_path / "configs" / "model" / "mine.yaml")
-    asked = ["--config-dir", str(tmp_path / "configs"), "model=mine"]
-    assert "mine.yaml can't be used: " in refused(lambda: compose("train", asked))
-    (tmp_path / "configs" / "experiment").mkdir()
-    os.mkfifo(tmp_path / "configs" / "experiment" / "piped.yaml")
-    (tmp_path / "configs" / "experiment" / "loud.yaml").write_text("# a\x1b]0;b\x07\n")
-    with pytest.raises(SystemExit):
-        compose("train", [*asked, "--help"])
-    assert re.search(r"loud +a␛]0;b␇\n.*piped +can't be read: it is no plain file", capsys.readouterr().out, re.S)
 
 
 def test_a_link_in_the_place_of_a_checkpoints_file_is_not_read_by_a_list(foreign):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from minigpt.config.compose import find_groups
 from minigpt.config.schema import SearchConfig, TrainConfig
+from minigpt.config.yaml_files import find_groups
 from minigpt.sweep.search import Space, grid_points, grid_size, listed, points_to_check, propose, read_space
 from minigpt.sweep.settings import overrides
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.config.convert import shown
+from minigpt.config.foreign import MAX_CONFIG, MAX_TOKENIZER
 from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, PATTERN, BPEEncoder
 from minigpt.data.tokenizers.scheme import END_OF_TEXT, GPT2_BORDER, NO_SPACE, RUN_BYTES, Scheme
 from minigpt.faults import UserFault
@@ -114,11 +115,11 @@ def read_vocabulary(path: Path, eot: str | None = None) -> tuple[list[bytes], Ru
     Raises:
         UserFault: it can't be read, or holds something that would give other tokens here; the sentence names it.
     """
-    content = read_json(path)
+    content = read_json(path, MAX_TOKENIZER)
     config = path.with_name("tokenizer_config.json")
     try:
         if eot is None and config.is_file():
-            named = read_json(config).get("eos_token")
+            named = read_json(config, MAX_CONFIG).get("eos_token")
             eot = named["content"] if isinstance(named, dict) else named
         return _vocabulary(content, eot)
     except (LookupError, TypeError, AttributeError) as error:

@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from minigpt.config.architecture import VOCAB_SHA256
+from minigpt.config.foreign import VOCAB_SHA256
 from minigpt.data.sources.download import download
 from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, GPT2_BYTES, PATTERN, BPEEncoder
 from minigpt.data.tokenizers.scheme import Scheme

@@ -1,0 +1,207 @@
+"""What a command line asks for: groups, settings and options, and a sentence for each argument that is none of these.
+
+Single settings never pass through Hydra's grammar: their text is read by the type schema.py gives them, so commas,
+quotes and braces mean nothing special.
+"""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from minigpt.config.commands import CLASSES
+from minigpt.config.convert import (
+    SHARES,
+    Fault,
+    fitted,
+    nearest,
+    no_setting,
+    settings,
+    shares_of,
+    shown,
+    value_from_text,
+)
+from minigpt.config.schema import RETIRED
+from minigpt.config.yaml_files import config_folder, find_groups
+from minigpt.invocation import typed
+from minigpt.redact import redact
+
+# The values of these are the user's own text and are taken unchanged: null, 123 and ${x} are text here.
+LITERAL = {key for cls in CLASSES.values() for key, setting in settings(cls).items() if setting.literal}
+
+NOT_EVALUATED = "${...} is not evaluated. Write the value itself."
+OPTIONS = ("--config-dir", "-cd", "--cfg", "-c")  # options with a value
+
+
+@dataclass
+class Request:
+    """What a command line asks for."""
+
+    command: str
+    cls: type  # of the config
+    choices: dict[str, str] = field(default_factory=dict)  # group -> choice
+    values: dict[str, Any] = field(default_factory=dict)  # setting -> value
+    faults: list[Fault] = field(default_factory=list)
+    folder: Path | None = None  # --config-dir
+    show: bool = False  # --cfg job
+    help: bool = False
+
+    def refuse(self, sentence: str, *keys: str) -> None:
+        """Note a fault of some settings, or of a group without a known file; "experiment" stands for all settings."""
+        self.faults.append(Fault(keys, sentence))
+
+    def refuse_what_is_certain(self, faults: list[Fault]) -> None:
+        """Keep only faults that do not depend on a setting, group or file that was already refused."""
+        refused = {key for fault in self.faults for key in fault.keys}
+
+        def sources(key: str) -> set[str]:
+            return {key} if key in self.values else {key, key.partition(".")[0], "experiment"}
+
+        self.faults += [fault for fault in faults if all(refused.isdisjoint(sources(key)) for key in fault.keys)]
+
+    def groups(self) -> dict[str, dict[str, Path]]:
+        """Return the command's groups of files; none if configs/ has no file of the command's name."""
+        ours = config_folder()
+        folders = [ours, self.folder] if self.folder else [ours]
+        return find_groups(self.cls, *folders) if (ours / f"{self.command}.yaml").is_file() else {}
+
+
+def read_arguments(request: Request, arguments: list[str]) -> None:
+    """Read the words after a command's name."""
+    known, groups = settings(request.cls), request.groups()
+    words = next((key for key, setting in known.items() if setting.words), None)
+    waiting = list(arguments)
+    while waiting:
+        argument = waiting.pop(0)
+        name, equals, text = argument.partition("=")
+        key = name.removeprefix("+").removeprefix("+")
+        if argument in ("--help", "-h"):
+            request.help = True
+        elif name in OPTIONS:
+            _read_option(request, name, text if equals else waiting.pop(0) if waiting else "")
+        elif argument in ("-m", "--multirun"):
+            request.refuse(f"{argument} is for trainings alone, not with --cfg. {_one_value()}")
+        elif equals and key in groups:
+            request.choices[key] = text
+        elif equals and key in known:
+            _read_setting(request, key, text)
+        elif words and not name.startswith("-") and (not equals or os.sep in name or os.path.exists(argument)):
+            request.values.setdefault(words, []).append(argument)
+        elif not equals or name.startswith(("-", "~")):
+            follows = name.startswith("-") and not equals and waiting and "=" not in waiting[0]
+            request.refuse(_not_a_setting(request, name, waiting.pop(0) if follows else text))
+        else:
+            request.refuse(_unknown(request, key), key)
+
+
+def choose_files(request: Request) -> dict[str, dict[str, Path]]:
+    """Return the groups of files; refuse and forget each choice that is none of them."""
+    groups, ours = request.groups(), find_groups(request.cls)
+    for group, choice in list(request.choices.items()):
+        if request.folder and choice in ours.get(group, {}) and (request.folder / group / f"{choice}.yaml").exists():
+            request.refuse(f"{request.folder} has a file {group}/{choice}.yaml, as minigpt has. Rename it.", group)
+        if choice not in groups[group]:
+            del request.choices[group]
+            meant = nearest(choice, groups[group])
+            hint = f" {_one_value()}" if "," in choice else f" Did you mean {group}={meant[0]}?" if meant else ""
+            request.refuse(f"No {group} {shown(choice)}.{hint} There are: {', '.join(groups[group])}.", group)
+    return groups
+
+
+def folder_words(arguments: list[str]) -> list[str]:
+    """Return the words of a command line that name a folder of configs."""
+    places = [place for place, word in enumerate(arguments) if word.partition("=")[0] in ("--config-dir", "-cd")]
+    return [word for place in places for word in arguments[place : place + (1 if "=" in arguments[place] else 2)]]
+
+
+def train_arguments(command: str, arguments: list[str]) -> list[str]:
+    """Return those arguments of a command that are for `train`. The command must have composed without a fault."""
+    train, cls = CLASSES["train"], CLASSES[command]
+    others = (settings(cls).keys() | find_groups(cls)) - settings(train).keys() - find_groups(train).keys()
+    return [argument for argument in arguments if argument.partition("=")[0].lstrip("+") not in others]
+
+
+def _read_option(request: Request, name: str, text: str) -> None:
+    folder = Path(os.path.expanduser(text))
+    if name in ("--cfg", "-c"):
+        request.show = True
+        if text != "job":
+            request.refuse(f"--cfg prints the composed configuration. Type --cfg job, got {text!r}.")
+    elif not text or not folder.is_dir():
+        request.refuse(f"--config-dir wants a folder with group folders in it, got {text!r}.")
+    else:
+        request.folder = folder.resolve()
+
+
+def _read_setting(request: Request, key: str, text: str) -> None:
+    setting = settings(request.cls)[key]
+    kind = setting.kind
+    if kind == SHARES:  # an unquoted {a:0.7,b:0.3} comes in several words from the shell
+        shares, before = value_from_text(kind, text), request.values.get(key, {})
+        if isinstance(shares, dict) and isinstance(before, dict):
+            names = [*before, *(name for name, _ in shares_of(text))]
+            for name in sorted({name for name in names if names.count(name) > 1}):
+                request.refuse(f"{key} names {shown(name)} twice. Give each source one share.", key)
+            shares = before | shares
+        request.values[key] = shares
+    elif setting.literal and kind == list[str]:
+        request.values[key] = [*request.values.get(key, []), text]
+    elif setting.literal:
+        if key == "adapter" and key in request.values:
+            both = f"adapter={shown(request.values[key])} and adapter={shown(text)}"
+            request.refuse(f"{both}: {request.command} takes one. minigpt serve lists a model for each.", key)
+        request.values[key] = text
+    elif "${" in text and kind != list[str]:
+        request.refuse(f"{key}={shown(text)}: {NOT_EVALUATED}", key)
+    else:
+        request.values[key] = value_from_text(kind, text)
+        first = value_from_text(kind, text.partition(",")[0])
+        if "," in text and fitted(kind, request.values[key])[1] and not fitted(kind, first)[1]:
+            request.refuse(f"{key} takes one value, got {shown(text)}. {_one_value()}", key)
+
+
+def _one_value() -> str:
+    return f"Several are trained one after the other with -m: {typed('train')} -m key=a,b"
+
+
+def _not_a_setting(request: Request, name: str, value: str) -> str:
+    """Return the sentence for an argument that isn't key=value: `--max_steps 100`, a stray word, a path."""
+    bare, known, groups = name.lstrip("-~").replace("-", "_"), settings(request.cls), request.groups()
+    shown_value = redact(value) if value and value.isprintable() else "VALUE"
+    wrong = f"{shown(f'{name} {value}'.rstrip())} is not how a setting is written: key=value, no dashes."
+    if bare in RETIRED:
+        return f"{name} is retired: {RETIRED[bare]}."
+    if named := _other_name(request, bare):
+        return f"{wrong} {named}"
+    if bare in known or bare in groups:
+        return f"{wrong} Type {bare}={shown_value}"
+    path = next((key for key in ("checkpoint", "data.source", "run.dir") if key in known), None)
+    if path and (os.sep in name or os.path.exists(name)) and not name.startswith("-"):
+        return f"{wrong} Type {'data=text ' * (path == 'data.source')}{path}={redact(name)}"
+    meant = [f"{group}={name}" for group, choices in groups.items() if name in choices]
+    if not meant and bare:
+        meant = [f"{key}={shown_value}" for key in dict.fromkeys(nearest(bare, [*known, *groups]))]
+    hint = f"Did you mean {' or '.join(meant)}?" if meant else f"See {typed(request.command)} --help."
+    return f"{wrong} {hint}"
+
+
+def _other_name(request: Request, key: str) -> str:
+    """Return what a setting of other frameworks is called here, or ""."""
+    for ours, setting in settings(request.cls).items():
+        if key in setting.aka.split():
+            return f"Here it is {ours}: {setting.meaning}."
+    return ""
+
+
+def _unknown(request: Request, key: str) -> str:
+    """Return the sentence for a setting that the command does not have."""
+    known = [*settings(request.cls), *request.groups()]
+    inside = ", ".join(name for name in known if name.startswith(key + "."))
+    if inside and key:
+        return f"'{key}' is a group of settings. Set one of: {inside}."
+    if named := _other_name(request, key):
+        return f"No setting '{key}'. {named}"
+    owner = next((command for command, cls in CLASSES.items() if key in settings(cls)), None)
+    if owner and not any(name.rpartition(".")[2] == key.rpartition(".")[2] for name in known):
+        return f"No setting '{key}' of the command {request.command}: it belongs to {owner}."
+    return no_setting(key, known)

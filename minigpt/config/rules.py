@@ -1,0 +1,339 @@
+"""The rules about several settings at once, and about what is on the disk: those that save a user an hour.
+
+A rule is a function that yields a sentence for each fault, under `@rule(...)` with the settings that it reads. What
+fails at once, and says so, has no rule.
+"""
+
+import glob
+import importlib.util
+import ipaddress
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from minigpt.config.convert import shown
+from minigpt.config.schema import SHARDED
+from minigpt.config.sources import at, from_here, missing, name_of
+
+Check = Callable[..., Iterator[str]]  # the values of some settings -> a sentence for each fault
+Rule = tuple[tuple[str, ...], Check]  # the settings that a check reads, and the check
+RULES: list[Rule] = []
+NOTES: list[Rule] = []  # the same for choices that are allowed, but seldom meant
+
+LONGEST_EXCHANGE = 64  # bytes of a question of data/chat/tasks.py and its answer, with control tokens and a few more
+
+
+def rule(*keys: str, into: list[Rule] = RULES) -> Callable[[Check], Check]:
+    """Register a check of the values of these settings."""
+
+    def register(function: Check) -> Check:
+        into.append((keys, function))
+        return function
+
+    return register
+
+
+def nearest_multiples(key: str, value: int, unit: int) -> str:
+    """Return `key=` with the multiples of unit on either side of value, positive ones only."""
+    below = value // unit * unit
+    return f"{key}={f'{below} or ' if below else ''}{below + unit}"
+
+
+# --- the model ---
+
+
+@rule("model.n_embd", "model.n_head", "model.head_dim", "model.attention")
+def heads_have_a_width(n_embd: int, n_head: int, head_dim: int, attention: str) -> Iterator[str]:
+    if not head_dim and n_embd % n_head:
+        remedy = f"Use {nearest_multiples('model.n_embd', n_embd, n_head)}."
+        yield f"model.n_embd={n_embd} is not a multiple of model.n_head={n_head}. {remedy}"
+    elif attention == "rotary" and (width := head_dim or n_embd // n_head) % 2:
+        yield f"model.attention=rotary turns pairs of numbers, got heads of {width}. Use model.head_dim={width + 1}."
+
+
+@rule("model.n_head", "model.n_kv_head")
+def groups_divide_heads(n_head: int, n_kv_head: int) -> Iterator[str]:
+    if n_kv_head and n_head % n_kv_head:
+        fitting = ", ".join(str(number) for number in range(1, n_head + 1) if n_head % number == 0)
+        yield f"model.n_kv_head={n_kv_head} does not divide model.n_head={n_head}. Use one of {fitting}."
+
+
+@rule("adapter.name", "init.from", "trainer.strategy")
+def adapters_have_a_model(name: str, source: str | None, strategy: str) -> Iterator[str]:
+    if name != "none" and source is None:
+        yield f"adapter={name} needs a trained model. Name it: init.from=RUN_OR_FOLDER."
+    if name != "none" and strategy in SHARDED:
+        yield f"adapter={name} needs the model whole on each device, got trainer.strategy={strategy}. Use trainer=ddp."
+
+
+@rule("adapter.targets", "model.attention", "model.activation")
+def adapters_have_a_place(targets: str, attention: str, activation: str) -> Iterator[str]:
+    known = ["qkv", "out", "up", "down"] + ["gate"] * (activation == "swiglu")
+    known += [*"qkv"] if attention != "softmax" else []  # whose three are one matrix, as in GPT-2
+    unknown = sorted({word.strip() for word in targets.split(",")} - {*known, "all"})
+    if unknown:
+        remedy = f"Use all, or some of {','.join(known)}."
+        yield f"adapter.targets={shown(targets)}: the model has no matrix {shown(unknown[0])}. {remedy}"
+
+
+# --- the text ---
+
+
+@rule("data.name", "data.source", "data.dir", "data.mix")
+def source_is_there(name: str, source: str | None, folder: str, mix: Mapping[str, float]) -> Iterator[str]:
+    if mix:
+        if source is not None:
+            yield f"data.mix names its sources itself and would ignore data.source={shown(source)}. Leave one out."
+    elif name in ("text", "chat") and not source:
+        kind = "conversations" if name == "chat" else "text"
+        yield f"data={name} needs your {kind}. Add data.source=FILE_OR_DIR{' of JSON lines' * (name == 'chat')}."
+    elif name in ("stdlib", "tasks") and source:
+        yield f"data={name} would ignore data.source={shown(name_of(source))}. To train on your text, add data=text."
+    elif source is not None:
+        yield from _not_there("data.source", source, folder)
+
+
+@rule("data.name", "data.val_source", "data.dir", "data.mix")
+def validation_text_is_there(name: str, source: str | None, folder: str, mix: Mapping[str, float]) -> Iterator[str]:
+    if source is not None and (mix or name not in ("text", "chat")):
+        given = f"data.val_source={shown(name_of(source))}"
+        yield f"data{'.mix' if mix else f'={name}'} has its own validation text and would ignore {given}. Leave it out."
+    elif source is not None:
+        yield from _not_there("data.val_source", source, folder)
+
+
+@rule("data.mix", "data.dir")
+def sources_of_the_mix_are_there(mix: Mapping[str, float], folder: str) -> Iterator[str]:
+    for source, share in mix.items():
+        if not share > 0:
+            yield f"data.mix gives {shown(name_of(source))} the share {share:g}; wanted a number above 0."
+        if source not in ("stdlib", "shakespeare_char"):
+            yield from _not_there("data.mix", source, folder)
+
+
+def _not_there(key: str, source: str, folder: str) -> Iterator[str]:
+    """Yield a sentence for each place that is missing, unless its tokens are kept: training continues with them."""
+    if not source:
+        yield f"{key} is empty. Give a file or folder, or leave it out."
+    elif absent := missing(source):
+        prepared = glob.glob(os.path.join(glob.escape(at(folder)), "*", "prepared.json"))
+        if not any(json.dumps(name_of(source)) in Path(path).read_text(errors="replace") for path in prepared):
+            for place in absent:
+                yield f"{key}={shown(place)} does not exist{from_here(place)}. Give an existing file or folder."
+
+
+@rule("data.encoding")
+def encoding_is_known(encoding: str) -> Iterator[str]:
+    try:
+        "a".encode(encoding)
+    except (LookupError, ValueError):
+        yield f"data.encoding={shown(encoding)} is not a text encoding that Python knows. Use utf-8, latin-1 ..."
+
+
+@rule("tokenizer.name", "tokenizer.file", "tokenizer.eot")
+def tokenizer_file_is_used(name: str, file: str | None, eot: str | None) -> Iterator[str]:
+    for key, value in (("file", file), ("eot", eot)):
+        if name != "file" and value is not None:
+            yield f"tokenizer={name} would ignore tokenizer.{key}={shown(value)}. To use it, add tokenizer=file."
+
+
+@rule("data.name", "tokenizer.name", "data.mask_documents", "data.mix")
+def documents_have_ends(name: str, tokenizer: str, mask_documents: bool, mix: Mapping[str, float]) -> Iterator[str]:
+    conversations = name in ("chat", "tasks")
+    if tokenizer == "char" and (conversations or mask_documents):
+        given = f"data={name}" if conversations else "data.mask_documents=true"
+        yield f"{given} needs control tokens such as end-of-text, and tokenizer=char has none. Use tokenizer=byte."
+    if conversations and not mask_documents:
+        yield f"data={name} keeps conversations apart, got data.mask_documents=false. Use data.mask_documents=true."
+    if conversations and mix:
+        yield f"data={name} has conversations of its own and would ignore data.mix. Leave one out."
+
+
+# --- learning from a reward ---
+
+
+@rule("objective.name", "data.name", "init.from", "init.experiment")
+def rewards_have_questions(name: str, data: str, source: str | None, experiment: str | None) -> Iterator[str]:
+    if name == "grpo" and data != "tasks":
+        yield f"objective=grpo asks questions whose answers can be checked; data={data} has none. Use data=tasks."
+    if name == "grpo" and source is None and experiment is None:
+        remedy = "Name one: init.from=RUN, for example one of experiment=chat_tiny"
+        yield f"objective=grpo begins with a model that answers some of the questions. {remedy}."
+
+
+@rule("objective.name", "objective.answers", "batch_tokens", "model.block_size", "trainer.micro_batch")
+def groups_of_answers_are_whole(
+    name: str, answers: int, batch_tokens: int, block_size: int, micro_batch: int
+) -> Iterator[str]:
+    groups = f"whole groups of objective.answers={answers} sequences"
+    if name == "grpo" and batch_tokens % (answers * block_size):
+        remedy = f"Use {nearest_multiples('batch_tokens', batch_tokens, answers * block_size)}"
+        yield f"batch_tokens={batch_tokens} does not hold {groups} of model.block_size={block_size}. {remedy}."
+    elif name == "grpo" and micro_batch % answers:
+        remedy = f"Use {nearest_multiples('trainer.micro_batch', micro_batch, answers)}"
+        yield f"trainer.micro_batch={micro_batch} does not hold {groups}. {remedy}."
+    if name == "grpo" and block_size < LONGEST_EXCHANGE:
+        remedy = f"Use model.block_size={LONGEST_EXCHANGE} or more"
+        yield f"model.block_size={block_size} does not hold every question of objective=grpo and its answer. {remedy}."
+
+
+@rule("objective.name", "trainer.strategy", "model.dropout")
+def rewards_are_learned_as_written(name: str, strategy: str, dropout: float) -> Iterator[str]:
+    if name == "grpo" and strategy in SHARDED:
+        yield f"objective=grpo needs the model whole on each device, got trainer.strategy={strategy}. Use trainer=ddp."
+    if name == "grpo" and dropout:
+        yield f"objective=grpo learns what a model wrote, which model.dropout={dropout:g} changes. Use model.dropout=0."
+
+
+# --- the training ---
+
+
+@rule("experiment")
+def experiment_names_a_folder(experiment: str) -> Iterator[str]:
+    if not re.fullmatch(r"[\w][\w.+-]*(/[\w][\w.+-]*)*", experiment) or len(experiment) > 100:
+        yield f"experiment={shown(experiment)} names a folder: letters, digits, . _ + - only, 100 at most. Rename it."
+
+
+@rule("init.experiment", "init.from", "trainer.devices", "trainer.nodes")
+def one_device_trains_in_stages(experiment: str | None, source: str | None, devices: int, nodes: int) -> Iterator[str]:
+    if experiment is not None and source is None and devices * nodes > 1:
+        first = f"minigpt train experiment={experiment}"
+        yield f"init.experiment={experiment} is for one device. Type {first}, then init.from=ITS_RUN on several."
+
+
+@rule("batch_tokens", "model.block_size", "trainer.micro_batch", "trainer.devices", "trainer.nodes")
+def batch_splits_evenly(
+    batch_tokens: int, block_size: int, micro_batch: int, devices: int, nodes: int
+) -> Iterator[str]:
+    factors = {"model.block_size": block_size, "trainer.micro_batch": micro_batch or 1, "trainer.devices": devices}
+    factors["trainer.nodes"] = nodes
+    unit = math.prod(factors.values())
+    if batch_tokens % unit:
+        parts = " x ".join(f"{key}={number}" for key, number in factors.items() if number > 1)
+        remedy = f"Use {nearest_multiples('batch_tokens', batch_tokens, unit)}."
+        yield f"batch_tokens={batch_tokens} is not a multiple of {unit} tokens, {parts}. {remedy}"
+
+
+@rule("trainer.devices", "trainer.nodes", "trainer.strategy", "trainer.shards")
+def devices_have_a_strategy(devices: int, nodes: int, strategy: str, shards: int) -> Iterator[str]:
+    world, copy = nodes * devices, shards or devices  # copy: devices that hold one copy of the weights
+    given = f"trainer.nodes={nodes} " * (nodes > 1) + f"trainer.devices={devices}"
+    if world > 1 and strategy == "auto":
+        remedy = f"Type trainer=ddp {given}, or trainer=fsdp where a copy of the weights is too large"
+        yield f"{given} needs trainer.strategy=ddp, fsdp or hsdp. {remedy}."
+    elif world == 1 and strategy in SHARDED:
+        remedy = "Type trainer.devices=N, or leave out the strategy"
+        yield f"trainer.strategy={strategy} shares weights out over several devices, got {given}. {remedy}."
+    elif strategy != "hsdp" and shards:
+        yield f"trainer.shards={shards} is for trainer=hsdp, got trainer.strategy={strategy}. Leave it out."
+    elif strategy == "hsdp" and (copy == 1 or copy == world or world % copy):
+        fitting = [str(number) for number in range(2, world) if world % number == 0]
+        remedy = f"Use trainer.shards={' or '.join(fitting)}" if fitting else "Use trainer=fsdp"
+        wrong = f"trainer.shards={shards}: {copy} devices to a copy of the weights, and several copies, are not {world}"
+        yield f"{wrong}. {remedy}."
+
+
+@rule("trainer.strategy", "trainer.precision", "trainer.gather")
+def sharding_fits_the_precision(strategy: str, precision: str, gather: str) -> Iterator[str]:
+    if strategy in SHARDED and precision == "fp16":
+        yield f"trainer.precision=fp16 scales losses, which trainer.strategy={strategy} can't. Use bf16 or fp32."
+    elif gather == "bf16" and (strategy not in SHARDED or precision != "bf16"):
+        remedy = "Add trainer=fsdp trainer.precision=bf16, or leave it out"
+        yield f"trainer.gather=bf16 is for sharded weights and products in bf16. {remedy}."
+
+
+@rule("trainer.device", "trainer.precision")
+def mps_trains_in_fp32(device: str, precision: str) -> Iterator[str]:
+    if device == "mps" and precision in ("bf16", "fp16", "fp64"):
+        yield f"trainer.device=mps trains in fp32, got trainer.precision={precision}. Use trainer.precision=fp32."
+
+
+@rule("trainer.max_steps", "trainer.max_tokens", "trainer.max_minutes")
+def run_has_an_end(*limits: float | None) -> Iterator[str]:
+    if not any(limits):
+        yield "The run has no end: give trainer.max_steps, trainer.max_tokens or trainer.max_minutes."
+
+
+@rule("trainer.patience", "validate.every_steps")
+def patience_needs_validations(patience: int, every_steps: int) -> Iterator[str]:
+    if patience and not every_steps:
+        yield f"trainer.patience={patience} counts validations: set validate.every_steps, or trainer.patience=0."
+
+
+@rule("trainer.strategy", "trainer.devices", "trainer.nodes", into=NOTES)
+def ddp_has_devices(strategy: str, devices: int, nodes: int) -> Iterator[str]:
+    if strategy == "ddp" and nodes * devices == 1:
+        yield "trainer.strategy=ddp with trainer.devices=1 trains on one device. For more, add trainer.devices=N."
+
+
+@rule("schedule.warmup_steps", "trainer.max_steps", "trainer.max_tokens", "batch_tokens", into=NOTES)
+def warmup_ends(warmup_steps: int, max_steps: int | None, max_tokens: int | None, batch_tokens: int) -> Iterator[str]:
+    steps = math.ceil(max_tokens / batch_tokens) if max_tokens else max_steps
+    if steps is not None and warmup_steps > steps:
+        remedy = f"The learning rate never reaches its peak. Try schedule.warmup_steps={steps // 10}."
+        yield f"schedule.warmup_steps={warmup_steps} is longer than the run of {steps} steps. {remedy}"
+
+
+# --- other commands ---
+
+
+@rule("logger.name")
+@rule("format")
+@rule("prepare.engine")
+def package_is_installed(choice: str) -> Iterator[str]:
+    if choice in ("tensorboard", "gguf", "ray") and importlib.util.find_spec(choice) is None:
+        yield f"{choice} needs the package '{choice}'. Type: {sys.executable} -m pip install {choice}"
+
+
+@rule("file", "questions")
+def something_is_scored(files: list[str], questions: list[str]) -> Iterator[str]:
+    if not files and not questions:
+        yield "There is nothing to score. Give file=TEXT or questions=FILE.jsonl."
+
+
+@rule("stop")
+def stops_are_not_empty(stop: list[str]) -> Iterator[str]:
+    if "" in stop:
+        yield "stop holds an empty string, which would end every text at once. Remove it."
+
+
+@rule("json")
+@rule("per_token")
+def results_have_a_folder(path: str | None) -> Iterator[str]:
+    if path is not None and (not path or not os.path.isdir(os.path.dirname(os.path.abspath(os.path.expanduser(path))))):
+        yield f"{shown(path)} is no file in an existing folder{from_here(path)}. Give another name."
+
+
+@rule("host", "token_file")
+def strangers_show_a_token(host: str, token_file: str | None) -> Iterator[str]:
+    if not is_loopback(host) and token_file is None and not os.environ.get("MINIGPT_TOKEN"):
+        remedy = "Put one into a file, token_file=FILE, or into the environment variable MINIGPT_TOKEN."
+        yield f"host={shown(host)} can be reached from other machines, so clients must show a token. {remedy}"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address is this machine's own, which no other machine reaches."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@rule("objective.name", "sweep.metric")
+def trials_are_judged_by_what_they_learn(name: str, metric: str) -> Iterator[str]:
+    if name == "grpo":
+        yield f"A sweep compares trials by their {metric}, which objective=grpo does not learn. Train one by one."
+
+
+@rule("hosts", "origins")
+def names_are_names(hosts: list[str], origins: list[str]) -> Iterator[str]:
+    for host in hosts:
+        if not re.fullmatch(r"(\*\.)?[\w.:\[\]-]+", host):
+            yield f"hosts={shown(host)} is no name of a host. Write hosts=example.org, without https:// and port."
+    for origin in origins:
+        if not re.fullmatch(r"https?://[^/]+", origin):
+            yield f"origins={shown(origin)} is no origin. Write origins=https://example.org, without a path."

@@ -1,0 +1,99 @@
+"""The YAML files under configs/ and in a user's own folder, composed by Hydra, and Hydra's lists of values.
+
+The only file that knows Hydra. No resolver is evaluated, and nothing that a file names is called.
+"""
+
+import copy
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import minigpt
+from minigpt.config.convert import as_typed, sections, settings, shown, to_dict
+from minigpt.faults import UserFault
+
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, where PyYAML was built with it: ten times faster
+
+
+@functools.cache
+def config_folder() -> Path:
+    """Return configs/: it is inside the installed package, or beside it in a checkout."""
+    package = Path(minigpt.__file__).resolve().parent
+    return package / "configs" if (package / "configs").is_dir() else package.parent / "configs"
+
+
+def find_groups(cls: type, *folders: Path) -> dict[str, dict[str, Path]]:
+    """Return group -> choice -> file for some folders; by default for ours. The first file of a name counts."""
+    groups: dict[str, dict[str, Path]] = {}
+    for folder in folders or [config_folder()]:
+        for group in [*sections(cls), *(["experiment"] if "experiment" in settings(cls) else [])]:
+            for file in sorted((folder / group).rglob("*.yaml"), key=lambda file: file.with_suffix("")):
+                choice = file.relative_to(folder / group).with_suffix("").as_posix()
+                groups.setdefault(group, {}).setdefault(choice, file)
+    return groups
+
+
+def compose_files(command: str, choices: Mapping[str, str], folder: Path | None) -> dict[str, Any]:
+    """Return what configs/COMMAND.yaml and the chosen files, ours or another folder's, hold together, unresolved.
+
+    Raises:
+        ValueError: they don't compose.
+    """
+    compose = _composed if folder else _kept  # a user's files may be edited between two calls
+    return copy.deepcopy(compose(command, tuple(choices.items()), folder, config_folder()))
+
+
+def _composed(command: str, choices: tuple[tuple[str, str], ...], folder: Path | None, ours: Path) -> dict[str, Any]:
+    import hydra  # here, so that a command without files does not wait for it
+    from omegaconf import OmegaConf
+
+    overrides = [f"{group}={_quoted(choice)}" for group, choice in choices]
+    overrides += [f"hydra.searchpath=[{_quoted(f'file://{folder}')}]"] if folder else []
+    try:
+        with hydra.initialize_config_dir(str(ours), version_base="1.3"):
+            composed: Any = OmegaConf.to_container(hydra.compose(command, overrides=overrides), resolve=False)
+    except Exception as error:  # Hydra raises KeyError, TypeError and AssertionError, too, for a file it doesn't expect
+        raise ValueError(str(error) or repr(error.__cause__ or error)) from error
+    return {str(key): value for key, value in composed.items()}
+
+
+_kept = functools.cache(_composed)  # Hydra takes a quarter of a second
+
+
+def _quoted(text: str) -> str:
+    """Return a text quoted so that Hydra's grammar reads it back unchanged."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def alternatives(argument: str) -> list[str]:
+    """Return `key=a,b` or `key=range(1,4)` once for each value that it lists, anything else alone.
+
+    Raises:
+        UserFault: it lists no values but a range to search.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        override = OverridesParser.create().parse_override(argument)
+    except HydraException:
+        return [argument]  # composing it will say what is wrong
+    if not override.is_sweep_override():
+        return [argument]
+    if not override.is_discrete_sweep() or "glob(" in argument:
+        raise UserFault(f"{shown(argument)}: -m trains plain grids, key=a,b. minigpt sweep searches ranges")
+    values = [getattr(value, "text", value) for value in override.sweep_iterator()]  # quoted strings have a text
+    return [f"{argument.partition('=')[0]}={as_typed(value)}" for value in values]
+
+
+def to_yaml(config: Any) -> str:
+    """Return a config as YAML, with the names that users type."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+
+
+def read_yaml(path: Path) -> Any:
+    """Return the plain values in a YAML file; one that would create an object is a yaml.YAMLError."""
+    return YAML_LOADER(path.read_text(encoding="utf-8")).get_single_data()

@@ -1,0 +1,216 @@
+"""Settings are typed: every fault of a command is named at once, with the closest name and what to type, exit code 2.
+
+Nothing is imported, written or trained before all is right.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import minigpt
+from minigpt.cli import COMMANDS
+from minigpt.config.command_line import LITERAL
+from minigpt.config.commands import CLASSES
+from minigpt.config.compose import compose
+from minigpt.config.convert import from_dict, settings, to_dict, values
+from minigpt.config.roles import default_run_dir
+from minigpt.config.schema import RETIRED, SampleConfig, TrainConfig
+from minigpt.faults import UserFault
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def faults_of(command: str, *arguments: str) -> list[str]:
+    with pytest.raises(UserFault) as caught:
+        compose(command, list(arguments))
+    assert all("\n" not in fault for fault in caught.value.faults)
+    return list(caught.value.faults)
+
+
+def fault_of(command: str, *arguments: str) -> str:
+    (fault,) = faults_of(command, *arguments)
+    return fault
+
+
+def run(*words: str, folder: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "minigpt", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+def test_all_faults_end_the_command_at_once_and_leave_no_trace(tmp_path):
+    done = run("train", "trainer.max_step=5", "optimizer.lr=abc", "model.n_head=3", "modle=gpt2", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        "4 errors:",
+        "- No setting 'trainer.max_step'. Did you mean 'trainer.max_steps'?",
+        "- No setting 'modle'. Did you mean 'model'?",
+        "- optimizer.lr must be a number, got 'abc'.",
+        "- model.n_embd=128 is not a multiple of model.n_head=3. Use model.n_embd=126 or 129.",
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "absent"),
+    [
+        ("train experiment=demo", "torch lightning numpy tiktoken wandb matplotlib"),
+        ("sample checkpoint=.", "torch hydra omegaconf"),
+    ],
+)
+def test_settings_are_read_without_what_the_command_needs_later(words, absent, tmp_path):
+    command, *arguments = words.split()
+    check = f"import sys; from minigpt.config.compose import compose; compose({command!r}, {arguments!r});"
+    check += f"print(*set({absent!r}.split()) & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+def test_the_api_names_the_same_faults():
+    with pytest.raises(ValueError, match=r"Did you mean 'optimizer\.lr'"):
+        minigpt.compose(["optimizer.lrr=1"])
+    assert minigpt.compose(["experiment=demo", "seed=2"]).seed == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["+trainer.max_stepz=5"], "No setting 'trainer.max_stepz'. Did you mean 'trainer.max_steps'?"),
+        (["max_steps=5"], "No setting 'max_steps'. Did you mean 'trainer.max_steps'?"),
+        (["learning_rate=1"], "No setting 'learning_rate'. Here it is optimizer.lr: peak learning rate."),
+        (["min_p=0.1"], "No setting 'min_p' of the command train: it belongs to sample."),
+        (["samples=3"], "'samples' is a group of settings. Set one of: samples.every_steps, "),
+        (["experiment=shakespear"], "No experiment 'shakespear'. Did you mean experiment=shakespeare_char?"),
+        (["model=gpt2,gpt-nano"], "No model 'gpt2,gpt-nano'. Several are trained one after the other with -m: "),
+        (["seed=1,2"], "seed takes one value, got '1,2'. Several are trained one after the other with -m: "),
+        (["~trainer.max_steps"], "'~trainer.max_steps' is not how a setting is written: key=value, no dashes."),
+        (["--max_steps", "100"], "Did you mean trainer.max_steps=100?"),
+        (["--epochs", "3"], "Here it is trainer.max_steps: optimizer steps."),
+        (["--experiment", "text"], "key=value, no dashes. Type experiment=text"),
+        (["gpt2"], "key=value, no dashes. Did you mean model=gpt2 or tokenizer=gpt2?"),
+        (["texts/book.txt"], "key=value, no dashes. Type data=text data.source=texts/book.txt"),
+        (["hydra.run.dir=x"], "No setting 'hydra.run.dir'. Did you mean 'run.dir'?"),
+        (["data.encoding=${oc.env:HOME}"], "data.encoding='${oc.env:HOME}': ${...} is not evaluated."),
+        (["trainer.max_steps=1e3"], "trainer.max_steps must be a whole number (write 1000) or null, got '1e3'."),
+        (["model.tied=yes"], "model.tied must be true or false, got 'yes'."),
+        (["model.bias=kqv"], "none, qkv, attention, all (did you mean qkv?), got 'kqv'."),
+        (["optimizer.lr=nan"], "optimizer.lr must be a finite number, got nan."),
+        (["init.from=gpt2"], "owner/name as on Hugging Face's hub"),
+        (["--cfg", "hydra"], "Type --cfg job, got 'hydra'."),
+        (["--config-dir", "nowhere"], "--config-dir wants a folder with group folders in it, got 'nowhere'."),
+    ],
+)
+def test_what_people_mistype_is_answered_with_what_to_type(arguments, says):
+    assert says in fault_of("train", *arguments)
+
+
+def test_an_unknown_choice_hides_no_other_fault_and_invents_none():
+    faults = faults_of("train", "model=gtp2", "model.n_head=7", "trainer.devices=2", "seed=-1", "+x=1")
+    assert faults[0] == "No setting 'x'."
+    assert faults[1].startswith("No model 'gtp2'. Did you mean model=gpt2? There are: gpt-baby, gpt-micro,")
+    assert faults[2].startswith("seed must be at least 0")
+    assert faults[3].startswith("trainer.devices=2 needs")
+    assert len(faults) == 4  # whether 7 heads divide the width depends on the model that was meant
+
+
+def test_a_run_or_folder_without_its_key_is_answered_with_the_key():
+    assert "Type checkpoint=runs/X" in faults_of("sample", "runs/X")[0]
+    assert "Type run.dir=runs/X" in faults_of("report", "runs/X")[0]
+    assert fault_of("sample").startswith("checkpoint is missing: run or checkpoint directory. Give a run, ")
+    os.makedirs("runs/mine")
+    assert fault_of("sample", "checkpoint=runs/none").endswith("Try checkpoint=runs/mine")
+
+
+@pytest.mark.parametrize("key", RETIRED)
+def test_what_is_retired_is_refused_by_name_with_what_to_do_instead(key):
+    if key in COMMANDS or any(key in settings(cls) for cls in CLASSES.values()):
+        pytest.skip("it still exists")
+    command = "prepare" if key.startswith("prepare.") else "report" if key == "beside" else "train"
+    assert f"{key} is retired: {RETIRED[key]}." in faults_of(command, f"{key}=1")
+
+
+def test_a_typed_group_beside_an_experiment_is_that_group_and_the_screen_says_what_it_replaces(capsys):
+    config = compose("train", ["experiment=demo", "optimizer=muon", "optimizer.lr=0.5"])
+    alone = compose("train", ["optimizer=muon"])
+    assert (config.optimizer.matrix_lr, config.optimizer.grad_clip) == (0.03, 1.0)
+    assert config.optimizer.matrix_lr == alone.optimizer.matrix_lr
+    assert config.optimizer.lr == 0.5  # a typed setting comes last
+    err = capsys.readouterr().err
+    assert "Note: optimizer=muon replaces settings of experiment=demo: " in err
+    assert "optimizer.matrix_lr=0.03 (not 0.015), " in err
+    assert "optimizer.lr" not in err
+    model = compose("train", ["experiment=demo", "model=gpt-nano", "optimizer=adamw", "trainer=cpu"])
+    assert model.model == compose("train", ["model=gpt-nano"]).model
+    assert model.optimizer.lr == 1e-3
+    assert model.trainer.max_steps == 480  # trainer=cpu does not say how long
+    capsys.readouterr()
+    compose("train", ["experiment=demo"])
+    compose("train", ["model=qwen3-nano"])
+    assert "replaces" not in capsys.readouterr().err
+
+
+def test_values_come_from_defaults_then_groups_then_the_experiment_then_the_command_line():
+    config = compose(
+        "train", ["optimizer.lr=5e-4", "model.n_layer=5", "+experiment=shakespeare_char", "++seed=1", "seed=2"]
+    )
+    assert (config.optimizer.lr, config.model.n_layer, config.model.n_embd, config.seed) == (5e-4, 5, 384, 2)
+    assert config.experiment == "shakespeare_char"
+
+
+TEXTS = ["To be, or not to be", "don't", "a=b", "é", "<|endoftext|>", "two\nlines", " space", "123", "null", ""]
+TEXTS += ["${oc.env:HOME}", "~/my notes/a,b.txt", "[1, 2]", '{"a": 1}', "back\\slash", "--help", "${", "true"]
+
+
+def test_free_text_reaches_the_program_unchanged(monkeypatch):
+    monkeypatch.setattr("minigpt.config.compose.find_faults", lambda config: [])  # such files need not exist
+    literal = [key for key in LITERAL if key in settings(TrainConfig)]
+    for text in TEXTS:
+        train = compose("train", [*(f"{key}={text}" for key in literal), "data=text", "seed=3"])
+        assert {values(train)[key] for key in literal} == {text}
+        sample = compose("sample", [f"prompt={text}", f"+prompt={text}x", f"prompt_file={text}", f"checkpoint={text}"])
+        assert (sample.prompt, sample.prompt_file, sample.checkpoint) == ([text, text + "x"], text, text)
+        assert from_dict(SampleConfig, to_dict(sample)) == sample
+
+
+def test_a_run_is_named_after_its_text_and_what_changes_the_weights(tmp_path):
+    os.makedirs("texts")
+    spelled = [["texts"], ["texts/"], ["./texts"], ["texts", "seed=1337", "trainer.device=cpu", "logger=wandb"]]
+    names = {default_run_dir(compose("train", ["data=text", f"data.source={a}", *more])) for a, *more in spelled}
+    assert len(names) == 1
+    assert names.pop().startswith("runs/texts-")
+    assert default_run_dir(compose("train", ["seed=2"])) != default_run_dir(compose("train", []))
+
+
+def test_cfg_job_prints_yaml_that_reads_back(capsys):
+    with pytest.raises(SystemExit) as end:
+        compose("train", ["--cfg", "job", "experiment=demo", "run.dir=${x}: é", "samples.prompt=null"])
+    assert end.value.code == 0
+    config = from_dict(TrainConfig, yaml.safe_load(capsys.readouterr().out))
+    assert config == compose("train", ["experiment=demo", "run.dir=${x}: é", "samples.prompt=null"])
+
+
+def test_help_shows_the_values_of_the_chosen_experiment(capsys):
+    for words, shown in (
+        (["--help"], "  trainer.max_steps=2000 "),
+        (["experiment=demo", "-h"], "  trainer.max_steps=480 "),
+    ):
+        with pytest.raises(SystemExit) as end:
+            compose("train", words)
+        page = capsys.readouterr().out
+        assert end.value.code == 0
+        assert shown in page
+        assert max(map(len, page.splitlines())) <= 120
+
+
+def test_a_misspelled_command_is_answered_with_the_nearest(tmp_path):
+    for word, says in (("trian", "Did you mean minigpt train?"), ("list", "Did you mean minigpt runs?")):
+        done = run(word, folder=tmp_path)
+        assert done.returncode == 2
+        assert says in done.stderr
+    assert "draw-attention is retired" in run("draw-attention", folder=tmp_path).stderr or "draw-attention" in COMMANDS

@@ -1,0 +1,116 @@
+"""What roles mean: the name of a run, what may change when it continues, and a new setting."""
+
+import dataclasses
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from minigpt.config.check import check
+from minigpt.config.compose import compose
+from minigpt.config.convert import SHARES, from_dict, settings, values
+from minigpt.config.roles import config_hash, default_run_dir, differences, with_role
+from minigpt.config.schema import TrainConfig
+from minigpt.config.setting import setting
+from minigpt.faults import UserFault
+
+
+def other_value(about):
+    """A legal value that is not the default."""
+    if about.kind is bool:
+        return not about.default
+    if about.kind == SHARES:
+        return {"texts": 1.0}
+    parts = [word for part in get_args(about.kind) for word in get_args(part) or (part,)]
+    words = [word for word in parts if isinstance(word, str)]
+    if words:
+        return next(word for word in words if word != about.default)
+    if about.is_whole or isinstance(about.default, float) or float in getattr(about.kind, "__args__", ()):
+        return (about.default or 0) + 1
+    return "other"
+
+
+def test_the_role_of_a_setting_decides_what_it_does_to_a_run():
+    for key, about in settings(TrainConfig).items():
+        config = from_dict(TrainConfig, {key: other_value(about)})
+        renamed = config_hash(config) != config_hash(TrainConfig())
+        assert renamed == (about.role in ("weights", "content", "schedule")), key
+        (change,) = differences(values(TrainConfig()), config)
+        assert (change.key, change.was, change.now) == (key, about.default, other_value(about))
+        assert change.allowed == (about.role != "weights"), key
+
+
+def test_the_roles_of_settings_that_people_change():
+    fixed = with_role(TrainConfig, "weights")
+    assert {"seed", "batch_tokens", "tokenizer.name", "data.val_fraction", "trainer.precision"} <= fixed
+    free = {"model.dropout", "model.checkpoint_activations"}
+    assert {key for key in settings(TrainConfig) if key.startswith("model.")} - fixed == free
+    later = with_role(TrainConfig, "schedule")
+    assert {"optimizer.lr", "schedule.name", "trainer.max_steps", "guard.max_skips", "validate.every_steps"} <= later
+    assert {"trainer.device", "trainer.devices", "trainer.micro_batch"} <= with_role(TrainConfig, "machine")
+    assert {"run.dir", "data.dir", "experiment", "logger.name"} <= with_role(TrainConfig, "watch")
+    assert {"data.source", "data.val_source", "tokenizer.file"} <= with_role(TrainConfig, "content")
+
+
+def test_a_run_is_named_after_its_experiment_or_its_text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = TrainConfig(experiment="mine/one")
+    assert default_run_dir(config) == f"runs/mine-one-{config_hash(config)}"
+    for source, name in (("~/my notes/", "my-notes"), ("a/Hamlet.txt", "Hamlet"), ("/", "text"), (".", tmp_path.name)):
+        config = from_dict(TrainConfig, {"data.name": "text", "data.source": source})
+        assert default_run_dir(config) == f"runs/{name}-{config_hash(config)}"
+    mixed = from_dict(TrainConfig, {"data.mix": {"a/one.txt": 1.0, "b/": 2.0}})
+    assert default_run_dir(mixed).startswith("runs/mix-one-b-")
+
+
+def test_the_spelling_of_a_path_is_no_change(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("texts").mkdir()
+    for key, one, other in (("data.source", "texts", "./texts/"), ("init.from", "texts/", "texts")):
+        saved, now = from_dict(TrainConfig, {key: one}), from_dict(TrainConfig, {key: other})
+        assert differences(values(saved), now) == []
+        assert config_hash(saved) == config_hash(now)
+    assert (
+        differences(
+            values(TrainConfig()) | {"data.mix": {"texts/": 1.0}}, from_dict(TrainConfig, {"data.mix": {"texts": 1.0}})
+        )
+        == []
+    )
+
+
+@dataclasses.dataclass
+class ToyConfig:
+    """A group that somebody adds."""
+
+    size: int = setting(3, "how large the toy is", "weights", low=1, high=9)
+    colour: str = setting("red", "what it looks like", "watch")
+
+
+@dataclasses.dataclass
+class ToyTrainConfig(TrainConfig):
+    """minigpt train with one more group of settings."""
+
+    toy: ToyConfig = dataclasses.field(default_factory=ToyConfig)
+
+
+def test_a_new_setting_needs_nothing_but_its_declaration(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    config = compose("train", ["toy.size=5", "seed=2"], cls=ToyTrainConfig)
+    assert (config.toy.size, config.seed) == (5, 2)
+    with pytest.raises(UserFault) as caught:
+        compose("train", ["toy.size=10", "toy.color=blue"], cls=ToyTrainConfig)
+    assert caught.value.faults == (
+        "No setting 'toy.color'. Did you mean 'toy.colour'?",
+        "toy.size must be at least 1 and at most 9, got 10.",
+    )
+    with pytest.raises(SystemExit):
+        compose("train", ["--help"], cls=ToyTrainConfig)
+    assert "toy.size=3" in capsys.readouterr().out
+    assert check(config) == []
+    # A run from before the setting keeps its name and continues; one of a later version does not.
+    assert default_run_dir(ToyTrainConfig(seed=3)) == default_run_dir(TrainConfig(seed=3))
+    assert differences(values(TrainConfig(seed=2)), ToyTrainConfig(seed=2)) == []
+    changes = [(str(change), change.allowed) for change in differences(values(ToyTrainConfig()), config)]
+    assert changes == [("seed: 1337 -> 2", False), ("toy.size: 3 -> 5", False)]
+    (change,) = differences(values(TrainConfig()) | {"model.later": 1}, TrainConfig())
+    assert (str(change), change.allowed) == ("model.later: 1 -> None", False)

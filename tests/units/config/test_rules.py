@@ -1,0 +1,181 @@
+"""The rules beyond types: each broken one is named with its remedy, and a legal config has none."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from minigpt.config.check import MAX_WHOLE, check, find_notes
+from minigpt.config.commands import CLASSES
+from minigpt.config.convert import assign, fitted, settings
+from minigpt.config.rules import NOTES, RULES
+from minigpt.config.schema import PrepareConfig, SampleConfig, TrainConfig
+
+
+def changed(cls: type, changes: dict[str, object]):
+    """A default config with settings changed."""
+    config = cls()
+    for key, value in changes.items():
+        assign(config, key, value)
+    return config
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_defaults_obey_every_rule():
+    assert check(TrainConfig()) == check(PrepareConfig()) == find_notes(TrainConfig()) == []
+    assert len(check(SampleConfig())) == 1  # which checkpoint?
+
+
+def test_every_rule_reads_settings_that_exist():
+    known = {key for cls in CLASSES.values() for key in settings(cls)}
+    assert {key for keys, _ in RULES + NOTES for key in keys} <= known
+
+
+def numbers(cls: type) -> list[str]:
+    kinds = {key: setting.kind for key, setting in settings(cls).items()}
+    return [key for key, kind in kinds.items() if not fitted(kind, 1)[1] and fitted(kind, True)[1]]
+
+
+@pytest.mark.parametrize("cls", CLASSES.values())
+def test_every_number_is_held_to_its_range(cls):
+    """One number at a time: below, on and above its limits, and huge."""
+    for key in numbers(cls):
+        setting = settings(cls)[key]
+        assert (setting.low is None) != (setting.above is None), key
+        whole = fitted(setting.kind, 0.5)[1] != ""
+        high = setting.high or (MAX_WHOLE if whole else None)
+        outside = [-1, setting.low - 1 if setting.low is not None else setting.above]
+        outside += [high + 1, 10**30] if whole else [high + 0.5] if high is not None else []
+        outside += [setting.below] if setting.below is not None else []
+        for value in outside:
+            about = [fault for fault in check(changed(cls, {key: value})) if fault.startswith(f"{key} must be ")]
+            assert len(about) == 1, (key, value)
+            assert ", got " in about[0]
+        for inside in [setting.low, high] if setting.above is None else [0.5, high]:
+            config = changed(cls, {key: setting.default if inside is None else inside})
+            assert not [fault for fault in check(config) if fault.startswith(f"{key} must be ")], (key, inside)
+
+
+DEVICES, STRATEGY = "trainer.devices", "trainer.strategy"
+TEXT = {"data.name": "text"}
+BROKEN = [
+    ({"model.n_head": 12, "model.n_embd": 100}, ["model.n_embd=100", "model.n_head=12", "=96 or 108."]),
+    ({"model.n_head": 6, "model.head_dim": 5, "model.attention": "rotary"}, ["heads of 5", "model.head_dim=6."]),
+    ({"model.n_kv_head": 3}, ["model.n_kv_head=3 does not divide model.n_head=4", "one of 1, 2, 4."]),
+    ({"batch_tokens": 1000}, ["batch_tokens=1000", "block_size=128", "batch_tokens=896 or 1024."]),
+    ({"trainer.micro_batch": 5}, ["micro_batch=5", "of 640 tokens", "batch_tokens=3840 or 4480."]),
+    ({DEVICES: 3, STRATEGY: "ddp"}, ["trainer.devices=3", "of 384 tokens", "batch_tokens=3840 or 4224."]),
+    ({DEVICES: 2}, ["Type trainer=ddp trainer.devices=2"]),
+    ({STRATEGY: "fsdp"}, ["trainer.strategy=fsdp", "got trainer.devices=1", "trainer.devices=N"]),
+    ({DEVICES: 2, STRATEGY: "ddp", "trainer.shards": 2}, ["trainer.shards=2 is for trainer=hsdp"]),
+    ({DEVICES: 4, STRATEGY: "hsdp", "trainer.shards": 3}, ["3 devices to a copy", "are not 4. Use trainer.shards=2."]),
+    ({DEVICES: 2, STRATEGY: "hsdp"}, ["trainer.shards=0", "Use trainer=fsdp."]),
+    ({DEVICES: 2, STRATEGY: "fsdp", "trainer.precision": "fp16"}, ["trainer.precision=fp16", "Use bf16 or fp32."]),
+    ({"trainer.gather": "bf16"}, ["trainer.gather=bf16 is for sharded weights", "trainer.precision=bf16"]),
+    ({"trainer.device": "mps", "trainer.precision": "bf16"}, ["mps", "trainer.precision=fp32"]),
+    ({"trainer.max_steps": None}, ["no end", "trainer.max_steps, trainer.max_tokens or trainer.max_minutes"]),
+    ({"trainer.patience": 3, "validate.every_steps": 0}, ["trainer.patience=3 counts validations"]),
+    ({"tokenizer.name": ""}, ["tokenizer.name is empty", "Give another"]),
+    ({"tokenizer.file": "here"}, ["tokenizer=bpe would ignore tokenizer.file=", "add tokenizer=file"]),
+    ({"tokenizer.name": "file", "tokenizer.file": "none"}, ["tokenizer.file='none' is not a file (looked from"]),
+    ({"tokenizer.name": "char", "data.mask_documents": True}, ["tokenizer=char has none"]),
+    (TEXT, ["data=text needs your text. Add data.source=FILE_OR_DIR."]),
+    (TEXT | {"data.source": "no/such"}, ["'no/such' does not exist", "looked from"]),
+    (TEXT | {"data.source": "here", "data.val_source": "none"}, ["data.val_source='none' does not exist"]),
+    ({"data.source": "book.txt"}, ["would ignore", "add data=text"]),
+    ({"data.mix": {"none": 1.0}}, ["data.mix='none' does not exist"]),
+    ({"data.mix": {"here": 0.0}}, ["the share 0; wanted a number above 0"]),
+    ({"data.name": "tasks"}, ["Use data.mask_documents=true."]),
+    ({"data.dir": ""}, ["data.dir is empty"]),
+    ({"data.encoding": "utf-88"}, ["'utf-88'", "utf-8, latin-1"]),
+    ({"run.dir": "a\0b"}, ["NUL"]),
+    ({"run.dir": "here"}, ["run.dir='here' is a file"]),
+    ({"init.from": "runs/none"}, ["init.from='runs/none' does not exist"]),
+    ({"experiment": "../up"}, ["experiment='../up'"]),
+    ({"init.experiment": "demo", DEVICES: 2, STRATEGY: "ddp"}, ["init.experiment=demo is for one device"]),
+    ({"adapter.name": "lora"}, ["adapter=lora needs a trained model"]),
+    ({"adapter.name": "lora", "init.from": ".", "adapter.targets": "q"}, ["the model has no matrix 'q'"]),
+    ({"objective.name": "grpo", "init.from": ".", "batch_tokens": 1024}, ["data=stdlib has none. Use data=tasks."]),
+]
+
+
+@pytest.mark.parametrize(("changes", "says"), BROKEN)
+def test_a_broken_rule_is_named_with_its_remedy(changes, says):
+    Path("here").write_text("x")
+    (fault,) = check(changed(TrainConfig, changes))
+    assert all(part in fault for part in says), fault
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"checkpoint": None}, ["checkpoint is missing", "Try checkpoint=runs/mine"]),
+        ({"checkpoint": "runs/other"}, ["'runs/other' does not exist", "Try checkpoint=runs/mine"]),
+        ({"prompt_file": "runs"}, ["'runs' is not a file"]),
+    ],
+)
+def test_rules_of_sample(changes, says):
+    os.makedirs("runs/mine")
+    (fault,) = check(changed(SampleConfig, {"checkpoint": "runs/mine", **changes}))
+    assert all(part in fault for part in says), fault
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        TEXT | {"data.source": "~/notes, mine.txt"},
+        {"trainer.max_steps": None, "trainer.max_minutes": 0.5},
+        {"trainer.device": "mps", "trainer.precision": "fp32"},
+        {DEVICES: 2, STRATEGY: "ddp", "trainer.micro_batch": 8},
+        {DEVICES: 4, STRATEGY: "hsdp", "trainer.shards": 2},
+        {DEVICES: 2, STRATEGY: "fsdp", "trainer.precision": "bf16", "trainer.gather": "bf16"},
+        {"optimizer.grad_clip": 0.0, "optimizer.weight_decay": 0.0, "optimizer.beta1": 0.0},
+        {"run.dir": "not/yet/there", "data.encoding": "latin-1", "experiment": "mine/lr_1e-3"},
+        {"init.from": "~"},
+        {"init.from": "owner/model"},
+    ],
+)
+def test_legal_choices_pass(changes, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Path("notes, mine.txt").write_text("text")
+    assert check(changed(TrainConfig, changes)) == []
+
+
+def test_a_number_out_of_range_is_named_once():
+    """No rule divides by a zero width, nor blames other settings for it."""
+    faults = check(changed(TrainConfig, dict.fromkeys(numbers(TrainConfig), 0)))
+    assert all(" must be " in fault for fault in faults)
+    allowed = {key for key in numbers(TrainConfig) if settings(TrainConfig)[key].low == 0}
+    assert len(faults) == len(set(numbers(TrainConfig)) - allowed)
+
+
+def test_what_is_seldom_meant_is_a_note_and_no_fault():
+    config = changed(TrainConfig, {"trainer.max_steps": 20})
+    assert check(config) == []
+    (note,) = find_notes(config)
+    assert "schedule.warmup_steps=100 is longer than the run of 20 steps." in note
+    assert "schedule.warmup_steps=2." in note
+    assert find_notes(changed(TrainConfig, {"trainer.max_tokens": 4096 * 50})) != []
+    (note,) = find_notes(changed(TrainConfig, {STRATEGY: "ddp"}))
+    assert "add trainer.devices=N" in note
+
+
+def test_a_text_that_is_gone_is_no_fault_while_its_tokens_are_kept(tmp_path):
+    config = changed(TrainConfig, TEXT | {"data.source": f"{tmp_path}/text.txt"})
+    assert any("does not exist" in fault for fault in check(config))
+    (tmp_path / "data/text-byte-0123").mkdir(parents=True)
+    facts = json.dumps({"keys": {"source": f"{tmp_path}/text.txt"}})
+    (tmp_path / "data/text-byte-0123/prepared.json").write_text(facts)
+    assert check(config) == []
+
+
+def test_a_run_that_continues_does_not_need_the_weights_that_it_began_with(tmp_path):
+    config = changed(TrainConfig, {"init.from": "gone/for/good", "run.dir": "run"})
+    assert len(check(config)) == 1
+    (tmp_path / "run/checkpoints/step-000000001").mkdir(parents=True)
+    assert check(config) == []
