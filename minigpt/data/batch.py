@@ -15,7 +15,7 @@ from minigpt.attention.masks import Documents, find_documents
 from minigpt.config.schema import DataConfig
 from minigpt.data.chat.packing import ConversationSplit
 from minigpt.data.mix import MixedSplit
-from minigpt.data.order import batch_of_step, window_starts
+from minigpt.data.order import batch_of_step
 from minigpt.data.remote import RemoteSplit
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer
@@ -43,24 +43,20 @@ class Batch:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Batch":
         """Return the same batch on a device."""
-        return self._each(lambda part: part.to(device, non_blocking=non_blocking))
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "Batch":
         """Return the same batch in page-locked memory, from which a GPU copies without waiting."""
-        return self._each(Tensor.pin_memory)
+        return self._map(Tensor.pin_memory)
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         weights = None if self.weights is None else change(self.weights)
         documents = None if self.documents is None else Documents(*map(change, self.documents))
         return Batch(change(self.tokens), change(self.targets), weights, documents, self.divisor)
 
 
 def document_end(data: DataConfig, tokenizer: Tokenizer) -> int | None:
-    """Return the token behind each document, if the config keeps documents apart.
-
-    Raises:
-        UserFault: the config keeps them apart, and the tokenizer has no such token.
-    """
+    """Return the token behind each document, if the config masks attention between documents."""
     if not data.mask_documents:
         return None
     if tokenizer.eot is None:
@@ -80,7 +76,7 @@ class MicroBatches:
     without end.
 
     Args:
-        split: the training tokens; anything with `len`, `windows` and `weights` will do.
+        split: the training tokens; anything with `window_starts`, `windows` and `weights` will do.
         seed: of the data order.
         block_size: T.
         micro_batch: sequences per forward pass and device.
@@ -113,13 +109,12 @@ class MicroBatches:
     def __getitem__(self, index: int) -> Batch:
         """Return the batch of (micro_batch, block_size) tokens with this number."""
         step, part = divmod(index, self.accumulate)
-        number = batch_of_step(step, self.skipped_batches)
-        sequences = self.accumulate * self.world_size * self.micro_batch
-        order = {"seed": self.seed, "block_size": self.block_size, "sequences": sequences}
-        if isinstance(self.split, MixedSplit | RemoteSplit | ConversationSplit):
-            starts = self.split.window_starts(number, **order)
-        else:
-            starts = window_starts(number, n_tokens=len(self.split), **order)
+        starts = self.split.window_starts(
+            batch_of_step(step, self.skipped_batches),
+            seed=self.seed,
+            block_size=self.block_size,
+            sequences=self.accumulate * self.world_size * self.micro_batch,
+        )
         mine = starts.reshape(self.accumulate, self.world_size, self.micro_batch)[part, self.rank]
         windows = torch.from_numpy(self.split.windows(mine, self.block_size + 1))
         weights = self.split.weights(mine + 1, self.block_size)
@@ -128,10 +123,10 @@ class MicroBatches:
             windows[:, 1:].contiguous(),
             None if weights is None else torch.from_numpy(weights),
         )
-        return batch if self.document_end is None else kept_apart(batch, self.document_end)
+        return batch if self.document_end is None else mask_between_documents(batch, self.document_end)
 
 
-def kept_apart(batch: Batch, end: int) -> Batch:
+def mask_between_documents(batch: Batch, end: int) -> Batch:
     """Return a batch whose documents don't see each other; what follows an end-of-text is no target."""
     inside = (batch.tokens != end).float()
     weights = inside if batch.weights is None else batch.weights * inside

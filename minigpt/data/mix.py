@@ -1,5 +1,6 @@
 """Several sources as one corpus: `data.mix={books/: 0.7, code/: 0.3}`."""
 
+import bisect
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +34,7 @@ class MixedSplit:
         self.quotas = quotas(tuple(self.shares.values()))
         self.bytes = sum(part.bytes for part in parts.values())
         self.fingerprint = fingerprint([part.fingerprint for part in parts.values()])
-        self._begins = np.cumsum([0, *(len(part) for part in parts.values())])  # of each part, and the end
+        self._begins = np.cumsum([0, *map(len, parts.values())]).tolist()  # of each part, and the end
 
     def __len__(self) -> int:
         return int(self._begins[-1])
@@ -47,9 +48,9 @@ class MixedSplit:
         starts = np.empty(sequences, dtype=np.int64)
         for number, (name, part) in enumerate(self.parts.items()):
             check_length(f"{name}: train", len(part), block_size)
-            own = seed if len(self.parts) == 1 else fold(seed, int(part.fingerprint[:15], 16))
+            part_seed = seed if len(self.parts) == 1 else fold(seed, int(part.fingerprint[:15], 16))
             mine = numbers == number
-            begins = starts_of(samples[mine], seed=own, n_tokens=len(part), block_size=block_size)
+            begins = starts_of(samples[mine], seed=part_seed, n_tokens=len(part), block_size=block_size)
             starts[mine] = self._begins[number] + begins
         return starts
 
@@ -66,8 +67,10 @@ class MixedSplit:
     def tokens(self, start: int, stop: int) -> NDArray[Any]:
         """Return tokens as `TokenSplit.tokens` does."""
         start, stop, _ = slice(start, stop).indices(len(self))
-        pairs = zip(self.parts.values(), self._begins.tolist(), strict=False)
-        return np.concatenate([part.tokens(max(0, start - begins), max(0, stop - begins)) for part, begins in pairs])
+        parts, begins = [*self.parts.values()], self._begins
+        first, end = bisect.bisect_right(begins, start) - 1, bisect.bisect_left(begins, stop)
+        pieces = [parts[n].tokens(max(0, start - begins[n]), stop - begins[n]) for n in range(first, end)]
+        return np.concatenate(pieces) if pieces else parts[0].tokens(0, 0)
 
 
 def parts_of(split: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from minigpt.config.convert import shown
+from minigpt.data.order import window_starts
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.files import read_json, replaced, sha256_of, write_json
@@ -110,13 +110,10 @@ def write_sidecar(folder: Path, name: str, tokenizer: Tokenizer, facts: dict[str
         folder: that holds the shards, or links to them.
         name: of the split.
         tokenizer: whose tokens they are.
-        facts: dtype, tokens, bytes, max_token, shard_tokens and shards (file, tokens, sha256 of each); for shards that
-            others wrote also header_bytes, and then they may be of any sizes.
-
-    Raises:
-        OSError: it can't be written.
+        facts: dtype, tokens, bytes, max_token, shard_tokens and shards (file, tokens, sha256 of each); for shards of
+            any sizes also header_bytes, 0 if they have no header.
     """
-    sidecar = {
+    sidecar = facts | {
         "format": _FORMAT,
         "version": 1,
         "split": name,
@@ -125,8 +122,8 @@ def write_sidecar(folder: Path, name: str, tokenizer: Tokenizer, facts: dict[str
         "tokenizer_hash": tokenizer.hash,
         "fingerprint": fingerprint([tokenizer.hash, *(shard["sha256"] for shard in facts["shards"])]),
     }
-    write_json(folder / f"{name}.json", sidecar | facts)
-    return sidecar | facts
+    write_json(folder / f"{name}.json", sidecar)
+    return sidecar
 
 
 def fingerprint(parts: list[str]) -> str:
@@ -144,20 +141,16 @@ class TokenSplit:
     """
 
     def __init__(self, folder: Path, name: str, *, tokenizer: Tokenizer):
-        """Open a split and check all of it that can be checked quickly.
-
-        Raises:
-            UserFault: a file is missing, cut, changed, not a shard, or made by another tokenizer.
-        """
+        """Open a split and check all of it that can be checked quickly."""
         self.name = name
         sidecar = read_sidecar(folder, name, tokenizer)
         self.bytes: int = sidecar["bytes"]
         self.fingerprint: str = sidecar["fingerprint"]
-        self._length: int = sidecar["tokens"]
         self._dtype = np.dtype(sidecar["dtype"])
+        is_small = self._dtype.itemsize * sidecar["tokens"] <= VERIFY_BYTES
         self._shards, self._starts = [], [0]  # and which token begins each
         for entry in sidecar["shards"]:
-            path, is_small = folder / entry["file"], self._dtype.itemsize * self._length <= VERIFY_BYTES
+            path = folder / entry["file"]
             shard = open_shard(path, entry["tokens"], self._dtype, sidecar.get("header_bytes", HEADER_BYTES))
             changed = is_small and sha256_of(path) != entry["sha256"]
             if changed or sidecar["max_token"] >= tokenizer.vocab_size:
@@ -168,23 +161,20 @@ class TokenSplit:
             self._starts.append(self._starts[-1] + len(shard))
 
     def __len__(self) -> int:
-        return self._length
+        return self._starts[-1]
+
+    def window_starts(self, step: int, *, seed: int, block_size: int, sequences: int) -> NDArray[np.int64]:
+        """Return where the windows of batch `step` begin, (sequences,): see minigpt.data.order."""
+        return window_starts(step, seed=seed, n_tokens=len(self), block_size=block_size, sequences=sequences)
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-        """Return tokens starts[i] ... starts[i] + length - 1 for each i, across shard borders.
-
-        Args:
-            starts: (n,) positions of the first tokens.
-            length: tokens per window.
-
-        Returns:
-            (n, length).
+        """Return tokens starts[i] ... starts[i] + length - 1 for each i, (n, length), across shard borders.
 
         Raises:
             IndexError: a window reaches outside the split.
         """
-        if len(starts) and not (starts.min() >= 0 and starts.max() + length <= self._length):
-            raise IndexError(f"window outside the {self.name} split of {self._length:,} tokens")
+        if len(starts) and not (starts.min() >= 0 and starts.max() + length <= len(self)):
+            raise IndexError(f"window outside the {self.name} split of {len(self):,} tokens")
         if len(self._shards) == 1:  # all rows in one copy, twice as fast as row by row
             return sliding_window_view(self._shards[0], length)[starts].astype(np.int64)
         rows = [self.tokens(start, start + length) for start in starts.tolist()]
@@ -196,7 +186,7 @@ class TokenSplit:
 
     def tokens(self, start: int, stop: int) -> NDArray[Any]:
         """Return tokens start ... stop - 1, cut to the split's ends as a slice is."""
-        start, stop, _ = slice(start, stop).indices(self._length)
+        start, stop, _ = slice(start, stop).indices(len(self))
         begins = self._starts
         numbers = range(bisect.bisect_right(begins, start) - 1, bisect.bisect_left(begins, stop))
         pieces = [self._shards[n][max(0, start - begins[n]) : stop - begins[n]] for n in numbers]
@@ -208,63 +198,40 @@ def shard_name(split: str, number: int) -> str:
 
 
 def read_sidecar(folder: Path, name: str, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return what a split's sidecar says of its shards.
-
-    Raises:
-        UserFault: it is damaged, or of another tokenizer.
-    """
+    """Return what a split's sidecar says of its shards; a damaged one, or of another tokenizer, is refused."""
     path = folder / f"{name}.json"
-    sidecar = read_json(path)
+    sidecar: dict[str, Any] = read_json(path)
     if not isinstance(sidecar, dict) or sidecar.get("format") != _FORMAT or sidecar.get("version") != 1:
         raise UserFault(f'{path} is not a sidecar of ours; wanted "format": "{_FORMAT}", "version": 1')
     if sidecar.get("tokenizer_hash") != tokenizer.hash:
-        theirs, hashed = (shown(str(sidecar.get(key)))[1:-1] for key in ("tokenizer", "tokenizer_hash"))
-        made = f"were made by a {theirs} tokenizer with SHA-256 {hashed[:12]}..."
-        here = f"the tokenizer here is {tokenizer.name} with {tokenizer.hash[:12]}..."
-        raise UserFault(f"the tokens of {folder} {made}, {here}")
-    try:
+        made = f"were made by a {sidecar.get('tokenizer')} tokenizer, SHA-256 {str(sidecar.get('tokenizer_hash'))[:12]}"
+        raise UserFault(f"the tokens of {folder} {made}; the tokenizer here is {tokenizer.name}, {tokenizer.hash[:12]}")
+    with contextlib.suppress(LookupError, TypeError):
         shards = sidecar["shards"]
-        sizes, hashes = [entry["tokens"] for entry in shards], [entry["sha256"] for entry in shards]
-        counts = [*sizes, *(sidecar[key] for key in ("tokens", "bytes", "max_token", "shard_tokens"))]
-        whole = (
+        sizes, hashes = [shard["tokens"] for shard in shards], [shard["sha256"] for shard in shards]
+        counts = [*sizes, *(sidecar[key] for key in ("tokens", "bytes", "max_token"))]
+        if (
             all(type(count) is int and 0 <= count < 2**62 for count in counts)
-            and [entry["file"] for entry in shards] == [shard_name(name, number) for number in range(len(shards))]
+            and [shard["file"] for shard in shards] == [shard_name(name, number) for number in range(len(shards))]
             and sidecar["fingerprint"] == fingerprint([tokenizer.hash, *hashes])
-            and sidecar["shard_tokens"] > 0
             and sidecar["dtype"] in HEADS
-            and sidecar.get("header_bytes", 0) in (0, HEADER_BYTES)
-        )
-    except (LookupError, TypeError):
-        whole = False
-    if not whole:
-        raise UserFault(f"{path} lacks the counts or the dtype of its shards, or names others: it is damaged")
-    ours = "header_bytes" not in sidecar
-    if sum(sizes) != sidecar["tokens"] or (ours and any(size != sidecar["shard_tokens"] for size in sizes[:-1])):
-        raise UserFault(f"the shards of {path} hold {sizes} tokens, not {sidecar['tokens']:,}")
-    return sidecar
+            and sum(sizes) == sidecar["tokens"]
+        ):
+            return sidecar
+    raise UserFault(f"{path} lacks the counts or the dtype of its shards, or names others: it is damaged")
 
 
 def stated_sha256(path: Path) -> str | None:
-    """Return the SHA-256 that a sidecar of ours states of the shard beside it; None where there is no such sidecar.
-
-    Raises:
-        UserFault: a JSON file of the sidecar's name can't be read.
-    """
+    """Return the SHA-256 that a sidecar of ours states of the shard beside it; None where there is no such sidecar."""
     sidecar = path.with_name(f"{path.name.rpartition('-')[0]}.json")
     content = read_json(sidecar) if sidecar.is_file() else None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         return None
-    entries = content.get("shards")
-    stated = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    return next((str(entry.get("sha256")) for entry in stated if entry.get("file") == path.name), None)
+    return next((shard["sha256"] for shard in content["shards"] if shard["file"] == path.name), None)
 
 
 def open_shard(path: Path, tokens: int, dtype: np.dtype[Any], header_bytes: int = HEADER_BYTES) -> NDArray[Any]:
-    """Map the tokens of a shard into memory.
-
-    Raises:
-        UserFault: its size or its header is not that of so many tokens, or it can't be read.
-    """
+    """Map the tokens of a shard into memory; its size and header must be those of so many tokens."""
     try:
         size, wanted = path.stat().st_size, header_bytes + dtype.itemsize * tokens
         if size != wanted:

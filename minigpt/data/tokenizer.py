@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from minigpt.config.convert import shown
 from minigpt.data.tokenizers import TOKENIZERS
-from minigpt.data.tokenizers.file import Rules, read_vocabulary
+from minigpt.data.tokenizers.file import Rules, read_vocabulary, tokens_of
 from minigpt.data.tokenizers.scheme import END_OF_TEXT, SINGLE_BYTES, Scheme
 from minigpt.faults import UserFault
 
@@ -36,30 +36,25 @@ class Tokenizer:
         name: of its encoder: byte | char | bpe | gpt2 | file.
         vocab_size: V, tokens in all, end-of-text included.
         eot: the end-of-text token, or None (char). Its bytes are empty: a border between documents is not text.
+        start: the tokens that stand before each text: [] or, of a file that says so, its beginning-of-text token.
         special: the control tokens, name -> token. Their bytes are empty, too.
         names: the same, token -> name.
         control: the names of the control tokens that were added after all other tokens.
-        rules: file only: what the tokenizer has besides its tokens.
+        rules: file only: what makes it.
         dtype: of token arrays, in memory and on disk.
     """
 
     def __init__(self, name: str, tokens: Sequence[bytes], rules: Rules | None = None, *, control: Sequence[str] = ()):
         """Take a vocabulary: `tokens[i]` are the bytes of token i, end-of-text not among them unless there are rules.
 
-        Args:
-            name: of the encoder.
-            tokens: the bytes of each.
-            rules: of a file's tokenizer.
-            control: names of more control tokens, whose numbers follow those of all others.
-
         Raises:
-            ValueError: an unknown name, or a vocabulary that it can't encode with.
+            ValueError: the encoder can't use this vocabulary.
         """
         scheme = scheme_of(name)
         self.name, self.rules, self._table = name, rules, list(tokens)
         self.eot: int | None
         if rules is not None:
-            self.eot, self.special = rules.eot, dict(rules.special)
+            self.eot, self.special = rules.eot, tokens_of(rules.content)[1]
             self._encoder = scheme.encoder(tokens, rules)
         else:
             if len(set(tokens)) != len(tokens) or b"" in tokens:
@@ -69,25 +64,24 @@ class Tokenizer:
             self._encoder = scheme.encoder(tokens)
             self._table += [b""] * scheme.has_eot
         self.control = list(control)
-        for each in self.control:
-            if not isinstance(each, str) or not each or each in self.special:
-                raise ValueError(f"its control token {shown(each)} is no name, or appears twice")
-            self.special[each] = len(self._table)
+        for word in self.control:
+            if not isinstance(word, str) or not word or word in self.special:
+                raise ValueError(f"its control token {shown(word)} is no name, or appears twice")
+            self.special[word] = len(self._table)
             self._table.append(b"")
-        self.names = {token: name for name, token in self.special.items()}
+        self.start = [] if rules is None or rules.bos is None else [rules.bos]
+        self.names = {token: word for word, token in self.special.items()}
         self.vocab_size = len(self._table)
         self.dtype = np.uint16 if self.vocab_size <= 65536 else np.uint32
         self._bytes_alone = list(tokens) == SINGLE_BYTES
+        self._prefix: bytes = getattr(self._encoder, "prefix", b"")  # put before each text by the encoder
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
-        """Return the tokens of a text.
+        """Return the tokens of a text, without those of `start`.
 
         Args:
             text: any text without lone surrogates, which stand for no character and have no UTF-8.
             allow_special: let `<|endoftext|>` and other control tokens' names become them. Without it, they are text.
-
-        Raises:
-            UserFault: a lone surrogate, or a character outside the alphabet (char), with its position.
         """
         data = utf8(text)
         if not allow_special or not self.special:
@@ -99,19 +93,15 @@ class Tokenizer:
         return tokens
 
     def encode_bytes(self, data: bytes) -> NDArray[Any]:
-        """Return the tokens (n,) of bytes. UTF-8 gives what `encode` gives; other bytes become tokens one by one.
-
-        Raises:
-            UserFault: a character outside the alphabet or bytes that are no UTF-8 (char), with their position.
-        """
-        parts = list(self.encode_chunks([data]))
+        """Return the tokens (n,) of bytes. UTF-8 gives what `encode` gives; other bytes become tokens one by one."""
+        parts = list(self.encode_chunks([data] if data else []))
         return np.concatenate(parts) if parts else np.zeros(0, dtype=self.dtype)
 
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[Any]]:
         """Yield the tokens of one long text that comes in chunks, cut anywhere: the same tokens as in one piece.
 
         Raises:
-            UserFault: as `encode_bytes`.
+            UserFault: a character outside the alphabet or bytes that are no UTF-8 (char), with their position.
         """
         return (tokens.astype(self.dtype) for tokens in self._encoder.encode_chunks(chunks))
 
@@ -124,7 +114,7 @@ class Tokenizer:
         return runs(chunks) if runs else iter([b"".join(chunks)])
 
     def decode_bytes(self, tokens: Sequence[int] | NDArray[np.integer]) -> bytes:
-        """Return the bytes of tokens; end-of-text gives none.
+        """Return the bytes of a text's tokens; control tokens give none.
 
         Raises:
             ValueError: a token outside 0 ... vocab_size - 1.
@@ -136,27 +126,28 @@ class Tokenizer:
             raise ValueError(f"{wrong} of {self.vocab_size:,}; wanted 0 to {self.vocab_size - 1:,}")
         if self._bytes_alone:  # three times as many tokens as bpe has for a text, so worth a path of its own
             return tokens[tokens < len(SINGLE_BYTES)].astype(np.uint8).tobytes()
-        return b"".join(map(self._table.__getitem__, tokens.tolist()))
+        return b"".join(map(self._table.__getitem__, tokens.tolist())).removeprefix(self._prefix)
 
     def decode(self, tokens: Sequence[int] | NDArray[np.integer]) -> str:
         """Return the text of tokens; bytes that are no UTF-8 show as U+FFFD."""
         return self.decode_bytes(tokens).decode("utf-8", "replace")
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of one token, b"" for end-of-text."""
-        return self.decode_bytes([token])
+        """Return the bytes of one token inside a text, b"" for a control token."""
+        return self._table[token]
 
     def extended(self, control: Sequence[str]) -> "Tokenizer":
         """Return this tokenizer with more control tokens; the numbers of all others stay."""
-        return Tokenizer(self.name, self._own_tokens(), self.rules, control=[*self.control, *control])
+        return Tokenizer(self.name, self._given_tokens(), self.rules, control=[*self.control, *control])
 
-    def _own_tokens(self) -> list[bytes]:
-        """Return the tokens as they are given to `__init__`."""
-        own = self._table[: len(self._table) - len(self.control)]
-        return own[: self.eot] if self.rules is None else own
+    def _given_tokens(self) -> list[bytes]:
+        """Return the tokens as `__init__` took them."""
+        given = self._table[: len(self._table) - len(self.control)]
+        return given[: self.eot] if self.rules is None else given
 
     def to_json(self) -> dict[str, Any]:
         """Return the whole tokenizer as the content of a tokenizer.json, which `load_tokenizer` reads."""
+        tokens = [base64.b64encode(token).decode() for token in self._given_tokens()]
         return {
             "format": FORMAT,
             "version": 1,
@@ -164,8 +155,7 @@ class Tokenizer:
             "vocab_size": self.vocab_size,
             "eot": self.eot,
             "pattern": TOKENIZERS[self.name].pattern,
-            "tokens": [base64.b64encode(token).decode() for token in self._own_tokens()],
-            **({} if self.rules is None else asdict(self.rules)),
+            **({"tokens": tokens} if self.rules is None else asdict(self.rules)),
             **({"control": self.control} if self.control else {}),
         }
 
@@ -177,11 +167,7 @@ class Tokenizer:
 
 
 def utf8(text: str) -> bytes:
-    """Return a text's bytes.
-
-    Raises:
-        UserFault: a lone surrogate, with its position.
-    """
+    """Return a text's bytes; a lone surrogate is refused with its position."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -190,11 +176,7 @@ def utf8(text: str) -> bytes:
 
 
 def scheme_of(name: str, vocab_size: int | None = None) -> Scheme:
-    """Return the scheme of this name, and check that it can make a vocabulary of this size.
-
-    Raises:
-        UserFault: the name is unknown, or the size too small.
-    """
+    """Return the scheme of this name, and check that it can make a vocabulary of this size."""
     if name not in TOKENIZERS:
         raise UserFault(f"tokenizer.name={shown(name)} is not known; wanted one of {', '.join(TOKENIZERS)}")
     scheme = TOKENIZERS[name]
@@ -212,49 +194,36 @@ def build_tokenizer(name: str, *, vocab_size: int = 0, alphabet: Iterable[str] =
         vocab_size: bpe only: tokens in all, end-of-text included. The text may be too short for so many.
         alphabet: char only: the characters of the whole text.
         train: bpe only: the documents to learn from, each an iterable of chunks of bytes.
-
-    Raises:
-        UserFault: unknown name, a vocabulary below 257, GPT-2's file missing.
     """
     return Tokenizer(name, scheme_of(name, vocab_size).vocabulary(vocab_size, alphabet, train))
 
 
 def read_tokenizer_json(path: Path, eot: str | None = None) -> Tokenizer:
-    """Make the tokenizer of a tokenizer.json in Hugging Face's format: a byte-level BPE, as it is.
+    """Make the tokenizer of a tokenizer.json in Hugging Face's format.
 
     Args:
-        path: the file; a tokenizer_config.json beside it may name the end-of-text token.
+        path: the file; a tokenizer_config.json beside it may name the tokens that begin and end a text.
         eot: the end-of-text token's name, where another is wanted or none is named.
-
-    Raises:
-        UserFault: it can't be read, or it holds what would give other tokens here; with the reason.
     """
-    tokens, rules = read_vocabulary(path, eot)
-    try:
-        return Tokenizer("file", tokens, rules)
-    except ValueError as fault:
-        raise UserFault(f"{path} can't be used: {fault}") from None
+    return Tokenizer("file", *read_vocabulary(path, eot))
 
 
 def load_tokenizer(content: Any, where: object = "this") -> Tokenizer:
-    """Make the tokenizer of a tokenizer.json's content. Everything in it is checked, nothing in it is run.
-
-    Raises:
-        UserFault: `where` holds no tokenizer of ours, or a damaged one.
-    """
+    """Make the tokenizer of a tokenizer.json of ours. Everything in it is checked, nothing in it is run."""
     try:
-        rules = Rules(*(content[field.name] for field in fields(Rules))) if content["name"] == "file" else None
-        tokens = [base64.b64decode(token, validate=True) for token in content["tokens"]]
-        tokenizer = Tokenizer(content["name"], tokens, rules, control=content.get("control", []))
+        name, control = content["name"], content.get("control", [])
+        if name == "file":
+            rules = Rules(*(content[field.name] for field in fields(Rules)))
+            tokenizer = Tokenizer(name, tokens_of(rules.content)[0], rules, control=control)
+        else:
+            tokens = [base64.b64decode(token, validate=True) for token in content["tokens"]]
+            tokenizer = Tokenizer(name, tokens, control=control)
     except (LookupError, TypeError, AttributeError, binascii.Error):
         wanted = f'"format": "{FORMAT}", "name": one of {", ".join(TOKENIZERS)}, "tokens": a list of base64 strings'
         raise UserFault(f"{where} is not a usable tokenizer; wanted {wanted}") from None
     except ValueError as fault:
         raise UserFault(f"{where} is not a usable tokenizer: {fault}") from None
-    if not isinstance(content.get("control", []), list):
-        raise UserFault(f'{where} is not a usable tokenizer: its "control" is no list')
     for key, wanted in tokenizer.to_json().items():
         if content.get(key) != wanted:
-            must = f"with {len(content['tokens']):,} tokens of tokenizer={tokenizer.name} it must be {shown(wanted)}"
-            raise UserFault(f'{where} is not a usable tokenizer: its "{key}" is {shown(content.get(key))}, and {must}')
+            raise UserFault(f'{where} is not a usable tokenizer: its "{key}" is {shown(content.get(key))}')
     return tokenizer

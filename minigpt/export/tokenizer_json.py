@@ -1,13 +1,14 @@
 """Our tokenizers as Hugging Face's tokenizer.json: the same ids, text and merges."""
 
 import itertools
+import json
 from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
 
 from minigpt.data.chat.roles import END, has_roles
 from minigpt.data.tokenizer import Tokenizer
-from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, PATTERN
+from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE
 from minigpt.faults import UserFault
 
 # The form of minigpt/data/chat/roles.py as a Jinja template, which Hugging Face and llama.cpp read.
@@ -36,31 +37,30 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
     Raises:
         UserFault: a token is not the merge of two others.
     """
-    is_char, rules = tokenizer.name == "char", tokenizer.rules
-    names = tokenizer.special | (rules.added if rules else {})
+    is_char, names = tokenizer.name == "char", tokenizer.special
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [
+        {"id": token, "content": name, **plain, "special": True}
+        for name, token in sorted(names.items(), key=itemgetter(1))
+    ]
+    if tokenizer.rules:  # its own file, and the control tokens that were added since
+        content: dict[str, Any] = json.loads(tokenizer.rules.content)
+        new = [token for token in added if token["content"] in tokenizer.control]
+        return content | {"added_tokens": [*content["added_tokens"], *new]}
     apart = set(names.values())
     ids = {tokenizer.token_bytes(token): token for token in range(tokenizer.vocab_size) if token not in apart}
-    ids.pop(b"", None)  # numbers that no token has
     vocab = {token.decode() if is_char else as_text(token): number for token, number in ids.items()} | names
     merges, whole = ([], False) if is_char else merges_of(ids)
-    if whole and not rules:
+    if whole:
         raise UserFault("a token is no merge of two others: no tokenizer.json can say that")
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     before: Any = None if is_char else byte_level | {"use_regex": tokenizer.name != "byte"}
-    if rules and rules.pattern != PATTERN:
-        split = {"type": "Split", "pattern": {"Regex": rules.pattern}, "behavior": "Isolated", "invert": False}
-        before = {"type": "Sequence", "pretokenizers": [split, byte_level | {"use_regex": False}]}
-    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    added = [
-        {"id": token, "content": name, **plain, "special": name in tokenizer.special}
-        for name, token in sorted(names.items(), key=itemgetter(1))
-    ]
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": added,
-        "normalizer": {"type": "NFC"} if rules and rules.nfc else None,
+        "normalizer": None,
         "pre_tokenizer": before,
         "post_processor": None,
         "decoder": {"type": "Fuse"} if is_char else byte_level | {"use_regex": True},
@@ -72,7 +72,7 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": whole,
+            "ignore_merges": False,
             "vocab": vocab,
             "merges": [[as_text(first), as_text(second)] for first, second in merges],
         },

@@ -105,9 +105,9 @@ class ConversationSplit:
     def learned_tokens(self, block_size: int) -> NDArray[Any]:
         """Return the tokens that windows of this size learn, in order."""
         kept, (starts, ends) = np.zeros(len(self) + 1, np.int8), self.packs(block_size)
-        np.add.at(kept, starts, 1)
-        np.add.at(kept, np.minimum(ends, len(self)), -1)
-        return self._tokens[self.answers & (np.cumsum(kept)[:-1] > 0)]
+        kept[starts] += 1
+        kept[np.minimum(ends, len(self))] -= 1
+        return self._tokens[self.answers & np.cumsum(kept[:-1], dtype=np.int8).view(bool)]
 
     def refuse_small_context(self, block_size: int) -> None:
         """Refuse a context in which no token is learned.

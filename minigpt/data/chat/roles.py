@@ -39,12 +39,13 @@ def has_roles(tokenizer: "Tokenizer") -> bool:
 
 
 def ends_of(tokenizer: "Tokenizer") -> frozenset[int]:
-    """Return the tokens that end an answer: end-of-text and, if the tokenizer has roles, all of their tokens.
+    """Return the tokens that end an answer: end-of-text, a file's own end of a turn, and all tokens of roles.
 
     The text after another role's token is not the assistant's.
     """
-    ends = set() if tokenizer.eot is None else {tokenizer.eot}
-    return frozenset(ends | {tokenizer.special[name] for name in CONTROL if has_roles(tokenizer)})
+    ends = [tokenizer.eot, tokenizer.rules.end if tokenizer.rules else None]
+    roles = [tokenizer.special[name] for name in CONTROL if has_roles(tokenizer)]
+    return frozenset(roles) | {token for token in ends if token is not None}
 
 
 def is_text_part(part: Any) -> bool:
@@ -53,15 +54,7 @@ def is_text_part(part: Any) -> bool:
 
 
 def marked(messages: Sequence[Mapping[str, str]], errors: str = "strict") -> bytes:
-    """Return messages as bytes.
-
-    Args:
-        messages: role (one of ROLES) and content of each.
-        errors: `replace` turns a lone surrogate, which has no UTF-8, into a question mark.
-
-    Raises:
-        UnicodeError: a lone surrogate in a content, and errors=strict.
-    """
+    """Return messages, each with role and content, as bytes; UnicodeError for a lone surrogate if errors=strict."""
     parts = []
     for message in messages:
         end = MARKS[END] if message["role"] == "assistant" else b""
@@ -79,11 +72,7 @@ def encode_marked(tokenizer: "Tokenizer", content: bytes) -> Iterator[NDArray[An
 
 
 def encode_turn(tokenizer: "Tokenizer", messages: Sequence[Mapping[str, str]]) -> list[int]:
-    """Return the tokens of messages, followed by <|assistant|>, with which the next answer begins.
-
-    Raises:
-        UserFault: a lone surrogate in a content.
-    """
+    """Return the tokens of messages, followed by <|assistant|>, with which the next answer begins."""
     tokens, special = list[int](), tokenizer.special
     for message in messages:
         end = [special[END]] if message["role"] == "assistant" else []
@@ -92,9 +81,12 @@ def encode_turn(tokenizer: "Tokenizer", messages: Sequence[Mapping[str, str]]) -
 
 
 def learned(tokens: NDArray[Any], tokenizer: "Tokenizer") -> NDArray[np.bool_]:
-    """Return which of these tokens (n,) the assistant wrote: (n,)."""
+    """Return which of these tokens (n,) the assistant wrote: (n,). It takes 2 bytes a token."""
     control = np.zeros(tokenizer.vocab_size, bool)
     control[list(tokenizer.special.values())] = True
-    places = np.where(control[tokens], np.arange(len(tokens)), -1)
-    last = np.maximum.accumulate(np.concatenate([[-1], places]))[:-1]  # the last control token before each token
-    return (last >= 0) & (tokens[last] == tokenizer.special[ROLES["assistant"]])
+    places = np.flatnonzero(control[tokens])
+    answers = tokens[places] == tokenizer.special[ROLES["assistant"]]
+    change = np.zeros(len(tokens) + 1, np.int8)
+    change[places[answers] + 1] += 1
+    change[np.append(places, len(tokens) - 1)[1:][answers] + 1] -= 1  # after the next control token
+    return np.cumsum(change[:-1], dtype=np.int8, out=change[:-1]).view(bool)

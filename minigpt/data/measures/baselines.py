@@ -7,14 +7,14 @@ for each set of tokens and kept beside them, in baselines.json.
 import contextlib
 import lzma
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from minigpt.data.measures.kneser_ney import ORDER, KneserNey
-from minigpt.data.measures.pieces import pieces, sample_of
+from minigpt.data.measures.overlap import pieces
 from minigpt.data.mix import MixedSplit
 from minigpt.data.prepared import Prepared
 from minigpt.data.shards import TokenSplit
@@ -43,34 +43,31 @@ def baselines(prepared: Prepared, say: Callable[[str], object]) -> list[Row]:
     if isinstance(prepared.val, MixedSplit):
         return _of_mixture(prepared, prepared.val, say)
     if not isinstance(prepared.train, TokenSplit) or not isinstance(prepared.val, TokenSplit):
-        return []  # tokens at a URL would have to be fetched; of conversations, only the answers count
+        return []  # of conversations, only the answers count
     path = prepared.folder / "baselines.json"
     with contextlib.suppress(UserFault, LookupError, TypeError):
         kept = read_json(path)
-        if kept["fingerprint"] == prepared.fingerprint and kept["version"] == 1:
+        if kept["fingerprint"] == prepared.fingerprint:
             rows: list[Row] = kept["baselines"]
             return rows
     say("Measuring the baselines of this text: models that only count or copy (once for a text; Ctrl-C skips it)")
     rows = _measure(prepared.train, prepared.val, prepared.tokenizer)
     with contextlib.suppress(OSError):
-        write_json(path, {"version": 1, "fingerprint": prepared.fingerprint, "baselines": rows})
+        write_json(path, {"fingerprint": prepared.fingerprint, "baselines": rows})
     return rows
 
 
 def _of_mixture(prepared: Prepared, val: MixedSplit, say: Callable[[str], object]) -> list[Row]:
     """Return the sources' baselines, each after its own training text, weighted as a mixture's bits per byte are."""
-    found = {name: baselines(part, say) for name, part in prepared.parts.items()}
-    n_bytes = {name: share * val.parts[name].bytes / len(val.parts[name]) for name, share in val.shares.items()}
-    rows = zip(*found.values(), strict=True) if all(map(len, found.values())) else ()
-    total = sum(n_bytes.values())
+    by_source = [baselines(part, say) for part in prepared.parts.values()]
+    n_bytes = [share * val.parts[name].bytes / len(val.parts[name]) for name, share in val.shares.items()]
     return [
         {
-            "name": same[0]["name"],
-            "bits_per_byte": sum(n * row["bits_per_byte"] for n, row in zip(n_bytes.values(), same, strict=True))
-            / total,
+            "name": rows[0]["name"],
+            "bits_per_byte": sum(n * row["bits_per_byte"] for n, row in zip(n_bytes, rows, strict=True)) / sum(n_bytes),
             "of": "each source after its own training text",
         }
-        for same in rows
+        for rows in (zip(*by_source, strict=True) if all(by_source) else ())
     ]
 
 
@@ -78,10 +75,13 @@ def _measure(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> list[R
     seen, text = sample_of(train, tokenizer, TRAIN_BYTES), sample_of(val, tokenizer, VAL_BYTES)
     if not text:
         return []
-    with _xz_bytes(seen, text) as xz_bytes:  # in a thread of its own
-        ngram = KneserNey(seen).bits(text) / len(text)
-        xz = 8 * xz_bytes() / len(text)
-
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        xz_bytes = thread.submit(_xz_bytes, seen, text, stop)
+        try:
+            ngram, xz = KneserNey(seen).bits(text) / len(text), 8 * xz_bytes.result() / len(text)
+        finally:
+            stop.set()
     of = " and ".join(
         f"{size_text(len(part))} of {size_text(split.bytes)} of {name} text"
         for part, split, name in ((seen, train, "training"), (text, val, "validation"))
@@ -92,6 +92,12 @@ def _measure(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> list[R
         {"name": f"{ORDER}-gram of bytes, Kneser-Ney", "bits_per_byte": ngram, "of": of},
         {"name": "xz after the training text", "bits_per_byte": xz, "of": of},
     ]
+
+
+def sample_of(split: TokenSplit, tokenizer: Tokenizer, n_bytes: int) -> bytes:
+    """Return the text of a split; if it is longer than n_bytes, about n_bytes of it."""
+    n_tokens = len(split) if split.bytes <= n_bytes else int(n_bytes / split.bytes * len(split))
+    return b"".join(map(tokenizer.decode_bytes, pieces(split, n_tokens)))
 
 
 def _unigram(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> float:
@@ -105,32 +111,23 @@ def _unigram(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> float:
     return float(counts @ bits / max(1, counts @ sizes))
 
 
-@contextlib.contextmanager
-def _xz_bytes(train: bytes, text: bytes) -> Iterator[Callable[[], int]]:
-    """Yield a function that waits for, and returns, the number of bytes that xz takes for `text` after `train`."""
-    whole, stop = train + text, threading.Event()
+def _xz_bytes(train: bytes, text: bytes, stop: threading.Event) -> int:
+    """Return the number of bytes that xz takes for `text` after `train`; 0 once `stop` is set."""
+    whole = train + text
     dictionary = max(1 << 16, 1 << len(whole).bit_length())
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": dictionary}]
-
-    def measure() -> int:
-        if len(whole) <= SMALL_BYTES:  # too little text for a border that is only known to a few bytes
-            with_text, without = (len(lzma.compress(part, lzma.FORMAT_RAW, filters=filters)) for part in (whole, train))
-            return with_text - without
-        xz, packed = lzma.LZMACompressor(lzma.FORMAT_RAW, filters=filters), bytearray()
-        for start in range(0, len(whole), CHUNK_BYTES):
-            if stop.is_set():
-                return 0
-            packed += xz.compress(whole[start : start + CHUNK_BYTES])
-        packed += xz.flush()
-        # The border between the two, to a few bytes: where unpacking has reached the end of `train`.
-        reader, read, unpacked = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=filters), 0, 0
-        while unpacked < len(train) and not stop.is_set():
-            unpacked += len(reader.decompress(packed[read : read + BORDER_BYTES]))
-            read += BORDER_BYTES
-        return len(packed) - read
-
-    with ThreadPoolExecutor(1) as pool:
-        try:
-            yield pool.submit(measure).result
-        finally:
-            stop.set()
+    if len(whole) <= SMALL_BYTES:  # too little text for a border that is only known to a few bytes
+        with_text, without = (len(lzma.compress(part, lzma.FORMAT_RAW, filters=filters)) for part in (whole, train))
+        return with_text - without
+    xz, packed = lzma.LZMACompressor(lzma.FORMAT_RAW, filters=filters), bytearray()
+    for start in range(0, len(whole), CHUNK_BYTES):
+        if stop.is_set():
+            return 0
+        packed += xz.compress(whole[start : start + CHUNK_BYTES])
+    packed += xz.flush()
+    # The border between the two, to a few bytes: where unpacking has reached the end of `train`.
+    reader, read, unpacked = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=filters), 0, 0
+    while unpacked < len(train):
+        unpacked += len(reader.decompress(packed[read : read + BORDER_BYTES]))
+        read += BORDER_BYTES
+    return len(packed) - read

@@ -1,144 +1,123 @@
 """Statistics of a split, and how much of the validation text also stands in the training text.
 
 Deduplication finds equal documents; this finds equal passages. A gram is 13 tokens in a row (50 where a token is
-hardly more than a character), none of them end-of-text. Its hash is a difference of two sums, so that the grams of a
-text cost a few passes over it, however long they are.
+hardly more than a character), none of them end-of-text. Of a large split, pieces spread evenly over it are looked at.
 """
 
-import itertools
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minigpt.data.measures.pieces import PIECE_TOKENS, pieces
+from minigpt.data.mix import MixedSplit
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer
-from minigpt.ranks.cores import usable_cores
 from minigpt.splitmix import GOLDEN, scramble
 
 GRAM_TOKENS = 13
 GRAM_CHARACTERS = 50  # of tokens of less than two bytes
 TRAIN_TOKENS = 1 << 26  # looked at, at most
 VAL_TOKENS = 1 << 21
-_FILTER_BITS = 26  # of a hash, at most: a gram whose place in the filter is free is not in the validation text
+TOO_MUCH = 0.2  # of the validation text in the training text: its loss no longer tells how a model does on new text
+_PIECE_TOKENS = 1 << 16
+_FILTER_BITS = 26  # of a hash, at most
+
+
+def pieces(split: TokenSplit | MixedSplit, n_tokens: int) -> Iterator[NDArray[Any]]:
+    """Return all tokens of a split in pieces; of more than n_tokens, about n_tokens in pieces spread evenly over it."""
+    starts = np.arange(0, len(split), _PIECE_TOKENS)
+    if len(split) > n_tokens:
+        starts = np.linspace(0, len(split) - _PIECE_TOKENS, max(1, n_tokens // _PIECE_TOKENS), dtype=np.int64)
+    return (split.tokens(start, start + _PIECE_TOKENS) for start in starts.tolist())
 
 
 def measure(folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return what is measured of the tokens in a folder: the statistics of train and val, and their overlap."""
     train, val = (TokenSplit(folder, name, tokenizer=tokenizer) for name in ("train", "val"))
-    stop = threading.Event()
-    with ThreadPoolExecutor(1) as thread:  # NumPy lets others compute meanwhile
-        counting = [thread.submit(statistics, split, tokenizer, stop) for split in (train, val)]
-        try:
-            shared = overlap(train, val, tokenizer)
-            return {"train": counting[0].result(), "val": counting[1].result(), "overlap": shared}
-        finally:
-            stop.set()  # by Ctrl-C
+    shared = overlap(train, val, tokenizer)
+    return {"train": statistics(train, tokenizer), "val": statistics(val, tokenizer), "overlap": shared}
 
 
 def measured_lines(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what was measured, as a name and a sentence; the summaries of older tokens lack it."""
-    for name, split in (("train", summary["train"]), ("validation", summary["val"])):
+    """Yield what was measured, as a name and a sentence."""
+    for name, split in (("train", summary.get("train", {})), ("validation", summary.get("val", {}))):
         if "documents" in split:
             sizes = f"the median one {split['median']:,} tokens, the longest {split['longest']:,}"
             used = f"{split['distinct_tokens']:,} different tokens"
             yield name, f"{split['documents']:,} documents, {sizes}; {used}"
-    found = summary.get("overlap", {})
-    if found.get("share") is not None:
-        looked_at = {"training": found["of_train"], "validation": found["of_val"]}
+    shared = summary.get("overlap", {})
+    if shared.get("share") is not None:
+        looked_at = {"training": shared["of_train"], "validation": shared["of_val"]}
         parts = " and ".join(f"{part:.0%} of the {name} text" for name, part in looked_at.items() if part < 1)
-        what = f"of the validation text's {found['gram']}-token sequences stand in the training text, too"
-        yield "overlap", f"{found['share']:.1%} {what}" + (f" ({parts} looked at)" if parts else "")
+        what = f"of the validation text's {shared['gram']}-token sequences stand in the training text, too"
+        yield "overlap", f"{shared['share']:.1%} {what}" + (f" ({parts} looked at)" if parts else "")
+        if warning := overlap_warning(summary):
+            yield "overlap", warning
 
 
-def statistics(split: TokenSplit, tokenizer: Tokenizer, stop: threading.Event) -> dict[str, int]:
+def overlap_warning(summary: dict[str, Any]) -> str | None:
+    """Return a sentence if so much of the validation text was trained on that its loss says little."""
+    share = summary.get("overlap", {}).get("share") or 0.0
+    if share <= TOO_MUCH:
+        return None
+    return (
+        f"the validation loss is too good to be true: {share:.0%} of that text stands in the training text, too. "
+        "Remove the copies, or name another text with data.val_source=FILE"
+    )
+
+
+def statistics(split: TokenSplit, tokenizer: Tokenizer) -> dict[str, int]:
     """Return how many documents a split has, the tokens of the median and of the longest, and how many tokens it uses.
 
-    Without an end-of-text token documents are not known. If `stop` is set, the rest of the split is not counted.
+    Without an end-of-text token documents are not known.
     """
-    used, last, lengths = np.zeros(tokenizer.vocab_size, bool), -1, [np.zeros(0, np.int64)]
-    for number, piece in enumerate(until(stop, pieces(split, len(split)))):
+    used, last, lengths = np.zeros(tokenizer.vocab_size, bool), -1, []
+    for number, piece in enumerate(pieces(split, len(split))):
         used[piece] = True
         if tokenizer.eot is not None:
-            ends = number * PIECE_TOKENS + np.flatnonzero(piece == tokenizer.eot)
-            lengths.append(np.diff(ends, prepend=last) - 1)
+            ends = number * _PIECE_TOKENS + np.flatnonzero(piece == tokenizer.eot)
+            lengths.append((np.diff(ends, prepend=last) - 1).astype(np.uint32))
             last = int(ends[-1]) if len(ends) else last
-    found = {"distinct_tokens": int(used.sum())}
+    counts = {"distinct_tokens": int(used.sum())}
     if tokenizer.eot is None:
-        return found
-    sizes = np.concatenate([*lengths, [len(split) - last - 1]])
+        return counts
+    sizes = np.concatenate([*lengths, np.array([len(split) - last - 1], np.uint32)])
     sizes = sizes[sizes > 0] if sizes.any() else sizes[:1]
-    return {"documents": len(sizes), "median": int(np.median(sizes)), "longest": int(sizes.max())} | found
+    return {"documents": len(sizes), "median": int(np.median(sizes)), "longest": int(sizes.max())} | counts
 
 
-def overlap(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the share of the validation text's grams that stand in the training text.
+def overlap(train: TokenSplit | MixedSplit, val: TokenSplit | MixedSplit, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the share of the validation text's grams that stand in the training text: of a mixture, in any source.
 
     Returns:
         share (0 to 1; None without a gram), gram (tokens), of_train and of_val (the parts of the splits looked at).
     """
     gram = GRAM_TOKENS if val.bytes >= 2 * len(val) else GRAM_CHARACTERS
-    words = scramble(np.arange(tokenizer.vocab_size, dtype=np.uint64))
-    all_of_val = np.concatenate([_hashes(piece, gram, words, tokenizer.eot) for piece in pieces(val, VAL_TOKENS)])
-    wanted, counts = np.unique(all_of_val, return_counts=True)
-    bits = min(_FILTER_BITS, len(wanted).bit_length() + 5)  # 32 places and more for each gram
-    shift = np.uint64(64 - bits)
-    found, may_be = np.zeros(len(wanted), bool), np.zeros(1 << bits, bool)
-    may_be[wanted >> shift] = True
-
-    ended = threading.Event()
-
-    def likely(piece: NDArray[Any]) -> NDArray[np.uint64]:
-        hashes = _hashes(piece, gram, words, tokenizer.eot)
-        return hashes[may_be.take((hashes >> shift).view(np.int64), mode="clip")]
-
-    def look(part: tuple[int, int]) -> None:
-        parts = until(ended, pieces(train, TRAIN_TOKENS, part=part))
-        while group := [likely(piece) for piece in itertools.islice(parts, 16)]:
-            hashes = np.sort(np.concatenate(group))  # in order they are found five times as fast
-            at = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
-            found[at[wanted[at] == hashes]] = True  # from several threads: each sets only what it found
-
-    if len(wanted):
-        count = usable_cores()
-        with ThreadPoolExecutor(count) as threads:  # NumPy lets others compute meanwhile
-            try:
-                list(threads.map(look, [(number, count) for number in range(count)]))
-            finally:
-                ended.set()  # by Ctrl-C
-    share = float(counts[found].sum() / counts.sum()) if len(wanted) else None
+    grams = [np.zeros(0, np.uint64), *(_hashes(piece, gram, tokenizer.eot) for piece in pieces(val, VAL_TOKENS))]
+    wanted, counts = np.unique(np.concatenate(grams), return_counts=True)
+    shift = np.uint64(64 - min(_FILTER_BITS, len(wanted).bit_length() + 5))
+    is_known, may_be = np.zeros(len(wanted), bool), np.zeros(1 << (64 - int(shift)), bool)
+    may_be[wanted >> shift] = True  # a table of first bits tells most hashes apart, without a search
+    for piece in pieces(train, TRAIN_TOKENS) if len(wanted) else ():
+        hashes = _hashes(piece, gram, tokenizer.eot)
+        hashes = hashes[may_be[hashes >> shift]]
+        places = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
+        is_known[places[wanted[places] == hashes]] = True
+    share = float(counts[is_known].sum() / counts.sum()) if len(wanted) else None
     looked_at = {"of_train": min(1.0, TRAIN_TOKENS / len(train)), "of_val": min(1.0, VAL_TOKENS / len(val))}
     return {"share": share, "gram": gram, **looked_at}
 
 
-def until(stop: threading.Event, parts: Iterator[NDArray[Any]]) -> Iterator[NDArray[Any]]:
-    """Yield parts of a split until `stop` is set."""
-    return itertools.takewhile(lambda _: not stop.is_set(), parts)
-
-
-def _powers(base: int) -> NDArray[np.uint64]:
-    return np.cumprod(np.full(PIECE_TOKENS, base, np.uint64), dtype=np.uint64)
-
-
-_UP, _DOWN = _powers(GOLDEN), _powers(pow(GOLDEN, -1, 1 << 64))  # GOLDEN is odd: it has an inverse modulo 2**64
-
-
-def _hashes(tokens: NDArray[Any], gram: int, words: NDArray[np.uint64], eot: int | None) -> NDArray[np.uint64]:
-    """Return a hash of each gram without end-of-text, from `words`, a random number for each token."""
-    n = len(tokens)
-    if n < gram:
-        return np.zeros(0, np.uint64)
-    sums = np.zeros(n + 1, np.uint64)
-    np.cumsum(words.take(tokens, mode="clip") * _UP[:n], out=sums[1:])
-    hashes = (sums[gram:] - sums[:-gram]) * _DOWN[: n - gram + 1]
-    ends = np.flatnonzero(tokens == eot) if eot is not None else np.zeros(0, np.int64)
-    if not len(ends):
-        return hashes
-    keep = np.ones(n, bool)
-    keep[np.maximum(ends[:, None] - np.arange(gram), 0)] = False  # the grams that begin there hold one
-    return hashes[keep[: len(hashes)]]
+def _hashes(tokens: NDArray[Any], gram: int, eot: int | None) -> NDArray[np.uint64]:
+    """Return a hash of each gram without end-of-text: a polynomial of random numbers for its tokens."""
+    n = max(0, len(tokens) - gram + 1)
+    words, hashes = scramble(tokens.astype(np.uint64)), np.zeros(n, np.uint64)
+    holds_eot = np.zeros(n, bool)
+    for place in range(gram):
+        hashes *= np.uint64(GOLDEN)
+        hashes += words[place : place + n]
+        if eot is not None:
+            holds_eot |= tokens[place : place + n] == eot
+    return hashes[~holds_eot]

@@ -20,7 +20,7 @@ GPT2_BORDER = re.compile(rb"(?s).*" + NO_SPACE + rb"(?=[ \n\r\t])")  # matches u
 class Encoder(Protocol):
     """Cuts text into the tokens of a vocabulary.
 
-    It may have a method `runs` as well (see `Tokenizer.runs`): then several processes can share one long text.
+    With a method `runs` (see `Tokenizer.runs`) several processes can share one long text.
     """
 
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[Any]]:
@@ -32,12 +32,10 @@ class Scheme:
     """Describes a kind of tokenizer: how it gets a vocabulary, and what encodes with one.
 
     Attributes:
-        encoder: makes the encoder of a vocabulary, which may have been read from a file: its tokens are distinct and
-            not empty. Raises ValueError if it can't encode with them.
+        encoder: makes the encoder of a vocabulary, perhaps read from a file. ValueError: it can't encode with that.
         vocabulary: (vocab_size, alphabet, train) -> the bytes of each token, end-of-text not among them; from the
-            number of tokens wanted in all, the characters of the whole text (if asked for), and the documents of the
-            training text, each as chunks of bytes.
-        min_vocab_size: the least that `tokenizer.vocab_size` may ask for; 0 if that setting has no effect.
+            number of tokens wanted, the characters of the whole text, and the training documents as chunks of bytes.
+        min_vocab_size: least value of `tokenizer.vocab_size`; 0 if that setting has no effect.
         needs_alphabet: the vocabulary is made from the set of the text's characters.
         takes_any_bytes: text need not be valid in its encoding.
         has_eot: there is an end-of-text token; its number follows those of the vocabulary.
@@ -62,9 +60,8 @@ def runs(chunks: Iterable[bytes], limit: int = RUN_BYTES, border: re.Pattern[byt
     """Regroup chunks of one text, cut anywhere, into runs cut where it does not change the text's tokens.
 
     GPT-2's split pattern never lets a piece of non-space text run on into the white space behind it, and looks only
-    forward. So between a non-space character and a blank, tab or newline the text can be cut, and both halves encode
-    as they do in one. Where `limit` bytes hold no such place (one endless word or gap) a cut is forced. It follows
-    from the bytes alone: a file gives the same tokens however it is read.
+    forward. So between a non-space character and a blank, tab or newline the text can be cut. Where `limit` bytes hold
+    no such place (one endless word or gap) a cut is forced. Cuts follow from the bytes alone, not from the chunks.
 
     Args:
         chunks: the text as bytes; UTF-8 or not.
@@ -72,24 +69,23 @@ def runs(chunks: Iterable[bytes], limit: int = RUN_BYTES, border: re.Pattern[byt
         border: matches up to the last place where the split pattern lets text be cut.
 
     Yields:
-        Non-empty runs whose concatenation is the text; they don't depend on the chunks' borders.
+        Non-empty runs whose concatenation is the text.
     """
-    rest = b""
+    left = b""
     for chunk in chunks:
-        data, start = rest + chunk, 0
+        data, start = left + chunk, 0
         while len(data) - start > limit:
             end = _cut(data, start, limit, border)
             yield data[start:end]
             start = end
-        rest = data[start:]
-    if rest:
-        yield rest
+        left = data[start:]
+    if left:
+        yield left
 
 
 def _cut(data: bytes, start: int, limit: int, border: re.Pattern[bytes]) -> int:
-    found = border.match(data, start, start + limit + 1)
-    if found:
-        return found.end()
+    if match := border.match(data, start, start + limit + 1):
+        return match.end()
     end = start + limit
     while end > start + limit - 3 and data[end] & 0xC0 == 0x80:  # not inside a UTF-8 character
         end -= 1

@@ -1,36 +1,43 @@
-"""tokenizer=char: each character of the text is a token. There is no end-of-text token."""
+"""tokenizer=byte: each byte is a token. tokenizer=char: each character of the text is one; it has no end-of-text."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minigpt.data.tokenizers.scheme import Scheme, runs
+from minigpt.data.tokenizers.scheme import SINGLE_BYTES, Scheme, runs
 from minigpt.faults import UserFault
+
+
+class ByteEncoder:
+    """Takes bytes as their own tokens."""
+
+    runs = staticmethod(runs)
+
+    def __init__(self, tokens: Sequence[bytes]):
+        if list(tokens) != SINGLE_BYTES:
+            raise ValueError("all 256 bytes must be there, in order")
+
+    def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[np.uint8]]:
+        return (np.frombuffer(chunk, dtype=np.uint8) for chunk in chunks)
 
 
 class CharEncoder:
     """Looks characters up in a table."""
 
+    runs = staticmethod(runs)
+
     def __init__(self, tokens: Sequence[bytes]):
         try:
             codes = np.array([ord(character.decode()) for character in tokens])
-            # Token by code point; -1 where the alphabet has a gap, and at the end.
-            self._table = np.full(codes.max() + 2, -1)
+            self._table = np.full(codes.max() + 2, -1)  # token by code point; -1: not in the alphabet, as is the last
         except (TypeError, ValueError):  # several characters, no UTF-8, no token at all
             raise ValueError("a token is not one UTF-8 character") from None
         self._table[codes] = np.arange(len(codes))
 
-    runs = staticmethod(runs)
-
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[np.int64]]:
-        """Yield the tokens of a text.
-
-        Raises:
-            UserFault: a character outside the alphabet or bytes that are no UTF-8, with their position.
-        """
         position = 0
-        for run in self.runs(chunks):
+        for run in runs(chunks):
             tokens = self._encode(run, position)
             position += len(tokens)
             yield tokens
@@ -50,6 +57,7 @@ class CharEncoder:
         return tokens
 
 
+BYTE = Scheme(ByteEncoder, vocabulary=lambda vocab_size, alphabet, train: SINGLE_BYTES, takes_any_bytes=True)
 CHAR = Scheme(
     CharEncoder,
     vocabulary=lambda vocab_size, alphabet, train: [character.encode() for character in sorted(set(alphabet))],

@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from minigpt.attention.masks import find_documents
-from minigpt.config.compose import compose
 from minigpt.data.batch import Batch, MicroBatches
 from minigpt.data.order import window_starts
-from minigpt.training.run import train
 
 
 class Squares:
@@ -21,6 +19,9 @@ class Squares:
 
     def __len__(self) -> int:
         return 101
+
+    def window_starts(self, step, **place):
+        return window_starts(step, n_tokens=len(self), **place)
 
     def windows(self, starts, length):
         return (starts[:, None] + np.arange(length)) ** 2
@@ -81,12 +82,3 @@ def test_a_batch_moves_whole(weighted):
     assert isinstance(batch, Batch)
     assert all(part.device.type == "meta" for part in parts)
     assert (batch.weights is None) != weighted
-
-
-def test_a_stored_number_of_loader_processes_is_ignored_with_a_sentence(run, capsys):
-    """Runs of older versions hold data.workers in their config."""
-    run("trainer.max_steps=2", "checkpoint.every_steps=1")
-    config = run.path / "config.yaml"
-    config.write_text(config.read_text().replace("data:\n", "data:\n  workers: 2\n"))
-    assert train(compose("train", run.arguments("trainer.max_steps=4", "checkpoint.every_steps=1"))) == 0
-    assert "begun with data.workers=2, which is ignored" in capsys.readouterr().out
