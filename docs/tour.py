@@ -14,9 +14,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent / "examples"))
 
 import encoder_decoder
+from attention_pictures import draw_heads, draw_masks
 
 from minigpt.attention.functional import attention_weights
 from minigpt.attention.layers import SelfAttention
@@ -24,7 +26,6 @@ from minigpt.attention.masks import causal_mask, combine_masks, padding_mask
 from minigpt.attention.record import record_attention
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.faults import UserFault, run_script
-from minigpt.report.attention import attention_to, draw_heads, draw_masks
 from minigpt.sampling.generate import window_start
 
 ROOT = Path(__file__).parents[1]
@@ -191,7 +192,11 @@ def draw_reversal(encoder: encoder_decoder.Encoder, decoder: encoder_decoder.Dec
 def draw_trained(checkpoint: str) -> str:
     """Every layer of a trained model reading a few lines of code; what its heads do, as a table."""
     loaded = load_checkpoint(checkpoint)
-    labels, weights = attention_to(loaded, CODE)
+    tokens = loaded.tokenizer.encode(CODE)
+    labels = [loaded.tokenizer.decode([token]).replace(" ", "␣").replace("\n", "↵") for token in tokens]
+    with torch.inference_mode(), record_attention(loaded.model) as recorded:
+        loaded.model(torch.tensor([tokens]))
+    weights = {name: each[0] for name, each in recorded.items()}
     table = ["| layer | head | itself | the token before | the first token |", "|---|---|---|---|---|"]
     for layer, per_head in enumerate(weights.values(), start=1):
         draw_heads(per_head, PICTURES / f"layer-{layer}.png", title=f"layer {layer} of {len(weights)}", rows=labels)

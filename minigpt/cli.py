@@ -129,7 +129,7 @@ def export(arguments: list[str]) -> None:
     config = _compose("export", arguments)
 
     with loading():
-        from minigpt.export.command import export
+        from minigpt.export import export
 
     export(config)
 
@@ -142,7 +142,7 @@ def report(arguments: list[str]) -> None:
     with loading():
         from minigpt.report.page import write_report
 
-    write_report(run, config.beside)
+    write_report(run)
     print(f"Wrote {os.path.join(run, 'loss.png')} and {os.path.join(run, 'report.html')}")
 
 
@@ -187,21 +187,16 @@ def slurm(arguments: list[str]) -> None:
     print(write_train_script(config, command, shlex.join([*typed("slurm").split(), *redact_arguments(arguments)])))
 
 
-def benchmark(arguments: list[str]) -> int:
-    """Measure minigpt's speed on this machine."""
-    from minigpt.benchmark.settings import read_plans
+def benchmark(arguments: list[str]) -> None:
+    """Measure tokens per second and MFU of training and sampling on this machine."""
+    from minigpt.benchmark.presets import read_benchmark
 
-    plans = read_plans(arguments)
-    if plans[0].config.what == "scaling":
-        with loading():
-            from minigpt.benchmark.scaling.command import scaling
-
-        return scaling(plans[0])
+    config, words = read_benchmark(arguments)
 
     with loading():
-        from minigpt.benchmark.command import benchmark
+        from minigpt.benchmark.measure import benchmark
 
-    return benchmark(plans)
+    benchmark(config, words)
 
 
 def verify_resume(arguments: list[str]) -> int:
@@ -215,17 +210,6 @@ def verify_resume(arguments: list[str]) -> int:
 
     command = [*command_line("train"), *train_arguments("verify-resume", arguments), "logger.name=files"]
     return verify_resume(config, command, kills=config.kills, folder=Path(tempfile.mkdtemp(prefix="minigpt-verify-")))
-
-
-def draw_attention(arguments: list[str]) -> None:
-    """Draw what each head attends to."""
-    config = _compose("draw-attention", arguments)
-
-    with loading():
-        from minigpt.report.attention import draw_attention
-
-    paths = draw_attention(config.checkpoint, config.text, config.out, config.which)
-    print("Wrote", *paths, sep="\n  ")
 
 
 def look(arguments: list[str]) -> None:
@@ -301,7 +285,6 @@ FUNCTIONS = (
     slurm,
     benchmark,
     verify_resume,
-    draw_attention,
     look,
     chat,
     serve,

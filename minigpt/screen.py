@@ -4,7 +4,7 @@ import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from minigpt.faults import CONTROL_PICTURES
 
@@ -117,3 +117,9 @@ def duration(seconds: float) -> str:
             rest = whole % size // smaller
             return f"{whole // size} {unit} {rest} {smaller_unit}" if rest else f"{whole // size} {unit}"
     return f"{whole} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as lines of aligned columns."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

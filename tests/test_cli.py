@@ -65,10 +65,6 @@ def test_every_command_answers_help_and_has_its_script(name, tmp_path, typed):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["draw-attention"], "- text is missing: what the model reads. Give text=..."),
-        (["draw-attention", "checkpoint=x", "text=y", "which=last"], "which must be one of best, latest"),
-        (["draw-attention", "checkpoint=x", "txt=y"], "No setting 'txt'. Did you mean 'text'?"),
-        (["draw-attention", "checkpoint=/nowhere", "text=a=b, ${x}"], "checkpoint='/nowhere' does not exist"),
         (["report", "run.dir="], "run.dir is missing"),
         (["verify-resume", "kills=0"], "kills must be at least 1 and at most 10000, got 0"),
         (["verify-resume", "kils=3"], "No setting 'kils'. Did you mean 'kills'?"),

@@ -1,1 +1,1 @@
-"""How fast minigpt trains, samples and makes batches on this machine, beside other programs."""
+"""How fast minigpt trains and samples on this machine."""

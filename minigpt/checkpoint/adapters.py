@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from minigpt.checkpoint import contents
-from minigpt.checkpoint.foreign import GPT2_NAMES, LLAMA_NAMES, theirs
 from minigpt.config.convert import shown
 from minigpt.faults import UserFault
+from minigpt.formats.names import GPT2_NAMES, LLAMA_NAMES, other_names
 from minigpt.model.adapter import Adapter, Place, adapter_of, base_of, places
 from minigpt.model.gpt import GPT
 
@@ -67,7 +67,7 @@ def tensors_of(gpt: GPT) -> dict[str, dict[str, Tensor]]:
 def peft_name(gpt: GPT, place: Place) -> str:
     """Return peft's name of a matrix."""
     names = GPT2_NAMES | _GATE if gpt.config.attention == "softmax" else LLAMA_NAMES
-    return PREFIX + theirs(f"{place.layer}.weight", names)[place.part].removesuffix(".weight")
+    return PREFIX + other_names(f"{place.layer}.weight", names)[place.part].removesuffix(".weight")
 
 
 def config_json(gpt: GPT) -> dict[str, Any]:

@@ -18,13 +18,6 @@ from minigpt.checkpoint import contents, folder
 from minigpt.checkpoint.adapters import ADAPTER, ADAPTER_CONFIG, base_hash, read_adapter
 from minigpt.checkpoint.contents import CONFIG, MODEL, STATE, TOKENIZER
 from minigpt.checkpoint.folder import DamagedCheckpoint
-from minigpt.checkpoint.foreign import (
-    NoTokenizer,
-    foreign_tokenizer,
-    is_foreign,
-    read_foreign_config,
-    read_foreign_weights,
-)
 from minigpt.config.check import find_faults
 from minigpt.config.convert import flatten, read, settings, shown
 from minigpt.config.hub import local_path
@@ -32,6 +25,8 @@ from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.data.chat.roles import has_roles, with_roles
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import NoUsableCheckpoint, UserFault
+from minigpt.formats.architecture import is_foreign, read_foreign_config
+from minigpt.formats.huggingface import NoTokenizer, foreign_tokenizer, read_foreign_weights
 from minigpt.model.adapter import Adapter, merge, share
 from minigpt.model.empty import empty_gpt
 from minigpt.model.gpt import GPT
@@ -121,23 +116,13 @@ def merge_own_adapter(model: GPT, checkpoint: Path) -> None:
 
 def _load_foreign(path: Path, kernel: str) -> LoadedCheckpoint:
     config, vocab_size = read_foreign_config(path)
-    weights = foreign_weights(path)
+    weights = read_foreign_weights(path)
     model = empty_gpt(config.model, vocab_size, kernel=kernel)
     load_weights(model, resize_vocabulary(weights, model), str(path))
     tokenizer = foreign_tokenizer(path)
     if isinstance(tokenizer, Tokenizer):
         config.tokenizer.name = tokenizer.name
     return LoadedCheckpoint(model.eval(), cast(Tokenizer, tokenizer), config, {}, path)
-
-
-def foreign_weights(path: Path) -> dict[str, Tensor]:
-    """Return the weights of another program's model, under our names; no rows pad their vocabulary."""
-    config, vocab_size = read_foreign_config(path)
-    shapes = expected_shapes(config.model, vocab_size, config.model.n_layer)
-    shapes |= {name: (vocab_size, shapes[name][1]) for name in VOCABULARY if name in shapes}
-    weights = read_foreign_weights(path, config.model, shapes)
-    refuse_other_shapes(shapes, weights, str(path))
-    return weights
 
 
 def resize_vocabulary(weights: Mapping[str, Tensor], model: GPT, known: int | None = None) -> dict[str, Tensor]:

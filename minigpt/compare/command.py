@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from minigpt.checkpoint.foreign import is_foreign
 from minigpt.compare.interval import MIN_WINDOWS, Difference, difference
 from minigpt.compare.scores import Scores, score
 from minigpt.compare.sides import Run, Side, comparable, name_sides, once_per_seed, open_run, settings_of
 from minigpt.config.commands import CompareConfig
 from minigpt.faults import NoUsableCheckpoint, UserFault
+from minigpt.formats.architecture import is_foreign
 from minigpt.machine.hardware import find_named
 
 LEVEL = 0.95

@@ -9,7 +9,6 @@ from pathlib import Path
 from minigpt.checkpoint.adapters import ADAPTER
 from minigpt.checkpoint.contents import MODEL
 from minigpt.checkpoint.folder import read_manifest
-from minigpt.checkpoint.foreign import foreign_tokenizer, is_foreign, read_foreign_config
 from minigpt.checkpoint.load import find_checkpoint, read_config
 from minigpt.config.convert import shown, values
 from minigpt.config.roles import with_role
@@ -20,6 +19,8 @@ from minigpt.data.prepared import open_prepared
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
+from minigpt.formats.architecture import is_foreign, read_foreign_config
+from minigpt.formats.huggingface import foreign_tokenizer
 from minigpt.rundir.run_directory import RunDirectory
 
 MAX_CHANGES = 6  # named in a line

@@ -103,14 +103,11 @@ class RunsConfig:
 
 @dataclass
 class ReportConfig:
-    """Draw a run's loss.png and report.html again, with other runs beside it if they are given.
+    """Draw a run's loss.png and report.html again.
 
-    Examples:
+    Example:
       minigpt report run.dir=runs/NAME
-      minigpt report run.dir=runs/NAME beside=runs/OTHER beside=runs/THIRD
     """
-
-    beside: list[str] = setting([], "another run in the same charts; may be given several times", "watch", literal=True)
 
     run: OneRunConfig = field(default_factory=OneRunConfig)
 
@@ -170,20 +167,6 @@ class PlanConfig(TrainConfig):
 
     memory: float | None = setting(None, "GB of a device's memory; default: this machine's", "watch", above=0)
     vocab_size: int = setting(0, "tokens; 0 = as the tokenizer says, char: 128", "watch", low=0, high=2**31 - 1)
-
-
-@dataclass
-class DrawAttentionConfig:
-    """Draw what each head attends to.
-
-    Example:
-      minigpt draw-attention checkpoint=runs/NAME text='To be, or not to be'
-    """
-
-    checkpoint: str | None = setting(None, "run or checkpoint", "watch", model=True, required=True)
-    text: str = setting("", "what the model reads", "watch", literal=True, required=True)
-    out: str | None = setting(None, "folder for the pictures; default RUN/attention", "watch", folder=True)
-    which: Which = setting("best", "of a run's checkpoints", "watch")
 
 
 @dataclass
@@ -268,32 +251,23 @@ class LookConfig:
 
 @dataclass
 class BenchmarkConfig(TrainConfig):
-    """Measure minigpt's speed on this machine, beside other programs. Takes the settings of `train`: all share them.
+    """Measure minigpt's speed on this machine. Takes the settings of `train`, too.
 
-    Tokens are made on the spot, the same for all contenders; nothing is downloaded. The last line holds the ratios.
+    The text is made on the spot; nothing is downloaded. benchmarks/peers.py compares with other programs.
 
     Examples:
-      minigpt benchmark preset=c0 nanogpt=../nanoGPT trainer.precision=fp32
-      minigpt benchmark preset=gpu nanogpt=../nanoGPT
-      minigpt benchmark what=scaling preset=124m trainer=fsdp trainer.devices=8
-      torchrun --nnodes=2 --nproc-per-node=8 ... -m minigpt benchmark what=scaling preset=124m trainer=ddp
+      minigpt benchmark preset=c0
+      minigpt benchmark preset=124m what=training trainer.compile=on
     """
 
-    preset: Literal["c0", "c1", "124m", "350m", "gpu"] = setting(
-        "c0", "c0: nanoGPT's CPU preset, c1: 10.6M, 124m, 350m: GPT-2; gpu: both with all parts", "weights"
+    preset: Literal["c0", "c1", "124m", "350m"] = setting(
+        "c0", "c0: nanoGPT's CPU preset, c1: 10.6M, 124m, 350m: GPT-2", "weights"
     )
-    what: str = setting(
-        "training,sampling", "parts; also variants,resuming; scaling alone: on 1, 2, 4 ... devices", "watch"
-    )
-    rounds: int = setting(5, "measurements of each contender, in turn, each in a process", "watch", low=1, high=10**6)
+    what: Literal["training", "sampling", "training,sampling"] = setting("training,sampling", "parts", "watch")
+    rounds: int = setting(3, "measurements of each part", "watch", low=1, high=10**6)
     steps: int | None = setting(None, "timed in a measurement; default: the preset's", "watch", low=1, high=10**6)
-    nanogpt: str | None = setting(None, "nanoGPT's checkout, to run beside; losses must agree", "watch", literal=True)
-    curve_steps: int = setting(50, "optimizer steps of the comparison of the losses", "watch", low=2, high=10**6)
     new_tokens: int | None = setting(None, "sampling; default: the preset's", "watch", low=2, high=10**6)
-    huggingface: bool = setting(False, "whether GPT2LMHeadModel runs beside, in fp32 and bf16", "watch")
-    write_to: str | None = setting(
-        None, "folder for tables and JSON; default of preset=gpu, what=scaling: here", "watch", folder=True
-    )
+    write_to: str | None = setting(None, "folder for benchmark.json", "watch", folder=True)
 
 
 CLASSES: dict[str, type] = {  # of each command
@@ -307,7 +281,6 @@ CLASSES: dict[str, type] = {  # of each command
     "export": ExportConfig,
     "runs": RunsConfig,
     "verify-resume": VerifyResumeConfig,
-    "draw-attention": DrawAttentionConfig,
     "plan": PlanConfig,
     "slurm": SlurmConfig,
     "benchmark": BenchmarkConfig,

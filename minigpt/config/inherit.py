@@ -4,8 +4,8 @@ import json
 from collections.abc import Container, Mapping
 from typing import Any
 
+from minigpt.config.architecture import foreign_settings, tokenizer_settings
 from minigpt.config.convert import Fault, fitted, flatten, settings, shown
-from minigpt.config.foreign import foreign_settings, tokenizer_settings
 from minigpt.config.hub import local_path
 from minigpt.config.sources import is_begun, there
 

@@ -24,6 +24,9 @@ RETIRED = {
     "prepare.part": "one command prepares on all cores (prepare.workers), or on a cluster with prepare.engine=ray",
     "prepare.slurm": "one command prepares on all cores (prepare.workers), or on a cluster with prepare.engine=ray",
     "beside": "minigpt compare RUN RUN compares runs; open their report.html side by side",
+    "nanogpt": "python benchmarks/peers.py nanogpt=DIR runs minigpt beside nanoGPT",
+    "huggingface": "python benchmarks/peers.py huggingface=true runs minigpt beside Hugging Face's GPT-2",
+    "curve_steps": "python benchmarks/peers.py compares the losses with nanoGPT's",
     "draw-attention": "minigpt look checkpoint=RUN text=TEXT shows what each head attends to",
 }
 

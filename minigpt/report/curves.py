@@ -1,13 +1,11 @@
 """The curves of a run, and loss.png."""
 
-from collections.abc import Iterator, Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from minigpt.report.drawing import BASELINE, GRID, OTHERS, RATE, TRAIN, VALIDATION, drawing, write_png
+from minigpt.report.drawing import BASELINE, GRID, RATE, TRAIN, VALIDATION, drawing, write_png
 from minigpt.report.record import Numbers, Record, best_row, column, nats_per_bit, number, source_losses
 from minigpt.screen import short_number
 
@@ -22,13 +20,6 @@ def smooth(values: Numbers) -> Numbers:
     return (sums[stop] - sums[places - reach]) / (stop - places + reach)
 
 
-def size_and_loss(record: Record) -> str:
-    """Return the model's size and its final validation loss, as far as they are known."""
-    parts = [f"{short_number(record.parameters)} parameters"] if record.parameters else []
-    parts += [f"final validation loss {loss:.3f}" for loss in column(record.rows, "val/loss")[1][-1:]]
-    return ", ".join(parts)
-
-
 def draw_loss(record: Record, path: Path) -> None:
     """Draw loss.png: training and validation loss above, or the reward that is learned; the learning rate below."""
     with drawing(size=(10, 5.6), font_size=11, dpi=150) as figure:
@@ -40,37 +31,37 @@ def draw_loss(record: Record, path: Path) -> None:
         draw_metric(rate, record, "lr", "learning\nrate")
         rate.set_xlabel("optimizer steps")
         figure.align_ylabels([loss, rate])
-        loss.set_title(short_name(record, 40), loc="left", fontsize=13, fontweight="bold", pad=34)
+        name = record.name if len(record.name) <= 40 else record.name[:39] + "…"
+        loss.set_title(name, loc="left", fontsize=13, fontweight="bold", pad=34)
         loss.set_title(size_and_loss(record), loc="right", fontsize=12, pad=34)
         write_png(figure, path)
 
 
-def beside(others: Sequence[Record]) -> Iterator[tuple[Record, dict[str, Any]]]:
-    """Yield other runs, each with the style of its lines."""
-    for place, (record, colour) in enumerate(zip(others, cycle(OTHERS), strict=False)):
-        yield record, {"color": colour, "linewidth": 1.4, "linestyle": "-" if place < len(OTHERS) else ":"}
+def size_and_loss(record: Record) -> str:
+    """Return the model's size and its final validation loss, as far as they are known."""
+    parts = [f"{short_number(record.parameters)} parameters"] if record.parameters else []
+    parts += [f"final validation loss {loss:.3f}" for loss in column(record.rows, "val/loss")[1][-1:]]
+    return ", ".join(parts)
 
 
-def draw_losses(axes: Any, record: Record, others: Sequence[Record] = (), *, columns: int = 3) -> None:
+def draw_losses(axes: Any, record: Record, *, columns: int = 3) -> None:
     """Draw training and validation loss, and the baselines if they were measured; in bits per byte at the right edge.
 
-    Other runs' curves are drawn at their bits per byte, if these are known: nats of other tokens can't be compared.
     The axis does not show the fall in the first twentieth of a run, nor baselines above the lowest: they would flatten
     the rest.
 
     Args:
         axes: matplotlib's.
         record: the run.
-        others: runs to draw beside it.
         columns: of the legend.
     """
     steps, losses = column(record.rows, "train/loss")
     smoothed, fall = smooth(losses), len(losses) // 20
-    shown = [smoothed[fall:]]
+    visible = [smoothed[fall:]]
     if len(losses):
         axes.plot(steps, losses, color=TRAIN, linewidth=0.8, alpha=0.3)
         axes.plot(steps, smoothed, color=TRAIN, linewidth=1.8, label="training")
-        shown.append(np.percentile(losses[fall:], [2, 98]))  # a spike may be outside of the picture
+        visible.append(np.percentile(losses[fall:], [2, 98]))  # a spike may be outside of the picture
     best = best_row(record.rows)
     if best is not None:
         steps, losses = column(record.rows, "val/loss")
@@ -80,51 +71,32 @@ def draw_losses(axes: Any, record: Record, others: Sequence[Record] = (), *, col
         axes.plot(steps, losses, color=VALIDATION, marker=marker, markersize=4.5, linewidth=1.4, label=text)
         ring = {"markersize": 10, "markerfacecolor": "none", "markeredgewidth": 1.4, "clip_on": False, "zorder": 4}
         axes.plot([best["step"]], [best["val/loss"]], "o", color=VALIDATION, **ring)
-        shown.append(losses)
+        visible.append(losses)
         for name in source_losses(best):
             steps, losses = column(record.rows, f"val/loss/{name}")
             axes.plot(steps, losses, color=VALIDATION, linewidth=0.9, linestyle=":", alpha=0.8)
             axes.annotate(name, (steps[-1], losses[-1]), color=VALIDATION, fontsize="small", ha="right", va="bottom")
-            shown.append(losses)
-    for other, style in beside(others):
-        factor = (nats_per_bit(record.rows) or 1) / (nats_per_bit(other.rows) or nats_per_bit(record.rows) or 1)
-        shown += _draw_other(axes, other, style, factor)
+            visible.append(losses)
     nats = nats_per_bit(record.rows)
     if nats is not None:
         right = axes.secondary_yaxis("right", functions=(lambda loss: loss / nats, lambda bits: bits * nats))
         right.set_ylabel("bits per byte")
         right.spines["right"].set_visible(False)
         right.tick_params(length=0, pad=9)  # so that the ring of a last point does not touch the numbers
-        shown += [np.array([row["bits_per_byte"] * nats]) for row in record.baselines[:1]]
-    values = np.concatenate(shown)
+        visible += [np.array([row["bits_per_byte"] * nats]) for row in record.baselines[:1]]
+    values = np.concatenate(visible)
     if len(values):
         margin = 0.06 * float(np.ptp(values)) or 0.05 * abs(float(values[0])) or 0.5
         axes.set_ylim(values.min() - margin, values.max() + margin)
-        draw_baselines(axes, record, nats or 0.0)
+        _draw_baselines(axes, record, nats or 0.0)
         axes.legend(loc="lower left", bbox_to_anchor=(-0.012, 0.99), ncols=columns, frameon=False)
     else:
         axes.text(0.5, 0.5, "no steps logged yet", transform=axes.transAxes, ha="center", color=RATE)
     axes.set_ylabel("loss, nats per token")
-    open_axes(axes, record, *others)
+    _open_axes(axes, record)
 
 
-def _draw_other(axes: Any, record: Record, style: dict[str, Any], factor: float) -> Iterator[Numbers]:
-    """Draw another run's losses, times a factor; yield what the axis must show."""
-    best, bits = best_row(record.rows), ""
-    if best is not None and number(best.get("val/bits_per_byte")) is not None:
-        bits = f" ({best['val/bits_per_byte']:.3f} bits per byte)"
-    name = short_name(record, 24) + (f", best {best['val/loss']:.3f}{bits}" if best else ", training")
-    steps, losses = column(record.rows, "train/loss")
-    smoothed = smooth(losses) * factor
-    axes.plot(steps, smoothed, label=None if best else name, **style, alpha=0.5 if best else 1.0)
-    yield smoothed[len(losses) // 20 :]
-    if best is not None:
-        steps, losses = column(record.rows, "val/loss")
-        axes.plot(steps, losses * factor, marker="o" if len(steps) <= 60 else "", markersize=4, label=name, **style)
-        yield losses * factor
-
-
-def draw_baselines(axes: Any, record: Record, nats: float) -> None:
+def _draw_baselines(axes: Any, record: Record, nats: float) -> None:
     """Draw a line for each baseline, its name below it, where a falling curve comes last; list those above the axis."""
     (bottom, top), above = axes.get_ylim(), 0
     style: dict[str, Any] = {"color": BASELINE, "fontsize": "small", "textcoords": "offset points"}
@@ -133,30 +105,21 @@ def draw_baselines(axes: Any, record: Record, nats: float) -> None:
         name = f"{row.get('name', 'baseline')!s:.60} ({row['bits_per_byte']:.3f})"
         if base > top:
             above += 1
-            axes.annotate(
-                f"above: {name}",
-                (0.99, 1),
-                xytext=(0, -12 * above),
-                xycoords="axes fraction",
-                ha="right",
-                **style,
-            )
-        else:
-            axes.axhline(base, color=BASELINE, linestyle=(0, (5, 3)), linewidth=1.4)
-            has_room = base - bottom > (top - bottom) / 9
-            place: dict[str, Any] = {"xytext": (0, -3 if has_room else 1), "va": "top" if has_room else "bottom"}
-            axes.annotate(name, (0.01, base), xycoords=axes.get_yaxis_transform(), **place, **style)
+            place: dict[str, Any] = {"xytext": (0, -12 * above), "xycoords": "axes fraction", "ha": "right"}
+            axes.annotate(f"above: {name}", (0.99, 1), **place, **style)
+            continue
+        axes.axhline(base, color=BASELINE, linestyle=(0, (5, 3)), linewidth=1.4)
+        has_room = base - bottom > (top - bottom) / 9
+        place = {"xytext": (0, -3 if has_room else 1), "va": "top" if has_room else "bottom"}
+        axes.annotate(name, (0.01, base), xycoords=axes.get_yaxis_transform(), **place, **style)
 
 
-def draw_metric(axes: Any, record: Record, key: str, name: str, others: Sequence[Record] = ()) -> None:
+def draw_metric(axes: Any, record: Record, key: str, name: str) -> None:
     """Draw one metric over the steps, from 0 up; the highest hundredth may be outside if it is far above the rest."""
-    lines = [(column(record.rows, key), {"color": RATE, "linewidth": 1.4})]
-    lines += [(column(other.rows, key), style) for other, style in beside(others)]
-    open_axes(axes, record, *others)
+    steps, values = column(record.rows, key)
+    _open_axes(axes, record)
     axes.set_ylabel(name, fontsize=9)
-    values = np.concatenate([values for (_, values), _ in lines])
-    for (steps, own), style in lines:
-        axes.plot(steps, own, **style)
+    axes.plot(steps, values, color=RATE, linewidth=1.4)
     if len(values):
         usual, highest = float(np.percentile(values, 99)), float(values.max())
         high = highest if highest < 1.5 * usual else usual
@@ -164,15 +127,9 @@ def draw_metric(axes: Any, record: Record, key: str, name: str, others: Sequence
         axes.set_yticks([0, high], ["0", short_number(high) if high >= 1 else f"{high:.2g}".replace("e-0", "e-")])
 
 
-def short_name(record: Record, most: int) -> str:
-    """Return a run's name, cut if it is longer than `most` characters."""
-    return record.name if len(record.name) <= most else record.name[: most - 1] + "…"
-
-
-def open_axes(axes: Any, *records: Record) -> None:
-    """Prepare axes over all steps of some runs: no frame above and to the right, and faint horizontal lines."""
-    last = max((row["step"] for record in records for row in record.rows), default=1)
-    axes.set_xlim(0, 1.006 * last or 1)  # room for half a point
+def _open_axes(axes: Any, record: Record) -> None:
+    """Prepare axes over all steps of a run: no frame above and to the right, and faint horizontal lines."""
+    axes.set_xlim(0, 1.006 * max((row["step"] for row in record.rows), default=1) or 1)  # room for half a point
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)

@@ -11,9 +11,7 @@ from minigpt.files import replaced
 
 TRAIN, VALIDATION, RATE, BASELINE = "#2f6fde", "#e2571e", "#7a869a", "#1a9a6c"
 INK, LINE, GRID = "#27313f", "#c5ccd6", "#e8ebf0"
-OTHERS = ("#8a5cd7", "#b9820d", "#1293a6", "#b8447b")  # runs beside the one that a page is about
 STYLES = {TRAIN: "train", VALIDATION: "val", RATE: "rate", BASELINE: "base", INK: "ink", LINE: "line", GRID: "line"}
-STYLES |= {colour: f"run{number}" for number, colour in enumerate(OTHERS)}
 
 
 @contextlib.contextmanager
@@ -27,17 +25,6 @@ def drawing(*, size: tuple[float, float], font_size: float, dpi: int = 100) -> I
     """
     import matplotlib  # here, not above: training draws only at its end, and must not wait for it at its beginning
     from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    class DrawnOnce(Figure):
-        """A figure that savefig draws once: matplotlib draws it twice, the first time for the sake of its layout."""
-
-        def draw(self, renderer: Any) -> None:
-            engine = self.get_layout_engine()
-            if isinstance(engine, ConstrainedLayoutEngine):
-                engine.execute(self)
-            else:
-                super().draw(renderer)
 
     style: Any = dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color", "text.color"), INK)
     style |= {"axes.edgecolor": LINE, "font.size": font_size}
@@ -45,7 +32,7 @@ def drawing(*, size: tuple[float, float], font_size: float, dpi: int = 100) -> I
     style |= {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "minigpt"}
     style["path.simplify_threshold"] = 1.0  # pixels: a long run has no more points than a picture can show
     with matplotlib.rc_context(style):
-        yield DrawnOnce(figsize=size, dpi=dpi, facecolor="white", layout="constrained")
+        yield Figure(figsize=size, dpi=dpi, facecolor="white", layout="constrained")
 
 
 def write_png(figure: Any, path: Path) -> None:

@@ -7,11 +7,9 @@ from typing import Any
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1f2733; --soft: #66707f; --paper: #fff; --card: #f5f7fa; --line: #e3e7ed;
-  --train: #2f6fde; --val: #e2571e; --base: #1a9a6c; --rate: #7a869a;
-  --run0: #8a5cd6; --run1: #b9820d; --run2: #1293a5; --run3: #b8447a; }
+  --train: #2f6fde; --val: #e2571e; --base: #1a9a6c; --rate: #7a869a; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --soft: #98a3b3; --paper: #14181f; --card: #1d232c;
-  --line: #2d3541; --train: #6ea1ff; --val: #ff8a57; --base: #4fcf9d; --rate: #93a0b5;
-  --run0: #b595f2; --run1: #e0b04a; --run2: #53c3d4; --run3: #ea86b4; } }
+  --line: #2d3541; --train: #6ea1ff; --val: #ff8a57; --base: #4fcf9d; --rate: #93a0b5; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 32px 20px 64px; max-width: 960px; background: var(--paper); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }

@@ -2,10 +2,9 @@
 
 import shlex
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from minigpt.config.convert import values
 from minigpt.config.schema import TrainConfig
@@ -16,6 +15,7 @@ from minigpt.report.drawing import drawing, svg_of
 from minigpt.report.frame import cell_text, page_of, table
 from minigpt.report.record import (
     Record,
+    Row,
     best_row,
     column,
     number,
@@ -29,35 +29,24 @@ from minigpt.screen import duration, short_number
 SAMPLES_SHOWN = 8  # the others fold away
 
 
-def write_report(run_dir: str | Path, others: Sequence[str | Path] = ()) -> None:
-    """Draw loss.png and write report.html into a run directory; each replaces the old file in one step.
-
-    Args:
-        run_dir: the run.
-        others: runs to show beside it; nothing is written there.
-
-    Raises:
-        UserFault: one of them is no run directory.
-        StorageFailure: the files can't be written.
-    """
+def write_report(run_dir: str | Path) -> None:
+    """Draw loss.png and write report.html into a run directory; each replaces the old file in one step."""
     record = read_record(run_dir)
     try:
         draw_loss(record, record.path / "loss.png")
-        write_file(record.path / "report.html", page(record, [read_record(other) for other in others]))
+        write_file(record.path / "report.html", page(record))
     except OSError as error:
         wrong = f"run.dir={record.path}: the report can't be written there: {error.strerror or error}"
         raise StorageFailure(f"{wrong}. Make room, or mend the folder's permissions") from error
 
 
-def page(record: Record, others: Sequence[Record] = ()) -> str:
-    """Return the run as one HTML page, with other runs beside it."""
+def page(record: Record) -> str:
+    """Return the run as one HTML page."""
     sections = {
-        "Loss": charts(record, others),
-        "Side by side": runs_section([record, *others]) if others else "",
+        "Loss": charts(record),
         "What it writes": samples_section(record),
         "Commands": commands_section(record),
         "What happened": events_section(record),
-        "Changed settings": history_section(record),
         "Settings": settings_section(record),
         "Chosen for this machine": table(record.choices.items()),
         "Environment": table(record.environment.items()),
@@ -101,63 +90,23 @@ def cards(record: Record) -> Iterator[tuple[str, str, str]]:
         yield short_number(statistics.median(speeds)), "tokens per second", note
 
 
-def charts(record: Record, others: Sequence[Record] = ()) -> str:
+def charts(record: Record) -> str:
     """Return the losses, for wide screens and for phones, then learning rate, gradient norm and speed side by side."""
     if not record.rows:
         return "<p>No step has been logged yet.</p>"
     large = ""
-    for name, size, columns in (("wide", (8.6, 3.4), 2 if others else 3), ("narrow", (4.4, 3.9), 1)):
+    for name, size, columns in (("wide", (8.6, 3.4), 3), ("narrow", (4.4, 3.9), 1)):
         with drawing(size=size, font_size=9) as figure:
-            draw_losses(figure.subplots(), record, others, columns=columns)
+            draw_losses(figure.subplots(), record, columns=columns)
             large += f'<div class="for-{name}">{svg_of(figure, "loss over optimizer steps")}</div>'
     small = []
     names = {"train/reward": "reward", "lr": "learning rate", "train/grad_norm": "gradient norm"}
     for key, name in (*names.items(), ("tokens_per_second", "tokens/s")):
         if len(column(record.rows, key)[0]) > 1:
             with drawing(size=(3.6, 1.6), font_size=9) as figure:
-                draw_metric(figure.subplots(), record, key, name, others)
+                draw_metric(figure.subplots(), record, key, name)
                 small.append(svg_of(figure, name))
     return f'{large}<div class="small">{"".join(small)}</div>'
-
-
-def runs_section(records: Sequence[Record]) -> str:
-    """Return the figures of some runs, the settings that they don't share, and the last sample of each."""
-    keys = [
-        key for key in dict.fromkeys(key for record in records for key in record.config) if not key.startswith("run.")
-    ]
-    head = ["", *(record.name for record in records)]
-    figures = [
-        ("steps", *(record.rows[-1]["step"] if record.rows else 0 for record in records)),
-        ("best validation loss", *(_figure(best_row(record.rows), "val/loss") for record in records)),
-        ("bits per byte", *(_figure(best_row(record.rows), "val/bits_per_byte") for record in records)),
-        ("of training", *(duration(training_seconds(record.rows)) for record in records)),
-        (
-            "lowest baseline, bits per byte",
-            *(_figure(dict(*record.baselines[:1]), "bits_per_byte") for record in records),
-        ),
-    ]
-    settings = [(key, *(record.config.get(key, "-") for record in records)) for key in keys]
-    differing = [row for row in settings if any(value != row[1] for value in row[2:])]
-    last = [(record.name, record.samples[-1]) for record in records if record.samples]
-    samples = "".join(_sample(sample, f"{name}, ") for name, sample in last if isinstance(sample.get("text"), str))
-    return table([*figures, *differing], head) + folded("The last sample of each", samples)
-
-
-def _figure(row: Mapping[str, Any] | None, key: str) -> str:
-    value = number((row or {}).get(key))
-    return "-" if value is None else f"{value:.4f}"
-
-
-def history_section(record: Record) -> str:
-    """Return which settings changed when the run was continued, and where."""
-    rows, step = [], 0.0
-    for event in record.events:
-        step = number(event.get("step")) or step
-        if event.get("event") == "changed":
-            when = str(event.get("time", "")).replace("T", " ")[:19]
-            change = f"{cell_text(event.get('was'))} → {cell_text(event.get('now'))}"
-            rows.append((cell_text(event.get("setting", "")), change, f"after step {step:,}", when))
-    return table(rows, ("setting", "change", "", ""))
 
 
 def samples_section(record: Record) -> str:
@@ -170,9 +119,9 @@ def samples_section(record: Record) -> str:
     return text + folded(f"{len(samples) - len(shown)} more", others)
 
 
-def _sample(sample: Mapping[str, Any], name: str = "") -> str:
+def _sample(sample: Row) -> str:
     step = number(sample.get("step"))
-    title = name + (f"step {step:,}" if step is not None else "")
+    title = f"step {step:,}" if step is not None else ""
     return f'<article><h3>{escape(title)}</h3><pre class="sample">{escape(sample["text"].rstrip())}</pre></article>'
 
 

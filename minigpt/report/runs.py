@@ -11,7 +11,7 @@ from minigpt.checkpoint.folder import DamagedCheckpoint, best_checkpoint, list_c
 from minigpt.faults import UserFault
 from minigpt.files import open_plain
 from minigpt.report.record import Row, best_row, number, read_record, text_of
-from minigpt.screen import short_number
+from minigpt.screen import short_number, table
 
 STATES = {"finished": "finished", "stopped": "stopped", "gave_up": "non-finite"}  # by a run's last event
 
@@ -79,12 +79,6 @@ def list_checkpoints_of(run: Path) -> str:
             loss, note = "-", f"damaged: {damage}"
         rows.append((str(path), loss, f"{size:,.1f}", _moment(path.stat().st_mtime), note))
     return table(rows) if len(rows) > 1 else f"{run} has no checkpoint yet."
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as aligned columns."""
-    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def _changed(run: Path) -> float:

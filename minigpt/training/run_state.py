@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from minigpt.checkpoint import foreign, load
+from minigpt.checkpoint import load
 from minigpt.checkpoint.adapters import read_adapter
 from minigpt.checkpoint.contents import MODEL, STATE, read_tensors
 from minigpt.checkpoint.folder import list_checkpoints, step_of
@@ -25,6 +25,8 @@ from minigpt.data.preparing.prepare import prepare
 from minigpt.data.remote import RemoteSplit
 from minigpt.data.tokenizer import Tokenizer, scheme_of
 from minigpt.faults import UserFault
+from minigpt.formats.architecture import is_foreign, read_foreign_config
+from minigpt.formats.huggingface import NoTokenizer, foreign_tokenizer, read_foreign_weights
 from minigpt.model.adapter import adapter_of, put_on
 from minigpt.model.evaluate import unpredicted_places
 from minigpt.model.gpt import GPT
@@ -217,8 +219,8 @@ def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, toke
     if config.init.source is not None:
         origin = load.find_checkpoint(config.init.source)
         theirs = _tokenizer_of(origin, config.init.source)
-        if isinstance(theirs, foreign.NoTokenizer):
-            refuse_larger_vocabulary(config.init.source, foreign.read_foreign_config(origin)[1], tokenizer)
+        if isinstance(theirs, NoTokenizer):
+            refuse_larger_vocabulary(config.init.source, read_foreign_config(origin)[1], tokenizer)
         elif tokenizer.hash not in (theirs.hash, with_roles(theirs).hash):
             named = f"Use tokenizer={theirs.name}"
             remedy = named if theirs.name != tokenizer.name else "Give it as text, not as tokens: data.source=FILE"
@@ -228,7 +230,7 @@ def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, toke
                 f"{tokenizer.vocab_size:,} ({tokenizer.hash[:12]}): the same numbers would be other text. "
                 f"{remedy}"
             )
-        weights = load.foreign_weights(origin) if foreign.is_foreign(origin) else load.read_tensors(origin, MODEL)
+        weights = read_foreign_weights(origin) if is_foreign(origin) else load.read_tensors(origin, MODEL)
         known = theirs.vocab_size if isinstance(theirs, Tokenizer) else None
         if known is not None and known < tokenizer.vocab_size:
             new = f"{tokenizer.vocab_size - known} control tokens that are new to init.from={config.init.source}"
@@ -240,7 +242,7 @@ def restore_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, toke
             if config.adapter.name != "none":
                 print(f"Note: an adapter leaves the embeddings of {new} untrained. adapter=none trains them, too")
         load.load_weights(gpt, load.resize_vocabulary(weights, gpt, known), str(origin))
-        if not foreign.is_foreign(origin):
+        if not is_foreign(origin):
             load.merge_own_adapter(gpt, origin)
 
 
@@ -266,9 +268,9 @@ def _own_tokenizer(run: Path) -> Tokenizer | None:
     return None
 
 
-def _tokenizer_of(origin: Path, source: str) -> Tokenizer | foreign.NoTokenizer:
-    theirs = foreign.foreign_tokenizer(origin) if foreign.is_foreign(origin) else load.read_tokenizer(origin)
-    if isinstance(theirs, foreign.NoTokenizer) and theirs.is_there:
+def _tokenizer_of(origin: Path, source: str) -> Tokenizer | NoTokenizer:
+    theirs = foreign_tokenizer(origin) if is_foreign(origin) else load.read_tokenizer(origin)
+    if isinstance(theirs, NoTokenizer) and theirs.is_there:
         raise UserFault(f"init.from={source}: its tokenizer can't be used: {theirs.reason}")
     return theirs
 

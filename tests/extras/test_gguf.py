@@ -8,10 +8,9 @@ import torch
 
 import minigpt
 from minigpt.config.compose import compose
-from minigpt.export.command import export
-from minigpt.export.proof import strings
+from minigpt.export import TEXT, export
 from minigpt.faults import UserFault
-from tests.export.test_export import MODERN, SHAPES
+from tests.promises.test_models_in_and_out import MODERN, SHAPES
 
 pytest.importorskip("gguf", reason="gguf is not installed: make test-extras")
 UNICODE = [*MODERN, "model.qk_norm=none", "tokenizer=char"]
@@ -38,7 +37,6 @@ def test_llama_cpp_writes_the_same_text(run, tmp_path, shape):
         (run.folder / "text.txt").write_text("naïve déjà vu – мир 🙂 ß, und so weiter " * 40)
     lines = exported(run, tmp_path / "out", *(UNICODE if shape == "unicode" else SHAPES[shape]))
     assert "largest difference 0.0e+00" in lines[1]
-    assert "0 differences in ids and 0 in text" in lines[3]
     options = xllamacpp.CommonParams()
     options.model.path = str(tmp_path / "out" / "model-f32.gguf")
     options.n_ctx, options.n_parallel, options.warmup, options.verbosity = 256, 1, False, -1
@@ -69,7 +67,9 @@ def test_llama_cpp_writes_the_same_text(run, tmp_path, shape):
         with urllib.request.urlopen(address, timeout=30) as reply:
             return json.load(reply)["tokens"]
 
-    texts = strings(gpt.tokenizer, 200)
+    tokens = torch.randint(gpt.model.vocab_size, (200, 9), generator=torch.Generator().manual_seed(1)).tolist()
+    texts = [] if gpt.tokenizer.name == "char" else [TEXT]
+    texts += [gpt.tokenizer.decode(row) for row in tokens]
     assert [theirs(text) for text in texts] == [gpt.tokenizer.encode(text) for text in texts]
 
 
@@ -77,7 +77,6 @@ def test_llama_cpp_writes_the_same_text(run, tmp_path, shape):
 def test_smaller_files_say_what_they_lose(run, tmp_path, kind, most):
     lines = exported(run, tmp_path / "out", *SHAPES["qwen3"], kind=kind)
     assert 0 < float(lines[1].split("difference ")[1].split()[0]) < most
-    assert lines[2].startswith("Loss")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "Modelfile",
         "README.md",
@@ -106,8 +105,7 @@ def test_llama_cpp_reads_messages_by_our_template(run, tmp_path):
     xllamacpp = pytest.importorskip("xllamacpp", reason="xllamacpp is not installed: make test-extras")
     rows = [json.dumps({"prompt": f"say {n}", "completion": f"it is {n}"}) for n in range(90)]
     (run.folder / "talks.jsonl").write_text("\n".join(rows))
-    lines = exported(run, tmp_path / "out", *SHAPES["qwen3"], "data=chat", f"data.source={run.folder / 'talks.jsonl'}")
-    assert "0 differences in ids and 0 in text" in lines[3]
+    exported(run, tmp_path / "out", *SHAPES["qwen3"], "data=chat", f"data.source={run.folder / 'talks.jsonl'}")
     options = xllamacpp.CommonParams()
     options.model.path = str(tmp_path / "out" / "model-f32.gguf")
     options.n_ctx, options.n_parallel, options.warmup, options.verbosity = 256, 1, False, -1

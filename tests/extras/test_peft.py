@@ -6,8 +6,8 @@ from safetensors.torch import load_file
 
 from minigpt.checkpoint.load import load_checkpoint, load_with_adapter
 from minigpt.config.compose import compose
-from minigpt.export.command import export
-from tests.export.test_export import SHAPES
+from minigpt.export import export
+from tests.promises.test_models_in_and_out import SHAPES
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: make test-extras")
 peft = pytest.importorskip("peft", reason="peft is not installed: make test-extras")

@@ -10,11 +10,11 @@ import torch
 
 from minigpt.checkpoint.contents import pack_tensors
 from minigpt.checkpoint.folder import MANIFEST
-from minigpt.checkpoint.foreign import is_foreign
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.config.compose import compose
 from minigpt.data.tokenizers.bpe import PATTERN
 from minigpt.faults import StorageFailure, UserFault
+from minigpt.formats.architecture import is_foreign
 from minigpt.report.record import read_record
 from minigpt.report.runs import list_runs
 from minigpt.rundir.rows import read_rows

@@ -16,7 +16,7 @@ from minigpt.checkpoint.load import load_checkpoint, load_with_adapter
 from minigpt.compare.sides import open_run
 from minigpt.config.commands import ServeConfig
 from minigpt.config.compose import compose
-from minigpt.export.command import export
+from minigpt.export import export
 from minigpt.faults import UserFault
 from minigpt.serving.engine import load_models
 from minigpt.training.step import LanguageModel

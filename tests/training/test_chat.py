@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from tests.export.test_export import SHAPES
 
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.config.compose import compose
@@ -11,7 +12,7 @@ from minigpt.data.chat.roles import CONTROL, has_roles
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.evaluation.command import evaluate
 from minigpt.evaluation.questions import encode_questions, read_questions
-from minigpt.export.command import export
+from minigpt.export import export
 from minigpt.faults import UserFault
 from minigpt.sampling.conversation import turn_of
 from minigpt.sampling.filters import SamplingOptions
@@ -19,7 +20,6 @@ from minigpt.sampling.generate import Reader, TextInProgress
 from minigpt.sampling.write import gpt_forward, write_texts
 from minigpt.stages import train_in_stages
 from minigpt.training.run import train
-from tests.export.test_export import SHAPES
 
 CHAT = ["data=chat", "model.block_size=32", "batch_tokens=128", "trainer.precision=fp32"]
 

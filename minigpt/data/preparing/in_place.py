@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from minigpt.config.foreign import MAX_TOKENIZER
 from minigpt.data.readers.document import File
 from minigpt.data.shards import (
     HEADER_BYTES,
@@ -53,7 +52,7 @@ def tokenizer_of(corpus: Corpus, name: str, stated: Tokenizer | None) -> Tokeniz
                 "prepare their text with tokenizer=char"
             )
     for path in dict.fromkeys(file.path.with_name("tokenizer.json") for file in corpus.files):
-        content = read_json(path, MAX_TOKENIZER) if path.is_file() else None
+        content = read_json(path) if path.is_file() else None
         if isinstance(content, dict) and content.get("format") == FORMAT:
             own = load_tokenizer(content, path)
             stated = stated or own

@@ -20,7 +20,6 @@ NEEDED = {  # what a command can't do without
     "compare": ["one", "other"],
     "evaluate": ["checkpoint=.", "file=here"],
     "report": ["run.dir=."],
-    "draw-attention": ["checkpoint=.", "text=x"],
     "export": ["checkpoint=.", "dir=new"],
     "chat": ["checkpoint=."],
     "serve": ["checkpoint=."],

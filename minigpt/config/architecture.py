@@ -1,0 +1,254 @@
+"""The architecture of a model that another program made, as settings: a Hugging Face folder, or nanoGPT's ckpt.pt.
+
+Standard library only: `init.from` is part of composing a config.
+"""
+
+import hashlib
+import io
+import json
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from minigpt.config.convert import shown
+from minigpt.faults import UserFault
+
+VOCAB_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"  # of vocab.bpe, GPT-2's merges
+
+# Field -> (setting of `model.`, the family's default for a file without the field).
+_GPT2 = {
+    "n_layer": ("n_layer", 12),
+    "n_head": ("n_head", 12),
+    "n_embd": ("n_embd", 768),
+    "n_inner": ("n_hidden", 0),
+    "n_positions": ("block_size", 1024),
+    "activation_function": ("activation", "gelu_new"),
+    "layer_norm_epsilon": ("norm_eps", 1e-5),
+    "tie_word_embeddings": ("tied", True),
+}
+_LLAMA = {
+    "num_hidden_layers": ("n_layer", 32),
+    "num_attention_heads": ("n_head", 32),
+    "num_key_value_heads": ("n_kv_head", 0),
+    "head_dim": ("head_dim", 0),
+    "hidden_size": ("n_embd", 4096),
+    "intermediate_size": ("n_hidden", 11008),
+    "max_position_embeddings": ("block_size", 2048),
+    "hidden_act": ("activation", "silu"),
+    "rms_norm_eps": ("norm_eps", 1e-6),
+    "tie_word_embeddings": ("tied", False),
+}
+_QWEN2 = _LLAMA | {
+    "num_key_value_heads": ("n_kv_head", 32),
+    "intermediate_size": ("n_hidden", 22016),
+    "max_position_embeddings": ("block_size", 32768),
+}
+FIELDS: dict[str, dict[str, tuple[str, Any]]] = {
+    "gpt2": _GPT2,
+    "llama": _LLAMA,
+    "qwen2": _QWEN2,
+    "qwen3": _QWEN2 | {"head_dim": ("head_dim", 128)},
+}
+VOCAB_SIZES = {"gpt2": 50257, "llama": 32000, "qwen2": 151936, "qwen3": 151936}
+# What a whole family has in common.
+SHAPES: dict[str, dict[str, Any]] = {"gpt2": {"bias": True}} | {
+    family: {"norm": "rmsnorm", "attention": "rotary", "qk_norm": "rmsnorm" if family == "qwen3" else "none"}
+    for family in ("llama", "qwen2", "qwen3")
+}
+ACTIVATIONS = {
+    "gpt2": {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu2": "relu_squared"},
+    "llama": {"silu": "swiglu", "swish": "swiglu"},
+}
+ROPE = {  # of rope_type llama3
+    "factor": "rope_factor",
+    "low_freq_factor": "rope_low_freq_factor",
+    "high_freq_factor": "rope_high_freq_factor",
+    "original_max_position_embeddings": "rope_original_context",
+}
+# Fields that change what is computed, and the only value of each that minigpt computes. Other fields of these families
+# change no logit: transformers itself knows no more of them.
+CHECKED: dict[str, Any] = {
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+    "is_encoder_decoder": False,
+    "pruned_heads": {},
+    "use_sliding_window": False,
+    "partial_rotary_factor": 1.0,
+    "auto_map": None,
+    "quantization_config": None,
+}
+
+
+def foreign_settings(path: Path) -> tuple[dict[str, Any], int] | None:
+    """Return the settings of `model.` that a foreign model's weights depend on, and its vocab_size.
+
+    Args:
+        path: a folder, or a file ckpt.pt.
+
+    Returns:
+        None if it is neither a Hugging Face folder nor nanoGPT's file.
+    """
+    if path.is_file():
+        return _nanogpt_settings(path) if zipfile.is_zipfile(path) else None
+    content = _read_json(path / "config.json")
+    if not isinstance(content, dict) or not {"model_type", "architectures"} & content.keys():
+        return None
+    try:
+        return _settings_of(content, str(path / "config.json"))
+    except UserFault:
+        raise
+    except (TypeError, AttributeError, ValueError) as error:
+        raise UserFault(f"{path / 'config.json'} holds a value of a wrong kind ({error})") from None
+
+
+def _settings_of(content: dict[str, Any], origin: str) -> tuple[dict[str, Any], int]:
+    family = content.get("model_type")
+    if family not in FIELDS:
+        raise UserFault(f"{origin}: model_type is {shown(family)}; minigpt knows {', '.join(FIELDS)}")
+    fields = FIELDS[family]
+    given = {key: value for key, value in content.items() if value is not None}
+    strange = {key: given[key] for key, plain in CHECKED.items() if given.get(key, plain) != plain}
+    if set(given.get("layer_types", ())) - {"full_attention"}:
+        strange["layer_types"] = given["layer_types"]
+    for key, value in strange.items():
+        raise UserFault(f"{origin}: {key}={shown(value)} changes what the model computes, and minigpt lacks it")
+    if "num_key_value_heads" in content and content["num_key_value_heads"] is None:  # as transformers reads it
+        given["num_key_value_heads"] = given.get("num_attention_heads", 32)
+    model = dict(SHAPES[family]) | {setting: given.get(key, default) for key, (setting, default) in fields.items()}
+    words = ACTIVATIONS["gpt2" if family == "gpt2" else "llama"]
+    if model["activation"] not in words:
+        raise UserFault(f"{origin}: the activation is {shown(model['activation'])}; for {family} wanted {min(words)}")
+    model["activation"] = words[model["activation"]]
+    if family != "gpt2":
+        model |= _rotation(given, origin)
+        model["bias"] = "qkv" if family == "qwen2" else "attention" if given.get("attention_bias") else "none"
+        if given.get("mlp_bias") and family == "llama":
+            if model["bias"] == "none":
+                raise UserFault(f"{origin}: mlp_bias without attention_bias is a block that minigpt lacks")
+            model["bias"] = "all"
+    vocab_size = given.get("vocab_size", VOCAB_SIZES[family])
+    if not isinstance(vocab_size, int) or not 0 < vocab_size < 1 << 31:
+        raise UserFault(f"{origin}: vocab_size is {shown(vocab_size)}; wanted a number of tokens")
+    return {f"model.{setting}": value for setting, value in model.items()}, vocab_size
+
+
+def _rotation(given: dict[str, Any], origin: str) -> dict[str, Any]:
+    """Return the settings of rotary positions, from the fields of transformers before and since version 5."""
+    rope = {"rope_theta": given.get("rope_theta", 10_000.0)}
+    for key in ("rope_scaling", "rope_parameters"):
+        rope |= given.get(key, {})
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    model = {"rope_theta": rope["rope_theta"]}
+    if kind == "llama3":
+        model |= {"rope_scaling": "llama3"} | {ours: rope[key] for key, ours in ROPE.items() if key in rope}
+        if missing := [key for key, ours in ROPE.items() if ours not in model]:
+            raise UserFault(f"{origin}: rope_type llama3 without {missing[0]}")
+    elif kind != "default":
+        raise UserFault(f"{origin}: rope_type={shown(kind)} is not known; minigpt has default and llama3")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UserFault(f"{origin}: partial_rotary_factor={shown(rope['partial_rotary_factor'])} is not known")
+    return model
+
+
+class _Nothing(dict):
+    """Stands for whatever a pickle would call or make, and ignores what it is given."""
+
+    def __init__(self, *_: Any):
+        super().__init__()
+
+    def __call__(self, *_: Any) -> "_Nothing":
+        return self
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads the dictionaries, lists, texts and numbers of a pickle. Nothing that it names is looked up or called."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return _Nothing
+
+    def persistent_load(self, place: Any) -> Any:
+        return None
+
+
+def read_plain_pickle(content: bytes, origin: str) -> Any:
+    """Return the plain values of a pickle; calls and objects in it become empty dictionaries."""
+    try:
+        return _PlainUnpickler(io.BytesIO(content)).load()
+    except Exception as error:  # what a damaged pickle raises is anybody's guess
+        raise UserFault(f"{origin} is no pickle of plain values ({type(error).__name__}: {error})") from None
+
+
+def _nanogpt_settings(path: Path) -> tuple[dict[str, Any], int]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            pickles = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+            content = read_plain_pickle(archive.read(pickles[0]), str(path)) if len(pickles) == 1 else None
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError) as error:
+        raise UserFault(f"{path} is cut or damaged ({type(error).__name__}: {error}). Copy it again") from None
+    arguments = content.get("model_args") if isinstance(content, dict) and "model" in content else None
+    if not isinstance(arguments, dict):
+        raise UserFault(
+            f"{path} is not nanoGPT's ckpt.pt, which holds model_args and model. Other files of torch.save hold "
+            "pickles, which could run any code: they are not read"
+        )
+    keys = ("n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size")
+    known = {key: arguments.get(key) for key in keys}
+    plain = all(isinstance(value, int) and 0 <= value < 1 << 31 for value in known.values())
+    if arguments.keys() - {*keys, "dropout"} or not plain:
+        raise UserFault(f"{path}: its model_args are not nanoGPT's (n_layer, n_head, n_embd, block_size, bias ...)")
+    vocab_size = known.pop("vocab_size")
+    assert isinstance(vocab_size, int)
+    return {f"model.{key}": value for key, value in known.items()} | {"model.activation": "gelu"}, vocab_size
+
+
+def tokenizer_settings(path: Path) -> dict[str, Any]:
+    """Return the settings of `tokenizer.` that a foreign folder's tokenizer.json stands for; {} without one."""
+    content = _read_json(path / "tokenizer.json")
+    if content is None:
+        return {}
+    name, tokens, _ = kind_of_tokenizer(content)
+    return {"tokenizer.name": name} | ({"tokenizer.vocab_size": tokens + 1} if name == "bpe" else {})
+
+
+def kind_of_tokenizer(content: Any) -> tuple[str, int, list[str]]:
+    """Return our name for the kind of a Hugging Face tokenizer.json, its number of tokens, and control tokens.
+
+    Its reader (minigpt/data/tokenizers/file.py) checks all of it, and decides whether it can be used.
+
+    Returns:
+        byte, char, bpe or gpt2 if its tokens are numbered as in ours, else "file"; how many tokens precede
+        end-of-text; the control tokens that follow it, as conversations add them.
+    """
+    try:
+        model, before = content["model"], content["pre_tokenizer"]
+        ids, merges = dict(model["vocab"]), model["merges"]
+        added = {token["content"]: token["id"] for token in content["added_tokens"]}
+        for name in added:
+            ids.pop(name, None)
+        size = len(ids)
+        if sorted(ids.values()) != list(range(size)) or content["normalizer"] or model.get("ignore_merges"):
+            return "file", size, []
+        if content["decoder"]["type"] == "Fuse" and not merges and before is None and not added:
+            return "char", size, []
+        names = sorted(added, key=added.__getitem__)
+        numbered = [added[name] for name in names] == list(range(size, size + len(names)))
+        special = all(token["special"] for token in content["added_tokens"])
+        if before["type"] != "ByteLevel" or names[:1] != ["<|endoftext|>"] or not numbered or not special:
+            return "file", size, []
+        in_our_order = ids.get("!") == ord("!")  # GPT-2, and most others, begin with the printable characters
+        if not before.get("use_regex", True):
+            return ("byte" if in_our_order and size == 256 else "file"), size, names[1:]
+        pairs = "\n".join(pair if isinstance(pair, str) else " ".join(pair) for pair in merges)
+        gpt2 = hashlib.sha256(f"#version: 0.2\n{pairs}\n".encode()).hexdigest() == VOCAB_SHA256
+        return ("gpt2" if gpt2 and ids["!"] == 0 else "bpe" if in_our_order else "file"), size, names[1:]
+    except (LookupError, TypeError, AttributeError, ValueError):
+        return "file", 0, []
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None

@@ -1,0 +1,160 @@
+"""minigpt export: write a folder under a temporary name, read it back, prove that it is the same model, rename it."""
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch.nn.functional import pad
+
+from minigpt import __version__
+from minigpt.checkpoint.folder import read_manifest
+from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint
+from minigpt.config.commands import ExportConfig
+from minigpt.config.convert import to_dict
+from minigpt.data.tokenizer import Tokenizer
+from minigpt.faults import StorageFailure, UserFault
+from minigpt.files import read_json
+from minigpt.formats.architecture import family_of
+from minigpt.formats.huggingface import VOCABULARY, write_huggingface
+from minigpt.model.empty import empty_gpt
+from minigpt.model.gpt import GPT
+from minigpt.screen import Say
+
+TOLERANCE = {"f32": 5e-5, "f16": 1e-2, "q8_0": 0.1}  # of the logits, relative to the largest
+TOKENS = 2048  # compared at most
+TEXT = "The quick brown fox's 12 3,456 GPT-2 don't \t\n  é ß 你好 мир 🙂 👩‍🚀 \u00a0\u2028\u0301 <|endoftext|> <|end|>"
+
+CARD = """---
+library_name: {library}
+pipeline_tag: text-generation
+tags: [minigpt, {family}]
+---
+# {name}
+
+A GPT of {parameters:,} parameters in the shape of {family}, trained with minigpt {version}.
+
+{facts}
+## Read back after writing
+
+{proof}
+## Architecture
+
+```json
+{settings}
+```
+"""
+
+
+def export(config: ExportConfig, say: Say = print) -> None:
+    """Write a checkpoint's model in another format, and print the proof that it is the same model.
+
+    Raises:
+        RuntimeError: the export is not the same model; it was removed.
+    """
+    out = Path(os.path.expanduser(str(config.dir)))
+    if os.path.lexists(out):
+        raise UserFault(f"dir={out} is there already, and an export overwrites nothing. Give a new folder")
+    loaded = load_checkpoint(str(config.checkpoint), config.which)
+    temporary = out.with_name(f".{out.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        proof = _write(temporary, loaded, config)
+        (temporary / "README.md").write_text(model_card(loaded, proof, config.format), encoding="utf-8")
+        os.rename(temporary, out)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StorageFailure(
+            f"dir={out} can't be written: {reason}. Free some space, or choose another folder"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    for line in [*proof, f"Wrote   {out}: {', '.join(sorted(path.name for path in out.iterdir()))}"]:
+        say(line)
+
+
+def _write(folder: Path, loaded: LoadedCheckpoint, config: ExportConfig) -> list[str]:
+    """Write all but the card, and return the proof."""
+    tokenizer = _tokenizer_of(loaded)
+    if config.format == "gguf":
+        from minigpt.formats.gguf import read_gguf, write_gguf  # they need the package gguf
+
+        file = write_gguf(folder, loaded.model, tokenizer, config.type, _run_of(loaded).name)
+        copy = empty_gpt(loaded.model.config, loaded.model.vocab_size).eval()
+        for name, tensor in read_gguf(file, loaded.model).items():
+            missing = len(copy.state_dict()[name]) - len(tensor) if name in VOCABULARY else 0  # rows that pad
+            copy.state_dict()[name].copy_(pad(tensor, (0, 0, 0, missing)) if missing else tensor)
+        return prove("the package gguf", loaded.model, copy, tolerance=TOLERANCE[config.type])
+    write_huggingface(folder, loaded.model, tokenizer)
+    again = load_checkpoint(folder)
+    proof = prove("minigpt's importer", loaded.model, again.model, tolerance=TOLERANCE["f32"])
+    return [*proof, prove_tokenizer(tokenizer, again.tokenizer)] if tokenizer else proof
+
+
+@torch.inference_mode()
+def prove(by: str, model: GPT, copy: GPT, *, tolerance: float) -> list[str]:
+    """Compare the logits on random tokens, and return the proof as lines; a RuntimeError if they differ."""
+    tokens = torch.randint(model.vocab_size, (TOKENS,), generator=torch.Generator().manual_seed(1337))
+    largest = reach = 0.0
+    for window in tokens.split(model.config.block_size):
+        here, there = model(window[None]), copy(window[None])
+        largest = max(largest, float((here - there).abs().max().nan_to_num(torch.inf)))
+        reach = max(reach, float(here.abs().max()))
+    line = f"Logits  largest difference {largest:.1e} over {TOKENS:,} random tokens (they reach {reach:.1f})"
+    if not largest <= tolerance * max(1.0, reach):
+        raise RuntimeError(f"what was written is not the same model, so it was removed. {line}")
+    return [f"Read back with {by}", line]
+
+
+def prove_tokenizer(tokenizer: Tokenizer, copy: Tokenizer) -> str:
+    """Compare the ids of texts and the text of every token, and return the proof; a RuntimeError if they differ."""
+    every = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
+    texts = [*every, "".join(every)] if tokenizer.name == "char" else [*every, "".join(every), TEXT]
+    ids = sum(tokenizer.encode(text) != copy.encode(text) for text in texts)
+    back = sum(tokenizer.token_bytes(token) != copy.token_bytes(token) for token in range(tokenizer.vocab_size))
+    roles = tokenizer.special == copy.special and tokenizer.eot == copy.eot
+    line = f"Tokens  {ids} differences in the ids of {len(texts):,} texts, {back} in the text of {len(every):,} tokens"
+    if ids or back or not roles:
+        wrong = line if roles else f"{line}; control tokens {copy.special}, wanted {tokenizer.special}"
+        raise RuntimeError(f"what was written is not the same tokenizer, so it was removed. {wrong}")
+    return f"{line}; control tokens equal"
+
+
+def model_card(loaded: LoadedCheckpoint, proof: Sequence[str], form: str) -> str:
+    """Return the text of README.md: what the model is, how it was trained and scored, and the proof of the export."""
+    model, config, run = loaded.model, loaded.config, _run_of(loaded)
+    tokenizer = _tokenizer_of(loaded)
+    facts = [f"context: {model.config.block_size:,} tokens", f"vocabulary: {model.vocab_size:,} tokens"]
+    facts += [f"tokenizer: {tokenizer.name}, SHA-256 {tokenizer.hash}"] if tokenizer else ["tokenizer: none"]
+    if run != loaded.path.resolve():
+        manifest = read_manifest(loaded.path)
+        loss, text = manifest.get("val_loss"), "mix" if config.data.mix else config.data.name
+        facts.append(f"trained on: {int(manifest['step']):,} steps of {config.batch_tokens:,} tokens of data={text}")
+        facts += [f"validation loss: {loss:.4f} nats per token"] if isinstance(loss, int | float) else []
+        if (run / "data.json").is_file():
+            facts.append(f"data fingerprint: {read_json(run / 'data.json').get('fingerprint', 'of a mixture')}")
+    padding = (len(model.token_embedding.weight) - model.vocab_size) * model.config.n_embd
+    padding *= 1 if model.config.tied else 2
+    return CARD.format(
+        library="transformers" if form == "hf" else "gguf",
+        family=family_of(model.config),
+        name=run.name,
+        parameters=sum(parameter.numel() for parameter in model.parameters()) - padding,
+        version=__version__,
+        facts="".join(f"- {fact}\n" for fact in facts),
+        proof="".join(f"    {line}\n" for line in proof),
+        settings=json.dumps(to_dict(config)["model"], indent=1),
+    )
+
+
+def _tokenizer_of(loaded: LoadedCheckpoint) -> Tokenizer | None:
+    return loaded.tokenizer if isinstance(loaded.tokenizer, Tokenizer) else None
+
+
+def _run_of(loaded: LoadedCheckpoint) -> Path:
+    """Return the run of a checkpoint, or the path itself of a model without a run."""
+    path = loaded.path.resolve()
+    return path.parent.parent if path.parent.name == "checkpoints" else path

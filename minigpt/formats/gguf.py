@@ -1,0 +1,219 @@
+"""A model as a GGUF file, which llama.cpp and Ollama run, and its weights read back. Needs the package `gguf`."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minigpt.data.chat.roles import CONTROL as CONTROLS
+from minigpt.data.chat.roles import END, has_roles
+from minigpt.data.tokenizer import Tokenizer
+from minigpt.faults import UserFault
+from minigpt.formats.architecture import bias_word, config_json, family_of
+from minigpt.formats.huggingface import complete_weights, shapes_of, split_rows, to_ours
+from minigpt.formats.names import GGUF_GPT2_NAMES, GGUF_NAMES, other_names
+from minigpt.formats.tokenizer_json import GO_TEMPLATE, TEMPLATE, as_text, tokenizer_json
+from minigpt.model.gpt import GPT
+
+# Fields of config.json -> keys of GGUF, which follow the architecture's name.
+KEYS = {
+    "gpt2": {
+        "n_embd": "embedding_length",
+        "n_layer": "block_count",
+        "n_head": "attention.head_count",
+        "n_inner": "feed_forward_length",
+        "n_positions": "context_length",
+        "layer_norm_epsilon": "attention.layer_norm_epsilon",
+    },
+    "llama": {
+        "hidden_size": "embedding_length",
+        "num_hidden_layers": "block_count",
+        "num_attention_heads": "attention.head_count",
+        "num_key_value_heads": "attention.head_count_kv",
+        "head_dim": "attention.key_length",
+        "intermediate_size": "feed_forward_length",
+        "max_position_embeddings": "context_length",
+        "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+        "rope_theta": "rope.freq_base",
+    },
+}
+FACTORS = "rope_freqs.weight"  # what each pair's frequency is divided by
+SPACE = "\u2581"  # a space, in vocabularies of SentencePiece
+NORMAL, CONTROL = 1, 3  # kinds of tokens
+
+
+def refuse_what_llama_cpp_lacks(model: GPT, tokenizer: Tokenizer | None) -> Tokenizer:
+    """Refuse a model that llama.cpp can't compute; return the tokenizer, which is needed."""
+    config, family = model.config, family_of(model.config)
+    reasons = []
+    if family == "gpt2" and config.activation != "gelu_tanh":
+        reasons.append(f"llama.cpp's gpt2 computes gelu_tanh, not model.activation={config.activation}")
+    if family == "qwen3" and bias_word(config) != "none":
+        reasons.append(f"llama.cpp's qwen3 has no biases, and this model has model.bias={config.bias}")
+    if family != "llama" and config.rope_scaling != "none":
+        reasons.append(f"llama.cpp's {family} has no model.rope_scaling={config.rope_scaling}")
+    if tokenizer is None:
+        reasons.append("the file must hold a tokenizer, and this model has none that minigpt can use")
+    elif tokenizer.rules is not None:
+        reasons.append("llama.cpp needs the name of this tokenizer's pattern, which tokenizer=file does not hold")
+    elif tokenizer.vocab_size != model.vocab_size:
+        reasons.append(f"the model has {model.vocab_size:,} tokens and its tokenizer {tokenizer.vocab_size:,}")
+    elif tokenizer.name == "char" and SPACE in tokenizer.decode(range(tokenizer.vocab_size)):
+        reasons.append("the alphabet holds U+2581, which llama.cpp takes for a space")
+    if reasons or tokenizer is None:
+        raise UserFault(f"format=gguf can't express this model: {'; '.join(reasons)}. Nothing was written")
+    return tokenizer
+
+
+def write_gguf(folder: Path, model: GPT, tokenizer: Tokenizer | None, kind: str, name: str) -> Path:
+    """Make a folder, write the model and a Modelfile for Ollama into it, and return the path of the GGUF file.
+
+    Args:
+        folder: to make.
+        model: to write.
+        tokenizer: the model's.
+        kind: type of the matrices: f32, f16 or q8_0. Vectors and positions stay f32.
+        name: of the model, for its users.
+    """
+    gguf: Any = importlib.import_module("gguf")
+    tokenizer = refuse_what_llama_cpp_lacks(model, tokenizer)
+    vocabulary = _vocabulary(tokenizer)
+    family, content = family_of(model.config), config_json(model)
+    folder.mkdir(parents=True)
+    file = folder / f"model-{kind}.gguf"
+    writer = gguf.GGUFWriter(file, family)
+    writer.add_name(name)
+    kinds = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
+    writer.add_file_type(getattr(gguf.LlamaFileType, kinds[kind]))
+    numbers = {key: content[field] for field, key in KEYS["gpt2" if family == "gpt2" else "llama"].items()}
+    if family != "gpt2":
+        numbers |= dict.fromkeys(("attention.value_length", "rope.dimension_count"), content["head_dim"])
+    for key, value in numbers.items():
+        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"{family}.{key}", value)
+    for key, value in vocabulary.items():
+        writer.add_key_value(f"tokenizer.ggml.{key}", value, *_types(gguf, value))
+    if has_roles(tokenizer):
+        writer.add_chat_template(TEMPLATE)
+    for tensor_name, tensor in _their_weights(model, family).items():
+        stored = _kind_of(gguf, tensor_name, tensor, kind)
+        writer.add_tensor(tensor_name, gguf.quants.quantize(tensor.numpy(), stored), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    (folder / "Modelfile").write_text(modelfile(file.name, tokenizer, model.config.block_size))
+    return file
+
+
+def read_gguf(file: Path, model: GPT) -> dict[str, Tensor]:
+    """Return the weights of a file of `write_gguf` under our names, for the model that was written."""
+    gguf: Any = importlib.import_module("gguf")
+    reader, family = gguf.GGUFReader(file), family_of(model.config)
+    tensors = {
+        stored.name: torch.from_numpy(np.array(gguf.quants.dequantize(stored.data, stored.tensor_type)))
+        for stored in reader.tensors
+        if stored.name != FACTORS
+    }
+    attention: Any = model.blocks[0].attention
+    for name in [name for name in tensors if family == "llama" and (".attn_q." in name or ".attn_k." in name)]:
+        tensors[name] = halve(tensors[name], attention.head_dim)
+    config, _ = complete_weights(model)
+    weights = to_ours(tensors, shapes_of(config, model.vocab_size), _names(family), False, str(file))
+    return {name: tensor for name, tensor in weights.items() if name in model.state_dict()}
+
+
+def read_vocabulary(file: Path) -> tuple[list[str], list[str]]:
+    """Return the tokens and merges of a GGUF file."""
+    gguf: Any = importlib.import_module("gguf")
+    fields = gguf.GGUFReader(file).fields
+    return tuple(fields[f"tokenizer.ggml.{key}"].contents() for key in ("tokens", "merges"))  # type: ignore[return-value]
+
+
+def _names(family: str) -> dict[str, str]:
+    return GGUF_GPT2_NAMES if family == "gpt2" else GGUF_NAMES
+
+
+def modelfile(name: str, tokenizer: Tokenizer, block_size: int) -> str:
+    """Return the Modelfile for Ollama, which ignores the template inside the GGUF file `name`."""
+    chat = has_roles(tokenizer)
+    lines = [f"FROM ./{name}", f'TEMPLATE """{GO_TEMPLATE if chat else "{{ .Prompt }}"}"""']
+    lines += [f"PARAMETER num_ctx {block_size}"]
+    lines += [f'PARAMETER stop "{control}"' for control in CONTROLS if chat]
+    return "\n".join([*lines, ""])
+
+
+def _types(gguf: Any, value: Any) -> tuple[Any, ...]:
+    """Return the type of a value, and for a list also that of its elements."""
+    kinds = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING"}
+    if not isinstance(value, list):
+        return (getattr(gguf.GGUFValueType, kinds[type(value)]),)
+    inner = "INT32" if isinstance(value[0], int) else kinds[type(value[0])]
+    return gguf.GGUFValueType.ARRAY, getattr(gguf.GGUFValueType, inner)
+
+
+def _kind_of(gguf: Any, name: str, tensor: Tensor, kind: str) -> Any:
+    kinds = gguf.GGMLQuantizationType
+    if tensor.dim() < 2 or name.startswith("position_embd") or kind == "f32":
+        return kinds.F32
+    return kinds.Q8_0 if kind == "q8_0" and tensor.shape[-1] % 32 == 0 else kinds.F16  # blocks of 32
+
+
+def _vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the keys of a tokenizer: byte-level BPE with GPT-2's pattern, or SentencePiece's table for char."""
+    described = tokenizer_json(tokenizer)["model"]
+    texts = sorted(described["vocab"], key=described["vocab"].__getitem__)
+    end = tokenizer.eot if tokenizer.eot is not None else tokenizer.vocab_size - 1  # without one llama.cpp takes 11
+    keys: dict[str, Any] = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": texts,
+        "token_type": [NORMAL] * len(texts),
+        "merges": [" ".join(merge) for merge in described["merges"]] or [""],  # the key must be there and not be empty
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "add_bos_token": False,
+        "add_eos_token": False,
+    }
+    if tokenizer.eot is not None:
+        for token in tokenizer.special.values():
+            keys["token_type"][token] = CONTROL
+        if has_roles(tokenizer):
+            keys["eos_token_id"] = tokenizer.special[END]
+    elif all(text.isascii() for text in texts):
+        keys["tokens"] = [as_text(text.encode()) for text in texts]
+    else:
+        keys |= {"model": "llama", "tokens": [text.replace(" ", SPACE) for text in texts], "add_space_prefix": False}
+        keys |= {"scores": [0.0] * len(texts)}
+    return keys
+
+
+def _their_weights(model: GPT, family: str) -> dict[str, Tensor]:
+    config, weights = complete_weights(model)
+    attention: Any = model.blocks[0].attention
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        parts = other_names(name, _names(family))
+        rows = split_rows(model) if len(parts) == 3 else [len(tensor)]
+        pieces = list(tensor.split(rows))
+        if family == "llama" and len(parts) == 3:  # its rotation turns neighbours: 0 and 1, 2 and 3 ...
+            pieces[:2] = [interleave(piece, attention.head_dim) for piece in pieces[:2]]
+        tensors |= {part: piece.contiguous() for part, piece in zip(parts, pieces, strict=True)}
+    scaling = attention.rope[1]
+    if attention.rotary and scaling is not None:
+        pairs = torch.arange(attention.head_dim // 2)
+        frequencies = config.rope_theta ** (-2 * pairs / attention.head_dim)
+        tensors[FACTORS] = frequencies / scaling.slowed(frequencies)
+    return tensors
+
+
+def interleave(rows: Tensor, D: int) -> Tensor:
+    """Return the rows of each head as 0, D/2, 1, D/2 + 1 ..."""
+    return rows.unflatten(0, (-1, 2, D // 2)).transpose(1, 2).flatten(0, 2)
+
+
+def halve(rows: Tensor, D: int) -> Tensor:
+    """Undo `interleave`."""
+    return rows.unflatten(0, (-1, D // 2, 2)).transpose(1, 2).flatten(0, 2)

@@ -1,0 +1,153 @@
+"""Our tokenizers as Hugging Face's tokenizer.json, out and in: the same ids, text and merges."""
+
+import itertools
+import json
+from collections.abc import Mapping
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from minigpt.config.architecture import kind_of_tokenizer
+from minigpt.data.chat.roles import CONTROL, END, has_roles
+from minigpt.data.tokenizer import Tokenizer, read_tokenizer_json
+from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE
+from minigpt.faults import UserFault
+from minigpt.files import read_json
+
+# The form of minigpt/data/chat/roles.py as a Jinja template, which Hugging Face and llama.cpp read.
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] not in ['system', 'developer', 'user', 'assistant'] %}"
+    "{{ raise_exception('the roles are system, user and assistant') }}{% endif %}"
+    "{% if message['content'] is not string %}{{ raise_exception('the content of a message is one text') }}{% endif %}"
+    "{{ '<|' + ('system' if message['role'] == 'developer' else message['role']) + '|>' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+# The same as a Go template, which Ollama reads. If the last message is an answer, the model continues it.
+GO_TEMPLATE = (
+    "{{ range $i, $_ := .Messages }}{{ $last := eq (len (slice $.Messages $i)) 1 }}"
+    '{{ if eq .Role "system" "developer" }}<|system|>{{ .Content }}{{ else if eq .Role "user" }}<|user|>{{ .Content }}'
+    '{{ else if eq .Role "assistant" }}<|assistant|>{{ .Content }}{{ if not $last }}<|end|>{{ end }}{{ end }}'
+    '{{ if and $last (ne .Role "assistant") }}<|assistant|>{{ end }}{{ end }}'
+)
+BYTE_TO_CHARACTER = {byte: character for character, byte in CHARACTER_TO_BYTE.items()}
+
+
+def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the tokenizer.json of a tokenizer, for the `tokenizers` library.
+
+    Raises:
+        UserFault: a token is not the merge of two others.
+    """
+    is_char, names = tokenizer.name == "char", tokenizer.special
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [
+        {"id": token, "content": name, **plain, "special": True}
+        for name, token in sorted(names.items(), key=itemgetter(1))
+    ]
+    if tokenizer.rules:  # its own file, and the control tokens that were added since
+        content: dict[str, Any] = json.loads(tokenizer.rules.content)
+        new = [token for token in added if token["content"] in tokenizer.control]
+        return content | {"added_tokens": [*content["added_tokens"], *new]}
+    apart = set(names.values())
+    ids = {tokenizer.token_bytes(token): token for token in range(tokenizer.vocab_size) if token not in apart}
+    vocab = {token.decode() if is_char else as_text(token): number for token, number in ids.items()} | names
+    merges, whole = ([], False) if is_char else merges_of(ids)
+    if whole:
+        raise UserFault("a token is no merge of two others: no tokenizer.json can say that")
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    before: Any = None if is_char else byte_level | {"use_regex": tokenizer.name != "byte"}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": before,
+        "post_processor": None,
+        "decoder": {"type": "Fuse"} if is_char else byte_level | {"use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocab,
+            "merges": [[as_text(first), as_text(second)] for first, second in merges],
+        },
+    }
+
+
+def tokenizer_config(tokenizer: Tokenizer, block_size: int) -> dict[str, Any]:
+    """Return the tokenizer_config.json: text never becomes a control token, and nothing is cleaned up.
+
+    For a tokenizer with roles it holds the chat template. The template makes one text of a conversation, so there names
+    of control tokens in a message become control tokens: a program with foreign messages must look for them.
+    """
+    chat = has_roles(tokenizer)
+    end = next((name for name, token in tokenizer.special.items() if token == tokenizer.eot), None)
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": block_size,
+        "clean_up_tokenization_spaces": False,
+        "split_special_tokens": not chat,
+        "bos_token": end,
+        "eos_token": END if chat else end,
+        "pad_token": end,
+        **({"chat_template": TEMPLATE} if chat else {}),
+    }
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Return the tokenizer of a tokenizer.json: one of ours if its tokens are numbered as ours, else tokenizer=file.
+
+    An exported chat model's eos_token ends a message; documents end as they did before the export.
+    """
+    if not path.is_file():
+        raise UserFault(f"{path.parent} has no tokenizer.json, so text can't become tokens. Put the model's own there")
+    content, config = read_json(path), path.with_name("tokenizer_config.json")
+    name, _, control = kind_of_tokenizer(content)
+    try:
+        if name == "char":
+            ids = content["model"]["vocab"]
+            return Tokenizer(name, [character.encode() for character in sorted(ids, key=ids.__getitem__)])
+        named = read_json(config) if config.is_file() else {}
+        chat = named.get("eos_token") == END and {each["content"] for each in content["added_tokens"]} >= {*CONTROL}
+        whole = read_tokenizer_json(path, named.get("bos_token") if chat else None)
+        if name == "file":
+            return whole
+        tokens = [whole.token_bytes(token) for token in range(whole.vocab_size - 1 - len(control))]
+        return Tokenizer(name, tokens, control=control)
+    except UserFault:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError) as fault:
+        raise UserFault(f"{path} can't be used: {fault}") from None
+
+
+def as_text(token: bytes) -> str:
+    """Return a token as byte-level BPE files write it."""
+    return "".join(BYTE_TO_CHARACTER[byte] for byte in token)
+
+
+def merges_of(ids: Mapping[bytes, int]) -> tuple[list[tuple[bytes, bytes]], bool]:
+    """Return the merges that make these tokens, by rank, and whether any token is not the merge of two others.
+
+    The two pieces that a token joins are left of its bytes when all tokens of lower rank have been merged.
+    """
+    merges, whole = [], False
+    for token, rank in sorted(ids.items(), key=itemgetter(1)):
+        pieces = [token[place : place + 1] for place in range(len(token))]
+        while len(pieces) > 2:
+            joined = [ids.get(first + second, rank) for first, second in itertools.pairwise(pieces)]
+            best = min(range(len(joined)), key=joined.__getitem__)
+            if joined[best] >= rank:
+                break
+            pieces[best : best + 2] = [pieces[best] + pieces[best + 1]]
+        if len(pieces) == 2:
+            merges.append((pieces[0], pieces[1]))
+        whole |= len(pieces) > 2
+    return merges, whole
