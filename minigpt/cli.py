@@ -63,31 +63,17 @@ def sample(arguments: list[str]) -> int:
 def prepare(arguments: list[str]) -> None:
     """Turn text into token files, without training."""
     config = _compose("prepare", arguments)
-    work = config.prepare
-
-    if work.slurm:
-        from minigpt.data.preparing.slurm import write_array
-        from minigpt.data.sources.find import typed_path
-
-        folder, command = typed_path(config.data.dir), command_line("prepare")
-        path = write_array(folder, command, arguments, parts=work.slurm, workers=work.workers)
-        print(f"Wrote {path}. Submit it:\n  sbatch {shlex.quote(str(path))}")
-        return
-
     if config.ray.address:
         os.environ["RAY_ADDRESS"] = config.ray.address  # Ray looks for its cluster there
 
     with loading():
         from minigpt.data.prepared import describe
-        from minigpt.data.preparing.prepare import UnfinishedParts, mend
+        from minigpt.data.preparing.prepare import prepare_again_if_damaged
         from minigpt.ranks.signals import Signals
 
-    try:
-        with Signals():
-            print("\n".join(describe(mend(config.data, config.tokenizer, work=work))))
-    except UnfinishedParts as rest:
-        print(rest)
-        return
+    with Signals():
+        prepared = prepare_again_if_damaged(config.data, config.tokenizer, work=config.prepare)
+    print("\n".join(describe(prepared)))
     text = [each for each in redact_arguments(arguments) if not each.startswith(("prepare.", "ray."))]
     print(f"\nTrain on it:\n  {typed('train')} {shlex.join(text)}".rstrip())
 

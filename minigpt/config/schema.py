@@ -99,15 +99,13 @@ class DataConfig:
     encoding: str = setting("utf-8", "encoding of the source files", "weights")
     errors: Literal["strict", "replace"] = setting("strict", "for bytes that are no text in `encoding`", "weights")
     key: str = setting("text", "JSON lines, Parquet: key or column of the text", "weights")
+    separator: str | None = setting(
+        None, "what stands between the documents of a plain text: <|endoftext|>", "weights", literal=True
+    )
     include: str | None = setting(None, "folder: patterns of files to read: *.md,*.txt", "weights")
     exclude: str | None = setting(None, "folder: patterns of files to leave out", "weights")
     mix: dict[str, float] = setting({}, "several sources in place of one: texts/:0.7,more.jsonl:0.3", "weights")
-    shards: str | None = setting(
-        None, "URL of a prepared folder, whose tokens are fetched as needed", "content", literal=True
-    )
-    cache_gb: float = setting(10.0, "shards: GB on the disk for fetched tokens", "machine", above=0)
     mask_documents: bool = setting(False, "no document of a window sees another", "weights")
-    check: bool = setting(False, "list what is suspicious: repeated lines, wrongly decoded text ...", "watch")
 
 
 @dataclass
@@ -299,13 +297,7 @@ class WorkConfig:
     """How the work of preparing is shared out. The tokens are the same, whatever is chosen."""
 
     workers: int = setting(0, "processes that encode; 0: one for each core", "machine", low=0, high=4096)
-    part: str | None = setting(
-        None, "i/n: only this of n equal parts, on any machines that share data.dir; the last joins them", "watch"
-    )
     engine: Literal["processes", "ray"] = setting("processes", "ray: on a Ray cluster (an extra)", "machine")
-    slurm: int = setting(
-        0, "write a SLURM array of so many parts to data.dir, and nothing else", "watch", low=0, high=4000
-    )
 
 
 @dataclass

@@ -16,7 +16,6 @@ from minigpt.config.schema import DataConfig
 from minigpt.data.chat.packing import ConversationSplit
 from minigpt.data.mix import MixedSplit
 from minigpt.data.order import batch_of_step
-from minigpt.data.remote import RemoteSplit
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
@@ -89,7 +88,7 @@ class MicroBatches:
         document_end: the token behind each document, if no document is to see another (see `document_end`).
     """
 
-    split: TokenSplit | MixedSplit | RemoteSplit | ConversationSplit
+    split: TokenSplit | MixedSplit | ConversationSplit
     _: KW_ONLY
     seed: int
     block_size: int

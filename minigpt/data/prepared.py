@@ -2,17 +2,14 @@
 
 import contextlib
 import fcntl
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from minigpt.data.chat.packing import ConversationSplit
 from minigpt.data.measures.overlap import measured_lines
 from minigpt.data.mix import MixedSplit
-from minigpt.data.preparing.make import FORMAT, UNITS
-from minigpt.data.remote import RemoteFolder, RemoteSplit, pieces_of
 from minigpt.data.shards import TokenSplit, fingerprint
 from minigpt.data.sources.find import typed_path
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
@@ -20,7 +17,7 @@ from minigpt.faults import CONTROL_PICTURES, UserFault
 from minigpt.files import lock, read_json
 from minigpt.screen import Say
 
-REMOTE = "remote"  # below data.dir: the folder for what is copied of tokens at URLs
+FORMAT = "minigpt-prepared-2"
 CONVERSATIONS = ("chat", "tasks")  # data.name
 
 
@@ -38,18 +35,16 @@ class Prepared:
 
     folder: Path
     tokenizer: Tokenizer
-    train: TokenSplit | MixedSplit | RemoteSplit | ConversationSplit
+    train: TokenSplit | MixedSplit | ConversationSplit
     val: TokenSplit | MixedSplit | ConversationSplit
     fingerprint: str  # SHA-256 (hex) of the tokenizer and of all tokens
     summary: dict[str, Any]  # what was read and made, as JSON
-    rule: str = "tail"  # content, where whole documents were asked for; what a run keeps (sources/split.py)
     parts: "dict[str, Prepared]" = field(default_factory=dict)  # the sources of a mixture, by their names
 
     @property
     def facts(self) -> dict[str, Any]:
         """What a run writes down to recognise its tokens (see `open_prepared`)."""
         facts: dict[str, Any] = {"fingerprint": self.fingerprint, "tokenizer": self.tokenizer.hash}
-        facts |= {"split": self.rule} if self.rule != "tail" else {}  # as runs of versions up to 0.1.0 have it
         if isinstance(self.train, MixedSplit):
             shares = self.train.shares.items()
             facts["mix"] = {
@@ -70,27 +65,18 @@ def open_prepared(data_dir: str, facts: Mapping[str, Any], named: Iterable[str] 
         DamagedShards: they are there, but a file was changed or lost since they were prepared.
     """
     if mix := facts.get("mix"):
-        found = {name: open_prepared(data_dir, part, named) for name, part in mix.items()}
-        parts = {name: part for name, part in found.items() if part is not None}
+        opened = {name: open_prepared(data_dir, part, named) for name, part in mix.items()}
+        parts = {name: part for name, part in opened.items() if part is not None}
         return mixed(parts, {name: part["share"] for name, part in mix.items()}) if len(parts) == len(mix) else None
-    root = typed_path(data_dir)
-    here = [*sorted(root.glob("*/prepared.json")), *sorted(root.glob(f"{REMOTE}/*/prepared.json"))]
-    for folder in [*map(typed_path, named), *(path.parent for path in here)]:
+    folders = (path.parent for path in sorted(typed_path(data_dir).glob("*/prepared.json")))
+    for folder in [*map(typed_path, named), *folders]:
         if read_prepared(folder).get("fingerprint") == str(facts.get("fingerprint")):
             return open_folder(folder)
     return None
 
 
-def open_folder(
-    folder: Path, say: Say = lambda line: None, *, remote: RemoteFolder | None = None, limit_bytes: float = 0.0
-) -> Prepared:
-    """Open a folder of prepared tokens, and remove what unfinished work has left in it.
-
-    Args:
-        folder: that holds a prepared.json.
-        say: takes lines for the user.
-        remote: where its training tokens are, if they are at a URL.
-        limit_bytes: how many bytes of those tokens are kept on this machine at most.
+def open_folder(folder: Path, say: Say = lambda line: None) -> Prepared:
+    """Open a folder that holds a prepared.json.
 
     Raises:
         DamagedShards: a file was changed or lost since it was prepared.
@@ -98,25 +84,20 @@ def open_folder(
     path, content = folder / "tokenizer.json", read_prepared(folder)
     try:
         tokenizer = load_tokenizer(read_json(path), path)
-        train: TokenSplit | RemoteSplit | ConversationSplit
-        val: TokenSplit | ConversationSplit
-        if pieces_of(folder).is_dir():
-            train = RemoteSplit(remote, folder, "train", tokenizer=tokenizer, limit_bytes=limit_bytes)
-        else:
-            train = TokenSplit(folder, "train", tokenizer=tokenizer)
-        val = TokenSplit(folder, "val", tokenizer=tokenizer)
-        if content["keys"].get("corpus") in CONVERSATIONS and isinstance(train, TokenSplit):
-            train, val = ConversationSplit(train, tokenizer), ConversationSplit(val, tokenizer)
+        train, val = (_split(folder, name, tokenizer, content["keys"]["corpus"]) for name in ("train", "val"))
         whole = fingerprint([train.fingerprint, val.fingerprint])
         if content.get("fingerprint") != whole:
             raise UserFault(f"{folder / 'prepared.json'} belongs to other tokens than those beside it")
     except UserFault as fault:
         raise DamagedShards(folder, str(fault)) from None
-    if (folder / UNITS).is_dir():
-        shutil.rmtree(folder / UNITS, ignore_errors=True)  # of a process that was killed at the very end, too
     rule = content["summary"]["split"]
     say(f"data: {folder}: {len(train):,} tokens to train on, {len(val):,} to validate on ({rule})")
-    return Prepared(folder, tokenizer, train, val, whole, content["summary"], content["keys"].get("split", "tail"))
+    return Prepared(folder, tokenizer, train, val, whole, content["summary"])
+
+
+def _split(folder: Path, name: str, tokenizer: Tokenizer, corpus: str) -> TokenSplit | ConversationSplit:
+    split = TokenSplit(folder, name, tokenizer=tokenizer)
+    return ConversationSplit(split, tokenizer) if corpus in CONVERSATIONS else split
 
 
 def read_prepared(folder: Path) -> dict[str, Any]:
@@ -149,28 +130,17 @@ def refuse_conversations(content: Mapping[str, Any], place: str) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, say: Say, *, shared: bool = False) -> Iterator[IO]:
-    """Lock `folder` for one process, or share it among the parts of one job; a lock ends with its process.
-
-    Yields:
-        The locked file.
-    """
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+def locked(folder: Path, say: Say) -> Iterator[None]:
+    """Lock a folder for one process, and remove what killed processes have left there; a lock ends with its process."""
     with open(folder / ".lock", "a+b") as file:
         try:
-            alone = lock(file, kind | fcntl.LOCK_NB)  # on file systems without locks, all write the same bytes
+            alone = lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # on file systems without locks, all write the same bytes
         except BlockingIOError:
             say(f"data: another process is preparing {folder}; waiting for it")
-            alone = lock(file, kind)
-        if alone and not shared:
-            sweep(folder)
-        yield file
-
-
-def sweep(folder: Path) -> None:
-    """Remove what killed processes have left unfinished. No other process may be writing there."""
-    for left_over in folder.rglob("*.tmp"):
-        left_over.unlink(missing_ok=True)
+            alone = lock(file)
+        for left_over in folder.rglob("*.tmp") if alone else ():
+            left_over.unlink(missing_ok=True)
+        yield
 
 
 def describe(prepared: Prepared) -> list[str]:
@@ -180,8 +150,9 @@ def describe(prepared: Prepared) -> list[str]:
         for name, part in prepared.parts.items():
             share = f"mix        {prepared.train.shares[name]:.2%} of the training windows are of {name}"
             lines += [share, *describe(part), ""]
-        return lines[:-1]
-    lines = [*_lines(prepared.summary, prepared.tokenizer.hash), f"kept in    {prepared.folder}"]
+        return lines + [f"{name:<10} {line}" for name, line in measured_lines(prepared.summary)]
+    lines = _lines(prepared.summary, prepared.tokenizer.hash)
+    lines += [f"tokens     SHA-256 {prepared.fingerprint}", f"kept in    {prepared.folder}"]
     return [line.translate(CONTROL_PICTURES) for line in lines]  # a summary from a URL is somebody's text
 
 
@@ -191,7 +162,6 @@ def _lines(summary: dict[str, Any], tokenizer_hash: str) -> list[str]:
     return [
         f"corpus     {summary['corpus']}{python}: {summary['documents']:,} documents, {summary['bytes']:,} bytes, "
         f"{summary['characters']:,} characters",
-        f"SHA-256    {summary['sha256']}",
         f"tokenizer  {summary['tokenizer']}, {summary['vocab_size']:,} tokens, SHA-256 {tokenizer_hash[:12]}",
         f"train      {train['tokens']:,} tokens of {train['bytes']:,} bytes "
         f"({train['bytes'] / train['tokens']:.2f} bytes per token)",

@@ -8,7 +8,6 @@ from minigpt.data.chat.packing import ConversationSplit
 from minigpt.data.chat.tasks import question
 from minigpt.data.mix import MixedSplit
 from minigpt.data.prepared import Prepared
-from minigpt.data.remote import RemoteSplit
 from minigpt.data.shards import TokenSplit
 from minigpt.machine.budget import PARTS, budget_of, gigabytes, plan_of
 from minigpt.machine.choices import Choices
@@ -60,7 +59,7 @@ def describe_plan(
             f"{tokens / parameters:.1f} tokens per parameter",
         )
         length = f"{total_steps:,} steps = {tokens:,} tokens = {passes}, {each}"
-    source = "mix" if config.data.mix else "shards at a URL" if config.data.shards else config.data.name
+    source = "mix" if config.data.mix else config.data.name
     shared = f" ({model.n_kv_head} of keys and values)" if 0 < model.n_kv_head < model.n_head else ""
     lines = [
         f"Model      {parameters:,} parameters: {number_of(model.n_layer, 'layer')}, "
@@ -95,7 +94,7 @@ def describe_questions(config: TrainConfig) -> list[str]:
     ]
 
 
-def _passes(train: TokenSplit | MixedSplit | RemoteSplit | ConversationSplit, tokens: int, block_size: int) -> str:
+def _passes(train: TokenSplit | MixedSplit | ConversationSplit, tokens: int, block_size: int) -> str:
     """Return how many passes over the data, or over each source of a mixture, so many tokens are."""
     if isinstance(train, ConversationSplit):
         return f"{tokens / block_size / len(train.packs(block_size)[0]):.2f} passes over the conversations"

@@ -20,9 +20,8 @@ from minigpt.data.chat.packing import ConversationSplit
 from minigpt.data.chat.roles import with_roles
 from minigpt.data.mix import parts_of
 from minigpt.data.order import check_length
-from minigpt.data.prepared import CONVERSATIONS, DamagedShards, Prepared
+from minigpt.data.prepared import CONVERSATIONS, DamagedShards, Prepared, open_prepared
 from minigpt.data.preparing.prepare import prepare
-from minigpt.data.remote import RemoteSplit
 from minigpt.data.tokenizer import Tokenizer, scheme_of
 from minigpt.faults import UserFault
 from minigpt.formats.architecture import is_foreign, read_foreign_config
@@ -33,6 +32,7 @@ from minigpt.model.gpt import GPT
 from minigpt.model.parts import is_sharded
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.sampling.write import encode_prompt
+from minigpt.screen import tell
 
 
 @dataclass
@@ -136,11 +136,7 @@ def tell_removed_settings(run: RunDirectory) -> None:
 def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
     """Refuse data with too few tokens, or a prompt that its tokenizer can't encode, before anything is written."""
     end = document_end(config.data, prepared.tokenizer)
-    if isinstance(prepared.train, RemoteSplit):
-        check_length("train", len(prepared.train), config.model.block_size)
-        sequences = config.batch_tokens // config.model.block_size
-        prepared.train.refuse_small_cache(block_size=config.model.block_size, sequences=sequences)
-    elif not isinstance(prepared.train, ConversationSplit):
+    if not isinstance(prepared.train, ConversationSplit):
         for name, train in parts_of(prepared.train).items():
             check_length("train" if name == "train" else f"{name}: train", len(train), config.model.block_size)
     for split in (prepared.train, prepared.val):
@@ -158,7 +154,7 @@ def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
 
 
 def prepare_tokens(config: TrainConfig, path: Path) -> Prepared:
-    """Return the tokens of the run in `path`, split as they were when it began.
+    """Return the tokens of the run in `path`: those that it began with, whatever became of their text.
 
     The weights of `init.from` know the tokens of their own tokenizer: if it is a learned one, or has control tokens, it
     is used on any text. A run that continues has it in its checkpoints, and doesn't need `init.from` any more.
@@ -167,7 +163,10 @@ def prepare_tokens(config: TrainConfig, path: Path) -> Prepared:
         UserFault: the text has characters that this tokenizer lacks, and whatever `prepare` raises.
     """
     saved = RunDirectory(path, writes=False).read_json("data.json")
-    rule = None if saved is None else saved.get("split", "tail")
+    with contextlib.suppress(DamagedShards):
+        if saved is not None and (prepared := open_prepared(config.data.dir, saved, config.data.mix)):
+            tell(f"data: {prepared.folder}: the tokens that this run began with, whatever the source holds now")
+            return prepared
     given = None
     name, file = config.tokenizer.name, config.tokenizer.file
     if config.init.source is not None and (name != "file" or file is None):
@@ -176,7 +175,7 @@ def prepare_tokens(config: TrainConfig, path: Path) -> Prepared:
             has_more = theirs.control and config.data.name not in CONVERSATIONS  # those add the same to a fixed one
             given = theirs if scheme_of(name).is_learned or name == "file" or has_more else None
     try:
-        return prepare(config.data, config.tokenizer, given=given, rule=rule)
+        return prepare(config.data, config.tokenizer, given=given)
     except DamagedShards as fault:
         if given is None:
             raise

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from minigpt.data.sources.survey import survey
 
 from minigpt.config.schema import DataConfig
 from minigpt.data.readers import document
 from minigpt.data.sources.corpus import Corpus, find_corpus
 from minigpt.data.sources.split import describe_split, split
-from minigpt.data.sources.survey import survey
 from minigpt.faults import UserFault
 
 

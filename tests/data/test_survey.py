@@ -3,11 +3,11 @@
 import hashlib
 
 import pytest
+from minigpt.data.sources.survey import survey
 
 from minigpt.config.schema import DataConfig
 from minigpt.data.readers import document
 from minigpt.data.sources.corpus import Corpus, find_corpus
-from minigpt.data.sources.survey import survey
 from minigpt.faults import UserFault
 
 

@@ -4,8 +4,8 @@ Nothing is copied: the prepared folder holds links to them. They are read throug
 largest token, and the text that they stand for.
 """
 
-import hashlib
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,27 +22,23 @@ from minigpt.data.shards import (
     stated_sha256,
     write_sidecar,
 )
-from minigpt.data.sources.corpus import Corpus
-from minigpt.data.sources.find import MAGICS, token_files, token_header
-from minigpt.data.sources.survey import Survey, count_characters, signature
+from minigpt.data.sources.corpus import MAGICS, Corpus, token_header
+from minigpt.data.sources.split import count_characters
 from minigpt.data.tokenizer import FORMAT, Tokenizer, build_tokenizer, load_tokenizer
 from minigpt.faults import UserFault
 from minigpt.files import read_json, replaced, sha256_of
+from minigpt.screen import Progress, Say
 
 PIECE_TOKENS = 1 << 20
-RULE = "the files with val in their names for validation"
 
 
-def tokenizer_of(corpus: Corpus, name: str, stated: Tokenizer | None) -> Tokenizer:
+def _tokenizer_of(corpus: Corpus, name: str, stated: Tokenizer | None) -> Tokenizer:
     """Return the tokenizer of tokens: ours beside our own shards, GPT-2's of other uint16 shards, or the stated one.
 
     Args:
         corpus: whose files are tokens.
         name: of the tokenizer that the command line names, or the default.
         stated: that tokenizer, if it needs no text to learn from; else None.
-
-    Raises:
-        UserFault: it must be stated, or the one beside the tokens is another.
     """
     for file in corpus.files:
         header, unsaid = token_header(file), stated is None or stated.name in ("byte", "gpt2")
@@ -72,76 +68,67 @@ def tokenizer_of(corpus: Corpus, name: str, stated: Tokenizer | None) -> Tokeniz
     raise UserFault(f"{corpus.files[0].path} holds tokens, and tokenizer={name} is learned from text. {remedy}")
 
 
-def read_tokens(corpus: Corpus, tokenizer: Tokenizer, progress: Callable[[int], None]) -> Survey:
-    """Read all tokens of a corpus.
-
-    Args:
-        corpus: whose files are tokens.
-        tokenizer: that made them.
-        progress: called with the number of bytes read since the last call.
+def link_tokens(
+    folder: Path, corpus: Corpus, name: str, given: Tokenizer | None, say: Say
+) -> tuple[Tokenizer, dict[str, dict[str, Any]], Counter[str]]:
+    """Write links to tokens, and the sidecars, into a folder. Return the tokenizer, the sidecars and counts.
 
     Raises:
         UserFault: files are cut or not of this tokenizer, all of which it names; or a split is missing.
+        OSError: a file can't be written.
     """
-    tokens, border = token_files(corpus.files), len(corpus.files) - corpus.val_files
-    if text := [file.label for file in corpus.files if file not in tokens]:
+    if text := [file.label for file in corpus.files if file.path.suffix != ".bin"]:
         raise UserFault(f"data.source and data.val_source hold tokens and text ({text[0]}); wanted one of these")
-    found, lines, bad = Survey(corpus, signature(corpus), blank=False), [], []
+    tokenizer = _tokenizer_of(corpus, name, given)
+    say(f"data: the tokens are used where they are, as those of tokenizer={tokenizer.name}")
     texts = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
     sizes = np.array([(len(text), count_characters(text)) for text in texts])
-    parts = {"train": list(corpus.files[:border]), "val": list(corpus.files[border:])}
-    if not corpus.val_files:
-        parts = {name: [file for file in tokens if ("val" in file.path.name) == (name == "val")] for name in parts}
-    for name, files in parts.items():
-        split: dict[str, Any] = {"tokens": 0, "max_token": 0, "shard_tokens": 1, "shards": [], "paths": []}
-        bytes_before = found.bytes
-        for file in files:
+    progress = Progress("data: reading", corpus.size, say)
+    has_val_source = any(file.is_val for file in corpus.files)
+    sidecars, counts, bad = dict[str, dict[str, Any]](), Counter[str](), list[str]()
+    for split in ("train", "val"):
+        facts: dict[str, Any] = {"tokens": 0, "bytes": 0, "max_token": 0, "shard_tokens": 1, "shards": []}
+        layout, paths = None, list[Path]()
+        for file in corpus.files:
+            is_val = file.is_val if has_val_source else "val" in file.path.name
+            if is_val != (split == "val"):
+                continue
             try:
-                shard, layout = _open(file)
-                if not split["tokens"]:
-                    split |= layout
-                if not layout.items() <= split.items():
-                    raise UserFault(f"{file.path} holds other tokens than {split['paths'][0]}: {layout}")
-                digest, stated = sha256_of(file.path), stated_sha256(file.path)
-                if stated not in (None, digest):
-                    raise UserFault(
-                        f"{file.path} was changed since it was made: the sidecar beside it states another SHA-256. "
-                        "Copy it again from where it was made, or make it again there"
-                    )
-                largest = _count(file, shard, tokenizer, sizes, found, progress)
+                shard, own = _open(file)
+                layout = layout or own
+                if layout != own:
+                    raise UserFault(f"{file.path} holds other tokens than {paths[0]}: {own}")
+                digest = _digest(file)
+                largest, n_bytes = _count(file, shard, tokenizer, sizes, counts, progress)
             except UserFault as fault:
                 bad.append(str(fault))
                 continue
-            lines.append(f"{digest}  {file.label}\n")
-            entry = {"file": shard_name(name, len(split["shards"])), "tokens": len(shard), "sha256": digest}
-            split["shards"].append(entry)
-            split["paths"].append(os.path.abspath(file.path))
-            split["tokens"] += len(shard)
-            split["max_token"] = max(split["max_token"], largest)
-            split["shard_tokens"] = max(split["shard_tokens"], len(shard))
-        if split["tokens"] < 2 and not bad:
-            bad.append(f"data.source has no tokens for {name}: the files to validate on have val in their names")
-        found.tokens[name] = split | {"bytes": found.bytes - bytes_before}
+            facts["shards"].append({"file": shard_name(split, len(paths)), "tokens": len(shard), "sha256": digest})
+            facts["tokens"] += len(shard)
+            facts["bytes"] += n_bytes
+            facts["max_token"] = max(facts["max_token"], largest)
+            paths.append(file.path)
+        if facts["tokens"] < 2 and not bad:
+            bad.append(f"data.source has no tokens for {split}: the files to validate on have val in their names")
+        if not bad:
+            for path, entry in zip(paths, facts["shards"], strict=True):
+                with replaced(folder / entry["file"]) as temporary:
+                    os.symlink(os.path.abspath(path), temporary)
+            sidecars[split] = write_sidecar(folder, split, tokenizer, facts | (layout or {}))
     if bad:
         raise UserFault(*bad)
-    found.sha256 = hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
-    return found
+    return tokenizer, sidecars, counts
 
 
-def link(folder: Path, found: Survey, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Write links to the tokens, and the sidecars, into `folder`; return the sidecars.
-
-    Raises:
-        OSError: it can't be written.
-    """
-    sidecars = []
-    for name, split in found.tokens.items():
-        for path, entry in zip(split["paths"], split["shards"], strict=True):
-            with replaced(folder / entry["file"]) as temporary:
-                os.symlink(path, temporary)
-        facts = {key: value for key, value in split.items() if key != "paths"}
-        sidecars.append(write_sidecar(folder, name, tokenizer, facts))
-    return sidecars
+def _digest(file: File) -> str:
+    """Return the SHA-256 of a file, and compare it with that of a sidecar of ours beside it."""
+    digest, stated = sha256_of(file.path), stated_sha256(file.path)
+    if stated not in (None, digest):
+        raise UserFault(
+            f"{file.path} was changed since it was made: the sidecar beside it states another SHA-256. "
+            "Copy it again from where it was made, or make it again there"
+        )
+    return digest
 
 
 def _open(file: File) -> tuple[NDArray[Any], dict[str, Any]]:
@@ -160,19 +147,17 @@ def _count(
     shard: NDArray[Any],
     tokenizer: Tokenizer,
     sizes: NDArray[Any],
-    found: Survey,
+    counts: Counter[str],
     progress: Callable[[int], None],
-) -> int:
-    """Add the bytes, characters and documents of a shard; return its largest token."""
-    largest = 0
+) -> tuple[int, int]:
+    """Count the text of a shard; return its largest token, and the bytes of its text."""
+    largest, before = 0, counts["bytes"]
     for start in range(0, len(shard), PIECE_TOKENS):
         piece = np.asarray(shard[start : start + PIECE_TOKENS])
         largest = max(largest, int(piece.max()))
         if largest >= tokenizer.vocab_size:
             refuse_strange_token(file.path, shard, tokenizer)
         n_bytes, characters = sizes[piece].sum(0).tolist()
-        found.bytes += n_bytes
-        found.characters += characters
-        found.documents += int(np.count_nonzero(piece == tokenizer.eot))
+        counts.update(bytes=n_bytes, characters=characters, documents=int(np.count_nonzero(piece == tokenizer.eot)))
         progress(piece.nbytes)
-    return largest
+    return largest, counts["bytes"] - before

@@ -1,248 +1,299 @@
 """Make prepared tokens: tokenizer, shards, sidecars and summary of one corpus, in one folder.
 
-Unfinished work is in UNITS: the tokenizer and the units of work (units.py). A process that comes later goes on from it.
+A killed process leaves plan.json, tokenizer.json and finished shards behind; the next one makes the missing shards.
 """
 
 import contextlib
-import itertools
 import shutil
-import time
-from collections.abc import Generator, Iterable, Iterator
-from functools import partial
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from minigpt.config.schema import WorkConfig
 from minigpt.data.chat.roles import with_roles
 from minigpt.data.measures.overlap import measure, measured_lines
-from minigpt.data.preparing.in_place import RULE, link
-from minigpt.data.preparing.ray_engine import encode_on_ray
-from minigpt.data.preparing.units import Engine, assemble, count_units, cut, make_units
-from minigpt.data.preparing.workers import encode_in_processes
-from minigpt.data.shards import SplitWriter, fingerprint
-from minigpt.data.sources.split import describe_split, small_split, split
-from minigpt.data.sources.survey import Survey, signature
-from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer
+from minigpt.data.prepared import FORMAT
+from minigpt.data.preparing.encode import UNITS, EncodeJob, encode_unit
+from minigpt.data.preparing.engines import Map, workers
+from minigpt.data.preparing.in_place import link_tokens
+from minigpt.data.preparing.scan import Scan, ScanJob, scan_unit
+from minigpt.data.preparing.units import Unit, units_of
+from minigpt.data.shards import HEADER_BYTES, fingerprint, write_sidecar
+from minigpt.data.sources.corpus import Corpus
+from minigpt.data.sources.find import local_file
+from minigpt.data.sources.split import HASHES, describe_split, fair_border, offset, small_split
+from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, scheme_of
 from minigpt.data.tokenizers.scheme import runs
-from minigpt.faults import StorageFailure, UserFault
+from minigpt.faults import UserFault
 from minigpt.files import read_json, write_json
 from minigpt.ranks.cores import usable_cores
-from minigpt.screen import Progress, Say, size_text, time_text
-from minigpt.splitmix import fold
+from minigpt.screen import Progress, Say, size_text
 
-FORMAT = "minigpt-prepared"
-UNITS = "units"
-LEARN_BYTES = 1 << 27  # a BPE vocabulary is learned from at most so much of the training text: a minute or less
-BLOCK_BYTES = 1 << 14  # a sample of the training text is made of blocks of this size
-PROBE_BYTES = 1 << 18  # encoded first, to estimate time and disk
-SMALL_BYTES = 1_000_000  # for less text no time is estimated
+PLAN = "plan.json"
+LEARN_BYTES = 1 << 27  # a BPE vocabulary is learned from about so much of the training text at most: a minute or less
+UNPACKED = 4  # bytes of text that a packed byte may stand for, as an estimate
+CHANGED = "was changed while it was read; wait until it is complete and run this again"
+MAX_NAMED = 20  # files that can't be read
 
 
-def stored_tokenizer(folder: Path) -> Tokenizer | None:
-    """Return the tokenizer that unfinished work in `folder` was begun with."""
-    path = folder / UNITS / "tokenizer.json"
-    with contextlib.suppress(UserFault):
-        content = read_json(path)
-        tokenizer = load_tokenizer(content)
-        return tokenizer if content.get("sha256") == tokenizer.hash else None
-    return None
+@dataclass(frozen=True)
+class Plan:
+    """How a text is split, found by reading all of it.
 
-
-def learn(folder: Path, keys: dict[str, Any], found: Survey, *, given: Tokenizer | None, say: Say) -> Tokenizer:
-    """Learn a tokenizer from the training text, unless one is given; store it for all processes that work on `folder`.
-
-    Raises:
-        UserFault: a split would be empty, or the vocabulary impossible.
-        OSError: a file can't be written.
+    Attributes:
+        rule: of the split (minigpt/data/sources/split.py).
+        border: hash below which documents are for validation; tail: the first character for validation.
+        is_text: tail: whether characters are counted; else bytes.
+        units: for each unit, where it begins (in characters or bytes), and the splits that it has text for.
+        counts: of the whole text.
+        notes: what a user may not expect in it.
     """
-    tokenizer = given
-    if tokenizer is None:
-        vocab_size = keys["vocab_size"] or 0
-        train = _text_to_learn_from(found, keys["val_fraction"], vocab_size, say)
-        tokenizer = build_tokenizer(keys["tokenizer"], vocab_size=vocab_size, alphabet=found.alphabet, train=train)
-    if found.corpus.options.chat:
-        tokenizer = with_roles(tokenizer)
-    (folder / UNITS).mkdir(exist_ok=True)
-    write_json(folder / UNITS / "tokenizer.json", tokenizer.to_json() | {"sha256": tokenizer.hash})
-    return tokenizer
+
+    rule: str
+    border: float
+    is_text: bool
+    units: list[tuple[int, list[str]]]
+    counts: dict[str, int]
+    notes: list[str]
 
 
-def encode(
-    folder: Path, found: Survey, val_fraction: float, tokenizer: Tokenizer, *, work: WorkConfig, say: Say
-) -> Generator[str, None, None]:
-    """Make the units of a text that are not there yet; yield the identities of all, in order, as `make_units` does.
-
-    A corpus of tokens has no units.
-
-    Raises:
-        UserFault: a split would be empty, or the source changed since it was surveyed.
-        StorageFailure: the disk would not hold the tokens.
-        OSError: a file can't be written.
-    """
-    if found.tokens:
-        return
-    units = folder / UNITS
-    share = share_of(work.part)
-    count = processes_for(work, found.bytes // share[1])
-    engine: Engine | None = None
-    if work.engine == "ray":
-        engine = partial(encode_on_ray, tokenizer=tokenizer)
-    elif count > 1:
-        engine = partial(encode_in_processes, count=count, tokenizer=units / "tokenizer.json")
-    _tell_cost(folder, found, val_fraction, tokenizer, count=count * share[1], say=say)
-    progress = Progress(f"data: encoding with tokenizer={tokenizer.name}", found.bytes // share[1], say)
-    frames = cut(split(found, val_fraction), tokenizer, chat=found.corpus.options.chat)
-    yield from make_units(units, frames, tokenizer, engine=engine, part=share, progress=progress)
-
-
-def seal(
-    folder: Path, keys: dict[str, Any], found: Survey, *, tokenizer: Tokenizer, identities: Iterable[str], say: Say
+def make(
+    folder: Path, keys: dict[str, Any], corpus: Corpus, given: Tokenizer | None, *, work: WorkConfig, say: Say
 ) -> None:
-    """Put the units together and write everything else, prepared.json last. No other process may be writing there.
+    """Write everything that a folder of prepared tokens holds, prepared.json last.
 
     Args:
-        folder: of the units.
+        folder: an existing folder, locked by this process.
         keys: what decides the tokens besides the text, as prepared.json keeps it.
-        found: the text.
-        tokenizer: that encoded it.
-        identities: of the units, in order; each unit is appended when its identity has come (see `encode`).
+        corpus: the text, or tokens.
+        given: the tokenizer; None: it is learned.
+        work: who encodes.
         say: takes lines for the user.
 
     Raises:
-        UserFault: a split would be empty, or the source changed since it was surveyed.
-        StorageFailure: a unit was changed since it was made.
+        UserFault: files can't be read, a split would be empty, or the source is changed meanwhile.
         OSError: a file can't be written.
     """
-    if found.tokens:
-        sidecars = link(folder, found, tokenizer)
+    if corpus.holds_tokens:
+        tokenizer, sidecars, counts = link_tokens(folder, corpus, keys["tokenizer"], given, say)
+        rule, notes = "source" if keys["val_source"] else "tokens", list[str]()
     else:
-        sidecars = _assemble(folder, identities, tokenizer, keys["val_fraction"])
-    if signature(found.corpus) != found.signature or sum(sidecar["bytes"] for sidecar in sidecars) != found.bytes:
-        raise UserFault("the source was changed while it was read; wait until it is complete and run this again")
+        tokenizer, plan, sidecars = _encode(folder, keys, corpus, given, work, say)
+        rule, counts, notes = plan.rule, Counter(plan.counts), plan.notes
+    for file in corpus.files:
+        if (
+            not file.address
+            and (now := local_file(file.path, file.label))
+            and (now.size, now.stamp) != (file.size, file.stamp)
+        ):
+            raise UserFault(f"{file} {CHANGED}")
     write_json(folder / "tokenizer.json", tokenizer.to_json())
-    summary = _summary(keys, found, sidecars, tokenizer)
+    summary = {key: keys[key] for key in ("corpus", "source", "python")} | {
+        **{key: counts.get(key, 0) for key in ("documents", "bytes", "characters")},
+        "split": describe_split(rule, keys["val_fraction"], keys["val_source"]),
+        "tokenizer": tokenizer.name,
+        "vocab_size": tokenizer.vocab_size,
+        "notes": [*corpus.notes, *notes, *_notes_on_tokens(tokenizer, keys, sidecars["train"]["tokens"])],
+        **{name: {key: sidecar[key] for key in ("tokens", "bytes")} for name, sidecar in sidecars.items()},
+    }
     for name, facts in measure(folder, tokenizer).items():
         summary[name] = summary.get(name, {}) | facts
     content = {
         "format": FORMAT,
         "keys": keys,
-        "signature": found.signature,
-        "fingerprint": fingerprint([sidecar["fingerprint"] for sidecar in sidecars]),
+        "signature": corpus.signature,
+        "fingerprint": fingerprint([sidecar["fingerprint"] for sidecar in sidecars.values()]),
         "summary": summary,
     }
     write_json(folder / "prepared.json", content)
+    (folder / PLAN).unlink(missing_ok=True)
+    shutil.rmtree(folder / UNITS, ignore_errors=True)
     for name, line in measured_lines(summary):
         say(f"data: {name}: {line}")
 
 
-def share_of(part: str | None) -> tuple[int, int]:
-    """Return (i - 1, n) of a part "i/n"; (0, 1) without one."""
-    number, _, parts = (part or "1/1").partition("/")
-    return int(number) - 1, int(parts)
+def _encode(
+    folder: Path, keys: dict[str, Any], corpus: Corpus, given: Tokenizer | None, work: WorkConfig, say: Say
+) -> tuple[Tokenizer, Plan, dict[str, dict[str, Any]]]:
+    """Read the text twice: to plan (and learn) and to encode. Return the tokenizer, the plan and the sidecars."""
+    units = units_of(corpus, runs if given is None else given.runs)
+    count = min(work.workers or usable_cores(), len(units))
+    with workers(work.engine, count) as each:
+        known = _known_plan(folder, len(units))
+        if known is None:
+            known = _plan(folder, keys, corpus, units, given, each, say)
+            (folder / UNITS).mkdir(exist_ok=True)
+            write_json(folder / "tokenizer.json", known[0].to_json())
+            write_json(folder / PLAN, asdict(known[1]))
+        tokenizer, plan = known
+        jobs, shards = list[EncodeJob](), {"train": 0, "val": 0}
+        for unit, (start, names) in zip(units, plan.units, strict=True):
+            border = max(0, plan.border - start) if plan.rule == "tail" else plan.border
+            begun = tuple(name for name, number in shards.items() if number)
+            mine = {name: shards[name] for name in names}
+            jobs.append(EncodeJob(unit, folder, plan.rule, border, plan.is_text, mine, begun))
+            shards |= {name: number + 1 for name, number in mine.items()}
+        progress = Progress(f"data: encoding with tokenizer={tokenizer.name}", corpus.size, say)
+        records: list[dict[str, dict[str, Any]]] = [{} for _ in units]
+        for number, record in each(encode_unit, jobs):
+            records[number] = record
+            progress(units[number].size)
+    sidecars = {}
+    for name in ("train", "val"):
+        entries = [record[name] for record in records if name in record]
+        facts = {key: sum(entry[key] for entry in entries) for key in ("tokens", "bytes")}
+        if facts["tokens"] < 2:
+            got = f"{facts['tokens']} token" if facts["tokens"] else "no text"
+            raise small_split(name, got, keys["val_fraction"])
+        facts |= {
+            "dtype": np.dtype(tokenizer.dtype).name,
+            "max_token": max(entry["max_token"] for entry in entries),
+            "shard_tokens": max(entry["tokens"] for entry in entries),
+            "header_bytes": HEADER_BYTES,
+            "shards": [{key: entry[key] for key in ("file", "tokens", "sha256")} for entry in entries],
+        }
+        sidecars[name] = write_sidecar(folder, name, tokenizer, facts)
+    if sum(sidecar["bytes"] for sidecar in sidecars.values()) != plan.counts["bytes"]:
+        raise UserFault(f"the source {CHANGED}")
+    return tokenizer, plan, sidecars
 
 
-def processes_for(work: WorkConfig, n_bytes: int) -> int:
-    """Return how many processes encode `n_bytes` of text: no more than their start is worth."""
-    units = count_units(n_bytes)
-    return min(work.workers, units) if work.workers else min(usable_cores(), max(1, units // 2))
+def _known_plan(folder: Path, n_units: int) -> tuple[Tokenizer, Plan] | None:
+    """Return the tokenizer and the plan of a process that was killed, if it had them."""
+    with contextlib.suppress(UserFault, LookupError, TypeError):
+        plan = Plan(**read_json(folder / PLAN))
+        return (load_tokenizer(read_json(folder / "tokenizer.json")), plan) if len(plan.units) == n_units else None
+    return None
 
 
-def _tell_cost(folder: Path, found: Survey, val_fraction: float, tokenizer: Tokenizer, *, count: int, say: Say) -> None:
-    """Print the time and the disk space that encoding takes, estimated from the text's beginning.
-
-    Raises:
-        StorageFailure: the disk would not hold it.
-    """
-    probe = bytearray()
-    for part in itertools.chain.from_iterable(chunks for _, chunks in split(found, val_fraction)):
-        probe += part[:PROBE_BYTES]
-        if len(probe) >= PROBE_BYTES:
-            break
-    first, chunk = (part.decode("utf-8", "ignore").encode() for part in (probe[:1000], probe))  # whole characters
-    tokenizer.encode_bytes(first)  # the first call takes longer
-    begun = time.monotonic()
-    size = tokenizer.encode_bytes(chunk).nbytes / max(1, len(chunk)) * found.bytes
-    seconds = (time.monotonic() - begun) / max(1, len(chunk)) * found.bytes / count
-    there = sum(path.stat().st_size for path in (folder / UNITS).glob("*.unit"))
-    seconds *= max(0.0, 1 - there / max(1, size))
-    needed, free = max(0, 2 * size - there), shutil.disk_usage(folder).free
-    cost = f"about {size_text(2 * size)} on the disk while it is made, {size_text(size)} of it kept"
-    if needed > free:
-        wrong = f"{folder} needs {cost}; the disk has {size_text(free)} left"
-        raise StorageFailure(f"{wrong}. Make room there, or choose another folder: data.dir=DIR")
-    many = f", {count} processes" if count > 1 else ""
-    if found.bytes >= SMALL_BYTES:
-        time_needed = f"about {time_text(seconds)}{many}"
-        say(f"data: encoding {size_text(found.bytes)}: {time_needed}; {cost} ({size_text(free)} free)")
-
-
-def _text_to_learn_from(found: Survey, val_fraction: float, vocab_size: int, say: Say) -> Iterator[Iterator[bytes]]:
-    """Yield the training text, each document as chunks; a sample of blocks if it is longer than LEARN_BYTES."""
-
-    def train() -> Iterator[Iterator[bytes]]:
-        return (chunks for name, chunks in split(found, val_fraction) if name == "train")
-
-    size = found.bytes
-    if size > LEARN_BYTES:  # the training part alone may be shorter
-        size = sum(len(chunk) for chunks in train() for chunk in chunks)
-    is_whole = size <= LEARN_BYTES
-    if vocab_size:
-        shown = "up to" if is_whole else f"a random {size_text(LEARN_BYTES)} of"
-        say(f"data: learning {vocab_size:,} tokens from {shown} {size_text(size)} of the training text")
-    progress = Progress("data: learning", size, say)
-
-    def counted(chunks: Iterator[bytes]) -> Iterator[bytes]:
-        for chunk in chunks:
-            yield chunk
-            progress(len(chunk))
-
-    documents = map(counted, train())
-    yield from documents if is_whole else sample_blocks(documents, LEARN_BYTES / size)
+def _plan(
+    folder: Path, keys: dict[str, Any], corpus: Corpus, units: list[Unit], given: Tokenizer | None, each: Map, say: Say
+) -> tuple[Tokenizer, Plan]:
+    """Read the text for the first time. Return the tokenizer, learned if none is given, and the plan."""
+    scheme, fraction = scheme_of(keys["tokenizer"]), keys["val_fraction"]
+    learns = given is None and scheme.min_vocab_size > 0
+    text_bytes = sum(
+        file.size * (UNPACKED if file.packing or file.suffix == ".parquet" else 1) for file in corpus.files
+    )
+    sampled = min(1.0, LEARN_BYTES / max(1, text_bytes)) if learns else 0.0
+    jobs = [ScanJob(unit, corpus.rule, fraction, given is None and scheme.needs_alphabet, sampled) for unit in units]
+    progress = Progress("data: reading", corpus.size, say)
+    scans = [Scan() for _ in units]
+    for number, scan in each(scan_unit, jobs):
+        scans[number] = scan
+        progress(units[number].size)
+    total = Scan()
+    for scan in scans:
+        total.add(scan)
+    _refuse_bad_text(corpus, total)
+    plan = _plan_of(corpus, fraction, total, scans)
+    for line in plan.notes:
+        say(f"data: {line}")
+    tokenizer = given
+    if tokenizer is None:
+        if learns:
+            size = sum(len(block.text) for scan in scans for block in scan.sample)
+            part = "up to" if sampled >= 1 else "a random part,"
+            say(f"data: learning {keys['vocab_size']:,} tokens from {part} {size_text(size)} of the training text")
+        train = ([text] for text in _training_text(plan, scans))
+        vocab_size = keys["vocab_size"] or 0
+        tokenizer = build_tokenizer(keys["tokenizer"], vocab_size=vocab_size, alphabet=total.alphabet, train=train)
+        if sampled and sampled < 1:
+            plan.notes.append(f"the vocabulary is learned from a random {size_text(LEARN_BYTES)} of the training text")
+    return (with_roles(tokenizer) if corpus.options.chat else tokenizer), plan
 
 
-def sample_blocks(documents: Iterable[Iterable[bytes]], fraction: float) -> Iterator[Iterator[bytes]]:
-    """Draw about a fraction of a text in blocks of up to BLOCK_BYTES: the same ones on every machine."""
-    blocks = itertools.chain.from_iterable(runs(chunks, BLOCK_BYTES) for chunks in documents)
-    return (iter([block]) for number, block in enumerate(blocks) if fold(number) < fraction * 2**63)
+def _refuse_bad_text(corpus: Corpus, total: Scan) -> None:
+    if total.bad:
+        more = [f"{len(total.bad) - MAX_NAMED:,} more files can't be read"] if len(total.bad) > MAX_NAMED else []
+        raise UserFault(*total.bad[:MAX_NAMED], *more)
+    if not total.counts["visible"]:
+        if corpus.options.chat:
+            raise UserFault(f"no conversation of {corpus.files[0]} has an answer to learn. Use others")
+        where = ", ".join(str(file) for file in corpus.files[:3])
+        size = total.counts["bytes"]
+        raise UserFault(f"the text is nothing but white space ({size:,} bytes in {where}); wanted some text")
 
 
-def _assemble(
-    folder: Path, identities: Iterable[str], tokenizer: Tokenizer, val_fraction: float
-) -> list[dict[str, Any]]:
-    """Write the shards of both splits, and return their sidecars."""
-    with (
-        SplitWriter(folder, "train", tokenizer=tokenizer) as train,
-        SplitWriter(folder, "val", tokenizer=tokenizer) as val,
-    ):
-        writers = {"train": train, "val": val}
-        assemble(folder / UNITS, identities, writers)
-        for name, writer in writers.items():
-            if writer.tokens < 2:
-                got = f"{writer.tokens} token" if writer.tokens else "no text"
-                raise small_split(name, got, val_fraction)
-        return [writer.finish() for writer in writers.values()]
+def _plan_of(corpus: Corpus, fraction: float, total: Scan, scans: list[Scan]) -> Plan:
+    """Decide how a text is split."""
+    rule, counts, chat = corpus.rule, total.counts, corpus.options.chat
+    notes = _notes_on_text(corpus, total)
+    border: float | None = 1.0 if rule in ("source", "names") else fraction * HASHES
+    if rule == "content":
+        border = fair_border(total.buckets, counts["val_bytes"], fraction, is_always_whole=chat)
+        if border is None:
+            if chat:
+                raise small_split("val", "no conversation", fraction)
+            rule = "tail"
+            notes.append(
+                f"split by whole documents, validation has {counts['val_bytes']:,} of {counts['bytes']:,} bytes: the "
+                "text is cut near its end instead; data.val_source=FILE chooses what to validate on"
+            )
+    # UTF-8 has at least one character per four bytes; a text with fewer is no UTF-8, and its bytes are counted.
+    is_text = 4 * counts["characters"] >= counts["bytes"]
+    unit = "characters" if is_text else "bytes"
+    if rule == "tail":
+        border = int(counts[unit] * (1 - fraction))
+        if not 0 < border < counts[unit]:
+            raise small_split("val" if border else "train", "no text", fraction)
+    units, start = list[tuple[int, list[str]]](), 0
+    assert border is not None
+    for scan in scans:
+        end = start + scan.counts[unit]
+        if rule == "tail":
+            has = {"train": start < border, "val": end > border}
+        else:
+            has = {"train": scan.highest >= border, "val": scan.lowest < border}
+        units.append((start, [name for name, holds in has.items() if holds and scan.counts["bytes"]]))
+        start = end
+    return Plan(rule, border, is_text, units, {**counts}, notes)
 
 
-def _summary(keys: dict[str, Any], found: Survey, splits: list[dict[str, Any]], tokenizer: Tokenizer) -> dict[str, Any]:
-    wanted = keys["vocab_size"] or 0
-    train, val = ({key: sidecar[key] for key in ("tokens", "bytes")} for sidecar in splits)
-    notes = [*found.corpus.notes, *found.notes()]
-    if wanted and train["bytes"] > LEARN_BYTES and "given" not in keys:
-        notes.append(f"the vocabulary is learned from a random {size_text(LEARN_BYTES)} of the training text")
-    if tokenizer.vocab_size < wanted:
-        notes.append(f"the text yields {tokenizer.vocab_size:,} BPE tokens, fewer than tokenizer.vocab_size={wanted:,}")
-    if tokenizer.rules and tokenizer.rules.nfc:
-        notes.append("the tokenizer brings text into Unicode's form NFC: other forms are not kept byte by byte")
-    if train["tokens"] <= 1024:
-        notes.append(f"so few tokens allow model.block_size={train['tokens'] - 1} at most")
-    rule = describe_split(found.rule, keys["val_fraction"], keys.get("val_source"))
-    return {
-        **{key: keys[key] for key in ("corpus", "source", "python")},
-        **{key: getattr(found, key) for key in ("documents", "bytes", "characters", "sha256")},
-        "split": RULE if found.tokens and "val_source" not in keys else rule,
-        "tokenizer": tokenizer.name,
-        "vocab_size": tokenizer.vocab_size,
-        "train": train,
-        "val": val,
-        "notes": notes,
+def _training_text(plan: Plan, scans: list[Scan]) -> Iterator[bytes]:
+    """Yield what the readings kept of the training text."""
+    for (start, _), scan in zip(plan.units, scans, strict=True):
+        for block in scan.sample:
+            if plan.rule != "tail":
+                if block.hash >= plan.border:
+                    yield block.text
+                continue
+            left = int(plan.border) - start - (block.characters if plan.is_text else block.bytes)
+            if left > 0:
+                yield block.text[: offset(block.text, left, is_text=plan.is_text)]
+
+
+def _notes_on_text(corpus: Corpus, total: Scan) -> list[str]:
+    """Return sentences about what a user may not expect in the text."""
+    options, counts, chat = corpus.options, total.counts, corpus.options.chat
+    notes = {
+        f"the text is rewritten from {options.encoding} to UTF-8": options.encoding != "utf-8",
+        f"{counts['not_utf8']:,} documents are not UTF-8 and taken as bytes, {total.first.get('not_utf8')} first": (
+            counts["not_utf8"] and not chat
+        ),
+        f"{counts['replaced']:,} characters U+FFFD; bytes that are no text became such": counts["replaced"],
+        f"{counts['crlf']:,} lines end in CR LF; they are kept as they are": counts["crlf"],
+        f"documents with a byte-order mark in front: {counts['marks']:,}; data.encoding=utf-8-sig drops it": (
+            counts["marks"]
+        ),
+        f"{counts['nul']:,} NUL bytes; they are kept as they are": counts["nul"],
+        f"{counts['empty']:,} records without any text are passed over": counts["empty"] and not chat,
+        f"{counts['empty']:,} conversations without an answer are passed over, {total.first.get('empty')} first": (
+            counts["empty"] and chat
+        ),
     }
+    return [sentence for sentence, holds in notes.items() if holds]
+
+
+def _notes_on_tokens(tokenizer: Tokenizer, keys: dict[str, Any], train_tokens: int) -> Iterator[str]:
+    wanted = keys["vocab_size"] or 0
+    if tokenizer.vocab_size < wanted:
+        yield f"the text yields {tokenizer.vocab_size:,} BPE tokens, fewer than tokenizer.vocab_size={wanted:,}"
+    if tokenizer.rules and tokenizer.rules.nfc:
+        yield "the tokenizer brings text into Unicode's form NFC: other forms are not kept byte by byte"
+    if train_tokens <= 1024:
+        yield f"so few tokens allow model.block_size={train_tokens - 1} at most"

@@ -11,38 +11,51 @@ from minigpt.data.readers.parquet import read_parquet
 from minigpt.data.readers.plain import read_plain
 from minigpt.faults import UserFault
 
-Reader = Callable[[File, ReadOptions], Iterator[Document]]
+Reader = Callable[..., Iterator[Document]]  # of (file, options), and of those in CUT also (..., begin, end)
 
 # By the end of the file's name, .gz and .zst left out. All others are plain text.
 READERS: dict[str, Reader] = {".jsonl": read_jsonl, ".ndjson": read_jsonl, ".parquet": read_parquet}
+CUT = (read_jsonl, read_parquet, read_plain, read_chat)  # can read a part of a file, for one of several processes
 NAMES = {".jsonl": "JSON lines", ".ndjson": "JSON lines", ".parquet": "Parquet"}
 
 # Packages that only some files need, by the end of their names.
 PACKAGES = {".zst": "zstandard", ".parquet": "pyarrow"}
 
 
-def read(file: File, options: ReadOptions) -> Iterator[Document]:
-    """Return the documents of a file.
+def read(file: File, options: ReadOptions, begin: int = 0, end: int | None = None) -> Iterator[Document]:
+    """Return the documents of a file, or of a part of it.
 
     Raises:
         BadFile: it is not what its name says, or not text.
     """
-    return (read_chat if options.chat else READERS.get(file.suffix, read_plain))(file, options)
+    reader = _reader(file, options)
+    return reader(file, options, begin, end) if reader in CUT else reader(file, options)
+
+
+def _reader(file: File, options: ReadOptions) -> Reader:
+    return read_chat if options.chat else READERS.get(file.suffix, read_plain)
+
+
+def holds_records(file: File, options: ReadOptions) -> bool:
+    """Return whether a file can hold several documents."""
+    return options.chat or file.suffix in READERS or options.separator is not None
+
+
+def can_be_cut(file: File, options: ReadOptions) -> bool:
+    """Return whether parts of a file can be read by several processes."""
+    is_kept = options.encoding == "utf-8" and (options.raw or options.errors == "strict")
+    return _reader(file, options) in CUT and not file.packing and (holds_records(file, options) or is_kept)
 
 
 def require_packages(files: Iterable[File]) -> None:
-    """Refuse files that need a Python package which is not installed.
-
-    Raises:
-        UserFault: it names every such package, and the command that installs it.
-    """
+    """Refuse files that need a Python package which is not installed; name each, and the command that installs it."""
     faults = []
     for end, package in PACKAGES.items():
-        theirs = [file.label for file in files if end in (file.packing, file.suffix)]
-        if theirs and importlib.util.find_spec(package) is None:
-            more = f" and {len(theirs) - 1:,} more" if len(theirs) > 1 else ""
+        labels = [file.label for file in files if end in (file.packing, file.suffix)]
+        if labels and importlib.util.find_spec(package) is None:
+            more = f" and {len(labels) - 1:,} more" if len(labels) > 1 else ""
             faults.append(
-                f"{theirs[0]}{more} can't be read without the Python package '{package}'. Type: {sys.executable} -m "
+                f"{labels[0]}{more} can't be read without the Python package '{package}'. Type: {sys.executable} -m "
                 f"pip install {package}   or leave them out: data.exclude='*{end}'"
             )
     if faults:

@@ -14,29 +14,20 @@ NOT_LEARNED = (  # keys of a message that would be ignored
 )  # fmt: skip
 
 
-def read_chat(file: File, options: ReadOptions) -> Iterator[Document]:
-    """Yield the conversation of each record, as `marked` writes it; an empty document if the assistant says nothing.
-
-    Raises:
-        BadFile: a line that is no conversation, or has a role that is not known.
-    """
-    for number, line in enumerate(lines_of(file, options.encoding), 1):
-        place = f"{file.path}, line {number:,}"
+def read_chat(file: File, options: ReadOptions, begin: int = 0, end: int | None = None) -> Iterator[Document]:
+    """Yield the conversation of each record, as `marked` writes it; an empty document if the assistant says nothing."""
+    for place, line in lines_of(file, options.encoding, begin, end):
         try:
-            record = json.loads(line.decode(options.encoding, options.errors).lstrip("\ufeff") or "null")
-            if record is None:
-                continue
-            messages = messages_of(record)
-            content = marked(messages, options.errors) if any(is_answer(message) for message in messages) else b""
+            messages = messages_of(json.loads(line.decode(options.encoding, options.errors).lstrip("\ufeff")))
+            content = marked(messages, options.errors) if any(map(is_answer, messages)) else b""
         except UnicodeError as error:
-            raise BadFile(
-                f"{place}: {error}. Write it as UTF-8 without lone surrogates, or use data.errors=replace"
-            ) from None
+            remedy = "Write it as UTF-8 without lone surrogates, or use data.errors=replace"
+            raise BadFile(f"{file}, {place}: {error}. {remedy}") from None
         except BadMessages as fault:
-            raise BadFile(f"{place}: {fault}; wanted {WANTED}") from None
+            raise BadFile(f"{file}, {place}: {fault}; wanted {WANTED}") from None
         except (ValueError, RecursionError) as error:
-            raise BadFile(f"{place} is not JSON ({error}). Give one conversation a line") from None
-        yield Document(f"{file.label}:{number}", iter([content] if content else []))
+            raise BadFile(f"{file}, {place} is not JSON ({error}). Give one conversation a line") from None
+        yield Document(f"{file.label}, {place}", iter([content] if content else []))
 
 
 class BadMessages(Exception):

@@ -1,14 +1,15 @@
-"""What readers return, and what they are given."""
+"""What readers are given, and what they return."""
 
 import glob
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from minigpt.data.readers.packed import PACKINGS, DamagedPacking, unpack
 from minigpt.faults import UserFault
+from minigpt.redact import redact
 
 CHUNK_BYTES = 1 << 18  # small enough that a chunk stays in the processor's cache while it is worked on
 
@@ -18,71 +19,76 @@ class BadFile(UserFault):
 
 
 @dataclass(frozen=True)
-class Document:
-    """A text that belongs together: a file, or a record of one.
-
-    Attributes:
-        label: names it inside the corpus: the path of its file, with forward slashes, and its place in it.
-        chunks: its UTF-8 (any bytes where text is taken as it is), cut anywhere; to be read once, before the next
-            document is asked for.
-    """
-
-    label: str
-    chunks: Iterator[bytes]
-
-
-@dataclass(frozen=True)
 class File:
-    """A file of a corpus."""
+    """A file of a corpus. The defaults are those of a file that is only read, such as one to score."""
 
-    path: Path
+    path: Path  # of a URL: of its copy
     label: str  # its path inside the corpus, with forward slashes
+    size: int = 0  # bytes on the disk, packed if it is packed
+    stamp: str = ""  # its time, or what a server states of its version
+    address: str = ""  # the URL that names it
+    place: str = ""  # its path in the file system of that URL
+    is_named: bool = False  # data.source names the file itself, so it is read or refused, never left out
+    is_val: bool = False  # a file of data.val_source
 
-    @property
-    def size(self) -> int:
-        """Bytes on the disk, packed if it is packed."""
-        return self.path.stat().st_size
+    def __str__(self) -> str:
+        return f"{redact(self.address)} ({self.label})" if self.address else str(self.path)
 
     @property
     def remedy(self) -> str:
         """What to type to leave it out."""
-        return f"data.exclude={shlex.quote(pattern_of(self.label))}"
+        hard = r"[,$\x00-\x1f\x7f\udc80-\udcff]|^\s+|\s+$"  # divides patterns, can't be typed, or is taken off
+        pattern = re.sub(hard, lambda match: "?" * len(match[0]), glob.escape(self.label))
+        return f"data.exclude={shlex.quote(pattern)}"
 
     @property
     def packing(self) -> str:
         """How it is packed, as its name ends: .gz, .zst or nothing."""
-        end = self.path.suffix.lower()
+        end = PurePath(self.label).suffix.lower()
         return end if end in PACKINGS else ""
 
     @property
     def suffix(self) -> str:
         """The end of its name that says how it is read: .jsonl of notes.jsonl.gz."""
-        return Path(self.path.name.lower().removesuffix(self.packing)).suffix
+        return PurePath(self.label.lower().removesuffix(self.packing)).suffix
 
-    def chunks(self, size: int = 0) -> Iterator[bytes]:
-        """Yield its bytes, unpacked if its name ends in .gz or .zst, about `size` (by default CHUNK_BYTES) at a time.
+    def chunks(self, begin: int = 0, end: int | None = None, size: int = 0) -> Iterator[bytes]:
+        """Yield its bytes begin ... end - 1, about `size` (by default CHUNK_BYTES) at a time.
+
+        A file whose name ends in .gz or .zst is unpacked, and always read from its beginning to its end.
 
         Raises:
             BadFile: it can't be unpacked.
-            UserFault: it is gone or can't be read.
         """
+        size = size or CHUNK_BYTES
         try:
             if self.packing:
-                yield from unpack(self.path, size or CHUNK_BYTES)
+                yield from unpack(self.path, self.packing, size)
                 return
             with open(self.path, "rb") as file:
-                while chunk := file.read(size or CHUNK_BYTES):
+                file.seek(begin)
+                while chunk := file.read(size if end is None else min(size, end - file.tell())):
                     yield chunk
         except DamagedPacking as fault:
-            raise BadFile(f"{self.path} {fault}; get it again, or leave it out: {self.remedy}") from None
+            raise BadFile(f"{self} {fault}; get it again, or leave it out: {self.remedy}") from None
         except OSError as error:
-            raise UserFault(f"{self.path} can't be read: {error.strerror or error}") from None
+            raise UserFault(f"{self} can't be read: {error.strerror or error}") from None
 
 
-def pattern_of(label: str) -> str:
-    """Return a pattern for data.include and data.exclude that matches a label, and hardly any other."""
-    hard = r"[,$\x00-\x1f\x7f\udc80-\udcff]|^\s+|\s+$"  # divides patterns, can't be typed, or is taken off
-    return re.sub(hard, lambda found: "?" * len(found[0]), glob.escape(label))
+@dataclass(frozen=True)
+class Document:
+    """A text that belongs together: a file, or a record of one.
+
+    Attributes:
+        label: names it inside the corpus.
+        chunks: its UTF-8 (any bytes where text is taken as it is), cut anywhere; to be read once, before the next
+            document is taken.
+        head: of a document whose beginning is in another unit of work, its first bytes; else None.
+    """
+
+    label: str
+    chunks: Iterator[bytes]
+    head: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -94,3 +100,4 @@ class ReadOptions:
     raw: bool = False  # UTF-8 is not checked: any bytes are taken as they are
     key: str = "text"  # of a record's text
     chat: bool = False  # each record is a conversation
+    separator: str | None = None  # what stands between the documents of a plain text

@@ -5,52 +5,67 @@ from collections.abc import Iterator
 
 from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
 
-MAX_LINE_BYTES = 1 << 26  # a longer one is no record, and would fill the memory
 
-
-def read_jsonl(file: File, options: ReadOptions) -> Iterator[Document]:
-    """Yield the text of each record under `data.key`. Blank lines are skipped."""
-    for number, line in enumerate(lines_of(file, options.encoding), 1):
-        place = f"{file.path}, line {number:,}"
+def read_jsonl(file: File, options: ReadOptions, begin: int = 0, end: int | None = None) -> Iterator[Document]:
+    """Yield the text of each record under `data.key`. Blank lines are skipped; a record with null has no text."""
+    for place, line in lines_of(file, options.encoding, begin, end):
         try:
-            record = json.loads(line.decode(options.encoding, options.errors).lstrip("\ufeff") or "null")
-            text = "" if record is None else record[options.key]
-            content = text.encode("utf-8", options.errors)
+            record = json.loads(line.decode(options.encoding, options.errors).lstrip("\ufeff"))
+            text = record[options.key]
+            content = b"" if text is None else text.encode("utf-8", options.errors)
         except UnicodeError as error:
-            raise BadFile(f"{place}: {error}. Write it as UTF-8, or use data.errors=replace") from None
+            raise BadFile(f"{file}, {place}: {error}. Write it as UTF-8, or use data.errors=replace") from None
         except (ValueError, RecursionError) as error:
-            raise BadFile(f"{place} is not JSON ({error}). Give one record a line, or name the file .txt") from None
-        except (LookupError, TypeError, AttributeError):
-            has = f"has {', '.join(map(repr, list(record)[:8]))}" if isinstance(record, dict) else "is not an object"
-            if isinstance(record, dict) and options.key in record:
-                has = f"has {options.key!r}: {json.dumps(record[options.key])[:40]}"
             raise BadFile(
-                f"{place}: the record {has}; wanted a text under {options.key!r}. Name another key: data.key=KEY, "
-                f"or leave it out: {file.remedy}"
+                f"{file}, {place} is not JSON ({error}). Give one record a line, or name the file .txt"
             ) from None
-        if line:
-            yield Document(f"{file.label}:{number}", iter([content] if content else []))
+        except (LookupError, TypeError, AttributeError):
+            raise BadFile(
+                f"{file}, {place}: the record {_contents(record, options.key)}; wanted a text under {options.key!r}. "
+                f"{_remedy(record, options.key)}, or leave it out: {file.remedy}"
+            ) from None
+        yield Document(f"{file.label}, {place}", iter([content] if content else []))
 
 
-def lines_of(file: File, encoding: str) -> Iterator[bytes]:
-    """Yield the lines of a file without white space around them.
+def _contents(record: object, key: str) -> str:
+    if not isinstance(record, dict):
+        return "is not an object"
+    if key in record:
+        return f"has {key!r}: {json.dumps(record[key])[:40]}"
+    return f"has {', '.join(map(repr, list(record)[:8]))}"
 
-    Raises:
-        BadFile: one is longer than any record, or the encoding has other line ends than ASCII's.
-    """
+
+def _remedy(record: object, key: str) -> str:
+    """Name the key that holds a text, if one alone does."""
+    texts = [name for name, value in record.items() if isinstance(value, str)] if isinstance(record, dict) else []
+    return f"Name another key: data.key={texts[0] if len(texts) == 1 and texts[0] != key else 'KEY'}"
+
+
+def lines_of(file: File, encoding: str, begin: int, end: int | None) -> Iterator[tuple[str, bytes]]:
+    """Yield the lines of a file that are not blank, without white space around them, and each line's place."""
     if not "\n\n".encode(encoding).endswith(b"\n\n"):  # utf-16
         remedy = f"Convert it (iconv -f {encoding} -t utf-8) and leave out data.encoding"
-        raise BadFile(f"{file.path}: lines of JSON can't be told apart in data.encoding={encoding}. {remedy}")
-    parts, number = [b""], 1  # of the line that has not ended yet
-    for chunk in file.chunks():
-        lines = chunk.split(b"\n")
-        for line in lines[:-1]:
-            yield b"".join([*parts, line]).strip()
-            parts, number = [], number + 1
-        parts.append(lines[-1])
-        if sum(map(len, parts)) > MAX_LINE_BYTES:
-            raise BadFile(
-                f"{file.path}, line {number:,} is longer than {MAX_LINE_BYTES:,} bytes; wanted one record a line. To "
-                f"train on the file as it is, name it .txt; to leave it out: {file.remedy}"
-            )
-    yield b"".join(parts).strip()
+        raise BadFile(f"{file}: lines of JSON can't be told apart in data.encoding={encoding}. {remedy}")
+    for number, (offset, line) in enumerate(records(file, b"\n", begin, end), 1):
+        if line := line.strip():
+            yield f"line {number:,}" if begin == 0 else f"the line at byte {offset:,}", line
+
+
+def records(file: File, separator: bytes, begin: int, end: int | None) -> Iterator[tuple[int, bytes]]:
+    """Yield what stands between separators: each record that begins in begin ... end - 1, with the place where."""
+    start = max(0, begin - len(separator))  # a record begins at `begin` if a separator ends there
+    skips, parts = begin > 0, list[bytes]()
+    for chunk in file.chunks(start):
+        data = parts.pop() + chunk if parts else chunk  # the last piece may end in a part of a separator
+        *whole, left = data.split(separator)
+        for record in whole:
+            content = b"".join([*parts, record])
+            if not skips:
+                yield start, content
+            start, skips, parts = start + len(content) + len(separator), False, []
+            if end is not None and start >= end:
+                return
+        keep = len(separator) - 1
+        parts += [left[: len(left) - keep], left[len(left) - keep :]] if len(left) > keep else [left]
+    if not skips:
+        yield start, b"".join(parts)

@@ -1,4 +1,4 @@
-"""Plain text: a file is a document. What is no text is recognised by its first bytes."""
+"""Plain text: a file is a document, or several with `data.separator`. Other files are known by their beginning."""
 
 import codecs
 import itertools
@@ -6,8 +6,10 @@ import shlex
 from collections.abc import Iterator
 
 from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
+from minigpt.data.readers.jsonl import records
 
 HEAD_BYTES = 512  # by which a file that is no text is recognised
+DOCUMENT_HEAD_BYTES = 1 << 20  # of a document, by whose hash its side of the split is chosen
 HOLDS_NUL = "binary data: it holds NUL bytes"
 
 _KINDS = {
@@ -37,31 +39,36 @@ _KINDS = {
 }
 
 
-def read_plain(file: File, options: ReadOptions) -> Iterator[Document]:
-    """Yield the file as one document. UTF-8 is kept byte by byte, other encodings are converted to it."""
-    yield Document(file.label, _utf8(file, options))
+def read_plain(file: File, options: ReadOptions, begin: int = 0, end: int | None = None) -> Iterator[Document]:
+    """Yield the documents of a file. UTF-8 is kept byte by byte, other encodings are converted to it."""
+    if options.separator is None:
+        head = next(file.chunks(size=DOCUMENT_HEAD_BYTES), b"") if begin else None
+        yield Document(file.label, _utf8(file, options, file.chunks(begin, end), begin), head)
+        return
+    for offset, record in records(file, options.separator.encode(options.encoding), begin, end):
+        text = record.strip(b"\r\n") if options.encoding == "utf-8" else record
+        yield Document(f"{file.label}, byte {offset:,}", _utf8(file, options, iter([text]), offset))
 
 
-def _utf8(file: File, options: ReadOptions) -> Iterator[bytes]:
+def _utf8(file: File, options: ReadOptions, chunks: Iterator[bytes], position: int) -> Iterator[bytes]:
+    """Yield text as UTF-8; `position` is where it begins in its file."""
     if options.raw and options.encoding == "utf-8":
-        yield from file.chunks()
+        yield from chunks
         return
     decoder = codecs.getincrementaldecoder(options.encoding)(options.errors)
     as_is = options.encoding == "utf-8" and options.errors == "strict"  # only checked, not rewritten
-    position = 0
-    for chunk in itertools.chain(file.chunks(), [b""]):
-        begin = position - len(decoder.getstate()[0])  # bytes of a character that the last chunk cut wait in it
-        if as_is and begin == position and chunk.isascii():  # thirty times as fast as decoding
-            position += len(chunk)
+    for chunk in itertools.chain(chunks, [b""]):
+        start = position - len(decoder.getstate()[0])  # bytes of a character that the last chunk cut wait in it
+        position += len(chunk)
+        if as_is and start == position - len(chunk) and chunk.isascii():  # thirty times as fast as decoding
             yield chunk
             continue
         try:
             text = decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
-            place = f"byte 0x{error.object[error.start]:02X} at offset {begin + error.start:,}"
-            wrong = f"{file.path}: {place} is not valid {options.encoding} ({error.reason})"
+            place = f"byte 0x{error.object[error.start]:02X} at offset {start + error.start:,}"
+            wrong = f"{file}: {place} is not valid {options.encoding} ({error.reason})"
             raise BadFile(f"{wrong}. {_remedy(file, options)}") from None
-        position += len(chunk)
         yield chunk if as_is else text.encode("utf-8", options.errors)
 
 
@@ -69,13 +76,22 @@ def kind_of_binary(file: File, encoding: str) -> str | None:
     """Return what kind of file its first bytes show; None if it may be text in this encoding."""
     if file.suffix == ".parquet":
         return None  # its reader says what is wrong with it
-    head = next(file.chunks(HEAD_BYTES), b"")[:HEAD_BYTES]
+    head = next(file.chunks(size=HEAD_BYTES), b"")[:HEAD_BYTES]
     if head[257:262] == b"ustar":
         return "a tar archive, unpack it first"
     for start, kind in _KINDS.items():
-        if head.startswith(start):
+        if head.startswith(start) and (start == b"%PDF" or not _is_text(head)):
             return kind
     return HOLDS_NUL if b"\0" in head and encoding == "utf-8" and not _is_utf16(head) else None
+
+
+def _is_text(head: bytes) -> bool:
+    """Return whether bytes, perhaps cut inside a character, are UTF-8 without NUL: a text may begin with RIFF."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in head and len(head) > len(max(_KINDS, key=len))
 
 
 def _is_utf16(head: bytes) -> bool:
@@ -83,11 +99,12 @@ def _is_utf16(head: bytes) -> bool:
 
 
 def _remedy(file: File, options: ReadOptions) -> str:
-    kind = kind_of_binary(file, options.encoding)
-    if kind:
+    if kind := kind_of_binary(file, options.encoding):
         return f"The file is {kind}. Leave it out: {file.remedy}"
-    other = "utf-16" if _is_utf16(next(file.chunks(HEAD_BYTES), b"")) else "latin-1"
+    other = "utf-16" if _is_utf16(next(file.chunks(size=HEAD_BYTES), b"")) else "latin-1"
     convert = f"iconv -f {other} -t utf-8 {shlex.quote(str(file.path))} > NEW"
-    rest = "to read bad bytes as U+FFFD: data.errors=replace; to train on the bytes as they are: tokenizer=byte; "
-    rest += f"to leave it out: {file.remedy}"
-    return f"If all of the text is in another encoding: data.encoding={other}; if this file alone is: {convert}; {rest}"
+    return (
+        f"If all of the text is in another encoding: data.encoding={other}; if this file alone is: {convert}; to read "
+        "bad bytes as U+FFFD: data.errors=replace; to train on the bytes as they are: tokenizer=byte; to leave it out: "
+        f"{file.remedy}"
+    )

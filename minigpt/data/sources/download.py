@@ -1,31 +1,25 @@
-"""Files from the network: one whose SHA-256 is known, and those that a URL of any file system names.
+"""Files from the network: one whose SHA-256 is known, and those that a URL of any file system names, by fsspec.
 
-A copy gets its name when all of it is there. A file at a URL is copied once, and recognised by the size and the tag or
-time that its server states.
+A copy gets its name when all of it is there; its folder is named after the URL and the version that its server states.
 """
 
 import hashlib
 import importlib.util
 import json
 import posixpath
-import queue
-import shutil
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from minigpt.data.readers.document import CHUNK_BYTES, File
+from minigpt.data.readers.document import File
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.files import replaced
 from minigpt.redact import redact
+from minigpt.screen import Progress, Say, size_text
 
-_CONNECT_SECONDS = 2.0
-_TOTAL_SECONDS = 60.0
-_SILENT_SECONDS = 60.0  # after so long without a byte a server counts as dead
 _TRIES = 3
 _VERSION = {"etag", "content-md5", "digest", "checksum", "md5", "mtime", "updated", "created", "modified"}
 _VERSION |= {"last-modified", "lastmodified", "last_modified", "last_write_time"}  # of HTTP, S3, Azure and SMB
@@ -39,158 +33,127 @@ class SourceGone(UserFault):
 def download(url: str, sha256: str) -> bytes:
     """Return the content of the file at `url`.
 
-    It is fetched in a thread, since looking up a host name can't be given a time limit.
-
     Raises:
         ConnectionError: it can't be fetched; the message says why (one clause, no remedy).
     """
-    from urllib.request import urlopen  # takes a tenth of a worker's start, and most workers fetch nothing
+    from urllib.request import urlopen  # slow to import, and rarely needed
 
-    steps: queue.Queue[bytes | Exception] = queue.Queue()
-
-    def fetch() -> None:
-        try:
-            with urlopen(url, timeout=2 * _CONNECT_SECONDS) as answer:
-                steps.put(b"")
-                steps.put(answer.read())
-        except Exception as error:
-            steps.put(error)
-
-    threading.Thread(target=fetch, daemon=True).start()
-    for seconds in (_CONNECT_SECONDS, _TOTAL_SECONDS):  # connected, received
-        try:
-            step = steps.get(timeout=seconds)
-        except queue.Empty:
-            raise ConnectionError(f"no answer within {seconds:g} s") from None
-        if isinstance(step, Exception):
-            raise ConnectionError(str(step))
-        content = step
-    got = hashlib.sha256(content).hexdigest()
-    if got != sha256:
-        raise ConnectionError(f"the file there has SHA-256 {got}, wanted {sha256}")
+    try:
+        with urlopen(url, timeout=4.0) as answer:
+            content: bytes = answer.read()
+    except OSError as error:
+        raise ConnectionError(str(error)) from None
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != sha256:
+        raise ConnectionError(f"the file there has SHA-256 {digest}, wanted {sha256}")
     return content
 
 
-def fetch(url: str, folder: Path, wanted: Callable[[str], bool], say: Callable[[str], object]) -> list[File]:
-    """Return the files that a URL names, each with a copy below `folder` if it is wanted.
+def list_url(url: str, folder: Path) -> list[File]:
+    """Return the files that a URL names; their copies below `folder` need not be there.
 
     Args:
         url: of a file, of a folder, or with `*`, for any file system that fsspec knows.
-        folder: for the copies; those that are there are not fetched again.
-        wanted: whether the file with this name is wanted.
-        say: takes lines for the user.
+        folder: for the copies.
 
     Raises:
         SourceGone: nothing is there, or the server refuses it.
-        UserFault: a package for this file system is missing.
-        StorageFailure: the copies can't be written.
     """
-    shown = redact(url)
     try:
-        system, listed = _listed(url)
+        system, path = _file_system(url)
+        is_http = url.startswith(("http://", "https://"))
+        if "*" in path:
+            paths = [each for each in system.glob(path) if is_http or not system.isdir(each)]
+        elif path.endswith("/") if is_http else system.isdir(path):  # a web server has no folders, but pages that list
+            paths = system.find(path)
+        else:
+            paths = [path]
+        if not paths:
+            raise FileNotFoundError("nothing is there")
+        infos = [system.info(each) for each in paths]
     except ImportError as error:
         raise UserFault(
-            f"data.source={shown} needs a package that is not here ({redact(str(error))}). Type: {sys.executable} "
-            "-m pip install fsspec aiohttp   and for S3 s3fs, for Google's storage gcsfs, for Azure's adlfs"
+            f"data.source={redact(url)} needs a package that is not here ({redact(str(error))}). Type: "
+            f"{sys.executable} -m pip install fsspec aiohttp   and for S3 s3fs, for Google's storage gcsfs"
         ) from None
     except Exception as error:  # of aiohttp, botocore, fsspec ...: not all of them are an OSError
-        raise _gone(shown, error) from None
-    files, left = [], []
-    for path, label, info in listed:
+        raise _gone(url, error) from None
+    names = [unquote(urlsplit(each).path) if is_http else each for each in paths]
+    root = posixpath.commonpath([posixpath.dirname(name) for name in names])
+    files = []
+    for name, each, info in zip(names, paths, infos, strict=True):
+        label = name.removeprefix(root).strip("/")
         version = {key: str(value) for key, value in sorted(info.items()) if key.lower() in _VERSION}
-        digest = hashlib.sha256(json.dumps([url, path, info.get("size"), version]).encode()).hexdigest()[:16]
-        copy = folder / digest / label.rpartition("/")[2][-200:]
-        files.append(File(copy, label))
-        if wanted(label) and not copy.exists():
-            left.append((path, copy, info.get("size")))
-    total = sum(size or 0 for _, _, size in left)
-    if left:
-        say(f"data: fetching {len(left):,} files, {total / 1e6:,.1f} MB, from {shown} to {folder}")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
-        if total > free:
-            raise StorageFailure(f"{shown} holds {total:,} bytes, and {folder} has room for {free:,}: data.dir=DIR")
-        for path, copy, size in left:
-            copy.parent.mkdir(exist_ok=True)
-            copy_file(system, path, copy, size)
-    except ConnectionError as error:
-        raise _gone(shown, error) from None
-    except OSError as error:
-        raise StorageFailure(f"can't write {folder}: {error.strerror or error}. Choose another: data.dir=DIR") from None
+        stamp = hashlib.sha256(json.dumps([url, each, info.get("size"), version]).encode()).hexdigest()[:16]
+        copy = folder / stamp / label.rpartition("/")[2][-200:]
+        files.append(File(copy, label, info.get("size") or 0, stamp, url, each, is_named=paths == [path]))
     return files
 
 
-def file_system(url: str) -> tuple[Any, str]:
-    """Return the fsspec file system of a URL, and the path in it.
+def fetch(files: Sequence[File], say: Say) -> None:
+    """Copy the files of URLs that are not there yet.
 
     Raises:
-        ImportError: a package for it is missing.
+        SourceGone: one can't be fetched.
+        StorageFailure: a copy can't be written.
     """
+    missing = [file for file in files if file.address and not file.path.exists()]
+    if not missing:
+        return
+    total, folder = sum(file.size for file in missing), missing[0].path.parents[1]
+    say(f"data: fetching {len(missing):,} files, {size_text(total)}, to {folder}")
+    progress = Progress("data: fetching", total, say)
+    for file in missing:
+        try:
+            file.path.parent.mkdir(parents=True, exist_ok=True)
+            for left_over in file.path.parent.glob("*.tmp"):  # of a process that was killed
+                left_over.unlink(missing_ok=True)
+            with replaced(file.path) as temporary:
+                _copy(file, temporary)
+        except ConnectionError as error:
+            raise _gone(file.address, error) from None
+        except OSError as error:
+            wrong = f"can't write {file.path.parent}: {error.strerror or error}"
+            raise StorageFailure(f"{wrong}. Make room, or choose another folder: data.dir=DIR") from None
+        progress(file.size)
+
+
+def _copy(file: File, path: Path) -> None:
+    """Copy the file of a URL, trying several times.
+
+    Raises:
+        ConnectionError: it can't be read.
+    """
+    for attempt in range(1, _TRIES + 1):
+        try:
+            _file_system(file.address)[0].get_file(file.place, str(path))
+            if file.size and path.stat().st_size != file.size:
+                raise ConnectionError(f"{path.stat().st_size:,} of {file.size:,} bytes came")
+            return
+        except Exception as error:
+            if isinstance(error, OSError) and error.filename == str(path):
+                raise
+            if attempt == _TRIES:
+                raise ConnectionError(f"{type(error).__name__}: {error}") from None
+            time.sleep(2.0 ** (attempt - 1))
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    """Return the fsspec file system of a URL, and the path in it."""
     if importlib.util.find_spec("fsspec") is None:
         raise ImportError("install fsspec")
     import fsspec
 
     options = {}
     if url.startswith(("http://", "https://")):
-        import aiohttp
+        import aiohttp  # by default fsspec ends each transfer after five minutes
 
-        limits = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=_SILENT_SECONDS)
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=60.0)
         options = {"client_kwargs": {"timeout": limits}}
     system, path = fsspec.core.url_to_fs(url, **options)
     return system, path
 
 
-def _listed(url: str) -> tuple[Any, list[tuple[str, str, dict[str, Any]]]]:
-    """Return a URL's file system and, for each file, its path, a label and what the file system knows of it."""
-    system, path = file_system(url)
-    is_http = url.startswith(("http://", "https://"))
-    if "*" in path:
-        paths = [each for each in system.glob(path) if is_http or not system.isdir(each)]
-    elif path.endswith("/") if is_http else system.isdir(path):  # a web server has no folders, only pages that list
-        paths = system.find(path)
-    else:
-        paths = [path]
-    if not paths:
-        raise FileNotFoundError("nothing is there")
-    names = [unquote(urlsplit(each).path) if is_http else each for each in paths]
-    root = posixpath.commonpath([posixpath.dirname(name) for name in names])
-    labels = [name.removeprefix(root).strip("/") for name in names]
-    return system, [(path, label, system.info(path)) for path, label in zip(paths, labels, strict=True)]
-
-
-def copy_file(system: Any, path: str, copy: Path, size: int | None, *, tries: int = _TRIES) -> None:
-    """Make a whole copy of a file, or none, trying up to `tries` times.
-
-    Raises:
-        ConnectionError: it can't be read.
-        OSError: it can't be written.
-    """
-    for attempt in range(tries):
-        try:
-            with replaced(copy) as temporary, open(temporary, "xb") as file:
-                for chunk in _chunks(system, path):
-                    file.write(chunk)
-                if size is not None and file.tell() != size:
-                    raise ConnectionError(f"{file.tell():,} of {size:,} bytes came")
-            return
-        except ConnectionError:
-            if attempt == tries - 1:
-                raise
-            time.sleep(2.0**attempt)
-
-
-def _chunks(system: Any, path: str) -> Iterator[bytes]:
-    """Yield the bytes of a file; from a web server in one response, since some servers ignore ranges."""
-    try:
-        whole = {"block_size": 0} if "http" in str(system.protocol) else {}
-        with system.open(path, "rb", **whole) as file:
-            while chunk := file.read(CHUNK_BYTES):
-                yield chunk
-    except Exception as error:
-        raise ConnectionError(f"{type(error).__name__}: {error}") from None
-
-
-def _gone(shown: str, error: Exception) -> SourceGone:
+def _gone(url: str, error: Exception) -> SourceGone:
     reason = redact(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
-    return SourceGone(f"data.source={shown} can't be read: {reason}. Check the address, or fetch it yourself")
+    return SourceGone(f"data.source={redact(url)} can't be read: {reason}. Check the address, or fetch it yourself")

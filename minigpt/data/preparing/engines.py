@@ -1,0 +1,122 @@
+"""What the units of work are mapped over: this process, one process for each core, or a Ray cluster."""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from types import ModuleType
+from typing import Any
+from urllib.parse import urlsplit
+
+from minigpt.faults import UserFault
+
+CONNECT_SECONDS = 5.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # that this process obeys for all
+
+Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[tuple[int, Any]]]  # number and result of each job
+
+
+@contextlib.contextmanager
+def workers(engine: str, count: int) -> Iterator[Map]:
+    """Yield a function that calls a function with each of some jobs; results come in any order.
+
+    Args:
+        engine: processes | ray.
+        count: of processes.
+    """
+    if engine == "ray":
+        with _ray_cluster() as each:
+            yield each
+    elif count > 1:
+        with _processes(count) as each:
+            yield each
+    else:
+        yield lambda function, jobs: ((number, function(job)) for number, job in enumerate(jobs))
+
+
+@contextlib.contextmanager
+def _processes(count: int) -> Iterator[Map]:
+    """Start processes, which end when the block ends or this process does, however that happens."""
+    context = get_context("spawn")
+    lifeline, end = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(count, context, initializer=_end_with, initargs=(lifeline,))
+
+    def each(function: Callable[[Any], Any], jobs: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        with _not_inherited():
+            numbers = {pool.submit(function, job): number for number, job in enumerate(jobs)}
+        try:
+            yield from ((numbers[future], future.result()) for future in as_completed(numbers))
+        except BrokenProcessPool:
+            raise UserFault(
+                "a process that prepares the text was killed. If memory is short, use fewer: prepare.workers=1. The "
+                "same command continues: finished units are kept"
+            ) from None
+
+    try:
+        yield each
+    finally:
+        end.close()
+        pool.shutdown(cancel_futures=True)
+        lifeline.close()
+
+
+def _end_with(lifeline: Connection) -> None:
+    """End this process when the other end of the lifeline is closed."""
+
+    def watch() -> None:
+        with contextlib.suppress(EOFError, OSError):
+            lifeline.recv_bytes()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextlib.contextmanager
+def _not_inherited() -> Iterator[None]:
+    """Start processes that Ctrl-C does not reach, and that don't run the user's script again when they are started."""
+    main = sys.modules["__main__"]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _ray_cluster() -> Iterator[Map]:
+    """Join the cluster that RAY_ADDRESS names, or start one of this machine's cores. If a node dies, others work on."""
+    import ray
+
+    def each(function: Callable[[Any], Any], jobs: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        remote = ray.remote(function)
+        numbers = {remote.remote(job): number for number, job in enumerate(jobs)}
+        while numbers:
+            (ready,), _ = ray.wait(list(numbers))
+            try:
+                yield numbers.pop(ready), ray.get(ready)
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from None
+
+    address = os.environ.get("RAY_ADDRESS", "")
+    try:
+        place = urlsplit(address if "//" in address else f"//{address}")
+        if place.hostname and place.port:  # Ray itself would wait for ever for an address that does not answer
+            socket.create_connection((place.hostname, place.port), CONNECT_SECONDS).close()
+        ray.init(log_to_driver=False, include_dashboard=False, logging_level="warning")
+    except Exception as error:  # ConnectionError, ValueError, ImportError (ray:// without ray[client]) ...
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        remedy = "Start one (ray start --head), name its address, or leave ray.address out to start one here"
+        raise UserFault(f"ray.address={address or 'null'}: no Ray cluster to work with ({reason}). {remedy}") from None
+    try:
+        yield each
+    finally:
+        ray.shutdown()
