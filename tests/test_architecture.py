@@ -24,7 +24,7 @@ HOMES = {
     "tokenizers": ("data.tokenizers.",),
     "zstandard": ("data.readers.packed",),
     "pyarrow": ("data.readers.parquet",),
-    "ray": ("data.preparing.ray_engine",),
+    "ray": ("data.preparing.engines",),
     "fsspec": ("data.sources.download",),
     "aiohttp": ("data.sources.download",),
     "matplotlib": ("report.", "serving.look", "sweep.page"),

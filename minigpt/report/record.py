@@ -122,7 +122,7 @@ def source_losses(row: Row) -> dict[str, float]:
 def text_of(config: dict[str, Any]) -> str:
     """Return what a run is trained on, as its settings name it."""
     mix = [key.removeprefix("data.mix.") for key in config if key.startswith("data.mix.")]
-    one = config.get("data.shards") or config.get("data.source") or config.get("data.name", "?")
+    one = config.get("data.source") or config.get("data.name", "?")
     return ", ".join(mix) or str(one)
 
 

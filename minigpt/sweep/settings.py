@@ -161,7 +161,7 @@ def _unfit_search(config: SweepConfig, space: Mapping[str, Any]) -> list[str]:
         faults.append(f"seeds={config.seeds} and search.space seed: the seed can't be both. Leave out one of them.")
     if config.sweep.metric == "val/loss" and any(key.partition(".")[0] == "tokenizer" for key in space):
         faults.append("val/loss can't be compared between tokenizers. Add sweep.metric=val/bits_per_byte.")
-    fixed = {"data.dir", "data.cache_gb", "data.check"} | ({"data.source"} if config.data.val_source else set())
+    fixed = {"data.dir"} | ({"data.source"} if config.data.val_source else set())
     if texts := [key for key in space if key.partition(".")[0] == "data" and key not in fixed]:
         remedy = "Make a sweep for each, or, to search data.source, set data.val_source=FILE for all"
         faults.append(f"Trials that differ in {', '.join(texts)} are validated on different texts. {remedy}.")
