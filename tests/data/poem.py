@@ -13,10 +13,10 @@ def keys(source: Path, **more) -> DataConfig:
     return DataConfig(name="text", source=str(source), dir=str(source.parent / "data"), **more)
 
 
-def run(data: DataConfig, name="char", *, rule=None, **more) -> tuple[Prepared, str]:
+def run(data: DataConfig, name="char", **more) -> tuple[Prepared, str]:
     """Prepare, and what it said."""
     said: list[str] = []
-    return prepare(data, TokenizerConfig(name, **more), rule=rule, say=said.append), "\n".join(said)
+    return prepare(data, TokenizerConfig(name, **more), say=said.append), "\n".join(said)
 
 
 def text_of(split, tokenizer) -> bytes:

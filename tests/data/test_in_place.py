@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from minigpt.config.schema import DataConfig, TokenizerConfig
 from minigpt.data.prepared import DamagedShards
 from minigpt.data.preparing import in_place
-from minigpt.data.preparing.prepare import mend, prepare
+from minigpt.data.preparing.prepare import prepare
+from minigpt.data.preparing.prepare import prepare_again_if_damaged as mend
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.faults import UserFault
 

@@ -228,7 +228,7 @@ def _plan_of(corpus: Corpus, fraction: float, total: Scan, scans: list[Scan]) ->
         border = fair_border(total.buckets, counts["val_bytes"], fraction, is_always_whole=chat)
         if border is None:
             if chat:
-                raise small_split("val", "no conversation", fraction)
+                raise small_split("val", "no text", fraction)
             rule = "tail"
             notes.append(
                 f"split by whole documents, validation has {counts['val_bytes']:,} of {counts['bytes']:,} bytes: the "

@@ -31,7 +31,8 @@ from minigpt.screen import Progress, Say
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-CONVERSATIONS = "*.jsonl,*.ndjson,*.jsonl.gz,*.ndjson.gz,*.jsonl.zst,*.ndjson.zst,*.JSONL,*.NDJSON"  # of a folder
+_ROWS = ("jsonl", "ndjson", "JSONL", "NDJSON")
+CONVERSATIONS = ",".join(f"*.{end}{packing}" for end in _ROWS for packing in ("", ".gz", ".zst"))  # of a folder
 MAGICS = {20240520: "uint16", 20240801: "uint32"}  # the first number of llm.c's shards -> their tokens
 
 # Modules that 3.11, 3.12 and 3.13 all have, without those that Linux distributions put into packages of their own
@@ -131,11 +132,11 @@ def look_inside(corpus: Corpus, say: Say) -> Corpus:
         return corpus
     require_packages(corpus.files)
     tokens = set(_token_files(corpus.files))
+    if strange := [file for file in corpus.files if tokens and file.path.suffix == ".bin" and file not in tokens]:
+        raise UserFault(*(f"{file} is beside shards and is no shard: leave it out: {file.remedy}" for file in strange))
     progress = Progress("data: looking into the files", len(corpus.files), say, unit="files", size=1)
     files, skipped = [], defaultdict[str, list[str]](list)
     for file in corpus.files:
-        if tokens and file not in tokens and file.path.suffix == ".bin":
-            raise UserFault(f"{file} is beside shards of tokens and is no shard. Leave it out: {file.remedy}")
         beside = "" if file in tokens else "beside tokens, which are used; data.exclude=*.bin reads text"
         reason = beside if tokens else _content_to_skip(file, corpus.options.encoding)
         if reason and file.is_named and not tokens and (reason != HOLDS_NUL or file.path.suffix == ".bin"):

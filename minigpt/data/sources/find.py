@@ -120,9 +120,10 @@ def _walk(root: Path, pattern: Sequence[str], prefix: str, data_dir: Path, progr
             path = Path(parent, name)
             linked = "a link to a folder" if path.is_symlink() else ""
             why = "hidden" if name.startswith(".") else "data.dir" if path.resolve() == tokens else linked
-            if why and (inside or _fits((*above, name), pattern)):
+            may_hold = _may_hold((*above, name), pattern)
+            if why and may_hold:
                 add(path, why)
-            if why or not _may_hold((*above, name), pattern):
+            if why or not may_hold:
                 folders.remove(name)
         for name in files:
             if inside or _fits((*above, name), pattern):
