@@ -82,7 +82,7 @@ MAY_IMPORT = {
     "sweep": "children config data faults files invocation ranks redact report rundir screen "
     "matplotlib optuna torch yaml",
     "training": "__init__ attention checkpoint config data faults formats invocation "
-    "machine model ranks redact report rundir sampling splitmix lightning torch",
+    "machine model ranks redact report rundir sampling screen splitmix lightning torch",
     "verify": "checkpoint children config faults ranks rundir",
 }
 

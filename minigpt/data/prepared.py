@@ -117,7 +117,9 @@ def mixed(parts: dict[str, Prepared], shares: dict[str, float]) -> Prepared:
     )
     first = next(iter(parts.values()))
     whole = fingerprint([train.fingerprint, val.fingerprint, *map(str, train.quotas)])
-    return Prepared(first.folder.parent, first.tokenizer, train, val, whole, {"corpus": "mix", "train": {}, "val": {}}, parts=parts)
+    return Prepared(
+        first.folder.parent, first.tokenizer, train, val, whole, {"corpus": "mix", "train": {}, "val": {}}, parts=parts
+    )
 
 
 def refuse_conversations(content: Mapping[str, Any], place: str) -> None:
