@@ -34,6 +34,16 @@ def show(text: str) -> None:
     sys.stdout.flush()
 
 
+def move(parts: Sequence[str]) -> None:
+    """Show, on a terminal, a line that the next one replaces, without the last parts if it is too wide."""
+    width, line = shutil.get_terminal_size().columns - 1, ""
+    for part in parts:
+        if line and len(line) + 2 + len(part) > width:
+            break
+        line += f"  {part}" if line else part
+    print(f"\r{line[:width]}\x1b[K", end="", flush=True)
+
+
 @contextlib.contextmanager
 def moving_line() -> Iterator[None]:
     """Allow lines that move on a terminal in a `with` block; they are cleared after it, also after a fault."""
@@ -73,7 +83,7 @@ class Progress:
                 left = time_text(max(0, self.total - self.done) / rate)
                 line += f", {rate / self.size:,.1f} {self.unit}/s, {left} left"
             if self.moves:
-                print(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K", end="", flush=True)
+                move([line])
             else:
                 self.say(line)
 

@@ -85,16 +85,16 @@ def _one_thread():
 @pytest.fixture(scope="session", autouse=True)
 def _no_report():
     """Drawing a report takes longer than a tiny run: a test that looks at one is marked `report`."""
-    from minigpt.training import ending
+    from minigpt.training import finish
 
-    real, ending.write_report = ending.write_report, lambda path: None
+    real, finish.write_report = finish.write_report, lambda path: None
     return real
 
 
 @pytest.fixture(autouse=True)
 def _report(request, monkeypatch, _no_report):
     if request.node.get_closest_marker("report"):
-        monkeypatch.setattr("minigpt.training.ending.write_report", _no_report)
+        monkeypatch.setattr("minigpt.training.finish.write_report", _no_report)
 
 
 @pytest.fixture

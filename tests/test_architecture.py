@@ -29,7 +29,7 @@ HOMES = {
     "aiohttp": ("data.sources.download",),
     "matplotlib": ("report.", "serving.look", "sweep.page"),
     "optuna": ("sweep.",),
-    "wandb": ("rundir.wandb_process",),
+    "wandb": ("rundir.loggers",),
     "lm_eval": ("evaluation.harness",),
     "fastapi": ("serving.",),
     "pydantic": ("serving.",),

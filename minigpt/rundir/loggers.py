@@ -1,153 +1,121 @@
-"""wandb and TensorBoard, beside the files: whatever happens to them, training does not wait and does not fail."""
+"""wandb and TensorBoard beside metrics.jsonl: if one fails, a sentence says so and training goes on without it."""
 
-import contextlib
-import json
 import os
 import re
 import secrets
-import signal
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
 from minigpt.config.schema import LoggerConfig
-from minigpt.files import is_gone, read_plain, write_file
-from minigpt.redact import redact_values
+from minigpt.files import write_file
 
-PATIENCE_SECONDS = 30.0  # for wandb to begin, and again for the rest to be sent when the run ends
-COMMAND = [sys.executable, "-P", str(Path(__file__).with_name("wandb_process.py"))]
-
-
-class TensorBoard:
-    """Writes the numbers of each row into `run_dir/tensorboard`: `tensorboard --logdir runs` shows them.
-
-    After a fault one sentence is printed, and no more rows are written there.
-
-    Args:
-        run_dir: of the run.
-        step: where the run stands; what an interrupted run wrote for later steps is not shown.
-        say: prints the one sentence.
-    """
-
-    def __init__(self, run_dir: Path, *, step: int, say: Callable[[str], None]):
-        from torch.utils.tensorboard import SummaryWriter  # an extra, loaded when it is asked for
-
-        self.say = say
-        self.writer: Any = None
-        try:
-            self.writer = SummaryWriter(str(run_dir / "tensorboard"), purge_step=step + 1)
-        except Exception as error:
-            self._give_up(error)
-
-    def log(self, step: int, row: dict[str, Any]) -> None:
-        """Hand over a row's numbers; they are written a little later, by a thread."""
-        try:
-            for key, value in row.items():
-                if self.writer is not None and key != "step" and isinstance(value, int | float):
-                    self.writer.add_scalar(key, value, step)
-        except Exception as error:
-            self._give_up(error)
-
-    def _give_up(self, error: Exception) -> None:
-        self.writer = None
-        self.say(f"TensorBoard gets no more rows, metrics.jsonl has them all ({type(error).__name__}: {error})")
-
-    def close(self) -> None:
-        """Write what is left."""
-        try:
-            if self.writer is not None:
-                self.writer.close()
-        except Exception as error:
-            self._give_up(error)
+FINISH_SECONDS = 30.0  # for wandb to send the rest when the run ends
+# Only numbers and the run's settings are sent: nothing about the machine, the environment or the code.
+WANDB_SETTINGS = {
+    "console": "off",
+    "host": "-",
+    "disable_code": True,
+    "disable_git": True,
+    "disable_job_creation": True,
+    "x_disable_meta": True,
+    "x_disable_machine_info": True,
+    "x_disable_stats": True,
+    "x_save_requirements": False,
+    "silent": True,
+    "init_timeout": FINISH_SECONDS,
+}
 
 
-class RemoteLogger:
-    """A process that hands the rows of metrics.jsonl to wandb while they are written (see wandb_process.py).
-
-    It reads the file by itself, so training hands nothing over. If it can't start, hangs, or dies, one sentence is
-    printed, and metrics.jsonl has every row all the same.
+class Tracker:
+    """Hands each row of a run to wandb or TensorBoard.
 
     Args:
-        config: of the logger.
-        run_dir: holds wandb's files and the run's id, so that a run that continues goes on in the same wandb run.
-        settings: the run's config, shown by wandb.
-        say: prints the one sentence.
+        config: which of the two, if any.
+        run_dir: holds their files, and wandb's id of the run: a run that continues is continued there, too.
+        settings: the run's config without secrets, shown by wandb.
+        step: where the run stands.
+        say: takes a sentence for the user.
     """
 
-    def __init__(self, config: LoggerConfig, run_dir: Path, *, settings: dict[str, Any], say: Callable[[str], None]):
-        self.say = say
-        self.off = False
-        self.process: Popen | None = None
-        rows = run_dir / "metrics.jsonl"
-        try:
-            opening = {
-                "dir": str(run_dir),
-                "id": wandb_id(run_dir),
-                "name": run_dir.resolve().name,
-                "project": config.project,
-                "group": config.group,
-                "mode": config.mode,
-                "resume": "allow",
-                "config": redact_values(settings),
-                "rows_from": rows.stat().st_size if rows.exists() else 0,
-                "patience_seconds": PATIENCE_SECONDS,
-            }
-            # Ctrl-C is for the training, which tells this process when to end: hence a session of its own.
-            self.process = Popen(COMMAND, bufsize=0, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, start_new_session=True)
-            self.thread = threading.Thread(target=self._talk, args=(self.process, opening), name="wandb", daemon=True)
-            self.thread.start()
-        except Exception as error:
-            self._give_up(f"{type(error).__name__}: {error}")
+    def __init__(
+        self, config: LoggerConfig, run_dir: Path, *, settings: dict[str, Any], step: int, say: Callable[[str], object]
+    ):
+        self.name, self.run_dir, self.say = config.name, run_dir, say
+        self.target: Any = None  # wandb's run or TensorBoard's writer
+        if self.name == "wandb":
+            self._try(lambda: self._open_wandb(config, settings))
+        elif self.name == "tensorboard":
+            self._try(lambda: self._open_tensorboard(step))
+
+    def log(self, row: dict[str, Any]) -> None:
+        """Hand over a row's numbers."""
+        numbers = {key: value for key, value in row.items() if isinstance(value, int | float) and key != "step"}
+        if self.target is not None and self.name == "wandb":
+            self._try(lambda: self.target.log(numbers, step=row["step"]))
+        elif self.target is not None:
+            self._try(lambda: [self.target.add_scalar(key, value, row["step"]) for key, value in numbers.items()])
 
     def close(self) -> None:
-        """Wait up to PATIENCE_SECONDS for the rest to be sent."""
-        if self.process is None:
-            return
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.thread.join(PATIENCE_SECONDS)
-        if self.thread.is_alive():  # the process, or one that it started, still holds its end of the pipe
-            self._give_up(f"it did not finish within {PATIENCE_SECONDS:.0f} s and is left behind")
-        if self.process.poll() is None:  # else another process may have its number by now
-            with contextlib.suppress(OSError):
-                os.killpg(self.process.pid, signal.SIGKILL)  # and all it started
+        """Write what is left; wandb has FINISH_SECONDS to send it."""
+        if self.target is not None and self.name == "wandb":
+            thread = threading.Thread(target=self._try, args=[self._finish_wandb], daemon=True)
+            thread.start()
+            thread.join(FINISH_SECONDS)
+            if thread.is_alive():
+                self.say(f"wandb did not finish within {FINISH_SECONDS:.0f} s; metrics.jsonl has every row")
+        elif self.target is not None:
+            self._try(self.target.close)
 
-    def _talk(self, process: Popen, opening: dict[str, Any]) -> None:
-        """Send the process its task, and print its messages until it ends."""
-        assert process.stdin is not None
-        assert process.stdout is not None
-        fault = ""
-        with contextlib.suppress(OSError, ValueError):  # its end is told below
-            process.stdin.write(json.dumps(opening).encode() + b"\n")
-        for line in process.stdout:
-            kind, _, text = line.decode(errors="replace").strip().partition(": ")
-            if kind == "fault":
-                fault = text
-            elif kind == "wandb" and not self.off:
-                self.say(f"wandb: {text}")
-        if process.wait():
-            self._give_up(fault or f"its process ended with code {process.returncode}")
+    def _try(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as error:  # whatever a library raises
+            self.target = None
+            reason = " ".join(str(error).split())[:300]
+            self.say(f"{self.name} gets no more rows ({type(error).__name__}: {reason}); metrics.jsonl has every row")
 
-    def _give_up(self, reason: str) -> None:
-        if not self.off:
-            self.off = True
-            self.say(f"wandb is off from now on: {reason}. metrics.jsonl has every row")
+    def _open_wandb(self, config: LoggerConfig, settings: dict[str, Any]) -> None:
+        os.environ |= {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
+        import wandb
+
+        self.target = wandb.init(
+            dir=str(self.run_dir),
+            id=wandb_id(self.run_dir),
+            name=self.run_dir.resolve().name,
+            project=config.project,
+            group=config.group,
+            mode=config.mode,
+            resume="allow",
+            config=settings,
+            settings=WANDB_SETTINGS,
+        )
+        if self.target.url:
+            self.say(f"wandb: {self.target.url}")
+
+    def _finish_wandb(self) -> None:
+        url = self.target.url
+        self.target.finish()
+        if not url:
+            self.say(f"wandb: `wandb sync {os.path.relpath(self.run_dir)}/wandb/offline-run-*` uploads this run")
+
+    def _open_tensorboard(self, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.target = SummaryWriter(str(self.run_dir / "tensorboard"), purge_step=step + 1)
 
 
 def wandb_id(run_dir: Path) -> str:
-    """Return the id of the run at wandb: unique, chosen once and kept in the run directory.
+    """Return the id of the run at wandb, chosen once and kept in the run directory.
 
     If a wandb sweep agent started this process, the agent has chosen it, and looks for the results under it.
     """
     file = run_dir / "wandb_id.txt"
-    kept = "" if is_gone(file) else read_plain(file, 1000).decode(errors="replace").removesuffix("\n")
-    given = os.environ.get("WANDB_RUN_ID", "") if os.environ.get("WANDB_SWEEP_ID") else ""
+    if file.exists():
+        return file.read_text().strip()
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", run_dir.resolve().name)[:80]
-    candidates = (kept, given, f"{name}-{secrets.token_hex(4)}")
-    chosen = next(each for each in candidates if re.fullmatch(r"[A-Za-z0-9_.-]{1,120}", each))
-    if chosen != kept:
-        write_file(file, chosen + "\n")
+    agents = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
+    chosen = agents or f"{name}-{secrets.token_hex(4)}"
+    write_file(file, chosen + "\n")
     return chosen

@@ -17,7 +17,7 @@ answer's length, since both favour some answers whatever their reward.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import torch
@@ -45,9 +45,6 @@ class Question:
     number: int  # of all that a run asks
     tokens: list[int]  # up to <|assistant|>
     answer: str  # the right one
-
-
-Answerer = Callable[[GPT, Sequence[Question]], tuple[Batch, Tensor]]  # `answered` with its keyword arguments filled in
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """The guard before the update: what is not finite, or a wild outlier, never reaches the weights.
 
-A bad step is skipped: its gradients are dropped (not multiplied by zero, which keeps a NaN a NaN), the weights stay.
-After too many in a row the run goes back to the last good checkpoint and leaves the bad batches out. After too many
-returns it stops. The batches that are left out are kept by the run, so a run that continues leaves them out too.
+A bad step is skipped: its gradients are dropped (not multiplied by zero, which keeps a NaN a NaN). After too many in a
+row the run goes back to the last good checkpoint and leaves the bad batches out, for good; after too many returns it
+ends.
 """
 
 import functools
@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 
 from minigpt.config.schema import GuardConfig
-from minigpt.training.ending import StopRequest
+from minigpt.data.order import batch_of_step
+from minigpt.screen import tell
+from minigpt.training.state import RunState, TrainingJob
+from minigpt.training.stop import StopRequest
 
 
 class Measurement:
-    """The numbers of a step on their way from the device to the host.
+    """The numbers of a step on their way from the device, which does not wait, to the host.
 
     Args:
         numbers: loss, gradient norm, mean weight of a token, scale of the loss, mean reward; with several ranks also
@@ -27,17 +30,16 @@ class Measurement:
     """
 
     def __init__(self, numbers: Tensor, lr: float):
-        self.lr = lr
-        self.numbers = numbers
+        self.numbers, self.lr = numbers, lr
         self.arrived: torch.cuda.Event | None = None
-        if numbers.is_cuda:  # the device goes on while they are copied
+        if numbers.is_cuda:
             self.numbers = torch.empty_like(numbers, device="cpu", pin_memory=True).copy_(numbers, non_blocking=True)
             self.arrived = torch.cuda.Event()
             self.arrived.record()
 
     @functools.cached_property
     def values(self) -> list[float]:
-        """The numbers on the host; asking waits for the device if they are not there yet."""
+        """The numbers on the host; waits for the device if they are not there yet."""
         if self.arrived is not None:
             self.arrived.synchronize()
         return self.numbers.tolist()
@@ -76,14 +78,7 @@ def z_score(loss: float, window: Sequence[float]) -> float:
 
 
 def fault_of(loss: float, grad_norm: float, window: Sequence[float], config: GuardConfig) -> str | None:
-    """Return why a step must be skipped, or None.
-
-    Args:
-        loss: of the step, nats per token.
-        grad_norm: of the step, before clipping.
-        window: losses of recent good steps.
-        config: the rules.
-    """
+    """Return why a step must be skipped, or None; `window` holds the losses of recent good steps."""
     if not math.isfinite(loss):
         return f"the loss is {loss}"
     if not math.isfinite(grad_norm):
@@ -91,6 +86,29 @@ def fault_of(loss: float, grad_norm: float, window: Sequence[float], config: Gua
     if config.spike_zscore and (score := z_score(loss, window)) > config.spike_zscore:
         return f"the loss {loss:.4f} is a spike ({score:.1f} standard deviations above the recent mean)"
     return None
+
+
+def judge(job: TrainingJob, state: RunState, result: StepResult) -> None:
+    """Count bad steps in a row, and say that the step after `state.step` was skipped.
+
+    Raises:
+        RollBack: there are too many.
+    """
+    rules, run, step = job.config.guard, job.run, state.step + 1
+    if result.overflow:
+        run.event("overflow", step=step)
+    if result.fault is None:
+        state.bad_steps = 0
+        if rules.spike_zscore and result.weight:
+            state.recent_losses = [*state.recent_losses, result.loss][-rules.spike_window :]
+        return
+    state.bad_steps += 1
+    if run.writes:
+        batch = batch_of_step(step - 1, run.skipped_batches())
+        run.event("skipped", step=step, batch=batch, reason=result.fault)
+        tell(f"step {step:,} skipped: {result.fault}; the weights are as they were (batch {batch:,})")
+    if state.bad_steps > rules.max_skips:
+        raise RollBack(step + 1 - state.bad_steps, step)
 
 
 def scale(gradients: list[Tensor], grad_norm: float, limit: float, weight: float) -> None:
@@ -101,12 +119,7 @@ def scale(gradients: list[Tensor], grad_norm: float, limit: float, weight: float
 
 
 def scale_on_device(gradients: list[Tensor], numbers: Tensor, limit: float) -> Tensor:
-    """Do what `scale` does, and decide whether the step is bad, without the host.
-
-    Args:
-        gradients: of the step.
-        numbers: (loss, gradient norm, mean weight, ...) on the device.
-        limit: of the norm; 0 = none.
+    """Do what `scale` does without the host, which reads loss, norm and weight (`numbers`) one step late.
 
     Returns:
         1.0 for a step that must be skipped, else 0.0: an optimizer's `found_inf`.

@@ -1,13 +1,8 @@
-"""Lightning's Trainer as the engine: what is switched off or replaced in it stands here, each with its reason.
+"""Lightning's Trainer as the engine: what is switched off or replaced in it, each with its reason."""
 
-`tests/training/test_lightning_engine.py` fails when a new version of Lightning changes one of these.
-"""
-
-import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import lightning as L
@@ -21,7 +16,7 @@ from minigpt.machine.choices import Choices
 
 
 def quiet_lightning() -> None:
-    """Keep Lightning's tips and notices off the screen; its warnings stay, but for those that don't apply."""
+    """Silence Lightning's tips and the warnings that do not apply here."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     for message in (
@@ -37,8 +32,8 @@ def quiet_lightning() -> None:
         warnings.filterwarnings("ignore", message=message)
 
 
-class FormedAlready(LightningEnvironment):
-    """The environment of processes that run already and have formed their group (ranks/group.py).
+class JoinedRanks(LightningEnvironment):
+    """The environment of processes that have formed their group already (ranks/group.py).
 
     Given explicitly, so that Lightning does not look for torchrun or SLURM itself, handles no signal for them, and
     reads no rank from variables that another job may have left behind.
@@ -58,33 +53,16 @@ class FormedAlready(LightningEnvironment):
     def node_rank(self) -> int:
         return dist.get_rank() // self.devices if dist.is_initialized() else 0
 
-
-@contextlib.contextmanager
-def without_variables() -> Iterator[None]:
-    """Hide PL_TRAINER_*: Lightning takes from them each argument that its Trainer isn't given."""
-    hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("PL_TRAINER_")}
-    if hidden:
-        print(
-            f"Note: {', '.join(sorted(hidden))} in the environment: ignored, a run takes its settings from its command"
-        )
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)
+    def teardown(self) -> None:
+        """Leave WORLD_SIZE as it is: Lightning would delete it."""
 
 
-@without_variables()
 def build_trainer(
-    config: TrainConfig, choices: Choices, *, total_steps: int | None, callbacks: list[L.Callback]
+    config: TrainConfig, choices: Choices, *, steps: int | None, callbacks: list[L.Callback]
 ) -> L.Trainer:
-    """Return a Trainer that makes optimizer steps and nothing else.
-
-    Args:
-        config: of the run.
-        choices: device, number of devices, precision and accumulation.
-        total_steps: optimizer steps that are left; None for no limit.
-        callbacks: a user's own.
-    """
+    """Return a Trainer that makes optimizer steps and nothing else: so many, or without end (None)."""
+    for name in [name for name in os.environ if name.startswith("PL_TRAINER_")]:
+        del os.environ[name]  # Lightning would take arguments from them that are not given below
     strategy: Any = "auto"
     backend = "cpu:gloo,cuda:nccl" if choices.device == "cuda" else "gloo"
     sharded = config.trainer.strategy in SHARDED
@@ -103,8 +81,8 @@ def build_trainer(
         # Autocast is ours (step.py): Lightning refuses fused AdamW with clipping in mixed precision.
         # Sharded weights are in fp64 already, and Lightning refuses to convert them.
         precision="64-true" if choices.precision == "fp64" and not sharded else "32-true",
-        max_steps=total_steps if total_steps is not None else -1,
-        max_epochs=-1,  # the stream of batches has no end
+        max_steps=steps if steps is not None else -1,
+        max_epochs=1,  # without end: a StopIteration that a callback lets pass ends the training
         accumulate_grad_batches=choices.accumulate,
         # Validation belongs to a step's end (step.py): a kill between a save and a later validation would lose it.
         limit_val_batches=0,
@@ -117,29 +95,15 @@ def build_trainer(
         callbacks=callbacks,
         use_distributed_sampler=False,  # batches know their rank
         deterministic=True if config.trainer.deterministic else None,
-        plugins=[FormedAlready(config.trainer.devices)],
+        plugins=[JoinedRanks(config.trainer.devices)],
     )
-    leave_signals_alone(trainer)
-    load_nothing(trainer)
-    return trainer
-
-
-def leave_signals_alone(trainer: L.Trainer) -> None:
-    """Keep Lightning from handling signals, which ranks/signals.py does; it has no switch for that.
-
-    Its handler runs collectives, and another collective before each micro-batch asks whether SIGTERM came.
-    """
+    # Signals are handled by ranks/signals.py. Lightning's handlers run collectives, and one more before each
+    # micro-batch asks whether SIGTERM came; there is no switch for either.
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
-
-
-def load_nothing(trainer: L.Trainer) -> None:
-    """Keep Lightning from loading a checkpoint of its own: a run's checkpoints are ours, and hold no pickle.
-
-    In a SLURM job `fit` looks for `hpc_ckpt_N.ckpt` in the working folder, which any other job may have left there, and
-    replaces the weights by those in it.
-    """
+    # In a SLURM job `fit` would load any hpc_ckpt_N.ckpt, a pickle, that lies in the working folder.
     trainer._checkpoint_connector._parse_ckpt_path = lambda *_, **__: None  # type: ignore[method-assign]
+    return trainer
 
 
 def call_callbacks(trainer: L.Trainer, hook: str, *arguments: Any) -> None:

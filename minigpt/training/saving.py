@@ -1,206 +1,171 @@
-"""When checkpoints are made and which of them stay.
+"""Writing checkpoints while training continues.
 
-Training stands still while the weights are copied in memory; a thread brings the copy to the disk. There is one such
-thread and one copy, so a save waits for the one before it, and the end of a run waits for its last.
+Training waits while the weights are copied in memory; a thread brings the copy to the disk. There is one such thread
+and one copy, so a save waits for the one before it, and the end of a run waits for its last.
 """
 
+import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch.nn as nn
+import torch
 from torch import Tensor
 
 from minigpt import __version__
 from minigpt.checkpoint import contents, load
-from minigpt.checkpoint.adapters import ADAPTER
+from minigpt.checkpoint.adapters import ADAPTER, ADAPTER_CONFIG, BASE, WORDS, base_hash, config_json, tensors_of
 from minigpt.checkpoint.folder import list_checkpoints, prune, require_space, write_checkpoint
-from minigpt.config.schema import CheckpointConfig
-from minigpt.faults import NonFiniteTraining, StorageFailure
-from minigpt.rundir.rows import RowFile, folder_gone
+from minigpt.config.convert import to_dict
+from minigpt.config.schema import RunConfig
+from minigpt.faults import NonFiniteTraining, StorageFailure, UserFault
+from minigpt.model.gpt import GPT
+from minigpt.redact import redact_values
+from minigpt.screen import tell
+from minigpt.training.state import RunState, TrainingJob, steps_of
 
 Files = dict[str, bytes]  # contents by file name
-Tensors = Mapping[str, Mapping[str, Tensor]]  # by file name and their own
 
 
 class Saving:
-    """Writes checkpoints: rank 0 alone; if weights are sharded, the other ranks only give it their shards.
+    """Writes a run's checkpoints: rank 0 does, after all ranks have gathered sharded weights for it.
 
-    After a save that failed, the next one that is due tries again; the last one of a run must succeed.
-
-    Args:
-        folder: the run's checkpoints/.
-        fixed: files that are the same in each checkpoint.
-        keep: which checkpoints stay.
-        writes: whether this rank writes.
-        row_files: must be on the disk before a checkpoint is.
-        say: prints a line for the user.
-        note: writes a row of events.jsonl: (kind, **facts).
+    A save that fails while the run continues costs a warning, and the next one that is due tries again; the last of a
+    run must succeed.
     """
 
-    labels: Mapping[str, Mapping[str, str]] = {}  # metadata in the headers of files of tensors, by file name
-
-    def __init__(
-        self,
-        folder: Path,
-        fixed: Files,
-        keep: CheckpointConfig,
-        *,
-        writes: bool = True,
-        row_files: Sequence[RowFile] = (),
-        say: Callable[[str], object] = print,
-        note: Callable[..., object] = lambda kind, **facts: None,
-    ):
-        self.folder = folder
-        self.fixed = fixed
-        self.keep = keep
-        self.writes = writes
-        self.row_files = row_files
-        self.say = say
-        self.note = note
-        self.memory: dict[str, dict[str, Tensor]] = {}  # copies, by file name
-        self.thread: ThreadPoolExecutor | None = None
-        self.writing: Future[float] | None = None  # gives the seconds until durable
+    def __init__(self, job: TrainingJob, gpt: GPT, optimizer: torch.optim.Optimizer):
+        self.job, self.gpt, self.optimizer = job, gpt, optimizer
+        config, self.run, self.keep = job.config, job.run, job.config.checkpoint
+        plain = redact_values(to_dict(replace(config, run=RunConfig())))
+        tokenizer = job.prepared.tokenizer
+        self.fixed: Files = {
+            contents.CONFIG: contents.to_json(plain),
+            contents.TOKENIZER: contents.to_json(tokenizer.to_json()),
+        }
+        self.labels: dict[str, Mapping[str, str]] = {}  # metadata in the headers of files of tensors, by file name
+        if config.adapter.name != "none" and self.run.writes:
+            self.fixed[ADAPTER_CONFIG] = contents.to_json(config_json(gpt))
+            self.labels[ADAPTER] = {BASE: base_hash(gpt), WORDS: tokenizer.hash}
+        self.copies: dict[str, dict[str, Tensor]] = {}  # in main memory, by file name
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saving")
+        self.writing: Future[None] | None = None
         self.durable_step = -1  # of the newest checkpoint that was written
         self.waited: list[float] = []  # seconds, each save
         self.until_durable: list[float] = []  # seconds, each save that succeeded
 
-    def start(self, model: nn.Module, step: int, total_steps: int | None) -> None:
-        """Start the thread, and refuse to begin when the checkpoints that are kept at one time don't fit on the disk.
+    def __enter__(self) -> "Saving":
+        return self
 
-        Raises:
-            StorageFailure: they don't.
-        """
-        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saving")
-        weights = sum(tensor.nbytes for tensor in model.state_dict().values())
-        averages = 2 * sum(tensor.nbytes for tensor in model.parameters() if tensor.requires_grad)
-        size = weights + averages + sum(map(len, self.fixed.values()))
-        there, saves = len(list_checkpoints(self.folder)), 1
-        if there:
-            self.durable_step = step  # where the run continues: a stop before the next step writes it no second time
-        if total_steps is not None and self.keep.every_steps:
-            saves = max(1, (total_steps - step) // self.keep.every_steps)
-        at_once = min(there + saves, max(self.keep.keep_last, 2) + 1)  # a new one is whole before an old one goes
-        more = max(at_once - there, 1)
-        if not self.writes:
-            return
-        require_space(
-            self.folder, more * size, f"what this run keeps (checkpoints to come: {more} of {size / 1e6:.1f} MB)"
-        )
-
-    def save(self, step: int, tensors: Tensors, files: Files, facts: Mapping[str, Any], *, last: bool) -> None:
-        """Copy a run's state and have it written; at the last step, wait until it is durable.
-
-        Args:
-            step: optimizer steps done.
-            tensors: weights and averages, by file name.
-            files: further files.
-            facts: further entries of the manifest.
-            last: whether training ends here.
-
-        Raises:
-            StorageFailure: the last save failed, or a save has failed too often, or the run directory is gone.
-            NonFiniteTraining: it is the last save, and a weight or an average is not finite.
-        """
-        began = time.perf_counter()
-        memory = self.memory if self.writes else None
-        self.collect()
-        copies = {
-            name: contents.copy_tensors(named, None if memory is None else memory.setdefault(name, {}))
-            for name, named in tensors.items()
-        }
-        if not self.writes or step == self.durable_step:
-            return
-        if (broken := first_broken(copies)) is not None:
-            sentence = f"{broken} is not finite after step {step}; no checkpoint of it is written"
-            if last:
-                raise NonFiniteTraining(sentence)
-            self.say(f"WARNING: {sentence}")  # the guard takes the run back
-            return
-        try:
-            for file in self.row_files:
-                file.settle()
-            assert self.thread is not None
-            self.writing = self.thread.submit(self.write, step, copies, self.fixed | files, facts, began)
-            if last:
-                self.collect(last=True)
-        except StorageFailure as fault:
-            if last:
-                raise
-            self.warn(fault)
-        self.waited.append(time.perf_counter() - began)
-
-    def write(self, step: int, tensors: Tensors, files: Files, facts: Mapping[str, Any], began: float) -> float:
-        """Bring a checkpoint to the disk, then remove what is no longer needed (in the thread)."""
-        rows = [file.path for file in self.row_files if file.path.exists()]
-        facts, after = {"minigpt": __version__, **facts}, [*rows, self.folder.parent]
-        packed = {name: contents.pack_tensors(named, self.labels.get(name)) for name, named in tensors.items()}
-        write_checkpoint(self.folder, step, packed | files, facts, after=after)
-        self.durable_step, seconds = step, time.perf_counter() - began
-        prune(self.folder, keep_last=self.keep.keep_last, keep_every_steps=self.keep.keep_every_steps)
-        return seconds
-
-    def collect(self, *, last: bool = False) -> None:
-        """Wait for the checkpoint that is being written, if one is; only the last must succeed."""
-        writing, self.writing = self.writing, None
-        if writing is None:
-            return
-        try:
-            self.until_durable.append(writing.result())
-        except StorageFailure as fault:
-            if last:
-                raise
-            self.warn(fault)
-
-    def warn(self, fault: StorageFailure) -> None:
-        """Say that a save failed; the next one that is due tries again. Without its run directory, a run ends."""
-        if not self.folder.is_dir():
-            raise folder_gone(self.folder.parent) from fault
-        self.note("save_failed", reason=str(fault))
-        self.say(f"WARNING: {fault}\nTraining goes on; the next checkpoint that is due is tried again.")
-
-    def close(self, *, note: bool) -> None:
-        """Wait until the checkpoint that is being written is whole.
-
-        Args:
-            note: whether to write to events.jsonl how long saves took.
-        """
-        if self.thread is not None:
-            self.thread.shutdown()
-        if note and self.until_durable:
-            self.note(
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        self.thread.shutdown()
+        if error is None and self.until_durable:
+            self.run.event(
                 "saved",
                 checkpoints=len(self.until_durable),
                 seconds_training_waited=round(sum(self.waited), 3),
                 seconds_until_durable_at_most=round(max(self.until_durable), 3),
             )
 
+    def begin(self, step: int) -> None:
+        """Refuse to begin if the checkpoints that will be kept don't fit on the disk."""
+        if step:
+            self.durable_step = step  # the run continues from this checkpoint
+        existing = len(list_checkpoints(self.run.checkpoints))
+        weights = sum(tensor.nbytes for tensor in self.gpt.state_dict().values())
+        averages = 2 * sum(tensor.nbytes for tensor in self.gpt.parameters() if tensor.requires_grad)
+        size = weights + averages + sum(map(len, self.fixed.values()))
+        total_steps, saves = steps_of(self.job.config), 1
+        for every in (self.keep.every_steps, self.job.config.validate.every_steps):  # a better validation is saved, too
+            saves += (total_steps - step) // every if total_steps is not None and every else 0
+        at_once = min(existing + saves, self.keep.keep_last + 2)  # the best, and a new one before an old one is removed
+        count = max(at_once - existing, 1)
+        if self.run.writes:
+            what = f"what this run keeps (checkpoints to come: {count} of {size / 1e6:.1f} MB)"
+            require_space(self.run.checkpoints, count * size, what)
 
-def first_broken(tensors: Tensors) -> str | None:
+    def save(self, state: RunState, val_loss: float | None, *, last: bool) -> None:
+        """Copy a run's weights and averages and have them written. All ranks call this where weights are sharded.
+
+        Args:
+            state: where the run stands.
+            val_loss: of the validation at this step, if there was one.
+            last: whether training ends here; then the checkpoint is durable when this returns.
+
+        Raises:
+            StorageFailure: the last save failed.
+            NonFiniteTraining: it is the last save, and a weight or an average is not finite.
+        """
+        began = time.perf_counter()
+        self.collect()
+        tensors = {**tensors_of(self.gpt), contents.OPTIMIZER: contents.optimizer_tensors(self.optimizer)}
+        for name, named in tensors.items():
+            contents.copy_tensors(named, self.copies.setdefault(name, {}) if self.run.writes else None)
+        if self.run.writes and state.step != self.durable_step:
+            config = self.job.config
+            position = asdict(state) | {"tokens": state.step * config.batch_tokens}
+            files = {contents.STATE: contents.to_json(position), **pack_states(self.job.callbacks)}
+            judged = config.objective.name == "next_token"  # with a reward, the newest weights count as the best
+            facts: dict[str, Any] = {"minigpt": __version__, "val_loss": val_loss if judged else None}
+            facts |= {"bad_steps": state.bad_steps} if state.bad_steps else {}
+            self.writing = self.thread.submit(self._write, state.step, files, facts, began)
+            if last:
+                self.collect(last=True)
+        self.waited.append(time.perf_counter() - began)
+
+    def _write(self, step: int, files: Files, facts: Mapping[str, Any], began: float) -> None:
+        """Bring a checkpoint to the disk, then remove what is no longer needed (in the thread)."""
+        if broken := first_broken(self.copies):
+            raise NonFiniteTraining(f"{broken} is not finite after step {step}; no checkpoint of it is written")
+        packed = {name: contents.pack_tensors(copies, self.labels.get(name)) for name, copies in self.copies.items()}
+        rows = [path for path in (self.run.metrics, self.run.samples) if path.exists()]
+        write_checkpoint(self.run.checkpoints, step, packed | self.fixed | files, facts, after=[*rows, self.run.path])
+        self.durable_step = step
+        self.until_durable.append(time.perf_counter() - began)
+        prune(self.run.checkpoints, keep_last=self.keep.keep_last, keep_every_steps=self.keep.keep_every_steps)
+
+    def collect(self, *, last: bool = False, wait: bool = True) -> None:
+        """Wait for the checkpoint that is being written, if any; say so if it failed, or raise if it is the last."""
+        if self.writing is None or not (wait or self.writing.done()):
+            return
+        writing, self.writing = self.writing, None
+        try:
+            writing.result()
+        except (StorageFailure, NonFiniteTraining) as fault:
+            if last:
+                raise
+            self.run.event("save_failed", reason=str(fault))
+            tell(f"WARNING: {fault}\nTraining continues; the next save that is due tries again.")
+
+
+def first_broken(copies: Mapping[str, Mapping[str, Tensor]]) -> str | None:
     """Return which weight, or else which average of the optimizer, is not finite; None if all are finite."""
-    kinds = {contents.MODEL: "weight", ADAPTER: "weight", contents.OPTIMIZER: "the optimizer's average"}
-    for file, kind in kinds.items():
-        name = contents.first_non_finite(tensors.get(file, {}))
-        if name is not None:
-            return f"{kind} {name}"
+    for file, tensors in copies.items():
+        if name := contents.first_non_finite(tensors):
+            return f"the optimizer's average {name}" if file == contents.OPTIMIZER else f"weight {name}"
     return None
 
 
-def pack_states(callbacks: Sequence[L.Callback]) -> tuple[Files, list[str]]:
-    """Return the file that holds the callbacks' `state_dict()`, and a sentence for each that is not JSON."""
-    states: dict[str, Any] = {}
-    problems = []
-    for callback in callbacks:
+def pack_states(callbacks: Sequence[L.Callback]) -> Files:
+    """Return the file that holds what the callbacks' `state_dict()` return, if any returns something.
+
+    Raises:
+        UserFault: a state is not JSON.
+    """
+    states = {callback.state_key: state for callback in callbacks if (state := callback.state_dict())}
+    for name, state in states.items():
         try:
-            if state := callback.state_dict():
-                contents.to_json(state)
-                states[callback.state_key] = state
-        except (TypeError, ValueError, RecursionError) as reason:
-            problems.append(f"the state of the callback {type(callback).__name__} can't be saved ({reason})")
-    return {contents.CALLBACKS: contents.to_json(states)} if states else {}, problems
+            json.dumps(state)
+        except (TypeError, ValueError, RecursionError) as error:
+            remedy = "Return numbers, texts, lists and dictionaries with text keys; of a tensor, .tolist()"
+            raise UserFault(
+                f"the callback {name}: its state_dict() can't be saved as JSON ({error}). {remedy}"
+            ) from None
+    return {contents.CALLBACKS: contents.to_json(states)} if states else {}
 
 
 def restore_states(callbacks: Sequence[L.Callback], checkpoint: Path) -> None:

@@ -2,7 +2,7 @@
 
 Lightning's Trainer calls the methods of LanguageModel in the order in which they stand here. In between it moves each
 micro-batch to the device, divides its loss by their number and calls backward(); under DDP the gradients are averaged
-in the backward pass of a step's last micro-batch (no_sync in those before). After the update, StepEnd is called.
+in the backward pass of a step's last micro-batch (no_sync in those before).
 """
 
 import math
@@ -16,26 +16,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from minigpt.config.schema import GuardConfig, TrainConfig
 from minigpt.data.batch import Batch
-from minigpt.data.order import batch_of_step
-from minigpt.data.prepared import Prepared
-from minigpt.faults import UserFault
 from minigpt.machine.choices import Choices
 from minigpt.machine.sharding import Layout, begin_micro_batch, reshards
-from minigpt.model.counting import flops_per_token
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
 from minigpt.model.parts import local
-from minigpt.ranks.signals import Signals
-from minigpt.rundir.run_directory import RunDirectory
 from minigpt.splitmix import fold
-from minigpt.training.ending import StopRequest, StopRequests
-from minigpt.training.grpo import Answerer, Question
-from minigpt.training.guard import Measurement, RollBack, StepResult, fault_of, scale, scale_on_device
+from minigpt.training.grpo import Question, answered
+from minigpt.training.guard import Measurement, StepResult, fault_of, judge, scale, scale_on_device
+from minigpt.training.lightning_engine import call_callbacks, publish
 from minigpt.training.optimizer import lr_factor
-from minigpt.training.outputs import Meter, Outputs
-from minigpt.training.run_state import Clock, RunState, out_of_patience, steps_of
+from minigpt.training.output import RunLog, live_sample, validate
+from minigpt.training.saving import Saving
+from minigpt.training.state import Clock, RunState, TrainingJob, is_due, steps_of
+from minigpt.training.stop import StopRequest, StopRequests
 
 
 class LanguageModel(L.LightningModule):
@@ -43,38 +38,46 @@ class LanguageModel(L.LightningModule):
 
     Args:
         gpt: the model.
-        config: the run's config.
-        choices: device, precision and layout.
-        optimizer: over the model's parameters, with its state at the run's current step.
+        job: the run's config, tokens, directory and ranks.
+        choices: device, precision and sizes.
+        optimizer: over the model's parameters, with its averages at the run's current step.
         state: where the run stands; each step changes it.
+        layout: of the weights, where they are sharded.
+        loss_function: compiled, for batches with weights or for batches without; None: not compiled.
     """
 
-    step_end: "StepEnd"  # set before the training begins
-
     def __init__(
-        self, gpt: GPT, config: TrainConfig, choices: Choices, *, optimizer: torch.optim.Optimizer, state: RunState
+        self,
+        gpt: GPT,
+        job: TrainingJob,
+        choices: Choices,
+        *,
+        optimizer: torch.optim.Optimizer,
+        state: RunState,
+        layout: Layout | None = None,
+        loss_function: Callable[..., Tensor] | None = None,
     ):
         super().__init__()
-        self.gpt = gpt
-        self.config = config
-        self.choices = choices
-        self.optimizer = optimizer
-        self.state = state
-        self.layout: Layout | None = None  # of the weights, where they are sharded
+        config = job.config
+        self.gpt, self.job, self.config, self.choices = gpt, job, config, choices
+        self.optimizer, self.state, self.layout = optimizer, state, layout
+        self.loss_function = loss_function
         self.total_steps = steps_of(config)  # None when only max_minutes limits the run
         self.clock = Clock(state.seconds)
-        self.compiled_loss: Callable[..., Tensor] | None = None  # of batches with weights, or of batches without
-        self.answer: Answerer | None = None  # makes a batch of questions, where a reward is learned
+        self.seconds = state.seconds  # as all ranks know them
+        stop_file = job.run.path / "STOP" if job.run.writes else None
+        self.requests = StopRequests(job.processes.signals, stop_file, config.trainer.max_minutes)
+        self.run_log = RunLog(job, choices, state.step)
+        self.saving = Saving(job, gpt, optimizer)
         self.first_micro_batch = state.step * choices.accumulate
-        self.micro_losses: list[Tensor] = []  # of the current step
-        self.micro_weights: list[Tensor] = []
-        self.micro_rewards: list[Tensor] = []
-        # Whether the host reads a step's numbers only when the next step's work is queued: not where it judges spikes,
-        # which it must do before the update.
-        self.late = choices.device == "cuda" and not config.guard.spike_zscore
-        self.unread: list[Measurement] = []  # of steps made, oldest first
-        self.callback_asked = False  # whether a callback of this rank has asked for a stop
-        self._seconds = state.seconds
+        self.micro_batches: list[tuple[Tensor, Tensor | None, Tensor | None]] = []  # loss, weight, reward; of this step
+        # A GPU doesn't wait for the host to read a step's numbers, unless spikes are to be judged before the update.
+        self.reads_one_step_late = choices.device == "cuda" and not config.guard.spike_zscore
+        self.pending: list[Measurement] = []  # of steps made, oldest first
+        self.asked_to_stop = self.callback_asked = False  # by any rank; by a callback of this rank
+        self.stop_reason: str | None = None  # signal | max_minutes | patience | callback
+        self.requeue = False  # whether the stop asks the queue to run this job again
+        self.unsaved_row: dict[str, Any] | None = None  # of a step that has ended, until a save was considered
         self.scaler = torch.amp.GradScaler(choices.device, enabled=choices.precision == "fp16")
         if state.loss_scale:
             saved = {"scale": state.loss_scale, "_growth_tracker": state.loss_scale_steps}
@@ -86,24 +89,27 @@ class LanguageModel(L.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.optimizer
 
+    def on_train_start(self) -> None:
+        self.job.processes.signals.noted_only = True  # from here on a signal waits for the end of a step
+        self.saving.begin(self.state.step)
+        self.clock.start()
+        self.defer_callbacks_stop()
+
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         return batch.to(device, non_blocking=True) if isinstance(batch, Batch) else batch
 
     def training_step(self, batch: Batch | list[Question], batch_idx: int) -> Tensor:
         """Return the loss of a micro-batch. Its random numbers follow from seed, micro-batch and rank alone."""
-        seed = fold(self.config.seed, self.first_micro_batch + batch_idx, self.trainer.global_rank)
-        seed_device(seed, self.device)
+        seed_device(fold(self.config.seed, self.first_micro_batch + batch_idx, self.trainer.global_rank), self.device)
         if self.layout is not None:
             last = (batch_idx + 1) % self.choices.accumulate == 0
             begin_micro_batch(self.gpt, last=last, reshard=reshards(self.config.trainer, self.choices))
+        reward = None
         if not isinstance(batch, Batch):  # answered here: Lightning fetches a batch before the previous step is made
-            assert self.answer is not None
-            batch, reward = self.answer(self.gpt, batch)
-            self.micro_rewards.append(reward)
+            tokenizer = self.job.prepared.tokenizer
+            batch, reward = answered(self.gpt, batch, config=self.config, choices=self.choices, tokenizer=tokenizer)
         loss, weight = self.loss_of(batch)
-        self.micro_losses.append(loss.detach())
-        if weight is not None:
-            self.micro_weights.append(weight)
+        self.micro_batches.append((loss.detach(), weight, reward))
         return self.scaler.scale(loss)
 
     def loss_of(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
@@ -115,10 +121,10 @@ class LanguageModel(L.LightningModule):
         full, chunk = self.choices.micro_batch * self.config.model.block_size, self.choices.loss_chunk
         with autocast(self.choices.device, self.choices.precision):
             if batch.weights is None and batch.tokens.numel() == full:
-                loss = self.compiled_loss or partial(next_token_loss, chunk=chunk)
+                loss = self.loss_function or partial(next_token_loss, chunk=chunk)
                 return loss(self.gpt, batch.tokens, batch.targets), None
             weights = torch.ones_like(batch.tokens, dtype=torch.float32) if batch.weights is None else batch.weights
-            compiled = None if batch.weights is None else self.compiled_loss
+            compiled = None if batch.weights is None else self.loss_function
             total = (compiled or partial(weighted_loss_sum, chunk=chunk))(
                 self.gpt, batch.tokens, batch.targets, weights, batch.documents
             )
@@ -128,21 +134,19 @@ class LanguageModel(L.LightningModule):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Set the learning rate."""
         for group in optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * self.lr_factor()
+            group["lr"] = group["initial_lr"] * self.lr_factor(self.state.step + len(self.pending))
 
-    def lr_factor(self) -> float:
-        """Return the schedule's factor for the step that is being made."""
-        step = self.state.step + len(self.unread)
+    def lr_factor(self, step: int) -> float:
+        """Return the schedule's factor for the step after `step`."""
         minutes = self.config.trainer.max_minutes
         by_steps = step / self.total_steps if self.total_steps else 0.0
-        progress = max(by_steps, self._seconds / (60 * minutes) if minutes else 0.0)
+        progress = max(by_steps, self.seconds / (60 * minutes) if minutes else 0.0)
         return lr_factor(step, progress, self.total_steps, self.config.schedule)
 
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
         """Measure the step over all ranks; then clip its gradients, or drop them if the guard finds them bad.
 
-        Lightning's own clipping refuses fused AdamW with autocast. On a GPU all this is decided on the device;
-        elsewhere the host knows the norm, and a gradient that is short enough is not touched at all.
+        Lightning's own clipping refuses fused AdamW with autocast.
         """
         if self.scaler.is_enabled():
             self.scaler.unscale_(optimizer)
@@ -150,11 +154,12 @@ class LanguageModel(L.LightningModule):
         gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
         numbers = self.measure(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
         self.scaler.update()  # lower from here on if a gradient overflowed
-        self.unread.append(Measurement(numbers, self.config.optimizer.lr * self.lr_factor()))
-        if self.late:
+        lr = self.config.optimizer.lr * self.lr_factor(self.state.step + len(self.pending))
+        self.pending.append(Measurement(numbers, lr))
+        if self.reads_one_step_late:
             optimizer.found_inf = scale_on_device(gradients, numbers, limit)  # type: ignore[attr-defined]
             return
-        result = self.result_of(self.unread[-1])
+        result = self.result_of(self.pending[-1])
         if result.fault is None and not result.overflow and result.weight:
             scale(gradients, result.grad_norm, limit, result.weight)
         else:
@@ -162,55 +167,50 @@ class LanguageModel(L.LightningModule):
                 parameter.grad = None  # an optimizer passes over parameters without one
 
     def measure(self, grad_norm: Tensor) -> Tensor:
-        """Return the step's loss, gradient norm, mean weight and mean reward, over micro-batches and ranks.
+        """Return the step's loss, gradient norm, mean weight, scale and mean reward, over micro-batches and ranks.
 
         With several ranks the time used and the requests to stop travel in the same all-reduce; with sharded weights,
         so does the squared norm of each rank's part.
         """
-        loss = torch.stack(self.micro_losses).mean()
-        weights = self.micro_weights + [torch.ones_like(loss)] * (len(self.micro_losses) - len(self.micro_weights))
+        losses, weights, rewards = zip(*self.micro_batches, strict=True)
+        self.micro_batches.clear()
+        loss = torch.stack(losses).mean()
         one = torch.ones_like(loss)
-        reward = torch.stack(self.micro_rewards or [torch.zeros_like(loss)]).mean().to(loss)
-        mean_weight = torch.stack(weights).mean()
-        numbers = torch.stack([loss, grad_norm.to(loss), mean_weight, self.scaler.scale(one), reward])
-        weighted = bool(self.micro_weights)
-        self.micro_losses.clear()
-        self.micro_weights.clear()
-        self.micro_rewards.clear()
-        world_size, parts = self.trainer.world_size, self.layout.parts if self.layout else 0
-        if world_size > 1:
+        weight = torch.stack([one if weight is None else weight for weight in weights]).mean()
+        reward = torch.stack([0 * one if reward is None else reward.to(loss) for reward in rewards]).mean()
+        numbers = torch.stack([loss, grad_norm.to(loss), weight, self.scaler.scale(one), reward])
+        ranks, parts = self.trainer.world_size, self.layout.parts if self.layout else 0
+        if ranks > 1:
             if parts:
                 numbers[1] = parts * numbers[1] ** 2
             extra = torch.tensor([self.clock.seconds, *map(float, astuple(self.request))], pin_memory=loss.is_cuda)
             numbers = torch.cat([numbers, extra.to(loss, non_blocking=True)])
             dist.all_reduce(numbers)
-            numbers /= world_size
+            numbers /= ranks
             if parts:
                 numbers[1] = numbers[1].sqrt()
-        if weighted or world_size > 1:
+        if ranks > 1 or any(weight is not None for weight in weights):
             numbers[:2] /= numbers[2].clone()
         return numbers
+
+    @property
+    def request(self) -> StopRequest:
+        """What this rank asks for now."""
+        asked = self.callback_asked or self.trainer.should_stop
+        return replace(self.requests.now(self.clock.seconds), by_callback=asked)
 
     def result_of(self, measurement: Measurement) -> StepResult:
         """Return a step's result, as the host reads it."""
         loss, grad_norm, weight, loss_scale, reward, *extra = measurement.values
+        self.seconds, request = self.clock.seconds, self.request
         if extra:
-            self._seconds, *asked = extra
-            request = StopRequest(*(each > 0 for each in asked))
-        else:
-            self._seconds, request = self.clock.seconds, self.request
+            self.seconds, *asked = extra
+            request = StopRequest(*(value > 0 for value in asked))
         overflow = loss_scale > 1 and math.isfinite(loss) and not math.isfinite(grad_norm)
-        # If no token of a batch is learned, the mean is 0 / 0: the step makes no update, and it is no fault.
-        fault = (
-            None if overflow or not weight else fault_of(loss, grad_norm, self.state.recent_losses, self.config.guard)
-        )
+        fault = None
+        if weight and not overflow:  # if no token of a batch is learned, 0 / 0 is no fault: there is no update
+            fault = fault_of(loss, grad_norm, self.state.recent_losses, self.config.guard)
         return StepResult(loss, grad_norm, weight, measurement.lr, fault, overflow, request, reward)
-
-    @property
-    def request(self) -> StopRequest:
-        """What this process asks for now."""
-        asked = self.callback_asked or self.trainer.should_stop
-        return replace(self.step_end.requests.now(self.clock.seconds), by_callback=asked)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         """Make the update, then all that comes at the end of a step.
@@ -219,197 +219,126 @@ class LanguageModel(L.LightningModule):
         configure_gradient_clipping, and the update.
         """
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-        self.end_steps(at_once=not self.late)
+        self.end_steps(at_once=not self.reads_one_step_late)
 
     def end_steps(self, *, at_once: bool) -> None:
-        """End the steps that were made; if `late`, a step with no more to do than its row ends after the next one."""
-        while self.unread:
-            newest = len(self.unread) == 1
-            if newest and not at_once and not self.step_end.has_more_to_do(self, self.state.step + 1):
+        """End the steps that were made; one that is read late and has no more to do than its row ends after the next.
+
+        More to do is what needs the weights as the step leaves them: a validation, a sample, a save or a stop. All
+        ranks decide alike: a stop that another rank has asked for is known here one step later than there.
+        """
+        config, every = self.config, self.config.checkpoint.every_steps
+        while self.pending:
+            step, newest = self.state.step + 1, len(self.pending) == 1
+            wanted = at_once or self.asked_to_stop or step == self.total_steps
+            wanted |= is_due(step, config.validate.every_steps, config.samples.every_steps, every)
+            wanted |= self.trainer.world_size == 1 and any(astuple(self.request))
+            if newest and not wanted:
                 return
-            result = self.result_of(self.unread.pop(0))
-            self.step_end(self, result, is_newest=newest)
+            self.end_step(self.result_of(self.pending.pop(0)), is_newest=newest)
 
-    def on_train_start(self) -> None:
-        self.step_end.begin(self)
-        self.defer_callbacks_stop()
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        """Save, if a save is due. Lightning calls this after the callbacks, so their state is that of the step."""
-        self.step_end.save(self)
-        self.defer_callbacks_stop()
-
-    def defer_callbacks_stop(self) -> None:
-        """Defer a stop that a callback of this rank asks for to the next step's all-reduce, so that all ranks stop.
-
-        Lightning calls this after the callbacks and before it looks at should_stop.
-        """
-        if self.trainer.world_size > 1 and self.step_end.stop_reason is None:
-            self.callback_asked |= self.trainer.should_stop
-            self.trainer.should_stop = False
-
-    def on_train_epoch_start(self) -> None:
-        """Refuse a second epoch: the batches have no end, and Lightning would give them from the first one again.
-
-        Raises:
-            UserFault: a second epoch begins.
-        """
-        if self.trainer.current_epoch:
-            raise UserFault(
-                f"a callback let a StopIteration pass at step {self.state.step:,}, as next() raises it, and Lightning "
-                "takes that for the end of an epoch. Mend the callback; the same command goes on from the last "
-                "checkpoint"
-            )
-
-    def on_train_end(self) -> None:
-        self.end_steps(at_once=True)  # steps may be left when a callback ends the training
-        self.step_end.save(self)
-        self.step_end.end(self)
-
-
-class StepEnd:
-    """What happens between one optimizer step and the next: `__call__`, from top to bottom, then `save`.
-
-    Args:
-        module: the model in training.
-        run: its directory; only rank 0 writes there.
-        prepared: its tokens.
-        signals: that this process has received.
-        peak: FLOP/s of all devices together; None when unknown.
-    """
-
-    def __init__(
-        self, module: LanguageModel, run: RunDirectory, prepared: Prepared, signals: Signals, peak: float | None
-    ):
-        config = module.config
-        self.run = run
-        self.outputs = Outputs(module, run, prepared)
-        self.requests = StopRequests(signals, run.path / "STOP" if run.writes else None, config.trainer.max_minutes)
-        peak = peak if config.adapter.name == "none" else None  # FLOPs that frozen weights save aren't counted
-        flops = flops_per_token(config.model, prepared.tokenizer.vocab_size) if peak else 0.0
-        self.meter = Meter(config.batch_tokens, flops, peak)
-        self.stop_reason: str | None = None  # signal | max_minutes | patience | callback
-        self.requeue = False  # whether the stop asks the queue to run this job again
-        self.asked_to_stop = False  # by any rank
-        self.unsaved_row: dict[str, Any] | None = None  # of a step that has ended, until save() has looked at it
-
-    def begin(self, module: LanguageModel) -> None:
-        """Get ready for the first step: from here on a signal waits for the end of a step."""
-        self.requests.signals.noted_only = True
-        if self.run.writes or module.layout is not None:
-            self.outputs.saving.start(module.gpt, module.state.step, module.total_steps)
-        module.clock.start()
-
-    def end(self, module: LanguageModel) -> None:
-        """Save if a callback asked for the stop after the last step was saved."""
-        if self.stop_reason is None and not self.is_last(module):
-            self.stop_reason = "callback"
-            self.outputs.save(module, {}, due=True, last=True)
-
-    def has_more_to_do(self, module: LanguageModel, step: int) -> bool:
-        """Return whether a step needs the weights as it leaves them: for a validation, a sample, a save or a stop.
-
-        All ranks return the same; a stop that another rank has asked for is known here one step later than there.
-        """
-        config = module.config
-        wanted = self.asked_to_stop
-        if module.trainer.world_size == 1:
-            wanted |= any(astuple(module.request))
-        every = (config.validate.every_steps, config.samples.every_steps, config.checkpoint.every_steps)
-        return wanted or step == module.total_steps or is_due(step, *every)
-
-    def __call__(self, module: LanguageModel, result: StepResult, *, is_newest: bool) -> None:
-        """End a step.
+    def end_step(self, result: StepResult, *, is_newest: bool) -> None:
+        """Judge a step, then validate, write its row and a sample, and decide whether training ends here.
 
         Args:
-            module: the model, its config and state.
             result: of the step.
             is_newest: whether the weights are still those of this step, so that it may have more than a row.
 
         Raises:
             RollBack: too many bad steps in a row.
         """
-        config, state = module.config, module.state
-        self.judge(state, result, config.guard)
+        config, state, ranks = self.config, self.state, self.trainer.world_size
+        judge(self.job, state, result)
         state.step += 1
         self.asked_to_stop = any(astuple(result.request))
         if is_newest:
-            self.obey(result.request, is_last=state.step == module.total_steps)
+            self.obey(result.request)
 
         row: dict[str, Any] = {}
-        logged = state.step == 1 or is_due(state.step, config.logger.every_steps, config.validate.every_steps)
-        if logged or self.is_last(module):
-            row = self.meter.row(state.step, result, module.clock.seconds)
-            if module.answer is not None:  # then the loss is about 0, whatever is learned
+        validates = is_due(state.step, config.validate.every_steps) or self.is_last()
+        if validates or state.step == 1 or is_due(state.step, config.logger.every_steps):
+            row = self.run_log.row(state.step, result, self.clock.seconds)
+            if config.objective.name == "grpo":  # then the loss is about 0, whatever is learned
                 row |= {"train/loss": None, "train/reward": result.reward}
-        if is_due(state.step, config.validate.every_steps) or self.is_last(module):
-            row |= self.outputs.validate(module)
-            state.patience_over = row["val/loss"] is not None and out_of_patience(state, config)
+        if validates:
+            with self.clock.paused():
+                row |= validate(self.gpt, self.job, self.choices, state, self.trainer, self.layout)
             if state.patience_over:
                 self.stop_reason = "patience"
         if row:
-            self.outputs.write(module.trainer, row)
-        if config.samples.every_steps and (is_due(state.step, config.samples.every_steps) or self.is_last(module)):
-            self.outputs.sample(module)
-        alone = module.trainer.world_size == 1
-        if self.stop_reason is None and (module.trainer.should_stop if alone else result.request.by_callback):
+            publish(self.trainer, row)
+            self.run_log.write(row)
+        if config.samples.every_steps and (is_due(state.step, config.samples.every_steps) or self.is_last()):
+            self.sample()
+
+        if self.stop_reason is None and (self.trainer.should_stop if ranks == 1 else result.request.by_callback):
             self.stop_reason = "callback"
         self.unsaved_row = row if is_newest else None
-        module.trainer.should_stop = self.stop_reason is not None
+        self.trainer.should_stop = self.stop_reason is not None
 
-    def save(self, module: LanguageModel) -> None:
-        """Save the step that has just ended, if a checkpoint is due."""
-        row, self.unsaved_row = self.unsaved_row, None
-        if row is None:
-            return
-        state = module.state
-        improved = state.best_step == state.step and row.get("val/loss") is not None
-        due = improved or is_due(state.step, module.config.checkpoint.every_steps)
-        last = self.stop_reason is not None or self.is_last(module)
-        self.outputs.save(module, row, due=due, last=last)
-
-    def judge(self, state: RunState, result: StepResult, rules: GuardConfig) -> None:
-        """Count bad steps in a row, and print that one was skipped.
-
-        Raises:
-            RollBack: there are too many.
-        """
-        if result.overflow:
-            self.run.event("overflow", step=state.step + 1)
-        if result.fault is None:
-            state.bad_steps = 0
-            if rules.spike_zscore and result.weight:
-                state.recent_losses = [*state.recent_losses, result.loss][-rules.spike_window :]
-            return
-        state.bad_steps += 1
-        step = state.step + 1
-        batch = batch_of_step(step - 1, self.run.skipped_batches() if self.run.writes else [])  # said by rank 0 alone
-        self.run.event("skipped", step=step, batch=batch, reason=result.fault)
-        if self.run.writes:
-            self.outputs.screen.print(
-                f"step {step:,} skipped: {result.fault}; the weights are as they were (batch {batch:,})"
-            )
-        if state.bad_steps > rules.max_skips:
-            raise RollBack(step + 1 - state.bad_steps, step)
-
-    def obey(self, request: StopRequest, *, is_last: bool) -> None:
-        """Decide whether the run ends after this step."""
+    def obey(self, request: StopRequest) -> None:
+        """Decide whether the run ends after this step because of a request."""
         if request.stop:
             self.requests.obeyed()  # at the last step, too: the file is not for a longer run
         if request.out_of_time:
             self.stop_reason = "max_minutes"
-        elif request.stop and not is_last:
-            self.stop_reason = "signal"
-            self.requeue = request.requeue
+        elif request.stop and self.state.step != self.total_steps:
+            self.stop_reason, self.requeue = "signal", request.requeue
 
-    def is_last(self, module: LanguageModel) -> bool:
+    def is_last(self) -> bool:
         """Return whether the run is complete: all steps made, or ended for good by a limit or patience."""
-        return module.state.step == module.total_steps or self.stop_reason in ("max_minutes", "patience")
+        return self.state.step == self.total_steps or self.stop_reason in ("max_minutes", "patience")
 
+    def sample(self) -> None:
+        """Let the model write some text: rank 0, or all ranks together where weights are sharded."""
+        writes = self.job.run.writes
+        if writes or self.layout is not None:
+            with self.clock.paused():
+                text = live_sample(self.gpt, self.job, self.layout, step=self.state.step)
+                if writes:
+                    self.run_log.write_sample(self.state.step, text)
 
-def is_due(step: int, *every_steps: int) -> bool:
-    """Return whether something that is done every `every_steps` steps is due at `step`; 0 = never."""
-    return any(every > 0 and step % every == 0 for every in every_steps)
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Save, if a save is due. Lightning calls this after the callbacks, so their state is that of the step."""
+        row, self.unsaved_row = self.unsaved_row, None
+        if row is not None:
+            improved = self.state.best_step == self.state.step and row.get("val/loss") is not None
+            ends = self.stop_reason is not None or self.is_last()
+            if ends or improved or is_due(self.state.step, self.config.checkpoint.every_steps):
+                self.save(row.get("val/loss"), last=ends)
+            self.saving.collect(wait=False)
+        self.defer_callbacks_stop()
+
+    def save(self, val_loss: float | None, *, last: bool) -> None:
+        """Save a checkpoint: rank 0, or all ranks together where weights are sharded."""
+        state, minutes, writes = self.state, self.config.trainer.max_minutes, self.job.run.writes
+        if writes or self.layout is not None:
+            with self.clock.paused():
+                if writes:
+                    call_callbacks(self.trainer, "on_save_checkpoint", {"global_step": state.step})
+                if minutes:  # the run may be over by another rank's clock
+                    state.seconds = max(self.clock.seconds, 60.0 * minutes * (self.stop_reason == "max_minutes"))
+                if self.scaler.is_enabled():
+                    state.loss_scale = self.scaler.get_scale()
+                    state.loss_scale_steps = self.scaler.state_dict()["_growth_tracker"]
+                self.saving.save(state, val_loss, last=last)
+
+    def defer_callbacks_stop(self) -> None:
+        """Defer a stop that a callback of this rank asks for to the next step's all-reduce, so that all ranks stop.
+
+        Lightning calls this after the callbacks and before it looks at should_stop.
+        """
+        if self.trainer.world_size > 1 and self.stop_reason is None:
+            self.callback_asked |= self.trainer.should_stop
+            self.trainer.should_stop = False
+
+    def on_train_end(self) -> None:
+        """End what is left when a callback ends the training after the last step was saved."""
+        self.end_steps(at_once=True)
+        self.on_train_batch_end()
+        if self.stop_reason is None and not self.is_last():
+            self.stop_reason = "callback"
+            self.save(None, last=True)
 
 
 def seed_device(seed: int, device: torch.device) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from minigpt.config.compose import compose
-from minigpt.training import ending
+from minigpt.training import finish
 from minigpt.training.run import train
 
 SETTINGS = [
@@ -46,7 +46,7 @@ def place(tmp_path_factory) -> Path:
     (folder / "text.txt").write_text("".join(f"the {n}th of {n * n % 17} wörds\n" for n in range(600)))
     (folder / "other.txt").write_text("how much wood would a woodchuck chuck\n" * 200)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ending, "write_report", lambda path: None)
+        patch.setattr(finish, "write_report", lambda path: None)
         for name, own in RUNS.items():
             source = "other.txt" if name == "other" else "text.txt"
             where = [f"data.source={folder / source}", f"data.dir={folder / 'data'}", f"run.dir={folder / name}"]

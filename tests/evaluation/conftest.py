@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import minigpt
-from minigpt.training import ending
+from minigpt.training import finish
 
 OWN = {"bpe": ["tokenizer=bpe", "tokenizer.vocab_size=280"], "char": ["tokenizer=char"], "seed2": ["seed=2"]}
 
@@ -14,7 +14,7 @@ OWN = {"bpe": ["tokenizer=bpe", "tokenizer.vocab_size=280"], "char": ["tokenizer
 def runs(tmp_path_factory, new_run) -> dict[str, Path]:
     """Runs of one text by name: byte, bpe, char, and seed2, which is byte of another seed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ending, "write_report", lambda path: None)
+        patch.setattr(finish, "write_report", lambda path: None)
         return {
             name: new_run(tmp_path_factory.mktemp(name))(
                 *OWN.get(name, ()), "optimizer.lr=1e-2", "trainer.max_steps=30"

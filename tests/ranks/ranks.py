@@ -13,12 +13,12 @@ def main(arguments: list[str]) -> int:
     from minigpt.loading import loading
 
     with loading():
-        from minigpt.training import ending
+        from minigpt.training import finish
         from minigpt.training.run import train
         from minigpt.training.step import LanguageModel
 
     if "REPORT" not in os.environ:
-        ending.write_report = lambda path: None  # 0.5 s
+        finish.write_report = lambda path: None  # 0.5 s
     rank = int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID", "0"))
     folder = Path(os.environ["TRIAL_FOLDER"])
     (folder / f"pid-{rank}").write_text(str(os.getpid()))

@@ -10,7 +10,7 @@ import pytest
 
 from minigpt.config.compose import compose
 from minigpt.rundir.rows import read_rows
-from minigpt.training import ending
+from minigpt.training import finish
 from minigpt.training.run import train
 
 # Everything that exactness could fail by: dropout, accumulation, validation, live samples.
@@ -59,7 +59,7 @@ class Place:
             nowhere = os.open(os.devnull, os.O_RDWR)
             for descriptor in (0, 1, 2):
                 os.dup2(nowhere, descriptor)
-            ending.write_report = lambda *_: None  # it takes longer than the run
+            finish.write_report = lambda *_: None  # it takes longer than the run
             code = train(compose("train", self.arguments(run, *extra)))
         finally:
             os._exit(code)

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from minigpt.training.run_state import read_run_state
 
 from minigpt.checkpoint import folder as store
 from minigpt.checkpoint.folder import DamagedCheckpoint, list_checkpoints, verify
@@ -20,7 +21,6 @@ from minigpt.config.compose import compose
 from minigpt.faults import NoUsableCheckpoint, UserFault
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.training.run import begin_or_continue
-from minigpt.training.run_state import read_run_state
 from minigpt.verify import compare_runs
 
 SETTINGS = ["trainer.max_steps=8", "checkpoint.every_steps=2", "checkpoint.keep_last=3"]

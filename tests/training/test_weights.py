@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from minigpt.training.run_state import RunState
 from safetensors.torch import load_file, save_file
 
 from minigpt.config.schema import ModelConfig, TrainConfig
@@ -18,10 +19,9 @@ from minigpt.machine.choices import Choices
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import weighted_loss_sum
 from minigpt.ranks.signals import Signals
-from minigpt.training.ending import StopRequests
+from minigpt.training.finish import StopRequests
 from minigpt.training.lightning_engine import build_trainer, quiet_lightning
 from minigpt.training.optimizer import build_optimizer
-from minigpt.training.run_state import RunState
 from minigpt.training.step import LanguageModel
 
 V, T, WINDOWS = 13, 5, 24  # windows in a step

@@ -1,6 +1,7 @@
 """What belongs to an optimizer step around its loss: clipping by the norm that is known on the host."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import lightning as L
@@ -13,17 +14,27 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from minigpt.config.compose import compose
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.data.order import batch_of_step
+from minigpt.data.tokenizer import build_tokenizer
 from minigpt.machine.choices import Choices
+from minigpt.machine.hardware import Hardware
 from minigpt.model.gpt import GPT
-from minigpt.ranks.signals import Signals
-from minigpt.training.ending import StopRequests
+from minigpt.ranks.group import Processes
+from minigpt.rundir.run_directory import RunDirectory
 from minigpt.training.guard import StepResult
 from minigpt.training.run import train
-from minigpt.training.run_state import RunState
+from minigpt.training.state import RunState, TrainingJob
 from minigpt.training.step import LanguageModel
 from minigpt.verify import compare_runs
 
 CHOICES = Choices("cpu", 1, "fp32", False, "explicit", micro_batch=12, accumulate=2, validation_batch=4, threads=1)
+
+
+def module_of(gpt: GPT, config: TrainConfig) -> LanguageModel:
+    """Around a model, without a run."""
+    run, hardware = RunDirectory(Path("none"), writes=False), Hardware("cpu", "cpu", 1, False, 1 << 30)
+    prepared = SimpleNamespace(tokenizer=build_tokenizer("byte"))
+    job = TrainingJob(config, hardware, prepared, Processes(), run, [])
+    return LanguageModel(gpt, job, CHOICES, optimizer=torch.optim.SGD(gpt.parameters()), state=RunState())
 
 
 def gradients_after_clipping(size: float, limit: float) -> tuple[list[torch.Tensor], list[torch.Tensor], StepResult]:
@@ -34,17 +45,16 @@ def gradients_after_clipping(size: float, limit: float) -> tuple[list[torch.Tens
         parameter.grad = size * torch.randn(parameter.shape, generator=generator)
     config = TrainConfig()
     config.optimizer.grad_clip = limit
-    module = LanguageModel(gpt, config, CHOICES, optimizer=torch.optim.SGD(gpt.parameters()), state=RunState())
+    module = module_of(gpt, config)
     module._trainer = SimpleNamespace(world_size=1, should_stop=False)
-    module.step_end = SimpleNamespace(requests=StopRequests(Signals(), None, None))
-    module.micro_losses = [torch.tensor(2.0), torch.tensor(4.0)]
+    module.micro_batches = [(torch.tensor(2.0), None, None), (torch.tensor(4.0), None, None)]
     theirs = [torch.nn.Parameter(torch.zeros_like(parameter)) for parameter in gpt.parameters()]
     for parameter, copy in zip(gpt.parameters(), theirs, strict=True):
         copy.grad = parameter.grad.clone()
     if limit:
         torch.nn.utils.clip_grad_norm_(theirs, limit)
     module.configure_gradient_clipping(torch.optim.SGD(gpt.parameters()))
-    result = module.result_of(module.unread[-1])
+    result = module.result_of(module.pending[-1])
     return [copy.grad for copy in theirs], [parameter.grad for parameter in gpt.parameters()], result
 
 
@@ -96,7 +106,7 @@ def decide_late(monkeypatch):
 
     def init(self, *arguments, **options):
         real(self, *arguments, **options)
-        self.late = not self.config.guard.spike_zscore
+        self.reads_one_step_late = not self.config.guard.spike_zscore
 
     monkeypatch.setattr(LanguageModel, "__init__", init)
 
@@ -137,12 +147,12 @@ def test_a_step_that_the_device_decides_on_has_the_bytes_of_one_that_the_host_do
     real = LanguageModel.training_step
 
     def training_step(self, batch, batch_idx):
-        step = self.state.step + len(self.unread)
+        step = self.state.step + len(self.pending)
         number = batch_of_step(step, self.trainer.train_dataloader.skipped_batches)
         loss = real(self, batch, batch_idx)
         if number in (3, 7, 8):
             loss = loss * float("nan")
-            self.micro_losses[-1] = loss.detach()
+            self.micro_batches[-1] = (loss.detach(), None, None)
         return loss
 
     monkeypatch.setattr(LanguageModel, "training_step", training_step)

@@ -54,7 +54,7 @@ def test_its_own_rows_validation_checkpoints_and_bar_are_off(run):
         "callbacks": [look],
         "validates": False,
         "precision": "32-true",
-        "plugin": "FormedAlready",
+        "plugin": "JoinedRanks",
         "current epoch": 0,
     }
     assert not list(run.path.rglob("*.ckpt"))
@@ -71,7 +71,7 @@ def test_it_asks_about_sigterm_where_it_is_told_not_to():
 
 
 def test_the_hooks_of_a_step_come_in_the_order_of_step_py(run, monkeypatch):
-    from minigpt.training.step import LanguageModel, StepEnd
+    from minigpt.training.step import LanguageModel
 
     calls = []
 
@@ -88,11 +88,11 @@ def test_the_hooks_of_a_step_come_in_the_order_of_step_py(run, monkeypatch):
         note(LanguageModel, name)
     note(LanguageModel, "configure_gradient_clipping")
     note(optim_adam, "adam")  # the update
-    note(StepEnd, "__call__")
+    note(LanguageModel, "end_step")
     run("trainer.max_steps=1", "trainer.micro_batch=4")
     assert calls == [
         "transfer_batch_to_device", "training_step", "transfer_batch_to_device", "training_step",
-        "on_before_optimizer_step", "configure_gradient_clipping", "adam", "adam", "__call__",  # two groups
+        "on_before_optimizer_step", "configure_gradient_clipping", "adam", "adam", "end_step",  # two groups
     ]  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def test_a_machine_with_slurm_brings_no_hint_to_use_srun(run, monkeypatch, tmp_p
     assert not [each for each in caught if "srun" in str(each.message)]
 
 
-def test_no_variable_of_another_lightning_job_steers_a_run(run, monkeypatch, tmp_path, capsys):
+def test_no_variable_of_another_lightning_job_steers_a_run(run, monkeypatch, tmp_path):
     run("trainer.max_steps=3")
     clean = run.path.rename(tmp_path / "clean")
     absurd = {
@@ -122,8 +122,6 @@ def test_no_variable_of_another_lightning_job_steers_a_run(run, monkeypatch, tmp
         monkeypatch.setenv(f"PL_TRAINER_{name.upper()}", absurd.get(name.upper(), "1"))
     run("trainer.max_steps=3")
     assert compare_runs(clean, run.path)[1] == []
-    assert "PL_TRAINER_FAST_DEV_RUN, " in capsys.readouterr().out
-    assert os.environ["PL_TRAINER_NUM_NODES"] == "2"
 
 
 class Evil:

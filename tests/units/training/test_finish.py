@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from minigpt.config.compose import compose
-from minigpt.training import ending
+from minigpt.training import finish
 from minigpt.training.run import train
 
 TINY = (
@@ -40,7 +40,7 @@ def test_they_stand_in_the_last_lines_the_report_and_the_run(run, capsys, monkey
         assert f"{row['name']}: {row['bits_per_byte']:.3f}" in report
         assert f"{row['name']} ({row['bits_per_byte']:.3f})" in report
     assert shown.count("Measuring the baselines") == 1
-    monkeypatch.setattr(ending, "write_report", lambda path: None)
+    monkeypatch.setattr(finish, "write_report", lambda path: None)
     other = run("b", "seed=2")
     assert (other / "baseline.json").read_text() == (path / "baseline.json").read_text()
     assert "Measuring" not in capsys.readouterr().out
@@ -50,8 +50,8 @@ def test_they_stand_in_the_last_lines_the_report_and_the_run(run, capsys, monkey
 
 def test_a_signal_leaves_them_out_and_the_run_is_finished(run, capsys, monkeypatch):
     drawn = []
-    monkeypatch.setattr(ending, "baselines", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
-    monkeypatch.setattr(ending, "write_report", drawn.append)
+    monkeypatch.setattr(finish, "baselines", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(finish, "write_report", drawn.append)
     path = run()
     assert "The baselines were left out." in capsys.readouterr().out
     assert not (path / "baseline.json").exists()
@@ -62,7 +62,7 @@ def test_trouble_with_them_does_not_spoil_the_training(run, capsys, monkeypatch)
     def broken(*_, **__):
         raise MemoryError("too large")
 
-    monkeypatch.setattr(ending, "baselines", broken)
+    monkeypatch.setattr(finish, "baselines", broken)
     run()
     assert "The baselines could not be measured: MemoryError: too large" in capsys.readouterr().out
 

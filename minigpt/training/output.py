@@ -1,0 +1,235 @@
+"""What a run shows and keeps of its steps: validations, live samples and rows."""
+
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+import torch.distributed as dist
+
+from minigpt.config.convert import to_dict
+from minigpt.config.schema import TrainConfig
+from minigpt.data.batch import document_end
+from minigpt.data.mix import MixedSplit, parts_of
+from minigpt.data.shards import TokenSplit
+from minigpt.faults import StorageFailure
+from minigpt.machine.choices import Choices
+from minigpt.machine.hardware import peak_flops
+from minigpt.machine.sharding import Layout, free_gathered, sample_together
+from minigpt.model.counting import flops_per_token
+from minigpt.model.evaluate import Score, evaluate, mean_score
+from minigpt.model.gpt import GPT
+from minigpt.model.loss import autocast
+from minigpt.redact import redact_values
+from minigpt.rundir.loggers import Tracker
+from minigpt.rundir.rows import append_row
+from minigpt.sampling.generate import NonFiniteLogits
+from minigpt.sampling.write import write_sample
+from minigpt.screen import move, tell
+from minigpt.training.guard import StepResult
+from minigpt.training.lightning_engine import call_callbacks, publish
+from minigpt.training.state import RunState, TrainingJob, out_of_patience, steps_of
+
+OF_SOURCE = "val/loss/"  # followed by the name of a mixture's source: its column
+PLAIN_LINE_SECONDS = 5.0  # without a terminal, at most one line in this time, validations apart
+
+
+def validate(
+    gpt: GPT, job: TrainingJob, choices: Choices, state: RunState, trainer: L.Trainer, layout: Layout | None
+) -> dict[str, Any]:
+    """Score the whole validation split (of a mixture, that of each source), and note the best loss in `state`.
+
+    Returns:
+        Columns of the step's row; None where the loss is not finite.
+    """
+    call_callbacks(trainer, "on_validation_start")
+    call_callbacks(trainer, "on_validation_epoch_start")
+    val = job.prepared.val
+    scores = {name: score_split(gpt, split, job, choices, layout) for name, split in parts_of(val).items()}
+    score = mean_score(scores, val.shares) if isinstance(val, MixedSplit) else scores[val.name]
+    columns: dict[str, Any] = {
+        "val/loss": score.loss,
+        "val/perplexity": score.perplexity,
+        "val/bits_per_byte": score.bits_per_byte,
+    }
+    if isinstance(val, MixedSplit):
+        columns |= {f"{OF_SOURCE}{name}": part.loss for name, part in scores.items()}
+    if not math.isfinite(score.loss):
+        columns = dict.fromkeys(columns)
+    elif state.best_loss is None or score.loss < state.best_loss:
+        state.best_loss, state.best_step = score.loss, state.step
+    state.patience_over = math.isfinite(score.loss) and out_of_patience(state, job.config)
+    publish(trainer, columns)
+    call_callbacks(trainer, "on_validation_epoch_end")
+    call_callbacks(trainer, "on_validation_end")
+    return columns
+
+
+def score_split(gpt: GPT, split: TokenSplit, job: TrainingJob, choices: Choices, layout: Layout | None) -> Score:
+    """Return the score of one validation split, over all ranks."""
+    config, tokenizer, ranks = job.config, job.prepared.tokenizer, job.processes
+    device = next(gpt.parameters()).device
+    score = evaluate(
+        gpt,
+        split,
+        block_size=config.model.block_size,
+        batch=choices.validation_batch,
+        device=device,
+        precision=choices.precision,
+        token_bytes=tokenizer.token_bytes,
+        document_end=document_end(config.data, tokenizer),
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        together=layout is not None,
+    )
+    if layout is not None:
+        free_gathered(gpt)
+    if ranks.world_size == 1:
+        return score
+    sums = torch.tensor([score.nats, score.tokens], dtype=torch.float64, device=device)
+    dist.all_reduce(sums)
+    return Score(float(sums[0]), int(sums[1]), score.bytes)
+
+
+def live_sample(gpt: GPT, job: TrainingJob, layout: Layout | None, *, step: int) -> str | None:
+    """Let the model write some text; None if its logits are not finite, which the guard will handle.
+
+    Where weights are sharded all ranks call this.
+    """
+    config = job.config
+
+    def write(**forward: Any) -> str | None:
+        try:
+            return write_sample(gpt, job.prepared.tokenizer, config.samples, seed=config.seed + step, **forward)
+        except NonFiniteLogits:
+            return None
+
+    if layout is None:
+        return write()
+    with autocast(next(gpt.parameters()).device.type, config.trainer.gather):  # weights gathered in bf16 need it
+        return sample_together(gpt, job.processes.rank, lambda forward: write(forward=forward))
+
+
+class RunLog:
+    """Writes rows to metrics.jsonl and samples.jsonl, to wandb or TensorBoard, and to the screen (rank 0 only).
+
+    Args:
+        job: the training.
+        choices: its precision and devices, for the FLOP/s at their peak.
+        step: where the run stands.
+    """
+
+    def __init__(self, job: TrainingJob, choices: Choices, step: int):
+        config, self.run, self.job = job.config, job.run, job
+        self.total_steps = steps_of(config)
+        peak = peak_flops(job.hardware, choices.precision) if config.adapter.name == "none" else None
+        self.flops, self.peak = 0.0, peak and peak * choices.devices  # FLOPs that frozen weights save aren't counted
+        if peak:
+            self.flops = flops_per_token(config.model, job.prepared.tokenizer.vocab_size)
+        self.last_step: int | None = None  # with a row
+        self.last_seconds = self.shown_at = 0.0
+        self.refused = False  # whether the disk refused the last row
+        self.tracker: Tracker | None = None
+        if self.run.writes:
+            settings = redact_values(to_dict(config))
+            self.tracker = Tracker(config.logger, self.run.path, settings=settings, step=step, say=tell)
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if self.tracker is not None and not isinstance(error, KeyboardInterrupt):  # Ctrl-C waits for no upload
+            self.tracker.close()
+
+    def row(self, step: int, result: StepResult, seconds: float) -> dict[str, Any]:
+        """Return the row of a step; its speed is the mean since the row before."""
+        speed, tokens = None, self.job.config.batch_tokens
+        if self.last_step is not None and seconds > self.last_seconds:
+            speed = (step - self.last_step) * tokens / (seconds - self.last_seconds)
+        self.last_step, self.last_seconds = step, seconds
+        return {
+            "step": step,
+            "tokens": step * tokens,
+            "train/loss": result.loss if math.isfinite(result.loss) else None,
+            "train/grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else None,
+            "lr": result.lr,
+            "seconds": round(seconds, 3),
+            "tokens_per_second": round(speed, 1) if speed else None,
+            "mfu": round(speed * self.flops / self.peak, 4) if speed and self.peak else None,
+        }
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Write a row everywhere."""
+        if self.run.writes:
+            self._append(self.run.metrics, row)
+            assert self.tracker is not None
+            self.tracker.log(row)
+            self._show(row)
+
+    def write_sample(self, step: int, text: str | None) -> None:
+        """Write and print a live sample."""
+        if text is None:
+            tell(f"No sample at step {step:,}: the model's logits are NaN or infinite")
+            return
+        self._append(self.run.samples, {"step": step, "text": text})
+        title = f"sample at step {step:,}"
+        tell(f"--- {title} " + "-" * max(3, 60 - len(title)))
+        tell(text.rstrip("\n"))
+        tell("-" * 65)
+
+    def _append(self, path: Path, row: dict[str, Any]) -> None:
+        """Add a row to a file. A disk that refuses it costs this row and a warning.
+
+        Raises:
+            StorageFailure: the run directory is gone.
+        """
+        try:
+            append_row(path, row)
+            self.refused = False
+        except OSError as error:
+            if not path.parent.is_dir():
+                remedy = "Put it back, then run the same command again; without it the same command begins anew"
+                raise StorageFailure(f"run.dir={path.parent} is gone: it was deleted or moved. {remedy}") from None
+            if not self.refused:
+                tell(f"WARNING: {path} lacks the row of step {row['step']}: {error.strerror or error}. Free some space")
+            self.refused = True
+
+    def _show(self, row: dict[str, Any]) -> None:
+        """Show a step's row: a moving line in a terminal; elsewhere a line now and then."""
+        parts = describe(row, self.job.config, self.total_steps)
+        now, moves = time.monotonic(), sys.stdout.isatty()
+        if "val/loss" in row or (not moves and (now - self.shown_at >= PLAIN_LINE_SECONDS or row["step"] == 1)):
+            tell("  ".join(parts))
+            self.shown_at = now
+        elif moves:
+            move(parts)
+
+
+def describe(row: dict[str, Any], config: TrainConfig, total: int | None) -> list[str]:
+    """Return the parts of a row's line, the most important first; unknown numbers are left out."""
+    step, speed, minutes = row["step"], row["tokens_per_second"], config.trainer.max_minutes
+    digits = len(f"{total:,}") if total else 1
+    parts = [f"step {step:>{digits},}" + (f"/{total:,} {step / total:4.0%}" if total else "")]
+    if "train/reward" in row:
+        parts.append(f"reward {row['train/reward']:.3f}")
+    else:
+        parts.append("no loss" if row["train/loss"] is None else f"loss {row['train/loss']:.4f}")
+    if row.get("val/loss") is not None:
+        parts.append(f"val {row['val/loss']:.4f} ({row['val/bits_per_byte']:.3f} bits/byte)")
+        parts += [f"{key.removeprefix(OF_SOURCE)} {loss:.4f}" for key, loss in row.items() if key.startswith(OF_SOURCE)]
+    if speed:
+        left = [(total - step) * config.batch_tokens / speed] if total else []
+        left += [60 * minutes - row["seconds"]] if minutes else []
+        parts += [f"ETA {clock_text(max(0.0, min(left)))}", f"{speed:,.0f} tok/s"]
+    parts.append(f"lr {row['lr']:.2e}")
+    return [*parts, f"MFU {row['mfu']:.1%}"] if row["mfu"] is not None else parts
+
+
+def clock_text(seconds: float) -> str:
+    """Return seconds as 1:02:03 or 2:03."""
+    minutes, seconds = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

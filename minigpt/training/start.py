@@ -1,0 +1,198 @@
+"""Before the first step: what is refused, which tokens a run trains on, and which weights it begins with."""
+
+import contextlib
+from pathlib import Path
+
+from minigpt.checkpoint import load
+from minigpt.checkpoint.adapters import read_adapter
+from minigpt.checkpoint.contents import MODEL, read_tensors
+from minigpt.checkpoint.folder import list_checkpoints
+from minigpt.config.roles import Change, differences
+from minigpt.config.schema import TrainConfig
+from minigpt.data.batch import document_end
+from minigpt.data.chat.packing import ConversationSplit
+from minigpt.data.chat.roles import with_roles
+from minigpt.data.mix import parts_of
+from minigpt.data.order import check_length
+from minigpt.data.prepared import CONVERSATIONS, DamagedShards, Prepared, open_prepared
+from minigpt.data.preparing.prepare import prepare
+from minigpt.data.tokenizer import Tokenizer, scheme_of
+from minigpt.faults import UserFault
+from minigpt.formats.architecture import is_foreign, read_foreign_config
+from minigpt.formats.huggingface import foreign_tokenizer, read_foreign_weights
+from minigpt.model.adapter import adapter_of, put_on
+from minigpt.model.evaluate import unpredicted_places
+from minigpt.model.gpt import GPT
+from minigpt.model.parts import is_sharded
+from minigpt.rundir.run_directory import RunDirectory
+from minigpt.sampling.write import encode_prompt
+from minigpt.screen import tell
+
+
+def refuse_changed_run(path: Path, config: TrainConfig) -> list[Change]:
+    """Return how the settings differ from those of the run in `path`, or refuse those that a run keeps for good."""
+    run = RunDirectory(path, writes=False)
+    saved = run.saved_config()
+    if saved is None:
+        run.refuse_other_files()
+        return []
+    changes = differences(saved, config)
+    forbidden = [change for change in changes if not change.allowed]
+    if forbidden:
+        raise UserFault(
+            f"run.dir={path} was begun with another config; continuing would mix two runs:\n"
+            + "\n".join(f"  {change}" for change in forbidden)
+            + "\nTake these values back, or start another run with run.dir=NEW_DIR "
+            + (f"(init.from={path} starts it from these weights)" if list_checkpoints(path / "checkpoints") else "")
+        )
+    return changes
+
+
+def find_tokens(config: TrainConfig, path: Path, changes: list[Change]) -> Prepared:
+    """Return the tokens to train on: those with which the run in `path` began, or those of a new run's text.
+
+    A run that has begun finds its tokens by their fingerprint, whatever has become of the text since.
+    """
+    saved = RunDirectory(path, writes=False).read_json("data.json")
+    moved = any(change.key.startswith("data.") and change.key != "data.dir" for change in changes)
+    if saved is not None and not moved:
+        with contextlib.suppress(DamagedShards):  # they are made again below
+            if prepared := open_prepared(config.data.dir, saved, config.data.mix):
+                tell(f"data: {prepared.folder}: the tokens that this run began with, whatever the source holds now")
+                return prepared
+    tokenizer = given_tokenizer(config, path)
+    try:
+        prepared = prepare(config.data, config.tokenizer, given=tokenizer)
+    except DamagedShards as fault:
+        if tokenizer is None:
+            raise
+        raise UserFault(f"{fault.what}. Remove its folder; the same command makes it again") from None
+    if saved is not None and saved != prepared.facts:
+        raise UserFault(
+            f"the data has changed since the run {path} began (fingerprint {str(saved.get('fingerprint'))[:12]}, "
+            f"now {prepared.fingerprint[:12]}), and its tokens are no longer in data.dir={config.data.dir}. Put the "
+            "old text back, or start another run with run.dir=NEW_DIR"
+        )
+    return prepared
+
+
+def given_tokenizer(config: TrainConfig, path: Path) -> Tokenizer | None:
+    """Return the tokenizer of `init.from` if this text needs it: a learned one, or one with control tokens.
+
+    A run that continues has it in its checkpoints, and doesn't need `init.from` any more.
+    """
+    source, name = config.init.source, config.tokenizer.name
+    if source is None or (name == "file" and config.tokenizer.file is not None):
+        return None
+    tokenizer = None
+    for checkpoint in reversed(list_checkpoints(path / "checkpoints")):
+        with contextlib.suppress(UserFault):  # damaged
+            tokenizer = tokenizer or load.read_tokenizer(checkpoint)
+    tokenizer = tokenizer or tokenizer_of(load.find_checkpoint(source), source)
+    if tokenizer is None or tokenizer.name != name:  # load_initial_weights refuses another one
+        return None
+    has_control = tokenizer.control and config.data.name not in CONVERSATIONS  # which add the same to a fixed one
+    return tokenizer if scheme_of(name).is_learned or name == "file" or has_control else None
+
+
+def tokenizer_of(origin: Path, source: str) -> Tokenizer | None:
+    """Return the tokenizer of the checkpoint or other program's model in `origin`; None if it has none."""
+    if not is_foreign(origin):
+        return load.read_tokenizer(origin)
+    tokenizer = foreign_tokenizer(origin)
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    if tokenizer.is_there:
+        raise UserFault(f"init.from={source}: its tokenizer can't be used: {tokenizer.reason}")
+    return None
+
+
+def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
+    """Refuse data with too few tokens, or a prompt that its tokenizer can't encode, before anything is written."""
+    end = document_end(config.data, prepared.tokenizer)
+    if not isinstance(prepared.train, ConversationSplit):
+        for name, train in parts_of(prepared.train).items():
+            check_length("train" if name == "train" else f"{name}: train", len(train), config.model.block_size)
+    for split in (prepared.train, prepared.val):
+        if isinstance(split, ConversationSplit):
+            split.refuse_small_context(config.model.block_size)
+    for name, val in parts_of(prepared.val).items():
+        if len(val) < 2:
+            raise UserFault(
+                f"the val split{'' if name == 'val' else f' of {name}'} has {len(val)} token, and predicting one takes "
+                f"at least 2. Use more text or a larger data.val_fraction (now {config.data.val_fraction:g})"
+            )
+        if len(val) == len(unpredicted_places(val, end)):
+            raise UserFault("data.mask_documents=true leaves no token of the val split to predict. Use more text")
+    encode_prompt(prepared.tokenizer, config.samples.prompt)
+
+
+def load_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, prepared: Prepared) -> None:
+    """Load the weights of the run's checkpoint, or of `init.from` for a new run."""
+    if checkpoint is not None:  # rank 0 has compared every byte just now
+        load.load_weights(gpt, read_tensors(checkpoint / MODEL), str(checkpoint))
+    elif config.init.source is not None:
+        load_initial_weights(gpt, config, config.init.source, prepared.tokenizer)
+
+
+def load_initial_weights(gpt: GPT, config: TrainConfig, source: str, tokenizer: Tokenizer) -> None:
+    """Load the weights of `init.from`, which must know the tokens of this data."""
+    origin = load.find_checkpoint(source)
+    known = tokenizer_of(origin, source)
+    if known is None:
+        refuse_larger_vocabulary(source, read_foreign_config(origin)[1], tokenizer)
+    else:
+        refuse_other_tokenizer(source, known, tokenizer)
+        refuse_new_tokens(gpt, config, source, tokenizer.vocab_size - known.vocab_size)
+    weights = read_foreign_weights(origin) if is_foreign(origin) else load.read_tensors(origin, MODEL)
+    load.load_weights(gpt, load.resize_vocabulary(weights, gpt, known.vocab_size if known else None), str(origin))
+    if not is_foreign(origin):
+        load.merge_own_adapter(gpt, origin)
+
+
+def refuse_larger_vocabulary(source: str, vocab_size: int, tokenizer: Tokenizer) -> None:
+    """Refuse weights without a tokenizer if this data has more tokens than they know; only the number is known."""
+    if tokenizer.vocab_size > vocab_size:
+        raise UserFault(
+            f"init.from={source}: its weights know {vocab_size:,} tokens, and this data has a {tokenizer.name} "
+            f"tokenizer of {tokenizer.vocab_size:,}. Use the tokenizer that the weights were trained with"
+        )
+    print(f"Note: init.from={source} has no tokenizer: whether its tokens mean the same text as these can't be checked")
+
+
+def refuse_other_tokenizer(source: str, known: Tokenizer, tokenizer: Tokenizer) -> None:
+    """Refuse data whose tokenizer is not the one that the weights know, nor that one with control tokens added."""
+    if tokenizer.hash not in (known.hash, with_roles(known).hash):
+        other = known.name != tokenizer.name
+        remedy = f"Use tokenizer={known.name}" if other else "Give it as text, not as tokens: data.source=FILE"
+        raise UserFault(
+            f"init.from={source}: its weights know a {known.name} tokenizer of {known.vocab_size:,} "
+            f"tokens (SHA-256 {known.hash[:12]}), and this data has a {tokenizer.name} tokenizer of "
+            f"{tokenizer.vocab_size:,} ({tokenizer.hash[:12]}): the same numbers would be other text. {remedy}"
+        )
+
+
+def refuse_new_tokens(gpt: GPT, config: TrainConfig, source: str, count: int) -> None:
+    """Refuse control tokens that are new to the weights where they can't be learned."""
+    if count > 0:
+        new = f"{count} control tokens that are new to init.from={source}"
+        if config.objective.name == "grpo":
+            remedy = "Teach it conversations first: data=tasks without objective=grpo"
+            raise UserFault(f"objective=grpo can't begin with {new}: no answer would be right. {remedy}")
+        if is_sharded(gpt):
+            raise UserFault(f"sharded weights can't take the {new}. Use trainer=ddp, or train a step on one device")
+        if config.adapter.name != "none":
+            print(f"Note: an adapter leaves the embeddings of {new} untrained. adapter=none trains them, too")
+
+
+def put_adapter_on(gpt: GPT, config: TrainConfig, checkpoint: Path | None) -> None:
+    """Put the config's adapter, if any, on a model with its weights: a new one, or as the checkpoint has it."""
+    if config.adapter.name == "none":
+        return
+    put_on(gpt, config.adapter)
+    if checkpoint is not None:
+        saved, adapter = read_adapter(lambda name: checkpoint / name, gpt, str(checkpoint)), adapter_of(gpt)
+        assert adapter is not None
+        for place, pair in adapter.pairs.items():
+            for tensor, saved_tensor in zip(pair, saved.pairs[place], strict=True):
+                tensor.copy_(saved_tensor)

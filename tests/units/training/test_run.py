@@ -1,0 +1,243 @@
+"""What a run does besides being exact: its limits, compiling, and what it leaves behind."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import lightning as L
+import pytest
+import torch
+
+from minigpt.config.compose import compose
+from minigpt.faults import UserFault
+from minigpt.machine import compiling
+from minigpt.training import output, start
+from minigpt.training import run as run_module
+from minigpt.training.run import from_rank_zero, train
+from minigpt.training.stop import StopRequests
+
+
+@pytest.mark.report
+def test_a_run_directory_holds_what_the_plan_of_the_house_says(run):
+    path = run("samples.every_steps=3")
+    names = {item.name for item in path.iterdir()}
+    assert names >= {
+        "config.yaml", "command.txt", "environment.json", "choices.json", "metrics.jsonl", "events.jsonl",
+        "samples.jsonl", "report.html", "loss.png", "checkpoints",
+    }  # fmt: skip
+    (checkpoint,) = (path / "checkpoints").glob("step-000000006")
+    assert {item.name for item in checkpoint.iterdir()} == {
+        "model.safetensors", "optimizer.safetensors", "state.json", "config.json", "tokenizer.json", "MANIFEST.json",
+    }  # fmt: skip
+    assert set(run.rows()[-1]) >= {
+        "step", "tokens", "train/loss", "train/grad_norm", "lr", "tokens_per_second", "val/loss", "val/bits_per_byte",
+    }  # fmt: skip
+    assert run.rows()[-1]["tokens"] == 6 * 64
+
+
+def test_max_tokens_counts_whole_steps(run):
+    run("trainer.max_tokens=200")
+    assert run.rows()[-1]["step"] == 4
+
+
+def test_patience_ends_a_run_that_does_not_get_better(run, capsys):
+    settings = ["trainer.max_steps=60", "trainer.patience=2", "optimizer.lr=1e-12", "schedule=constant"]
+    run(*settings)
+    rows = run.rows()
+    assert 6 <= rows[-1]["step"] < 60
+    assert "patience" in capsys.readouterr().out
+    run(*settings)  # finished for good
+    assert run.rows() == rows
+
+
+def test_a_validation_that_is_not_finite_is_no_best_and_no_json_nan(run, monkeypatch):
+    real = output.evaluate
+
+    def evaluate(model, split, **options):
+        score = real(model, split, **options)
+        evaluate.calls += 1
+        return replace(score, nats=float("nan")) if evaluate.calls == 1 else score
+
+    evaluate.calls = 0
+    monkeypatch.setattr(output, "evaluate", evaluate)
+    run()
+    first, second = [row for row in run.rows() if "val/loss" in row][:2]
+    assert first["val/loss"] is None
+    assert second["val/loss"] > 0
+    assert "NaN" not in (run.path / "metrics.jsonl").read_text()
+    states = [json.loads(path.read_text()) for path in run.path.glob("checkpoints/*/state.json")]
+    assert all(state["best_loss"] > 0 for state in states)
+
+
+def test_max_minutes_ends_a_run_and_its_schedule(run):
+    run("trainer.max_steps=null", "trainer.max_minutes=0.01", "schedule=linear", "schedule.final_lr_fraction=0.0")
+    last = run.rows()[-1]
+    assert last["seconds"] >= 0.6
+    assert last["lr"] < 1e-4
+    assert "val/loss" in last
+
+
+@pytest.fixture
+def order_restored():
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+def test_compiled_code_for_a_cpu_adds_up_in_one_order(run, monkeypatch, order_restored):
+    """Else its threads add to the embedding's gradient as they come: two equal runs parted at their second step."""
+    asked = []
+
+    def compile_nothing(function, **options):
+        memory = torch.utils.deterministic.fill_uninitialized_memory
+        asked.append((torch.are_deterministic_algorithms_enabled(), memory))
+        return function
+
+    monkeypatch.setattr(compiling.torch, "compile", compile_nothing)
+    run("trainer.compile=on")
+    assert asked == [(True, False)]
+    assert torch.are_deterministic_algorithms_enabled()  # to the end: the compiler would make other code without
+
+
+def test_a_compiler_that_fails_costs_one_sentence(run, monkeypatch, capsys, order_restored):
+    def compile_badly(function, **options):
+        def broken(*arguments):
+            raise RuntimeError("no C++ compiler found\nlong traceback")
+
+        return broken
+
+    monkeypatch.setattr(compiling.torch, "compile", compile_badly)
+    run("trainer.compile=on")
+    assert "torch.compile does not work here (RuntimeError: no C++ compiler found); going on without it" in (
+        capsys.readouterr().out
+    )
+    assert run.rows()[-1]["step"] == 6
+
+
+def test_a_device_that_is_not_there_is_named(run):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    with pytest.raises(UserFault, match=r"trainer\.device=cuda"):
+        run("trainer.device=cuda")
+
+
+def test_a_run_on_the_cpu_leaves_a_gpu_alone(run, monkeypatch):
+    """Finding 19: pinned memory, or a question about the GPU, would open a CUDA context of some hundred megabytes."""
+
+    def opened(*_, **__):
+        raise AssertionError("CUDA is set up")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", opened)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", opened)
+    run("trainer.device=cpu", "trainer.max_steps=3", "checkpoint.every_steps=1")
+    assert json.loads((run.path / "environment.json").read_text())["gpus"] == []
+
+
+def test_a_second_process_is_kept_out(run, tmp_path):
+    holder = (
+        "import sys, fcntl; f = open(sys.argv[1], 'a+'); fcntl.flock(f, fcntl.LOCK_EX); "
+        "f.write('process 77'); f.flush(); print('held', flush=True); sys.stdin.read()"
+    )
+    (tmp_path / "run").mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", holder, str(tmp_path / "run" / "run.lock")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout.readline() == b"held\n"
+    with pytest.raises(UserFault, match="in use by process 77"):
+        run()
+    process.communicate()
+    run()
+
+
+def test_a_run_that_another_process_began_meanwhile_is_not_continued_with_another_config(run, monkeypatch):
+    """Both found no run; the first made one and ended while the second still prepared its tokens."""
+    real = start.find_tokens
+
+    def prepare(config, path, changes):
+        monkeypatch.setattr(start, "find_tokens", real)
+        run("seed=7", "trainer.max_steps=4")
+        return real(config, path, changes)
+
+    monkeypatch.setattr(start, "find_tokens", prepare)
+    with pytest.raises(UserFault, match="begun with another config"):
+        run("seed=9")
+    assert run.rows()[-1]["step"] == 4
+
+
+def test_a_run_whose_checkpoints_are_gone_says_that_it_begins_again(run, capsys):
+    shutil.rmtree(run() / "checkpoints")
+    assert "begins again" not in capsys.readouterr().out
+    run()
+    assert "holds no checkpoint: the run begins again, at step 1, without its rows" in capsys.readouterr().out
+
+
+def test_what_lies_in_a_folder_without_a_config_is_left_alone(run):
+    run.path.mkdir()
+    (run.path / "metrics.jsonl").write_text('{"step": 5, "reward": 1}\n')
+    with pytest.raises(UserFault, match=r"holds metrics\.jsonl, but no config\.yaml.*Choose another run\.dir"):
+        run()
+    assert (run.path / "metrics.jsonl").read_text() == '{"step": 5, "reward": 1}\n'
+
+
+def test_checkpoints_that_are_a_link_are_refused(run, tmp_path):
+    run("trainer.max_steps=2")
+    (run.path / "checkpoints").rename(tmp_path / "other")
+    (run.path / "checkpoints").symlink_to(tmp_path / "other")
+    with pytest.raises(UserFault, match="checkpoints is a link"):
+        run("trainer.max_steps=4")
+
+
+def test_a_command_that_is_refused_leaves_no_folder(run, monkeypatch):
+    def refuse(*_):
+        raise UserFault("no")
+
+    monkeypatch.setattr(run_module, "begin_or_continue", refuse)
+    with pytest.raises(UserFault, match="no"):
+        run()
+    assert not run.path.exists()
+
+
+def test_the_folders_around_a_new_run_are_on_the_disk_before_it(run, monkeypatch):
+    flushed = []
+    monkeypatch.setattr("minigpt.rundir.run_directory.flush", flushed.append)
+    run.path = run.folder / "deep" / "run"
+    run("trainer.max_steps=1")
+    assert flushed == [run.path, run.path.parent, run.folder]
+
+
+def test_a_run_that_another_ranks_clock_ended_is_finished(run, monkeypatch, capsys):
+    real = StopRequests.now
+    late = lambda self, seconds: replace(real(self, seconds), out_of_time=True)  # noqa: E731
+    monkeypatch.setattr(StopRequests, "now", late)
+    run("trainer.max_minutes=60")
+    step = run.rows()[-1]["step"]
+    monkeypatch.setattr(StopRequests, "now", real)
+    run("trainer.max_minutes=60")
+    assert "This run is finished" in capsys.readouterr().out
+    assert run.rows()[-1]["step"] == step
+
+
+def test_continuing_inside_the_warm_up_is_no_jump_of_the_learning_rate(run, capsys):
+    words = ["schedule.warmup_steps=50", "trainer.max_steps=60", "checkpoint.every_steps=5"]
+    (run.folder / "run").mkdir()
+    stop = L.Callback()
+    stop.on_train_batch_end = lambda trainer, module, *_: setattr(trainer, "should_stop", module.state.step == 5)
+    assert train(compose("train", run.arguments(*words)), callbacks=[stop]) == 0
+    run(*words)
+    assert "Learning rate" not in capsys.readouterr().out
+
+
+def test_other_ranks_take_rank_zeros_word_for_what_the_run_directory_holds():
+    """Theirs may be a view of NFS in which a file is not there yet."""
+    texts = []
+    for writes in (True, False):
+        processes = SimpleNamespace(gather=lambda text: texts.append(text) or [texts[0], "null"])
+        job = SimpleNamespace(run=SimpleNamespace(writes=writes), processes=processes)
+        assert from_rank_zero(job, lambda writes=writes: [[1, 2]] if writes else [[9, 9]]) == [[1, 2]]
+    assert texts == ["[[1, 2]]", "null"]

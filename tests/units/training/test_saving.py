@@ -1,0 +1,169 @@
+"""Saves that fail: a full disk costs a warning and no byte; the last save must succeed."""
+
+import errno
+import os
+import shutil
+import time
+from concurrent.futures import wait
+from pathlib import Path
+
+import pytest
+
+from minigpt.checkpoint import folder
+from minigpt.checkpoint.folder import latest_usable, list_checkpoints, step_of
+from minigpt.faults import StorageFailure
+from minigpt.rundir.rows import read_rows
+from minigpt.training import output, saving
+from minigpt.training.step import LanguageModel
+from minigpt.verify import compare_runs
+
+SETTINGS = ["trainer.max_steps=12", "checkpoint.every_steps=2", "logger.every_steps=1"]
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """No room for the checkpoints of these steps; each save is over before the next step."""
+    steps, real_write, real_save = set(), folder._write_flushed, saving.Saving.save
+
+    def write(path, content):
+        saved = int(path.parent.name.split(".")[1].removeprefix("step-"))
+        return full() if saved in steps else real_write(path, content)
+
+    def save(self, *arguments, **options):
+        real_save(self, *arguments, **options)
+        wait([self.writing] if self.writing else [])
+
+    monkeypatch.setattr(folder, "_write_flushed", write)
+    monkeypatch.setattr(saving.Saving, "save", save)
+    return steps
+
+
+@pytest.fixture
+def at_step(monkeypatch):
+    """Calls a function at the beginning of a step."""
+
+    def arrange(step, action):
+        real = LanguageModel.on_before_optimizer_step
+
+        def on_before_optimizer_step(self, optimizer):
+            if self.state.step == step - 1:
+                action()
+            return real(self, optimizer)
+
+        monkeypatch.setattr(LanguageModel, "on_before_optimizer_step", on_before_optimizer_step)
+
+    return arrange
+
+
+def test_a_disk_full_for_a_while_costs_a_warning_and_no_byte(run, full_disk, tmp_path, capsys):
+    clean = run(*SETTINGS).rename(tmp_path / "clean")
+    full_disk |= {6, 8}
+    run(*SETTINGS)
+    screen = capsys.readouterr().out
+    assert screen.count("WARNING: the checkpoint of step") == 2
+    assert "No space left on device" in screen
+    assert compare_runs(clean, run.path)[1] == []
+    assert [event["event"] for event in run.events()].count("save_failed") == 2
+
+
+def test_the_last_save_must_succeed(run, full_disk, tmp_path):
+    clean = run(*SETTINGS).rename(tmp_path / "clean")
+    full_disk |= {6, 8, 10, 12}
+    with pytest.raises(StorageFailure, match=r"step 12 could not be written.*Earlier checkpoints are untouched"):
+        run(*SETTINGS)
+    assert step_of(latest_usable(run.path / "checkpoints")) == 4
+    assert not list(run.path.glob("checkpoints/.step*")), "litter"
+    full_disk.clear()
+    run(*SETTINGS)
+    assert compare_runs(clean, run.path)[1] == []
+
+
+def test_space_that_is_missing_from_the_start_is_named_before_step_1(run, monkeypatch):
+    """Two are kept, the best one stays too, and a new one is whole before an old one is removed."""
+    monkeypatch.setattr(folder.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 20_000})())
+    with pytest.raises(StorageFailure, match=r"checkpoints to come: 4 of 0\.\d MB.*0\.0 MB are free.*keep_last"):
+        run(*SETTINGS)
+    assert not (run.path / "metrics.jsonl").exists()
+
+
+def test_a_save_for_a_better_validation_is_counted(run, monkeypatch):
+    monkeypatch.setattr(folder.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 20_000})())
+    with pytest.raises(StorageFailure, match=r"checkpoints to come: 4 of"):
+        run("trainer.max_steps=12", "checkpoint.every_steps=100", "validate.every_steps=2")
+
+
+def test_bytes_that_come_back_different_are_no_checkpoint(run, monkeypatch):
+    real = folder._write_flushed
+
+    def write(path, content):
+        entry = real(path, content)
+        if path.name == "model.safetensors" and "000000004" in str(path):
+            with open(path, "r+b") as file:
+                file.seek(-1, os.SEEK_END)
+                file.write(b"\xff")
+        return entry
+
+    monkeypatch.setattr(folder, "_write_flushed", write)
+    run(*SETTINGS)
+    assert not (run.path / "checkpoints" / "step-000000004").exists()
+    assert run.rows()[-1]["step"] == 12
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "data.json", "choices.json"])
+def test_a_disk_full_while_the_run_begins_is_no_bug(run, monkeypatch, name):
+    real = os.replace
+    monkeypatch.setattr(os, "replace", lambda a, b: full() if Path(b).name == name else real(a, b))
+    with pytest.raises(StorageFailure, match="No space left on device"):
+        run(*SETTINGS)
+    assert not list(run.path.glob(".*tmp*")), "litter"
+
+
+def test_a_run_directory_that_can_not_be_written_is_named_before_step_1(run, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    for path in (tmp_path / "file" / "run", Path("/proc/minigpt-run")):
+        run.path = path
+        with pytest.raises(StorageFailure, match=f"run.dir={path} can't be written"):
+            run(*SETTINGS)
+
+
+def test_a_run_directory_that_is_deleted_is_named_and_not_made_again(run, at_step):
+    def delete():
+        while run.path.exists():  # a checkpoint may be on its way into it
+            shutil.rmtree(run.path, ignore_errors=True)
+
+    at_step(5, delete)
+    with pytest.raises(StorageFailure, match=rf"run\.dir={run.path} is gone"):
+        run(*SETTINGS)
+    assert not run.path.exists()
+
+
+def test_a_row_that_the_disk_refuses_costs_a_warning(run, monkeypatch, capsys):
+    real = output.append_row
+    monkeypatch.setattr(output, "append_row", lambda path, row: full() if row["step"] in (5, 6) else real(path, row))
+    run(*SETTINGS)
+    assert capsys.readouterr().out.count("metrics.jsonl lacks the row of step") == 1
+    assert [row["step"] for row in run.rows()] == [1, 2, 3, 4, *range(7, 13)]
+    assert len(list_checkpoints(run.path / "checkpoints")) >= 2
+
+
+def test_training_does_not_wait_for_a_slow_disk(run, monkeypatch):
+    """Only the copy in memory holds it up; the next save and the end wait for what is being written."""
+    writes, real, deadline = [], saving.write_checkpoint, time.monotonic() + 30
+
+    def slow(folder, step, *arguments, **options):
+        rows = len(read_rows(run.path / "metrics.jsonl"))
+        while step == 4 and len(read_rows(run.path / "metrics.jsonl")) == rows and time.monotonic() < deadline:
+            time.sleep(0.02)
+        path = real(folder, step, *arguments, **options)
+        writes.append((step, rows, len(read_rows(run.path / "metrics.jsonl"))))
+        return path
+
+    monkeypatch.setattr(saving, "write_checkpoint", slow)
+    run("trainer.max_steps=8", "checkpoint.every_steps=4", "logger.every_steps=1", "validate.every_steps=100")
+    (first, begun, done), (last, *_) = writes
+    assert (first, last) == (4, 8)
+    assert done > begun, "training stood still while the checkpoint of step 4 was written"
