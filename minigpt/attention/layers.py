@@ -135,7 +135,7 @@ class CausalSelfAttention(nn.Module):
         linear: linear attention instead of softmax (see linear.py), whose weights are never dropped.
 
     Raises:
-        ValueError: for sizes that don't fit each other, or an unknown name.
+        ValueError: for sizes that don't fit each other.
 
     Source: Vaswani et al. 2017, section 3.2.2; Radford et al. 2019 (GPT-2); Su et al. 2021, "RoFormer"; Ainslie et
         al. 2023, "GQA"; Henry et al. 2020, "Query-Key Normalization"; Katharopoulos et al. 2020.
@@ -164,7 +164,7 @@ class CausalSelfAttention(nn.Module):
         self.n_kv_head = n_head if n_kv_head is None else n_kv_head
         self.head_dim = head_width(n_embd, n_head) if head_dim is None else head_dim
         self.rotary, self.rope, self.dropout = rotary, (rope_theta, rope_scaling), dropout
-        _refuse_misfits(self, n_embd, qk_norm, kernel)
+        _refuse_misfits(self, n_embd)
         self.attend = _linear if linear else KERNELS[kernel]
         self.weights_of = linear_attention_weights if linear else attention_weights
         # W_q, W_k, W_v stacked: one product instead of three
@@ -242,8 +242,8 @@ class CausalSelfAttention(nn.Module):
         return self.weights_of(q, k, _narrowed(mask, q, k))
 
 
-def _refuse_misfits(layer: CausalSelfAttention, n_embd: int, qk_norm: str | None, kernel: str) -> None:
-    """Refuse sizes and names of a CausalSelfAttention that don't fit together, and say which would."""
+def _refuse_misfits(layer: CausalSelfAttention, n_embd: int) -> None:
+    """Refuse sizes of a CausalSelfAttention that don't fit together, and say which would."""
     H, G, D = layer.n_head, layer.n_kv_head, layer.head_dim
     if H < 1 or D < 1:
         raise ValueError(f"attention: got n_head={H} and head_dim={D}; wanted at least 1 of each")
@@ -255,9 +255,6 @@ def _refuse_misfits(layer: CausalSelfAttention, n_embd: int, qk_norm: str | None
             f"rotary attention: got n_embd={n_embd} and n_head={H}, heads of odd width {D}; "
             f"wanted an even width: n_embd={n_embd + H} or head_dim={D + 1}"
         )
-    for name, value, known in (("qk_norm", qk_norm, (None, *QK_NORMS)), ("kernel", kernel, tuple(KERNELS))):
-        if value not in known:
-            raise ValueError(f"attention: got {name}={value!r}; wanted one of {', '.join(map(repr, known))}")
 
 
 class CrossAttention(nn.Module):

@@ -28,7 +28,7 @@ class Score:
     """How well a model predicts a split."""
 
     nats: float  # summed over the predicted tokens
-    tokens: int  # predicted: all but the split's first, and of documents kept apart all but the first of each
+    tokens: int  # predicted tokens (the first of each document has no context)
     bytes: int  # of text that they stand for
 
     @property
@@ -83,10 +83,8 @@ def grid_batches(
     start = whole * stride  # the tail's window reads the tokens shared with the window before it, too
     done = start + shared if whole else 0
     if predicted > done:
-        yield (
-            torch.from_numpy(split.windows(np.array([start], dtype=np.int64), predicted - start + 1)),
-            predicted - done,
-        )
+        tail = split.windows(np.array([start], dtype=np.int64), predicted - start + 1)
+        yield torch.from_numpy(tail), predicted - done
 
 
 def unpredicted_places(split: "Split", document_end: int | None) -> NDArray[np.int64]:
@@ -96,11 +94,11 @@ def unpredicted_places(split: "Split", document_end: int | None) -> NDArray[np.i
     """
     if (answers := getattr(split, "answers", None)) is not None:
         return np.flatnonzero(~answers)
-    found = [np.zeros(1, dtype=np.int64)]
+    places = [np.zeros(1, dtype=np.int64)]
     for start in range(0, len(split) - 1 if document_end is not None else 0, CHUNK_TOKENS):
         piece = split.tokens(start, min(start + CHUNK_TOKENS, len(split) - 1))
-        found.append(np.flatnonzero(piece == document_end) + start + 1)
-    return np.concatenate(found)
+        places.append(np.flatnonzero(piece == document_end) + start + 1)
+    return np.concatenate(places)
 
 
 def nats(logits: Tensor, targets: Tensor) -> Tensor:
@@ -147,9 +145,8 @@ def measure_pass(
 
     def pieces(hidden: Tensor, table: Tensor) -> Tensor:
         size = max(1, MAX_LOGITS // V)
-        parts = zip(
-            hidden[:, -targets.shape[1] :].flatten(0, 1).split(size), targets.flatten().split(size), strict=True
-        )
+        rows = hidden[:, -targets.shape[1] :].flatten(0, 1)
+        parts = zip(rows.split(size), targets.flatten().split(size), strict=True)
         return torch.cat([measure(F.linear(part, table)[:, :V], wanted) for part, wanted in parts])
 
     return model(tokens, readout=pieces, **options)
@@ -181,12 +178,12 @@ def token_losses(
         device: the model's.
         precision: "fp32", "bf16" or "fp64".
         rank: of this process, which scores every world_size-th batch: the scores of all ranks add up.
-        world_size: processes.
+        world_size: number of processes.
         stride: tokens from a window to the next; None: block_size, side by side.
         document_end: the token after each document, if no document is to see another. The loss of the token that
             follows it is 0.
         measure: logits (n, V) and targets (n,) to what is yielded, in place of the losses.
-        together: whether a forward pass needs all ranks (sharded weights): then each rank makes as many passes.
+        together: whether a forward pass needs all ranks (sharded weights): then each rank makes the same number.
 
     Yields:
         (n,) on the CPU, for each forward pass; of conversations only the tokens that the assistant wrote.

@@ -106,22 +106,6 @@ def test_a_row_that_is_read_again_leaves_the_others_alone(kernel):
         assert_close(logits[row], model(torch.cat([text, newest[row]])[None])[0, -1])
 
 
-@torch.no_grad()
-def test_selected_rows_are_a_copy_and_may_repeat():
-    model = tiny_gpt()
-    tokens, newest = some_tokens(3, 6), some_tokens(4, 1, seed=1)
-    cache = new_cache(model, 3)
-    model(tokens, cache=cache)
-    cache.set_lengths([6, 2, 4])
-    before = cache.keys.clone()
-    chosen = cache.select([2, 0, 0, 1])
-    logits = model(newest, cache=chosen)[:, -1]
-    for row, (source, length) in enumerate([(2, 4), (0, 6), (0, 6), (1, 2)]):
-        assert_close(logits[row], model(torch.cat([tokens[source, :length], newest[row]])[None])[0, -1])
-    assert torch.equal(cache.keys, before)
-    assert cache.lengths == [6, 2, 4]
-
-
 @both_dtypes
 @both_kernels
 @torch.no_grad()
@@ -137,23 +121,6 @@ def test_prompts_padded_on_the_left_have_the_logits_they_have_alone(dtype, kerne
 
 
 @torch.no_grad()
-def test_a_full_cache_refuses_more():
-    model = tiny_gpt()
-    cache = new_cache(model, 2)
-    model(some_tokens(2, BLOCK_SIZE), cache=cache)
-    with pytest.raises(ValueError, match="got 20 tokens; wanted at most block_size=19"):
-        model(some_tokens(2, 1), cache=cache)
-
-
-@torch.no_grad()
-def test_the_output_layer_may_be_asked_for_some_positions_only():
-    model = tiny_gpt()
-    tokens = some_tokens(2, 7)
-    assert torch.equal(model.logits(model.hidden(tokens)), model(tokens))
-    assert_close(model.logits(model.hidden(tokens)[:, -1]), model(tokens)[:, -1])
-
-
-@torch.no_grad()
 def test_activation_checkpoints_do_not_pass_the_cache_by():
     model = tiny_gpt()
     model.config.checkpoint_activations = True
@@ -163,13 +130,3 @@ def test_activation_checkpoints_do_not_pass_the_cache_by():
     logits = torch.cat([model(part, cache=cache) for part in tokens.split([5, 1, 3], dim=1)], dim=1)
     assert cache.lengths == [9, 9]
     assert_close(logits, model(tokens))
-
-
-@torch.no_grad()
-def test_a_large_context_costs_what_is_used_of_it():
-    config = ModelConfig(n_layer=1, n_head=1, n_embd=4, block_size=100_000, attention="rotary")
-    cache = GPT(config, V).eval().new_cache(1)
-    cache.reserve(1000)
-    assert 1000 <= cache.keys.shape[3] <= 2000
-    cache.reserve(99_999)
-    assert cache.keys.shape[3] <= 100_000

@@ -6,10 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from minigpt.attention import functional, layers
-from minigpt.attention.functional import varlen_attention, varlen_fits
-from minigpt.attention.masks import causal_mask, document_mask, find_documents
-from minigpt.attention.record import record_attention
+from minigpt.attention import layers
+from minigpt.attention.masks import document_mask, find_documents
 from minigpt.config.schema import ModelConfig
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import weighted_loss_sum
@@ -116,31 +114,6 @@ def test_packed_gradients_are_the_sum_of_those_of_the_documents(model, kernel, c
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
 
 
-@models
-@kernels
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_changing_a_document_changes_no_bit_of_another(model, kernel, dtype):
-    gpt, tokens = make(model, kernel, dtype), packed()
-    documents = find_documents(tokens, END)
-    before = gpt(tokens, documents=documents)
-    other = tokens.clone()
-    other[0, 1:7] = V - other[0, 1:7]  # the second document of the first window
-    after = gpt(other, documents=documents)
-    changed = (before != after).any(dim=-1)
-    assert changed[0, 1:8].all()
-    assert changed.sum() == 7
-    assert (gpt(other) != gpt(tokens)).any(dim=-1)[0, 8:].all()  # what the masks prevent
-
-
-def test_the_future_stays_hidden_within_a_document():
-    gpt, tokens = make("rotary"), packed()
-    with record_attention(gpt) as recorded:
-        gpt(tokens, documents=find_documents(tokens, END))
-    allowed = document_mask(find_documents(tokens, END).positions) & causal_mask(T)
-    for weights in recorded.values():
-        assert torch.equal(weights > 0, allowed.expand_as(weights))
-
-
 @pytest.mark.parametrize("model", ["learned positions", "rotary", "grouped heads"])
 def test_going_document_by_document_gives_the_same_values_and_gradients(model, varlen):
     """As torch's kernel for GPUs would: what it is handed, and what is made of its result."""
@@ -163,46 +136,6 @@ def test_a_kernel_without_dropout_is_not_taken_where_weights_are_dropped(varlen)
     assert not varlen
     gpt.eval()(tokens, documents=find_documents(tokens, END))
     assert varlen
-
-
-def test_torchs_kernel_takes_what_it_is_handed():
-    """On tensors without storage: its arguments, and the shapes forward and backward."""
-    q, k, v = (torch.empty(2, 3, T, 8, dtype=torch.bfloat16, device="meta", requires_grad=True) for _ in range(3))
-    documents = find_documents(packed(), END)
-    out = varlen_attention(q, k, v, type(documents)(*(part.to("meta") for part in documents)))
-    assert out.shape == q.shape
-    assert out.dtype == torch.bfloat16
-    out.sum().backward()
-    assert q.grad.shape == k.grad.shape == v.grad.shape == q.shape
-
-
-class OnGpu(torch.Tensor):
-    """Says that it is on a GPU."""
-
-    is_cuda = True
-    device = torch.device("cuda", 0)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "D", "major", "fits"),
-    [
-        (torch.bfloat16, 64, 8, True),
-        (torch.float16, 64, 9, True),
-        (torch.bfloat16, 64, 7, False),  # a T4
-        (torch.float32, 64, 9, False),
-        (torch.bfloat16, 60, 9, False),
-        (torch.bfloat16, 264, 9, False),
-    ],
-)
-def test_which_hardware_dtypes_and_heads_torchs_kernel_takes(monkeypatch, dtype, D, major, fits):
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: type("Properties", (), {"major": major}))
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
-    x = torch.empty(1, dtype=dtype)
-    assert varlen_fits(x.as_subclass(OnGpu), D) == fits
-    assert not varlen_fits(x, D)  # on a CPU
-    monkeypatch.setattr(functional, "_kernel_dtype", lambda x: torch.bfloat16)  # by autocast
-    assert varlen_fits(x.as_subclass(OnGpu), D) == (major >= 8 and D == 64)
 
 
 def test_compiled_code_is_made_for_few_numbers_of_documents():

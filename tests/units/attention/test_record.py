@@ -1,8 +1,5 @@
 """Recording looks at a model without touching it: same bits, and the weights that the output is made of."""
 
-import inspect
-from typing import get_args, get_type_hints
-
 import pytest
 import torch
 from torch import nn
@@ -10,8 +7,7 @@ from torch import nn
 from minigpt.attention.layers import ATTENTION, KERNELS, CrossAttention
 from minigpt.attention.masks import padding_mask
 from minigpt.attention.record import record_attention
-from minigpt.config.schema import ModelConfig, TrainerConfig
-from minigpt.model import gpt
+from minigpt.config.schema import ModelConfig
 from minigpt.model.gpt import GPT
 
 B, T, L, H, C, V, BLOCK = 2, 5, 4, 3, 12, 71, 9
@@ -84,17 +80,6 @@ def test_weights_above_the_diagonal_are_zero_and_rows_sum_to_one(attention, kern
 
 
 @every_attention
-def test_padded_columns_get_no_weight_and_rows_of_padding_nothing(attention):
-    model = make(attention)
-    with record_attention(model) as recorded:
-        model(tokens(), mask=padding_mask(torch.tensor([2, 5]), T, side="left"))
-    for weights in recorded.values():
-        assert (weights[0, :, :, :3] == 0).all()
-        assert (weights[0, :, :3] == 0).all()
-        torch.testing.assert_close(weights[0, :, 3:].sum(dim=-1), torch.ones(H, 2))
-
-
-@every_attention
 @every_kernel
 def test_recording_beside_a_cache_changes_no_logits_and_shows_the_cached_keys(attention, kernel):
     model = make(attention, kernel)
@@ -139,38 +124,6 @@ def test_the_latest_forward_pass_is_kept_and_the_hooks_are_gone_afterwards():
     with pytest.raises(RuntimeError, match="stop"), record_attention(model):
         raise RuntimeError("stop")
     assert not any(module._forward_pre_hooks for module in model.modules())
-
-
-def test_the_model_carries_no_flag_for_it():
-    assert not any(word in inspect.getsource(gpt) for word in ("record", ".weights(", "return_weights", "need_weights"))
-
-
-def test_a_new_variant_is_one_class_and_one_dictionary_entry(monkeypatch):
-    class Mean(nn.Module):
-        """Every token hears the mean of the past."""
-
-        def __init__(self, n_embd, n_head, *, bias=True, **others):
-            super().__init__()
-            self.out = nn.Linear(n_embd, n_embd, bias=bias)
-
-        def forward(self, x, mask=None, cache=None, angles=None):
-            return self.out(self.weights(x)[:, 0] @ x)
-
-        def weights(self, x, mask=None, cache=None, angles=None):
-            past = torch.ones(x.shape[0], 1, x.shape[1], x.shape[1]).tril()
-            return past / past.sum(dim=-1, keepdim=True)
-
-    monkeypatch.setitem(ATTENTION, "mean", Mean)
-    model = make("mean")
-    with record_attention(model) as recorded:
-        assert model(tokens()).shape == (B, T, V)
-    assert recorded[NAMES[0]][1, 0, 3].tolist() == [0.25, 0.25, 0.25, 0.25, 0.0]
-
-
-def test_the_names_of_variants_and_kernels_are_those_that_the_config_offers():
-    offered = get_type_hints(ModelConfig)["attention"], get_type_hints(TrainerConfig)["attention_kernel"]
-    assert get_args(offered[0]) == tuple(ATTENTION)
-    assert set(get_args(offered[1])) == {"auto", *KERNELS}
 
 
 def test_cross_attention_is_recorded_with_its_context():

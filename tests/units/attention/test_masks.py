@@ -18,16 +18,6 @@ def test_causal_mask_is_bottom_right_aligned_when_there_are_more_keys_than_queri
     assert torch.equal(causal_mask(3, 5), torch.tensor(expected, dtype=torch.bool))
 
 
-@given(T=st.integers(1, 9), past=st.integers(0, 9))
-def test_causal_mask_shows_each_query_the_past_and_itself(T, past):
-    S = past + T
-    mask = causal_mask(T, S)
-    assert mask.shape == (T, S)
-    assert mask.dtype == torch.bool
-    for t in range(T):
-        assert mask[t].tolist() == [s <= past + t for s in range(S)]
-
-
 def test_causal_mask_refuses_fewer_keys_than_queries():
     with pytest.raises(ValueError, match="got 3 keys for 5 queries; wanted at least as many"):
         causal_mask(5, 3)
@@ -67,10 +57,3 @@ def test_masks_are_combined_by_logical_and():
     assert combined.shape == (2, 1, 3, 3)
     assert combined[0, 0].tolist() == [[True, False, False], [True, True, False], [True, True, False]]
     assert combined[1, 0].equal(causal)
-
-
-def test_no_mask_means_no_constraint():
-    mask = causal_mask(3)
-    assert combine_masks() is None
-    assert combine_masks(None, None) is None
-    assert combine_masks(None, mask, None) is mask
