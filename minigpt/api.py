@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from minigpt.config.compose import compose as compose_command
 from minigpt.config.schema import SampleConfig, TrainConfig
-from minigpt.faults import UserFault
+from minigpt.faults import FINISHED, STOPPED, UserFault
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -131,6 +131,14 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> int:
     Raises:
         UserFault, NoUsableCheckpoint, StorageFailure, NonFiniteTraining: see minigpt.faults.
     """
+    from minigpt.ranks.launch import start_ranks
+
+    code = start_ranks(config.trainer)
+    if code in (FINISHED, STOPPED):
+        return code
+    if code is not None:
+        raise SystemExit(code)  # a rank has printed the cause
+
     from minigpt.stages import train_in_stages
     from minigpt.training.run import train as train_run
 

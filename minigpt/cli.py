@@ -1,13 +1,13 @@
 """The command `minigpt COMMAND [key=value ...]`; scripts/*.py and `python -m minigpt` call it, too.
 
-A command is a function below: the first line of its docstring is shown in the list of commands, and its modules are
-imported when it is called, so that a fault on the command line is found before torch is loaded.
+Modules are imported when a command needs them, so that a fault on the command line is found before torch is loaded.
 """
 
 from __future__ import annotations  # so that a Python that is too old gets as far as the sentence about it
 
 import contextlib
 import difflib
+import gc
 import inspect
 import io
 import os
@@ -15,13 +15,13 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from minigpt import __version__
 from minigpt.faults import FINISHED, UserFault, run_script
 from minigpt.invocation import command_line, typed
-from minigpt.loading import loading
-from minigpt.redact import redact_arguments
 
 
 def train(arguments: list[str]) -> int:
@@ -31,33 +31,17 @@ def train(arguments: list[str]) -> int:
     if wants_grid(arguments):
         return run_grid(arguments, command_line("train"))
 
-    from minigpt.children import watch_lifeline
+    from minigpt.ranks.launch import start_ranks
     from minigpt.ranks.signals import Signals
 
     with Signals():  # handled even while torch is loaded
-        watch_lifeline()
         config = _compose("train", arguments)
-
-        with loading():
-            from minigpt.data.preparing.prepare import require_vocabulary
-
-        require_vocabulary(config.data, config.tokenizer)
-
-        with loading():
-            from minigpt.stages import train_in_stages
-            from minigpt.training.run import train
-
-        return train_in_stages(config, arguments, train)
-
-
-def sample(arguments: list[str]) -> int:
-    """Write text with a trained GPT."""
-    config = _compose("sample", arguments)
-
-    with loading():
-        from minigpt.sampling.sample import sample
-
-    return sample(config)
+        code = start_ranks(config.trainer)
+        if code is not None:
+            return code
+        _load("minigpt.data.preparing.prepare:require_vocabulary")(config.data, config.tokenizer)
+        train_in_stages = _load("minigpt.stages:train_in_stages")
+        return train_in_stages(config, arguments, _load("minigpt.training.run:train"))
 
 
 def prepare(arguments: list[str]) -> None:
@@ -66,15 +50,15 @@ def prepare(arguments: list[str]) -> None:
     if config.ray.address:
         os.environ["RAY_ADDRESS"] = config.ray.address  # Ray looks for its cluster there
 
-    with loading():
-        from minigpt.data.prepared import describe
-        from minigpt.data.preparing.prepare import prepare_again_if_damaged
-        from minigpt.ranks.signals import Signals
+    prepare_again_if_damaged = _load("minigpt.data.preparing.prepare:prepare_again_if_damaged")
+    from minigpt.data.prepared import describe
+    from minigpt.ranks.signals import Signals
+    from minigpt.redact import redact_arguments
 
     with Signals():
         prepared = prepare_again_if_damaged(config.data, config.tokenizer, work=config.prepare)
     print("\n".join(describe(prepared)))
-    text = [each for each in redact_arguments(arguments) if not each.startswith(("prepare.", "ray."))]
+    text = [word for word in redact_arguments(arguments) if not word.startswith(("prepare.", "ray."))]
     print(f"\nTrain on it:\n  {typed('train')} {shlex.join(text)}".rstrip())
 
 
@@ -82,63 +66,23 @@ def sweep(arguments: list[str]) -> int:
     """Search for better settings: many trainings, on all devices."""
     from minigpt.sweep.settings import read_sweep
 
-    found = read_sweep(arguments, command_line("train"))
-
-    with loading():
-        from minigpt.sweep.driver import run_sweep
-
-    return run_sweep(found)
-
-
-def compare(arguments: list[str]) -> None:
-    """Tell which run predicts better, and how sure that is."""
-    config = _compose("compare", arguments)
-
-    with loading():
-        from minigpt.compare.command import compare
-
-    compare(config)
-
-
-def evaluate(arguments: list[str]) -> None:
-    """Score texts and questions: perplexity, bits per byte, accuracy."""
-    config = _compose("evaluate", arguments)
-
-    with loading():
-        from minigpt.evaluation.command import evaluate
-
-    evaluate(config)
-
-
-def export(arguments: list[str]) -> None:
-    """Write a model as a Hugging Face folder or a GGUF file, with a proof."""
-    config = _compose("export", arguments)
-
-    with loading():
-        from minigpt.export import export
-
-    export(config)
+    settings = read_sweep(arguments, command_line("train"))
+    return _load("minigpt.sweep.driver:run_sweep")(settings)
 
 
 def report(arguments: list[str]) -> None:
     """Draw a run's loss.png and report.html again."""
     config = _compose("report", arguments)
     run = os.path.expanduser(config.run.dir)
-
-    with loading():
-        from minigpt.report.page import write_report
-
-    write_report(run)
+    _load("minigpt.report.page:write_report")(run)
     print(f"Wrote {os.path.join(run, 'loss.png')} and {os.path.join(run, 'report.html')}")
 
 
 def runs(arguments: list[str]) -> None:
     """List the runs of a folder, or the checkpoints of a run."""
-    folders = _compose("runs", arguments).folders
-
     from minigpt.report.runs import list_runs
 
-    print("\n\n".join(list_runs(folder) for folder in folders))
+    print("\n\n".join(list_runs(folder) for folder in _compose("runs", arguments).folders))
 
 
 def plan(arguments: list[str]) -> None:
@@ -155,11 +99,7 @@ def plan(arguments: list[str]) -> None:
         config = _compose("plan", [*arguments, "data.name=stdlib"])  # no text is needed
     finally:
         print(notes.getvalue(), end="", file=sys.stderr)
-
-    with loading():
-        from minigpt.machine.layouts import describe_layouts
-
-    print(describe_layouts(config))
+    print(_load("minigpt.machine.layouts:describe_layouts")(config))
 
 
 def slurm(arguments: list[str]) -> None:
@@ -168,6 +108,7 @@ def slurm(arguments: list[str]) -> None:
 
     from minigpt.config.command_line import train_arguments
     from minigpt.ranks.slurm import write_train_script
+    from minigpt.redact import redact_arguments
 
     command = [*command_line("train"), *train_arguments("slurm", arguments)]
     print(write_train_script(config, command, shlex.join([*typed("slurm").split(), *redact_arguments(arguments)])))
@@ -178,11 +119,7 @@ def benchmark(arguments: list[str]) -> None:
     from minigpt.benchmark.presets import read_benchmark
 
     config, words = read_benchmark(arguments)
-
-    with loading():
-        from minigpt.benchmark.measure import benchmark
-
-    benchmark(config, words)
+    _load("minigpt.benchmark.measure:benchmark")(config, words)
 
 
 def verify_resume(arguments: list[str]) -> int:
@@ -191,41 +128,15 @@ def verify_resume(arguments: list[str]) -> int:
 
     from minigpt.config.command_line import train_arguments
 
-    with loading():
-        from minigpt.verify import verify_resume
-
     command = [*command_line("train"), *train_arguments("verify-resume", arguments), "logger.name=files"]
-    return verify_resume(config, command, kills=config.kills, folder=Path(tempfile.mkdtemp(prefix="minigpt-verify-")))
+    folder = Path(tempfile.mkdtemp(prefix="minigpt-verify-"))
+    return _load("minigpt.verify:verify_resume")(config, command, kills=config.kills, folder=folder)
 
 
 def look(arguments: list[str]) -> None:
     """Write a page, or a picture, of the tokens of a text and the attention to them."""
     config = _compose("look", arguments)
-
-    with loading():
-        from minigpt.serving.look import look
-
-    print("Wrote", *look(config))
-
-
-def chat(arguments: list[str]) -> int:
-    """Talk with a trained GPT."""
-    config = _compose("chat", arguments)
-
-    with loading():
-        from minigpt.sampling.chat import chat
-
-    return chat(config)
-
-
-def serve(arguments: list[str]) -> int:
-    """Answer OpenAI's protocol over HTTP, with a page to try models on."""
-    config = _compose("serve", arguments)
-
-    with loading():
-        from minigpt.serving.serve import serve
-
-    return serve(config)
+    print("Wrote", *_load("minigpt.serving.look:look")(config))
 
 
 def demo(arguments: list[str]) -> int:
@@ -240,44 +151,39 @@ def demo(arguments: list[str]) -> int:
     Example: minigpt demo data=text data.source=my_texts/ trainer.max_steps=500
     """
     if not {"--help", "-h"}.isdisjoint(arguments):
-        print(inspect.getdoc(COMMANDS["demo"]))
-        return 0
+        print(inspect.getdoc(demo))
+        return FINISHED
+
+    from minigpt.ranks.launch import start_ranks
 
     config = _compose("train", ["experiment=demo", *arguments])
-
-    with loading():
-        from minigpt.demo import demo
-
-    return demo(config, arguments)
+    code = start_ranks(config.trainer)
+    return _load("minigpt.demo:demo")(config, arguments) if code is None else code
 
 
-def _compose(command: str, arguments: list[str]) -> Any:
-    from minigpt.config.compose import compose
-
-    return compose(command, arguments)
-
-
-FUNCTIONS = (
-    train,
-    sample,
-    sweep,
-    prepare,
-    compare,
-    evaluate,
-    export,
-    runs,
-    report,
-    plan,
-    slurm,
-    benchmark,
-    verify_resume,
-    look,
-    chat,
-    serve,
-    demo,
-)
-COMMANDS: dict[str, Callable[[list[str]], int | None]] = {each.__name__.replace("_", "-"): each for each in FUNCTIONS}
-
+# Name: one line about it, and a function of the arguments, or `module:function` of the composed config.
+COMMANDS: dict[str, tuple[str, Callable[[list[str]], int | None] | str]] = {
+    "train": ("Train a GPT, or continue a run; with -m, train each combination of some values.", train),
+    "sample": ("Write text with a trained GPT.", "minigpt.sampling.sample:sample"),
+    "sweep": ("Search for better settings: many trainings, on all devices.", sweep),
+    "prepare": ("Turn text into token files, without training.", prepare),
+    "compare": ("Tell which run predicts better, and how sure that is.", "minigpt.compare.command:compare"),
+    "evaluate": (
+        "Score texts and questions: perplexity, bits per byte, accuracy.",
+        "minigpt.evaluation.command:evaluate",
+    ),
+    "export": ("Write a model as a Hugging Face folder or a GGUF file, with a proof.", "minigpt.export:export"),
+    "runs": ("List the runs of a folder, or the checkpoints of a run.", runs),
+    "report": ("Draw a run's loss.png and report.html again.", report),
+    "plan": ("Tell what memory a training takes on each device, and what fits.", plan),
+    "slurm": ("Write the script that submits a training to SLURM.", slurm),
+    "benchmark": ("Measure tokens per second and MFU of training and sampling on this machine.", benchmark),
+    "verify-resume": ("Prove on this machine that a killed run ends with the same bytes.", verify_resume),
+    "look": ("Write a page, or a picture, of the tokens of a text and the attention to them.", look),
+    "chat": ("Talk with a trained GPT.", "minigpt.sampling.chat:chat"),
+    "serve": ("Answer OpenAI's protocol over HTTP, with a page to try models on.", "minigpt.serving.serve:serve"),
+    "demo": ("Train a small GPT on text that this machine already has, and let it write.", demo),
+}
 
 MEANT = {"list": "runs", "ls": "runs", "generate": "sample", "eval": "evaluate", "tune": "sweep", "server": "serve"}
 
@@ -294,11 +200,13 @@ def run(name: str) -> None:
 
 def _dispatch(words: list[str]) -> int | None:
     name, *arguments = words or ["--help"]
-    if command := COMMANDS.get(name):
-        return command(arguments)
+    if name in COMMANDS:
+        work = COMMANDS[name][1]
+        if not isinstance(work, str):
+            return work(arguments)
+        config = _compose(name, arguments)
+        return _load(work)(config)
     if name == "--version":
-        from minigpt import __version__
-
         print(f"minigpt {__version__}")
         return FINISHED
     if name not in ("--help", "-h", "help"):
@@ -310,7 +218,27 @@ def _dispatch(words: list[str]) -> int | None:
         hint = f"Did you mean minigpt {near[0]}?" if near else "`minigpt --help` lists them"
         raise UserFault(f"minigpt has no command {name!r}. {hint}")
     print("Usage: minigpt COMMAND [group=choice] [key=value ...]\n")
-    for each, function in COMMANDS.items():
-        print(f"  {each:<16}{(function.__doc__ or '').splitlines()[0]}")
+    for command, (line, _) in COMMANDS.items():
+        print(f"  {command:<16}{line}")
     print("\nminigpt COMMAND --help lists what a command takes; minigpt train --help has the exit codes, too.")
     return FINISHED
+
+
+def _compose(command: str, arguments: list[str]) -> Any:
+    from minigpt.config.compose import compose
+
+    return compose(command, arguments)
+
+
+def _load(target: str) -> Callable[..., Any]:
+    """Import `module:function`, without the search for garbage: it takes a quarter of torch's and Lightning's import.
+
+    Their 600,000 objects stay, so they are left out of later searches, too.
+    """
+    module, _, function = target.partition(":")
+    gc.disable()
+    try:
+        return getattr(import_module(module), function)
+    finally:
+        gc.freeze()
+        gc.enable()

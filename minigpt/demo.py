@@ -27,8 +27,8 @@ def demo(config: TrainConfig, arguments: Sequence[str] = ()) -> int:
     Returns:
         What `train` returns.
     """
-    code = train_in_stages(config, arguments, train)
     place = launched(config.trainer.strategy, config.trainer.nodes, config.trainer.devices)
+    code = train_in_stages(config, arguments, train)
     if code != FINISHED or (place is not None and place.rank):
         return code
     run = Path(os.path.expanduser(config.run.dir or default_run_dir(config)))

@@ -6,14 +6,15 @@ that repairs it. Any other exception is a bug and keeps its traceback (exit code
 
 from __future__ import annotations  # so that a Python that is too old gets as far as the sentence about it
 
-import contextlib
 import errno
 import os
 import signal
 import sys
-import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
+
+from minigpt.launcher import prints
 
 FINISHED = 0
 BUG = 1
@@ -43,11 +44,6 @@ CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not i
 CONTROL_PICTURES |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 PYTHONS = ((3, 11), (3, 13))  # first and last version that pyproject.toml admits
-
-
-# The variables that torchrun, or any launcher like it, sets for each process. If some are missing, the others are left
-# over from another job.
-LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 class UserFault(ValueError):
@@ -90,65 +86,25 @@ class StoppedEarly(BaseException):
 
 def run_script(main: Callable[[list[str]], int | None]) -> None:
     """Run a script's `main(arguments)` and exit with the exit code for its outcome."""
-    unfit = unfit_python()
-    if unfit:
+    if unfit := unfit_python():
         print(f"Error: {unfit}", file=sys.stderr)
         sys.exit(USER_FAULT)
-    open_missing_streams()
-    last_resort: threading.Timer | None = None
     try:
         code = main(sys.argv[1:]) or FINISHED
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = INTERRUPTED
-        last_resort = exit_soon(code)
         print("Stopped at once.", file=sys.stderr)
     except BrokenPipeError:  # the reader is gone
         code = INTERRUPTED
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed to nowhere
     except (Exception, StoppedEarly) as error:
         code, text = explain(error)
-        if isinstance(error, StoppedEarly):
-            last_resort = exit_soon(code)
-        said_by_rank_0 = code == USER_FAULT and launched_rank() and "TORCHELASTIC_RUN_ID" in os.environ
-        if not said_by_rank_0:  # without torchrun these variables may be left over from another job
-            with contextlib.suppress(OSError):  # the screen may be gone
-                print(text.translate(CONTROL_PICTURES), file=sys.stderr)
-    try:
-        sys.stdout.flush()
-    except OSError:  # nothing is left to flush to, and Python would try again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if last_resort is not None:
-        last_resort.cancel()
+        if code == BUG or prints():
+            print(text.translate(CONTROL_PICTURES), file=sys.stderr)
+        else:
+            time.sleep(1)  # the launcher ends rank 0 when this process ends
     sys.exit(code)
-
-
-def exit_soon(code: int) -> threading.Timer:
-    """End this process in two seconds, unless cancelled: a paused terminal (Ctrl-S) may block its normal exit."""
-    timer = threading.Timer(2.0, os._exit, [code])
-    timer.daemon = True
-    timer.start()
-    return timer
-
-
-def open_missing_streams() -> None:
-    """Give a process that was started without stdin, stdout or stderr (`>&-`) empty ones.
-
-    Otherwise the first files that it opens get their numbers, and its output goes into those files.
-    """
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
-    sys.stdout = sys.stdout or os.fdopen(1, "w")
-    sys.stderr = sys.stderr or os.fdopen(2, "w")
-
-
-def launched_rank() -> int | None:
-    """Return the rank that a launcher gave this process, or None if no launcher started it."""
-    given = [os.environ.get(name, "") for name in LAUNCHED]
-    numbers = [int(each) for each in given[:3] if each.isascii() and each.isdigit()]
-    return numbers[0] if all(given) and len(numbers) == 3 and numbers[0] < numbers[1] else None
 
 
 def explain(error: BaseException) -> tuple[int, str]:

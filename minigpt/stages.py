@@ -32,27 +32,27 @@ def train_in_stages(config: TrainConfig, arguments: Sequence[str], train: Callab
     Raises:
         UserFault: the first stage does not fit the config; nothing was trained.
     """
+    place = launched(config.trainer.strategy, config.trainer.nodes, config.trainer.devices)
+    prints = place is None or place.rank == 0
     before = first_stage(config, list(arguments))
     if before is not None:
         code = train(before)
         if code != FINISHED:
             return code
         config.init.source = before.run.dir or default_run_dir(before)
-        print(f"\nTrained first: {config.init.source}. Now {config.experiment}.\n")
+        if prints:
+            print(f"\nTrained first: {config.init.source}. Now {config.experiment}.\n")
     run = os.path.expanduser(config.run.dir or default_run_dir(config))
-    if config.objective.name == "grpo" and not os.path.exists(run):
+    if prints and config.objective.name == "grpo" and not os.path.exists(run):
         ask(config, str(config.init.source))
     code = train(config)
-    if code == FINISHED and config.data.name == "tasks":
+    if prints and code == FINISHED and config.data.name == "tasks":
         ask(config, str(Path(run)))
     return code
 
 
 def ask(config: TrainConfig, model: str) -> None:
     """Print how many test questions a model answers right: of all tasks, and with grpo also of its harder task."""
-    place = launched(config.trainer.strategy, config.trainer.nodes, config.trainer.devices)
-    if place is not None and place.rank:
-        return
     task, folder = config.objective.task, typed_path(config.data.dir)
     files = [task_file(folder, "test")]
     if config.objective.name == "grpo" and task in HARDER:

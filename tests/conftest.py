@@ -15,7 +15,7 @@ from hypothesis import settings
 
 from minigpt.config.compose import compose
 
-gc.disable()  # until all tests are loaded, for the reason that minigpt/loading.py gives
+gc.disable()  # until all tests are loaded, as minigpt/cli.py does it
 settings.register_profile("minigpt", deadline=None)
 settings.load_profile("minigpt")
 

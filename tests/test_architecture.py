@@ -47,13 +47,12 @@ HOMES = {
 MAY_IMPORT = {
     "__init__": "",
     "__main__": "cli",
-    "api": "checkpoint config data evaluation faults sampling stages training",
+    "api": "checkpoint config data evaluation faults ranks sampling stages training",
     "attention": "numpy torch",
     "benchmark": "config data faults files machine model rundir sampling screen training numpy torch",
     "checkpoint": "__init__ config data faults files formats model safetensors torch",
-    "children": "faults",
-    "cli": "__init__ benchmark children compare config data demo evaluation export faults invocation "
-    "loading machine ranks redact report sampling serving stages sweep training verify",
+    "children": "launcher",
+    "cli": "__init__ benchmark config data faults invocation ranks redact report sweep",
     "compare": "checkpoint config data faults formats machine model rundir numpy torch",
     "config": "__init__ faults invocation launcher redact huggingface_hub hydra omegaconf yaml",
     "data": "attention config faults files ranks redact screen splitmix "
@@ -61,15 +60,14 @@ MAY_IMPORT = {
     "demo": "config faults invocation launcher report sampling stages training",
     "evaluation": "checkpoint compare config data faults files machine model sampling screen lm_eval numpy torch",
     "export": "__init__ checkpoint config data faults files formats model screen safetensors torch",
-    "faults": "",
+    "faults": "launcher",
     "files": "faults",
     "formats": "config data faults files model numpy safetensors torch",
     "invocation": "",
-    "launcher": "faults",
-    "loading": "",
+    "launcher": "",
     "machine": "config data faults model ranks rundir torch",
     "model": "attention config numpy torch",
-    "ranks": "__init__ config faults files launcher redact rundir torch",
+    "ranks": "children config faults files launcher redact torch",
     "redact": "",
     "report": "checkpoint config faults files rundir screen matplotlib numpy yaml",
     "rundir": "__init__ config faults files invocation redact torch wandb yaml",
@@ -79,7 +77,7 @@ MAY_IMPORT = {
     "fastapi matplotlib numpy pydantic starlette torch uvicorn",
     "splitmix": "numpy",
     "stages": "config data evaluation faults launcher",
-    "sweep": "children config data faults files invocation ranks redact report rundir screen "
+    "sweep": "children config data faults files invocation launcher ranks redact report rundir screen "
     "matplotlib optuna torch yaml",
     "training": "__init__ attention checkpoint config data faults formats invocation "
     "machine model ranks redact report rundir sampling screen splitmix lightning torch",

@@ -4,6 +4,7 @@ Files first (the chosen group files, then the experiment), a typed group over it
 fault of the files and the command line is reported at once, before torch is imported and before anything is written.
 """
 
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +18,7 @@ from minigpt.config.inherit import inherit, of_weights, resolved
 from minigpt.config.schema import TrainConfig, TrainerConfig
 from minigpt.config.yaml_files import compose_files, to_yaml
 from minigpt.faults import UserFault
-from minigpt.launcher import launched
+from minigpt.launcher import PARENT, launched
 from minigpt.redact import redact
 
 TAKEN_OVER = ("seed", "data.dir", "trainer.precision")  # by a first stage, besides settings with the role `machine`
@@ -47,11 +48,12 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
     taken, unfit = inherit(request.cls, mapping | request.values, typed, notes)
     request.faults += unfit
     config, wrong = read(request.cls, mapping | request.values | taken)
-    rank = _take_from_launcher(config.trainer, request.values) if command in ("train", "benchmark") else 0
+    is_run = command in ("train", "benchmark")
+    prints = not is_run or _take_from_launcher(config.trainer, request.values)
     request.refuse_what_is_certain(wrong)
     request.refuse_what_is_certain(find_faults(config))
     notes += [] if request.faults or request.show else find_notes(config)
-    for note in [] if rank else notes:  # before the faults: one may be the reason for them
+    for note in notes if prints else []:  # before the faults: one may be the reason for them
         print(f"Note: {note}", file=sys.stderr)
     if request.faults:
         raise UserFault(*dict.fromkeys(fault.sentence for fault in request.faults))
@@ -130,17 +132,17 @@ def _read_files(request: Request, notes: list[str]) -> dict[str, Any]:
     return flat
 
 
-def _take_from_launcher(trainer: TrainerConfig, typed: Mapping[str, Any]) -> int:
+def _take_from_launcher(trainer: TrainerConfig, typed: Mapping[str, Any]) -> bool:
     """Take hosts and devices from torchrun or srun if a strategy for several was chosen and they were left out.
 
     Returns:
-        The rank of this process.
+        Whether this process prints notes.
     """
     place = launched(trainer.strategy, trainer.nodes, trainer.devices)
     if place is None or place.world_size == 1 or trainer.strategy == "auto":
-        return 0
+        return True
     if "trainer.devices" not in typed and trainer.devices == 1:
         trainer.devices = place.local_size
     if "trainer.nodes" not in typed and trainer.nodes == 1:
         trainer.nodes = place.nodes
-    return place.rank
+    return place.rank == 0 and PARENT not in os.environ  # the parent has printed them

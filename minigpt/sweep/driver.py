@@ -11,7 +11,6 @@ from minigpt.config.convert import values
 from minigpt.data.preparing.prepare import prepare, require_vocabulary
 from minigpt.faults import FINISHED, STOPPED, TRIALS_FAILED, StorageFailure, UserFault
 from minigpt.files import write_file
-from minigpt.ranks.output import lasting_output
 from minigpt.ranks.signals import Signals
 from minigpt.ranks.slurm import requeue
 from minigpt.redact import redact_values
@@ -38,7 +37,7 @@ def run_sweep(sweep: Sweep) -> int:
         UserFault: the directory belongs to another sweep, or the data is at fault.
         StorageFailure: the directory can't be written.
     """
-    with lasting_output(), Signals() as signals:
+    with Signals() as signals:
         if not {key.partition(".")[0] for key in sweep.space} & {"data", "tokenizer", "experiment"}:
             require_vocabulary(sweep.config.data, sweep.config.tokenizer)
             prepare(sweep.config.data, sweep.config.tokenizer)  # once, or trials would wait for each other

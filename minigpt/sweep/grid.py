@@ -15,8 +15,8 @@ from pathlib import Path
 from minigpt.config.compose import compose, first_stage
 from minigpt.config.grid import FLAGS, Job, expand
 from minigpt.config.roles import default_run_dir
-from minigpt.faults import FINISHED, INTERRUPTED, LAUNCHED, MEANINGS, STOPPED, UserFault, launched_rank
-from minigpt.ranks.output import lasting_output
+from minigpt.faults import FINISHED, INTERRUPTED, MEANINGS, STOPPED, UserFault
+from minigpt.launcher import LAUNCHED, launched_rank
 from minigpt.ranks.signals import Signals
 from minigpt.report.record import best_row
 from minigpt.rundir.rows import read_rows
@@ -48,7 +48,7 @@ def run_grid(arguments: list[str], command: Sequence[str], *, say: Callable[[str
     jobs = expand(arguments)
     folders = run_dirs(jobs)
     codes: list[int | None] = []
-    with lasting_output(), Signals() as signals:
+    with Signals() as signals:
         signals.noted_only = signals.quiet = True  # the training prints that it stops
         for number, (job, name) in enumerate(jobs, 1):
             if signals.received is None:

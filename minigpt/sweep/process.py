@@ -11,7 +11,7 @@ from typing import Any
 
 from minigpt.children import LIFELINE
 from minigpt.config.schema import TrainerConfig
-from minigpt.faults import LAUNCHED
+from minigpt.launcher import LAUNCHED
 from minigpt.ranks.cores import usable_cores
 from minigpt.rundir.rows import parse_row
 

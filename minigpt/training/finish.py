@@ -7,7 +7,6 @@ from minigpt.data.measures.baselines import baselines
 from minigpt.data.prepared import CONVERSATIONS
 from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
 from minigpt.invocation import typed
-from minigpt.ranks.group import mark_stopped
 from minigpt.ranks.slurm import requeue
 from minigpt.report.page import write_report
 from minigpt.report.record import number, read_baselines
@@ -38,7 +37,6 @@ def finish(job: TrainingJob, state: RunState, reason: str | None, *, ask_queue: 
         print(f"The report could not be drawn: {type(error).__name__}: {error}")
     if reason == "signal":
         print(f"\nStopped after step {state.step:,}. Checkpoint in {run.path}; the same command continues the run.")
-        mark_stopped(run.path)
         requeue(print, asked=ask_queue)
         return STOPPED
     refuse_nothing_learned(state, job.config)

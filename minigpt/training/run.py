@@ -1,6 +1,5 @@
 """A training run from config to finished model: begin it, or continue it where it stands."""
 
-import contextlib
 import copy
 import gc
 import json
@@ -22,7 +21,7 @@ from minigpt.config.roles import Change, default_run_dir
 from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import MicroBatches, document_end
 from minigpt.data.order import batch_of_step
-from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly, UserFault
+from minigpt.faults import FINISHED, NonFiniteTraining, StoppedEarly, UserFault
 from minigpt.machine.choices import Choices, keep_choices, tell_changed_choices
 from minigpt.machine.compiling import set_up_torch
 from minigpt.machine.hardware import Hardware, find_device
@@ -31,8 +30,7 @@ from minigpt.machine.plan import describe_plan
 from minigpt.machine.sharding import make_layout, shard
 from minigpt.model.gpt import GPT
 from minigpt.ranks.allocator import keep_freed_memory
-from minigpt.ranks.group import Processes, joined, was_asked_to_stop
-from minigpt.ranks.output import lasting_output
+from minigpt.ranks.group import Processes, joined
 from minigpt.ranks.signals import Signals
 from minigpt.rundir.rows import cut_rows_after, read_rows
 from minigpt.rundir.run_directory import RunDirectory
@@ -74,16 +72,13 @@ def train(config: TrainConfig, callbacks: Sequence[L.Callback] = ()) -> int:
     pack_states(callbacks)  # refuses a state that can't be saved
     path = Path(os.path.expanduser(config.run.dir or default_run_dir(config)))
     try:
-        with lasting_output(), Signals() as signals:
+        with Signals() as signals:
             signals.raise_if_received()
-            if was_asked_to_stop(path):
-                return STOPPED
             hardware = find_device(config)
-            with joined(config.trainer, hardware.device, signals, path) as processes:
+            with joined(config.trainer, hardware.device, signals) as processes:
                 return train_together(path, config, hardware, processes, callbacks)
     except StoppedEarly as early:
-        with contextlib.suppress(OSError):  # the screen may be gone
-            print(early, file=sys.stderr)
+        print(early, file=sys.stderr)
         return early.exit_code
 
 

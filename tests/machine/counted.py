@@ -12,18 +12,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from minigpt.loading import loading
+import torch
+import torch.distributed as dist
 
-with loading():
-    import torch
-    import torch.distributed as dist
-
-    from minigpt.config.schema import ModelConfig, OptimizerConfig, TrainConfig
-    from minigpt.machine.budget import Plan, budget_of
-    from minigpt.model.gpt import GPT
-    from minigpt.model.loss import autocast, next_token_loss
-    from minigpt.ranks.allocator import keep_freed_memory
-    from minigpt.training.optimizer import build_optimizer
+from minigpt.config.schema import ModelConfig, OptimizerConfig, TrainConfig
+from minigpt.machine.budget import Plan, budget_of
+from minigpt.model.gpt import GPT
+from minigpt.model.loss import autocast, next_token_loss
+from minigpt.ranks.allocator import keep_freed_memory
+from minigpt.training.optimizer import build_optimizer
 
 V = {"small": 512, "large": 8000}
 

@@ -27,14 +27,11 @@ sys.addaudithook(network_hook)
 sys.meta_path.insert(0, NoWandb())
 from pathlib import Path
 
-from minigpt.loading import loading
-
-with loading():
-    import minigpt.data.sources.corpus
-    from minigpt.config.compose import compose
-    from minigpt.config.schema import SampleConfig
-    from minigpt.sampling.sample import sample
-    from minigpt.training.run import train
+import minigpt.data.sources.corpus
+from minigpt.config.compose import compose
+from minigpt.config.schema import SampleConfig
+from minigpt.sampling.sample import sample
+from minigpt.training.run import train
 
 own, foreign, arguments = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
 

@@ -4,12 +4,9 @@ import sys
 from pathlib import Path
 
 from minigpt.faults import run_script
-from minigpt.loading import loading
-
-with loading():
-    from minigpt.sweep import driver
-    from minigpt.sweep.driver import run_sweep
-    from minigpt.sweep.settings import read_sweep
+from minigpt.sweep import driver
+from minigpt.sweep.driver import run_sweep
+from minigpt.sweep.settings import read_sweep
 
 STUB = [sys.executable, "-I", "-S", str(Path(__file__).with_name("stub_train.py"))]
 

@@ -123,9 +123,7 @@ def test_micro_batches_of_unequal_size_make_the_step_of_one_large_batch():
 RANK = """
 import runpy, sys
 from pathlib import Path
-from minigpt.loading import loading
-with loading():
-    rank = runpy.run_path(sys.argv[1])
+rank = runpy.run_path(sys.argv[1])
 rank["be_a_rank"](Path(sys.argv[2]))
 """
 

@@ -1,0 +1,87 @@
+"""The plain command with several devices: a parent that never trains starts a process for each, and ends them all."""
+
+import os
+import signal
+import socket
+import sys
+import time
+
+from minigpt.children import Child
+from minigpt.config.schema import TrainerConfig
+from minigpt.faults import BUG, FINISHED, STOPPED, UserFault
+from minigpt.launcher import LAUNCHED, PARENT, launched
+from minigpt.ranks.signals import CTRL_C, Signals
+
+POLL_SECONDS = 0.05
+
+
+def start_ranks(trainer: TrainerConfig) -> int | None:
+    """Run this command again as one process for each device, and wait for them.
+
+    A signal is passed on to all. When one fails the others are killed: none can go on without it.
+
+    Returns:
+        The exit code of the run; None if this process is to train itself: it is alone, or one of the ranks.
+    """
+    place, count = launched(trainer.strategy, trainer.nodes, trainer.devices), trainer.nodes * trainer.devices
+    check_world_size(trainer)
+    if count == 1 or (place is not None and place.world_size > 1):
+        return None
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    command = [sys.executable, *sys.orig_argv[1:]]
+    ranks: list[Child] = []
+    with Signals() as signals:
+        signals.noted_only = signals.quiet = True
+        signals.before_exit = lambda: _kill(ranks)
+        for rank in map(str, range(count)):
+            place_of_rank = {"RANK": rank, "LOCAL_RANK": rank, PARENT: str(os.getpid())}
+            ranks.append(Child(command, environment=shared | place_of_rank, own_session=False))
+        return _wait_for_all(ranks, signals)
+
+
+def _wait_for_all(ranks: list[Child], signals: Signals) -> int:
+    ended: dict[int, int] = {}
+    while len(ended) < len(ranks) and set(ended.values()) <= {FINISHED, STOPPED}:
+        if signals.received is not None:
+            for child in ranks:  # the terminal sends Ctrl-C to the ranks as well, which ignore it there
+                child.stop(CTRL_C if signals.received == signal.SIGINT else signals.received)
+        time.sleep(POLL_SECONDS)
+        ended = {rank: code for rank, child in enumerate(ranks) if (code := child.poll()) is not None}
+    _kill(ranks)
+    code = max(ended.values())
+    rank, killed = min(ended.items(), key=lambda pair: pair[1])
+    if killed < 0:  # else it has printed the cause itself
+        how = "killed, as the system does when memory runs out" if killed == -signal.SIGKILL else "killed"
+        again = "The same command continues from the last checkpoint, if there is one"
+        print(f"Error: rank {rank} was {how} (exit {killed}); all ranks end. {again}.", file=sys.stderr)
+        return BUG
+    return code
+
+
+def _kill(ranks: list[Child]) -> None:
+    for rank in ranks:
+        rank.kill()
+    for rank in ranks:
+        rank.wait()
+
+
+def check_world_size(trainer: TrainerConfig) -> None:
+    """Refuse to train if a launcher has started other processes than the config names, or none for several hosts."""
+    place, wanted = launched(trainer.strategy, trainer.nodes, trainer.devices), trainer.nodes * trainer.devices
+    started = 1 if place is None else place.world_size
+    if trainer.nodes > 1 and started == 1:
+        remedy = f"torchrun --nnodes={trainer.nodes} --nproc-per-node={trainer.devices} ... on each host, or srun"
+        raise UserFault(f"trainer.nodes={trainer.nodes}: processes of several hosts need a launcher. Type {remedy}")
+    if place is not None and (started not in (1, wanted) or (started > 1 and place.nodes != trainer.nodes)):
+        on = f" on {place.nodes} hosts" if place.nodes > 1 else ""
+        nodes = f"trainer.nodes={place.nodes} " if on else ""
+        settings = f"trainer.nodes={trainer.nodes} trainer.devices={trainer.devices}"
+        wrong = (
+            f"{started} processes were started{on}, but {settings if on or trainer.nodes > 1 else settings.split()[1]}"
+        )
+        remedy = f"Add trainer=ddp {nodes}trainer.devices={place.local_size}{'' if on else ' (one machine)'}"
+        other = f"If no launcher did, its variables are left over from another job: unset {' '.join(LAUNCHED)}"
+        raise UserFault(f"{wrong}. {remedy}, or start one process only. {other}")
