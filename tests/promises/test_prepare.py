@@ -1,0 +1,199 @@
+"""Text is prepared on all cores; killed and continued, and with any number of workers, it gives the same shards."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from minigpt.config.schema import DataConfig, TokenizerConfig, WorkConfig
+from minigpt.data.prepared import DamagedShards
+from minigpt.data.preparing import encode, make, units
+from minigpt.data.preparing import prepare as module
+from minigpt.data.preparing.prepare import prepare, prepare_again_if_damaged
+from minigpt.data.sources.corpus import find_corpus, look_inside
+from minigpt.data.tokenizers.scheme import runs
+from minigpt.faults import StorageFailure, UserFault
+
+WORDS = [f"wörd{number * number}" for number in range(9000)]
+
+
+@pytest.fixture
+def texts(tmp_path, monkeypatch):
+    """A long text, and a folder of records and texts, prepared in units of 20 kB."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(units, "UNIT_BYTES", 20_000)
+    monkeypatch.setattr(units, "WINDOW_BYTES", 200_000)
+    Path("long.txt").write_text(" ".join(WORDS))
+    Path("mixed").mkdir()
+    Path("mixed/a.jsonl").write_text("".join(f'{{"text": "{word} {word}"}}\n' for word in WORDS[:3000]))
+    for number in range(40):
+        Path(f"mixed/{number}.txt").write_text(" ".join(WORDS[number::40]))
+    return tmp_path
+
+
+def made(source: str, place: str, tokenizer: str = "bpe", workers: int = 1, say=lambda line: None):
+    data = DataConfig("text", source, dir=place)
+    return prepare(data, TokenizerConfig(tokenizer, 300), work=WorkConfig(workers), say=say)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+
+
+@pytest.mark.parametrize("source", ["long.txt", "mixed"])
+def test_the_shards_are_the_same_for_any_number_of_workers(texts, source):
+    one, three = (made(source, place, workers=workers) for place, workers in (("one", 1), ("three", 3)))
+    assert len(list(one.folder.glob("*.bin"))) >= 3
+    assert files(one.folder) == files(three.folder)
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "char", "bpe"])
+def test_the_tokens_are_those_of_the_text_in_one_piece(texts, monkeypatch, tokenizer):
+    cut = made("long.txt", "cut", tokenizer)
+    monkeypatch.setattr(units, "UNIT_BYTES", 1 << 23)
+    whole = made("long.txt", "whole", tokenizer)
+    for split in ("train", "val"):
+        one, other = getattr(cut, split), getattr(whole, split)
+        assert one.tokens(0, len(one)).tolist() == other.tokens(0, len(other)).tolist()
+    assert len(list(whole.folder.glob("train*.bin"))) == 1
+    assert cut.summary == whole.summary
+
+
+def test_a_unit_that_is_finished_is_not_made_again(texts, monkeypatch):
+    wanted = files(made("mixed", "whole").folder)
+    calls, real = [], encode.sha256_of
+
+    def stop(path):
+        calls.append(path)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return real(path)
+
+    monkeypatch.setattr(encode, "sha256_of", stop)
+    with pytest.raises(KeyboardInterrupt):
+        made("mixed", "stopped")
+    monkeypatch.setattr(encode, "sha256_of", real)
+    (folder,) = Path("stopped").glob("text-*")
+    records = list((folder / encode.UNITS).iterdir())
+    assert records
+    assert not (folder / "prepared.json").exists()
+    shard = min(folder.glob("train-*.bin"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")  # damaged: this unit is made again
+    written, write = [], encode.write_json
+    monkeypatch.setattr(encode, "write_json", lambda path, content: written.append(path.name) or write(path, content))
+    monkeypatch.setattr(make, "scan_unit", lambda job: pytest.fail("read again"))
+    assert files(made("mixed", "stopped").folder) == wanted
+    corpus = look_inside(find_corpus(DataConfig("text", "mixed"), say=str), str)
+    assert len(written) == len(units.units_of(corpus, runs)) - len(records) + 1
+
+
+PROGRAM = """
+import sys
+from minigpt.config.schema import DataConfig, TokenizerConfig, WorkConfig
+from minigpt.data.preparing import prepare, units
+units.UNIT_BYTES = 20_000
+units.WINDOW_BYTES = 200_000
+data = DataConfig("text", "mixed", dir=sys.argv[1])
+prepare.prepare(data, TokenizerConfig("bpe", 300), work=WorkConfig(2), say=print)
+"""  # without `if __name__ == "__main__"`, as people write scripts
+
+
+def running(group: int) -> list[str]:
+    """The processes of a session that are not zombies."""
+    stats = [
+        path.read_text().rpartition(") ")[2].split() for path in Path("/proc").glob("[0-9]*/stat") if path.exists()
+    ]
+    return [fields for fields in stats if int(fields[3]) == group and fields[0] != "Z"]
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc to find the workers")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_killed_or_interrupted_no_worker_stays_and_the_same_command_ends_with_the_same_bytes(texts, number):
+    wanted = files(made("mixed", "whole").folder)
+    program = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler){PROGRAM}"
+    command = [sys.executable, "-c", program, "killed"]
+    with subprocess.Popen(command, start_new_session=True, stdout=-3, stderr=subprocess.PIPE) as process:
+        while not list(Path("killed").rglob("*.bin")) and process.poll() is None:
+            time.sleep(0.002)
+        os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+        _, errors = process.communicate()
+    until = time.monotonic() + 5
+    while running(process.pid) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert running(process.pid) == []
+    assert errors.count(b"Traceback") <= 1  # of the command, of no worker
+    assert files(made("mixed", "killed", workers=1).folder) == wanted
+    assert not list(Path("killed").rglob("*.tmp"))
+
+
+def test_a_fault_of_the_text_comes_back_from_a_worker(texts):
+    Path("mixed/bad.jsonl").write_text('{"text": "fine"}\nno\n')
+    Path("mixed/z.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(UserFault) as fault:
+        made("mixed", "data", "char", workers=2)
+    assert ["bad.jsonl, line 2 is not JSON" in sentence for sentence in fault.value.faults] == [True, False]
+
+
+def die(job):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_is_killed_is_named_with_the_remedy(texts, monkeypatch):
+    monkeypatch.setattr(make, "scan_unit", die)
+    with pytest.raises(UserFault, match=r"was killed\. If memory is short, use fewer: prepare\.workers=1"):
+        made("mixed", "data", workers=2)
+
+
+def test_a_full_disk_is_a_storage_failure_and_the_same_command_continues(texts, monkeypatch):
+    wanted = files(made("mixed", "whole").folder)
+    real, left = os.fsync, [9]
+
+    def fsync(descriptor):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(StorageFailure, match=r"No space left.*Make room or choose another folder: data\.dir=DIR"):
+        made("mixed", "full")
+    left[0] = 10_000
+    assert files(made("mixed", "full").folder) == wanted
+
+
+def test_tokens_are_found_again_and_made_anew_when_the_source_changes(texts, monkeypatch):
+    first, said = made("mixed", "data"), list[str]()
+    monkeypatch.setattr(module, "make", lambda *_, **__: pytest.fail("made again"))
+    assert made("mixed", "data", say=said.append).folder == first.folder
+    assert len(said) == 1
+    monkeypatch.undo()
+    os.chdir(texts)
+    Path("mixed/new.txt").write_text("one more document")
+    changed = made("mixed", "data", say=said.append)
+    assert changed.fingerprint != first.fingerprint
+    assert any("the source changed since" in line for line in said)
+
+
+def test_damaged_shards_are_named_and_prepare_makes_them_again(texts):
+    wanted = files(made("long.txt", "data").folder)
+    (folder,) = Path("data").glob("text-*")
+    (folder / "val-000.bin").unlink()
+    with pytest.raises(DamagedShards, match=r"val-000\.bin can't be read.*minigpt prepare"):
+        made("long.txt", "data")
+    prepare_again_if_damaged(DataConfig("text", "long.txt", dir="data"), TokenizerConfig("bpe", 300), say=str)
+    assert files(folder) == wanted
+
+
+def test_a_run_continues_on_its_tokens_whatever_became_of_the_source(run, capsys):
+    run("trainer.max_steps=2")
+    facts = (run.path / "data.json").read_bytes()
+    (run.folder / "text.txt").write_text("another text " * 99)
+    run("trainer.max_steps=4")
+    assert "the tokens that this run began with, whatever the source holds now" in capsys.readouterr().out
+    (run.folder / "text.txt").unlink()
+    run("trainer.max_steps=6")
+    assert (run.path / "data.json").read_bytes() == facts

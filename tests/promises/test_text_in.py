@@ -1,0 +1,203 @@
+"""Any text in: files, folders, globs, lists, URLs of text, JSON lines, Parquet, .gz, .zst; what is read is said."""
+
+import gzip
+import hashlib
+import json
+import os
+
+import pytest
+
+from minigpt.config.schema import DataConfig, TokenizerConfig
+from minigpt.data.prepared import Prepared, describe
+from minigpt.data.preparing.prepare import prepare
+from minigpt.faults import UserFault
+
+STORIES = [f"Story {number}, naïve. " + "and then " * (number % 9) for number in range(60)]
+TEXT = "".join(f"Line {number}: the naïve fox can't jump, and won't.\r\n" for number in range(120))
+
+
+def made(source, tokenizer="byte", **keys) -> tuple[Prepared, list[str]]:
+    """Prepare in ./data; return the tokens and what was printed."""
+    said: list[str] = []
+    return prepare(
+        DataConfig(**{"name": "text", "source": source} | keys), TokenizerConfig(tokenizer), say=said.append
+    ), said
+
+
+def texts(split, tokenizer) -> list[str]:
+    """The documents of a split."""
+    stream = b"".join(tokenizer.token_bytes(token) or b"\0" for token in split.tokens(0, len(split)))
+    return stream.decode().split("\0")
+
+
+def documents(prepared) -> tuple[list[str], list[str]]:
+    return texts(prepared.train, prepared.tokenizer), texts(prepared.val, prepared.tokenizer)
+
+
+def rows(stories) -> str:
+    return "".join(json.dumps({"text": story}) + "\n" for story in stories)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    return tmp_path
+
+
+def write(path, text: str | bytes) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return str(path)
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "char", "bpe"])
+def test_a_text_is_kept_byte_by_byte_and_its_last_tenth_validates(folder, tokenizer):
+    prepared, said = made(write(folder / "book.txt", TEXT), tokenizer)
+    border = int(len(TEXT) * 0.9)
+    assert documents(prepared) == ([TEXT[:border]], [TEXT[border:]])
+    assert "data: reading 1 file, 5,770 bytes: 1 text (1 .txt)" in said
+    assert "data: 120 lines end in CR LF; they are kept as they are" in said
+    assert any("the last 0.1 of the characters for validation" in line for line in describe(prepared))
+
+
+def test_records_of_any_format_are_whole_documents_on_a_side_that_follows_from_their_content(folder):
+    write(folder / "a" / "all.jsonl", rows(STORIES))
+    train, val = documents(made("a/all.jsonl")[0])
+    assert sorted(train + val) == sorted(STORIES)
+    assert 0 < len(val) < 15
+    for number, story in enumerate(reversed(STORIES)):
+        write(folder / "b" / f"{number:02}.md", story)
+    write(folder / "c" / "all.ndjson.gz", gzip.compress(rows(STORIES).encode()))
+    write(folder / "d.txt", "\n<|endoftext|>\n".join(STORIES))
+    others = [made("b")[0], made("b/*.md")[0], made("c")[0], made("d.txt", separator="<|endoftext|>")[0]]
+    assert [set(documents(prepared)[1]) for prepared in others] == [set(val)] * 4
+    write(folder / "more.jsonl", rows([f"{story} Another." for story in STORIES] + STORIES * 2))
+    train, more = documents(made("more.jsonl")[0])
+    assert set(val) < set(more)
+    assert not set(more) & set(train)  # duplicates are on one side
+
+
+def test_a_larger_fraction_holds_out_more_of_the_same(folder):
+    write(folder / "all.jsonl", rows(STORIES))
+    tenth, third = (set(documents(made("all.jsonl", val_fraction=fraction)[0])[1]) for fraction in (0.1, 0.33))
+    assert tenth < third
+
+
+def test_few_documents_are_held_out_whole_if_they_can_be_and_a_book_is_cut_at_its_end(folder):
+    write(folder / "few.jsonl", rows(STORIES[:4]))
+    train, val = documents(made("few.jsonl")[0])
+    assert sorted(train + val) == sorted(STORIES[:4])
+    write(folder / "shelf" / "book.txt", TEXT)
+    prepared, said = made("shelf")
+    assert documents(prepared)[1] == [TEXT[int(len(TEXT) * 0.9) :]]
+    assert any("the text is cut near its end instead; data.val_source=FILE" in line for line in said)
+
+
+def test_a_validation_text_of_ones_own_is_never_trained_on(folder):
+    for name in ("a.txt", "b.txt", "val.txt"):
+        write(folder / "all" / name, f"the text of {name}")
+    prepared, said = made("all", val_source="all/val.txt")
+    assert documents(prepared) == (["the text of a.txt", "the text of b.txt"], ["the text of val.txt"])
+    assert "data: left out 1 of data.source: in data.val_source" in said
+    with pytest.raises(UserFault, match="nothing is left to train on"):
+        made("all/a.txt", val_source="all")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "validation-0.jsonl", "test-0.jsonl"),
+        ("train/a.md", "train/b.md", "valid/a.md", "test/a.md"),
+        ("wiki.train.0.txt", "wiki.train.1.txt", "wiki.valid.txt", "wiki.test.txt"),
+    ],
+)  # fmt: skip
+def test_a_split_that_somebody_made_is_kept_and_said(folder, names):
+    for name in names:
+        write(folder / "set" / name, rows([name]) if name.endswith("jsonl") else name)
+    prepared, said = made("set")
+    assert documents(prepared) == ([*names[:2]], [names[2]])
+    assert f"data: left out 1 (the text to test on, by its name): {names[3]}" in said
+    assert any("by their names, 1 of the files are the validation text" in line for line in said)
+
+
+def test_what_is_read_and_what_is_left_out_is_said(folder):
+    write(folder / "t" / "a.txt", TEXT)
+    write(folder / "t" / "sub" / "b.csv", "a,b\n" * 99)
+    write(folder / "t" / "r.jsonl", '{"text": "one"}\n\n{"text": null}\n')
+    write(folder / "t" / "bom.txt", b"\xef\xbb\xbftext with a mark, and latin-1: \xe9")
+    for name, content in {"pic": b"\x89PNG\r\n\x1a\n", "d.bin": b"ab\0cd", "e.txt": b"", ".git/x": b"x"}.items():
+        write(folder / "t" / name, content)
+    (folder / "t" / "broken").symlink_to("nowhere")
+    (folder / "t" / "linked").symlink_to(folder)
+    prepared, said = made("t")
+    assert said[:11] == [
+        "data: left out 1 (hidden): .git",
+        "data: left out 1 (a broken link): broken",
+        "data: left out 1 (a link to a folder): linked",
+        "data: left out 1 (binary data: it holds NUL bytes): d.bin",
+        "data: left out 1 (empty): e.txt",
+        "data: left out 1 (a PNG picture): pic",
+        "data: reading 4 files, 6,233 bytes: 3 text (2 .txt, 1 .csv), 1 JSON lines (1 .jsonl)",
+        "data: the text of a record is its 'text'; another key or column: data.key=KEY",
+        "data: 1 .csv read as plain text, marks and all (records are read from .jsonl and .parquet)",
+        "data: 1 documents are not UTF-8 and taken as bytes, bom.txt first",
+        "data: 120 lines end in CR LF; they are kept as they are",
+    ]
+    assert "documents with a byte-order mark in front: 1; data.encoding=utf-8-sig drops it" in prepared.summary["notes"]
+    assert "1 records without any text are passed over" in prepared.summary["notes"]
+    assert made("t", exclude="*.csv,bom*")[0].summary["bytes"] == len(TEXT.encode()) + 3
+
+
+def test_all_files_that_can_not_be_read_are_named_with_the_remedy(folder):
+    write(folder / "t" / "a.txt", "fine")
+    write(folder / "t" / "b.txt", b"0123456789\xe9")
+    write(folder / "t" / "c.jsonl", '{"text": "x"}\n{"body": "y"}\n')
+    write(folder / "t" / "d.jsonl", '{"text": "cut')
+    write(folder / "t" / "e.txt.gz", gzip.compress(b"x" * 999)[:-9])
+    with pytest.raises(UserFault) as fault:
+        made("t", "char")
+    names = (
+        "b.txt: byte 0xE9 at offset 10",
+        "line 2: the record has 'body'",
+        "line 1 is not JSON",
+        "cut or no gzip file",
+    )
+    remedies = ("data.errors=replace", "data.key=body", "name the file .txt", "data.exclude=e.txt.gz")
+    for sentence, name, remedy in zip(fault.value.faults, names, remedies, strict=True):
+        assert name in sentence
+        assert remedy in sentence
+    with pytest.raises(UserFault, match="does not exist"):
+        made("nowhere")
+
+
+def test_a_text_at_a_url_is_fetched_once_and_its_tokens_outlive_the_copy(folder, monkeypatch):
+    fsspec = pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+    memory.pipe({"/corpus/a.txt": TEXT.encode(), "/corpus/b.jsonl": rows(STORIES).encode(), "/corpus/c": b"\x89PNG"})
+    try:
+        prepared, said = made("memory://corpus")
+        assert "data: fetching 3 files, 9,943 bytes" in "".join(said)
+        train, val = documents(prepared)
+        assert sorted(train + val) == sorted([TEXT, *STORIES])
+        for copy in (folder / "data" / "fetched").rglob("*"):
+            copy.is_dir() or copy.unlink()
+        again, said = made("memory://corpus")
+        assert again.folder == prepared.folder
+        assert len(said) == 1
+    finally:
+        memory.rm("/corpus", recursive=True)
+    again, said = made("memory://corpus")
+    assert "can't be read" in said[0]
+    assert again.folder == prepared.folder
+
+
+def test_passages_of_any_source_in_the_validation_text_of_another_are_counted(folder):
+    words = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(630)]
+    write(folder / "a.txt", " ".join(words[:300]))
+    write(folder / "b.txt", " ".join(words[300:600] + words[:30]))
+    both, said = made(None, name="stdlib", mix={"a.txt": 0.5, "b.txt": 0.5})
+    assert max(part.summary["overlap"]["share"] for part in both.parts.values()) < 0.1
+    assert 0.3 < both.summary["overlap"]["share"] < 0.6
+    assert said[-1].startswith("data: overlap: ")
+    assert describe(both)[-1].startswith("overlap")
