@@ -139,4 +139,4 @@ def chunk_bytes(config: ModelConfig, vocab_size: int, *, precision: str, chunk: 
 
 def _plain_model(config: ModelConfig, vocab_size: int, n_layer: int, kernel: str, batch: int = 1) -> tuple[GPT, Tensor]:
     plain = replace(config, n_layer=n_layer, checkpoint_activations=False, dropout=0.0)
-    return empty_gpt(plain, vocab_size, kernel=kernel).train(), torch.zeros(batch, config.block_size, dtype=torch.int64)
+    return GPT(plain, vocab_size, kernel=kernel), torch.zeros(batch, config.block_size, dtype=torch.int64)
