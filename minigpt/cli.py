@@ -67,7 +67,7 @@ def sweep(arguments: list[str]) -> int:
     from minigpt.sweep.settings import read_sweep
 
     settings = read_sweep(arguments, command_line("train"))
-    return _load("minigpt.sweep.driver:run_sweep")(settings)
+    return _load("minigpt.sweep.search:run_sweep")(settings)
 
 
 def report(arguments: list[str]) -> None:

@@ -27,7 +27,7 @@ HOMES = {
     "ray": ("data.preparing.engines",),
     "fsspec": ("data.sources.download",),
     "aiohttp": ("data.sources.download",),
-    "matplotlib": ("report.", "serving.look", "sweep.page"),
+    "matplotlib": ("report.", "serving.look", "sweep.results"),
     "optuna": ("sweep.",),
     "wandb": ("rundir.loggers",),
     "lm_eval": ("evaluation.harness",),
@@ -77,8 +77,7 @@ MAY_IMPORT = {
     "fastapi matplotlib numpy pydantic starlette torch uvicorn",
     "splitmix": "numpy",
     "stages": "config data evaluation faults launcher",
-    "sweep": "children config data faults files invocation launcher ranks redact report rundir screen "
-    "matplotlib optuna torch yaml",
+    "sweep": "children config data faults files invocation launcher ranks redact rundir screen matplotlib optuna torch",
     "training": "__init__ attention checkpoint config data faults formats invocation "
     "machine model ranks redact report rundir sampling screen splitmix lightning torch",
     "verify": "checkpoint children config faults ranks rundir",

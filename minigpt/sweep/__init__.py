@@ -1,1 +1,4 @@
-"""Sweeps: many trainings with different settings, each in a process of its own, and which of them was best."""
+"""Sweeps: many trainings with different settings, each in a process of its own, and which of them was best.
+
+Read settings.py first, then search.py and trial.py.
+"""

@@ -8,21 +8,18 @@ import contextlib
 import io
 import os
 import signal
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from minigpt.children import Child
 from minigpt.config.compose import compose, first_stage
 from minigpt.config.grid import FLAGS, Job, expand
 from minigpt.config.roles import default_run_dir
 from minigpt.faults import FINISHED, INTERRUPTED, MEANINGS, STOPPED, UserFault
 from minigpt.launcher import LAUNCHED, launched_rank
 from minigpt.ranks.signals import Signals
-from minigpt.report.record import best_row
 from minigpt.rundir.rows import read_rows
-from minigpt.sweep.process import TrainingProcess
-
-POLL_SECONDS = 0.05
+from minigpt.screen import tell
 
 
 def wants_grid(arguments: Sequence[str]) -> bool:
@@ -31,19 +28,15 @@ def wants_grid(arguments: Sequence[str]) -> bool:
     return not options.isdisjoint(FLAGS) and options.isdisjoint(("--help", "-h", "--cfg", "-c"))
 
 
-def run_grid(arguments: list[str], command: Sequence[str], *, say: Callable[[str], object] = print) -> int:
+def run_grid(arguments: list[str], command: Sequence[str]) -> int:
     """Train each combination of a grid.
 
     Args:
         arguments: of `train`, with -m.
         command: starts a training when a job's arguments are added.
-        say: takes lines for the user.
 
     Returns:
         0 when all jobs are finished, else the exit code of the first that is not.
-
-    Raises:
-        UserFault: a job has a fault, or the grid is not for -m; nothing has been started.
     """
     jobs = expand(arguments)
     folders = run_dirs(jobs)
@@ -51,27 +44,30 @@ def run_grid(arguments: list[str], command: Sequence[str], *, say: Callable[[str
     with Signals() as signals:
         signals.noted_only = signals.quiet = True  # the training prints that it stops
         for number, (job, name) in enumerate(jobs, 1):
-            if signals.received is None:
-                say(f"=== Job {number} of {len(jobs)}: {name or 'as given'}")
-            codes.append(run_job([*command, *job], signals) if signals.received is None else None)
-        say("")
-        width = max(len(str(folder)) for folder in folders)
-        for number, (code, folder, (_, name)) in enumerate(zip(codes, folders, jobs, strict=True), 1):
-            best = best_row(read_rows(folder / "metrics.jsonl"))
-            loss = f"val/loss {best['val/loss']:.4f}" if best else ""
-            say(f"{number:>4}  {outcome(code):<38}{loss:<18}{folder!s:<{width}}  {name}".rstrip())
-        if None in codes or STOPPED in codes:
-            say("The same command goes on with what is left.")
+            if signals.received is not None:
+                codes.append(None)
+                continue
+            tell(f"=== Job {number} of {len(jobs)}: {name or 'as given'}")
+            training = Child([*command, *job])
+            while (code := training.wait(0.1)) is None:
+                if signals.received is not None:
+                    training.stop(signals.received)
+            # negative if it had no handler yet
+            codes.append(STOPPED if code < 0 and signals.received is not None else code)
+    tell("")
+    width = max(len(str(folder)) for folder in folders)
+    for number, (job_code, folder, (_, name)) in enumerate(zip(codes, folders, jobs, strict=True), 1):
+        losses = [row["val/loss"] for row in read_rows(folder / "metrics.jsonl") if row.get("val/loss") is not None]
+        loss = f"val/loss {min(losses):.4f}" if losses else ""
+        tell(f"{number:>4}  {outcome(job_code):<38}{loss:<18}{folder!s:<{width}}  {name}".rstrip())
+    if None in codes or STOPPED in codes:
+        tell("The same command does what is left.")
     failed = next((code for code in codes if code), 0)
     return 128 - failed if failed < 0 else failed or (STOPPED if None in codes else 0)
 
 
 def run_dirs(jobs: Sequence[tuple[Job, str]]) -> list[Path]:
-    """Return the run directory of each job.
-
-    Raises:
-        UserFault: a job has a fault, or two jobs have the same run directory.
-    """
+    """Return the run directory of each job; no two may be the same."""
     if launched_rank() is not None:
         other = f"If no launcher did, its variables are left over from another job: unset {' '.join(LAUNCHED)}"
         raise UserFault(f"-m starts one training after the other by itself. Start it without torchrun. {other}")
@@ -95,16 +91,6 @@ def run_dirs(jobs: Sequence[tuple[Job, str]]) -> list[Path]:
     if faults:
         raise UserFault(*dict.fromkeys(faults))
     return list(folders)
-
-
-def run_job(command: Sequence[str], signals: Signals) -> int:
-    """Run a training to its end, passing a signal that we receive on to it; return its exit code."""
-    training = TrainingProcess(command)
-    while (code := training.poll()) is None:
-        if signals.received is not None:
-            training.stop(signals.received)
-        time.sleep(POLL_SECONDS)
-    return STOPPED if code < 0 and signals.received is not None else code  # negative if it had no handler yet
 
 
 def outcome(code: int | None) -> str:

@@ -1,128 +1,130 @@
-"""The space of a search, which point is tried next, and which trial is stopped early, by Optuna's samplers and pruners.
+"""The sweep's loop: Optuna proposes settings, keeps the trials and prunes; each slot trains a trial at a time."""
 
-Both decisions follow from the search, the trial's number and the reports of earlier trials, so a sweep that was
-interrupted goes on as it would have done.
-"""
-
+import contextlib
+import fcntl
 import itertools
-import math
-import random
+import os
+import signal
+import time
 import warnings
 import zlib
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO
 
 import optuna
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, create_trial
 
-from minigpt.config.convert import fitted, no_setting, settings, shown
-from minigpt.config.roles import with_role
-from minigpt.config.schema import SearchConfig, TrainConfig
-from minigpt.sweep.trial_store import COMPLETE, FAILED, PRUNED, Distribution, Point, Space, Trial, is_finished
+from minigpt.config.convert import values
+from minigpt.config.roles import NAMED, differences
+from minigpt.config.schema import SearchConfig, TrainerConfig
+from minigpt.data.preparing.prepare import prepare, require_vocabulary
+from minigpt.faults import FINISHED, NON_FINITE, STOPPED, TRIALS_FAILED, StorageFailure, UserFault
+from minigpt.files import lock, read_json, write_file, write_json
+from minigpt.ranks.cores import usable_cores
+from minigpt.ranks.signals import Signals
+from minigpt.ranks.slurm import requeue
+from minigpt.redact import redact, redact_values
+from minigpt.screen import tell
+from minigpt.sweep.results import (
+    best_trial,
+    draw_picture,
+    news_of,
+    rerun_command,
+    shown_trials,
+    table,
+    write_leaderboard,
+)
+from minigpt.sweep.settings import Sweep
+from minigpt.sweep.space import Point, Space, grid_points, rounded
+from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, RUNNING, Slot, TrialRun, run_number
 
-DIGITS = 4  # drawn numbers are rounded to so many digits, so that people can type them again
-MAX_CHECKED = 512  # points of a space, before the first trial
+POLL_SECONDS = 0.1
+optuna.logging.set_verbosity(optuna.logging.WARNING)  # the sweep prints lines of its own about each trial
+warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
 
 
-def read_space(words: Mapping[str, Any], groups: Container[str], sampler: str) -> tuple[Space, list[str]]:
-    """Return the space of a search, and a sentence for each thing that is wrong with it.
+def run_sweep(sweep: Sweep) -> int:
+    """Run a sweep to its end: begin or continue it.
 
-    Args:
-        words: setting -> {low, high, log, step} or {choices}.
-        groups: names of groups of config files; a group can be searched like a setting.
-        sampler: with "grid" each setting needs a list of values or a range with a step.
+    Returns:
+        0 when all trials have a result, 6 when some failed or too many failed in a row, 75 when a signal stopped it.
     """
-    space: Space = {}
-    faults = []
-    if not words:
-        example = """search.space='{"optimizer.lr": {"low": 1e-4, "high": 1e-2, "log": true}}'"""
-        faults.append(f"Nothing is searched. Give a search of configs/search/ (search=lr), or your own: {example}")
-    for key in words:
+    with Signals() as signals, contextlib.ExitStack() as opened:
+        if not {key.partition(".")[0] for key in sweep.space} & {"data", "tokenizer", "experiment"}:
+            require_vocabulary(sweep.config.data, sweep.config.tokenizer)
+            prepare(sweep.config.data, sweep.config.tokenizer)  # once, or trials would wait for each other
         try:
-            space[key] = _read_setting(key, words[key], groups)
-            if sampler == "grid" and listed(space[key]) is None:
-                raise ValueError("a grid needs choices, or a range with a step. Give one, or search.sampler=tpe.")
-        except ValueError as error:
-            faults.append(f"search.space {key}: {error}")
-    return space, faults
+            (sweep.folder / "trials").mkdir(parents=True, exist_ok=True)
+            held = opened.enter_context(open(sweep.folder / "sweep.lock", "a"))
+            hold(sweep, held)
+            check_identity(sweep)
+            signals.noted_only = True
+            loop = Loop(sweep, open_study(sweep), signals, held.fileno())
+            loop.run()
+            return loop.close()
+        except OSError as error:
+            wrong = f"sweep.dir={sweep.folder} can't be written: {error.strerror or error}"
+            raise StorageFailure(f"{wrong}. Free some space or mend it; the same command then continues") from error
 
 
-def _read_setting(key: str, words: Any, groups: Container[str]) -> Distribution:
-    known = settings(TrainConfig)
-    if key not in known and key not in groups:
-        raise ValueError(no_setting(key, known))
-    if key in with_role(TrainConfig, "watch") - {"experiment"}:
-        raise ValueError("it changes nothing that a trial is measured by. Remove it from the search.")
-    if not isinstance(words, Mapping) or not set(words) <= {"low", "high", "log", "step", "choices"}:
-        raise ValueError(f"it must be {{low, high, log or step}} or {{choices}}, got {shown(words)}.")
-    kind = str if key in groups else known[key].kind
-    if "choices" in words:
-        choices = words["choices"]
-        if not isinstance(choices, list) or not choices or len(words) > 1:
-            raise ValueError(f"choices must be a list of values and stand alone, got {shown(dict(words))}.")
-        return CategoricalDistribution([_fitted(kind, choice, "a choice") for choice in choices])
-    if kind is bool or fitted(kind, 1)[1]:
-        raise ValueError("it takes no numbers, so it has no range. Give {choices: [...]}.")
-    number = int if fitted(kind, 1.5)[1] else float
-    given = {"low": None, "high": None, **words}
-    limits = {name: _fitted(bool if name == "log" else number, value, name) for name, value in given.items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # Optuna lowers `high` to the last value that the steps reach
-        return IntDistribution(**limits) if number is int else FloatDistribution(**limits)
+def hold(sweep: Sweep, file: IO) -> None:
+    """Take the sweep's lock. The trainings hold it, too, so those of a sweep that was killed end first."""
+    try:
+        lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        tell(f"Waiting: another command runs {sweep.folder}, or trainings of one that was killed save and stop")
+        lock(file)
 
 
-def _fitted(kind: Any, value: Any, name: str) -> Any:
-    value, wanted = fitted(kind, value)
-    if wanted:
-        raise ValueError(f"{name} must be {wanted}, got {shown(value)}.")
-    return value
+def check_identity(sweep: Sweep) -> None:
+    """Write sweep.json, or check that the sweep in this directory is the same one."""
+    file = sweep.folder / "sweep.json"
+    if not file.exists():
+        write_json(file, redact_values(values(sweep.config)))
+        return
+    changed = [change for change in differences(read_json(file), sweep.config) if change.role in NAMED]
+    if changed:
+        listed = "\n  ".join(map(str, changed))
+        remedy = "Use the old values, or start another sweep with sweep.dir=NEW_DIR"
+        raise UserFault(f"sweep.dir={sweep.folder} was begun with other settings:\n  {listed}\n{remedy}")
 
 
-def rounded(distribution: Distribution, value: Any) -> Any:
-    """Return a drawn value as it is used: a fraction with few digits, inside its range."""
-    if not isinstance(distribution, FloatDistribution):
-        return value
-    short = float(f"{value:.{DIGITS if distribution.step is None else 12}g}")
-    return min(max(short, distribution.low), distribution.high)
+def open_study(sweep: Sweep) -> optuna.Study:
+    """Open Optuna's record of the sweep: a journal file, or a database."""
+    search = sweep.config.search
+    pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
+    if search.pruner == "median":
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=search.startup_trials)
+    elif search.pruner == "hyperband":
+        last = max(sweep.mark_tokens, sweep.total_tokens)
+        pruner = optuna.pruners.HyperbandPruner(sweep.mark_tokens, last, search.reduction_factor)
+    try:
+        storage = sweep.config.sweep.storage or open_journal(sweep)
+        options = {"study_name": sweep.name, "sampler": RandomSampler(), "pruner": pruner, "load_if_exists": True}
+        return optuna.create_study(storage=storage, **options)  # type: ignore[arg-type]
+    except OSError:
+        raise
+    except Exception as error:  # of SQLAlchemy, of a database's driver, or of a journal that is damaged
+        place = redact(sweep.config.sweep.storage or str(sweep.folder / "journal.jsonl"))
+        remedy = "Put it back as it was, or give another sweep.dir or sweep.storage"
+        raise UserFault(f"{place} can't be opened: {redact(' '.join(str(error).split())[:300])}. {remedy}") from error
 
 
-def listed(distribution: Distribution) -> Sequence[Any] | None:
-    """Return all values of choices or of a range with steps; None for other ranges."""
-    if isinstance(distribution, CategoricalDistribution):
-        return distribution.choices
-    low, high, step = distribution.low, distribution.high, distribution.step
-    if step is None or distribution.log:
-        return None
-    if isinstance(distribution, IntDistribution):
-        return range(distribution.low, distribution.high + 1, distribution.step)
-    return [rounded(distribution, low + place * step) for place in range(round((high - low) / step) + 1)]
+def open_journal(sweep: Sweep) -> JournalStorage:
+    """Open the sweep's journal, without half a line that a full disk has left; nobody else uses it now."""
+    journal = sweep.folder / "journal.jsonl"
+    journal.with_name("journal.jsonl.lock").unlink(missing_ok=True)  # of a sweep that was killed while it wrote
+    if journal.exists() and not (content := journal.read_bytes()).endswith(b"\n"):
+        write_file(journal, content[: content.rfind(b"\n") + 1])
+    return JournalStorage(JournalFileBackend(str(journal)))
 
 
-def grid_size(space: Space) -> int:
-    """Return the number of points of the grid."""
-    return math.prod(len(listed(distribution) or ()) for distribution in space.values())
-
-
-def grid_points(space: Space) -> Iterator[Point]:
-    """Yield the points of a grid, the last setting changing fastest."""
-    for values in itertools.product(*(listed(distribution) or () for distribution in space.values())):
-        yield dict(zip(space, values, strict=True))
-
-
-def points_to_check(space: Space) -> Iterator[Point]:
-    """Yield all points, with both ends for a range without steps; if there are too many, a sample, always the same."""
-    values = [listed(each) or (each.low, each.high) for each in space.values()]  # type: ignore[union-attr]
-    chance = random.Random(0)
-    combinations: Iterable[tuple] = (tuple(map(chance.choice, values)) for _ in range(MAX_CHECKED))
-    if math.prod(map(len, values)) <= MAX_CHECKED:
-        combinations = itertools.product(*values)
-    for point in combinations:
-        yield dict(zip(space, point, strict=True))
-
-
-def propose(space: Space, search: SearchConfig, *, seed: int, number: int, trials: Sequence[Trial]) -> Point:
-    """Choose the point of trial `number`.
+def propose(space: Space, search: SearchConfig, *, seed: int, number: int, trials: Sequence[FrozenTrial]) -> Point:
+    """Choose the point of trial `number`; random numbers follow from the sweep's seed and this number.
 
     TPE is the tree-structured Parzen estimator. Source: Bergstra et al. 2011, section 4; multivariate as in Falkner
     et al. 2018 (BOHB), section 3.3.
@@ -136,69 +138,158 @@ def propose(space: Space, search: SearchConfig, *, seed: int, number: int, trial
     """
     if search.sampler == "grid":
         return next(itertools.islice(grid_points(space), number, None))
-    own_seed = zlib.crc32(f"{seed}/{number}".encode())
-    known = sorted((trial for trial in trials if trial.state != FAILED), key=lambda trial: trial.number)
-    sampler: BaseSampler = RandomSampler(own_seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        measured = sum(trial.state in (COMPLETE, PRUNED) for trial in known)
-        if search.sampler == "tpe" and measured >= search.startup_trials:
-            sampler = TPESampler(seed=own_seed, multivariate=True, constant_liar=True, n_startup_trials=0)
-        study = optuna.create_study(sampler=sampler)
-        study.add_trials(known)
-        point = study.ask(dict(space)).params
+    trial_seed = zlib.crc32(f"{seed}/{number}".encode())
+    sampler: BaseSampler = RandomSampler(trial_seed)
+    if search.sampler == "tpe" and sum(trial.state in (COMPLETE, PRUNED) for trial in trials) >= search.startup_trials:
+        sampler = TPESampler(seed=trial_seed, multivariate=True, constant_liar=True, n_startup_trials=0)
+    study = optuna.create_study(sampler=sampler)  # in memory, so that the storage gets the rounded values in one write
+    study.add_trials([trial for trial in trials if trial.state != FAILED])
+    point = study.ask(dict(space)).params
     return {key: rounded(distribution, point[key]) for key, distribution in space.items()}
 
 
-def marks(rows: Sequence[Mapping[str, Any]], every_tokens: int, metric: str) -> Iterator[tuple[int, float]]:
-    """Yield (tokens, best value so far) at each multiple of `every_tokens` that a run has passed.
-
-    The last row is left out: it may be the run's end, and a run at its end is complete.
-    """
-    best, passed = math.inf, 0
-    for row in rows[:-1]:
-        value, tokens = row.get(metric), row.get("tokens")
-        if not isinstance(value, int | float) or not isinstance(tokens, int):
-            continue
-        best = min(best, value)
-        for mark in range(passed + 1, tokens // every_tokens + 1):
-            yield mark * every_tokens, best
-        passed = max(passed, tokens // every_tokens)
+def make_slots(workers: int, trainer: TrainerConfig) -> list[Slot]:
+    """Divide the machine's devices and cores into equal shares."""
+    gpus = [] if trainer.device in ("cpu", "mps") else find_gpus()
+    devices, slots = trainer.devices, []
+    threads = max(1, usable_cores() // (workers * (1 if gpus else devices)))
+    for number in range(workers):
+        places = range(number * devices, (number + 1) * devices) if gpus else ()
+        slots.append(Slot(tuple(dict.fromkeys(gpus[place % len(gpus)] for place in places)), threads))
+    return slots
 
 
-class Pruning:
-    """Asks one of Optuna's pruners about trials, on a study in memory to which their reports are repeated.
+def find_gpus() -> list[str]:
+    """Return the names of the GPUs that this process may use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
+    import torch  # here, not above: a sweep on CPUs needs none of it
 
-    Optuna's Hyperband writes into its storage which rungs a trial has completed, so asking it twice changes the answer.
-    The study in memory, and with it what Hyperband has written, begins anew with each process.
+    return [str(place) for place in range(torch.cuda.device_count())]
 
-    Args:
-        search: names the pruner and holds its settings.
-        first: tokens at the first mark.
-        last: tokens of a whole run.
-    """
 
-    def __init__(self, search: SearchConfig, *, first: int, last: int):
-        pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
-        if search.pruner == "median":
-            pruner = optuna.pruners.MedianPruner(n_startup_trials=search.startup_trials)
-        elif search.pruner == "hyperband":
-            pruner = optuna.pruners.HyperbandPruner(first, max(first, last), search.reduction_factor)
-            # Hyperband's brackets follow from the study's name, which is therefore the same everywhere.
-        self.study = optuna.create_study(study_name="sweep", sampler=RandomSampler(), pruner=pruner)
-        self.copies: list[optuna.Trial] = []
-        self.verdicts: dict[int, bool] = {}  # at each trial's last mark
+@dataclass(eq=False)
+class Loop:
+    """Gives trials to this machine's slots until there are no more."""
 
-    def is_behind(self, number: int, trials: Sequence[Trial]) -> bool:
-        """Return whether trial `number` is to be stopped at the last mark that it has reported."""
-        while len(self.copies) <= max(trial.number for trial in trials):
-            self.copies.append(self.study.ask())
-        known = self.study.get_trials(deepcopy=False)
-        for trial in sorted(trials, key=lambda each: (each.number == number, each.number)):
-            copy, before = self.copies[trial.number], known[trial.number]
-            for tokens in sorted(trial.intermediate_values.keys() - before.intermediate_values):
-                copy.report(trial.intermediate_values[tokens], tokens)
-                self.verdicts[trial.number] = copy.should_prune()
-            if is_finished(trial) and not is_finished(before):
-                self.study.tell(copy, trial.value if trial.state == COMPLETE else None, trial.state)
-        return self.verdicts.get(number, False)
+    sweep: Sweep
+    study: optuna.Study
+    signals: Signals  # looked at between two rounds
+    lock: int  # descriptor of the sweep's lock
+    failures: int = 0  # in a row
+    stopped_early: str = ""  # a sentence, once there were too many failures
+
+    def __post_init__(self) -> None:
+        self.slots = make_slots(self.sweep.config.workers, self.sweep.config.trainer)
+        self.running: dict[int, TrialRun] = {}  # by the number of the slot
+        trials = self.study.get_trials()
+        self.left = [trial for trial in trials if trial.state == RUNNING]  # by a sweep that was stopped or killed
+        current = shown_trials(trials)
+        self.failed = [t for t in current if t.state == FAILED and t.user_attrs.get("code") != NON_FINITE]
+        done = sum(trial.state.is_finished() for trial in current)
+        gpus = [gpu for slot in self.slots for gpu in slot.gpus]
+        on = f"GPU {', '.join(sorted(set(gpus)))}" if gpus else f"CPU, {self.slots[0].threads} thread(s) each"
+        what = f"{self.sweep.trials} trials of {', '.join(self.sweep.space)}"
+        tell(f"Sweep      {self.sweep.folder}: {what}{f', {done} done' if current else ''}")
+        tell(f"Workers    {len(self.slots)}: {on}")
+        if len(gpus) > len(set(gpus)):
+            tell("Note: several workers share a GPU, which needs memory for all of them at once")
+        if self.failed:
+            tell(f"Again      {len(self.failed)} trial(s) that failed")
+        for sentence in self.sweep.notes:
+            tell(sentence)
+
+    def run(self) -> None:
+        """Run until all trials have a result, or no more may be begun."""
+        busy = True
+        while busy or self.running:
+            busy = self.signals.received is None and not self.stopped_early and self.fill_slots()
+            for number, run in list(self.running.items()):
+                run.stopping = self.signals.received is not None
+                if next(run.looks, "over") == "over":
+                    del self.running[number]
+                    self.finish(run)
+            time.sleep(POLL_SECONDS)
+
+    def fill_slots(self) -> bool:
+        """Give trials to idle slots; return whether more may be left."""
+        for number, slot in enumerate(self.slots):
+            if number not in self.running:
+                trial = self.next_trial()
+                if trial is None:
+                    return False
+                self.running[number] = TrialRun(self.sweep, self.study, trial, slot, self.lock)
+        return True
+
+    def next_trial(self) -> FrozenTrial | None:
+        """Return a trial that was stopped, one that failed in an earlier sweep, or a new one; None if none is left."""
+        if self.left:
+            return self.left.pop(0)
+        if self.failed:
+            failed = self.failed.pop(0)
+            return self.add(failed.params, {"again": run_number(failed)})
+        while True:
+            trials = self.study.get_trials(deepcopy=False)
+            current, search = shown_trials(trials), self.sweep.config.search
+            if len(current) >= self.sweep.trials:
+                return None
+            seed = self.sweep.config.sweep.seed
+            point = propose(self.sweep.space, search, seed=seed, number=len(current), trials=trials)
+            twin = next((t for t in current if t.params == point and t.state in (COMPLETE, PRUNED)), None)
+            if twin is None:
+                return self.add(point, {})
+            facts = {name: fact for name, fact in twin.user_attrs.items() if name == "values"}
+            facts["same_as"] = twin.user_attrs.get("same_as", run_number(twin))
+            copy = self.add(point, facts)
+            value = twin.value if twin.state == COMPLETE else None
+            self.study.tell(copy.number, value, state=twin.state)
+            tell(news_of(self.study.trials[copy.number], self.sweep))
+
+    def add(self, point: Point, facts: dict) -> FrozenTrial:
+        """Add a running trial to the record."""
+        self.study.add_trial(
+            create_trial(state=RUNNING, params=point, distributions=self.sweep.space, user_attrs=facts)
+        )
+        return self.study.get_trials(deepcopy=False)[-1]
+
+    def finish(self, run: TrialRun) -> None:
+        """Print a trial's result, if it has one, and bring the leaderboard up to date."""
+        trial = self.study.get_trials(deepcopy=False)[run.trial.number]
+        if not trial.state.is_finished():
+            return
+        tell(news_of(trial, self.sweep, time.monotonic() - run.began))
+        if run.cause and run.child:
+            for line in run.child.last_lines()[-5:]:
+                tell(f"    | {redact(line)}")
+        write_leaderboard(self.sweep, self.study.get_trials(deepcopy=False))
+        self.failures = self.failures + 1 if trial.state == FAILED else 0
+        limit = self.sweep.config.sweep.max_failures
+        if limit and self.failures >= limit:
+            self.stopped_early = (
+                f"{limit} trials in a row failed, so no more are begun (sweep.max_failures={limit}). The last, see "
+                f"{run.output}: {run.cause}. Remove the cause; the same command tries them again"
+            )
+
+    def close(self) -> int:
+        """Print the final table and how the sweep ended; return the exit code."""
+        trials, folder = self.study.get_trials(), self.sweep.folder
+        write_leaderboard(self.sweep, trials)
+        tell("\n".join(table(self.sweep, trials)))
+        picture = draw_picture(self.sweep, trials)
+        tell(f"Results    {folder / 'leaderboard.csv'}{f'   {picture}' if picture else ''}")
+        best = best_trial(trials)
+        if best is not None:
+            tell(f"Train the best again:\n  {rerun_command(self.sweep, best)}")
+        if self.signals.received is not None:
+            tell("Stopped, each trial with a checkpoint. The same command continues the sweep.")
+            requeue(tell, asked=self.signals.received == getattr(signal, "SIGUSR1", None))
+            return STOPPED
+        if self.stopped_early:
+            tell(f"Stopped early: {self.stopped_early}")
+        failed = sum(trial.state == FAILED for trial in shown_trials(trials))
+        if failed and not self.stopped_early:
+            tell(
+                f"{failed} trial(s) failed. Remove the cause; the same command tries them again, except non-finite ones"
+            )
+        return TRIALS_FAILED if failed else FINISHED

@@ -1,7 +1,6 @@
 """Trial W2 with real trainings: a sweep that is killed again and again ends with the table of one that was not."""
 
 import csv
-import json
 import os
 import random
 import signal
@@ -40,10 +39,11 @@ def table(folder: Path) -> list[dict[str, str]]:
 def finished(folder: Path) -> dict[str, int]:
     """Trials that have a result -> how often their training was begun or continued."""
     try:
-        trials = json.loads((folder / "sweep" / "summary.json").read_text())["trials"]
+        with open(folder / "sweep" / "leaderboard.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
     except FileNotFoundError:
         return {}
-    return {trial["run.dir"]: starts(Path(trial["run.dir"])) for trial in trials if trial["state"] != "running"}
+    return {row["run.dir"]: starts(Path(row["run.dir"])) for row in rows if row["state"] != "running"}
 
 
 def starts(run: Path) -> int:

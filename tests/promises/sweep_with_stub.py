@@ -1,11 +1,11 @@
-"""scripts/sweep.py with the stub for a trainer, as a process that can be killed."""
+"""`minigpt sweep` with the stub for a trainer, as a process that can be killed."""
 
 import sys
 from pathlib import Path
 
 from minigpt.faults import run_script
-from minigpt.sweep import driver
-from minigpt.sweep.driver import run_sweep
+from minigpt.sweep import search
+from minigpt.sweep.search import run_sweep
 from minigpt.sweep.settings import read_sweep
 
 STUB = [sys.executable, "-I", "-S", str(Path(__file__).with_name("stub_train.py"))]
@@ -18,6 +18,6 @@ def sweep(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    driver.POLL_SECONDS = 0.01
-    driver.write_page = lambda sweep, study: None
+    search.POLL_SECONDS = 0.01
+    search.draw_picture = lambda sweep, trials: None
     run_script(sweep)

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from minigpt.children import watch_lifeline
 
 STEPS, TOKENS, CHECKPOINT_EVERY = 12, 100, 3
-ACCIDENTS = {3: "raise", 5: "kill", 6: "nan", 7: "hang"}
+ACCIDENTS = {3: "raise", 5: "kill", 6: "nan", 7: "hang", 8: "print"}
 
 
 def main() -> int:
@@ -43,7 +43,7 @@ def train(run: Path, given: dict[str, str]) -> int:
     for step in range(done + 1, STEPS + 1):
         time.sleep(float(os.environ.get("STUB_STEP_SECONDS", "0.002")))
         accident = ACCIDENTS.get(int(given.get("model.n_layer", "1"))) if step == STEPS // 2 else None
-        if accident:
+        if accident and "STUB_HEALTHY" not in os.environ:
             happen(accident, run)
         with open(metrics, "a") as file:
             file.write(json.dumps(row_of(step, given)) + "\n")
@@ -79,9 +79,12 @@ def happen(accident: str, run: Path) -> None:
     if accident == "nan":
         print("Error: steps 5 to 6 were not fit to train on")
         sys.exit(5)
-    print("waiting for ever")
-    sys.stdout.flush()
-    (run / "hangs").touch()
+    if accident == "print":
+        for number in range(20):
+            print(f"preparing {number}", flush=True)
+            time.sleep(0.2)
+        return
+    print("waiting for ever", flush=True)
     while True:
         time.sleep(60)
 

@@ -1,0 +1,213 @@
+"""One trial: its trainings one after the other, each a process of its own, watched until the result is known."""
+
+import contextlib
+import math
+import os
+import re
+import signal
+import statistics
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from minigpt.children import Child
+from minigpt.faults import BUG, FINISHED, INTERRUPTED, MEANINGS, STOPPED
+from minigpt.redact import redact
+from minigpt.rundir.rows import read_rows
+from minigpt.sweep.settings import Sweep
+from minigpt.sweep.space import overrides
+
+COMPLETE, PRUNED, RUNNING, FAILED = TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING, TrialState.FAIL
+MAX_RESTARTS = 3  # of a training that stopped by a signal which the sweep did not send
+OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|\bMemoryError\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One worker's share of the machine."""
+
+    gpus: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them; empty: no GPU
+    threads: int  # CPU threads of each process of a trial
+
+
+def run_number(trial: FrozenTrial) -> int:
+    """Return the number that names a trial's folder: its own, or that of the failed trial that it tries again."""
+    return trial.user_attrs.get("again", trial.number)
+
+
+def run_dir(sweep: Sweep, trial: FrozenTrial, place: int) -> Path:
+    """Return the run directory of a trial's seed at this place (0, 1, ...)."""
+    number = trial.user_attrs.get("same_as", run_number(trial))
+    return sweep.folder / "trials" / (f"{number:04d}" if sweep.config.seeds == 1 else f"{number:04d}-{place}")
+
+
+@dataclass(eq=False)
+class TrialRun:
+    """Runs the trainings of a trial until it has a result, or a checkpoint if the sweep stops.
+
+    Attributes:
+        study: keeps the trial.
+        trial: as it was when the run began.
+        slot: the devices and threads to run it on.
+        lock: descriptor of the sweep's lock, which the trainings hold, too.
+        stopping: set when the whole sweep stops.
+        cause: why it failed.
+    """
+
+    sweep: Sweep
+    study: optuna.Study
+    trial: FrozenTrial
+    slot: Slot
+    lock: int
+    stopping: bool = False
+    cause: str = ""
+    pruned: bool = False
+    values: list[float] = field(default_factory=list)  # of the seeds that are done
+
+    def __post_init__(self) -> None:
+        self.live = optuna.Trial(self.study, self.trial._trial_id)
+        self.values = list(self.trial.user_attrs.get("values", []))
+        self.child: Child | None = None
+        self.rows: list[dict[str, Any]] = []
+        self.began = time.monotonic()
+        self.looks = self.run()  # the sweep's loop advances it
+
+    @property
+    def output(self) -> Path:
+        """The file that its trainings print to."""
+        return self.sweep.folder / "logs" / f"{run_number(self.trial):04d}.txt"
+
+    def run(self) -> Iterator[None]:
+        """Bring the trial to its result. Yields between two looks at it."""
+        config, restarts = self.sweep.config, 0
+        # A sweep that was killed may have reported the last mark and not obeyed the verdict.
+        self.pruned = bool(self.trial.intermediate_values) and not self.values and self.live.should_prune()
+        while len(self.values) < config.seeds:
+            code: int | None = STOPPED if self.stopping or self.pruned else (yield from self.train())
+            if self.pruned:
+                self.study.tell(self.live, state=PRUNED)
+                return
+            if code == FINISHED:
+                values = finite(self.rows, config.sweep.metric)
+                if not values:
+                    return self.fail(f"complete, but its metrics.jsonl has no {config.sweep.metric}", code)
+                self.values.append(min(values))
+                self.live.set_user_attr("values", self.values)
+            elif self.stopping and code in (STOPPED, INTERRUPTED, -signal.SIGTERM, -signal.SIGKILL):
+                return
+            elif code == STOPPED and restarts < MAX_RESTARTS:
+                restarts += 1
+            elif code is None:
+                return self.fail(f"hung: nothing was written for {config.sweep.hang_minutes:g} min", code)
+            else:
+                return self.fail(cause_of(code, self.child.last_lines() if self.child else []), code)
+        self.study.tell(self.live, statistics.fmean(self.values))
+
+    def train(self) -> Generator[None, None, int | None]:
+        """Begin or continue the training of the next seed, and watch it; return its exit code, None if it hung."""
+        config, run = self.sweep.config, run_dir(self.sweep, self.trial, len(self.values))
+        metrics, stop_file = run / "metrics.jsonl", run / "STOP"  # all processes of a run obey it after the same step
+        stop_file.unlink(missing_ok=True)  # left by a sweep that was killed
+        self.output.parent.mkdir(exist_ok=True)
+        # The sweep asks SLURM to queue the job again; its trials must not.
+        environment = {"SLURM_JOB_ID": "", "SLURM_ARRAY_JOB_ID": ""}
+        if self.slot.gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.slot.gpus)
+        self.child = Child(self.command(run), self.output, environment=environment, lock=self.lock)
+        limit, size, alive_at = 60 * config.sweep.hang_minutes or math.inf, 0, time.monotonic()
+        while (code := self.child.poll()) is None:
+            yield
+            if self.stopping:
+                self.child.stop()
+            written = size_of(metrics) + size_of(self.output)  # output, too: preparing and a first stage log no rows
+            if written != size:
+                size, alive_at = written, time.monotonic()
+                self.rows = read_rows(metrics)
+                self.judge()
+            if self.pruned and run.is_dir():
+                stop_file.touch()
+            if time.monotonic() > alive_at + limit:
+                self.child.kill()
+                limit = -1.0
+        self.rows = read_rows(metrics)
+        self.judge()
+        stop_file.unlink(missing_ok=True)
+        return None if limit < 0 else code
+
+    def command(self, run: Path) -> list[str]:
+        """Return the command that trains the next seed."""
+        config, extra = self.sweep.config, [f"run.dir={run}"]
+        if config.seeds > 1:
+            extra.append(f"seed={config.seed + len(self.values)}")
+        if config.logger.name == "wandb" and config.logger.group is None:
+            extra.append(f"logger.group={self.sweep.name}")
+        if config.trainer.threads == 0 and "trainer.threads" not in self.trial.params:
+            extra.append(f"trainer.threads={self.slot.threads}")
+        return [*self.sweep.train, *self.sweep.shared, *overrides(self.trial.params), *extra]
+
+    def judge(self) -> None:
+        """Report the first seed's value at each new mark, and note whether the pruner finds it behind."""
+        if self.pruned or self.values or not self.sweep.mark_tokens:
+            return
+        reported = self.study.get_trials(deepcopy=False)[self.trial.number].intermediate_values
+        for tokens, value in marks(self.rows, self.sweep.mark_tokens, self.sweep.config.sweep.metric):
+            if tokens not in reported and not self.pruned:
+                self.live.report(value, tokens)
+                self.pruned = self.live.should_prune()
+
+    def fail(self, cause: str, code: int | None) -> None:
+        """Note that the trial failed, and why."""
+        seeds = self.sweep.config.seeds
+        self.cause = redact(cause) + (f" (run {len(self.values) + 1} of {seeds})" if seeds > 1 else "")
+        self.live.set_user_attr("cause", self.cause)
+        self.live.set_user_attr("code", code)
+        self.study.tell(self.live, state=FAILED)
+
+
+def size_of(path: Path) -> int:
+    """Return a file's size; 0 if there is none."""
+    with contextlib.suppress(OSError):
+        return os.path.getsize(path)
+    return 0
+
+
+def finite(rows: Sequence[Mapping[str, Any]], metric: str) -> list[float]:
+    """Return a metric's finite values."""
+    return [value for row in rows if isinstance(value := row.get(metric), int | float) and math.isfinite(value)]
+
+
+def marks(rows: Sequence[Mapping[str, Any]], every_tokens: int, metric: str) -> Iterator[tuple[int, float]]:
+    """Yield (tokens, best value so far) at each multiple of `every_tokens` that a run has passed.
+
+    The last row is left out: it may be the run's end, and a run at its end is complete.
+    """
+    best, passed = math.inf, 0
+    for row in rows[:-1]:
+        if finite([row], metric) and isinstance(row.get("tokens"), int):
+            best = min(best, row[metric])
+            for mark in range(passed + 1, row["tokens"] // every_tokens + 1):
+                yield mark * every_tokens, best
+            passed = max(passed, row["tokens"] // every_tokens)
+
+
+def cause_of(code: int, lines: Sequence[str]) -> str:
+    """Return why a training failed, without a full stop.
+
+    Args:
+        code: of the process; negative: the signal that ended it.
+        lines: the last ones of its output.
+    """
+    if code == -signal.SIGKILL:
+        return "killed by SIGKILL, most likely by the system because memory ran out (exit -9)"
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name} (exit {code})"
+    if code in MEANINGS and code != BUG:
+        return f"{MEANINGS[code]} (exit {code})"
+    if any(OUT_OF_MEMORY.search(line) for line in lines):
+        return f"out of memory (exit {code})"
+    return f"crashed (exit {code}): {lines[-1].strip()[:200] if lines else 'it printed nothing'}"
