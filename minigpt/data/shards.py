@@ -1,4 +1,4 @@
-"""Tokens on disk: llm.c's shards and a JSON sidecar, written so that a name never shows half a file.
+"""Tokens on disk: llm.c's shards and a JSON sidecar.
 
 A shard is 256 int32 (magic, version, count, zeros) and then `count` tokens, all little-endian. Magic and version say
 how wide a token is: 20240520 and 1 uint16, 20240801 and 7 uint32 (llm.c's shards for Llama 3).
@@ -11,7 +11,6 @@ import bisect
 import contextlib
 import hashlib
 import json
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -22,85 +21,13 @@ from numpy.typing import NDArray
 from minigpt.data.order import window_starts
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
-from minigpt.files import read_json, replaced, sha256_of, write_json
+from minigpt.files import read_json, sha256_of, write_json
 
 HEADS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # dtype -> magic and version
 HEADER_BYTES = 1024
-SHARD_TOKENS = 100_000_000
 VERIFY_BYTES = 1 << 28  # splits up to this size are checked against their SHA-256 whenever they are opened
 
 _FORMAT = "minigpt-shards"
-
-
-class SplitWriter:
-    """Writes a split: its shards as tokens come, its sidecar at the end.
-
-    Used in a `with` block: an error in it leaves no half of a file.
-
-    Args:
-        folder: an existing folder.
-        name: of the split: train | val.
-        tokenizer: whose tokens they are.
-        shard_tokens: tokens per shard at most.
-
-    Attributes:
-        tokens: written so far.
-        bytes: of text that they stand for, for the caller to count.
-        dtype: of the tokens on disk.
-
-    Raises:
-        OSError: a file can't be written.
-    """
-
-    def __init__(self, folder: Path, name: str, *, tokenizer: Tokenizer, shard_tokens: int = SHARD_TOKENS):
-        self.folder, self.name, self.tokenizer, self.shard_tokens = folder, name, tokenizer, shard_tokens
-        self.tokens = self.bytes = self._max_token = 0
-        self.dtype = np.dtype(tokenizer.dtype).newbyteorder("<")
-        self._shards: list[dict[str, Any]] = []
-        self._open = contextlib.ExitStack()  # the shard being written
-        self._begin_shard()
-
-    def __enter__(self) -> "SplitWriter":
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._open.__exit__(*error)
-
-    def write(self, tokens: NDArray[Any]) -> None:
-        """Append tokens."""
-        self.tokens += len(tokens)
-        self._max_token = max(self._max_token, int(tokens.max(initial=0)))
-        while len(tokens):
-            if self._count == self.shard_tokens:
-                self._finish_shard()
-                self._begin_shard()
-            part = tokens[: self.shard_tokens - self._count]
-            self._file.write(np.ascontiguousarray(part, self.dtype).data)  # no copy where it is so already
-            self._count += len(part)
-            tokens = tokens[len(part) :]
-
-    def finish(self) -> dict[str, Any]:
-        """Write the last shard and the sidecar, and return the sidecar."""
-        self._finish_shard()
-        counts = {"tokens": self.tokens, "bytes": self.bytes, "max_token": self._max_token}
-        facts = {"dtype": self.dtype.name, **counts, "shard_tokens": self.shard_tokens, "shards": self._shards}
-        return write_sidecar(self.folder, self.name, self.tokenizer, facts)
-
-    def _begin_shard(self) -> None:
-        path = self.folder / shard_name(self.name, len(self._shards))
-        self._temporary = self._open.enter_context(replaced(path))
-        self._file = self._open.enter_context(open(self._temporary, "xb"))  # noqa: SIM115  the stack closes it
-        self._file.write(bytes(HEADER_BYTES))
-        self._count = 0
-
-    def _finish_shard(self) -> None:
-        """Put the header in front and the file in its place."""
-        self._file.seek(0)
-        self._file.write(struct.pack("<3i", *HEADS[self.dtype.name], self._count))
-        self._file.close()
-        name = shard_name(self.name, len(self._shards))
-        self._shards.append({"file": name, "tokens": self._count, "sha256": sha256_of(self._temporary)})
-        self._open.close()
 
 
 def write_sidecar(folder: Path, name: str, tokenizer: Tokenizer, facts: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +70,7 @@ class TokenSplit:
     def __init__(self, folder: Path, name: str, *, tokenizer: Tokenizer):
         """Open a split and check all of it that can be checked quickly."""
         self.name = name
-        sidecar = read_sidecar(folder, name, tokenizer)
+        sidecar = _read_sidecar(folder, name, tokenizer)
         self.bytes: int = sidecar["bytes"]
         self.fingerprint: str = sidecar["fingerprint"]
         self._dtype = np.dtype(sidecar["dtype"])
@@ -197,7 +124,7 @@ def shard_name(split: str, number: int) -> str:
     return f"{split}-{number:03d}.bin"
 
 
-def read_sidecar(folder: Path, name: str, tokenizer: Tokenizer) -> dict[str, Any]:
+def _read_sidecar(folder: Path, name: str, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return what a split's sidecar says of its shards; a damaged one, or of another tokenizer, is refused."""
     path = folder / f"{name}.json"
     sidecar: dict[str, Any] = read_json(path)
