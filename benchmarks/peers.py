@@ -35,8 +35,8 @@ from minigpt.data.preparing.prepare import prepare
 from minigpt.faults import UserFault, run_script
 from minigpt.formats.names import GPT2_NAMES, other_names
 from minigpt.machine.choices import choose
-from minigpt.machine.compiling import set_up_torch
 from minigpt.machine.hardware import find_device
+from minigpt.machine.torch_setup import set_up_torch
 from minigpt.model.gpt import GPT
 from minigpt.rundir.rows import read_rows
 from minigpt.screen import table

@@ -99,7 +99,7 @@ def plan(arguments: list[str]) -> None:
         config = _compose("plan", [*arguments, "data.name=stdlib"])  # no text is needed
     finally:
         print(notes.getvalue(), end="", file=sys.stderr)
-    print(_load("minigpt.machine.layouts:describe_layouts")(config))
+    print(_load("minigpt.report.plan:describe_layouts")(config))
 
 
 def slurm(arguments: list[str]) -> None:

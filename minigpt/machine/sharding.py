@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from minigpt.config.schema import SHARDED, TrainConfig, TrainerConfig
+from minigpt.config.schema import TrainConfig, TrainerConfig
 from minigpt.machine.choices import Choices
-from minigpt.machine.compiling import compiler_options
-from minigpt.model.empty import empty_gpt
+from minigpt.machine.memory import shard_count
+from minigpt.machine.torch_setup import compiler_options
 from minigpt.model.gpt import GPT
 
 
@@ -37,16 +37,9 @@ class Layout:
         return self.mesh.get_group("part")
 
 
-def parts_of(trainer: TrainerConfig) -> int:
-    """Return the number of processes that hold one copy of the weights together; 1 if each holds all weights."""
-    if trainer.strategy not in SHARDED:
-        return 1
-    return trainer.nodes * trainer.devices if trainer.strategy == "fsdp" else trainer.shards or trainer.devices
-
-
 def make_layout(trainer: TrainerConfig, device: str) -> Layout | None:
     """Return this process's layout, or None if each process holds all weights. All processes of the run call it."""
-    parts = parts_of(trainer)
+    parts = shard_count(trainer)
     if parts == 1:
         return None
     names, sizes = ("part",), (parts,)
@@ -58,7 +51,7 @@ def make_layout(trainer: TrainerConfig, device: str) -> Layout | None:
 
 
 def shard(gpt: GPT, layout: Layout, config: TrainConfig, choices: Choices) -> None:
-    """Cut a model's weights, in place: block by block, then those around the blocks. Other processes' parts are freed.
+    """Shard the model in place with FSDP2: each block, then the rest.
 
     Each block is compiled on its own, so that its gradients are sent while those of the previous block are computed.
     """
@@ -67,21 +60,13 @@ def shard(gpt: GPT, layout: Layout, config: TrainConfig, choices: Choices) -> No
     policy = MixedPrecisionPolicy()
     if config.trainer.gather == "bf16":  # the stream is in bf16 too: a norm needs the dtype of its weights
         policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
-    frees = reshards(config.trainer, choices)
+    # A block that the compiler can't take is computed as it is.
+    torch._dynamo.config.suppress_errors = choices.compile
     for block in gpt.blocks:
         if choices.compile:
             block.compile(dynamic=False, options=compiler_options(choices.device))
-        fully_shard(block, mesh=layout.mesh, mp_policy=policy, reshard_after_forward=frees)
+        fully_shard(block, mesh=layout.mesh, mp_policy=policy, reshard_after_forward=choices.reshard)
     fully_shard(gpt, mesh=layout.mesh, reshard_after_forward=False)
-
-
-def reshards(trainer: TrainerConfig, choices: Choices) -> bool:
-    """Return whether gathered weights are freed after each use, and gathered and reduced for each micro-batch.
-
-    Otherwise both happen once in an optimizer step, however many micro-batches it has, and weights and gradients are
-    whole in between: that takes more memory and less communication.
-    """
-    return trainer.reshard == "on" or (trainer.reshard == "auto" and choices.accumulate == 1)
 
 
 def begin_micro_batch(gpt: Any, *, last: bool, reshard: bool) -> None:
@@ -90,40 +75,10 @@ def begin_micro_batch(gpt: Any, *, last: bool, reshard: bool) -> None:
     Args:
         gpt: sharded.
         last: whether it is its optimizer step's last.
-        reshard: as from `reshards`.
+        reshard: as chosen: gathered weights are freed and gradients reduced in each micro-batch.
     """
     gpt.set_requires_gradient_sync(last or reshard)
     gpt.set_reshard_after_backward(last or reshard)
-
-
-class Silent:
-    """A collective that takes its memory but sends nothing, so that no process waits for one out of memory."""
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return a buffer for sending or receiving."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(self, *_: Any, **__: Any) -> None:
-        """Send nothing."""
-
-
-def silent_twin(config: TrainConfig, layout: Layout, vocab_size: int, choices: Choices) -> GPT:
-    """Return a model that takes the memory of this process's part and computes as it would, without communication.
-
-    Its weights are uninitialised.
-    """
-    twin = empty_gpt(config.model, vocab_size, kernel=choices.attention_kernel, device="meta")
-    if choices.precision == "fp64":
-        twin.double()
-    shard(twin, layout, config, choices)
-    module: Any
-    for module in twin.modules():
-        if hasattr(module, "set_custom_all_gather"):
-            module.set_custom_all_gather(Silent())
-            module.set_custom_reduce_scatter(Silent())
-            module.set_requires_all_reduce(False)
-    twin.to_empty(device=choices.device)
-    return twin.train()
 
 
 @torch.no_grad()

@@ -143,7 +143,7 @@ def write_prompts(
             on_text=show if streaming else lambda piece: None,
         )
     except (MemoryError, RuntimeError) as error:
-        from minigpt.machine.memory import is_out_of_memory  # here, not above: it takes a fifth of a second
+        from minigpt.machine.torch_setup import is_out_of_memory  # here, not above: it takes a fifth of a second
 
         if is_out_of_memory(error):
             many = f"{len(prompts)} prompts x num_samples={config.num_samples} don't fit into memory at once"

@@ -5,7 +5,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,27 +16,27 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from minigpt.checkpoint.contents import OPTIMIZER, read_tensors, restore_optimizer
 from minigpt.checkpoint.folder import discard_from, latest_usable, list_checkpoints, read_manifest, remove_unfinished
-from minigpt.config.convert import flatten, to_dict
+from minigpt.config.convert import flatten, shown, to_dict
 from minigpt.config.roles import Change, default_run_dir
 from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import MicroBatches, document_end
 from minigpt.data.order import batch_of_step
 from minigpt.faults import FINISHED, NonFiniteTraining, StoppedEarly, UserFault
-from minigpt.machine.choices import Choices, keep_choices, tell_changed_choices
-from minigpt.machine.compiling import set_up_torch
+from minigpt.machine.choices import Choices, keep_choices
 from minigpt.machine.hardware import Hardware, find_device
-from minigpt.machine.memory import fit_to_memory
-from minigpt.machine.plan import describe_plan
 from minigpt.machine.sharding import make_layout, shard
+from minigpt.machine.torch_setup import set_up_torch
 from minigpt.model.gpt import GPT
 from minigpt.ranks.allocator import keep_freed_memory
 from minigpt.ranks.group import Processes, joined
 from minigpt.ranks.signals import Signals
+from minigpt.report.plan import describe_plan
 from minigpt.rundir.rows import cut_rows_after, read_rows
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.splitmix import fold
 from minigpt.training import start
 from minigpt.training.finish import finish, refuse_nothing_learned, tell_finished
+from minigpt.training.first_pass import explained_out_of_memory, first_pass
 from minigpt.training.grpo import Questions
 from minigpt.training.guard import RollBack
 from minigpt.training.lightning_engine import build_trainer, quiet_lightning
@@ -149,8 +149,8 @@ def train_from(job: TrainingJob, checkpoint: Path | None, state: RunState, chang
     if layout is None:
         start.load_weights(gpt, config, checkpoint, prepared)
         start.put_adapter_on(gpt, config, checkpoint)
-    choices, loss_function = fit_to_memory(
-        gpt, config, choices, hardware=hardware, prepared=prepared, processes=job.processes, layout=layout
+    choices, loss_function = first_pass(
+        gpt, config, choices, prepared=prepared, processes=job.processes, sharded=layout is not None
     )
     batches = micro_batches(job, choices, state.step)
     if layout is not None:
@@ -183,7 +183,7 @@ def train_from(job: TrainingJob, checkpoint: Path | None, state: RunState, chang
     # Lightning counts steps from here on; the run's state has those before.
     steps_left = None if module.total_steps is None else module.total_steps - state.step
     trainer = build_trainer(config, choices, steps=steps_left, callbacks=list(job.callbacks))
-    with module.run_log, module.saving:
+    with module.run_log, module.saving, explained_out_of_memory(choices):
         trainer.fit(module, batches)
     return finish(job, state, module.stop_reason, ask_queue=module.requeue)
 
@@ -223,6 +223,20 @@ def micro_batches(job: TrainingJob, choices: Choices, start_step: int) -> MicroB
         pin_memory=choices.device == "cuda",
         document_end=document_end(config.data, prepared.tokenizer),
     )
+
+
+def tell_changed_choices(run: RunDirectory, saved: Mapping[str, Any] | None, choices: Choices) -> None:
+    """Print and write to events.jsonl which choices have changed in a run: they change the last bits."""
+    now = asdict(choices)
+    changed = {name: value for name, value in (saved or {}).items() if value != now[name]}
+    if "devices" in changed:
+        note = "each step trains on the same tokens, but sums are taken in another order: the last bits may differ"
+        print(f"Devices    {choices.devices} instead of {changed['devices']}: {note}")
+        run.event("devices_changed", was=changed.pop("devices"), now=choices.devices)
+    if changed:
+        listed = ", ".join(f"{name} {shown(was)} -> {shown(now[name])}" for name, was in changed.items())
+        print(f"Choices    changed since the run was last started, so the last bits may differ: {listed}")
+        run.event("choices_changed", was=changed, now={name: now[name] for name in changed})
 
 
 def tell_changed_settings(run: RunDirectory, changes: Sequence[Change]) -> None:

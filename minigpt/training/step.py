@@ -18,7 +18,7 @@ from torch import Tensor
 
 from minigpt.data.batch import Batch
 from minigpt.machine.choices import Choices
-from minigpt.machine.sharding import Layout, begin_micro_batch, reshards
+from minigpt.machine.sharding import Layout, begin_micro_batch
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
 from minigpt.model.parts import local
@@ -103,7 +103,7 @@ class LanguageModel(L.LightningModule):
         seed_device(fold(self.config.seed, self.first_micro_batch + batch_idx, self.trainer.global_rank), self.device)
         if self.layout is not None:
             last = (batch_idx + 1) % self.choices.accumulate == 0
-            begin_micro_batch(self.gpt, last=last, reshard=reshards(self.config.trainer, self.choices))
+            begin_micro_batch(self.gpt, last=last, reshard=self.choices.reshard)
         reward = None
         if not isinstance(batch, Batch):  # answered here: Lightning fetches a batch before the previous step is made
             tokenizer = self.job.prepared.tokenizer

@@ -10,7 +10,7 @@ import yaml
 
 from minigpt.config.schema import AdapterConfig, ModelConfig
 from minigpt.model.adapter import LoRA, adapter_of, base_of, merge, places, put_on, share
-from minigpt.model.counting import adapter_count, parameter_count
+from minigpt.model.counting import parameter_count, sizes_of
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import next_token_loss
 
@@ -106,7 +106,7 @@ def test_at_most_2_percent_of_124_million_learn(name):
     config = ModelConfig(**yaml.safe_load(file.read_text()))
     whole = parameter_count(config, 50257)
     assert whole > 120e6
-    assert 0 < adapter_count(config, 50257, AdapterConfig("lora")) <= 0.02 * whole
+    assert 0 < sizes_of(config, 50257, AdapterConfig("lora")).learning <= 0.02 * whole
 
 
 def test_models_with_adapters_share_what_these_leave_alone():

@@ -13,7 +13,7 @@ from minigpt.config.check import check
 from minigpt.config.convert import from_dict
 from minigpt.config.schema import ModelConfig, OptimizerConfig, TrainConfig
 from minigpt.data.tokenizer import build_tokenizer
-from minigpt.model.counting import activation_bytes, flops_per_token, parameter_count
+from minigpt.model.counting import flops_per_token, parameter_count
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import next_token_loss
 from minigpt.sampling.filters import SamplingOptions
@@ -284,17 +284,6 @@ def test_a_combination_is_counted(row):
     dense = 6 * (matrices + model.token_embedding.weight.numel())  # as many as the output layer has, tied or not
     if row in OF_EACH_VALUE:  # what each setting adds does not depend on the others, and counting takes 0.1 s
         assert flops_per_token(config, V) == dense + 12 * L * 4 * (row["head_dim"] or 6) * BLOCK
-    saved = {}
-
-    def save(tensor):
-        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-        next_token_loss(model.train(), tokens(8, BLOCK), tokens(8, BLOCK)).backward()
-    weights = sum(4 * parameter.numel() for parameter in model.parameters())
-    counted = activation_bytes(config, V, precision="fp32", kernel="explicit")
-    assert sum(saved.values()) - weights < 8 * counted < 2 * sum(saved.values()) + 8 * 8 * BLOCK * V
 
 
 @pytest.mark.parametrize("row", COVERING)

@@ -301,7 +301,7 @@ def test_groups_that_do_not_fit_are_refused_before_anything_is_written(place, mo
     def halved(gpt, config, choices, **_):
         return replace(choices, micro_batch=2, accumulate=8), None
 
-    monkeypatch.setattr("minigpt.training.run.fit_to_memory", halved)
+    monkeypatch.setattr("minigpt.training.run.first_pass", halved)
     words = [word for word in GRPO if "micro_batch" not in word]
     with pytest.raises(UserFault, match=r"Add trainer\.micro_batch=4"):
         train(config(place, "unfit", *words, f"init.from={place.folder / 'base'}"))

@@ -1,20 +1,28 @@
-"""The plan of a run, printed before its first step."""
+"""The plan of a run: what is printed before its first step, and by `minigpt plan`."""
 
 import os
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 
+from minigpt.config.commands import PlanConfig
 from minigpt.config.schema import TrainConfig
 from minigpt.data.chat.packing import ConversationSplit
 from minigpt.data.chat.tasks import question
 from minigpt.data.mix import MixedSplit
 from minigpt.data.prepared import Prepared
 from minigpt.data.shards import TokenSplit
-from minigpt.machine.budget import PARTS, budget_of, gigabytes, plan_of
-from minigpt.machine.choices import Choices
-from minigpt.machine.hardware import Hardware, memory_of_device
+from minigpt.data.sources.find import typed_path
+from minigpt.data.tokenizer import read_tokenizer_json
+from minigpt.machine.choices import Choices, choose, usable_memory
+from minigpt.machine.hardware import Hardware, find_device, memory_of_device
+from minigpt.machine.memory import Memory, step_memory
 from minigpt.model.adapter import MARK
+from minigpt.model.counting import sizes_of
 from minigpt.model.gpt import GPT
+from minigpt.ranks.cores import usable_cores
 
+VOCABULARIES = {"byte": 257, "char": 128, "gpt2": 50257}  # char: the text decides
 LEARNS = "adapter, which is trained; all else stays as it is"
 
 
@@ -44,7 +52,7 @@ def describe_plan(
     model, parts = config.model, count_parameters(gpt)
     parameters, sequences = sum(parts.values()), config.batch_tokens // model.block_size
     kernel, precision = choices.attention_kernel, choices.precision
-    budget = budget_of(config, gpt.vocab_size, plan_of(config, choices), precision=precision, kernel=kernel)
+    memory = step_memory(config, choices, gpt.vocab_size)
     room = memory_of_device(hardware, config.trainer.devices)
     if config.objective.name == "grpo":
         length = (
@@ -71,8 +79,7 @@ def describe_plan(
         f"Step       {config.batch_tokens:,} tokens = {sequences} windows of {model.block_size} = "
         f"{number_of(choices.devices, 'device')} x {choices.accumulate} x micro-batch {choices.micro_batch}",
         f"Length     {length}",
-        f"Memory     about {budget.peak / 1e9:.2f} GB of {room / 1e9:.0f} GB per device (estimate): "
-        + ", ".join(f"{name} {size}" for name, size in zip(PARTS, gigabytes(budget), strict=True)),
+        f"Memory     about {gigabytes(memory.peak)} of {gigabytes(room)} per device (estimate): {by_part(memory)}",
         f"Device     {hardware.name}, {precision}, {kernel} attention, {'' if choices.compile else 'not '}compiled"
         + (f", {choices.threads} threads" if choices.device == "cpu" else ""),
     ]
@@ -81,6 +88,77 @@ def describe_plan(
     elif isinstance(prepared.train, ConversationSplit):
         lines += prepared.train.describe(model.block_size, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
     return "\n".join(lines)
+
+
+def gigabytes(size: float) -> str:
+    """Return bytes in GB, in MB where that is too coarse."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+def by_part(memory: Memory) -> str:
+    """Return what each part of a step's memory takes."""
+    parts = ("weights", "gradients", "optimizer", "activations", "logits", "working")
+    return ", ".join(f"{part} {gigabytes(getattr(memory, part))}" for part in parts)
+
+
+def describe_layouts(config: PlanConfig) -> str:
+    """Return the memory of a training with its automatic choices, and what else would fit: `minigpt plan`."""
+    V = config.vocab_size or _vocab_size(config)
+    if config.memory is None:
+        hardware = find_device(config)
+    else:
+        device = "cpu" if config.trainer.device == "cpu" else "cuda"
+        hardware = Hardware(device, f"{device} device", usable_cores(), True, int(1e9 * config.memory))
+    choices, usable = choose(config, hardware, V), usable_memory(config, hardware)
+    memory = step_memory(config, choices, V)
+    of_device = memory_of_device(hardware, config.trainer.devices)
+    devices = f"{choices.devices} x " if choices.devices > 1 else ""
+    lines = [
+        f"Model      {sizes_of(config.model, V).all:,} parameters, vocabulary {V:,}",
+        f"Step       {config.batch_tokens:,} tokens = {number_of(choices.devices, 'device')} x {choices.accumulate} x "
+        f"micro-batch {choices.micro_batch} of {config.model.block_size:,} tokens"
+        + (f"; {choices.loss_chunk} rows of logits at a time" if choices.loss_chunk else ""),
+        f"Device     {devices}{hardware.name}, {gigabytes(of_device)}, of which {gigabytes(usable)} are planned with; "
+        f"{choices.precision}, {choices.attention_kernel} attention, {config.optimizer.name}",
+        f"Memory     about {gigabytes(memory.peak)} per device at the most (estimate): {by_part(memory)}",
+    ]
+    if memory.peak <= usable:
+        return "\n".join([*lines, "Verdict    it fits"])
+    lines.append("Verdict    it does NOT fit. What would, added to the command:")
+    for words, changed in _alternatives(config):
+        other, room = choose(changed, hardware, V), usable_memory(changed, hardware)
+        peak = step_memory(changed, other, V).peak
+        if peak <= room:
+            sizes = f"{other.accumulate} x micro-batch {other.micro_batch}"
+            lines.append(f"           {words}  ({gigabytes(peak)} per device, {sizes})")
+    if lines[-1].startswith("Verdict"):
+        lines.append("           nothing that was tried: use a smaller model or model.block_size, or more devices")
+    return "\n".join(lines)
+
+
+def _alternatives(config: PlanConfig) -> Iterator[tuple[str, PlanConfig]]:
+    """Yield words to type and the config with them: checkpointed activations, sharded weights, more devices."""
+    trainer, sequences = config.trainer, config.batch_tokens // config.model.block_size
+    layouts = [("", trainer)]
+    if config.adapter.name == "none":  # an adapter needs the model whole
+        for devices in sorted({trainer.devices, 2, 4, 8, 16, 32}):
+            if devices > 1 and devices >= trainer.devices and sequences % (devices * trainer.nodes) == 0:
+                sharded = replace(trainer, strategy="fsdp", devices=devices)
+                layouts.append((f"trainer=fsdp trainer.devices={devices}", sharded))
+    saving = replace(config.model, checkpoint_activations=True)
+    for words, layout in layouts:
+        if words:
+            yield words, replace(config, trainer=layout)
+        if not config.model.checkpoint_activations:
+            more = f"{words} model.checkpoint_activations=true".strip()
+            yield more, replace(config, trainer=layout, model=saving)
+
+
+def _vocab_size(config: PlanConfig) -> int:
+    name, file = config.tokenizer.name, config.tokenizer.file
+    if name == "file" and file is not None:
+        return read_tokenizer_json(typed_path(file), config.tokenizer.eot).vocab_size
+    return VOCABULARIES.get(name, config.tokenizer.vocab_size)
 
 
 def describe_questions(config: TrainConfig) -> list[str]:

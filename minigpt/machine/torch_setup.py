@@ -1,0 +1,56 @@
+"""How torch computes: threads, products, determinism, and torch.compile."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minigpt.machine.choices import Choices
+
+LossFunction = Callable[..., Tensor]  # of model, tokens and targets, and of weights and documents if there are any
+
+
+def set_up_torch(choices: Choices, *, deterministic: bool) -> None:
+    """Set torch's options, before anything is compiled or a device's memory is used.
+
+    Args:
+        choices: threads, products and whether anything is compiled.
+        deterministic: as `trainer.deterministic`.
+    """
+    torch.set_num_threads(choices.threads)
+    torch.set_float32_matmul_precision(choices.float32_products)
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once
+    # Compiled code for a CPU would add to an embedding's gradient in an order that depends on its threads' timing.
+    wanted = deterministic or (choices.compile and choices.device == "cpu")
+    torch.use_deterministic_algorithms(wanted)  # set each time: an earlier training in this process may have changed it
+    if wanted:
+        # It switches on a debugging aid, which takes time.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def compiled_loss(device: str, loss: LossFunction) -> LossFunction:
+    """Return model and loss compiled as one graph; compiling begins at the first call."""
+    return torch.compile(loss, dynamic=False, options=compiler_options(device))
+
+
+def compiler_options(device: str) -> dict[str, Any] | None:
+    """Return the compiler's options for a device.
+
+    On a CPU it would recognise explicit attention and put the fused kernel in its place, whose backward pass is the
+    slower one there (choices.py chose between them).
+    """
+    return {"pattern_matcher": False} if device == "cpu" else None
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether an error, or its cause, means that memory ran out, on any device and in any library."""
+    if error is None:
+        return False
+    words = ("out of memory", "can't allocate memory", "not enough memory", "_status_alloc_failed")
+    matches = isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+        sentence in str(error).lower() for sentence in words
+    )
+    return matches or is_out_of_memory(error.__cause__ or error.__context__)

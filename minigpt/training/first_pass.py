@@ -1,0 +1,130 @@
+"""The loss before step 1: compiled, and with a micro-batch that fits the device's memory."""
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from minigpt.config.schema import TrainConfig
+from minigpt.data.batch import MicroBatches, document_end
+from minigpt.data.prepared import Prepared
+from minigpt.faults import UserFault
+from minigpt.machine.choices import Choices
+from minigpt.machine.torch_setup import LossFunction, compiled_loss, is_out_of_memory
+from minigpt.model.gpt import GPT
+from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
+from minigpt.ranks.group import Processes
+
+REMEDY = "Use a smaller model or model.block_size, or model.checkpoint_activations=true"
+
+
+def plain_loss(weighted: bool, chunk: int) -> LossFunction:
+    """Return the loss for batches with weights, or without; with `chunk` rows of logits at a time, or all (0)."""
+    loss: LossFunction = weighted_loss_sum if weighted else next_token_loss
+    return functools.partial(loss, chunk=chunk) if chunk else loss
+
+
+def first_pass(
+    gpt: GPT, config: TrainConfig, choices: Choices, *, prepared: Prepared, processes: Processes, sharded: bool
+) -> tuple[Choices, LossFunction]:
+    """Compute one micro-batch forward and backward; halve it until it fits, and do without a compiler that fails.
+
+    The ranks agree afterwards: no collective is part of what may fail on one of them. With sharded weights, whose
+    forward pass is one, and on a CPU, whose system ends a process without an error, the formula of machine/memory.py
+    decides alone.
+
+    Returns:
+        The choices, with a micro-batch that fits everywhere, and the loss to train with.
+    """
+    weighted = config.data.mask_documents
+    loss = plain = plain_loss(weighted, choices.loss_chunk)
+    if sharded:
+        return choices, plain
+    gpt.to(choices.device).train()
+    if choices.device == "cpu" and not choices.compile:
+        return choices, plain
+    cuts: contextlib.AbstractContextManager = contextlib.nullcontext()
+    if choices.compile:
+        print("Compiling the training step (once; up to a minute or two) ...")
+        loss = compiled_loss(choices.device, plain)
+        torch._dynamo.config.optimize_ddp = not config.model.checkpoint_activations  # the two don't go together
+        if dist.is_initialized():
+            # Compiled here, the backward pass is cut where DDP's buckets end, so that gradients are sent before its
+            # end. The constructor is a collective: its errors are not the compiler's.
+            cuts = DistributedDataParallel(gpt)._inside_ddp_forward()  # type: ignore[no-untyped-call]
+    sequences = choices.micro_batch * choices.accumulate
+    with cuts:
+        while reason := _reason_to_fail(gpt, config, choices, loss, prepared):
+            if reason == OUT_OF_MEMORY:
+                smaller = [size for size in range(1, choices.micro_batch // 2 + 1) if sequences % size == 0]
+                if not smaller:
+                    raise UserFault(f"not even one sequence fits the device's memory, forward and backward. {REMEDY}")
+                choices = replace(choices, micro_batch=smaller[-1], accumulate=sequences // smaller[-1])
+                print(f"Memory     out of memory: going on with micro-batches of {smaller[-1]}, the same step")
+            else:
+                torch._dynamo.reset()
+                print(f"torch.compile does not work here ({reason}); going on without it")
+                choices, loss = replace(choices, compile=False), plain
+    ranks = [text.split() for text in processes.gather(f"{choices.micro_batch} {choices.compile}")]
+    if choices.compile and not all(compiles == "True" for _, compiles in ranks):
+        print("torch.compile does not work on every rank; going on without it")
+        choices, loss = replace(choices, compile=False), plain
+    micro_batch = min(int(size) for size, _ in ranks)
+    return replace(choices, micro_batch=micro_batch, accumulate=sequences // micro_batch), loss
+
+
+OUT_OF_MEMORY = "out of memory"
+
+
+def _reason_to_fail(
+    gpt: GPT, config: TrainConfig, choices: Choices, loss: LossFunction, prepared: Prepared
+) -> str | None:
+    """Compute the first micro-batch forward and backward, with all that a later step holds; return what went wrong."""
+    windows = MicroBatches(
+        prepared.train,
+        seed=config.seed,
+        block_size=config.model.block_size,
+        micro_batch=choices.micro_batch,
+        accumulate=1,
+        document_end=document_end(config.data, prepared.tokenizer),
+    )
+    held: list[Tensor] = []  # in place of the optimizer's averages
+    try:
+        for parameter in gpt.parameters():
+            if parameter.requires_grad:
+                held += [torch.empty_like(parameter), torch.empty_like(parameter)]
+                parameter.grad = torch.zeros_like(parameter)  # the last step's, which the forward pass finds
+        batch = windows[0].to(choices.device)
+        weights = (batch.weights, batch.documents) if config.data.mask_documents else ()
+        with autocast(choices.device, choices.precision):
+            loss(gpt, batch.tokens, batch.targets, *weights).backward()
+        return None
+    except Exception as error:  # compilers fail in many ways, none of which may stop a run
+        if is_out_of_memory(error):
+            return OUT_OF_MEMORY
+        if not choices.compile:
+            raise
+        return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
+    finally:
+        held.clear()
+        gpt.zero_grad(set_to_none=True)
+        if choices.device == "cuda":
+            torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def explained_out_of_memory(choices: Choices) -> Iterator[None]:
+    """Say what to type where memory runs out in a `with` block around the training."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        half = choices.micro_batch // 2
+        remedy = f"Add trainer.micro_batch={half}; the steps stay the same" if half else REMEDY
+        raise UserFault(f"the device ran out of memory. {remedy}. The same command continues the run") from error
