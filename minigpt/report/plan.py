@@ -142,7 +142,8 @@ def _alternatives(config: PlanConfig) -> Iterator[tuple[str, PlanConfig]]:
     layouts = [("", trainer)]
     if config.adapter.name == "none":  # an adapter needs the model whole
         for devices in sorted({trainer.devices, 2, 4, 8, 16, 32}):
-            if devices > 1 and devices >= trainer.devices and sequences % (devices * trainer.nodes) == 0:
+            is_new = devices > trainer.devices or (devices == trainer.devices and trainer.strategy != "fsdp")
+            if is_new and devices > 1 and sequences % (devices * trainer.nodes) == 0:
                 sharded = replace(trainer, strategy="fsdp", devices=devices)
                 layouts.append((f"trainer=fsdp trainer.devices={devices}", sharded))
     saving = replace(config.model, checkpoint_activations=True)

@@ -1,0 +1,162 @@
+"""A checkpoint survives a power cut; a damaged one is set aside; a full disk loses nothing."""
+
+import errno
+import hashlib
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from minigpt.checkpoint import folder as checkpoints
+from minigpt.checkpoint.folder import list_checkpoints, sealed
+from minigpt.checkpoint.load import load_checkpoint
+from minigpt.faults import NoUsableCheckpoint, StorageFailure, UserFault
+from minigpt.training.saving import Saving
+from minigpt.verify import compare_runs
+
+SETTINGS = ["trainer.max_steps=8", "checkpoint.every_steps=2", "checkpoint.keep_last=3"]
+GOLDEN = Path(__file__).parents[1] / "training" / "golden_run"  # its checkpoint was written by version 0.1.0
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, new_run):
+    run = new_run(tmp_path_factory.mktemp("finished"))
+    run(*SETTINGS)
+    return run
+
+
+@pytest.fixture
+def cut_off(finished):
+    """The run as it stood after step 6, where it was killed; what it was writing lies about."""
+    kept = finished.folder / "kept"
+    shutil.copytree(finished.path, kept)
+    shutil.rmtree(finished.path / "checkpoints" / "step-000000008")
+    (finished.path / "checkpoints" / ".step-000000008.tmp").mkdir()
+    yield finished, kept
+    shutil.rmtree(finished.path)
+    kept.rename(finished.path)
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[random.Random(3).randrange(len(content))] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["optimizer.safetensors", "MANIFEST.json"])
+def test_a_damaged_checkpoint_is_set_aside_and_the_run_ends_with_the_same_bytes(cut_off, capsys, name):
+    run, straight = cut_off
+    flip_a_bit(run.path / "checkpoints" / "step-000000006" / name)
+    run(*SETTINGS)
+    assert "A checkpoint is damaged" in capsys.readouterr().out
+    assert (run.path / "checkpoints" / "step-000000006.damaged").is_dir()
+    assert not list(run.path.glob("checkpoints/.step-*"))
+    assert compare_runs(straight, run.path)[1] == []
+
+
+def test_with_all_of_them_damaged_training_is_never_started_over(cut_off):
+    run, _ = cut_off
+    for path in list_checkpoints(run.path / "checkpoints"):
+        (path / "optimizer.safetensors").write_bytes(b"")
+    for _ in range(2):
+        with pytest.raises(NoUsableCheckpoint, match=r"(?s)NOT started over.*step-000000006.*step-000000004"):
+            run(*SETTINGS)
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """Writes of checkpoints fail while `full` holds True."""
+    real, full = checkpoints._write_flushed, [False]
+
+    def write(path, content):
+        if full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(path, content)
+
+    monkeypatch.setattr(checkpoints, "_write_flushed", write)
+    return full
+
+
+def test_a_disk_that_is_full_for_a_while_costs_a_warning_and_no_byte(finished, full_disk, monkeypatch, capsys):
+    straight, full_disk[0] = finished.path.rename(finished.folder / "straight"), True
+    real = Saving.warn
+
+    def warn_and_free_space(self, fault):
+        full_disk[0] = False
+        real(self, fault)
+
+    monkeypatch.setattr(Saving, "warn", warn_and_free_space)
+    finished(*SETTINGS)
+    assert "No space left on device" in capsys.readouterr().out
+    assert [event["event"] for event in finished.events()].count("save_failed") == 1
+    assert compare_runs(straight, finished.path)[1] == []
+
+
+def test_a_disk_that_stays_full_ends_the_run_with_exit_code_4_and_the_old_checkpoint(finished, tmp_path, full_disk):
+    run_directory = shutil.copytree(finished.path, tmp_path / "run")
+    full_disk[0] = True
+    longer = [*SETTINGS[1:], "trainer.max_steps=12", f"run.dir={run_directory}"]
+    with pytest.raises(StorageFailure, match=r"step 12 could not be written.*No space left.*Earlier checkpoints"):
+        finished(*longer)
+    full_disk[0] = False
+    assert list_checkpoints(run_directory / "checkpoints")[-1].name == "step-000000008"
+    finished(*longer)
+    assert list_checkpoints(run_directory / "checkpoints")[-1].name == "step-000000012"
+
+
+def reseal(checkpoint, **changes):
+    """Make the manifest right again, as a stranger who means harm would."""
+    manifest = json.loads((checkpoint / "MANIFEST.json").read_bytes()) | changes
+    for name in manifest["files"]:
+        content = (checkpoint / name).read_bytes()
+        manifest["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (checkpoint / "MANIFEST.json").write_bytes(sealed(manifest))
+
+
+def test_a_pickle_in_a_checkpoint_is_never_read(finished, tmp_path):
+    checkpoint = shutil.copytree(list_checkpoints(finished.path / "checkpoints")[-1], tmp_path / "stranger")
+    torch.save({"a": torch.ones(2)}, checkpoint / "model.safetensors")
+    reseal(checkpoint)
+    with pytest.raises(UserFault, match="looks like a pickle"):
+        load_checkpoint(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("config.json", {"model": {"n_embd": 24}}, "not of this model's shape"),
+        ("config.json", {"model": {"n_layer": 10**9}}, "model.n_layer|shape"),
+        ("config.json", [1], "config.json"),
+        ("tokenizer.json", {"name": "?"}, "tokenizer.json"),
+        ("state.json", [], "state.json is no mapping"),
+    ],
+)
+def test_a_checkpoint_that_makes_no_sense_is_refused_by_name(finished, tmp_path, file, content, says):
+    checkpoint = shutil.copytree(list_checkpoints(finished.path / "checkpoints")[-1], tmp_path / "stranger")
+    if isinstance(content, dict) and file == "config.json":
+        before = json.loads((checkpoint / file).read_bytes())
+        content = before | {"model": before["model"] | content["model"]}
+    (checkpoint / file).write_text(json.dumps(content))
+    reseal(checkpoint)
+    with pytest.raises(UserFault, match=says):
+        load_checkpoint(checkpoint)
+
+
+def test_a_checkpoint_of_a_newer_version_is_named_and_left_alone(cut_off):
+    run, _ = cut_off
+    newest = list_checkpoints(run.path / "checkpoints")[-1]
+    reseal(newest, format=2, minigpt="9.9.9")
+    with pytest.raises(UserFault, match=r"made by minigpt 9\.9\.9 in format 2; this is minigpt .* reads format 1"):
+        run(*SETTINGS)
+    assert newest.is_dir()
+
+
+def test_weights_of_the_first_version_still_load():
+    wanted = json.loads((GOLDEN / "wanted.json").read_bytes())
+    loaded = load_checkpoint(GOLDEN)
+    logits = loaded.model(torch.tensor([loaded.tokenizer.encode("how much")]))
+    assert logits[0, -1, :4].tolist() == pytest.approx(wanted["logits"], abs=1e-4)

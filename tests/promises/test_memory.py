@@ -1,0 +1,76 @@
+"""Never out of memory: `minigpt plan` says beforehand what a training takes, what fits, and training does that."""
+
+import re
+
+import pytest
+
+from minigpt import cli
+from minigpt.config.compose import compose
+from minigpt.machine.choices import choose
+from minigpt.machine.hardware import Hardware
+
+XL = ["model=gpt2-xl", "tokenizer=gpt2", "batch_tokens=524288", "model.checkpoint_activations=false", "memory=24"]
+
+
+def plan(capsys, *words):
+    cli.plan(list(words))
+    return capsys.readouterr().out
+
+
+def test_plan_prints_parameters_memory_and_micro_batch(capsys):
+    text = plan(capsys, "experiment=gpt2_124m", "memory=24")
+    assert "124,475,904 parameters" in text
+    assert re.search(r"1 device x \d+ x micro-batch \d+ of 1,024 tokens", text)
+    assert re.search(
+        r"Memory +about \d+\.\d GB per device .*: weights 498 MB, gradients 498 MB, optimizer 996 MB", text
+    )
+    assert text.endswith("it fits\n")
+
+
+def test_plan_says_what_would_fit_and_the_training_then_chooses_what_plan_said(capsys):
+    text = plan(capsys, *XL, "trainer=ddp", "trainer.devices=8")
+    assert "it does NOT fit. What would, added to the command:" in text
+    words, peak, accumulate, micro_batch = re.search(
+        r"NOT fit.*\n +(.*?)  \((\d+\.\d) GB per device, (\d+) x micro-batch (\d+)\)", text
+    ).groups()
+    assert words == "trainer=fsdp trainer.devices=8"
+    assert 24 * 0.5 < float(peak) < 24 * 0.9
+    again = plan(capsys, *XL, *words.split())
+    assert f"8 devices x {accumulate} x micro-batch {micro_batch} of 1,024 tokens" in again
+    assert f"about {peak} GB per device" in again
+    assert again.endswith("it fits\n")
+    config = compose("train", [*XL[:-1], *words.split(), "data.name=stdlib"])
+    choices = choose(config, Hardware("cuda", "A GPU", 16, True, 24 * 10**9), 50257)
+    assert (choices.accumulate, choices.micro_batch) == (int(accumulate), int(micro_batch))
+
+
+@pytest.mark.parametrize(
+    ("memory", "fits"),
+    [
+        ("200", "it fits"),
+        ("24", " model.checkpoint_activations=true"),
+        ("12", " trainer=fsdp trainer.devices=8 model.ch"),
+    ],
+)
+def test_less_memory_takes_more_measures(capsys, memory, fits):
+    text = plan(capsys, *XL[:-1], "trainer=fsdp", "trainer.devices=2", f"memory={memory}")
+    assert fits in text.partition("Verdict")[2].splitlines()[0 if memory == "200" else 1]
+
+
+def test_what_nothing_fits_is_said(capsys):
+    text = plan(capsys, *XL[:-1], "memory=1")
+    assert "nothing that was tried: use a smaller model or model.block_size" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "vocabulary"), [(["tokenizer=byte"], "257"), (["vocab_size=999"], "999"), ([], "2,048")]
+)
+def test_without_a_text_the_vocabulary_is_the_tokenizers(capsys, words, vocabulary):
+    assert f"vocabulary {vocabulary}\n" in plan(capsys, *words)
+
+
+def test_a_training_prints_the_same_estimate_before_its_first_step(run, capsys):
+    run("trainer.max_steps=1", "trainer.micro_batch=4")
+    text = capsys.readouterr().out
+    assert re.search(r"Memory +about \d+ MB of [\d.]+ GB per device \(estimate\): weights", text)
+    assert text.index("Memory ") < text.index("step 1/1")
