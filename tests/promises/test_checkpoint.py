@@ -15,7 +15,6 @@ from minigpt.checkpoint import folder as checkpoints
 from minigpt.checkpoint.folder import list_checkpoints, sealed
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.faults import NoUsableCheckpoint, StorageFailure, UserFault
-from minigpt.training.saving import Saving
 from minigpt.verify import compare_runs
 
 SETTINGS = ["trainer.max_steps=8", "checkpoint.every_steps=2", "checkpoint.keep_last=3"]
@@ -69,11 +68,12 @@ def test_with_all_of_them_damaged_training_is_never_started_over(cut_off):
 
 @pytest.fixture
 def full_disk(monkeypatch):
-    """Writes of checkpoints fail while `full` holds True."""
-    real, full = checkpoints._write_flushed, [False]
+    """As many writes of checkpoints fail as the list says."""
+    real, full = checkpoints._write_flushed, [0]
 
     def write(path, content):
         if full[0]:
+            full[0] -= 1
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(path, content)
 
@@ -81,15 +81,8 @@ def full_disk(monkeypatch):
     return full
 
 
-def test_a_disk_that_is_full_for_a_while_costs_a_warning_and_no_byte(finished, full_disk, monkeypatch, capsys):
-    straight, full_disk[0] = finished.path.rename(finished.folder / "straight"), True
-    real = Saving.warn
-
-    def warn_and_free_space(self, fault):
-        full_disk[0] = False
-        real(self, fault)
-
-    monkeypatch.setattr(Saving, "warn", warn_and_free_space)
+def test_a_disk_that_is_full_for_a_while_costs_a_warning_and_no_byte(finished, full_disk, capsys):
+    straight, full_disk[0] = finished.path.rename(finished.folder / "straight"), 1
     finished(*SETTINGS)
     assert "No space left on device" in capsys.readouterr().out
     assert [event["event"] for event in finished.events()].count("save_failed") == 1
@@ -98,11 +91,11 @@ def test_a_disk_that_is_full_for_a_while_costs_a_warning_and_no_byte(finished, f
 
 def test_a_disk_that_stays_full_ends_the_run_with_exit_code_4_and_the_old_checkpoint(finished, tmp_path, full_disk):
     run_directory = shutil.copytree(finished.path, tmp_path / "run")
-    full_disk[0] = True
+    full_disk[0] = 99
     longer = [*SETTINGS[1:], "trainer.max_steps=12", f"run.dir={run_directory}"]
     with pytest.raises(StorageFailure, match=r"step 12 could not be written.*No space left.*Earlier checkpoints"):
         finished(*longer)
-    full_disk[0] = False
+    full_disk[0] = 0
     assert list_checkpoints(run_directory / "checkpoints")[-1].name == "step-000000008"
     finished(*longer)
     assert list_checkpoints(run_directory / "checkpoints")[-1].name == "step-000000012"

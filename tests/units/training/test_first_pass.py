@@ -23,8 +23,8 @@ MODEL = ModelConfig(n_layer=1, n_head=2, n_embd=8, block_size=4)
 class Text:
     """Zeros, as a split."""
 
-    def __len__(self):
-        return 100
+    def window_starts(self, number, *, sequences, **_):
+        return np.zeros(sequences, dtype=np.int64)
 
     def windows(self, starts, length):
         return np.zeros((len(starts), length), dtype=np.int64)
