@@ -17,7 +17,6 @@ from minigpt.config.convert import (
     nearest,
     no_setting,
     settings,
-    shares_of,
     shown,
     value_from_text,
 )
@@ -79,8 +78,6 @@ def read_arguments(request: Request, arguments: list[str]) -> None:
             request.help = True
         elif name in OPTIONS:
             _read_option(request, name, text if equals else waiting.pop(0) if waiting else "")
-        elif argument in ("-m", "--multirun"):
-            request.refuse(f"{argument} is for trainings alone, not with --cfg. {_one_value()}")
         elif equals and key in groups:
             request.choices[key] = text
         elif equals and key in known:
@@ -88,7 +85,7 @@ def read_arguments(request: Request, arguments: list[str]) -> None:
         elif words and not name.startswith("-") and (not equals or os.sep in name or os.path.exists(argument)):
             request.values.setdefault(words, []).append(argument)
         elif not equals or name.startswith(("-", "~")):
-            follows = name.startswith("-") and not equals and waiting and "=" not in waiting[0]
+            follows = name.startswith("--") and not equals and waiting and "=" not in waiting[0]
             request.refuse(_not_a_setting(request, name, waiting.pop(0) if follows else text))
         else:
             request.refuse(_unknown(request, key), key)
@@ -135,29 +132,18 @@ def _read_option(request: Request, name: str, text: str) -> None:
 
 def _read_setting(request: Request, key: str, text: str) -> None:
     setting = settings(request.cls)[key]
-    kind = setting.kind
-    if kind == SHARES:  # an unquoted {a:0.7,b:0.3} comes in several words from the shell
-        shares, before = value_from_text(kind, text), request.values.get(key, {})
-        if isinstance(shares, dict) and isinstance(before, dict):
-            names = [*before, *(name for name, _ in shares_of(text))]
-            for name in sorted({name for name in names if names.count(name) > 1}):
-                request.refuse(f"{key} names {shown(name)} twice. Give each source one share.", key)
-            shares = before | shares
-        request.values[key] = shares
-    elif setting.literal and kind == list[str]:
-        request.values[key] = [*request.values.get(key, []), text]
-    elif setting.literal:
-        if key == "adapter" and key in request.values:
-            both = f"adapter={shown(request.values[key])} and adapter={shown(text)}"
-            request.refuse(f"{both}: {request.command} takes one. minigpt serve lists a model for each.", key)
-        request.values[key] = text
-    elif "${" in text and kind != list[str]:
+    kind, before = setting.kind, request.values.get(key)
+    if setting.literal:
+        request.values[key] = [*(before or []), text] if kind == list[str] else text
+        return
+    if "${" in text and kind != list[str]:
         request.refuse(f"{key}={shown(text)}: {NOT_EVALUATED}", key)
-    else:
-        request.values[key] = value_from_text(kind, text)
-        first = value_from_text(kind, text.partition(",")[0])
-        if "," in text and fitted(kind, request.values[key])[1] and not fitted(kind, first)[1]:
-            request.refuse(f"{key} takes one value, got {shown(text)}. {_one_value()}", key)
+        return
+    value = request.values[key] = value_from_text(kind, text)
+    if kind == SHARES and isinstance(value, dict):  # an unquoted {a:0.7,b:0.3} comes in several words from the shell
+        request.values[key] = (before or {}) | value
+    elif "," in text and fitted(kind, value)[1] and not fitted(kind, value_from_text(kind, text.partition(",")[0]))[1]:
+        request.refuse(f"{key} takes one value, got {shown(text)}. {_one_value()}", key)
 
 
 def _one_value() -> str:
@@ -167,30 +153,29 @@ def _one_value() -> str:
 def _not_a_setting(request: Request, name: str, value: str) -> str:
     """Return the sentence for an argument that isn't key=value: `--max_steps 100`, a stray word, a path."""
     bare, known, groups = name.lstrip("-~").replace("-", "_"), settings(request.cls), request.groups()
-    shown_value = redact(value) if value and value.isprintable() else "VALUE"
-    wrong = f"{shown(f'{name} {value}'.rstrip())} is not how a setting is written: key=value, no dashes."
-    if bare in RETIRED:
-        return f"{name} is retired: {RETIRED[bare]}."
-    if named := _other_name(request, bare):
-        return f"{wrong} {named}"
-    if bare in known or bare in groups:
-        return f"{wrong} Type {bare}={shown_value}"
+    value = redact(value) if value and value.isprintable() else "VALUE"
+    wrong = f"{shown(f'{name} {value}'.removesuffix(' VALUE'))} is not how a setting is written: key=value, no dashes."
     path = next((key for key in ("checkpoint", "data.source", "run.dir") if key in known), None)
+    meant = [f"{group}={name}" for group, choices in groups.items() if name in choices]
+    if bare in known or bare in groups:
+        return f"{wrong} Type {bare}={value}"
+    if bare in RETIRED or (named := _other_name(request, bare)):
+        return no_setting(bare, known) if bare in RETIRED else f"{wrong} {named}"
     if path and (os.sep in name or os.path.exists(name)) and not name.startswith("-"):
         return f"{wrong} Type {'data=text ' * (path == 'data.source')}{path}={redact(name)}"
-    meant = [f"{group}={name}" for group, choices in groups.items() if name in choices]
     if not meant and bare:
-        meant = [f"{key}={shown_value}" for key in dict.fromkeys(nearest(bare, [*known, *groups]))]
+        meant = [f"{key}={value}" for key in dict.fromkeys(nearest(bare, [*known, *groups]))]
     hint = f"Did you mean {' or '.join(meant)}?" if meant else f"See {typed(request.command)} --help."
     return f"{wrong} {hint}"
 
 
 def _other_name(request: Request, key: str) -> str:
     """Return what a setting of other frameworks is called here, or ""."""
-    for ours, setting in settings(request.cls).items():
-        if key in setting.aka.split():
-            return f"Here it is {ours}: {setting.meaning}."
-    return ""
+    known = settings(request.cls)
+    return next(
+        (f"Here it is {ours}: {about.meaning}." for ours, about in known.items() if key in about.aka.split()),
+        "",
+    )
 
 
 def _unknown(request: Request, key: str) -> str:

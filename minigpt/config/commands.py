@@ -73,8 +73,8 @@ class EvaluateConfig:
     checkpoint: str | None = setting(None, "run, checkpoint or Hugging Face folder", "watch", model=True, required=True)
     versus: str | None = setting(None, "another one, to compare with", "watch", model=True)
     which: Which = setting("best", "of a run's checkpoints", "watch")
-    file: list[str] = setting([], "a text; may be given several times", "watch", file=True)
-    questions: list[str] = setting([], "JSON lines; may be given several times", "watch", file=True)
+    file: list[str] = setting([], "a text; repeatable", "watch", file=True)
+    questions: list[str] = setting([], "JSON lines; repeatable", "watch", file=True)
     json: str | None = setting(None, "a file for the figures; a list where several were given", "watch", literal=True)
     per_token: str | None = setting(None, "a file for each token's loss, as JSON lines", "watch", literal=True)
     stride: int | None = setting(None, "tokens from window to window; default: the context length", "watch", low=1)
@@ -180,25 +180,14 @@ class ServeConfig:
       minigpt serve checkpoint=runs/NAME host=0.0.0.0 token_file=token.txt
     """
 
-    checkpoint: list[str] = setting(
-        [], "run or checkpoint; may be given several times", "watch", model=True, required=True
-    )
-    adapter: list[str] = setting(
-        [], "adapter of one of them, served as a model; may be given several times", "watch", model=True
-    )
+    checkpoint: list[str] = setting([], "run or checkpoint; repeatable", "watch", model=True, required=True)
+    adapter: list[str] = setting([], "adapter of one of them; repeatable", "watch", model=True)
     which: Which = setting("best", "of a run's checkpoints", "watch")
     host: str = setting("127.0.0.1", "address to listen at; another than this machine's own needs a token", "watch")
     port: int = setting(8000, "0 = any free port", "watch", low=0, high=65535)
     token_file: str | None = setting(None, "a file with the token; or MINIGPT_TOKEN", "watch", file=True)
-    hosts: list[str] = setting(
-        [],
-        "another name in Host that is this server, of a proxy say; may be given several times",
-        "watch",
-        literal=True,
-    )
-    origins: list[str] = setting(
-        [], "https://... whose pages may use it; may be given several times", "watch", literal=True
-    )
+    hosts: list[str] = setting([], "name of this server behind a proxy; repeatable", "watch", literal=True)
+    origins: list[str] = setting([], "https://... whose pages may use it; repeatable", "watch", literal=True)
     rows: int = setting(16, "texts written at a time, of each model", "machine", low=1, high=32)
     queue: int = setting(64, "texts that may wait, of each model", "machine", low=0, high=10_000)
     max_tokens: int = setting(4096, "most tokens of a text", "machine", low=1, high=10**6)

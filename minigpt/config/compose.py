@@ -14,7 +14,7 @@ from minigpt.config.command_line import NOT_EVALUATED, Request, choose_files, fo
 from minigpt.config.commands import CLASSES
 from minigpt.config.convert import assign, flatten, read, settings, shown, values
 from minigpt.config.help import help_page
-from minigpt.config.inherit import inherit, of_weights, resolved
+from minigpt.config.inherit import inherit
 from minigpt.config.schema import TrainConfig, TrainerConfig
 from minigpt.config.yaml_files import compose_files, to_yaml
 from minigpt.faults import UserFault
@@ -45,8 +45,9 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
         raise SystemExit(0)
     config: Any
     typed = {key for key in mapping if key.partition(".")[0] in request.choices} | request.values.keys()
-    taken, unfit = inherit(request.cls, mapping | request.values, typed, notes)
+    taken, unfit, brought = inherit(request.cls, mapping | request.values, typed, request.folder)
     request.faults += unfit
+    notes += brought
     config, wrong = read(request.cls, mapping | request.values | taken)
     is_run = command in ("train", "benchmark")
     prints = not is_run or _take_from_launcher(config.trainer, request.values)
@@ -68,26 +69,12 @@ def first_stage(config: TrainConfig, arguments: list[str]) -> TrainConfig | None
 
     It takes over seed, folder of tokens and settings of the machine from the second stage, where they are not the
     defaults; `arguments` are those of the second, whose --config-dir holds for both.
-
-    Raises:
-        UserFault: the first stage does not compose, has another model, or starts from an experiment itself.
     """
     name = config.init.experiment
     if name is None or config.init.source is not None:
         return None
     first: TrainConfig = compose("train", [*folder_words(arguments), f"experiment={name}"])
-    if first.init.experiment is not None:
-        remedy = f"Type minigpt train experiment={name}, then give init.from=ITS_RUN"
-        raise UserFault(f"init.experiment={name} starts from init.experiment={first.init.experiment} itself. {remedy}")
-    now, before = values(config), values(first)
-    kept = of_weights(TrainConfig) - ({"model.block_size"} if config.model.attention == "rotary" else set())
-    differing = [
-        key for key in now if key in kept and resolved(key, now[key], now) != resolved(key, before[key], before)
-    ]
-    if differing:
-        second, other = (", ".join(f"{key}={shown(of[key])}" for key in differing) for of in (now, before))
-        remedy = f"Leave that out, or train {name} by itself with it and give init.from=ITS_RUN"
-        raise UserFault(f"{second} does not fit experiment={name}, which is trained first with {other}. {remedy}")
+    now = values(config)
     for key, setting in settings(TrainConfig).items():
         if (setting.role == "machine" or key in TAKEN_OVER) and now[key] != setting.default:
             assign(first, key, now[key])

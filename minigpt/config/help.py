@@ -32,39 +32,31 @@ def help_page(command: str, cls: type, groups: Mapping[str, Mapping[str, Path]],
         groups: group -> choice -> YAML file.
         chosen: values in place of the defaults: those of the experiment and other files beside --help.
     """
-    known = settings(cls)
+    codes = ", ".join(f"{code} {meaning}" for code, meaning in MEANINGS.items())
+    known, train = settings(cls), settings(TrainConfig) if cls is not TrainConfig else {}
     codes = ", ".join(f"{code} {meaning}" for code, meaning in MEANINGS.items())
     lines = [(inspect.getdoc(cls) or "").replace(f"minigpt {command}", typed(command)), ""]
-    lines += [*([OF_GROUPS] if groups else []), OF_ALL]
-    lines += textwrap.wrap(f"Exit codes: {codes}", WIDTH, subsequent_indent=" " * 12)
+    lines += [*([OF_GROUPS] if groups else []), OF_ALL, *_wrapped(f"Exit codes: {codes}", 12)]
     if "experiment" in groups:
         lines += ["", "Experiments, experiment=NAME:"]
         for choice, file in groups["experiment"].items():
             lines += _wrapped(f"  {choice:<28}{_summary(file)}", 30)
-    of_train = settings(TrainConfig) if issubclass(cls, TrainConfig) and cls is not TrainConfig else {}
-    before: tuple[bool, str] | None = None
-    for key in sorted(known, key=lambda key: key in of_train):
+    heading = ""
+    for key in sorted(known, key=lambda key: key in train):
         section = key.rpartition(".")[0]
-        if before != (key in of_train, section):
-            before = key in of_train, section
-            whose = " of its trainings" if key in of_train else ""
-            whose += (
-                f" with experiment={chosen['experiment']}" if chosen.get("experiment", "default") != "default" else ""
-            )
-            about = f"{section}: {typing.get_type_hints(cls)[section].__doc__}" if section else ""
-            lines += ["", about or f"Settings{whose}, with their defaults (type) and meaning:"]
-            lines += (
-                _wrapped(f"  {section}={'|'.join(groups[section])}".replace("|", " | "), 4) if section in groups else []
-            )
-        setting = known[key]
-        value = chosen.get(key, setting.default)
+        about = f"{section}: {typing.get_type_hints(cls)[section].__doc__}" if section else ""
+        about = about or f"Settings{' of its trainings' if key in train else ''}: value (type) meaning"
+        if heading != about:
+            heading, choices = about, " | ".join(groups.get(section, {}))
+            lines += ["", heading, *_wrapped(f"  {section}={choices}" if choices else "", 4)]
+        value = chosen.get(key, known[key].default)
         start = f"  {key}={value if isinstance(value, str) else json.dumps(value)}"
-        lines += _wrapped(f"{start:<38} ({in_words(setting.kind)}) {setting.meaning}".rstrip(), 40)
+        lines += _wrapped(f"{start:<38} ({in_words(known[key].kind)}) {known[key].meaning}".rstrip(), 40)
     return "\n".join(lines)
 
 
 def _wrapped(line: str, indent: int) -> list[str]:
-    return textwrap.wrap(line, WIDTH, subsequent_indent=" " * indent, drop_whitespace=True, break_on_hyphens=False)
+    return textwrap.wrap(line, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
 def _summary(file: Path) -> str:

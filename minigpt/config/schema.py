@@ -44,7 +44,7 @@ class ModelConfig:
     block_size: int = setting(128, "context length T in tokens", "weights", low=1, high=2**24)
     dropout: float = setting(0.0, "on embeddings, attention weights and block outputs", "schedule", low=0, below=1)
     bias: Literal[True, False, "none", "qkv", "attention", "all"] = setting(
-        True, "biases in Linear and LayerNorm layers (GPT-2: true, all; Qwen2: qkv)", "weights"
+        True, "biases (GPT-2: true, all; Qwen2: qkv)", "weights"
     )
     norm: Literal["layernorm", "rmsnorm"] = setting("layernorm", "rmsnorm: no mean, no bias", "weights")
     norm_eps: float = setting(1e-5, "of every norm", "weights", above=0, below=1)
@@ -53,17 +53,13 @@ class ModelConfig:
     )
     attention: Literal["softmax", "rotary", "linear"] = setting("softmax", "rotary: softmax, RoPE positions", "weights")
     qk_norm: Literal["auto", "none", "layernorm", "rmsnorm"] = setting(
-        "auto", "norm of queries and keys, head by head; auto: layernorm if rotary", "weights"
+        "auto", "norm of q, k of each head; auto: layernorm if rotary", "weights"
     )
     rope_theta: float = setting(10_000.0, "rotary: larger turns slower", "weights", low=1, high=1e12)
     rope_scaling: Literal["none", "llama3"] = setting("none", "rotary: positions stretched as in Llama 3", "weights")
     rope_factor: float = setting(8.0, "llama3: slow pairs turn slower by this factor", "weights", low=1)
-    rope_low_freq_factor: float = setting(
-        1.0, "llama3: most turns of a slow pair in the original context", "weights", above=0
-    )
-    rope_high_freq_factor: float = setting(
-        4.0, "llama3: least turns in it of a pair that keeps its pace", "weights", above=0
-    )
+    rope_low_freq_factor: float = setting(1.0, "llama3: most turns of a slow pair", "weights", above=0)
+    rope_high_freq_factor: float = setting(4.0, "llama3: least turns of a fast pair", "weights", above=0)
     rope_original_context: int = setting(8192, "llama3: its length in tokens", "weights", low=1)
     tied: bool = setting(True, "the token embedding is the output layer, too", "weights")
     checkpoint_activations: bool = setting(False, "recompute in the backward pass: less memory, ~1/3 slower", "machine")
@@ -75,9 +71,7 @@ class TokenizerConfig:
 
     name: str = setting("bpe", "byte | char | bpe (trained on the text) | gpt2 (GPT-2's own) | file", "weights")
     vocab_size: int = setting(2048, "bpe: number of tokens, with end-of-text", "weights", low=1, high=2**31 - 1)
-    file: str | None = setting(
-        None, "file: a byte-level BPE's tokenizer.json (Llama 3's, Qwen's ...)", "content", file=True
-    )
+    file: str | None = setting(None, "file: a tokenizer.json (Llama 3's, Qwen's ...)", "content", file=True)
     eot: str | None = setting(None, "file: its end-of-text token; null: the one it names", "weights")
 
 
@@ -88,12 +82,8 @@ class DataConfig:
     name: Literal["stdlib", "shakespeare_char", "text", "chat", "tasks"] = setting(
         "stdlib", "stdlib: Python's own source; tasks: generated conversations", "weights"
     )
-    source: str | None = setting(
-        None, "file, folder, glob, URL, or several with commas", "content", aka="dataset", literal=True
-    )
-    val_source: str | None = setting(
-        None, "validation text, given like source; without it, part of `source` is held out", "content", literal=True
-    )
+    source: str | None = setting(None, "file, folder, glob, URL; or several, by commas", "content", literal=True)
+    val_source: str | None = setting(None, "validation text; else part of source", "content", literal=True)
     dir: str = setting("data", "folder for the prepared tokens", "watch", folder=True)
     val_fraction: float = setting(0.1, "last part of the text, held out for validation", "weights", above=0, below=1)
     encoding: str = setting("utf-8", "encoding of the source files", "weights")
@@ -138,9 +128,7 @@ class ScheduleConfig:
 class TrainerConfig:
     """How long to train, and on what. `auto` is decided by config and hardware, then kept by the run."""
 
-    max_steps: int | None = setting(
-        2000, "optimizer steps", "schedule", aka="max_iters lr_decay_iters epochs max_epochs", low=1
-    )
+    max_steps: int | None = setting(2000, "optimizer steps", "schedule", aka="max_iters epochs max_epochs", low=1)
     max_tokens: int | None = setting(None, "tokens to train on; overrides max_steps", "schedule", low=1, high=10**18)
     max_minutes: float | None = setting(None, "stop after this much training time as well", "schedule", above=0)
     patience: int = setting(0, "stop after this many validations without a better val/loss; 0 = off", "schedule", low=0)
@@ -151,12 +139,8 @@ class TrainerConfig:
         "auto", "ddp: each device has all weights; fsdp: a part; hsdp: a part, in groups of `shards`", "machine"
     )
     shards: int = setting(0, "hsdp: devices that share one copy of the weights; 0 = those of a host", "machine", low=0)
-    reshard: Toggle = setting(
-        "auto", "fsdp: free gathered weights after use; auto: in steps of one micro-batch", "machine"
-    )
-    gather: Literal["full", "bf16"] = setting(
-        "full", "fsdp: bf16 gathers the weights of blocks in half the bytes", "weights"
-    )
+    reshard: Toggle = setting("auto", "fsdp: free gathered weights; auto: with one micro-batch a step", "machine")
+    gather: Literal["full", "bf16"] = setting("full", "fsdp: type of gathered weights", "weights")
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = setting(
         "auto", "fp16: scaled losses, for GPUs without bf16; fp64 is for tests", "weights", aka="dtype"
     )
@@ -164,9 +148,7 @@ class TrainerConfig:
     attention_kernel: Literal["auto", "explicit", "fused"] = setting("auto", "two ways to the same numbers", "machine")
     threads: int = setting(0, "CPU threads; 0 = auto", "machine", low=0, high=4096)
     micro_batch: int = setting(0, "sequences per forward pass and device; 0 = auto", "machine", low=0, high=2**24)
-    loss_chunk: Literal["auto", "off"] | int = setting(
-        "auto", "rows of logits at a time; auto: all, while they fit", "machine", low=1, high=2**30
-    )
+    loss_chunk: Literal["auto", "off"] | int = setting("auto", "rows of logits at a time", "machine", low=1)
     deterministic: bool = setting(False, "CUDA: same bits on every run, slower. A CPU run always is", "machine")
 
 
@@ -193,9 +175,7 @@ class SamplesConfig:
 class GuardConfig:
     """What happens to a step whose loss or gradient is not finite: it never reaches the weights."""
 
-    max_skips: int = setting(
-        10, "bad steps in a row; at one more, the run goes back to a checkpoint", "schedule", low=0
-    )
+    max_skips: int = setting(10, "bad steps in a row before the run returns to a checkpoint", "schedule", low=0)
     max_rollbacks: int = setting(3, "times the run may go back before it stops with exit code 5", "schedule", low=0)
     spike_zscore: float = setting(0.0, "skip losses this many deviations above the mean; 0 = off", "schedule", low=0)
     spike_window: int = setting(128, "good steps over which that mean is taken", "schedule", low=16, high=10_000)
@@ -233,9 +213,7 @@ class InitConfig:
     """Starting weights."""
 
     source: str | None = setting(None, "run or checkpoint to take weights from", "weights", key="from", model=True)
-    experiment: str | None = setting(
-        None, "without `from`: experiment to train first and to take weights from", "watch"
-    )
+    experiment: str | None = setting(None, "experiment to train first, for its weights", "watch")
 
 
 @dataclass
@@ -304,9 +282,7 @@ class WorkConfig:
 class RayConfig:
     """Where prepare.engine=ray finds its cluster."""
 
-    address: str | None = setting(
-        None, "as Ray has it: auto, host:6379, ray://...; null: RAY_ADDRESS, or none", "machine"
-    )
+    address: str | None = setting(None, "auto, host:6379, ray://...; null: RAY_ADDRESS", "machine")
 
 
 @dataclass
@@ -334,9 +310,7 @@ class SampleConfig:
       minigpt sample checkpoint=runs/NAME prompt_file=start.txt stop='["\\n\\n"]'
     """
 
-    checkpoint: str | None = setting(
-        None, "run or checkpoint directory", "watch", aka="ckpt ckpt_path", model=True, required=True
-    )
+    checkpoint: str | None = setting(None, "run or checkpoint", "watch", aka="ckpt", model=True, required=True)
     which: Which = setting("best", "of a run's checkpoints", "watch")
     adapter: str | None = setting(None, "run or peft folder with an adapter for the model", "watch", model=True)
     prompt: list[str] = setting([], "may be given several times: a batch", "watch", aka="start", literal=True)

@@ -122,7 +122,7 @@ def test_an_unknown_choice_hides_no_other_fault_and_invents_none():
 def test_a_run_or_folder_without_its_key_is_answered_with_the_key():
     assert "Type checkpoint=runs/X" in faults_of("sample", "runs/X")[0]
     assert "Type run.dir=runs/X" in faults_of("report", "runs/X")[0]
-    assert fault_of("sample").startswith("checkpoint is missing: run or checkpoint directory. Give a run, ")
+    assert fault_of("sample").startswith("checkpoint is missing: run or checkpoint. Give a run, ")
     os.makedirs("runs/mine")
     assert fault_of("sample", "checkpoint=runs/none").endswith("Try checkpoint=runs/mine")
 
