@@ -29,9 +29,9 @@ def check(config: Any) -> list[str]:
 def find_faults(config: Any) -> list[Fault]:
     """Return what `check` reports, with the settings that each fault concerns."""
     now, known = values(config), settings(config.__class__)
-    if now.get("init.from") and is_begun(now["run.dir"] or default_run_dir(config)):
-        now["init.from"] = None  # a run that continues reads its own checkpoint
-    faults = [Fault((key,), sentence) for key in known for sentence in _wrong_alone(known[key], now[key])]
+    begun = now.get("init.from") and is_begun(now["run.dir"] or default_run_dir(config))
+    alone = [key for key in known if not (begun and key == "init.from")]  # a run that continues has its own checkpoint
+    faults = [Fault((key,), sentence) for key in alone for sentence in _wrong_alone(known[key], now[key])]
     wrong = {key for fault in faults for key in fault.keys}
     return faults + _broken(RULES, {key: value for key, value in now.items() if key not in wrong})
 

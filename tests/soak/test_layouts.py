@@ -7,11 +7,11 @@ import sys
 
 import pytest
 import torch
+from tests.ranks.test_group import PLAIN, Trial, last_bytes, rows, sibling, story
 
 from minigpt.checkpoint.contents import MODEL, OPTIMIZER
 from minigpt.checkpoint.folder import list_checkpoints, step_of
 from minigpt.checkpoint.load import read_tensors
-from tests.ranks.test_group import PLAIN, Trial, last_bytes, rows, sibling, story
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 # 24 windows of 8 tokens a step; 257 rows, widths of 18 and 54 that four parts don't share evenly.
@@ -144,13 +144,13 @@ def hop(run, devices, steps):
 
 COPY = """
 import minigpt.training.step as step_module, os
-real = step_module.StepEnd.begin
-def begin(self, module):
-    real(self, module)
-    self.outputs.saving.durable_step = -1
-    self.outputs.save(module, {}, due=True, last=True)
+real = step_module.LanguageModel.on_train_start
+def begin(self):
+    real(self)
+    self.saving.durable_step = -1
+    self.save(None, last=True)
     os._exit(0)
-step_module.StepEnd.begin = begin
+step_module.LanguageModel.on_train_start = begin
 """
 
 
@@ -233,7 +233,7 @@ def test_a_compiled_blocks_gradients_travel_while_those_of_the_block_before_are_
 
 NAN = """
 if rank == 1 and step in (5, 6) and once(f'{step}'):
-    loss = loss * float('nan'); module.micro_losses[-1] = loss.detach()
+    loss = loss * float('nan'); module.micro_batches[-1] = (loss.detach(), None, None)
 """
 
 

@@ -1,16 +1,11 @@
 """objective=grpo: questions and answers as functions of the seed, the reward, the gradient, and runs that continue."""
 
-import json
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from minigpt.checkpoint.folder import best_checkpoint, read_manifest
-from minigpt.config.compose import compose
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.data.chat import tasks
 from minigpt.data.chat.roles import END, with_roles
@@ -21,12 +16,9 @@ from minigpt.machine.hardware import Hardware
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import weighted_loss_sum
 from minigpt.ranks.group import Processes
-from minigpt.rundir.rows import TIMINGS
 from minigpt.rundir.run_directory import RunDirectory
-from minigpt.stages import ask, train_in_stages
 from minigpt.training import grpo
 from minigpt.training.grpo import Question, Questions, advantages, answered, reward, weighted, write_answers
-from minigpt.training.run import train
 from minigpt.training.state import RunState, TrainingJob
 from minigpt.training.step import LanguageModel
 
@@ -209,79 +201,6 @@ def test_what_is_rewarded_becomes_likelier(monkeypatch):
     assert sum(earned[-3:]) / 3 > 0.9 > 0.7 > earned[0]
 
 
-# --- runs ---
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory, new_run):
-    """A folder with a run on a few generated conversations, and one by rewards from it."""
-    patch = pytest.MonkeyPatch()
-    for part, size in {"train": 300, "val": 14, "test": 14}.items():
-        patch.setitem(tasks.SIZES, part, size)
-    patch.setattr(grpo, "reward", begins_low)  # the right ones are out of its reach
-    patch.setattr("minigpt.training.finish.write_report", lambda path: None)
-    run = new_run(tmp_path_factory.mktemp("grpo"))
-    assert train(config(run, "base", "trainer.max_steps=1", "optimizer.lr=1e-9", "schedule.warmup_steps=0")) == 0
-    assert train(config(run, "whole", *GRPO, f"init.from={run.folder / 'base'}")) == 0
-    yield run
-    patch.undo()
-
-
-def config(run, name: str, *extra: str) -> TrainConfig:
-    run.path = run.folder / name
-    words = [word for word in run.arguments() if "data.source" not in word and word != "data=text"]
-    return compose("train", [*words, *TINY, *extra])
-
-
-def files(run, name: str) -> dict[str, bytes]:
-    (last,) = sorted((run.folder / name / "checkpoints").glob("step-*"))[-1:]
-    return {path.name: path.read_bytes() for path in last.iterdir()} | {"name": last.name.encode()}
-
-
-def rows(run, name: str) -> list[dict]:
-    lines = (run.folder / name / "metrics.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key not in TIMINGS} for line in lines]
-
-
-def test_the_reward_stands_in_the_rows(place):
-    earned = [row["train/reward"] for row in rows(place, "whole")]
-    assert len(earned) == 6
-    assert all(0 < each < 1 and each * 16 % 1 == 0 for each in earned)
-    assert {row["train/loss"] for row in rows(place, "whole")} == {None}
-    assert all("train/reward" not in row for row in rows(place, "base"))
-
-
-def test_the_newest_checkpoint_is_the_best_one_whatever_the_validation_loss_says(place):
-    folder = place.folder / "whole" / "checkpoints"
-    assert len(list(folder.glob("step-*"))) > 1
-    assert best_checkpoint(folder) == max(folder.glob("step-*"))
-    assert read_manifest(best_checkpoint(folder))["val_loss"] is None
-    assert rows(place, "whole")[-1]["val/loss"] > 0
-
-
-def test_killed_in_a_step_the_run_ends_with_the_same_bytes(place, monkeypatch):
-    class Cut(BaseException):
-        """Stands for a kill."""
-
-    real, again = LanguageModel.end_step, config(place, "cut", *GRPO, f"init.from={place.folder / 'base'}")
-    again.checkpoint.every_steps = 2
-
-    def end(self, result, **options):
-        if self.state.step == 3:
-            raise Cut
-        real(self, result, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LanguageModel, "end_step", end)
-        with pytest.raises(Cut):
-            train(again)
-    assert train(again) == 0
-    assert '"continued"' in (place.folder / "cut" / "events.jsonl").read_text()
-    ours, theirs = files(place, "cut"), files(place, "whole")
-    assert {name for name in ours if ours[name] != theirs[name]} <= {"config.json", "MANIFEST.json"}
-    assert rows(place, "cut") == rows(place, "whole")
-
-
 def test_weights_that_are_not_finite_are_the_guards_matter():
     """They ended the run with a sentence on a checkpoint that nobody had read."""
     gpt = tiny_gpt()
@@ -295,40 +214,3 @@ def test_weights_that_are_not_finite_are_the_guards_matter():
     assert batch.weights.isnan().any()  # also where the logits overflowed behind the last token that is learned
     loss = weighted_loss_sum(gpt, batch.tokens, batch.targets, batch.weights)
     assert loss.isnan()
-
-
-def test_groups_that_do_not_fit_are_refused_before_anything_is_written(place, monkeypatch):
-    def halved(gpt, config, choices, **_):
-        return replace(choices, micro_batch=2, accumulate=8), None
-
-    monkeypatch.setattr("minigpt.training.run.first_pass", halved)
-    words = [word for word in GRPO if "micro_batch" not in word]
-    with pytest.raises(UserFault, match=r"Add trainer\.micro_batch=4"):
-        train(config(place, "unfit", *words, f"init.from={place.folder / 'base'}"))
-    assert not (place.folder / "unfit").exists()
-
-
-def test_a_model_is_asked_before_and_after(place, monkeypatch, tmp_path):
-    asked = []
-    monkeypatch.setattr("minigpt.stages.evaluate", asked.append)
-    again = config(place, "asked", *GRPO, f"init.from={place.folder / 'base'}")
-    for _ in range(2):
-        assert train_in_stages(again, [], lambda each: (place.folder / "asked").mkdir(exist_ok=True) or 0) == 0
-    assert [each.checkpoint for each in asked] == [str(place.folder / name) for name in ("base", "asked", "asked")]
-    assert {len(each.questions) for each in asked} == {2}
-    lines = [json.loads(line) for line in Path(asked[0].questions[1]).read_text().splitlines()]
-    assert Counter(line["task"] for line in lines) == {"sort7": 2}
-    for line in lines:
-        answer = line["messages"][1]["content"]
-        assert tasks.part_of(answer) == "test"
-
-
-def test_a_model_without_roles_is_refused_for_no_answer_of_it_would_be_right(place):
-    base = place.folder / "text"
-    place.path = base
-    place("model.block_size=64", "trainer.max_steps=1")
-    with pytest.raises(UserFault, match=r"4 control tokens that are new .* no answer would be right"):
-        train(config(place, "refused", *GRPO, f"init.from={base}"))
-    with pytest.raises(UserFault, match=r"test\.jsonl holds messages") as caught:
-        ask(config(place, "refused", *GRPO, f"init.from={base}"), str(base))
-    assert len(caught.value.faults) <= 2
