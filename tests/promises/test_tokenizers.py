@@ -18,7 +18,6 @@ import tiktoken
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from minigpt.sampling.command import sample
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from minigpt.config.schema import SampleConfig
@@ -28,6 +27,7 @@ from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, PATTERN, gpt2_ranks, 
 from minigpt.data.tokenizers.scheme import END_OF_TEXT
 from minigpt.faults import UserFault
 from minigpt.files import read_json, write_json
+from minigpt.sampling.sample import sample
 
 SENTENCE = "It's 12 o'clock, WE'LL see: naïve 中文。\n words  go\n\n  on — «we’ll» see…\t🙂 3.14159/2718 don't\r\n"
 PIECES = [*"aZéßñcd019 .,!?'/-_(){}\"«—…\n\r\t¼²٣中文。　한국어กិ\u0301\u00a0🙂", "'s", " the", "    ", "<think>"]

@@ -1,6 +1,5 @@
 """Conversations as data: roles that no text can forge, what is learned, and whole conversations in windows."""
 
-import gzip
 import itertools
 import json
 
@@ -25,8 +24,6 @@ from minigpt.data.chat.roles import (
 )
 from minigpt.data.chat.tasks import TASKS, conversations, part_of
 from minigpt.data.preparing.prepare import prepare
-from minigpt.data.readers.chat import messages_of
-from minigpt.data.sources.corpus import find_corpus
 from minigpt.data.tokenizer import build_tokenizer, load_tokenizer
 from minigpt.faults import UserFault
 from minigpt.model.evaluate import evaluate
@@ -107,82 +104,11 @@ def test_the_assistants_tokens_and_the_end_are_learned():
     assert not learned(np.array([97, 98, CLOSE]), BYTE).any()
 
 
-def test_all_forms_of_a_row_are_read(talks):
-    rows = [
-        {"messages": [{"role": "developer", "content": "s"}, *exchange([{"type": "text", "text": "q"}], "a")]},
-        {"prompt": "q", "completion": "a"},
-        {"prompt": exchange("q", "a"), "completion": exchange("r", "b")},
-    ]
-    prepared, _ = talks(*rows, *many())
-    tokens = np.concatenate([split.tokens(0, len(split)) for split in (prepared.train, prepared.val)])
-    text = text_of(tokens)
-    assert "<|system|>s<|user|>q<|assistant|>a<|end|>" in text
-    assert "<|user|>q<|assistant|>a<|end|><|user|>r<|assistant|>b<|end|>" in text
-
-
-def test_rows_without_an_answer_are_counted_and_named(talks):
-    _, said = talks(*many(), {"messages": exchange("q", "a")[:1]}, {"prompt": "x", "completion": " "})
-    assert "2 conversations without an answer are passed over, talks.jsonl, line 31 first" in said
-
-
-@pytest.mark.parametrize(
-    ("row", "sentence"),
-    [
-        ({"messages": [{"role": "robot", "content": "x"}]}, r"line 2: messages\[0\] has the role 'robot'"),
-        ({"messages": ["x"]}, "has the role 'None'"),
-        ({"messages": [{"role": "user", "content": 3}]}, r"messages\[0\].content is not text"),
-        ({"messages": exchange("q", [{"type": "text", "text": None}])}, r"messages\[1\].content is not text"),
-        ({"messages": exchange("q", [{"type": "text"}])}, r"messages\[1\].content is not text"),
-        ({"messages": [{"role": "assistant", "content": "x", "weight": 0}]}, "has 'weight', which is not known"),
-        ({"messages": [{"role": "assistant", "content": "x", "train": False}]}, "has 'train', which is not known"),
-        ({"messages": [{"role": "assistant", "content": "x", "reasoning_content": "y"}]}, "has 'reasoning_content'"),
-        ({"messages": exchange("q", "a"), "completion": "x"}, "both 'messages' and 'completion'"),
-        ({"text": "x"}, "the record has 'text'; wanted"),
-        ([1], "the record is not an object"),
-        ("{", "line 2 is not JSON"),
-        ({"prompt": "\ud800", "completion": "x"}, "line 2: 'utf-8' codec"),
-    ],
-)
-def test_rows_that_are_no_conversation_are_refused_with_their_place(talks, row, sentence):
-    with pytest.raises(UserFault, match=sentence):
-        talks(many()[0], row, *many())
-
-
-def test_keys_that_hold_nothing_are_no_reason_to_refuse_a_message():
-    """Exports of others have them in every row."""
-    empty = {"role": "assistant", "content": "x", "reasoning_content": "", "tool_calls": [], "refusal": None}
-    assert messages_of({"messages": [empty]}) == [{"role": "assistant", "content": "x"}]
-
-
-def test_a_lone_surrogate_is_replaced_when_asked_for(talks):
-    prepared, _ = talks(*many(), '{"prompt": "x", "completion": "half \\ud83d"}', errors="replace")
-    text = "".join(text_of(split.tokens(0, len(split))) for split in (prepared.train, prepared.val))
-    assert "<|assistant|>half ?<|end|>" in text
-
-
 def test_prepared_conversations_are_not_mixed_with_text(talks, tmp_path):
     folder = talks(*many())[0].folder
     data = DataConfig(name="text", dir=str(tmp_path / "data"), mix={str(folder): 1.0})
     with pytest.raises(UserFault, match=r"data.mix: .* holds conversations.*data=chat data.source=FILE"):
         prepare(data, TokenizerConfig("byte"))
-
-
-def test_all_files_of_rows_in_a_folder_are_conversations(tmp_path):
-    for name in ("a.jsonl", "b.JSONL", "c.ndjson.gz", "d.JSONL.gz", "notes.txt"):
-        row = json.dumps({"prompt": "q", "completion": name}).encode()
-        (tmp_path / name).write_bytes(gzip.compress(row) if name.endswith(".gz") else row)
-    corpus = find_corpus(DataConfig(name="chat", source=str(tmp_path)), say=lambda line: None)
-    assert [file.label for file in corpus.files] == ["a.jsonl", "b.JSONL", "c.ndjson.gz", "d.JSONL.gz"]
-
-
-def test_conversations_without_any_answer_are_refused(talks):
-    with pytest.raises(UserFault, match=r"no conversation of .*talks\.jsonl has an answer"):
-        talks({"messages": exchange("q", " ")})
-
-
-def test_one_conversation_is_not_cut_into_train_and_val(talks):
-    with pytest.raises(UserFault, match="split has no text"):
-        talks({"messages": exchange("q" * 500, "a" * 500)})
 
 
 @pytest.mark.parametrize("block_size", [24, 40, 64])

@@ -3,17 +3,12 @@
 import json
 import math
 
-import numpy as np
 import pytest
 import torch
 
 import minigpt
-from minigpt.compare.command import compare
-from minigpt.compare.scores import common_windows
-from minigpt.compare.sides import open_run
 from minigpt.config.compose import compose
 from minigpt.data.preparing.prepare import prepare
-from minigpt.data.text import encode_documents
 from minigpt.evaluation.command import evaluate
 from minigpt.faults import UserFault
 from minigpt.training.run import train
@@ -103,25 +98,3 @@ def test_a_step_is_the_same_however_it_is_cut(notes, attention, micro_batch):
     for row, other in zip(one, notes.run.rows(), strict=True):
         assert row["train/loss"] == pytest.approx(other["train/loss"], rel=1e-12)
         assert row["train/grad_norm"] == pytest.approx(other["train/grad_norm"], rel=1e-12)
-
-
-def test_runs_with_masks_and_without_are_compared_on_the_tokens_that_both_predict(notes):
-    masked, plain = notes("masked", MASKED), notes("plain")
-    runs = [open_run(str(path), "best") for path in (masked, plain)]
-    val, end = runs[0].val, runs[0].tokenizer.eot
-    windows = common_windows([(val, 8), (val, 8)], [end, None])
-    tokens = val.tokens(0, len(val))
-    assert windows.sizes.sum() == np.count_nonzero(tokens[:-1] != end)
-    lines = []
-    compare(compose("compare", [str(masked), str(plain)]), say=lines.append)
-    text = "\n".join(lines)
-    assert f"{windows.sizes.sum():,.0f} tokens to predict" in text
-    assert "data.mask_documents: true -> false" in text
-    other = encode_documents(minigpt.load(notes("bpe", MASKED, "tokenizer=bpe")).tokenizer, [[b"a"]])
-    with pytest.raises(UserFault, match="Compare runs of one tokenizer"):
-        common_windows([(val, 8), (other, 8)], [end, None])
-
-
-def test_a_tokenizer_without_end_of_text_is_refused_by_name(notes):
-    with pytest.raises(UserFault, match="tokenizer=char has none"):
-        notes("char", MASKED, "tokenizer=char")

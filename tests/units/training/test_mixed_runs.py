@@ -5,50 +5,14 @@ import re
 
 import pytest
 
-from minigpt.compare.command import compare
-from minigpt.compare.sides import open_run
 from minigpt.config.compose import compose
-from minigpt.config.convert import value_from_text
-from minigpt.data.mix import MixedSplit
 from minigpt.data.prepared import describe
 from minigpt.data.preparing.prepare import prepare
 from minigpt.faults import UserFault
-from minigpt.redact import redact_values
 from minigpt.report.runs import describe_run
 from minigpt.training.run import train
 
 KIND = dict[str, float]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "texts/:0.7,more.jsonl:0.3",
-        "{texts/: 0.7, more.jsonl: 0.3}",
-        "{texts/:0.7,more.jsonl:.3}",
-        '{"texts/": 0.7, "more.jsonl": 0.3}',
-    ],
-)
-def test_it_is_typed_with_braces_or_without(text):
-    assert value_from_text(KIND, text) == {"texts/": 0.7, "more.jsonl": 0.3}
-
-
-def test_what_a_shell_makes_of_unquoted_braces_and_colons_in_addresses():
-    config = compose("train", ["data.mix=stdlib:1", "data.mix=https://host/a.txt:2"])
-    assert config.data.mix == {"stdlib": 1.0, "https://host/a.txt": 2.0}
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["data.mix=stdlib:0.5,shakespeare_char:0.3,stdlib:0.2"],
-        ["data.mix=stdlib:0.5", "data.mix=stdlib:0.2"],
-        ['data.mix={"stdlib": 0.5, "stdlib": 0.2}'],
-    ],
-)
-def test_a_source_that_is_named_twice_loses_no_share_without_a_word(words):
-    with pytest.raises(UserFault, match=r"data\.mix names 'stdlib' twice\. Give each source one share"):
-        compose("train", words)
 
 
 @pytest.fixture
@@ -95,31 +59,6 @@ def test_a_run_that_was_interrupted_ends_with_the_same_bytes_and_other_shares_ar
         mixed("whole", "trainer.max_steps=7", first="0.5", second="0.5")
 
 
-def test_runs_on_mixtures_are_compared(mixed):
-    one, other = mixed("one"), mixed("other", "seed=2", "optimizer.lr=1e-2")
-    found = open_run(str(one), "best")
-    assert isinstance(found.val, MixedSplit)
-    lines = []
-    compare(compose("compare", [str(one), str(other)]), say=lines.append)
-    assert f"{len(found.val) - 1:,} tokens to predict" in "\n".join(lines)
-    for path in (mixed.run.folder / "data").iterdir():
-        if "notes" in path.name:
-            (path / "prepared.json").unlink()
-    with pytest.raises(UserFault, match=r"Say where with data.* minigpt prepare data\.mix=.*wood/:0\.75"):
-        open_run(str(one), "best")
-
-
-def test_a_run_on_a_folder_prepared_elsewhere_finds_it_there(mixed):
-    folder = mixed.run.folder
-    alone = compose("prepare", ["data=text", f"data.source={folder / 'wood'}", f"data.dir={folder}", "tokenizer=byte"])
-    theirs = prepare(alone.data, alone.tokenizer, say=str).folder.rename(folder / "theirs")
-    mixed.run.path = folder / "one"
-    words = [word for word in mixed.run.arguments() if not word.startswith(("data.source", "data=text", "tokenizer"))]
-    words += [f"data.mix={theirs}:3,{folder / 'notes.jsonl'}:1", "tokenizer=byte"]
-    assert train(compose("train", words)) == 0
-    assert set(open_run(str(mixed.run.path), "best").val.parts) == {"theirs", "notes"}
-
-
 def test_a_source_may_be_a_prepared_folder_and_all_have_the_tokenizer_of_the_first(mixed):
     folder = mixed.run.folder
     words = [f"data.dir={folder / 'data'}", "tokenizer=bpe", "tokenizer.vocab_size=300"]
@@ -144,9 +83,7 @@ def test_a_source_may_be_a_prepared_folder_and_all_have_the_tokenizer_of_the_fir
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["data.mix=stdlib:1,nowhere/:1"], "data.mix: 'nowhere/' does not exist"),
         (["data.mix=stdlib:1,README.md:0"], "the share 0; wanted a number above 0"),
-        (["data.mix=stdlib:1,README.md:0.00005"], "less than 0.0001 of the whole"),
         (["data.mix=stdlib:1", "data=text", "data.source=README.md"], "would ignore data.source"),
         (["data.mix=stdlib:1", "data.val_source=README.md"], "would ignore data.val_source"),
         (["data.mix=stdlib"], "data.mix must be sources with their shares like texts/:0.7"),
@@ -156,15 +93,3 @@ def test_a_source_may_be_a_prepared_folder_and_all_have_the_tokenizer_of_the_fir
 def test_what_makes_no_mixture_is_refused_by_name(words, sentence):
     with pytest.raises(UserFault, match=re.escape(sentence)):
         compose("train", words)
-
-
-def test_credentials_in_a_source_are_neither_stored_nor_shown(capsys):
-    config = compose("train", ["data.mix=https://user:hunter2@host/a.txt?sig=abcdef:1"])
-    with pytest.raises(SystemExit):
-        compose("train", ["data.mix=https://user:hunter2@host/a.txt?sig=abcdef:1", "--cfg", "job"])
-    assert config.data.mix
-    out = capsys.readouterr().out
-    assert "mix" in out
-    assert "hunter2" not in out
-    assert "abcdef" not in out
-    assert "hunter2" not in str(redact_values({"data": {"mix": config.data.mix}}))
