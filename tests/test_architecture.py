@@ -54,7 +54,7 @@ MAY_IMPORT = {
     "children": "launcher",
     "cli": "__init__ benchmark config data faults invocation ranks redact report sweep",
     "compare": "checkpoint config data faults formats machine model rundir numpy torch",
-    "config": "__init__ faults invocation launcher redact huggingface_hub hydra omegaconf yaml",
+    "config": "__init__ faults files invocation launcher redact huggingface_hub hydra omegaconf yaml",
     "data": "attention config faults files ranks redact screen splitmix "
     "aiohttp fsspec numpy pyarrow ray tiktoken tokenizers torch zstandard",
     "demo": "config faults invocation launcher report sampling stages training",
@@ -88,7 +88,7 @@ FILES_MAY_IMPORT = {
     "config.setting": "",
     "config.schema": "config",
     "config.convert": "faults config redact",
-    "config.check": "config invocation",
+    "config.check": "config faults invocation",
     "config.rules": "config",
     "config.roles": "config redact",
     "config.command_line": "config invocation redact",

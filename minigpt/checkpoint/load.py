@@ -18,8 +18,8 @@ from minigpt.checkpoint import contents, folder
 from minigpt.checkpoint.adapters import ADAPTER, ADAPTER_CONFIG, base_hash, read_adapter
 from minigpt.checkpoint.contents import CONFIG, MODEL, STATE, TOKENIZER
 from minigpt.checkpoint.folder import DamagedCheckpoint
-from minigpt.config.check import find_faults
-from minigpt.config.convert import flatten, read, settings, shown
+from minigpt.config.check import stored_config
+from minigpt.config.convert import shown
 from minigpt.config.hub import local_path
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.data.chat.roles import has_roles, with_roles
@@ -188,21 +188,10 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 def read_config(checkpoint: Path) -> TrainConfig:
     """Return the config of a checkpoint. Its values are taken as they stand: nothing in them is resolved or called."""
-    mapping = read_json(checkpoint, CONFIG)
     try:
-        flat = flatten(mapping, settings(TrainConfig)) if isinstance(mapping, dict) else {}
-    except RecursionError:
-        raise unusable(checkpoint, f"{CONFIG} is nested too deep") from None
-    # Other versions have other settings: only those of the model matter here.
-    known = {key: value for key, value in flat.items() if key in settings(TrainConfig) or key.startswith("model.")}
-    config, wrong = read(TrainConfig, known or mapping)
-    if wrong:
-        raise unusable(checkpoint, f"{CONFIG}: {wrong[0].sentence}")
-    # Only the model of the config matters here; its paths belong to another machine.
-    for fault in find_faults(TrainConfig(model=config.model)):
-        if all(key.startswith("model.") for key in fault.keys):
-            raise unusable(checkpoint, f"{CONFIG}: {fault.sentence}")
-    return config
+        return stored_config(read_json(checkpoint, CONFIG))
+    except UserFault as fault:
+        raise unusable(checkpoint, f"{CONFIG}: {fault}") from None
 
 
 def read_tokenizer(checkpoint: Path) -> Tokenizer:

@@ -11,11 +11,13 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from minigpt.config.convert import Fault, settings, shown, values
+from minigpt.config.convert import Fault, flatten, read, settings, shown, values
 from minigpt.config.roles import default_run_dir
 from minigpt.config.rules import NOTES, RULES, Rule
+from minigpt.config.schema import TrainConfig
 from minigpt.config.setting import Setting
 from minigpt.config.sources import at, from_here, is_begun, is_hub_name, there
+from minigpt.faults import UserFault
 from minigpt.invocation import typed
 
 MAX_WHOLE = 10**12  # limit of whole numbers that state none: it catches typing errors
@@ -34,6 +36,27 @@ def find_faults(config: Any) -> list[Fault]:
     faults = [Fault((key,), sentence) for key in alone for sentence in _wrong_alone(known[key], now[key])]
     wrong = {key for fault in faults for key in fault.keys}
     return faults + _broken(RULES, {key: value for key, value in now.items() if key not in wrong})
+
+
+def stored_config(content: Any) -> TrainConfig:
+    """Return the config in a checkpoint, or the one whose model another program stored.
+
+    Other versions have other settings, and paths belong to another machine: only the model's settings must be right.
+
+    Raises:
+        UserFault: what is wrong first.
+    """
+    known = settings(TrainConfig)
+    try:
+        flat = flatten(content, known) if isinstance(content, Mapping) else {}
+    except RecursionError:
+        raise UserFault("it is nested too deep") from None
+    stored = {key: value for key, value in flat.items() if key in known or key.startswith("model.")}
+    config, faults = read(TrainConfig, stored or content)
+    faults += [fault for fault in find_faults(TrainConfig(model=config.model)) if fault.keys[0].startswith("model.")]
+    if faults:
+        raise UserFault(faults[0].sentence)
+    return config
 
 
 def find_notes(config: Any) -> list[str]:

@@ -1,16 +1,18 @@
 """The settings that a run takes from the weights it starts with: those of the model and the tokenizer."""
 
-import json
+import contextlib
 from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
 from minigpt.config.architecture import foreign_settings, tokenizer_settings
-from minigpt.config.convert import Fault, fitted, flatten, settings, shown
+from minigpt.config.check import stored_config
+from minigpt.config.convert import Fault, fitted, flatten, settings, shown, values
 from minigpt.config.hub import local_path
 from minigpt.config.sources import is_begun, there
 from minigpt.config.yaml_files import compose_files, config_folder, find_groups
 from minigpt.faults import UserFault
+from minigpt.files import read_json
 
 
 def inherit(
@@ -48,10 +50,9 @@ def inherit(
     return taken, faults, [f"{start} brings {', '.join(changes)}."] if changes else []
 
 
-def _of_weights(cls: type) -> dict[str, Any]:
-    """Return the settings of model and tokenizer that trained weights depend on, with their defaults."""
-    of_model = {key: about for key, about in settings(cls).items() if key.startswith(("model.", "tokenizer."))}
-    return {key: about.default for key, about in of_model.items() if about.role == "weights"}
+def _of_weights(cls: type, prefixes: tuple[str, ...] = ("model.", "tokenizer.")) -> list[str]:
+    """Return the settings of model and tokenizer that trained weights depend on."""
+    return [key for key, about in settings(cls).items() if key.startswith(prefixes) and about.role == "weights"]
 
 
 def _of_experiment(cls: type, name: str, folder: Path | None) -> dict[str, Any]:
@@ -64,21 +65,19 @@ def _of_experiment(cls: type, name: str, folder: Path | None) -> dict[str, Any]:
         raise UserFault(
             f"init.experiment={name} starts from init.experiment={first['init.experiment']} itself. {remedy}"
         )
-    return {key: first.get(key, default) for key, default in _of_weights(cls).items()}
+    return {key: first.get(key, settings(cls)[key].default) for key in _of_weights(cls)}
 
 
 def _of_model(cls: type, source: str) -> dict[str, Any]:
     """Return the settings of a run, checkpoint or foreign model. {} if none is there: training says why."""
-    path, fixed = local_path(source), _of_weights(cls)
+    path = local_path(source)
     if (foreign := foreign_settings(path)) is not None:
-        stored = foreign[0] | tokenizer_settings(path)
-        fixed = {key: default for key, default in fixed.items() if key.startswith("model.") or key in stored}
-    else:
-        places = ("config.json", "step-*[0-9]/config.json", "checkpoints/step-*[0-9]/config.json")
-        try:
-            newest = [file for place in places for file in sorted(path.glob(place))][-1]
-            stored = flatten(json.loads(newest.read_text(encoding="utf-8")))
-        except (OSError, ValueError, RecursionError, AttributeError, IndexError):
-            return {}
-    checked = {key: fitted(settings(cls)[key].kind, stored.get(key, default)) for key, default in fixed.items()}
-    return {} if any(wrong for _, wrong in checked.values()) else {key: value for key, (value, _) in checked.items()}
+        tokenizer = tokenizer_settings(path)
+        stored = values(stored_config(foreign[0] | tokenizer))
+        return {key: stored[key] for key in _of_weights(cls, ("model.", *tokenizer))}
+    for place in ("checkpoints/step-*[0-9]/config.json", "step-*[0-9]/config.json", "config.json"):
+        for file in sorted(path.glob(place), reverse=True):
+            with contextlib.suppress(UserFault):  # the training says what is wrong
+                stored = values(stored_config(read_json(file)))
+                return {key: stored[key] for key in _of_weights(cls)}
+    return {}

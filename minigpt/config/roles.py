@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minigpt.config.convert import settings, shown, values
-from minigpt.config.schema import RETIRED
+from minigpt.config.convert import settings, values
 from minigpt.config.setting import Role
 from minigpt.config.sources import as_one_spelling, name_of
 from minigpt.redact import redact_values
@@ -53,13 +52,6 @@ def differences(saved: Mapping[str, Any], config: Any) -> list[Change]:
         Change(key, was[key], now.get(key), known[key].role if key in known else "weights")
         for key in sorted(was)
         if _one_spelling(key, was[key]) != _one_spelling(key, now.get(key))
-    ]
-
-
-def removed_settings(saved: Mapping[str, Any], cls: type) -> list[str]:
-    """Return a sentence for each stored setting that had an effect and is retired."""
-    return [
-        f"{key}={shown(saved[key])}: {RETIRED[key]}" for key in RETIRED if saved.get(key) and key not in settings(cls)
     ]
 
 

@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.config.architecture import ACTIVATIONS, FIELDS, ROPE, foreign_settings
-from minigpt.config.check import find_faults
-from minigpt.config.convert import read
+from minigpt.config.check import stored_config
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.faults import UserFault
 from minigpt.model.gpt import GPT, qk_norm_of
@@ -94,8 +93,8 @@ def read_foreign_config(path: Path) -> tuple[TrainConfig, int]:
     """Return the architecture as a config, whose other settings are the defaults, and the size of the vocabulary."""
     settings = foreign_settings(path)
     assert settings is not None
-    config, wrong = read(TrainConfig, settings[0])
-    faults = wrong + [fault for fault in find_faults(config) if all(key.startswith("model.") for key in fault.keys)]
-    if faults:
-        raise UserFault(f"{path} can't be used: {faults[0].sentence}")
+    try:
+        config = stored_config(settings[0])
+    except UserFault as fault:
+        raise UserFault(f"{path} can't be used: {fault}") from None
     return config, settings[1]

@@ -139,17 +139,6 @@ def test_the_architecture_is_inherited_and_what_is_typed_is_checked(tmp_path):
         compose("train", [f"init.from={tmp_path}", "model.n_kv_head=3"])
 
 
-def test_the_same_architecture_in_other_words_fits(tmp_path):
-    config = {key: value for key, value in LLAMA.items() if key != "head_dim"}
-    write_folder(tmp_path, config | {"num_key_value_heads": 6, "intermediate_size": 128})
-    same = ["model.bias=false", "model.n_kv_head=0", "model.head_dim=8", "model.n_hidden=0"]
-    typed = [f"init.from={tmp_path}", "tokenizer=byte", "model.block_size=16", "batch_tokens=64"]
-    assert compose("train", [*typed, *same]).model.n_hidden == 0
-    for other in ("model.bias=qkv", "model.n_kv_head=3", "model.head_dim=16", "model.n_hidden=160"):
-        with pytest.raises(UserFault, match=f"{other[:10]}.* does not fit"):
-            compose("train", [*typed, other])
-
-
 @pytest.mark.parametrize("name", ["gpt2", "qwen3"])
 def test_training_goes_on_from_a_folder_with_a_smaller_context(run, tmp_path, name):
     config = CONFIGS[name] | {"vocab_size": 300}
