@@ -167,10 +167,10 @@ COMMANDS: dict[str, tuple[str, Callable[[list[str]], int | None] | str]] = {
     "sample": ("Write text with a trained GPT.", "minigpt.sampling.sample:sample"),
     "sweep": ("Search for better settings: many trainings, on all devices.", sweep),
     "prepare": ("Turn text into token files, without training.", prepare),
-    "compare": ("Tell which run predicts better, and how sure that is.", "minigpt.compare.command:compare"),
+    "compare": ("Tell which run predicts better, and how sure that is.", "minigpt.evaluation.compare:compare"),
     "evaluate": (
         "Score texts and questions: perplexity, bits per byte, accuracy.",
-        "minigpt.evaluation.command:evaluate",
+        "minigpt.evaluation.evaluate:evaluate",
     ),
     "export": ("Write a model as a Hugging Face folder or a GGUF file, with a proof.", "minigpt.export:export"),
     "runs": ("List the runs of a folder, or the checkpoints of a run.", runs),

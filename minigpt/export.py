@@ -21,6 +21,7 @@ from minigpt.faults import StorageFailure, UserFault
 from minigpt.files import read_json
 from minigpt.formats.architecture import family_of
 from minigpt.formats.huggingface import VOCABULARY, write_huggingface
+from minigpt.formats.tokenizer_json import tokenizer_json
 from minigpt.model.empty import empty_gpt
 from minigpt.model.gpt import GPT
 from minigpt.screen import Say
@@ -115,12 +116,13 @@ def prove_tokenizer(tokenizer: Tokenizer, copy: Tokenizer) -> str:
     texts = [*every, "".join(every)] if tokenizer.name == "char" else [*every, "".join(every), TEXT]
     ids = sum(tokenizer.encode(text) != copy.encode(text) for text in texts)
     back = sum(tokenizer.token_bytes(token) != copy.token_bytes(token) for token in range(tokenizer.vocab_size))
-    roles = tokenizer.special == copy.special and tokenizer.eot == copy.eot
     line = f"Tokens  {ids} differences in the ids of {len(texts):,} texts, {back} in the text of {len(every):,} tokens"
-    if ids or back or not roles:
-        wrong = line if roles else f"{line}; control tokens {copy.special}, wanted {tokenizer.special}"
-        raise RuntimeError(f"what was written is not the same tokenizer, so it was removed. {wrong}")
-    return f"{line}; control tokens equal"
+    roles = (tokenizer.special, tokenizer.eot) == (copy.special, copy.eot)
+    merges = tokenizer_json(tokenizer)["model"] == tokenizer_json(copy)["model"]
+    line += f"; control tokens {'equal' if roles else 'DIFFER'}; merges {'equal' if merges else 'DIFFER'}"
+    if ids or back or not roles or not merges:
+        raise RuntimeError(f"what was written is not the same tokenizer, so it was removed. {line}")
+    return line
 
 
 def model_card(loaded: LoadedCheckpoint, proof: Sequence[str], form: str) -> str:

@@ -13,7 +13,7 @@ from minigpt.config.roles import default_run_dir
 from minigpt.config.schema import TrainConfig
 from minigpt.data.chat.tasks import HARDER, task_file
 from minigpt.data.sources.find import typed_path
-from minigpt.evaluation.command import evaluate
+from minigpt.evaluation.evaluate import evaluate
 from minigpt.faults import FINISHED
 from minigpt.launcher import launched
 

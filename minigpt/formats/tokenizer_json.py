@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.config.architecture import kind_of_tokenizer
-from minigpt.data.chat.roles import CONTROL, END, has_roles
+from minigpt.data.chat.roles import END, has_roles
 from minigpt.data.tokenizer import Tokenizer, read_tokenizer_json
 from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE
 from minigpt.faults import UserFault
@@ -35,11 +35,7 @@ BYTE_TO_CHARACTER = {byte: character for character, byte in CHARACTER_TO_BYTE.it
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the tokenizer.json of a tokenizer, for the `tokenizers` library.
-
-    Raises:
-        UserFault: a token is not the merge of two others.
-    """
+    """Return the tokenizer.json of a tokenizer, for the `tokenizers` library."""
     is_char, names = tokenizer.name == "char", tokenizer.special
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [
@@ -88,14 +84,14 @@ def tokenizer_config(tokenizer: Tokenizer, block_size: int) -> dict[str, Any]:
     For a tokenizer with roles it holds the chat template. The template makes one text of a conversation, so there names
     of control tokens in a message become control tokens: a program with foreign messages must look for them.
     """
-    chat = has_roles(tokenizer)
-    end = next((name for name, token in tokenizer.special.items() if token == tokenizer.eot), None)
+    chat, names = has_roles(tokenizer), {token: name for name, token in tokenizer.special.items()}
+    end = names.get(tokenizer.eot) if tokenizer.eot is not None else None
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": block_size,
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": not chat,
-        "bos_token": end,
+        "bos_token": names[tokenizer.start[0]] if tokenizer.start else end,
         "eos_token": END if chat else end,
         "pad_token": end,
         **({"chat_template": TEMPLATE} if chat else {}),
@@ -110,22 +106,19 @@ def read_tokenizer(path: Path) -> Tokenizer:
     if not path.is_file():
         raise UserFault(f"{path.parent} has no tokenizer.json, so text can't become tokens. Put the model's own there")
     content, config = read_json(path), path.with_name("tokenizer_config.json")
-    name, _, control = kind_of_tokenizer(content)
-    try:
-        if name == "char":
-            ids = content["model"]["vocab"]
-            return Tokenizer(name, [character.encode() for character in sorted(ids, key=ids.__getitem__)])
-        named = read_json(config) if config.is_file() else {}
-        chat = named.get("eos_token") == END and {each["content"] for each in content["added_tokens"]} >= {*CONTROL}
-        whole = read_tokenizer_json(path, named.get("bos_token") if chat else None)
-        if name == "file":
-            return whole
-        tokens = [whole.token_bytes(token) for token in range(whole.vocab_size - 1 - len(control))]
-        return Tokenizer(name, tokens, control=control)
-    except UserFault:
-        raise
-    except (ValueError, LookupError, TypeError, AttributeError) as fault:
-        raise UserFault(f"{path} can't be used: {fault}") from None
+    named = read_json(config) if config.is_file() else {}
+    is_chat = named.get("eos_token") == END and "pad_token" in named
+    name, size, control = kind_of_tokenizer(content)
+    if name == "char":
+        ids = content["model"]["vocab"]
+        return Tokenizer(name, [character.encode() for character in sorted(ids, key=ids.__getitem__)])
+    whole = read_tokenizer_json(path, named["pad_token"] if is_chat else None)
+    if name != "file":
+        tokenizer = Tokenizer(name, [whole.token_bytes(token) for token in range(size)], control=control)
+        merges = [pair.split(" ") if isinstance(pair, str) else list(pair) for pair in content["model"]["merges"]]
+        if name == "gpt2" or merges == tokenizer_json(tokenizer)["model"]["merges"]:
+            return tokenizer
+    return whole
 
 
 def as_text(token: bytes) -> str:

@@ -71,7 +71,7 @@ def place(tmp_path, run, monkeypatch):
 def test_local_tasks_give_our_figures(place):
     from lm_eval.tasks import TaskManager
 
-    from minigpt.evaluation.harness import MiniGPT
+    from minigpt.evaluation.lm_eval import MiniGPT
 
     manager = TaskManager(include_path=str(place / "tasks"), include_defaults=False)
     tasks = ["our_choice", "our_text", "our_writing"]
@@ -101,10 +101,10 @@ def test_local_tasks_give_our_figures(place):
 
 
 def test_it_is_known_by_its_name(place):
-    import minigpt.evaluation.harness
+    import minigpt.evaluation.lm_eval
 
     model = lm_eval.api.registry.get_model("minigpt")
-    assert model is minigpt.evaluation.harness.MiniGPT
+    assert model is minigpt.evaluation.lm_eval.MiniGPT
     made = model.create_from_arg_string(f"checkpoint={place / 'run'}", {"batch_size": 1, "device": "cuda:0"})
     assert made.loglikelihood([]) == []
 
@@ -112,7 +112,7 @@ def test_it_is_known_by_its_name(place):
 def test_a_continuation_longer_than_the_context_is_predicted_in_windows(place):
     from lm_eval.api.instance import Instance
 
-    from minigpt.evaluation.harness import MiniGPT
+    from minigpt.evaluation.lm_eval import MiniGPT
 
     model = MiniGPT(str(place / "run"), device="cpu")
     long = " wood would chuck" * 3

@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import minigpt
-from minigpt.cli import COMMANDS
+from minigpt.cli import _dispatch as minigpt_command
 from minigpt.config.compose import compose
 from minigpt.config.schema import ModelConfig
 from minigpt.data.chat.roles import CONTROL, with_roles
@@ -32,7 +32,7 @@ SHAPES = {
 
 def export(*words: object) -> None:
     """As a user types it."""
-    COMMANDS["export"](list(map(str, words)))
+    minigpt_command(["export", *map(str, words)])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -72,7 +72,7 @@ def test_a_chat_model_comes_back_with_its_roles(run, tmp_path):
     named = [config[f"{name}_token"] for name in ("bos", "eos", "pad")]
     assert named == ["<|endoftext|>", "<|end|>", "<|endoftext|>"]
     words = [each for each in run.arguments(*chat) if not each.startswith(("model", "tokenizer", "run.dir"))]
-    assert COMMANDS["train"]([*words, f"init.from={tmp_path / 'out'}", f"run.dir={tmp_path / 'next'}"]) == 0
+    assert minigpt_command(["train", *words, f"init.from={tmp_path / 'out'}", f"run.dir={tmp_path / 'next'}"]) == 0
     assert minigpt.load(tmp_path / "next").tokenizer.hash == ours.hash
     assert (tmp_path / "next" / "data.json").read_bytes() == (run.path / "data.json").read_bytes()
 

@@ -13,9 +13,9 @@ import minigpt
 from minigpt.checkpoint.adapters import base_hash
 from minigpt.checkpoint.folder import verify
 from minigpt.checkpoint.load import load_checkpoint, load_with_adapter
-from minigpt.compare.sides import open_run
 from minigpt.config.commands import ServeConfig
 from minigpt.config.compose import compose
+from minigpt.evaluation.compare import open_run
 from minigpt.export import export
 from minigpt.faults import UserFault
 from minigpt.serving.engine import load_models

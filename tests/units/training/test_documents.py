@@ -9,7 +9,7 @@ import torch
 import minigpt
 from minigpt.config.compose import compose
 from minigpt.data.preparing.prepare import prepare
-from minigpt.evaluation.command import evaluate
+from minigpt.evaluation.evaluate import evaluate
 from minigpt.faults import UserFault
 from minigpt.training.run import train
 

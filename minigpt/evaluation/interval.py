@@ -1,11 +1,13 @@
-"""How sure the difference of two sides is: blocks of neighbouring windows, and seeds.
+"""How sure the difference of two sides is: blocks of neighbouring units of the text, and seeds.
 
-There are two sources of chance. The text: another text of its kind would have other windows, and neighbouring windows
-are similar, so blocks of them are resampled and not single ones. The seeds: another seed of the same settings gives
-other weights. With one seed a side only the first source can be judged, and the difference is that of two checkpoints.
+There are two sources of chance. The text: another text of its kind would have other documents (or windows, where it has
+no documents), and neighbours are similar, so blocks of them are resampled and not single ones. The seeds: another seed
+of the same settings gives other weights. With one seed a side only the first source can be judged, and the difference
+is that of two checkpoints.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +15,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-MIN_WINDOWS = 20
-MIN_BLOCKS = 5
+LEVEL = 0.95
+MIN_BLOCKS = 10  # independent blocks of a text below which nothing is said
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,8 @@ class Difference:
     seeds: tuple[int, int]  # runs of A and of B
     seed_variance: float | None  # of one run's mean loss, over seeds; None with one seed a side
     text_variance: float  # of `value`, over texts
-    blocks: float  # from which the text variance was estimated
+    blocks: float  # independent ones, from which the text variance was estimated
+    units: int = 0
 
     def half_width(self, level: float, *, more_seeds: int = 0) -> float:
         """Return half the width of the interval around `value`.
@@ -57,13 +60,22 @@ class Difference:
         return (t_quantile((1 + level) / 2, self.blocks - 1) / self.value) ** 2 * self.text_variance
 
 
+def too_few(differences: Iterable[Difference], name: str) -> str:
+    """Return why a text says too little to judge these differences; "" if it says enough."""
+    worst = min(differences, key=lambda found: found.blocks)
+    if worst.blocks >= MIN_BLOCKS:
+        return ""
+    as_good = f", as good as {worst.blocks:.1f} independent ones" if worst.blocks < worst.units else ""
+    return f"there are {worst.units:,} {name}{as_good}; at least {MIN_BLOCKS} are wanted"
+
+
 def difference(a: Array, b: Array, sizes: Array) -> Difference:
-    """Compare two sides on the same windows.
+    """Compare two sides on the same units of a text.
 
     Args:
-        a: (runs of A, windows): each run's loss summed over each window.
-        b: (runs of B, windows).
-        sizes: (windows,): tokens (or bytes) of each window.
+        a: (runs of A, units): each run's loss summed over each unit.
+        b: (runs of B, units).
+        sizes: (units,): tokens (or bytes) of each.
     """
     total = sizes.sum()
     between = b.mean(axis=0) - a.mean(axis=0)
@@ -74,12 +86,14 @@ def difference(a: Array, b: Array, sizes: Array) -> Difference:
     spare = len(a) + len(b) - 2
     if spare:
         # Pooled: the variance over seeds is assumed to be the same on both sides.
-        own = [run - side.mean(axis=0) for side in (a, b) for run in side]
-        seed_variance = sum((run.sum() / total) ** 2 for run in own) / spare
-        # The interaction of seeds and windows is in the variance over seeds already.
-        twice = sum(_over_texts(run, sizes, length) for run in own) / spare * (1 / len(a) + 1 / len(b))
+        deviations = [run - side.mean(axis=0) for side in (a, b) for run in side]
+        seed_variance = sum((run.sum() / total) ** 2 for run in deviations) / spare
+        # The interaction of seeds and units is in the variance over seeds already.
+        twice = sum(_over_texts(run, sizes, length) for run in deviations) / spare * (1 / len(a) + 1 / len(b))
         text_variance = max(0.0, text_variance - twice)
-    return Difference(float(value), (len(a), len(b)), seed_variance, text_variance, len(sizes) / length)
+    equal_units = total**2 / (sizes**2).sum()  # units of unequal sizes say as much as so many equal ones
+    blocks = float(equal_units / length)
+    return Difference(float(value), (len(a), len(b)), seed_variance, text_variance, blocks, len(sizes))
 
 
 def _over_texts(x: Array, sizes: Array, length: int) -> float:
@@ -98,11 +112,11 @@ def block_variance(x: Array, length: int) -> float:
     """
     sums = np.concatenate([[0.0], np.cumsum(np.concatenate([x, x[: length - 1]]))])
     means = (sums[length:] - sums[:-length]) / length
-    return float(((means - x.mean()) ** 2).mean() / (len(x) / length - 1))
+    return float(((means - x.mean()) ** 2).mean() / max(len(x) / length - 1, 1e-9))
 
 
 def block_length(x: Array) -> int:
-    """Return the number of windows per block, from how far the correlation of neighbours reaches.
+    """Return the number of units per block, from how far the correlation of neighbours reaches.
 
     Twice the length that estimates the variance with the least squared error: blocks that are too short make an
     interval too narrow, while the noise of fewer blocks is in its t quantile.
@@ -111,7 +125,7 @@ def block_length(x: Array) -> int:
     Patton, Politis and White 2009.
     """
     n = len(x)
-    least, most = math.ceil(n ** (1 / 3)), n // MIN_BLOCKS
+    least, most = math.ceil(n ** (1 / 3)), max(1, n // MIN_BLOCKS)
     lags = min(n - 1, math.ceil(math.sqrt(n)) + max(5, math.ceil(math.log10(n))))
     centred = x - x.mean()
     covariance = np.array([centred[: n - lag] @ centred[lag:] / n for lag in range(lags + 1)])

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from minigpt.compare.interval import Difference, block_length, block_variance, difference, t_quantile
+from minigpt.evaluation.interval import Difference, block_length, block_variance, difference, t_quantile
 
 PAIRS, WINDOWS, LEVEL = 200, 400, 0.95
 

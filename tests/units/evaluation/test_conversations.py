@@ -10,7 +10,7 @@ from minigpt.config.commands import EvaluateConfig
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.data.chat.roles import with_roles
 from minigpt.data.tokenizer import build_tokenizer
-from minigpt.evaluation.command import evaluate
+from minigpt.evaluation.evaluate import evaluate
 from minigpt.faults import UserFault
 
 TOKENIZER = with_roles(build_tokenizer("byte"))
@@ -38,7 +38,7 @@ def ask(tmp_path, monkeypatch):
     def asked(*records, end="<|end|>"):
         model = Parrot({TOKENIZER.special["<|assistant|>"]: ord("b"), ord("b"): TOKENIZER.special[end]})
         loaded = LoadedCheckpoint(model, TOKENIZER, TrainConfig(model=model.config), {}, tmp_path)
-        monkeypatch.setattr("minigpt.evaluation.command.load_checkpoint", lambda path, which: loaded)
+        monkeypatch.setattr("minigpt.evaluation.evaluate.load_checkpoint", lambda path, which: loaded)
         (file := tmp_path / "questions.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         said = []
         evaluate(EvaluateConfig(checkpoint="model", questions=[str(file)], json=str(tmp_path / "json")), said.append)

@@ -11,15 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint
-from minigpt.compare.command import LEVEL, verdict
-from minigpt.compare.interval import MIN_WINDOWS, difference
-from minigpt.compare.scores import by_window, common_windows
 from minigpt.config.commands import EvaluateConfig
 from minigpt.data.batch import document_end
 from minigpt.data.chat.roles import ends_of
 from minigpt.data.readers.document import ReadOptions
 from minigpt.data.text import Text, read_text
 from minigpt.data.tokenizer import scheme_of
+from minigpt.evaluation.compare import by_unit, units_of, verdict
+from minigpt.evaluation.interval import LEVEL, difference, too_few
 from minigpt.evaluation.questions import Pair, Question, encode_questions, judge, read_questions, score_pairs, too_long
 from minigpt.evaluation.texts import TextScore, score_text, write_tokens
 from minigpt.faults import StorageFailure, UserFault
@@ -33,14 +32,7 @@ Models = Sequence[LoadedCheckpoint]  # one, or two to compare
 def evaluate(config: EvaluateConfig, say: Say = print) -> None:
     """Score files, print the figures, and write them to the files that the config names.
 
-    Args:
-        config: checked (minigpt.config.check).
-        say: takes lines for the user.
-
-    Raises:
-        UserFault: checkpoints or files can't be used, all of which it names; nothing was scored.
-        NoUsableCheckpoint: a run has checkpoints, but each is damaged.
-        StorageFailure: a file of results can't be written.
+    All faults of checkpoints and files are told at once, before anything is scored.
     """
     device = find_named(config.device)
     paths = [path for path in (config.checkpoint, config.versus) if path]
@@ -100,14 +92,14 @@ def _check_stride(stride: int | None, loaded: LoadedCheckpoint) -> None:
 
 def _open_text(path: str, models: Models, config: EvaluateConfig, say: Say) -> list[Text]:
     """Return a text as each model's tokens."""
-    place, found = Path(os.path.expanduser(path)), dict[str, Text]()
+    place, texts = Path(os.path.expanduser(path)), dict[str, Text]()
     for tokenizer in (loaded.tokenizer for loaded in models):
-        if tokenizer.hash not in found:
+        if tokenizer.hash not in texts:
             raw = scheme_of(tokenizer.name).takes_any_bytes
             options = ReadOptions(codecs.lookup(config.data.encoding).name, config.data.errors, raw, config.data.key)
             progress = Progress(f"reading {path}", place.stat().st_size, say)
-            found[tokenizer.hash] = read_text(place, tokenizer, options, progress)
-    return [found[loaded.tokenizer.hash] for loaded in models]
+            texts[tokenizer.hash] = read_text(place, tokenizer, options, progress)
+    return [texts[loaded.tokenizer.hash] for loaded in models]
 
 
 def _open_questions(path: str, models: Models) -> tuple[list[Question], list[list[Pair]]]:
@@ -134,11 +126,11 @@ def _score_text(
         say(f"  {' ' * len(name)}perplexity {own['perplexity']:,.2f}{per_word}; accuracy {own['accuracy']:.2%}")
     if len(models) == 1:
         return _entry(path, models, figures), scores[0]
-    contexts = [loaded.config.model.block_size for loaded in models]
-    windows = common_windows(list(zip(texts, contexts, strict=True)), ends)
-    sums = [by_window(windows, each.text, each.text.tokenizer, [each.nats]) for each in scores]
-    found = _difference(sums, windows.sizes, windows.unit, "much text", say)
-    return _entry(path, models, figures, difference=found), scores[0]
+    sizes = [loaded.config.model.block_size for loaded in models]
+    units = units_of([(text, text.tokenizer, size) for text, size in zip(texts, sizes, strict=True)], ends)
+    sums = [by_unit(units, each.text, each.text.tokenizer, [each.nats]) for each in scores]
+    between = _difference(sums, units.sizes, units.loss, units.name, "much text", say)
+    return _entry(path, models, figures, difference=between), scores[0]
 
 
 def _answer(path: str, asked: tuple[list[Question], list[list[Pair]]], models: Models, say: Say) -> dict[str, Any]:
@@ -162,9 +154,10 @@ def _answer(path: str, asked: tuple[list[Question], list[list[Pair]]], models: M
     if len(models) == 1:
         return _entry(path, models, figures)
     sizes, unit = np.ones(len(questions)), "wrong answers per question"
-    plain = _difference([1.0 - each.plain for each in answers], sizes, unit, "many questions", say)
+    more = ("questions", "many questions", say)
+    plain = _difference([1.0 - each.plain for each in answers], sizes, unit, *more)
     unit += ", length-normalised"
-    normalised = _difference([1.0 - each.normalised for each in answers], sizes, unit, "many questions", say)
+    normalised = _difference([1.0 - each.normalised for each in answers], sizes, unit, *more)
     return _entry(path, models, figures, difference=plain, difference_normalised=normalised)
 
 
@@ -179,11 +172,13 @@ def _entry(path: str, models: Models, figures: list[dict[str, Any]], **differenc
     return {"file": path, **own[0]} | ({"versus": own[1] | differences} if len(own) > 1 else {})
 
 
-def _difference(sums: list[NDArray[Any]], sizes: NDArray[Any], unit: str, more: str, say: Say) -> dict[str, Any] | None:
-    """Print which of two models is better, by the paired interval of compare/; return the difference B - A."""
-    if len(sizes) < MIN_WINDOWS:
-        say(f"  cannot tell which is better: {len(sizes)} windows or questions, at least {MIN_WINDOWS} are wanted")
+def _difference(
+    sums: list[NDArray[Any]], sizes: NDArray[Any], unit: str, name: str, more: str, say: Say
+) -> dict[str, Any] | None:
+    """Print which of two models is better, by the paired interval of `compare`; return the difference B - A."""
+    between = difference(sums[0][None], sums[1][None], sizes)
+    if reason := too_few([between], name):
+        say(f"  cannot tell which is better: {reason}")
         return None
-    found = difference(sums[0][None], sums[1][None], sizes)
-    say(f"  {verdict('A', 'B', found, unit, more=more)}")
-    return {"value": found.value, "plus_minus": found.half_width(LEVEL), "level": LEVEL, "unit": unit}
+    say(f"  {verdict('A', 'B', between, unit, more=more)}")
+    return {"value": between.value, "plus_minus": between.half_width(LEVEL), "level": LEVEL, "unit": unit}

@@ -1,1 +1,0 @@
-"""Which of two trained models predicts better, and how sure that is."""

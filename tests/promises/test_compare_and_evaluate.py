@@ -1,0 +1,212 @@
+"""Which of two runs is better, and how sure that is (`compare`); how good a run is on any text (`evaluate`)."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from minigpt.cli import _dispatch as minigpt_command
+from minigpt.config.compose import compose
+from minigpt.evaluation.compare import compare
+from minigpt.faults import UserFault
+
+RUNS = {
+    "a1": ["seed=1"],
+    "a2": ["seed=2"],
+    "b1": ["seed=1", "optimizer.lr=1e-4"],
+    "b2": ["seed=2", "optimizer.lr=1e-4"],
+    "long": ["seed=1", "model.block_size=16"],
+    "char": ["seed=1", "tokenizer=char"],
+    "third": ["seed=1", "data.source=third.txt", "data.val_source=text.txt"],
+    "other": ["seed=1", "data.source=other.txt", "data.val_source=text.txt"],
+    "books": ["seed=1", "data.source=books.jsonl"],
+    "books2": ["seed=2", "data.source=books.jsonl"],
+}
+OWN = ["optimizer.lr=1e-2", "trainer.max_steps=40", "batch_tokens=128", "validate.every_steps=40"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, new_run):
+    """A folder with runs of text.txt and others."""
+    folder = tmp_path_factory.mktemp("compare")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        runs = new_run(folder)
+        (folder / "text.txt").write_text("".join(f"the {n}th of {n * n % 17} wörds\n" for n in range(900)))
+        (folder / "other.txt").write_text("how much wood would a woodchuck chuck\n" * 200)
+        (folder / "third.txt").write_text("".join(f"the {n}th of {n} wörds and {n}\n" for n in range(400)))
+        books = [json.dumps({"text": f"book {n} of {n * n % 17} wörds " * 9}) for n in range(60)]
+        (folder / "books.jsonl").write_text("\n".join(books))
+        for name, settings in RUNS.items():
+            runs.path = folder / name
+            runs(*OWN, *settings)
+        shutil.copytree(folder / "a1", folder / "again")
+    return folder
+
+
+def said(place, *words: str) -> str:
+    lines: list[str] = []
+    paths = [str(place / word) if (place / word).is_dir() else word for word in words]
+    compare(
+        compose("compare", [*paths, *([] if "data.dir" in " ".join(words) else [f"data.dir={place / 'data'}"])]),
+        lines.append,
+    )
+    return "\n".join(lines)
+
+
+def validation(run, key: str = "val/loss") -> float:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return next(row[key] for row in reversed(rows) if key in row)
+
+
+def test_one_seed_a_side_judges_two_checkpoints(place):
+    text = said(place, "a1", "b1")
+    verdict = re.search(r"^A is better by (\S+) \+- (\S+) nats per token$", text, re.MULTILINE)
+    assert verdict, text
+    assert float(verdict[1]) == pytest.approx(validation(place / "b1") - validation(place / "a1"), abs=2e-3)
+    assert 0 < float(verdict[2]) < float(verdict[1])
+    assert "these two checkpoints, not the settings" in text
+    assert "optimizer.lr: 0.01 -> 0.0001" in text
+
+
+def test_several_seeds_judge_the_settings_and_are_found_by_their_configs(place):
+    text = said(place, "a1", "b1", "a2", "b2")
+    assert re.search(r"^A +\S+ +seeds 1, 2 ", text, re.MULTILINE)
+    assert "A is better by" in text
+    assert "judges the settings" in text
+    assert said(place, "a1", "a2", "vs", "b1", "b2").splitlines()[-1] == text.splitlines()[-1]
+
+
+def test_of_more_than_two_sides_the_best_is_named_and_the_others_judged_against_it(place):
+    text = said(place, "b1", "a1", "long")
+    best = min(("b1", "a1", "long"), key=lambda name: validation(place / name))
+    letter = "BAC"[("a1", "b1", "long").index(best)]
+    assert f"Best  {letter}. Against it (+- are intervals that all hold together with 95 %)" in text
+    assert len(re.findall(r"^  [ABC]  .*\S+ \+- \S+ nats per token", text, re.MULTILINE)) == 2
+    assert re.search(rf"^  A  {letter} is better by", text, re.MULTILINE)
+
+
+def test_another_tokenizer_of_the_same_text_is_compared_by_bytes(place):
+    verdict = re.search(r"(\S) is better by (\S+) \+- \S+ bits per byte", text := said(place, "a1", "char"))
+    wanted = validation(place / "char", "val/bits_per_byte") - validation(place / "a1", "val/bits_per_byte")
+    assert verdict, text
+    assert float(verdict[2]) == pytest.approx(abs(wanted), abs=5e-3)  # one of them predicts a byte less
+    assert verdict[1] == ("A" if wanted > 0 else "B")
+
+
+def test_two_training_texts_are_two_sides(place):
+    text = said(place, "third", "other")
+    assert "A is better by" in text
+    assert re.search(r"training text: '\S*third.txt \(\w{8}\)' -> '\S*other.txt \(\w{8}\)'", text)
+
+
+def test_documents_are_the_unit_and_too_few_are_said(place):
+    text = said(place, "books", "books2")
+    assert re.search(r"to predict, in \d documents", text)
+    assert re.search(r"cannot tell: there are \d documents.*; at least 10 are wanted", text)
+    assert "is better" not in text
+
+
+FAULTS = {
+    "another text": (["a1", "books"], "validated on another text"),
+    "the same weights": (["a1", "again"], "the same weights"),
+    "one run": (["a1"], "two runs or more"),
+    "an empty side": (["a1", "vs"], "both sides of `vs`"),
+    "no run": (["a1", "nowhere"], "no such folder"),
+    "the same seed twice": (["a1", "b1", "vs", "b2"], "both have seed=1"),
+    "tokens elsewhere": (["a1", "b1", "data.dir=nowhere"], "data.dir=DIR"),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_what_can_not_be_compared_is_named(place, case):
+    words, sentence = FAULTS[case]
+    with pytest.raises(UserFault, match=re.escape(sentence)):
+        said(place, *words)
+
+
+def test_all_runs_of_a_folder_are_judged_as_far_as_they_can_be_compared(place, tmp_path):
+    (tmp_path / "note.txt").write_text("no run")
+    text = said(place, "books", "a1", "again", "b1", str(tmp_path), str(tmp_path / "note.txt"))
+    assert re.search("^A is better by", text, re.MULTILINE)
+    left_out = [line for line in text.splitlines() if line.startswith("Left out  ")]
+    assert len(left_out) == 4
+    assert any("books" in line and "another text than" in line for line in left_out)
+
+
+def test_the_command_loads_no_lightning_and_writes_nothing(place):
+    before = sorted(place.rglob("*"))
+    words = ["compare", str(place / "a1"), str(place / "b1")]
+    code = f"import sys; from minigpt.cli import _dispatch; _dispatch({words}); print('lightning' in sys.modules)"
+    variables = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=place, capture_output=True, text=True, env=variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "A is better by" in done.stdout
+    assert done.stdout.splitlines()[-1] == "False"
+    assert sorted(place.rglob("*")) == before
+
+
+# --- evaluate ---
+
+
+def evaluate(capsys, *words: object) -> str:
+    capsys.readouterr()
+    minigpt_command(["evaluate", "device=cpu", *map(str, words)])
+    return capsys.readouterr().out
+
+
+def test_the_validation_text_has_the_loss_that_training_measured(place, tmp_path, capsys):
+    out = tmp_path / "out.json"
+    shown = evaluate(capsys, f"checkpoint={place / 'other'}", f"file={place / 'text.txt'}", f"json={out}")
+    figures = json.loads(out.read_text())
+    assert figures["nats_per_token"] == pytest.approx(validation(place / "other"), rel=1e-5)
+    assert figures["bits_per_byte"] == pytest.approx(validation(place / "other", "val/bits_per_byte"), rel=1e-5)
+    assert figures.keys() == {
+        "file", "checkpoint", "nats_per_token", "bits_per_byte", "perplexity", "word_perplexity", "accuracy", "tokens",
+        "bytes", "words", "lines",
+    }  # fmt: skip
+    assert f"{figures['nats_per_token']:.4f} nats per token" in shown
+
+
+@pytest.mark.parametrize(("name", "unit"), [("b1", "nats per token"), ("char", "bits per byte")])
+def test_two_models_on_texts_and_questions(place, tmp_path, capsys, name, unit):
+    records = [{"context": "of 3 w", "choices": ["örds", f"xx{number}"], "answer": number % 2} for number in range(60)]
+    (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, records)))
+    shutil.copy(place / "text.txt", tmp_path / "test.txt")
+    files = [f"file={tmp_path / 'test.txt'}", f"questions={tmp_path / 'q.jsonl'}"]
+    results = [f"json={tmp_path / 'out.json'}", f"per_token={tmp_path / 'tokens.jsonl'}"]
+    if name == "char":  # it does not know the letter x
+        files.pop()
+    shown = evaluate(capsys, f"checkpoint={place / 'a1'}", f"versus={place / name}", *files, *results)
+    figures = json.loads((tmp_path / "out.json").read_text())
+    figures, *answers = figures if isinstance(figures, list) else [figures]
+    between, key = figures["versus"]["difference"], unit.replace(" ", "_")
+    assert between["value"] == pytest.approx(
+        figures["versus"][key] - figures[key], abs=5e-3 if name == "char" else 1e-5
+    )
+    assert (between["unit"], between["level"]) == (unit, 0.95)
+    assert between["plus_minus"] > 0
+    assert " is better by" in shown
+    for each in answers:
+        accuracy = each["versus"]["difference"]
+        assert accuracy["value"] == pytest.approx(each["accuracy"] - each["versus"]["accuracy"])
+        assert accuracy["unit"] == "wrong answers per question"
+    rows = [json.loads(line) for line in (tmp_path / "tokens.jsonl").read_text().splitlines()]
+    assert len(rows) == figures["tokens"] + 1
+
+
+def test_every_file_that_can_not_be_scored_is_named_at_once(place, tmp_path):
+    (tmp_path / "odd.txt").write_text("woäd")
+    (tmp_path / "short.txt").write_text("w")
+    (tmp_path / "q.jsonl").write_text("{}\n")
+    words = [f"file={tmp_path / 'odd.txt'}", f"file={tmp_path / 'short.txt'}", f"questions={tmp_path / 'q.jsonl'}"]
+    with pytest.raises(UserFault) as caught:
+        minigpt_command(["evaluate", f"checkpoint={place / 'char'}", *words, "stride=9", "device=cpu"])
+    for fault, part in zip(
+        caught.value.faults, ("odd.txt: character 'ä'", "short.txt has 1", "line 1", "stride=9"), strict=True
+    ):
+        assert part in fault
