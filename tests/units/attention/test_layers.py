@@ -118,34 +118,6 @@ def test_a_mask_narrows_what_a_token_sees_and_never_widens_it(attention, kernel)
     torch.testing.assert_close(torch.cat(parts, dim=1), layer(x))
 
 
-@pytest.mark.parametrize("attention", ATTENTION.values(), ids=ATTENTION)
-def test_left_padding_gives_each_row_the_same_as_alone(attention):
-    layer, x = make(attention, C, H), draw(B, T, C)
-    mask = combine_masks(causal_mask(T), padding_mask(torch.tensor([2, 5]), T, side="left"))
-    out = layer(x, mask)
-    torch.testing.assert_close(out[0, 3:], layer(x[:1, 3:])[0])
-    torch.testing.assert_close(out[1], layer(x[1:])[0])
-    torch.testing.assert_close(out[0, :3], layer.out.bias.expand(3, C))  # nothing to attend: only the bias is left
-
-
-@pytest.mark.parametrize("attention", ATTENTION.values(), ids=ATTENTION)
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_dropout_falls_on_the_weights_and_after_the_projection_and_only_in_training(attention, kernel):
-    layer = make(attention, C, H, dropout=0.5, kernel=kernel)
-    x = draw(1, 40, C)
-    layer.eval()
-    torch.testing.assert_close(layer(x), layer(x), rtol=0, atol=0)
-    quiet = layer(x)
-    layer.train()
-    torch.manual_seed(0)
-    noisy = layer(x)
-    dropped = noisy == 0  # after the projection: whole entries are gone
-    assert 0.4 < dropped.double().mean() < 0.6
-    # On the weights: what is left differs from the quiet output by more than the factor 1 / (1 - 0.5).
-    on_weights = (noisy[~dropped] - 2 * quiet[~dropped]).abs().median() > 1e-3
-    assert on_weights == (attention is not ATTENTION["linear"])  # linear attention has no weights to drop
-
-
 # Grouped keys and heads of their own width
 
 

@@ -104,13 +104,6 @@ def test_the_assistants_tokens_and_the_end_are_learned():
     assert not learned(np.array([97, 98, CLOSE]), BYTE).any()
 
 
-def test_prepared_conversations_are_not_mixed_with_text(talks, tmp_path):
-    folder = talks(*many())[0].folder
-    data = DataConfig(name="text", dir=str(tmp_path / "data"), mix={str(folder): 1.0})
-    with pytest.raises(UserFault, match=r"data.mix: .* holds conversations.*data=chat data.source=FILE"):
-        prepare(data, TokenizerConfig("byte"))
-
-
 @pytest.mark.parametrize("block_size", [24, 40, 64])
 def test_an_epoch_learns_each_conversation_once_and_whole(talks, block_size):
     prepared, _ = talks(*many())
@@ -169,25 +162,6 @@ def test_packed_conversations_are_learned_as_they_are_alone(talks):
     assert abs(unmasked - packed) > 1e-6  # without the mask conversations do see each other
 
 
-def test_what_is_not_learned_has_no_gradient_at_all(talks):
-    prepared, _ = talks(*many())
-    batch = batches(prepared, 4)[0]
-    V = prepared.tokenizer.vocab_size
-    logits = torch.randn(4, 40, V, dtype=torch.float64, requires_grad=True)
-    weighted_loss_sum(lambda tokens, **_: logits, batch.tokens, batch.targets, batch.weights.double()).backward()
-    inside = torch.from_numpy(
-        np.stack(
-            [
-                learned(np.append(a, b[-1]), BYTE)[1:]
-                for a, b in zip(batch.tokens.numpy(), batch.targets.numpy(), strict=True)
-            ]
-        )
-    )
-    assert logits.grad[~inside].count_nonzero() == 0
-    assert (logits.grad[batch.weights > 0] != 0).any(-1).all()
-    assert 0 < (batch.weights > 0).sum() <= inside.sum()
-
-
 def test_the_validation_loss_is_the_mean_over_answers_alone(talks):
     prepared, _ = talks(*many())
     split, gpt = prepared.val, gpt_of(prepared.tokenizer)
@@ -229,13 +203,6 @@ def test_a_split_without_an_answer_is_refused():
 
     with pytest.raises(UserFault, match="val split holds no answer"):
         ConversationSplit(Questions(), BYTE)
-
-
-def test_bpe_learns_its_words_and_gets_roles(talks):
-    prepared, _ = talks(*many(), name="bpe")
-    assert has_roles(prepared.tokenizer)
-    assert text_of(prepared.val.tokens(0, 1), prepared.tokenizer) == "<|user|>"
-    assert prepared.tokenizer.eot == prepared.tokenizer.vocab_size - 5
 
 
 # --- the generated tasks ---

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from minigpt.config.schema import DataConfig, TokenizerConfig
 from minigpt.data.measures import baselines as module
 from minigpt.data.measures import overlap as overlap_module
-from minigpt.data.measures.baselines import baselines, sample_of
+from minigpt.data.measures.baselines import baselines
 from minigpt.data.measures.overlap import overlap, pieces, statistics
 from minigpt.data.prepared import describe
 from minigpt.data.preparing.prepare import prepare
@@ -102,20 +102,6 @@ def test_baselines_of_a_mixture_are_weighted_as_its_bits_per_byte_are(tmp_path):
     assert len(rows) == 3
 
 
-def test_what_is_left_out_of_a_large_text_is_said(prepared, monkeypatch):
-    monkeypatch.setattr(module, "TRAIN_BYTES", 50_000)
-    monkeypatch.setattr(module, "VAL_BYTES", 5_000)
-    monkeypatch.setattr(overlap_module, "_PIECE_TOKENS", 512)
-    unigram, ngram, xz = module._measure(prepared.train, prepared.val, prepared.tokenizer)
-    train, val = prepared.train.bytes, prepared.val.bytes
-    assert unigram["of"] == ""
-    for row in (ngram, xz):
-        counted, _, scored = row["of"].partition(" of training text and ")
-        assert abs(int(counted.split()[0].replace(",", "")) - 50_000) < 5_000
-        assert f"bytes of {train:,} bytes" in counted
-        assert f"bytes of {val:,} bytes of validation text" in scored
-
-
 def test_xz_copies_what_it_has_seen_and_nothing_else():
     train, stop = np.random.default_rng(0).bytes(20_000), threading.Event()
     assert 0 < module._xz_bytes(b"how much wood " * 80, b"would a woodchuck", stop) <= 17
@@ -134,11 +120,6 @@ def test_pieces_are_all_or_a_part_spread_evenly(n, wanted, size):
         assert len(found) == max(1, wanted // size)
         assert found[0][0] == 0
         assert len(found) == 1 or found[-1][-1] == n - 1
-
-
-def test_a_sample_of_a_text_is_all_of_a_short_one():
-    split = Split([*b"one", EOT, *b"two"])
-    assert sample_of(split, BYTE, 6) == b"onetwo"
 
 
 TOKENS = st.lists(st.sampled_from([1, 2, EOT]), min_size=2, max_size=80)
@@ -165,13 +146,6 @@ def test_a_passage_that_both_splits_hold_is_found_wherever_it_lies():
     assert overlap(Split(train), Split(val), BYTE)["share"] == 0
     train[200_000:201_000] = val[1_000:2_000]
     assert overlap(Split(train), Split(val), BYTE)["share"] == pytest.approx(951 / 4951)
-
-
-def test_words_of_two_bytes_and_more_are_counted_by_13():
-    tokens = np.tile(np.arange(200), 3)
-    split = Split(tokens)
-    split.bytes = 2 * len(tokens)
-    assert overlap(split, split, BYTE) == {"share": 1.0, "gram": 13, "of_train": 1.0, "of_val": 1.0}
 
 
 @given(tokens=st.lists(st.sampled_from([1, 2, 3, EOT]), min_size=2, max_size=60), size=st.integers(1, 20))
@@ -206,10 +180,3 @@ def test_it_is_printed_and_kept(tmp_path):
     assert f"overlap    {share}" in lines
     assert f"data: overlap: {share}" in said
     assert any(line.startswith("train      ") and "documents, the median one" in line for line in lines)
-
-
-def test_an_alphabet_without_end_of_text_knows_no_documents(tmp_path):
-    (tmp_path / "a.txt").write_text("some text " * 99)
-    data = DataConfig("text", str(tmp_path / "a.txt"), dir=str(tmp_path / "data"))
-    prepared = prepare(data, TokenizerConfig("char"), say=lambda line: None)
-    assert set(prepared.summary["val"]) == {"tokens", "bytes", "distinct_tokens"}

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from minigpt.attention.masks import padding_mask
 from minigpt.config.schema import ModelConfig
 from minigpt.model import cache as kv
 from minigpt.model.gpt import GPT
@@ -104,20 +103,6 @@ def test_a_row_that_is_read_again_leaves_the_others_alone(kernel):
     logits = model(newest, cache=cache)[:, -1]
     for row, text in enumerate([tokens[0], again[0], tokens[2]]):
         assert_close(logits[row], model(torch.cat([text, newest[row]])[None])[0, -1])
-
-
-@both_dtypes
-@both_kernels
-@torch.no_grad()
-def test_prompts_padded_on_the_left_have_the_logits_they_have_alone(dtype, kernel):
-    model = tiny_gpt(dtype, kernel)
-    lengths, T = torch.tensor([3, 8, 1, 5]), 8
-    tokens = some_tokens(4, T)  # what stands in the padding is arbitrary
-    positions = (torch.arange(T) - (T - lengths)[:, None]).clamp(min=0)
-    logits = model(tokens, positions=positions, mask=padding_mask(lengths, T, side="left"))
-    assert logits.isfinite().all()
-    for row, length in enumerate(lengths.tolist()):
-        assert_close(logits[row, T - length :], model(tokens[row, T - length :][None])[0])
 
 
 @torch.no_grad()

@@ -130,14 +130,6 @@ def test_going_document_by_document_gives_the_same_values_and_gradients(model, v
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
 
 
-def test_a_kernel_without_dropout_is_not_taken_where_weights_are_dropped(varlen):
-    gpt, tokens = make("rotary", dropout=0.5).train(), packed()
-    gpt(tokens, documents=find_documents(tokens, END))
-    assert not varlen
-    gpt.eval()(tokens, documents=find_documents(tokens, END))
-    assert varlen
-
-
 def test_compiled_code_is_made_for_few_numbers_of_documents():
     made = []
 

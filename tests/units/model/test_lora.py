@@ -102,7 +102,7 @@ def test_the_loss_in_chunks_leaves_a_frozen_output_layer_alone(chunk):
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen3-124m"])
 def test_at_most_2_percent_of_124_million_learn(name):
-    file = Path(__file__).parents[2] / "configs" / "model" / f"{name}.yaml"
+    file = Path(__file__).parents[3] / "configs" / "model" / f"{name}.yaml"
     config = ModelConfig(**yaml.safe_load(file.read_text()))
     whole = parameter_count(config, 50257)
     assert whole > 120e6
