@@ -40,7 +40,7 @@ from minigpt.machine.torch_setup import set_up_torch
 from minigpt.model.gpt import GPT
 from minigpt.rundir.rows import read_rows
 from minigpt.screen import table
-from minigpt.splitmix import fold
+from minigpt.seeds import fold
 from minigpt.training.optimizer import adamw
 from minigpt.training.run import train
 

@@ -54,7 +54,7 @@ MAY_IMPORT = {
     "children": "launcher",
     "cli": "__init__ benchmark config data faults invocation ranks redact report sweep",
     "config": "__init__ faults files invocation launcher redact huggingface_hub hydra omegaconf yaml",
-    "data": "attention config faults files ranks redact screen splitmix "
+    "data": "attention config faults files ranks redact screen seeds "
     "aiohttp fsspec numpy pyarrow ray tiktoken tokenizers torch zstandard",
     "demo": "config faults invocation launcher report sampling stages training",
     "evaluation": "checkpoint config data faults files formats machine model sampling screen lm_eval numpy torch",
@@ -70,15 +70,15 @@ MAY_IMPORT = {
     "redact": "",
     "report": "checkpoint config data faults files machine model ranks rundir screen matplotlib numpy yaml",
     "rundir": "__init__ config faults files invocation redact torch wandb yaml",
-    "sampling": "checkpoint config data faults files machine model screen splitmix torch",
+    "sampling": "checkpoint config data faults files machine model screen seeds torch",
     "screen": "faults",
+    "seeds": "numpy",
     "serving": "attention checkpoint config data evaluation faults files sampling screen "
     "fastapi matplotlib numpy pydantic starlette torch uvicorn",
-    "splitmix": "numpy",
     "stages": "config data evaluation faults launcher",
     "sweep": "children config data faults files invocation launcher ranks redact rundir screen matplotlib optuna torch",
     "training": "__init__ attention checkpoint config data faults formats invocation "
-    "machine model ranks redact report rundir sampling screen splitmix lightning torch",
+    "machine model ranks redact report rundir sampling screen seeds lightning torch",
     "verify": "checkpoint children config faults ranks rundir",
 }
 

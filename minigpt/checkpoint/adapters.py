@@ -19,8 +19,8 @@ from minigpt.checkpoint import contents
 from minigpt.config.convert import shown
 from minigpt.faults import UserFault
 from minigpt.formats.names import GPT2_NAMES, LLAMA_NAMES, other_names
-from minigpt.model.adapter import Adapter, Place, adapter_of, base_of, places
 from minigpt.model.gpt import GPT
+from minigpt.model.lora import Adapter, Place, adapter_of, base_of, places
 
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PREFIX, BASE, WORDS = "base_model.model.", "base_sha256", "tokenizer_sha256"

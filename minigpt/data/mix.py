@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from minigpt.data.order import check_length, deal, quotas, samples_of_step, starts_of
 from minigpt.data.shards import TokenSplit, fingerprint
-from minigpt.splitmix import fold
+from minigpt.seeds import fold
 
 
 class MixedSplit:

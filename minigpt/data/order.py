@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.faults import UserFault
-from minigpt.splitmix import GOLDEN, MASK_64, scramble
+from minigpt.seeds import GOLDEN, MASK_64, scramble
 
 CYCLE = 1 << 16  # samples in which a mixture comes out even
 _ROUNDS = 6

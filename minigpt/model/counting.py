@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from minigpt.config.schema import AdapterConfig, ModelConfig
-from minigpt.model.adapter import put_on
 from minigpt.model.empty import empty_gpt
+from minigpt.model.lora import put_on
 
 
 @dataclass(frozen=True)

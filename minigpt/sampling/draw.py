@@ -6,7 +6,7 @@ No generator is carried along, so nothing else that is drawn, written or batched
 import torch
 from torch import Tensor
 
-from minigpt.splitmix import GOLDEN, MASK_64, scramble
+from minigpt.seeds import GOLDEN, MASK_64, scramble
 
 
 def uniform(seed: int, sample: int, position: int) -> float:

@@ -19,7 +19,7 @@ from minigpt.sampling.filters import SamplingOptions
 from minigpt.sampling.generate import Forward, Reader, TextInProgress, generate
 from minigpt.sampling.native.decoder import MAX_ROWS, NativeDecoder
 from minigpt.sampling.stream import TextStream
-from minigpt.splitmix import fold
+from minigpt.seeds import fold
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str | bytes, *, allow_special: bool = False) -> list[int]:

@@ -35,7 +35,7 @@ from minigpt.model.gpt import GPT
 from minigpt.sampling.filters import SamplingOptions
 from minigpt.sampling.generate import NonFiniteLogits, Reader, TextInProgress, generate
 from minigpt.sampling.write import gpt_forward
-from minigpt.splitmix import fold
+from minigpt.seeds import fold
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from minigpt.ranks.signals import Signals
 from minigpt.report.plan import describe_plan
 from minigpt.rundir.rows import cut_rows_after, read_rows
 from minigpt.rundir.run_directory import RunDirectory
-from minigpt.splitmix import fold
+from minigpt.seeds import fold
 from minigpt.training import start
 from minigpt.training.finish import finish, refuse_nothing_learned, tell_finished
 from minigpt.training.first_pass import explained_out_of_memory, first_pass

@@ -20,9 +20,9 @@ from minigpt.data.tokenizer import Tokenizer, scheme_of
 from minigpt.faults import UserFault
 from minigpt.formats.architecture import is_foreign, read_foreign_config
 from minigpt.formats.huggingface import foreign_tokenizer, read_foreign_weights
-from minigpt.model.adapter import adapter_of, put_on
 from minigpt.model.evaluate import unpredicted_places
 from minigpt.model.gpt import GPT
+from minigpt.model.lora import adapter_of, put_on
 from minigpt.model.parts import is_sharded
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.sampling.write import encode_prompt

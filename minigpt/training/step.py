@@ -22,7 +22,7 @@ from minigpt.machine.sharding import Layout, begin_micro_batch
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
 from minigpt.model.parts import local
-from minigpt.splitmix import fold
+from minigpt.seeds import fold
 from minigpt.training.grpo import Question, answered
 from minigpt.training.guard import Measurement, StepResult, fault_of, judge, scale, scale_on_device
 from minigpt.training.lightning_engine import call_callbacks, publish

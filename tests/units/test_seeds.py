@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from minigpt.splitmix import GOLDEN, MASK_64, scramble
+from minigpt.seeds import GOLDEN, MASK_64, scramble
 
 PUBLISHED = [6457827717110365317, 3203168211198807973, 9817491932198370423]  # the test vector for 1234567
 

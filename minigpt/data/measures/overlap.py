@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from minigpt.data.mix import MixedSplit
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer
-from minigpt.splitmix import GOLDEN, scramble
+from minigpt.seeds import GOLDEN, scramble
 
 GRAM_TOKENS = 13
 GRAM_CHARACTERS = 50  # of tokens of less than two bytes

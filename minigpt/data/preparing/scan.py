@@ -13,7 +13,7 @@ from minigpt.data.preparing.units import Unit
 from minigpt.data.readers.document import BadFile, Document
 from minigpt.data.sources.split import BUCKETS, HASHES, count_characters, hash_of
 from minigpt.data.tokenizers.scheme import RUN_BYTES, runs
-from minigpt.splitmix import fold
+from minigpt.seeds import fold
 
 BLOCK_BYTES = 1 << 14  # a sample is made of blocks of this size
 

@@ -5,9 +5,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from minigpt.config.schema import AdapterConfig, ModelConfig
-from minigpt.model.adapter import put_on
 from minigpt.model.counting import flops_per_token, parameter_count, sizes_of
 from minigpt.model.gpt import GPT
+from minigpt.model.lora import put_on
 from minigpt.model.loss import next_token_loss
 
 V, SIZES = 192, {"n_layer": 3, "n_head": 4, "n_embd": 64, "block_size": 128}

@@ -9,9 +9,9 @@ import torch
 import yaml
 
 from minigpt.config.schema import AdapterConfig, ModelConfig
-from minigpt.model.adapter import LoRA, adapter_of, base_of, merge, places, put_on, share
 from minigpt.model.counting import parameter_count, sizes_of
 from minigpt.model.gpt import GPT
+from minigpt.model.lora import LoRA, adapter_of, base_of, merge, places, put_on, share
 from minigpt.model.loss import next_token_loss
 
 SMALL = ModelConfig(n_layer=2, n_head=6, n_embd=30, block_size=7)

@@ -2,7 +2,7 @@
 
 import torch
 
-from minigpt.splitmix import fold
+from minigpt.seeds import fold
 from minigpt.training.step import seed_device
 
 
