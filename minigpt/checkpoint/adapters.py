@@ -116,7 +116,8 @@ def read_adapter(find: Callable[[str], Path], gpt: GPT, origin: str) -> Adapter:
     if tensors or not pairs:
         strange = f"holds {shown(min(tensors))}, which the model has no place for" if tensors else "holds nothing"
         raise UserFault(f"the adapter {origin} {strange}. Put it on the model that it was trained on")
-    return Adapter(rank, alpha, pairs, label.get(BASE, ""), label.get(WORDS, ""))
+    hashes = [label.get(name, "") for name in (BASE, WORDS)]
+    return Adapter(rank, alpha, pairs, *[text if re.fullmatch("[0-9a-f]{64}", text) else "" for text in hashes])
 
 
 def _read_config(path: Path) -> tuple[int, float]:

@@ -57,7 +57,7 @@ def read_label(path: Path) -> dict[str, str]:
     """Return the label of a safetensors file; {} if it has none."""
     with safe_open(path, "pt") as file:
         label = json.loads((file.metadata() or {}).get(LABEL, "{}"))
-    return label if isinstance(label, dict) else {}
+    return {str(key): str(value) for key, value in label.items()} if isinstance(label, dict) else {}
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

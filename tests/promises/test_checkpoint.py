@@ -18,7 +18,7 @@ from minigpt.faults import NoUsableCheckpoint, StorageFailure, UserFault
 from minigpt.verify import compare_runs
 
 SETTINGS = ["trainer.max_steps=8", "checkpoint.every_steps=2", "checkpoint.keep_last=3"]
-GOLDEN = Path(__file__).parents[1] / "training" / "golden_run"  # its checkpoint was written by version 0.1.0
+GOLDEN = Path(__file__).parents[1] / "golden" / "first_run"  # its checkpoint was written by version 0.1.0
 
 
 @pytest.fixture(scope="module")
