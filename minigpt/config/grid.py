@@ -2,10 +2,10 @@
 
 import itertools
 import math
+import re
 
 from minigpt.config.convert import settings
 from minigpt.config.schema import TrainConfig
-from minigpt.config.yaml_files import alternatives
 from minigpt.faults import UserFault
 
 FLAGS = ("-m", "--multirun")
@@ -19,16 +19,21 @@ def expand(arguments: list[str]) -> list[tuple[Job, str]]:
     """Return the command lines of a grid, each with the arguments that vary; the last list changes fastest.
 
     Raises:
-        UserFault: a list that is no plain grid, or too many jobs.
+        UserFault: too many jobs.
     """
-    lists = [
-        [argument] if argument.startswith("-") or name in WHOLE or not equals else alternatives(argument)
-        for argument in arguments
-        if argument not in FLAGS
-        for name, equals, _ in [argument.lstrip("+").partition("=")]
-    ]
+    lists = [_alternatives(argument) for argument in arguments if argument not in FLAGS]
     count = math.prod(map(len, lists))
     if count > MAX_JOBS:
         raise UserFault(f"-m: {count:,} combinations, at most {MAX_JOBS:,}. Use fewer values, or minigpt sweep")
     several = [len(values) > 1 for values in lists]
     return [(list(job), " ".join(itertools.compress(job, several))) for job in itertools.product(*lists)]
+
+
+def _alternatives(argument: str) -> Job:
+    """Return an argument once for each value that it lists, or alone if it lists none."""
+    name, _, text = argument.partition("=")
+    if numbers := re.fullmatch(r"range\((-?\d+), *(-?\d+)\)", text):
+        return [f"{name}={number}" for number in range(int(numbers[1]), int(numbers[2]))]
+    plain = not argument.startswith("-") and name.lstrip("+") not in WHOLE and text[:1] not in ("[", "{", "'", '"')
+    values = [value.strip() for value in text.split(",")] if plain else [text]
+    return [f"{name}={value}" for value in values] if len(values) > 1 and all(values) else [argument]

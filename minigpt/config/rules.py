@@ -83,46 +83,27 @@ def adapters_have_a_place(targets: str, attention: str, activation: str) -> Iter
 # --- the text ---
 
 
-@rule("data.name", "data.source", "data.dir", "data.mix")
-def source_is_there(name: str, source: str | None, folder: str, mix: Mapping[str, float]) -> Iterator[str]:
-    if mix:
-        if source is not None:
-            yield f"data.mix names its sources itself and would ignore data.source={shown(source)}. Leave one out."
-    elif name in ("text", "chat") and not source:
-        kind = "conversations" if name == "chat" else "text"
-        yield f"data={name} needs your {kind}. Add data.source=FILE_OR_DIR{' of JSON lines' * (name == 'chat')}."
-    elif name in ("stdlib", "tasks") and source:
-        yield f"data={name} would ignore data.source={shown(name_of(source))}. To train on your text, add data=text."
-    elif source is not None:
-        yield from _not_there("data.source", source, folder)
-
-
-@rule("data.name", "data.val_source", "data.dir", "data.mix")
-def validation_text_is_there(name: str, source: str | None, folder: str, mix: Mapping[str, float]) -> Iterator[str]:
-    if source is not None and (mix or name not in ("text", "chat")):
-        given = f"data.val_source={shown(name_of(source))}"
-        yield f"data{'.mix' if mix else f'={name}'} has its own validation text and would ignore {given}. Leave it out."
-    elif source is not None:
-        yield from _not_there("data.val_source", source, folder)
-
-
-@rule("data.mix", "data.dir")
-def sources_of_the_mix_are_there(mix: Mapping[str, float], folder: str) -> Iterator[str]:
+@rule("data.name", "data.source", "data.val_source", "data.mix", "data.dir")
+def texts_are_there(
+    name: str, source: str | None, val_source: str | None, mix: Mapping[str, float], folder: str
+) -> Iterator[str]:
+    if mix and (source or val_source):
+        yield "data.mix names its sources, and would ignore data.source and data.val_source. Leave these out."
+    elif not mix and name in ("text", "chat") and not source:
+        yield f"data={name} needs your {'text' if name == 'text' else 'conversations'}. Add data.source=FILE_OR_DIR."
+    elif not mix and name not in ("text", "chat") and (val_source or (source and name != "shakespeare_char")):
+        yield f"data={name} would ignore data.source and data.val_source. To train on your text, add data=text."
     for source, share in mix.items():
         if not share > 0:
             yield f"data.mix gives {shown(name_of(source))} the share {share:g}; wanted a number above 0."
-        if source not in ("stdlib", "shakespeare_char"):
-            yield from _not_there("data.mix", source, folder)
-
-
-def _not_there(key: str, source: str, folder: str) -> Iterator[str]:
-    """Yield a sentence for each place that is missing, unless its tokens are kept: training continues with them."""
-    if not source:
-        yield f"{key} is empty. Give a file or folder, or leave it out."
-    elif absent := missing(source):
-        prepared = glob.glob(os.path.join(glob.escape(at(folder)), "*", "prepared.json"))
-        if not any(json.dumps(name_of(source)) in Path(path).read_text(errors="replace") for path in prepared):
-            for place in absent:
+    places = [("data.mix", source) for source in mix if source not in ("stdlib", "shakespeare_char")]
+    if not mix and name not in ("stdlib", "tasks"):
+        places += [("data.source", source or ""), ("data.val_source", val_source or "")]
+    for key, text in places:
+        absent = missing(text) if text else []
+        prepared = glob.glob(os.path.join(glob.escape(at(folder)), "*", "prepared.json")) if absent else []
+        if not any(json.dumps(name_of(text)) in Path(path).read_text(errors="replace") for path in prepared):
+            for place in absent:  # and its tokens are not kept, with which training continues
                 yield f"{key}={shown(place)} does not exist{from_here(place)}. Give an existing file or folder."
 
 
@@ -156,13 +137,18 @@ def documents_have_ends(name: str, tokenizer: str, mask_documents: bool, mix: Ma
 # --- learning from a reward ---
 
 
-@rule("objective.name", "data.name", "init.from", "init.experiment")
-def rewards_have_questions(name: str, data: str, source: str | None, experiment: str | None) -> Iterator[str]:
+@rule("objective.name", "data.name", "init.from", "init.experiment", "trainer.strategy", "model.dropout")
+def rewards_can_be_learned(
+    name: str, data: str, source: str | None, experiment: str | None, strategy: str, dropout: float
+) -> Iterator[str]:
     if name == "grpo" and data != "tasks":
         yield f"objective=grpo asks questions whose answers can be checked; data={data} has none. Use data=tasks."
     if name == "grpo" and source is None and experiment is None:
-        remedy = "Name one: init.from=RUN, for example one of experiment=chat_tiny"
-        yield f"objective=grpo begins with a model that answers some of the questions. {remedy}."
+        yield "objective=grpo begins with a model that answers some questions, as chat_tiny does. Add init.from=RUN."
+    if name == "grpo" and strategy in SHARDED:
+        yield f"objective=grpo needs the model whole on each device, got trainer.strategy={strategy}. Use trainer=ddp."
+    if name == "grpo" and dropout:
+        yield f"objective=grpo learns what a model wrote, which model.dropout={dropout:g} changes. Use model.dropout=0."
 
 
 @rule("objective.name", "objective.answers", "batch_tokens", "model.block_size", "trainer.micro_batch")
@@ -179,14 +165,6 @@ def groups_of_answers_are_whole(
     if name == "grpo" and block_size < LONGEST_EXCHANGE:
         remedy = f"Use model.block_size={LONGEST_EXCHANGE} or more"
         yield f"model.block_size={block_size} does not hold every question of objective=grpo and its answer. {remedy}."
-
-
-@rule("objective.name", "trainer.strategy", "model.dropout")
-def rewards_are_learned_as_written(name: str, strategy: str, dropout: float) -> Iterator[str]:
-    if name == "grpo" and strategy in SHARDED:
-        yield f"objective=grpo needs the model whole on each device, got trainer.strategy={strategy}. Use trainer=ddp."
-    if name == "grpo" and dropout:
-        yield f"objective=grpo learns what a model wrote, which model.dropout={dropout:g} changes. Use model.dropout=0."
 
 
 # --- the training ---

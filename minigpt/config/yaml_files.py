@@ -1,4 +1,4 @@
-"""The YAML files under configs/ and in a user's own folder, composed by Hydra, and Hydra's lists of values.
+"""The YAML files under configs/ and in a user's own folder, composed by Hydra.
 
 The only file that knows Hydra. No resolver is evaluated, and nothing that a file names is called.
 """
@@ -12,8 +12,7 @@ from typing import Any
 import yaml
 
 import minigpt
-from minigpt.config.convert import as_typed, sections, settings, shown, to_dict
-from minigpt.faults import UserFault
+from minigpt.config.convert import sections, settings, to_dict
 
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, where PyYAML was built with it: ten times faster
 
@@ -66,27 +65,6 @@ _kept = functools.cache(_composed)  # Hydra takes a quarter of a second
 def _quoted(text: str) -> str:
     """Return a text quoted so that Hydra's grammar reads it back unchanged."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def alternatives(argument: str) -> list[str]:
-    """Return `key=a,b` or `key=range(1,4)` once for each value that it lists, anything else alone.
-
-    Raises:
-        UserFault: it lists no values but a range to search.
-    """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    try:
-        override = OverridesParser.create().parse_override(argument)
-    except HydraException:
-        return [argument]  # composing it will say what is wrong
-    if not override.is_sweep_override():
-        return [argument]
-    if not override.is_discrete_sweep() or "glob(" in argument:
-        raise UserFault(f"{shown(argument)}: -m trains plain grids, key=a,b. minigpt sweep searches ranges")
-    values = [getattr(value, "text", value) for value in override.sweep_iterator()]  # quoted strings have a text
-    return [f"{argument.partition('=')[0]}={as_typed(value)}" for value in values]
 
 
 def to_yaml(config: Any) -> str:

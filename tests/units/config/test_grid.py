@@ -17,40 +17,22 @@ def test_the_last_list_changes_fastest_and_single_values_stay_as_typed():
 @pytest.mark.parametrize(
     ("argument", "texts"),
     [
-        ("optimizer.lr=1e-3,3e-3", ["optimizer.lr=0.001", "optimizer.lr=0.003"]),
-        ("seed=choice(3,1)", ["seed=3", "seed=1"]),
-        ("model.bias=true,false", ["model.bias=true", "model.bias=false"]),
-        ("trainer.max_tokens=null,100", ["trainer.max_tokens=null", "trainer.max_tokens=100"]),
-        ("logger.project='a b','c,d'", ["logger.project=a b", "logger.project=c,d"]),
-        ("+seed=1,2", ["+seed=1", "+seed=2"]),
+        ("optimizer.lr=1e-3,3e-3", ["optimizer.lr=1e-3", "optimizer.lr=3e-3"]),
+        ("trainer.max_tokens=null, 100", ["trainer.max_tokens=null", "trainer.max_tokens=100"]),
+        ("+seed=range(1,3)", ["+seed=1", "+seed=2"]),
         ("adapter=none,lora", ["adapter=none", "adapter=lora"]),  # which is free text in sample alone
     ],
 )
-def test_each_kind_of_value(argument, texts):
+def test_each_kind_of_list(argument, texts):
     assert expand(["--multirun", argument]) == [([text], text) for text in texts]
 
 
 @pytest.mark.parametrize(
     "argument",
-    [
-        "samples.prompt=one, two",
-        "data.source=a,b",
-        "data.mix=a:1,b:2",
-        "seed=",
-        "seed=1,",
-        "--config-dir=a,b",
-        "x y=1",
-        "seed",
-    ],
+    ["samples.prompt=one, two", "data.source=a,b", "data.mix=a:1,b:2", "seed=", "seed=1,", "--config-dir=a,b", "seed"],
 )
 def test_what_lists_nothing_stays_as_it_is(argument):
     assert expand(["-m", argument]) == [([argument], "")]
-
-
-@pytest.mark.parametrize("argument", ["seed=interval(1,5)", "model=glob(*)"])
-def test_what_is_no_plain_grid_is_named(argument):
-    with pytest.raises(UserFault, match=r"-m trains plain grids.*key=a,b"):
-        expand(["-m", argument])
 
 
 def test_too_many_jobs_are_named_and_not_made():

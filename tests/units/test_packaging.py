@@ -79,13 +79,6 @@ def test_a_wheel_trains_and_samples_without_the_checkout(tmp_path):
     done = subprocess.run([sys.executable, "-c", ask], cwd=elsewhere, env=environment, capture_output=True, text=True)
     assert "pip check" in done.stdout
     assert "make setup" not in done.stdout
-    # A command that starts trainings finds them in the wheel: without one of its files, they end by its name.
-    (installed / "minigpt" / "stages.py").unlink()
-    grid = ["data=text", "data.source=book.txt", *TINY, "run.dir=run"]
-    done = run_command(installed, elsewhere, "train", "-m", *grid, code=1)
-    assert "=== Job 1 of 1: " in done.stdout
-    assert "No module named 'minigpt.stages'" in done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].startswith("   1  failed (a bug)")
 
 
 TINY = [
@@ -95,7 +88,7 @@ TINY = [
 ]  # fmt: skip
 
 
-def run_command(installed: Path, folder: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess:
+def run_command(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProcess:
     """Run a command of an unpacked wheel in a folder that is no checkout."""
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     where = "import minigpt; print(minigpt.__file__)"
@@ -103,5 +96,5 @@ def run_command(installed: Path, folder: Path, *words: str, code: int = 0) -> su
     assert found.stdout.strip() == str(installed / "minigpt" / "__init__.py"), found.stderr
     command = [sys.executable, "-m", "minigpt", *words]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == code, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done

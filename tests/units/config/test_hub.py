@@ -45,7 +45,7 @@ def test_a_name_on_the_hub_brings_its_architecture_and_is_fetched_once(asked, tm
 
 def test_a_model_that_the_hub_lacks_is_named_without_secrets(asked):
     with pytest.raises(UserFault, match=r"'owner/none' is no folder here .* hub does not give a model") as caught:
-        compose("sample", ["checkpoint=owner/none"])
+        compose("train", ["init.from=owner/none"])
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
