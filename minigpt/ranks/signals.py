@@ -38,6 +38,7 @@ class Signals:
         self._old_handlers: dict[int, Any] = {}
         self._pipe: tuple[int, int] | None = None
         self._old_wakeup = -1
+        self._terminals = [stream for stream in (1, 2) if os.isatty(stream)]
 
     def __enter__(self) -> "Signals":
         global _active
@@ -54,7 +55,8 @@ class Signals:
                 self._old_handlers[number] = signal.signal(number, self._note)
         if is_rank:
             self._old_handlers[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        threading.Thread(target=self._listen, args=(reader,), name="signals", daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, args=(reader,), name="signals", daemon=True)
+        self._listener.start()
         _active = self
         watch_lifeline()
         return self
@@ -69,6 +71,7 @@ class Signals:
             signal.signal(number, handler)
         atexit.register(_ignore_signals)
         os.close(writer)  # ends the thread
+        self._listener.join(1.0)
 
     def raise_if_received(self) -> None:
         """Raise StoppedEarly if a signal was noted, before work that has no steps."""
@@ -79,9 +82,8 @@ class Signals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:  # the terminal is gone, and writing to it would fail
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            for stream in (1, 2):
-                if os.isatty(stream):
-                    os.dup2(nowhere, stream)
+            for stream in self._terminals:
+                os.dup2(nowhere, stream)
         if self.received is None:  # a second signal must not interrupt the end
             self.received = signal.SIGINT if number == CTRL_C else number
             if not self.noted_only:

@@ -12,7 +12,7 @@ from minigpt.config.compose import compose
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.ranks import slurm
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RUNNING, CANCELLED = "JobId=42 JobState=RUNNING", "JobId=42 JobState=CANCELLED"
 PREEMPTED = "PreemptTime=2026-11-22T10:00:00"
 

@@ -1,0 +1,161 @@
+"""Several devices compute what one does; a signal stops all after the same step, and the first failure ends all."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from minigpt.checkpoint.folder import list_checkpoints, step_of
+from minigpt.faults import BUG, STOPPED
+from minigpt.rundir.rows import TIMINGS
+
+MINIGPT = [sys.executable, "-m", "minigpt"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "minigpt"]
+PAIR = ["trainer.devices=2", "trainer.micro_batch=2"]  # 2 ranks x 2 micro-batches x 2 windows
+EXACT = ["trainer.precision=fp64", "trainer.max_steps=12", "checkpoint.every_steps=3", "logger.every_steps=1"]
+EXACT += ["schedule=constant", "schedule.warmup_steps=1"]  # its length changes nothing
+SHARDED = ["model.n_layer=2", "model.n_embd=18"]  # rows that two ranks can't share evenly
+
+
+class Trial:
+    """A command in the background, in a session of its own, and what it prints."""
+
+    def __init__(self, run, words: list[str], *settings: str, **environment: str):
+        self.log = run.folder / f"log-{len(list(run.folder.glob('log-*')))}"
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(
+                [*words, "train", *run.arguments(*EXACT, *PAIR), *settings],
+                stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"} | environment,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def until(self, run, step: int) -> "Trial":
+        """Wait until a step's row is written."""
+        while not run.path.joinpath("metrics.jsonl").exists() or len(run.rows()) < step:
+            assert self.process.poll() is None, self.said
+            time.sleep(0.01)
+        return self
+
+    def ranks(self) -> list[int]:
+        """The processes that the command has started, oldest first."""
+        return list(map(int, Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()))
+
+    def end(self) -> int:
+        """The exit code. Nothing of its session is left."""
+        code = self.process.wait(90)
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            assert fields[0] == "Z" or int(fields[3]) != self.process.pid, f"{folder} is left\n{self.said}"
+        return code
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+
+def whole(run, *settings: str) -> list[dict]:
+    """The rows of one process that is not disturbed."""
+    path, run.path = run.path, run.folder / "whole"
+    run(*EXACT, *settings)
+    rows, run.path = run.rows(), path
+    return rows
+
+
+def assert_close(rows: list[dict], others: list[dict]) -> None:
+    assert [row["step"] for row in rows] == [row["step"] for row in others]
+    for row, other in zip(rows, others, strict=True):
+        for key in row.keys() - set(TIMINGS):
+            assert row[key] == pytest.approx(other[key], abs=1e-10, rel=0), (row["step"], key)
+
+
+SLOW = ["validate.every_steps=1", "trainer.max_steps=2000"]  # so that a signal finds it at work
+proc = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+
+
+@proc
+def test_ctrl_c_stops_both_ranks_after_a_step_and_one_process_continues(run, capfd):
+    trial = Trial(run, MINIGPT, "trainer=ddp", *SLOW).until(run, 5)
+    os.killpg(trial.process.pid, signal.SIGINT)  # as the terminal does: to the parent and to both ranks
+    assert trial.end() == STOPPED, trial.said
+    assert trial.said.count("SIGINT: stopping after this step") == 1
+    assert trial.said.count("Stopped after step") == 1
+    last = step_of(list_checkpoints(run.path / "checkpoints")[-1])
+    assert last == run.rows()[-1]["step"]
+    steps = ["validate.every_steps=1", f"trainer.max_steps={last + 3}"]
+    run(*EXACT, *steps)
+    assert "1 instead of 2: each step trains on the same tokens" in capfd.readouterr().out
+    assert_close(whole(run, *steps), run.rows())
+
+
+@proc
+def test_a_killed_rank_ends_all_with_one_cause_and_shards_load_on_one_device(run):
+    trial = Trial(run, MINIGPT, "trainer=fsdp", *SHARDED, *SLOW).until(run, 5)
+    os.kill(trial.ranks()[1], signal.SIGKILL)
+    assert trial.end() == BUG, trial.said
+    assert trial.said.count("Error: rank 1 was killed") == 1
+    assert "Traceback" not in trial.said
+    steps = ["validate.every_steps=1", f"trainer.max_steps={run.rows()[-1]['step'] + 3}"]
+    run(*EXACT, *SHARDED, *steps)
+    assert_close(whole(run, *SHARDED, *steps), run.rows())
+
+
+@pytest.mark.soak
+@proc
+@pytest.mark.parametrize("words", [MINIGPT, TORCHRUN], ids=["plain", "torchrun"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_signal_to_one_rank_stops_both_and_two_continue(run, words, strategy):
+    settings = [f"trainer={strategy}", *SHARDED]
+    trial = Trial(run, words, *settings, *SLOW).until(run, 5)
+    os.kill(trial.ranks()[1], signal.SIGTERM)
+    assert trial.end() == (STOPPED if words is MINIGPT else 1), trial.said
+    assert trial.said.count("Stopped after step") == 1
+    steps = ["validate.every_steps=1", f"trainer.max_steps={run.rows()[-1]['step'] + 3}"]
+    assert Trial(run, words, *settings, *steps).end() == 0
+    assert_close(whole(run, *SHARDED, *steps), run.rows())
+
+
+@pytest.mark.soak
+@proc
+def test_torchrun_starts_both_ranks_again_when_one_is_killed(run):
+    words = [*TORCHRUN[:3], "--max-restarts", "1", *TORCHRUN[3:]]
+    trial = Trial(run, words, "trainer=ddp", "trainer.max_steps=60", "validate.every_steps=1").until(run, 8)
+    os.kill(trial.ranks()[0], signal.SIGKILL)
+    assert trial.end() == 0, trial.said
+    assert [event["event"] for event in run.events() if event["event"] != "saved"] == ["began", "continued", "finished"]
+    assert_close(whole(run, "trainer.max_steps=60", "validate.every_steps=1"), run.rows())
+
+
+@pytest.mark.soak
+@proc
+def test_two_hosts_train_together_and_end_together(run):
+    """Two torchruns, each with one rank, that know each other's address alone."""
+    master = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", "29617"]
+    hosts = [[*TORCHRUN[:3], *master, "--node-rank", str(node), "-m", "minigpt"] for node in (0, 1)]
+    settings = ["trainer=fsdp", "trainer.nodes=2", "trainer.devices=1", *SHARDED]
+    trials = [Trial(run, words, *settings) for words in hosts]
+    assert [trial.end() for trial in trials] == [0, 0], trials[0].said
+    assert_close(whole(run, *SHARDED), run.rows())
+    run.path = run.folder / "killed"
+    trials = [Trial(run, words, *settings, *SLOW) for words in hosts]
+    trials[0].until(run, 3)
+    os.kill(trials[1].ranks()[0], signal.SIGKILL)
+    assert [trial.end() for trial in trials] == [1, 1], trials[0].said
+
+
+@pytest.mark.soak
+@proc
+def test_ranks_that_were_started_with_other_settings_are_named(run):
+    script = run.folder / "train.py"
+    script.write_text("import os, sys\nfrom minigpt.cli import main\n"
+                      "sys.argv += ['optimizer.lr=0.5'] if os.environ['RANK'] == '1' else []\nmain()\n")  # fmt: skip
+    trial = Trial(run, [*TORCHRUN[:5], str(script)], "trainer=ddp")
+    assert trial.end() == 1
+    assert trial.said.count("rank 1 has a config other than rank 0: optimizer.lr: 0.5 where rank 0 has") == 1
+    assert not run.path.exists()

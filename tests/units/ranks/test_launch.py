@@ -1,0 +1,175 @@
+"""The parent of the ranks: it passes signals on, ends all when one fails, and gives the exit code and the cause."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from minigpt.config.schema import TrainerConfig
+from minigpt.faults import BUG, INTERRUPTED, STOPPED, UserFault
+from minigpt.launcher import LAUNCHED, Launched, launched, launched_rank
+from minigpt.ranks.launch import check_world_size
+
+# Three ranks, without torch: each does what it is told, or waits for a signal and writes its name to a file.
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+from minigpt.config.schema import TrainerConfig
+from minigpt.ranks.launch import start_ranks
+from minigpt.ranks.signals import Signals
+code = start_ranks(TrainerConfig(strategy="ddp", devices=3))
+if code is not None:
+    sys.exit(code)
+rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
+with Signals() as signals:
+    signals.noted_only, signals.quiet = True, rank > 0
+    (folder / f"ready-{rank}").write_text(os.environ["WORLD_SIZE"])
+    exec(sys.argv[2])
+    while signals.received is None:
+        time.sleep(0.01)
+    (folder / f"received-{rank}").write_text(signal.Signals(signals.received).name)
+    time.sleep(float(sys.argv[3]))
+    sys.exit(75)
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    started = []
+
+    def begin(act: str = "", wait: float = 0) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(tmp_path), act, str(wait)], stderr=subprocess.PIPE, text=True,
+            start_new_session=True, env={name: text for name, text in os.environ.items() if name not in LAUNCHED},
+        )  # fmt: skip
+        started.append(process)
+        while len(list(tmp_path.glob("ready-*"))) < 3 and process.poll() is None:
+            time.sleep(0.01)
+        return process
+
+    yield begin
+    for process in started:
+        left = subprocess.run(["ps", "-o", "stat=", "-g", str(process.pid)], capture_output=True, text=True).stdout
+        assert not left.replace("Z", " ").split(), left
+
+
+def received(folder) -> list[str]:
+    return [path.read_text() for path in sorted(folder.glob("received-*"))]
+
+
+@pytest.mark.parametrize(
+    ("act", "code", "cause"),
+    [
+        ("if rank == 1: sys.exit(2)", 2, ""),  # it has printed the cause itself
+        (
+            "if rank == 2: os.kill(os.getpid(), 9)",
+            BUG,
+            "Error: rank 2 was killed, as the system does when memory runs out",
+        ),
+        ("sys.exit(0)", 0, ""),
+        ("sys.exit(75 if rank else 0)", STOPPED, ""),
+    ],
+)
+def test_the_first_failure_ends_all(start, act, code, cause):
+    process = start(act)
+    assert process.wait(30) == code
+    assert process.stderr.read().startswith(cause)
+
+
+@pytest.mark.parametrize(
+    ("send", "number"), [(os.kill, signal.SIGTERM), (os.kill, signal.SIGINT), (os.killpg, signal.SIGINT)]
+)
+def test_a_signal_reaches_each_rank_once(start, tmp_path, send, number):
+    process = start(wait=0.3)
+    send(process.pid, number)
+    assert process.wait(30) == STOPPED
+    assert received(tmp_path) == [number.name] * 3
+    assert process.stderr.read().count(f"{number.name}: stopping after this step") == 1
+
+
+def test_a_second_ctrl_c_ends_all_at_once(start):
+    process = start(wait=60)
+    for _ in range(2):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.3)
+    assert process.wait(30) == INTERRUPTED
+    assert process.stderr.read().count("Stopped at once.") == 1
+
+
+def test_ranks_whose_parent_was_killed_stop_by_themselves(start, tmp_path):
+    start().kill()
+    deadline = time.monotonic() + 20
+    while len(received(tmp_path)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert received(tmp_path) == ["SIGTERM"] * 3
+    time.sleep(0.3)
+
+
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+TORCHRUN |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29400"}
+SRUN = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}
+
+
+@pytest.fixture
+def variables(monkeypatch):
+    for name in (*TORCHRUN, *SRUN):
+        monkeypatch.delenv(name, raising=False)
+
+    def put(values, **changed):
+        for name, value in {**values, **changed}.items():
+            monkeypatch.setenv(name, value)
+
+    return put
+
+
+@pytest.mark.parametrize("values", [TORCHRUN, SRUN])
+@pytest.mark.parametrize(("nodes", "devices"), [(1, 1), (2, 4), (1, 8)])
+def test_launchers_are_understood(variables, values, nodes, devices):
+    assert launched("fsdp", nodes, devices) is None
+    variables(values)
+    place = launched("fsdp", nodes, devices)
+    assert place == Launched(rank=5, world_size=8, local_rank=1, local_size=4)
+    assert place.nodes == 2
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices", "changed"),
+    [
+        ("auto", 1, {}),  # one process: a task of a step that does something else, such as a sweep's worker
+        ("ddp", 2, {}),  # so many it starts itself
+        ("ddp", 1, {"SLURM_STEP_NUM_TASKS": ""}),  # a batch script, an allocation's shell
+        ("ddp", 1, {"SLURM_PROCID": "x"}),
+    ],
+)
+def test_what_slurm_says_to_others_is_ignored(variables, strategy, devices, changed):
+    variables(SRUN, **changed)
+    assert launched(strategy, 1, devices) is None
+
+
+@pytest.mark.parametrize("missing", LAUNCHED)
+def test_an_incomplete_set_of_variables_is_left_over(variables, missing):
+    variables(TORCHRUN, **{missing: ""})
+    assert launched_rank() is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "devices", "words"),
+    [
+        (2, 2, "8 processes were started on 2 hosts, but trainer.nodes=2 trainer.devices=2"),
+        (1, 8, "Add trainer=ddp trainer.nodes=2 trainer.devices=4"),
+        (1, 1, "unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT"),
+    ],
+)
+def test_another_number_of_processes_is_refused(variables, nodes, devices, words):
+    variables(TORCHRUN)
+    with pytest.raises(UserFault, match=words):
+        check_world_size(TrainerConfig(strategy="ddp", nodes=nodes, devices=devices))
+
+
+def test_several_hosts_need_a_launcher(variables):
+    with pytest.raises(UserFault, match="torchrun --nnodes=2 --nproc-per-node=4"):
+        check_world_size(TrainerConfig(strategy="ddp", nodes=2, devices=4))
+    check_world_size(TrainerConfig(strategy="ddp", devices=4))

@@ -1,0 +1,107 @@
+"""Signals end work without steps at once, and a run after its step."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from minigpt.faults import INTERRUPTED, STOPPED, StoppedEarly
+from minigpt.ranks.signals import Signals
+
+# What a run does, without torch: it prepares, makes steps, or is deep in a library.
+PROGRAM = """
+import ctypes, sys, time
+from minigpt.faults import StoppedEarly
+from minigpt.ranks.signals import Signals
+try:
+    with Signals() as signals:
+        phase = sys.argv[1]
+        signals.noted_only = phase.startswith("step")
+        print("ready", flush=True)
+        if phase == "prepare":
+            time.sleep(30)
+        while phase == "step" and not signals.received:
+            time.sleep(0.01)
+        if phase == "step":
+            sys.exit(75)
+        every_signal = (ctypes.c_ulong * 16)(*[2**64 - 1] * 16)  # not to be woken by one
+        ctypes.CDLL(None).ppoll(None, 0, (ctypes.c_long * 2)(30, 0), every_signal)
+except StoppedEarly as early:
+    print(early, file=sys.stderr)
+    sys.exit(early.exit_code)
+"""
+
+
+def start(phase: str, **options) -> subprocess.Popen:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, phase],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
+    )  # fmt: skip
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, STOPPED)])
+def test_before_the_first_step_a_signal_ends_the_work_at_once(number, code):
+    process = start("prepare")
+    process.send_signal(number)
+    _, said = process.communicate(timeout=10)
+    assert process.returncode == code
+    assert said.count("nothing is lost") == 1
+
+
+def test_between_steps_a_signal_is_noted_and_said():
+    process = start("step")
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=10)
+    assert (process.returncode, said) == (STOPPED, "\nSIGTERM: stopping after this step, with a checkpoint.\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ppoll with a mask")
+def test_a_second_ctrl_c_is_heard_even_when_the_main_thread_is_deep_in_a_library():
+    process = start("step-stuck")
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.readline() == "\n"
+    assert "Press Ctrl-C again to stop at once" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=10)
+    assert process.returncode == INTERRUPTED
+    assert "continues from the last checkpoint" in said
+
+
+def test_under_nohup_a_closed_terminal_is_no_reason_to_stop():
+    process = start("step", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.2)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == STOPPED
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a pseudo-terminal that hangs up")
+def test_a_closed_terminal_stops_the_run_and_what_it_prints_then_fails_nothing():
+    ours, terminal = os.openpty()
+    code = PROGRAM.replace("sys.exit(75)", "print('saved', flush=True); sys.exit(75)")
+    process = subprocess.Popen([sys.executable, "-c", code, "step"], stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    assert os.read(ours, 5) == b"ready"
+    os.close(ours)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(10) == STOPPED
+
+
+def test_handlers_are_put_back():
+    numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
+    before = [signal.getsignal(number) for number in numbers]
+    with Signals() as signals:
+        signals.noted_only = True
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.received == signal.SIGUSR1  # the first one says why
+        with pytest.raises(StoppedEarly, match="SIGUSR1"):  # the run goes back to an earlier checkpoint, say
+            signals.raise_if_received()
+    assert [signal.getsignal(number) for number in numbers] == before
+    assert signal.set_wakeup_fd(-1) == -1
