@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 # torchrun sets these for each process. If some are missing, the others are left over from another job.
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-PARENT = "MINIGPT_PARENT"  # set for the ranks that the plain command starts
+PARENT = "MINIGPT_PARENT"  # set for the ranks that the plain command starts: a folder of their own
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from minigpt.config.schema import TrainerConfig
 from minigpt.faults import BUG, UserFault, explain
-from minigpt.launcher import Launched, launched
+from minigpt.launcher import PARENT, Launched, launched
 from minigpt.ranks.launch import check_world_size
 from minigpt.ranks.signals import Signals
 
@@ -114,7 +114,9 @@ def joined(trainer: TrainerConfig, device: str, signals: Signals) -> Iterator[Pr
 
 
 def _meet(place: Launched) -> dist.Store:
-    """Return the store that all ranks read and write: torchrun's, or rank 0's."""
+    """Return the store that all ranks read and write: a file of the parent's, which opens no port, or by TCP."""
+    if PARENT in os.environ:
+        return dist.FileStore(f"{os.environ[PARENT]}/store", place.world_size)
     if "MASTER_ADDR" not in os.environ:  # srun: the first host of node[03-07,12]
         host = re.match(r"([^\[,]*)(?:\[(\d+))?", os.environ.get("SLURM_STEP_NODELIST", ""))
         os.environ["MASTER_ADDR"] = "".join(part or "" for part in host.groups()) if host else ""

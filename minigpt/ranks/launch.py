@@ -1,9 +1,8 @@
 """The plain command with several devices: a parent that never trains starts a process for each, and ends them all."""
 
-import os
 import signal
-import socket
 import sys
+import tempfile
 import time
 
 from minigpt.children import Child
@@ -27,17 +26,14 @@ def start_ranks(trainer: TrainerConfig) -> int | None:
     check_world_size(trainer)
     if count == 1 or (place is not None and place.world_size > 1):
         return None
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     command = [sys.executable, *sys.orig_argv[1:]]
     ranks: list[Child] = []
-    with Signals() as signals:
+    with Signals() as signals, tempfile.TemporaryDirectory(prefix="minigpt-") as folder:
         signals.noted_only = signals.quiet = True
         signals.before_exit = lambda: _kill(ranks)
         for rank in map(str, range(count)):
-            place_of_rank = {"RANK": rank, "LOCAL_RANK": rank, PARENT: str(os.getpid())}
+            place_of_rank = {"RANK": rank, "LOCAL_RANK": rank, PARENT: folder}
             ranks.append(Child(command, environment=shared | place_of_rank, own_session=False))
         return _wait_for_all(ranks, signals)
 
