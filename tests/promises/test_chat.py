@@ -131,12 +131,12 @@ def test_ctrl_c_stops_the_answer_only(talk):
 
 
 def test_the_command_talks_and_a_model_without_roles_gets_a_transcript(loaded, monkeypatch, capsys, tmp_path):
-    from minigpt.cli import COMMANDS
+    from minigpt.cli import _dispatch
 
     loaded.tokenizer = plain = build_tokenizer("byte")
     monkeypatch.setattr(chat_module, "load", lambda config: loaded)
     monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
-    assert COMMANDS["chat"]([f"checkpoint={tmp_path}", "max_new_tokens=3", "compile=off"]) == 0
+    assert _dispatch(["chat", f"checkpoint={tmp_path}", "max_new_tokens=3", "compile=off"]) == 0
     captured = capsys.readouterr()
     assert "it continues a plain transcript" in captured.err
     assert "3 tokens in" in captured.err

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import minigpt
-from minigpt.cli import COMMANDS
+from minigpt.cli import _dispatch
 from minigpt.faults import UserFault
 from minigpt.sampling import interactive, sample
 from minigpt.sampling.native import decoder
@@ -29,7 +29,7 @@ def written(checkpoint, capsys):
 
     def run(*words):
         plain = [f"checkpoint={checkpoint}", "max_new_tokens=30", "device=cpu", *words]
-        assert COMMANDS["sample"](plain) == 0
+        assert _dispatch(["sample", *plain]) == 0
         captured = capsys.readouterr()
         return captured.out, captured.err
 
@@ -116,7 +116,7 @@ def test_a_reader_that_leaves_ends_it_quietly(checkpoint, monkeypatch, capfd):
     os.close(reader)
     with open(writer, "w") as closed_pipe:
         monkeypatch.setattr(sys, "stdout", closed_pipe)
-        assert COMMANDS["sample"]([f"checkpoint={checkpoint}", "prompt=a", "device=cpu"]) == 0
+        assert _dispatch(["sample", f"checkpoint={checkpoint}", "prompt=a", "device=cpu"]) == 0
         monkeypatch.undo()
     assert "BrokenPipe" not in capfd.readouterr().err
 

@@ -12,7 +12,7 @@ pytest.importorskip("httpx", reason="pip install fastapi uvicorn httpx, or make 
 from fastapi.testclient import TestClient
 
 import minigpt
-from minigpt.cli import COMMANDS
+from minigpt.cli import _dispatch
 from minigpt.config.compose import compose
 from minigpt.faults import UserFault
 from minigpt.serving.app import make_app
@@ -246,4 +246,4 @@ def test_the_page_and_its_requests(http):
 def test_serve_names_what_it_can_not_use(trained, capsys):
     for words, says in ((["port=70000"], "port must be"), (["rows=33"], "rows must be"), (["hosts=a/b"], "no name")):
         with pytest.raises(UserFault, match=says):
-            COMMANDS["serve"]([f"checkpoint={trained}", *words])
+            _dispatch(["serve", f"checkpoint={trained}", *words])

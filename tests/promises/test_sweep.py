@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from minigpt.cli import COMMANDS
+from minigpt.cli import _dispatch
 from minigpt.faults import STOPPED, TRIALS_FAILED, UserFault
 from minigpt.sweep import search
 from minigpt.sweep.search import run_sweep
@@ -240,9 +240,9 @@ def test_a_real_sweep_and_a_real_grid(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (tmp_path / "text.txt").write_text("how much wood would a woodchuck chuck if " * 30)
     words = [*TINY, "data.source=text.txt", "trainer.max_steps=2", "validate.every_steps=1"]
-    assert COMMANDS["sweep"]([*words, LR, "trials=1", "sweep.dir=sweep"]) == 0
+    assert _dispatch(["sweep", *words, LR, "trials=1", "sweep.dir=sweep"]) == 0
     assert (tmp_path / "sweep" / "sweep.png").read_bytes().startswith(b"\x89PNG")
-    assert COMMANDS["train"](["-m", *words, "seed=2"]) == 0
+    assert _dispatch(["train", "-m", *words, "seed=2"]) == 0
     line = capfd.readouterr().out.splitlines()[-1]
     assert "finished" in line
     assert "val/loss" in line
