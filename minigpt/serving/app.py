@@ -28,15 +28,7 @@ from minigpt.config.commands import ServeConfig
 from minigpt.faults import CONTROL_PICTURES, UserFault
 from minigpt.serving.engine import Answer, Busy, Engine, Piece, Served
 from minigpt.serving.page_of import SERVER, page_of
-from minigpt.serving.protocol import (
-    ApiError,
-    ChatRequest,
-    CompletionRequest,
-    Order,
-    Reply,
-    read_order,
-    sentence_of,
-)
+from minigpt.serving.protocol import ApiError, ChatRequest, CompletionRequest, Order, Reply, read_order, sentence_of
 from minigpt.serving.views import look, next_tokens, score
 
 MAX_BODY_BYTES = 1 << 20
@@ -80,7 +72,9 @@ def make_app(engine: Engine, config: ServeConfig, *, token: str | None, say: Cal
     )  # fmt: skip
     app.include_router(paths(Server(engine, config)), dependencies=[Depends(admit)])
     add_open_paths(app, engine)
-    add_errors(app)
+    for kind in (ApiError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, answer_error)
+    app.add_exception_handler(ClientDisconnect, lambda request, error: Response(status_code=GONE))
     if config.origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=config.origins, allow_methods=["GET", "POST"], allow_headers=["*"]
@@ -318,34 +312,17 @@ def add_open_paths(app: FastAPI, engine: Engine) -> None:
     @app.get("/health")
     async def health() -> Response:
         alive, models = engine.thread.is_alive(), engine.models.values()
-        counts = {"writing": sum(len(each.writing) for each in models)}
-        counts["waiting"] = sum(len(each.waiting) for each in models)
+        counts = {name: sum(len(getattr(served, name)) for served in models) for name in ("writing", "waiting")}
         return JSONResponse({"status": "ok" if alive else "failed", **counts}, 200 if alive else 503)
 
 
-def add_errors(app: FastAPI) -> None:
-    """Answer every error in OpenAI's form."""
-
-    def reply(error: ApiError) -> JSONResponse:
-        return JSONResponse(error.content, error.status, {"Retry-After": "1"} if error.status == 429 else {})
-
-    @app.exception_handler(ApiError)
-    async def refused(request: Request, error: ApiError) -> Response:
-        return reply(error)
-
-    @app.exception_handler(RequestValidationError)
-    async def no_request(request: Request, error: RequestValidationError) -> Response:
+async def answer_error(request: Request, error: Exception) -> Response:
+    """Answer an error in OpenAI's form."""
+    if isinstance(error, RequestValidationError):
         message, param = sentence_of(error.errors())
-        return reply(ApiError(400, message, param=param))
-
-    @app.exception_handler(HTTPException)
-    async def no_path(request: Request, error: HTTPException) -> Response:
-        return reply(ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"))
-
-    @app.exception_handler(ClientDisconnect)
-    async def gone(request: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=GONE)
-
-    @app.exception_handler(Exception)
-    async def bug(request: Request, error: Exception) -> Response:
-        return reply(ApiError(500, "an error of the server: its log has the rest"))
+        error = ApiError(400, message, param=param)
+    elif isinstance(error, HTTPException):
+        error = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+    elif not isinstance(error, ApiError):
+        error = ApiError(500, "an error of the server: its log has the rest")
+    return JSONResponse(error.content, error.status, {"Retry-After": "1"} if error.status == 429 else {})

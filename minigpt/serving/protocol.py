@@ -5,7 +5,7 @@ Source: https://platform.openai.com/docs/api-reference (completions, chat, model
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.sampling.conversation import ConversationTooLong, refuse_too_long, turn_of
-from minigpt.sampling.filters import SamplingOptions
+from minigpt.sampling.filters import options_of
 from minigpt.sampling.generate import window_start
 from minigpt.sampling.write import encode_prompt, text_ends, texts_of
 from minigpt.serving.engine import Answer, Piece, Token
@@ -96,6 +96,11 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
 
+    @property
+    def text(self) -> str:
+        """The content as one text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
 
 class ChatRequest(WritingRequest):
     """The body of /v1/chat/completions."""
@@ -141,21 +146,19 @@ def read_order(
     wish = body.max_tokens or (256 if chat else 16)
     if isinstance(body, ChatRequest):
         wish = body.max_completion_tokens or wish
-    options = SamplingOptions(
-        max_new_tokens=min(wish, max_tokens),
-        temperature=body.temperature,
-        top_k=body.top_k,
-        top_p=body.top_p,
-        min_p=body.min_p,
-        repetition_penalty=body.repetition_penalty,
-        seed=body.seed,
-        stop=[text for text in ([body.stop] if isinstance(body.stop, str) else body.stop) if text],
-    )
+    stop = [text for text in ([body.stop] if isinstance(body.stop, str) else body.stop) if text]
+    options = replace(options_of(body), max_new_tokens=min(wish, max_tokens), stop=stop)
     if isinstance(body, ChatRequest):
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
         top = body.top_logprobs if body.logprobs else None
-        prompts, options, ends = read_messages(body.messages, tokenizer, options, block_size)
+        try:
+            turn = turn_of(tokenizer, [{"role": message.role, "content": message.text} for message in body.messages])
+            refuse_too_long(turn, block_size, options.max_new_tokens)
+        except UserFault as fault:
+            code = "context_length_exceeded" if isinstance(fault, ConversationTooLong) else None
+            raise ApiError(400, str(fault), param="messages", code=code) from None
+        prompts, options, ends = [turn.tokens], turn.options(options), turn.ends
     else:
         top = body.logprobs
         if body.best_of not in (None, body.n):
@@ -197,28 +200,6 @@ def read_prompts(body: CompletionRequest, tokenizer: Tokenizer, block_size: int)
             tokens = tokens[window_start(len(tokens), block_size) :]
         prompts.append(tokens)
     return prompts
-
-
-def read_messages(
-    messages: Sequence[Message], tokenizer: Tokenizer, options: SamplingOptions, block_size: int
-) -> tuple[list[list[int]], SamplingOptions, frozenset[int]]:
-    """Return the one prompt that messages are, and the options and tokens with which its answer ends."""
-    plain = [
-        {
-            "role": message.role,
-            "content": message.content
-            if isinstance(message.content, str)
-            else "".join(part.text for part in message.content),
-        }
-        for message in messages
-    ]
-    try:
-        turn = turn_of(tokenizer, plain)
-        refuse_too_long(turn, block_size, options.max_new_tokens)
-    except UserFault as fault:
-        code = "context_length_exceeded" if isinstance(fault, ConversationTooLong) else None
-        raise ApiError(400, str(fault), param="messages", code=code) from None
-    return [turn.tokens], turn.options(options), turn.ends
 
 
 class Reply:
@@ -289,11 +270,8 @@ class Reply:
 
     def _chat_logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
         def described(token: int, logprob: float) -> dict[str, Any]:
-            return {
-                "token": self.name_of(token),
-                "logprob": logprob,
-                "bytes": list(self.order.tokenizer.token_bytes(token)),
-            }
+            data = self.order.tokenizer.token_bytes(token)
+            return {"token": self.name_of(token), "logprob": logprob, "bytes": list(data)}
 
         content = [
             {**described(token.id, token.logprob), "top_logprobs": [described(*top) for top in token.top]}

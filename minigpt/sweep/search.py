@@ -29,15 +29,7 @@ from minigpt.ranks.signals import Signals
 from minigpt.ranks.slurm import requeue
 from minigpt.redact import redact, redact_values
 from minigpt.screen import tell
-from minigpt.sweep.results import (
-    best_trial,
-    draw_picture,
-    news_of,
-    rerun_command,
-    shown_trials,
-    table,
-    write_leaderboard,
-)
+from minigpt.sweep import results
 from minigpt.sweep.settings import Sweep
 from minigpt.sweep.space import Point, Space, grid_points, rounded
 from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, RUNNING, Slot, TrialRun, run_number
@@ -183,44 +175,40 @@ class Loop:
     def __post_init__(self) -> None:
         self.slots = make_slots(self.sweep.config.workers, self.sweep.config.trainer)
         self.running: dict[int, TrialRun] = {}  # by the number of the slot
-        trials = self.study.get_trials()
-        self.left = [trial for trial in trials if trial.state == RUNNING]  # by a sweep that was stopped or killed
-        current = shown_trials(trials)
+        current = results.shown_trials(self.trials())
+        self.left = [trial for trial in current if trial.state == RUNNING]  # by a sweep that was stopped or killed
         self.failed = [t for t in current if t.state == FAILED and t.user_attrs.get("code") != NON_FINITE]
-        done = sum(trial.state.is_finished() for trial in current)
-        gpus = [gpu for slot in self.slots for gpu in slot.gpus]
-        on = f"GPU {', '.join(sorted(set(gpus)))}" if gpus else f"CPU, {self.slots[0].threads} thread(s) each"
-        what = f"{self.sweep.trials} trials of {', '.join(self.sweep.space)}"
-        tell(f"Sweep      {self.sweep.folder}: {what}{f', {done} done' if current else ''}")
+        done = f", {len(current) - len(self.left)} done" if current else ""
+        gpus = {gpu for slot in self.slots for gpu in slot.gpus}
+        on = f"GPU {', '.join(sorted(gpus))}" if gpus else f"CPU, {self.slots[0].threads} thread(s) each"
+        tell(f"Sweep      {self.sweep.folder}: {self.sweep.trials} trials of {', '.join(self.sweep.space)}{done}")
         tell(f"Workers    {len(self.slots)}: {on}")
-        if len(gpus) > len(set(gpus)):
-            tell("Note: several workers share a GPU, which needs memory for all of them at once")
         if self.failed:
             tell(f"Again      {len(self.failed)} trial(s) that failed")
         for sentence in self.sweep.notes:
             tell(sentence)
 
+    def trials(self) -> list[FrozenTrial]:
+        """Return all trials as they are now, by number."""
+        return self.study.get_trials(deepcopy=False)
+
     def run(self) -> None:
         """Run until all trials have a result, or no more may be begun."""
         busy = True
         while busy or self.running:
-            busy = self.signals.received is None and not self.stopped_early and self.fill_slots()
+            for number, slot in enumerate(self.slots):
+                busy = self.signals.received is None and not self.stopped_early
+                if busy and number not in self.running:
+                    trial = self.next_trial()
+                    busy = trial is not None
+                    if trial is not None:
+                        self.running[number] = TrialRun(self.sweep, self.study, trial, slot, self.lock)
             for number, run in list(self.running.items()):
                 run.stopping = self.signals.received is not None
                 if next(run.looks, "over") == "over":
                     del self.running[number]
                     self.finish(run)
             time.sleep(POLL_SECONDS)
-
-    def fill_slots(self) -> bool:
-        """Give trials to idle slots; return whether more may be left."""
-        for number, slot in enumerate(self.slots):
-            if number not in self.running:
-                trial = self.next_trial()
-                if trial is None:
-                    return False
-                self.running[number] = TrialRun(self.sweep, self.study, trial, slot, self.lock)
-        return True
 
     def next_trial(self) -> FrozenTrial | None:
         """Return a trial that was stopped, one that failed in an earlier sweep, or a new one; None if none is left."""
@@ -229,67 +217,56 @@ class Loop:
         if self.failed:
             failed = self.failed.pop(0)
             return self.add(failed.params, {"again": run_number(failed)})
-        while True:
-            trials = self.study.get_trials(deepcopy=False)
-            current, search = shown_trials(trials), self.sweep.config.search
-            if len(current) >= self.sweep.trials:
-                return None
-            seed = self.sweep.config.sweep.seed
-            point = propose(self.sweep.space, search, seed=seed, number=len(current), trials=trials)
+        while (number := len(current := results.shown_trials(self.trials()))) < self.sweep.trials:
+            config = self.sweep.config
+            trials = self.trials()
+            point = propose(self.sweep.space, config.search, seed=config.sweep.seed, number=number, trials=trials)
             twin = next((t for t in current if t.params == point and t.state in (COMPLETE, PRUNED)), None)
             if twin is None:
                 return self.add(point, {})
-            facts = {name: fact for name, fact in twin.user_attrs.items() if name == "values"}
-            facts["same_as"] = twin.user_attrs.get("same_as", run_number(twin))
-            copy = self.add(point, facts)
-            value = twin.value if twin.state == COMPLETE else None
-            self.study.tell(copy.number, value, state=twin.state)
-            tell(news_of(self.study.trials[copy.number], self.sweep))
+            facts = {"same_as": run_number(twin), "values": twin.user_attrs.get("values", [])}
+            copy = self.add(point, facts).number
+            self.study.tell(copy, twin.value if twin.state == COMPLETE else None, state=twin.state)
+            tell(results.news_of(self.trials()[copy], self.sweep))
+        return None
 
     def add(self, point: Point, facts: dict) -> FrozenTrial:
         """Add a running trial to the record."""
         self.study.add_trial(
             create_trial(state=RUNNING, params=point, distributions=self.sweep.space, user_attrs=facts)
         )
-        return self.study.get_trials(deepcopy=False)[-1]
+        return self.trials()[-1]
 
     def finish(self, run: TrialRun) -> None:
         """Print a trial's result, if it has one, and bring the leaderboard up to date."""
-        trial = self.study.get_trials(deepcopy=False)[run.trial.number]
+        trial, limit = self.trials()[run.trial.number], self.sweep.config.sweep.max_failures
         if not trial.state.is_finished():
             return
-        tell(news_of(trial, self.sweep, time.monotonic() - run.began))
-        if run.cause and run.child:
-            for line in run.child.last_lines()[-5:]:
-                tell(f"    | {redact(line)}")
-        write_leaderboard(self.sweep, self.study.get_trials(deepcopy=False))
+        tell(results.news_of(trial, self.sweep, time.monotonic() - run.began))
+        results.write_leaderboard(self.sweep, self.trials())
         self.failures = self.failures + 1 if trial.state == FAILED else 0
-        limit = self.sweep.config.sweep.max_failures
+        if trial.state == FAILED and run.child:
+            tell("\n".join(f"    | {redact(line)}" for line in run.child.last_lines()[-5:]))
         if limit and self.failures >= limit:
-            self.stopped_early = (
-                f"{limit} trials in a row failed, so no more are begun (sweep.max_failures={limit}). The last, see "
-                f"{run.output}: {run.cause}. Remove the cause; the same command tries them again"
-            )
+            what = f"{limit} trials in a row failed, so no more are begun (sweep.max_failures={limit})"
+            self.stopped_early = f"{what}. The last, see {run.output}: {trial.user_attrs['cause']}"
 
     def close(self) -> int:
         """Print the final table and how the sweep ended; return the exit code."""
-        trials, folder = self.study.get_trials(), self.sweep.folder
-        write_leaderboard(self.sweep, trials)
-        tell("\n".join(table(self.sweep, trials)))
-        picture = draw_picture(self.sweep, trials)
-        tell(f"Results    {folder / 'leaderboard.csv'}{f'   {picture}' if picture else ''}")
-        best = best_trial(trials)
+        trials = self.trials()
+        results.write_leaderboard(self.sweep, trials)
+        tell(results.summary(self.sweep, trials))
+        tell(f"Results    {self.sweep.folder / 'leaderboard.csv'}   {results.draw_picture(self.sweep, trials) or ''}")
+        best = results.best_trial(trials)
         if best is not None:
-            tell(f"Train the best again:\n  {rerun_command(self.sweep, best)}")
+            tell(f"Train the best again:\n  {results.rerun_command(self.sweep, best)}")
         if self.signals.received is not None:
             tell("Stopped, each trial with a checkpoint. The same command continues the sweep.")
-            requeue(tell, asked=self.signals.received == getattr(signal, "SIGUSR1", None))
+            requeue(tell, asked=self.signals.received == signal.SIGUSR1)
             return STOPPED
         if self.stopped_early:
             tell(f"Stopped early: {self.stopped_early}")
-        failed = sum(trial.state == FAILED for trial in shown_trials(trials))
-        if failed and not self.stopped_early:
-            tell(
-                f"{failed} trial(s) failed. Remove the cause; the same command tries them again, except non-finite ones"
-            )
+        failed = sum(trial.state == FAILED for trial in results.shown_trials(trials))
+        if failed:
+            tell(f"{failed} trial(s) failed. Remove the cause; the same command tries all but non-finite ones again")
         return TRIALS_FAILED if failed else FINISHED

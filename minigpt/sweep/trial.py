@@ -56,7 +56,6 @@ class TrialRun:
         slot: the devices and threads to run it on.
         lock: descriptor of the sweep's lock, which the trainings hold, too.
         stopping: set when the whole sweep stops.
-        cause: why it failed.
     """
 
     sweep: Sweep
@@ -65,7 +64,6 @@ class TrialRun:
     slot: Slot
     lock: int
     stopping: bool = False
-    cause: str = ""
     pruned: bool = False
     values: list[float] = field(default_factory=list)  # of the seeds that are done
 
@@ -162,9 +160,7 @@ class TrialRun:
 
     def fail(self, cause: str, code: int | None) -> None:
         """Note that the trial failed, and why."""
-        seeds = self.sweep.config.seeds
-        self.cause = redact(cause) + (f" (run {len(self.values) + 1} of {seeds})" if seeds > 1 else "")
-        self.live.set_user_attr("cause", self.cause)
+        self.live.set_user_attr("cause", redact(cause))
         self.live.set_user_attr("code", code)
         self.study.tell(self.live, state=FAILED)
 

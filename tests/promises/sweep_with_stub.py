@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from minigpt.faults import run_script
-from minigpt.sweep import search
+from minigpt.sweep import results, search
 from minigpt.sweep.search import run_sweep
 from minigpt.sweep.settings import read_sweep
 
@@ -19,5 +19,5 @@ def sweep(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     search.POLL_SECONDS = 0.01
-    search.draw_picture = lambda sweep, trials: None
+    results.draw_picture = lambda sweep, trials: None
     run_script(sweep)

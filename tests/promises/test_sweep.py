@@ -12,7 +12,7 @@ import pytest
 
 from minigpt.cli import _dispatch
 from minigpt.faults import STOPPED, TRIALS_FAILED, UserFault
-from minigpt.sweep import search
+from minigpt.sweep import results, search
 from minigpt.sweep.search import run_sweep
 from minigpt.sweep.settings import Sweep, read_sweep
 from minigpt.sweep.trial import cause_of
@@ -80,7 +80,7 @@ def wait_until(true, process: subprocess.Popen) -> None:
 def quick(monkeypatch):
     """The stub's trials are over in a moment."""
     monkeypatch.setattr(search, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(search, "draw_picture", lambda sweep, trials: None)
+    monkeypatch.setattr(results, "draw_picture", lambda sweep, trials: None)
 
 
 def test_a_whole_sweep_ends_with_a_leaderboard_and_the_command_that_trains_the_best_again(tmp_path, capsys):
@@ -105,9 +105,7 @@ def test_a_crash_a_kill_and_a_nan_are_results_and_all_but_nan_can_be_tried_again
     six = StubSweep(tmp_path / "one", LAYERS, "search.sampler=grid")(code=TRIALS_FAILED)
     assert six.states() == ["complete"] * 3 + ["failed"] * 3
     printed = capsys.readouterr().out
-    assert (
-        "trial 2: FAILED: crashed (exit 1): RuntimeError: the third layer is one too many  model.n_layer=3" in printed
-    )
+    assert "trial 2: FAILED crashed (exit 1): RuntimeError: the third layer is one too many  model.n_layer=3" in printed
     assert "killed by SIGKILL, most likely by the system because memory ran out" in printed
     assert "training became non-finite (exit 5)" in printed
     assert "    | Error: steps 5 to 6 were not fit to train on" in printed
