@@ -76,10 +76,11 @@ def encode_documents(tokenizer: Tokenizer, documents: Iterable[Iterable[bytes]])
             text.lines += chunk.count(b"\n")
 
     for chunks in documents:
-        border = [np.array([tokenizer.eot], tokenizer.dtype)] if pieces and tokenizer.eot is not None else []
+        border = [tokenizer.eot] if pieces and tokenizer.eot is not None else []
+        before = [np.array([*border, *tokenizer.start], tokenizer.dtype)]
         for tokens in tokenizer.encode_chunks(counted(chunks)):  # none of a record without text
-            pieces += [*border, tokens]
-            border = []
+            pieces += [*before, tokens]
+            before = []
     text._tokens = np.concatenate(pieces) if pieces else np.zeros(0, tokenizer.dtype)
     return text
 

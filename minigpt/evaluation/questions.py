@@ -178,7 +178,7 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> Pair:
     whole, own = tokenizer.encode(context + continuation), tokenizer.encode(context)
     differ = (place for place, (a, b) in enumerate(zip(whole, own, strict=False)) if a != b)
     cut = next(differ, min(len(own), len(whole) - 1))
-    return whole[:cut] or [start_token(tokenizer)[0]], whole[cut:]
+    return [*tokenizer.start, *whole[:cut]] or [start_token(tokenizer)[0]], whole[cut:]
 
 
 @torch.inference_mode()

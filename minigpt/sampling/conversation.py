@@ -51,7 +51,7 @@ def turn_of(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> Turn
     if has_roles(tokenizer):
         return Turn(encode_turn(tokenizer, messages), ends_of(tokenizer))
     lines = [f"{ROLES[message['role']]}: {message['content']}\n" for message in messages]
-    return Turn(tokenizer.encode("".join([*lines, "Assistant:"])), ends_of(tokenizer), ["\nUser:"])
+    return Turn([*tokenizer.start, *tokenizer.encode("".join([*lines, "Assistant:"]))], ends_of(tokenizer), ["\nUser:"])
 
 
 def refuse_too_long(turn: Turn, block_size: int, max_new_tokens: int) -> None:

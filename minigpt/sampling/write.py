@@ -23,7 +23,7 @@ from minigpt.seeds import fold
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str | bytes, *, allow_special: bool = False) -> list[int]:
-    """Return a prompt as tokens; the one of `start_token` if it is empty.
+    """Return a prompt as tokens, after those that begin each text; the one of `start_token` if it is empty.
 
     Args:
         tokenizer: the model's.
@@ -33,21 +33,31 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | bytes, *, allow_special: b
     if not prompt:
         return [start_token(tokenizer)[0]]
     if isinstance(prompt, str):
-        return tokenizer.encode(prompt, allow_special=allow_special)
+        return _begun(tokenizer, tokenizer.encode(prompt, allow_special=allow_special))
     if not allow_special:
-        return tokenizer.encode_bytes(prompt).tolist()
+        return _begun(tokenizer, tokenizer.encode_bytes(prompt).tolist())
     try:
-        return tokenizer.encode(prompt.decode(), allow_special=True)
+        return _begun(tokenizer, tokenizer.encode(prompt.decode(), allow_special=True))
     except UnicodeDecodeError as error:
         place = f"byte {prompt[error.start]:#04x} at offset {error.start}"
         remedy = "Leave allow_special out (then any bytes will do), or save the file as UTF-8"
         raise UserFault(f"the prompt is not UTF-8 text, which allow_special=true needs: {place}. {remedy}") from None
 
 
+def _begun(tokenizer: Tokenizer, tokens: list[int]) -> list[int]:
+    """Return tokens after those that begin each text, unless they begin so already."""
+    start = tokenizer.start
+    return tokens if tokens[: len(start)] == start else [*start, *tokens]
+
+
 def start_token(tokenizer: Tokenizer) -> tuple[int, str]:
-    """Return where a text without a prompt starts, as token and name: end-of-text, else a newline, else token 0."""
-    if tokenizer.eot is not None:
-        return tokenizer.eot, next(name for name, token in tokenizer.special.items() if token == tokenizer.eot)
+    """Return where a text without a prompt starts, as token and name.
+
+    It is the file's own token, else end-of-text, else a newline, else token 0.
+    """
+    token = tokenizer.start[0] if tokenizer.start else tokenizer.eot
+    if token is not None:
+        return token, tokenizer.names[token]
     try:
         return tokenizer.encode("\n")[0], "a newline"
     except UserFault:  # the alphabet has none

@@ -7,8 +7,6 @@ import hashlib
 import json
 import random
 import re
-import signal
-import time
 from functools import cache
 from itertools import pairwise
 
@@ -20,14 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+import minigpt
 from minigpt.config.schema import SampleConfig
+from minigpt.data.text import encode_documents
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, read_tokenizer_json
 from minigpt.data.tokenizers import bpe, file
-from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, PATTERN, gpt2_ranks, train_ranks
+from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, PATTERN, gpt2_ranks
 from minigpt.data.tokenizers.scheme import END_OF_TEXT
 from minigpt.faults import UserFault
 from minigpt.files import read_json, write_json
 from minigpt.sampling.sample import sample
+from minigpt.sampling.write import encode_prompt
 
 SENTENCE = "It's 12 o'clock, WE'LL see: naïve 中文。\n words  go\n\n  on — «we’ll» see…\t🙂 3.14159/2718 don't\r\n"
 PIECES = [*"aZéßñcd019 .,!?'/-_(){}\"«—…\n\r\t¼²٣中文。　한국어กិ\u0301\u00a0🙂", "'s", " the", "    ", "<think>"]
@@ -95,23 +96,6 @@ def test_bpe_learns_from_text_only_and_as_much_as_there_is():
     assert tokenizer.decode_bytes(tokenizer.encode_bytes(b" " * 2**20)) == b" " * 2**20  # too much for one regex
     with pytest.raises(UserFault, match="at least 257"):
         build_tokenizer("bpe", vocab_size=256)
-
-
-def test_learning_obeys_a_signal():
-    def text():
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        for _ in range(2000):
-            time.sleep(0.001)
-            yield b"hello there " * 10_000
-
-    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    begun = time.monotonic()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            train_ranks(300, [text()])
-    finally:
-        signal.signal(signal.SIGALRM, previous)
-    assert time.monotonic() - begun < 30  # all of the text takes minutes
 
 
 VOCAB_BPE = "#version: 0.2\nĠ t\nh e\nĠt he\nÃ ©\n".encode()
@@ -246,3 +230,19 @@ def test_a_run_trains_continues_and_samples_with_a_tokenizer_json(run, tmp_path,
     assert run.rows()[-1]["step"] == 3
     assert sample(SampleConfig(checkpoint=str(mine), prompt=["wood"], max_new_tokens=3, device="cpu")) == 0
     assert "wood" in capsys.readouterr().out
+
+
+def test_the_token_that_begins_a_text_stands_before_documents_prompts_and_scored_texts(run, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(library("sentencepiece"))
+    (run.folder / "texts").mkdir()
+    for number in range(40):
+        (run.folder / "texts" / f"{number}.txt").write_text(f"wood {number}" * 20)
+    words = ["tokenizer=file", f"tokenizer.file={tmp_path / 'tokenizer.json'}", f"data.source={run.folder / 'texts'}"]
+    gpt = minigpt.load(run(*words, "trainer.max_steps=1"))
+    tokens = next(iter((run.folder / "data").glob("*/train-000.bin"))).read_bytes()[1024:]
+    tokens, bos, eot = np.frombuffer(tokens, "<u2"), 1, 2
+    assert tokens[0] == bos
+    assert (tokens[1:][tokens[:-1] == eot] == bos).all()
+    assert (tokens == bos).sum() == (tokens == eot).sum() + 1 > 20
+    assert encode_prompt(gpt.tokenizer, "wood")[0] == encode_prompt(gpt.tokenizer, "")[0] == bos
+    assert encode_documents(gpt.tokenizer, [[b"wood"], [b"wood"]]).tokens(0, 1).tolist() == [bos]

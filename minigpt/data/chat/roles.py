@@ -73,7 +73,7 @@ def encode_marked(tokenizer: "Tokenizer", content: bytes) -> Iterator[NDArray[An
 
 def encode_turn(tokenizer: "Tokenizer", messages: Sequence[Mapping[str, str]]) -> list[int]:
     """Return the tokens of messages, followed by <|assistant|>, with which the next answer begins."""
-    tokens, special = list[int](), tokenizer.special
+    tokens, special = [*tokenizer.start], tokenizer.special
     for message in messages:
         end = [special[END]] if message["role"] == "assistant" else []
         tokens += [special[ROLES[message["role"]]], *tokenizer.encode(message["content"]), *end]

@@ -81,6 +81,8 @@ def encode_unit(job: EncodeJob) -> dict[str, dict[str, Any]]:
             shard = shards[name]
             if name in begun and not continues and tokenizer.eot is not None:
                 shard.write(np.array([tokenizer.eot]))
+            if tokenizer.start and not continues:
+                shard.write(np.array(tokenizer.start))
             begun.add(name)
             chunks = shard.counted(map(itemgetter(3), pieces))
             if job.unit.options.chat:
