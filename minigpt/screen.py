@@ -17,7 +17,8 @@ MOVE_SECONDS = 0.2  # between two states of the moving line
 def tell(line: str) -> None:
     """Print a line in place of the moving one, with control characters made visible."""
     line = line.translate(CONTROL_PICTURES)
-    print(f"\r\x1b[K{line}" if sys.stdout.isatty() else line, flush=True)
+    with contextlib.suppress(OSError):  # a terminal that was closed must not keep a training from its last save
+        print(f"\r\x1b[K{line}" if sys.stdout.isatty() else line, flush=True)
 
 
 def note(text: str) -> None:

@@ -13,19 +13,9 @@ from minigpt.files import write_file
 
 FINISH_SECONDS = 30.0  # for wandb to send the rest when the run ends
 # Only numbers and the run's settings are sent: nothing about the machine, the environment or the code.
-WANDB_SETTINGS = {
-    "console": "off",
-    "host": "-",
-    "disable_code": True,
-    "disable_git": True,
-    "disable_job_creation": True,
-    "x_disable_meta": True,
-    "x_disable_machine_info": True,
-    "x_disable_stats": True,
-    "x_save_requirements": False,
-    "silent": True,
-    "init_timeout": FINISH_SECONDS,
-}
+WANDB_SETTINGS: dict[str, Any] = {f"disable_{name}": True for name in ("code", "git", "job_creation")}
+WANDB_SETTINGS |= {f"x_disable_{name}": True for name in ("meta", "machine_info", "stats")}
+WANDB_SETTINGS |= {"console": "off", "host": "-", "silent": True, "x_save_requirements": False}
 
 
 class Tracker:
@@ -89,7 +79,7 @@ class Tracker:
             mode=config.mode,
             resume="allow",
             config=settings,
-            settings=WANDB_SETTINGS,
+            settings=WANDB_SETTINGS | {"init_timeout": FINISH_SECONDS},
         )
         if self.target.url:
             self.say(f"wandb: {self.target.url}")

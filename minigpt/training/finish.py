@@ -12,6 +12,7 @@ from minigpt.report.page import write_report
 from minigpt.report.record import number, read_baselines
 from minigpt.rundir.rows import read_rows
 from minigpt.rundir.run_directory import RunDirectory
+from minigpt.screen import tell
 from minigpt.training.state import RunState, TrainingJob, reached_limit
 
 
@@ -34,10 +35,10 @@ def finish(job: TrainingJob, state: RunState, reason: str | None, *, ask_queue: 
     try:
         write_report(run.path)
     except Exception as error:  # a failed report must not spoil a finished training
-        print(f"The report could not be drawn: {type(error).__name__}: {error}")
+        tell(f"The report could not be drawn: {type(error).__name__}: {error}")
     if reason == "signal":
-        print(f"\nStopped after step {state.step:,}. Checkpoint in {run.path}; the same command continues the run.")
-        requeue(print, asked=ask_queue)
+        tell(f"\nStopped after step {state.step:,}. Checkpoint in {run.path}; the same command continues the run.")
+        requeue(tell, asked=ask_queue)
         return STOPPED
     refuse_nothing_learned(state, job.config)
     if reason:
@@ -45,7 +46,7 @@ def finish(job: TrainingJob, state: RunState, reason: str | None, *, ask_queue: 
             "patience": f"no validation improved for {job.config.trainer.patience} validations",
             "callback": "a callback ended the training; the same command continues from here",
         }.get(reason, "the time is up")
-        print(f"\nEnded after step {state.step:,}: {why}.")
+        tell(f"\nEnded after step {state.step:,}: {why}.")
     print_results(run)
     return FINISHED
 
@@ -54,12 +55,12 @@ def keep_baselines(job: TrainingJob) -> None:
     """Measure the baselines of this text, unless that was done, for the report and the last lines."""
     try:
         job.processes.signals.raise_if_received()
-        rows = baselines(job.prepared, say=print)
+        rows = baselines(job.prepared, say=tell)
         job.run.write_json("baseline.json", {"fingerprint": job.prepared.fingerprint, "baselines": rows})
     except StoppedEarly:
-        print("The baselines were left out.")
+        tell("The baselines were left out.")
     except Exception as error:  # nor must failed baselines
-        print(f"The baselines could not be measured: {type(error).__name__}: {error}")
+        tell(f"The baselines could not be measured: {type(error).__name__}: {error}")
     finally:
         job.processes.signals.noted_only = True
 
@@ -78,31 +79,31 @@ def print_results(run: RunDirectory) -> None:
     shown = ("step", "val/loss", "val/perplexity", "val/bits_per_byte")
     validations = [row for row in read_rows(run.metrics) if all(number(row.get(key)) is not None for key in shown)]
     if not validations:
-        print(f"Run directory  {run.path} (its metrics.jsonl holds no validation)")
+        tell(f"Run directory  {run.path} (its metrics.jsonl holds no validation)")
         return
     last, best = validations[-1], min(validations, key=lambda row: row["val/loss"])
     for name, row in [("final and best", last)] if best is last else [("final", last), ("best", best)]:
-        print(
+        tell(
             f"Validation ({name}, step {row['step']:,})  {row['val/loss']:.4f} nats per token  "
             f"perplexity {row['val/perplexity']:.2f}  {row['val/bits_per_byte']:.4f} bits per byte"
         )
         for key in (key for key in row if key.startswith("val/loss/")):
-            print(f"  {key.removeprefix('val/loss/')}  {row[key]:.4f} nats per token")
+            tell(f"  {key.removeprefix('val/loss/')}  {row[key]:.4f} nats per token")
     for row in read_baselines(run.path):
         of = f" (of {row['of']})" if row.get("of") else ""
-        print(f"Baseline       {row['bits_per_byte']:.4f} bits per byte  {row.get('name', '')!s:.60}{of}")
-    print(f"Run directory  {run.path}")
-    print(f"Picture        {run.path / 'loss.png'}   report  {run.path / 'report.html'}")
+        tell(f"Baseline       {row['bits_per_byte']:.4f} bits per byte  {row.get('name', '')!s:.60}{of}")
+    tell(f"Run directory  {run.path}")
+    tell(f"Picture        {run.path / 'loss.png'}   report  {run.path / 'report.html'}")
     if (run.saved_config() or {}).get("data.name") in CONVERSATIONS:
-        print(f"Talk to it:  {typed('chat')} checkpoint={shlex.quote(str(run.path))}")
+        tell(f"Talk to it:  {typed('chat')} checkpoint={shlex.quote(str(run.path))}")
     else:
-        print(f'Sample from it:  {typed("sample")} checkpoint={shlex.quote(str(run.path))} prompt="..."')
+        tell(f'Sample from it:  {typed("sample")} checkpoint={shlex.quote(str(run.path))} prompt="..."')
 
 
 def tell_finished(run: RunDirectory, state: RunState, limit: str) -> None:
     """Say that the run was finished before, print its results again and how to start another."""
     if run.writes:
-        print(f"This run is finished: {state.step:,} steps, its trainer.{limit}.")
+        tell(f"This run is finished: {state.step:,} steps, its trainer.{limit}.")
         print_results(run)
-        print("Another run    the same command with run.dir=NEW_DIR or another seed")
-        print(f"A longer run   the same command with run.dir={run.path} and a larger trainer.{limit}")
+        tell("Another run    the same command with run.dir=NEW_DIR or another seed")
+        tell(f"A longer run   the same command with run.dir={run.path} and a larger trainer.{limit}")

@@ -17,15 +17,10 @@ from minigpt.machine.choices import Choices
 
 def quiet_lightning() -> None:
     """Silence Lightning's tips and the warnings that do not apply here."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    for room in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(room).setLevel(logging.WARNING)
     for message in (
-        ".*does not have many workers.*",  # reading a memory map needs none
-        ".*`training_step` returned `None`.*",
         ".*GPU available but not used.*",
-        ".*no `val_dataloader`.*",
-        ".*isn't tracked by.*",
-        ".*checkpoints directory.*",
         ".*isinstance.treespec, LeafSpec.*",
         ".*FSDP2-wrapped module.*returned a view.*",  # the logits without padding, which nothing changes in place
     ):

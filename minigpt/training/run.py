@@ -33,6 +33,7 @@ from minigpt.ranks.signals import Signals
 from minigpt.report.plan import describe_plan
 from minigpt.rundir.rows import cut_rows_after, read_rows
 from minigpt.rundir.run_directory import RunDirectory
+from minigpt.screen import tell
 from minigpt.seeds import fold
 from minigpt.training import start
 from minigpt.training.finish import finish, refuse_nothing_learned, tell_finished
@@ -170,10 +171,10 @@ def train_from(job: TrainingJob, checkpoint: Path | None, state: RunState, chang
         cut_rows_after(run.samples, state.step)
     run.event("continued" if checkpoint else "began", step=state.step, rows_written_again=removed)
     if removed and checkpoint is None:
-        print(f"WARNING: {run.checkpoints} holds no checkpoint: the run begins again, at step 1, without its rows")
+        tell(f"WARNING: {run.checkpoints} holds no checkpoint: the run begins again, at step 1, without its rows")
     tell_changed_choices(run, saved_choices, choices)
     tell_changed_settings(run, changes)
-    print(f"Run        {run.path}" + (f", continuing after step {state.step:,}" if checkpoint else ""))
+    tell(f"Run        {run.path}" + (f", continuing after step {state.step:,}" if checkpoint else ""))
     print(describe_plan(config, choices, hardware, gpt=gpt, prepared=prepared, total_steps=steps_of(config)))
     module = LanguageModel(
         gpt, job, choices, optimizer=optimizer, state=state, layout=layout, loss_function=loss_function
@@ -200,28 +201,20 @@ def choose_alike(job: TrainingJob, saved: dict[str, Any] | None) -> Choices:
 def micro_batches(job: TrainingJob, choices: Choices, start_step: int) -> MicroBatches | Questions:
     """Return this rank's micro-batches from a step on, without end."""
     config, prepared, ranks = job.config, job.prepared, job.processes
-    skipped_batches = from_rank_zero(job, job.run.skipped_batches)
+    place: dict[str, Any] = {"rank": ranks.rank, "start_step": start_step}
+    place["skipped_batches"] = from_rank_zero(job, job.run.skipped_batches)
     if config.objective.name == "grpo":
-        return Questions(
-            config,
-            choices,
-            prepared.tokenizer,
-            rank=ranks.rank,
-            skipped_batches=skipped_batches,
-            start_step=start_step,
-        )
+        return Questions(config, choices, prepared.tokenizer, **place)
     return MicroBatches(
         prepared.train,
         seed=config.seed,
         block_size=config.model.block_size,
         micro_batch=choices.micro_batch,
         accumulate=choices.accumulate,
-        rank=ranks.rank,
         world_size=ranks.world_size,
-        skipped_batches=skipped_batches,
-        start_step=start_step,
         pin_memory=choices.device == "cuda",
         document_end=document_end(config.data, prepared.tokenizer),
+        **place,
     )
 
 
@@ -231,11 +224,11 @@ def tell_changed_choices(run: RunDirectory, saved: Mapping[str, Any] | None, cho
     changed = {name: value for name, value in (saved or {}).items() if value != now[name]}
     if "devices" in changed:
         note = "each step trains on the same tokens, but sums are taken in another order: the last bits may differ"
-        print(f"Devices    {choices.devices} instead of {changed['devices']}: {note}")
+        tell(f"Devices    {choices.devices} instead of {changed['devices']}: {note}")
         run.event("devices_changed", was=changed.pop("devices"), now=choices.devices)
     if changed:
         listed = ", ".join(f"{name} {shown(was)} -> {shown(now[name])}" for name, was in changed.items())
-        print(f"Choices    changed since the run was last started, so the last bits may differ: {listed}")
+        tell(f"Choices    changed since the run was last started, so the last bits may differ: {listed}")
         run.event("choices_changed", was=changed, now={name: now[name] for name in changed})
 
 
@@ -244,7 +237,7 @@ def tell_changed_settings(run: RunDirectory, changes: Sequence[Change]) -> None:
     for change in changes:
         run.event("changed", setting=change.key, was=change.was, now=change.now)
         if not change.key.startswith(("logger.", "run.", "experiment", "data.")):
-            print(f"Changed setting: {change}")
+            tell(f"Changed setting: {change}")
 
 
 def tell_new_learning_rate(run: RunDirectory, module: LanguageModel) -> None:
@@ -255,7 +248,7 @@ def tell_new_learning_rate(run: RunDirectory, module: LanguageModel) -> None:
     last, peak = rows[-1], module.config.optimizer.lr
     if not 0.8 < peak * module.lr_factor(last["step"] - 1) / max(last["lr"], 1e-30) < 1.25:
         now = peak * module.lr_factor(module.state.step)
-        print(
+        tell(
             f"Learning rate  {now:.2e} from here on; the last row has {last['lr']:.2e}. A schedule spans the whole "
             f"run: with another length {module.config.schedule.name} is elsewhere after step {module.state.step:,}. "
             f"Without a jump: schedule=constant optimizer.lr={last['lr']:.2e}, or schedule=wsd from a run's start"
@@ -286,7 +279,7 @@ def roll_back(job: TrainingJob, request: RollBack) -> None:
         discard_from(run.checkpoints, request.first_step)
         run.write_json("skipped_batches.json", [*skipped_batches, window])
     run.event("rolled_back", first_step=request.first_step, last_step=request.last_step, batches_passed_over=window)
-    print(f"Going back: {steps} were bad. Their batches ({window[0]:,} to {window[1]:,}) are left out from now on.")
+    tell(f"Going back: {steps} were bad. Their batches ({window[0]:,} to {window[1]:,}) are left out from now on.")
     job.processes.wait()
     if request.first_step > 1 and not list_checkpoints(run.checkpoints):
         raise NonFiniteTraining(

@@ -157,7 +157,7 @@ def refuse_larger_vocabulary(source: str, vocab_size: int, tokenizer: Tokenizer)
             f"init.from={source}: its weights know {vocab_size:,} tokens, and this data has a {tokenizer.name} "
             f"tokenizer of {tokenizer.vocab_size:,}. Use the tokenizer that the weights were trained with"
         )
-    print(f"Note: init.from={source} has no tokenizer: whether its tokens mean the same text as these can't be checked")
+    tell(f"Note: init.from={source} has no tokenizer: whether its tokens mean the same text as these can't be checked")
 
 
 def refuse_other_tokenizer(source: str, known: Tokenizer, tokenizer: Tokenizer) -> None:
@@ -182,7 +182,7 @@ def refuse_new_tokens(gpt: GPT, config: TrainConfig, source: str, count: int) ->
         if is_sharded(gpt):
             raise UserFault(f"sharded weights can't take the {new}. Use trainer=ddp, or train a step on one device")
         if config.adapter.name != "none":
-            print(f"Note: an adapter leaves the embeddings of {new} untrained. adapter=none trains them, too")
+            tell(f"Note: an adapter leaves the embeddings of {new} untrained. adapter=none trains them, too")
 
 
 def put_adapter_on(gpt: GPT, config: TrainConfig, checkpoint: Path | None) -> None:

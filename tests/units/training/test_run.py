@@ -13,7 +13,6 @@ import torch
 
 from minigpt.config.compose import compose
 from minigpt.faults import UserFault
-from minigpt.machine import compiling
 from minigpt.training import output, start
 from minigpt.training import run as run_module
 from minigpt.training.run import from_rank_zero, train
@@ -78,43 +77,6 @@ def test_max_minutes_ends_a_run_and_its_schedule(run):
     assert last["seconds"] >= 0.6
     assert last["lr"] < 1e-4
     assert "val/loss" in last
-
-
-@pytest.fixture
-def order_restored():
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-
-
-def test_compiled_code_for_a_cpu_adds_up_in_one_order(run, monkeypatch, order_restored):
-    """Else its threads add to the embedding's gradient as they come: two equal runs parted at their second step."""
-    asked = []
-
-    def compile_nothing(function, **options):
-        memory = torch.utils.deterministic.fill_uninitialized_memory
-        asked.append((torch.are_deterministic_algorithms_enabled(), memory))
-        return function
-
-    monkeypatch.setattr(compiling.torch, "compile", compile_nothing)
-    run("trainer.compile=on")
-    assert asked == [(True, False)]
-    assert torch.are_deterministic_algorithms_enabled()  # to the end: the compiler would make other code without
-
-
-def test_a_compiler_that_fails_costs_one_sentence(run, monkeypatch, capsys, order_restored):
-    def compile_badly(function, **options):
-        def broken(*arguments):
-            raise RuntimeError("no C++ compiler found\nlong traceback")
-
-        return broken
-
-    monkeypatch.setattr(compiling.torch, "compile", compile_badly)
-    run("trainer.compile=on")
-    assert "torch.compile does not work here (RuntimeError: no C++ compiler found); going on without it" in (
-        capsys.readouterr().out
-    )
-    assert run.rows()[-1]["step"] == 6
 
 
 def test_a_device_that_is_not_there_is_named(run):
