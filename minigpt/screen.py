@@ -98,7 +98,7 @@ class Progress:
 
 def size_text(n_bytes: float) -> str:
     """Return a number of bytes as people write it."""
-    if n_bytes >= 1e10:
+    if n_bytes >= 1e9:
         return f"{n_bytes / 1e9:,.1f} GB"
     return f"{n_bytes / 1e6:,.1f} MB" if n_bytes >= 1e6 else f"{n_bytes:,.0f} bytes"
 

@@ -1,6 +1,8 @@
 """How torch computes: threads, products, determinism, and torch.compile."""
 
+import contextlib
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +45,12 @@ def compiler_options(device: str) -> dict[str, Any] | None:
     slower one there (choices.py chose between them).
     """
     return {"pattern_matcher": False} if device == "cpu" else None
+
+
+def eager() -> contextlib.AbstractContextManager:
+    """Return a context in which what was compiled is computed as it is: samples and validations have many shapes."""
+    anything_compiled = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if anything_compiled else contextlib.nullcontext()
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

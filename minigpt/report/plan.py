@@ -21,6 +21,7 @@ from minigpt.model.counting import sizes_of
 from minigpt.model.gpt import GPT
 from minigpt.model.lora import MARK
 from minigpt.ranks.cores import usable_cores
+from minigpt.screen import size_text
 
 VOCABULARIES = {"byte": 257, "char": 128, "gpt2": 50257}  # char: the text decides
 LEARNS = "adapter, which is trained; all else stays as it is"
@@ -79,7 +80,7 @@ def describe_plan(
         f"Step       {config.batch_tokens:,} tokens = {sequences} windows of {model.block_size} = "
         f"{number_of(choices.devices, 'device')} x {choices.accumulate} x micro-batch {choices.micro_batch}",
         f"Length     {length}",
-        f"Memory     about {gigabytes(memory.peak)} of {gigabytes(room)} per device (estimate): {by_part(memory)}",
+        f"Memory     about {size_text(memory.peak)} of {size_text(room)} per device (estimate): {by_part(memory)}",
         f"Device     {hardware.name}, {precision}, {kernel} attention, {'' if choices.compile else 'not '}compiled"
         + (f", {choices.threads} threads" if choices.device == "cpu" else ""),
     ]
@@ -90,15 +91,10 @@ def describe_plan(
     return "\n".join(lines)
 
 
-def gigabytes(size: float) -> str:
-    """Return bytes in GB, in MB where that is too coarse."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
-
-
 def by_part(memory: Memory) -> str:
     """Return what each part of a step's memory takes."""
     parts = ("weights", "gradients", "optimizer", "activations", "logits", "working")
-    return ", ".join(f"{part} {gigabytes(getattr(memory, part))}" for part in parts)
+    return ", ".join(f"{part} {size_text(getattr(memory, part))}" for part in parts)
 
 
 def describe_layouts(config: PlanConfig) -> str:
@@ -118,9 +114,9 @@ def describe_layouts(config: PlanConfig) -> str:
         f"Step       {config.batch_tokens:,} tokens = {number_of(choices.devices, 'device')} x {choices.accumulate} x "
         f"micro-batch {choices.micro_batch} of {config.model.block_size:,} tokens"
         + (f"; {choices.loss_chunk} rows of logits at a time" if choices.loss_chunk else ""),
-        f"Device     {devices}{hardware.name}, {gigabytes(of_device)}, of which {gigabytes(usable)} are planned with; "
+        f"Device     {devices}{hardware.name}, {size_text(of_device)}, of which {size_text(usable)} are planned with; "
         f"{choices.precision}, {choices.attention_kernel} attention, {config.optimizer.name}",
-        f"Memory     about {gigabytes(memory.peak)} per device at the most (estimate): {by_part(memory)}",
+        f"Memory     about {size_text(memory.peak)} per device at the most (estimate): {by_part(memory)}",
     ]
     if memory.peak <= usable:
         return "\n".join([*lines, "Verdict    it fits"])
@@ -130,7 +126,7 @@ def describe_layouts(config: PlanConfig) -> str:
         peak = step_memory(changed, other, V).peak
         if peak <= room:
             sizes = f"{other.accumulate} x micro-batch {other.micro_batch}"
-            lines.append(f"           {words}  ({gigabytes(peak)} per device, {sizes})")
+            lines.append(f"           {words}  ({size_text(peak)} per device, {sizes})")
     if lines[-1].startswith("Verdict"):
         lines.append("           nothing that was tried: use a smaller model or model.block_size, or more devices")
     return "\n".join(lines)

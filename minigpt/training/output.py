@@ -19,6 +19,7 @@ from minigpt.faults import StorageFailure
 from minigpt.machine.choices import Choices
 from minigpt.machine.hardware import peak_flops
 from minigpt.machine.sharding import Layout, free_gathered, sample_together
+from minigpt.machine.torch_setup import eager
 from minigpt.model.counting import flops_per_token
 from minigpt.model.evaluate import Score, evaluate, mean_score
 from minigpt.model.gpt import GPT
@@ -72,19 +73,20 @@ def score_split(gpt: GPT, split: TokenSplit, job: TrainingJob, choices: Choices,
     """Return the score of one validation split, over all ranks."""
     config, tokenizer, ranks = job.config, job.prepared.tokenizer, job.processes
     device = next(gpt.parameters()).device
-    score = evaluate(
-        gpt,
-        split,
-        block_size=config.model.block_size,
-        batch=choices.validation_batch,
-        device=device,
-        precision=choices.precision,
-        token_bytes=tokenizer.token_bytes,
-        document_end=document_end(config.data, tokenizer),
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        together=layout is not None,
-    )
+    with eager():
+        score = evaluate(
+            gpt,
+            split,
+            block_size=config.model.block_size,
+            batch=choices.validation_batch,
+            device=device,
+            precision=choices.precision,
+            token_bytes=tokenizer.token_bytes,
+            document_end=document_end(config.data, tokenizer),
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            together=layout is not None,
+        )
     if layout is not None:
         free_gathered(gpt)
     if ranks.world_size == 1:
@@ -109,7 +111,8 @@ def live_sample(gpt: GPT, job: TrainingJob, layout: Layout | None, *, step: int)
 
     if layout is None:
         return write()
-    with autocast(next(gpt.parameters()).device.type, config.trainer.gather):  # weights gathered in bf16 need it
+    device = next(gpt.parameters()).device.type
+    with eager(), autocast(device, config.trainer.gather):  # weights gathered in bf16 need it
         return sample_together(gpt, job.processes.rank, lambda forward: write(forward=forward))
 
 

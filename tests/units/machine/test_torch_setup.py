@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from minigpt.attention.linear import chunked_linear_attention, running_sum
 from minigpt.machine.choices import Choices
-from minigpt.machine.torch_setup import is_out_of_memory, set_up_torch
+from minigpt.machine.torch_setup import eager, is_out_of_memory, set_up_torch
 
 CHOICES = Choices("cuda", 1, "fp32", True, "fused", micro_batch=2, accumulate=1, validation_batch=4, threads=1)
 
@@ -62,6 +62,25 @@ def test_linear_attention_on_a_gpu_sums_in_one_order_when_it_must(deterministic,
     assert ("aten::cumsum" in called.names) != deterministic
     x = torch.randn(2, 5, 3, 4)
     torch.testing.assert_close(running_sum(x.as_subclass(OnGpu), -2).as_subclass(torch.Tensor), x.cumsum(-2))
+
+
+def test_samples_and_validations_of_a_compiled_model_compile_nothing():
+    parts = []
+
+    def backend(graph, inputs):
+        parts.append(graph)
+        return graph.forward
+
+    block = torch.nn.Linear(3, 3)
+    block.compile(dynamic=False, backend=backend)
+    block(torch.zeros(2, 3))
+    with eager():
+        for length in (1, 4, 5):
+            block(torch.zeros(length, 3))
+    assert len(parts) == 1
+    block(torch.zeros(2, 3))
+    assert len(parts) == 1  # what was compiled is used again
+    torch._dynamo.reset()
 
 
 def test_an_error_for_lack_of_memory_is_known_by_its_cause():
