@@ -50,13 +50,13 @@ def prepare(arguments: list[str]) -> None:
     if config.ray.address:
         os.environ["RAY_ADDRESS"] = config.ray.address  # Ray looks for its cluster there
 
-    prepare_again_if_damaged = _load("minigpt.data.preparing.prepare:prepare_again_if_damaged")
+    prepare_tokens = _load("minigpt.data.preparing.prepare:prepare_tokens")
     from minigpt.data.prepared import describe
     from minigpt.ranks.signals import Signals
     from minigpt.redact import redact_arguments
 
     with Signals():
-        prepared = prepare_again_if_damaged(config.data, config.tokenizer, work=config.prepare)
+        prepared = prepare_tokens(config.data, config.tokenizer, work=config.prepare)
     print("\n".join(describe(prepared)))
     text = [word for word in redact_arguments(arguments) if not word.startswith(("prepare.", "ray."))]
     print(f"\nTrain on it:\n  {typed('train')} {shlex.join(text)}".rstrip())

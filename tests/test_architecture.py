@@ -22,7 +22,7 @@ HOMES = {
     "yaml": ("config.", "report.record", "rundir.run_directory", "sweep."),
     "tiktoken": ("data.tokenizers.",),
     "tokenizers": ("data.tokenizers.",),
-    "zstandard": ("data.readers.packed",),
+    "zstandard": ("data.readers.document",),
     "pyarrow": ("data.readers.parquet",),
     "ray": ("data.preparing.engines",),
     "fsspec": ("data.sources.download",),

@@ -26,7 +26,7 @@ class DamagedShards(UserFault):
 
     def __init__(self, folder: Path, what: str):
         self.folder, self.what = folder, what
-        super().__init__(f"{what}. minigpt prepare with the same keys makes it again")
+        super().__init__(f"{what}. minigpt prepare with the same settings makes it again")
 
 
 @dataclass(frozen=True)
@@ -120,15 +120,6 @@ def mixed(parts: dict[str, Prepared], shares: dict[str, float]) -> Prepared:
     return Prepared(
         first.folder.parent, first.tokenizer, train, val, whole, {"corpus": "mix", "train": {}, "val": {}}, parts=parts
     )
-
-
-def refuse_conversations(content: Mapping[str, Any], place: str) -> None:
-    """Refuse prepared conversations where all tokens would be learned instead of the answers alone."""
-    if content.get("keys", {}).get("corpus") in CONVERSATIONS:
-        raise UserFault(
-            f"{place} holds conversations, of which only data=chat learns the answers alone. Use it, with the rows "
-            "that they were made from: data=chat data.source=FILE"
-        )
 
 
 @contextlib.contextmanager

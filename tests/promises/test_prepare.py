@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from minigpt.config.schema import DataConfig, TokenizerConfig, WorkConfig
-from minigpt.data.prepared import DamagedShards
 from minigpt.data.preparing import encode, make, units
 from minigpt.data.preparing import prepare as module
-from minigpt.data.preparing.prepare import prepare, prepare_again_if_damaged
+from minigpt.data.preparing.prepare import prepare
 from minigpt.data.sources.corpus import find_corpus, look_inside
 from minigpt.data.tokenizers.scheme import runs
 from minigpt.faults import StorageFailure, UserFault
@@ -85,7 +84,7 @@ def test_a_unit_that_is_finished_is_not_made_again(texts, monkeypatch):
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")  # damaged: this unit is made again
     written, write = [], encode.write_json
     monkeypatch.setattr(encode, "write_json", lambda path, content: written.append(path.name) or write(path, content))
-    monkeypatch.setattr(make, "scan_unit", lambda job: pytest.fail("read again"))
+    monkeypatch.setattr(make, "scan_unit", lambda unit, **how: pytest.fail("read again"))
     assert files(made("mixed", "stopped").folder) == wanted
     corpus = look_inside(find_corpus(DataConfig("text", "mixed"), say=str), str)
     assert len(written) == len(units.units_of(corpus, runs)) - len(records) + 1
@@ -138,7 +137,7 @@ def test_a_fault_of_the_text_comes_back_from_a_worker(texts):
     assert ["bad.jsonl, line 2 is not JSON" in sentence for sentence in fault.value.faults] == [True, False]
 
 
-def die(job):
+def die(unit, **how):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -178,14 +177,13 @@ def test_tokens_are_found_again_and_made_anew_when_the_source_changes(texts, mon
     assert any("the source changed since" in line for line in said)
 
 
-def test_damaged_shards_are_named_and_prepare_makes_them_again(texts):
-    wanted = files(made("long.txt", "data").folder)
+def test_damaged_shards_are_made_again(texts):
+    wanted, said = files(made("long.txt", "data").folder), list[str]()
     (folder,) = Path("data").glob("text-*")
     (folder / "val-000.bin").unlink()
-    with pytest.raises(DamagedShards, match=r"val-000\.bin can't be read.*minigpt prepare"):
-        made("long.txt", "data")
-    prepare_again_if_damaged(DataConfig("text", "long.txt", dir="data"), TokenizerConfig("bpe", 300), say=str)
+    made("long.txt", "data", say=said.append)
     assert files(folder) == wanted
+    assert "has lost a file, or one was changed; preparing it anew" in said[0]
 
 
 def test_a_run_continues_on_its_tokens_whatever_became_of_the_source(run, capsys):

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import itertools
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -24,145 +24,109 @@ from minigpt.files import read_json, replaced, sha256_of, write_json
 UNITS = "units"  # folder of what is known of each finished unit, removed at the end
 MAX_TOKENS = 2**31 - 1  # that a shard's header can state
 
+Shard = dict[str, Any]  # file, tokens, bytes, max_token, sha256
+
 
 @dataclass(frozen=True)
-class EncodeJob:
-    """A unit to encode.
+class Plan:
+    """How a text is divided, found by reading all of it.
 
     Attributes:
-        folder: of the shards, and of tokenizer.json.
-        rule: of the split.
-        border: the hash below which documents are for validation; tail: the first character for validation, counted
-            from the beginning of the unit.
-        is_text: tail: characters are counted, not bytes.
-        shards: the number of the shard in each split that the unit has text for.
-        begun: the splits in which units before this one have text.
+        rule: of the split (minigpt/data/sources/split.py).
+        border: hash below which documents are for validation; tail: the first character for validation.
+        starts: tail: the characters before each unit.
+        shards: for each unit, the number of its shard in each split that it has text for.
+        counts: of the whole text.
+        notes: what a user may not expect in it.
     """
 
-    unit: Unit
-    folder: Path
     rule: str
     border: float
-    is_text: bool
-    shards: dict[str, int]
-    begun: tuple[str, ...]
-
-    @property
-    def record(self) -> Path:
-        """The file that says what its shards hold: written when they are on the disk."""
-        return self.folder / UNITS / f"{self.unit.number:03d}.json"
+    starts: list[int]
+    shards: list[dict[str, int]]
+    counts: dict[str, int]
+    notes: list[str]
 
 
-def finished(job: EncodeJob) -> dict[str, dict[str, Any]] | None:
-    """Return what the shards of a unit hold, if it was finished before and they are whole."""
-    with contextlib.suppress(UserFault, OSError, LookupError, TypeError):
-        record: dict[str, dict[str, Any]] = read_json(job.record)
-        if all(sha256_of(job.folder / shard["file"]) == shard["sha256"] for shard in record.values()):
-            return record
-    return None
-
-
-def encode_unit(job: EncodeJob) -> dict[str, dict[str, Any]]:
-    """Write the shards of a unit; return for each split the shard's file, tokens, bytes, max_token and SHA-256.
+def encode_unit(unit: Unit, *, folder: Path, plan: Plan) -> dict[str, Shard]:
+    """Write the shards of a unit into a folder that holds the tokenizer, unless they are there; describe them.
 
     Raises:
         UserFault: a character that the tokenizer does not know.
         OSError: a shard can't be written.
     """
-    if record := finished(job):
-        return record
-    tokenizer = _tokenizer(job.folder)
+    record = folder / UNITS / f"{unit.number:03d}.json"
+    with contextlib.suppress(UserFault, OSError, LookupError, TypeError):
+        finished: dict[str, Shard] = read_json(record)
+        if all(sha256_of(folder / shard["file"]) == shard["sha256"] for shard in finished.values()):
+            return finished
+    tokenizer = _tokenizer(folder)
     with contextlib.ExitStack() as stack:
-        shards = {
-            name: stack.enter_context(_Shard(job.folder, name, job.shards[name], tokenizer)) for name in job.shards
-        }
-        begun = set(job.begun)
-        for (_, continues, name), pieces in itertools.groupby(_pieces(job), itemgetter(0, 1, 2)):
-            shard = shards[name]
+        numbers = plan.shards[unit.number].items()
+        shards = {name: stack.enter_context(_shard(folder, name, number, tokenizer)) for name, number in numbers}
+        begun = {name for name, number in numbers if number}
+        for (_, continues, name), pieces in itertools.groupby(_pieces(unit, plan), itemgetter(0, 1, 2)):
+            facts, write = shards[name]
             if name in begun and not continues and tokenizer.eot is not None:
-                shard.write(np.array([tokenizer.eot]))
+                write(np.array([tokenizer.eot]))
             if tokenizer.start and not continues:
-                shard.write(np.array(tokenizer.start))
+                write(np.array(tokenizer.start))
             begun.add(name)
-            chunks = shard.counted(map(itemgetter(3), pieces))
-            if job.unit.options.chat:
-                encoded = encode_marked(tokenizer, b"".join(chunks))
-            else:
-                encoded = tokenizer.encode_chunks(chunks)
-            for tokens in encoded:
-                shard.write(tokens)
-    record = {name: shard.facts for name, shard in shards.items()}
-    write_json(job.record, record)
-    return record
+            chunks = _counted(map(itemgetter(3), pieces), facts)
+            is_chat = unit.options.chat
+            for tokens in encode_marked(tokenizer, b"".join(chunks)) if is_chat else tokenizer.encode_chunks(chunks):
+                write(tokens)
+    written = {name: facts for name, (facts, _) in shards.items()}
+    write_json(record, written)
+    return written
 
 
-def _pieces(job: EncodeJob) -> Iterator[tuple[int, bool, str, bytes]]:
+def _pieces(unit: Unit, plan: Plan) -> Iterator[tuple[int, bool, str, bytes]]:
     """Yield the text of a unit: number of the document, whether it began in another unit, train | val, and a chunk."""
-    left = int(job.border)
-    for number, (file, document) in enumerate(job.unit.documents()):
+    left = int(plan.border) - plan.starts[unit.number]  # tail: characters for training
+    documents = ((part.file.is_val, document) for part in unit.parts for document in part.documents(unit.options))
+    for number, (is_val, document) in enumerate(documents):
         continues = document.head is not None
-        if job.rule == "tail":
-            for chunk in document.chunks:
-                place = offset(chunk, left, is_text=job.is_text)
-                if place:
-                    yield number, continues, "train", chunk[:place]
-                if place < len(chunk):
-                    yield number, continues, "val", chunk[place:]
-                left = max(0, left - (count_characters(chunk) if job.is_text else len(chunk)))
-        else:
-            hash, chunks = hash_of(document, job.rule, is_val=file.is_val)
-            name = "val" if hash < job.border else "train"
-            yield from ((number, continues, name, chunk) for chunk in chunks if chunk)
+        hash, chunks = hash_of(document, plan.rule, is_val=is_val)
+        for chunk in filter(None, chunks):
+            if plan.rule != "tail":
+                yield number, continues, "val" if hash < plan.border else "train", chunk
+                continue
+            place = offset(chunk, left)
+            parts = {"train": chunk[:place], "val": chunk[place:]}
+            yield from ((number, continues, name, text) for name, text in parts.items() if text)
+            left -= count_characters(chunk)
 
 
-class _Shard:
-    """Writes the tokens of one split of a unit; the file has its name after a `with` block without an error."""
+@contextlib.contextmanager
+def _shard(
+    folder: Path, split: str, number: int, tokenizer: Tokenizer
+) -> Iterator[tuple[Shard, Callable[[NDArray[Any]], None]]]:
+    """Yield what is known of a shard and a function that appends tokens; it has its name if no error occurs."""
+    shard: Shard = {"file": shard_name(split, number), "tokens": 0, "bytes": 0, "max_token": 0}
+    dtype = np.dtype(tokenizer.dtype).newbyteorder("<")
+    with replaced(folder / shard["file"]) as temporary:
+        with open(temporary, "xb") as file:
 
-    def __init__(self, folder: Path, split: str, number: int, tokenizer: Tokenizer):
-        self.name = shard_name(split, number)
-        self.tokens = self.bytes = self.max_token = 0
-        self.dtype = np.dtype(tokenizer.dtype).newbyteorder("<")
-        self._path = folder / self.name
+            def write(tokens: NDArray[Any]) -> None:
+                shard["tokens"] += len(tokens)
+                shard["max_token"] = max(shard["max_token"], int(tokens.max(initial=0)))
+                file.write(np.ascontiguousarray(tokens, dtype).data)
 
-    def __enter__(self) -> "_Shard":
-        self._stack = contextlib.ExitStack()
-        self._temporary = self._stack.enter_context(replaced(self._path))
-        self._file = self._stack.enter_context(open(self._temporary, "xb"))
-        self._file.write(bytes(HEADER_BYTES))
-        return self
+            file.write(bytes(HEADER_BYTES))
+            yield shard, write
+            if shard["tokens"] > MAX_TOKENS:
+                raise UserFault(f"{shard['file']} would hold {shard['tokens']:,} tokens: divide the packed file")
+            file.seek(0)
+            file.write(struct.pack("<3i", *HEADS[dtype.name], shard["tokens"]))
+        shard["sha256"] = sha256_of(temporary)
 
-    def write(self, tokens: NDArray[Any]) -> None:
-        self.tokens += len(tokens)
-        self.max_token = max(self.max_token, int(tokens.max(initial=0)))
-        self._file.write(np.ascontiguousarray(tokens, self.dtype).data)
 
-    def counted(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield the chunks of a text, and count their bytes."""
-        for chunk in chunks:
-            self.bytes += len(chunk)
-            yield chunk
-
-    def __exit__(self, *error: Any) -> None:
-        if error[0] is None:
-            if self.tokens > MAX_TOKENS:
-                raise UserFault(
-                    f"{self.name} would hold {self.tokens:,} tokens: divide the large packed file of its text"
-                )
-            self._file.seek(0)
-            self._file.write(struct.pack("<3i", *HEADS[self.dtype.name], self.tokens))
-            self._file.flush()
-            self.sha256 = sha256_of(self._temporary)
-        self._stack.__exit__(*error)
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {
-            "file": self.name,
-            "tokens": self.tokens,
-            "bytes": self.bytes,
-            "max_token": self.max_token,
-            "sha256": self.sha256,
-        }
+def _counted(chunks: Iterable[bytes], shard: Shard) -> Iterator[bytes]:
+    """Yield the chunks of a text, and count their bytes."""
+    for chunk in chunks:
+        shard["bytes"] += len(chunk)
+        yield chunk
 
 
 @functools.lru_cache(maxsize=1)

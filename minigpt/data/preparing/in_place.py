@@ -19,7 +19,6 @@ from minigpt.data.shards import (
     open_shard,
     refuse_strange_token,
     shard_name,
-    stated_sha256,
     write_sidecar,
 )
 from minigpt.data.sources.corpus import MAGICS, Corpus, token_header
@@ -62,9 +61,7 @@ def _tokenizer_of(corpus: Corpus, name: str, stated: Tokenizer | None) -> Tokeni
     header = token_header(corpus.files[0])
     if header and MAGICS[header[0]] == "uint16":
         return build_tokenizer("gpt2")
-    remedy = (
-        "Name what made them: tokenizer=gpt2 for most of nanoGPT's, or tokenizer=file tokenizer.file=tokenizer.json"
-    )
+    remedy = "Name what made them: tokenizer=gpt2 for most of nanoGPT's, or tokenizer=file tokenizer.file=FILE"
     raise UserFault(f"{corpus.files[0].path} holds tokens, and tokenizer={name} is learned from text. {remedy}")
 
 
@@ -87,48 +84,34 @@ def link_tokens(
     has_val_source = any(file.is_val for file in corpus.files)
     sidecars, counts, bad = dict[str, dict[str, Any]](), Counter[str](), list[str]()
     for split in ("train", "val"):
-        facts: dict[str, Any] = {"tokens": 0, "bytes": 0, "max_token": 0, "shard_tokens": 1, "shards": []}
-        layout, paths = None, list[Path]()
+        shards, layouts, largest, before = list[dict[str, Any]](), list[dict[str, Any]](), 0, counts["bytes"]
         for file in corpus.files:
             is_val = file.is_val if has_val_source else "val" in file.path.name
             if is_val != (split == "val"):
                 continue
             try:
-                shard, own = _open(file)
-                layout = layout or own
-                if layout != own:
-                    raise UserFault(f"{file.path} holds other tokens than {paths[0]}: {own}")
-                digest = _digest(file)
-                largest, n_bytes = _count(file, shard, tokenizer, sizes, counts, progress)
+                tokens, layout = _open(file)
+                layouts.append(layout)
+                if layout != layouts[0]:
+                    raise UserFault(f"{file.path} holds other tokens than the files before it: {layout}")
+                largest = max(largest, _count(file, tokens, tokenizer, sizes, counts, progress))
             except UserFault as fault:
                 bad.append(str(fault))
                 continue
-            facts["shards"].append({"file": shard_name(split, len(paths)), "tokens": len(shard), "sha256": digest})
-            facts["tokens"] += len(shard)
-            facts["bytes"] += n_bytes
-            facts["max_token"] = max(facts["max_token"], largest)
-            paths.append(file.path)
-        if facts["tokens"] < 2 and not bad:
+            shards.append(
+                {"file": shard_name(split, len(shards)), "tokens": len(tokens), "sha256": sha256_of(file.path)}
+            )
+            with replaced(folder / shards[-1]["file"]) as temporary:
+                os.symlink(os.path.abspath(file.path), temporary)
+        total = sum(shard["tokens"] for shard in shards)
+        if total < 2 and not bad:
             bad.append(f"data.source has no tokens for {split}: the files to validate on have val in their names")
         if not bad:
-            for path, entry in zip(paths, facts["shards"], strict=True):
-                with replaced(folder / entry["file"]) as temporary:
-                    os.symlink(os.path.abspath(path), temporary)
-            sidecars[split] = write_sidecar(folder, split, tokenizer, facts | (layout or {}))
+            facts = {"tokens": total, "bytes": counts["bytes"] - before, "max_token": largest, "shards": shards}
+            sidecars[split] = write_sidecar(folder, split, tokenizer, facts | layouts[0] | {"shard_tokens": total})
     if bad:
         raise UserFault(*bad)
     return tokenizer, sidecars, counts
-
-
-def _digest(file: File) -> str:
-    """Return the SHA-256 of a file, and compare it with that of a sidecar of ours beside it."""
-    digest, stated = sha256_of(file.path), stated_sha256(file.path)
-    if stated not in (None, digest):
-        raise UserFault(
-            f"{file.path} was changed since it was made: the sidecar beside it states another SHA-256. "
-            "Copy it again from where it was made, or make it again there"
-        )
-    return digest
 
 
 def _open(file: File) -> tuple[NDArray[Any], dict[str, Any]]:
@@ -149,9 +132,9 @@ def _count(
     sizes: NDArray[Any],
     counts: Counter[str],
     progress: Callable[[int], None],
-) -> tuple[int, int]:
-    """Count the text of a shard; return its largest token, and the bytes of its text."""
-    largest, before = 0, counts["bytes"]
+) -> int:
+    """Count the text of a shard; return its largest token."""
+    largest = 0
     for start in range(0, len(shard), PIECE_TOKENS):
         piece = np.asarray(shard[start : start + PIECE_TOKENS])
         largest = max(largest, int(piece.max()))
@@ -160,4 +143,4 @@ def _count(
         n_bytes, characters = sizes[piece].sum(0).tolist()
         counts.update(bytes=n_bytes, characters=characters, documents=int(np.count_nonzero(piece == tokenizer.eot)))
         progress(piece.nbytes)
-    return largest, counts["bytes"] - before
+    return largest

@@ -7,7 +7,8 @@ import contextlib
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from minigpt.config.schema import WorkConfig
 from minigpt.data.chat.roles import with_roles
 from minigpt.data.measures.overlap import measure, measured_lines
 from minigpt.data.prepared import FORMAT
-from minigpt.data.preparing.encode import UNITS, EncodeJob, encode_unit
+from minigpt.data.preparing.encode import UNITS, Plan, Shard, encode_unit
 from minigpt.data.preparing.engines import Map, workers
 from minigpt.data.preparing.in_place import link_tokens
-from minigpt.data.preparing.scan import Scan, ScanJob, scan_unit
+from minigpt.data.preparing.scan import Scan, scan_unit
 from minigpt.data.preparing.units import Unit, units_of
 from minigpt.data.shards import HEADER_BYTES, fingerprint, write_sidecar
 from minigpt.data.sources.corpus import Corpus
@@ -36,29 +37,7 @@ from minigpt.screen import Progress, Say, size_text
 PLAN = "plan.json"
 LEARN_BYTES = 1 << 27  # a BPE vocabulary is learned from about so much of the training text at most: a minute or less
 UNPACKED = 4  # bytes of text that a packed byte may stand for, as an estimate
-CHANGED = "was changed while it was read; wait until it is complete and run this again"
 MAX_NAMED = 20  # files that can't be read
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a text is split, found by reading all of it.
-
-    Attributes:
-        rule: of the split (minigpt/data/sources/split.py).
-        border: hash below which documents are for validation; tail: the first character for validation.
-        is_text: tail: whether characters are counted; else bytes.
-        units: for each unit, where it begins (in characters or bytes), and the splits that it has text for.
-        counts: of the whole text.
-        notes: what a user may not expect in it.
-    """
-
-    rule: str
-    border: float
-    is_text: bool
-    units: list[tuple[int, list[str]]]
-    counts: dict[str, int]
-    notes: list[str]
 
 
 def make(
@@ -78,30 +57,30 @@ def make(
         UserFault: files can't be read, a split would be empty, or the source is changed meanwhile.
         OSError: a file can't be written.
     """
-    if corpus.holds_tokens:
+    rule, notes = "source" if keys["val_source"] else "tokens", list[str]()
+    if corpus.rule == "tokens":
         tokenizer, sidecars, counts = link_tokens(folder, corpus, keys["tokenizer"], given, say)
-        rule, notes = "source" if keys["val_source"] else "tokens", list[str]()
     else:
-        tokenizer, plan, sidecars = _encode(folder, keys, corpus, given, work, say)
-        rule, counts, notes = plan.rule, Counter(plan.counts), plan.notes
-    for file in corpus.files:
-        if (
-            not file.address
-            and (now := local_file(file.path, file.label))
-            and (now.size, now.stamp) != (file.size, file.stamp)
-        ):
-            raise UserFault(f"{file} {CHANGED}")
+        units = units_of(corpus, runs if given is None else given.runs)
+        with workers(work.engine, min(work.workers or usable_cores(), len(units))) as each:
+            tokenizer, plan = _planned(folder, keys, corpus, units, given, each, say)
+            sidecars = _encode(folder, units, tokenizer, plan, each, say)
+        rule, notes, counts = plan.rule, plan.notes, Counter(plan.counts)
+    now = [file if file.address else local_file(file.path, file.label) for file in corpus.files]
+    states = ([(file.size, file.stamp) for file in files] for files in (corpus.files, now))
+    if next(states) != next(states) or sum(sidecar["bytes"] for sidecar in sidecars.values()) != counts["bytes"]:
+        raise UserFault("the source was changed while it was read; wait until it is complete and run this again")
     write_json(folder / "tokenizer.json", tokenizer.to_json())
     summary = {key: keys[key] for key in ("corpus", "source", "python")} | {
-        **{key: counts.get(key, 0) for key in ("documents", "bytes", "characters")},
+        **{key: counts[key] for key in ("documents", "bytes", "characters")},
         "split": describe_split(rule, keys["val_fraction"], keys["val_source"]),
         "tokenizer": tokenizer.name,
         "vocab_size": tokenizer.vocab_size,
         "notes": [*corpus.notes, *notes, *_notes_on_tokens(tokenizer, keys, sidecars["train"]["tokens"])],
-        **{name: {key: sidecar[key] for key in ("tokens", "bytes")} for name, sidecar in sidecars.items()},
     }
     for name, facts in measure(folder, tokenizer).items():
-        summary[name] = summary.get(name, {}) | facts
+        split = {key: sidecars[name][key] for key in ("tokens", "bytes")} if name in sidecars else {}
+        summary[name] = split | facts
     content = {
         "format": FORMAT,
         "keys": keys,
@@ -117,154 +96,127 @@ def make(
 
 
 def _encode(
-    folder: Path, keys: dict[str, Any], corpus: Corpus, given: Tokenizer | None, work: WorkConfig, say: Say
-) -> tuple[Tokenizer, Plan, dict[str, dict[str, Any]]]:
-    """Read the text twice: to plan (and learn) and to encode. Return the tokenizer, the plan and the sidecars."""
-    units = units_of(corpus, runs if given is None else given.runs)
-    count = min(work.workers or usable_cores(), len(units))
-    with workers(work.engine, count) as each:
-        known = _known_plan(folder, len(units))
-        if known is None:
-            known = _plan(folder, keys, corpus, units, given, each, say)
-            (folder / UNITS).mkdir(exist_ok=True)
-            write_json(folder / "tokenizer.json", known[0].to_json())
-            write_json(folder / PLAN, asdict(known[1]))
-        tokenizer, plan = known
-        jobs, shards = list[EncodeJob](), {"train": 0, "val": 0}
-        for unit, (start, names) in zip(units, plan.units, strict=True):
-            border = max(0, plan.border - start) if plan.rule == "tail" else plan.border
-            begun = tuple(name for name, number in shards.items() if number)
-            mine = {name: shards[name] for name in names}
-            jobs.append(EncodeJob(unit, folder, plan.rule, border, plan.is_text, mine, begun))
-            shards |= {name: number + 1 for name, number in mine.items()}
-        progress = Progress(f"data: encoding with tokenizer={tokenizer.name}", corpus.size, say)
-        records: list[dict[str, dict[str, Any]]] = [{} for _ in units]
-        for number, record in each(encode_unit, jobs):
-            records[number] = record
-            progress(units[number].size)
+    folder: Path, units: list[Unit], tokenizer: Tokenizer, plan: Plan, each: Map, say: Say
+) -> dict[str, dict[str, Any]]:
+    """Read the text for the second time, and write the shards. Return the sidecars."""
+    progress = Progress(f"data: encoding with tokenizer={tokenizer.name}", sum(unit.size for unit in units), say)
+    records: list[dict[str, Shard]] = [{} for _ in units]
+    for number, record in each(partial(encode_unit, folder=folder, plan=plan), units):
+        records[number] = record
+        progress(units[number].size)
     sidecars = {}
     for name in ("train", "val"):
-        entries = [record[name] for record in records if name in record]
-        facts = {key: sum(entry[key] for entry in entries) for key in ("tokens", "bytes")}
-        if facts["tokens"] < 2:
-            got = f"{facts['tokens']} token" if facts["tokens"] else "no text"
-            raise small_split(name, got, keys["val_fraction"])
-        facts |= {
+        shards = [record[name] for record in records if name in record]
+        n_tokens = sum(shard["tokens"] for shard in shards)
+        if n_tokens < 2:
+            raise small_split(name, f"{n_tokens} token" if n_tokens else "no text")
+        facts = {
             "dtype": np.dtype(tokenizer.dtype).name,
-            "max_token": max(entry["max_token"] for entry in entries),
-            "shard_tokens": max(entry["tokens"] for entry in entries),
+            "tokens": n_tokens,
+            "bytes": sum(shard["bytes"] for shard in shards),
+            "max_token": max(shard["max_token"] for shard in shards),
+            "shard_tokens": max(shard["tokens"] for shard in shards),
             "header_bytes": HEADER_BYTES,
-            "shards": [{key: entry[key] for key in ("file", "tokens", "sha256")} for entry in entries],
+            "shards": [{key: shard[key] for key in ("file", "tokens", "sha256")} for shard in shards],
         }
         sidecars[name] = write_sidecar(folder, name, tokenizer, facts)
-    if sum(sidecar["bytes"] for sidecar in sidecars.values()) != plan.counts["bytes"]:
-        raise UserFault(f"the source {CHANGED}")
-    return tokenizer, plan, sidecars
+    return sidecars
 
 
-def _known_plan(folder: Path, n_units: int) -> tuple[Tokenizer, Plan] | None:
-    """Return the tokenizer and the plan of a process that was killed, if it had them."""
-    with contextlib.suppress(UserFault, LookupError, TypeError):
-        plan = Plan(**read_json(folder / PLAN))
-        return (load_tokenizer(read_json(folder / "tokenizer.json")), plan) if len(plan.units) == n_units else None
-    return None
-
-
-def _plan(
+def _planned(
     folder: Path, keys: dict[str, Any], corpus: Corpus, units: list[Unit], given: Tokenizer | None, each: Map, say: Say
 ) -> tuple[Tokenizer, Plan]:
-    """Read the text for the first time. Return the tokenizer, learned if none is given, and the plan."""
-    scheme, fraction = scheme_of(keys["tokenizer"]), keys["val_fraction"]
+    """Read the text for the first time. Return the tokenizer, learned if none is given, and the plan, and keep both."""
+    with contextlib.suppress(UserFault, LookupError, TypeError):  # of a process that was killed
+        known = Plan(**read_json(folder / PLAN))
+        if len(known.shards) == len(units):
+            return load_tokenizer(read_json(folder / "tokenizer.json")), known
+    scheme, vocab_size = scheme_of(keys["tokenizer"]), keys["vocab_size"] or 0
     learns = given is None and scheme.min_vocab_size > 0
     text_bytes = sum(
         file.size * (UNPACKED if file.packing or file.suffix == ".parquet" else 1) for file in corpus.files
     )
     sampled = min(1.0, LEARN_BYTES / max(1, text_bytes)) if learns else 0.0
-    jobs = [ScanJob(unit, corpus.rule, fraction, given is None and scheme.needs_alphabet, sampled) for unit in units]
+    scan = partial(scan_unit, rule=corpus.rule, val_fraction=keys["val_fraction"], sampled=sampled)
     progress = Progress("data: reading", corpus.size, say)
     scans = [Scan() for _ in units]
-    for number, scan in each(scan_unit, jobs):
-        scans[number] = scan
+    for number, found in each(partial(scan, alphabet=given is None and scheme.needs_alphabet), units):
+        scans[number] = found
         progress(units[number].size)
     total = Scan()
-    for scan in scans:
-        total.add(scan)
-    _refuse_bad_text(corpus, total)
-    plan = _plan_of(corpus, fraction, total, scans)
+    for found in scans:
+        total.add(found)
+    if total.bad:
+        more = [f"{len(total.bad) - MAX_NAMED:,} more files can't be read"] if len(total.bad) > MAX_NAMED else []
+        raise UserFault(*total.bad[:MAX_NAMED], *more)
+    if not total.counts["visible"]:
+        where = ", ".join(str(file) for file in corpus.files[:3])
+        what = (
+            "no conversation has an answer to learn" if corpus.options.chat else "the text is nothing but white space"
+        )
+        raise UserFault(f"{what} ({total.counts['bytes']:,} bytes in {where}); wanted some text")
+    plan = _plan_of(corpus, keys["val_fraction"], total, scans)
     for line in plan.notes:
         say(f"data: {line}")
     tokenizer = given
     if tokenizer is None:
         if learns:
-            size = sum(len(block.text) for scan in scans for block in scan.sample)
+            size = sum(len(block) for found in scans for _, _, block in found.sample)
             part = "up to" if sampled >= 1 else "a random part,"
-            say(f"data: learning {keys['vocab_size']:,} tokens from {part} {size_text(size)} of the training text")
+            say(f"data: learning {vocab_size:,} tokens from {part} {size_text(size)} of the training text")
         train = ([text] for text in _training_text(plan, scans))
-        vocab_size = keys["vocab_size"] or 0
         tokenizer = build_tokenizer(keys["tokenizer"], vocab_size=vocab_size, alphabet=total.alphabet, train=train)
-        if sampled and sampled < 1:
+        if 0 < sampled < 1:
             plan.notes.append(f"the vocabulary is learned from a random {size_text(LEARN_BYTES)} of the training text")
-    return (with_roles(tokenizer) if corpus.options.chat else tokenizer), plan
-
-
-def _refuse_bad_text(corpus: Corpus, total: Scan) -> None:
-    if total.bad:
-        more = [f"{len(total.bad) - MAX_NAMED:,} more files can't be read"] if len(total.bad) > MAX_NAMED else []
-        raise UserFault(*total.bad[:MAX_NAMED], *more)
-    if not total.counts["visible"]:
-        if corpus.options.chat:
-            raise UserFault(f"no conversation of {corpus.files[0]} has an answer to learn. Use others")
-        where = ", ".join(str(file) for file in corpus.files[:3])
-        size = total.counts["bytes"]
-        raise UserFault(f"the text is nothing but white space ({size:,} bytes in {where}); wanted some text")
+    tokenizer = with_roles(tokenizer) if corpus.options.chat else tokenizer
+    (folder / UNITS).mkdir(exist_ok=True)
+    write_json(folder / "tokenizer.json", tokenizer.to_json())
+    write_json(folder / PLAN, asdict(plan))
+    return tokenizer, plan
 
 
 def _plan_of(corpus: Corpus, fraction: float, total: Scan, scans: list[Scan]) -> Plan:
     """Decide how a text is split."""
-    rule, counts, chat = corpus.rule, total.counts, corpus.options.chat
-    notes = _notes_on_text(corpus, total)
+    rule, counts, notes = corpus.rule, total.counts, _notes_on_text(corpus, total)
     border: float | None = 1.0 if rule in ("source", "names") else fraction * HASHES
     if rule == "content":
-        border = fair_border(total.buckets, counts["val_bytes"], fraction, is_always_whole=chat)
+        border = fair_border(total.buckets, counts["val_bytes"], fraction, is_always_whole=corpus.options.chat)
+        if border is None and corpus.options.chat:
+            raise small_split("val", "no text")
         if border is None:
-            if chat:
-                raise small_split("val", "no text", fraction)
             rule = "tail"
             notes.append(
                 f"split by whole documents, validation has {counts['val_bytes']:,} of {counts['bytes']:,} bytes: the "
                 "text is cut near its end instead; data.val_source=FILE chooses what to validate on"
             )
-    # UTF-8 has at least one character per four bytes; a text with fewer is no UTF-8, and its bytes are counted.
-    is_text = 4 * counts["characters"] >= counts["bytes"]
-    unit = "characters" if is_text else "bytes"
     if rule == "tail":
-        border = int(counts[unit] * (1 - fraction))
-        if not 0 < border < counts[unit]:
-            raise small_split("val" if border else "train", "no text", fraction)
-    units, start = list[tuple[int, list[str]]](), 0
+        border = int(counts["characters"] * (1 - fraction))
+        if not 0 < border < counts["characters"]:
+            raise small_split("val" if border else "train", "no text")
     assert border is not None
+    starts, shards, following = list[int](), list[dict[str, int]](), {"train": 0, "val": 0}
+    start = 0
     for scan in scans:
-        end = start + scan.counts[unit]
+        end, (lowest, highest) = start + scan.counts["characters"], scan.hashes
         if rule == "tail":
-            has = {"train": start < border, "val": end > border}
+            holds = {"train": start < border, "val": end > border}
         else:
-            has = {"train": scan.highest >= border, "val": scan.lowest < border}
-        units.append((start, [name for name, holds in has.items() if holds and scan.counts["bytes"]]))
+            holds = {"train": highest >= border, "val": lowest < border}
+        shards.append({name: following[name] for name in holds if holds[name] and scan.counts["bytes"]})
+        following |= {name: number + 1 for name, number in shards[-1].items()}
+        starts.append(start)
         start = end
-    return Plan(rule, border, is_text, units, {**counts}, notes)
+    return Plan(rule, border, starts, shards, {**counts}, notes)
 
 
 def _training_text(plan: Plan, scans: list[Scan]) -> Iterator[bytes]:
-    """Yield what the readings kept of the training text."""
-    for (start, _), scan in zip(plan.units, scans, strict=True):
-        for block in scan.sample:
-            if plan.rule != "tail":
-                if block.hash >= plan.border:
-                    yield block.text
-                continue
-            left = int(plan.border) - start - (block.characters if plan.is_text else block.bytes)
-            if left > 0:
-                yield block.text[: offset(block.text, left, is_text=plan.is_text)]
+    """Yield what the first reading kept of the training text."""
+    for start, scan in zip(plan.starts, scans, strict=True):
+        for hash, characters, block in scan.sample:
+            if plan.rule == "tail":
+                yield block[: offset(block, int(plan.border) - start - characters)]
+            elif hash >= plan.border:
+                yield block
 
 
 def _notes_on_text(corpus: Corpus, total: Scan) -> list[str]:

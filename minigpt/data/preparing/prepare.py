@@ -6,6 +6,7 @@ same bytes. The hash covers the keys (corpus, path, encoding, split, tokenizer) 
 files, so a source that changed gets a folder of its own.
 """
 
+import contextlib
 import json
 import platform
 import re
@@ -28,14 +29,12 @@ from minigpt.data.prepared import (
     mixed,
     open_folder,
     read_prepared,
-    refuse_conversations,
 )
 from minigpt.data.preparing.make import make
 from minigpt.data.shards import fingerprint
 from minigpt.data.sources.corpus import find_corpus, look_inside
 from minigpt.data.sources.download import SourceGone
 from minigpt.data.sources.find import typed_path
-from minigpt.data.sources.listing import listing
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, read_tokenizer_json, scheme_of
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.files import read_json, write_json
@@ -65,7 +64,6 @@ def prepare(
 
     Raises:
         UserFault: the text or the keys are at fault; nothing is left that could be mistaken for prepared tokens.
-        DamagedShards: the tokens were prepared, but a file was changed or lost since.
         StorageFailure: data.dir can't be written.
     """
     if data.mix:
@@ -84,16 +82,19 @@ def prepare(
         corpus = find_corpus(data, raw=scheme.takes_any_bytes, say=say)
         for folder, content in known.items():
             if content["signature"] == corpus.signature:
-                return open_folder(folder, say)
+                with contextlib.suppress(DamagedShards):
+                    return open_folder(folder, say)
+                say(f"data: {folder} has lost a file, or one was changed; preparing it anew")
+                (folder / "prepared.json").unlink(missing_ok=True)
         corpus = look_inside(corpus, say)
     except SourceGone as fault:
         if newest is None:
             raise
         say(f"data: {fault}. Using the tokens prepared from it earlier")
         return open_folder(newest, say)
-    if newest:
+    if newest and (newest / "prepared.json").is_file():
         say(f"data: the source changed since {newest} was prepared; preparing it anew")
-    for line in listing(corpus):
+    for line in corpus.description():
         say(f"data: {line}")
     if given is None and not scheme.is_learned:  # fetched, perhaps, before gigabytes are read
         given = build_tokenizer(tokenizer.name)
@@ -107,18 +108,6 @@ def prepare(
         wrong = f"{error.filename or folder} can't be written: {error.strerror or error}"
         raise StorageFailure(f"{wrong}. Make room or choose another folder: data.dir=DIR") from error
     return open_folder(folder, say)
-
-
-def prepare_again_if_damaged(
-    data: DataConfig, tokenizer: TokenizerConfig, *, work: WorkConfig | None = None, say: Say = tell
-) -> Prepared:
-    """Do what `prepare` does, and make damaged tokens again."""
-    try:
-        return prepare(data, tokenizer, work=work, say=say)
-    except DamagedShards as fault:
-        say(f"data: {fault}")
-        (fault.folder / "prepared.json").unlink(missing_ok=True)
-    return prepare(data, tokenizer, work=work, say=say)
 
 
 def require_vocabulary(data: DataConfig, tokenizer: TokenizerConfig) -> None:
@@ -137,7 +126,9 @@ def _prepare_mix(
     for name, source in short_names(data.mix).items():
         folder = typed_path(source)
         if (folder / "prepared.json").is_file():
-            refuse_conversations(read_prepared(folder), f"data.mix: {name}")
+            if read_prepared(folder).get("keys", {}).get("corpus") in CONVERSATIONS:
+                remedy = "Use it, with the rows that they were made from: data=chat data.source=FILE"
+                raise UserFault(f"data.mix: {name} holds conversations, which only data=chat learns. {remedy}")
             try:
                 part = open_folder(folder, say)
             except DamagedShards as fault:  # the user's own folder, which must not be made anew

@@ -4,7 +4,6 @@ import codecs
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,26 +17,6 @@ from minigpt.seeds import fold
 BLOCK_BYTES = 1 << 14  # a sample is made of blocks of this size
 
 
-@dataclass(frozen=True)
-class ScanJob:
-    """A unit to read, and what is wanted of it."""
-
-    unit: Unit
-    rule: str
-    val_fraction: float
-    alphabet: bool  # the characters
-    sampled: float  # the fraction of the text that is kept to learn from; 0: none
-
-
-class Block(NamedTuple):
-    """A piece of a document, and what says whether it is for training."""
-
-    text: bytes
-    hash: int  # of the document
-    characters: int  # of the unit before it
-    bytes: int
-
-
 @dataclass
 class Scan:
     """What a reading of a unit, or of several, has found."""
@@ -49,12 +28,11 @@ class Scan:
     bad: list[str] = field(default_factory=list)  # a sentence for each file that can't be read
     alphabet: set[str] = field(default_factory=set)
     buckets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(BUCKETS, np.int64))  # see `fair_border`
-    lowest: int = HASHES  # hash of a document with text
-    highest: int = -1
-    sample: list["Block"] = field(default_factory=list)
+    hashes: tuple[int, int] = (HASHES, -1)  # the lowest and the highest of documents with text
+    sample: list[tuple[int, int, bytes]] = field(default_factory=list)  # document's hash, characters before, a block
 
     def add(self, other: "Scan") -> None:
-        """Add what was found in the next unit. (Its sample stays its own.)"""
+        """Add what was found in the next unit. (Its sample and its hashes stay its own.)"""
         self.counts += other.counts
         self.first = other.first | self.first
         self.bad += [sentence for sentence in other.bad if sentence not in self.bad]
@@ -62,36 +40,41 @@ class Scan:
         self.buckets += other.buckets
 
 
-def scan_unit(job: ScanJob) -> Scan:
-    """Read a unit."""
-    scan, unit = Scan(), job.unit
-    counts, options = scan.counts, unit.options
+def scan_unit(unit: Unit, *, rule: str, val_fraction: float, alphabet: bool, sampled: float) -> Scan:
+    """Read a unit.
+
+    Args:
+        unit: of the text.
+        rule: of the split, which takes documents by their hash.
+        val_fraction: of the hashes that are for validation.
+        alphabet: whether the characters are collected.
+        sampled: the fraction of the text that is kept to learn from.
+    """
+    scan = Scan()
     for part in unit.parts:
         try:
-            for file, document in Unit(unit.number, (part,), options).documents():
-                number, chunks = hash_of(document, job.rule, is_val=file.is_val)
-                before = counts["bytes"]
-                counted = _count(document, chunks, scan, job)
-                if job.sampled:
-                    _sample(counted, number, scan, job)
-                else:
-                    for _ in counted:
-                        pass
-                size = counts["bytes"] - before
-                if size:
-                    scan.lowest, scan.highest = min(scan.lowest, number), max(scan.highest, number)
-                    scan.buckets[number * BUCKETS // HASHES] += size
-                    counts["val_bytes"] += size * (number < job.val_fraction * HASHES)
+            for document in part.documents(unit.options):
+                hash, chunks = hash_of(document, rule, is_val=part.file.is_val)
+                before = scan.counts["bytes"]
+                counted = _count(document, chunks, scan, unit.options.errors, alphabet, alphabet or unit.options.raw)
+                if sampled:
+                    _sample(counted, hash, scan, sampled, unit.number)
+                for _ in counted:
+                    pass
+                if size := scan.counts["bytes"] - before:
+                    scan.hashes = min(scan.hashes[0], hash), max(scan.hashes[1], hash)
+                    scan.buckets[hash * BUCKETS // HASHES] += size
+                    scan.counts["val_bytes"] += size * (hash < val_fraction * HASHES)
         except BadFile as fault:
             scan.bad.append(str(fault))
     return scan
 
 
-def _count(document: Document, chunks: Iterable[bytes], scan: Scan, job: ScanJob) -> Iterator[bytes]:
+def _count(
+    document: Document, chunks: Iterable[bytes], scan: Scan, errors: str, alphabet: bool, decodes: bool
+) -> Iterator[bytes]:
     """Yield the chunks of a document, and count it."""
-    counts, options = scan.counts, job.unit.options
-    decoder = codecs.getincrementaldecoder("utf-8")() if job.alphabet or options.raw else None
-    last, size = b"", 0
+    counts, decoder, last, size = scan.counts, codecs.getincrementaldecoder("utf-8")(), b"", 0
     for chunk in chunks:
         if not size and document.head is None:
             counts["marks"] += chunk.startswith(codecs.BOM_UTF8)
@@ -102,35 +85,33 @@ def _count(document: Document, chunks: Iterable[bytes], scan: Scan, job: ScanJob
             counts["crlf"] += chunk.count(b"\r\n") + (last == b"\r" and chunk.startswith(b"\n"))
         if b"\0" in chunk:
             counts["nul"] += chunk.count(0)
-        if options.errors == "replace":
+        if errors == "replace":
             counts["replaced"] += chunk.count("\ufffd".encode())
         counts["visible"] += not chunk.isspace()
         last = chunk[-1:]
-        if decoder:
+        if decodes:
             try:
                 text = decoder.decode(chunk)
-                scan.alphabet.update(text if job.alphabet else "")
+                scan.alphabet.update(text if alphabet else "")
             except UnicodeDecodeError:
-                counts["not_utf8"] += 1
-                scan.first.setdefault("not_utf8", document.label)
-                decoder = None
+                decodes = False
+                decoder.setstate((b"no UTF-8", 0))
         yield chunk
-    if decoder and decoder.getstate()[0]:
-        counts["not_utf8"] += 1
-        scan.first.setdefault("not_utf8", document.label)
-    if size:
-        counts["documents"] += document.head is None
-    else:
-        counts["empty"] += 1
-        scan.first.setdefault("empty", document.label)
+    for kind, holds in {
+        "not_utf8": decoder.getstate()[0],
+        "empty": not size,
+        "documents": size and document.head is None,
+    }.items():
+        if holds:
+            counts[kind] += 1
+            scan.first.setdefault(kind, document.label)
 
 
-def _sample(chunks: Iterable[bytes], number: int, scan: Scan, job: ScanJob) -> None:
+def _sample(chunks: Iterable[bytes], hash: int, scan: Scan, sampled: float, unit: int) -> None:
     """Keep the blocks of a document that are drawn: the same on every machine."""
-    characters, size = scan.counts["characters"], scan.counts["bytes"]
-    for text in runs(chunks, RUN_BYTES if job.sampled >= 1 else BLOCK_BYTES):
+    characters = scan.counts["characters"]
+    for block in runs(chunks, RUN_BYTES if sampled >= 1 else BLOCK_BYTES):
         scan.counts["blocks"] += 1
-        if job.sampled >= 1 or fold(job.unit.number << 32 | scan.counts["blocks"]) < job.sampled * 2**63:
-            scan.sample.append(Block(text, number, characters, size))
-        characters += count_characters(text)
-        size += len(text)
+        if sampled >= 1 or fold(unit << 32 | scan.counts["blocks"]) < sampled * 2**63:
+            scan.sample.append((hash, characters, block))
+        characters += count_characters(block)

@@ -22,6 +22,10 @@ class Part:
     begin: int = 0
     end: int | None = None
 
+    def documents(self, options: ReadOptions) -> Iterator[Document]:
+        """Yield the documents that begin in it; of a text without records, that part of it."""
+        return read(self.file, options, self.begin, self.end)
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -35,12 +39,6 @@ class Unit:
     def size(self) -> int:
         """Bytes of its parts on the disk."""
         return sum((part.file.size if part.end is None else part.end) - part.begin for part in self.parts)
-
-    def documents(self) -> Iterator[tuple[File, Document]]:
-        """Yield the documents that begin in the unit, and the part of a long text that lies in it."""
-        for part in self.parts:
-            for document in read(part.file, self.options, part.begin, part.end):
-                yield part.file, document
 
 
 def units_of(corpus: Corpus, runs: Runs) -> list[Unit]:

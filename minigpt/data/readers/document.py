@@ -1,21 +1,52 @@
 """What readers are given, and what they return."""
 
 import glob
+import gzip
 import re
 import shlex
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from minigpt.data.readers.packed import PACKINGS, DamagedPacking, unpack
 from minigpt.faults import UserFault
 from minigpt.redact import redact
 
 CHUNK_BYTES = 1 << 18  # small enough that a chunk stays in the processor's cache while it is worked on
 
 
+MAX_WINDOW_BYTES = 1 << 31  # of `zstd --long=31`, the longest that there is
+
+
 class BadFile(UserFault):
     """A file that can't be read as what it should be."""
+
+
+def _gzip(path: Path, size: int) -> Iterator[bytes]:
+    with gzip.open(path) as file:
+        while chunk := file.read(size):
+            yield chunk
+
+
+def _zstd(path: Path, size: int) -> Iterator[bytes]:
+    """Unpack frame by frame: zstandard's own reader does not notice that a file was cut."""
+    import zstandard
+
+    frame = None
+    with open(path, "rb") as file:
+        try:
+            while piece := file.read(size):
+                while piece:
+                    frame = frame or zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj()
+                    yield frame.decompress(piece)
+                    piece, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+        except zstandard.ZstdError as error:
+            raise EOFError(str(error)) from None
+    if frame:
+        raise EOFError("its end is missing")
+
+
+PACKINGS: dict[str, Callable[[Path, int], Iterator[bytes]]] = {".gz": _gzip, ".zst": _zstd}
 
 
 @dataclass(frozen=True)
@@ -29,7 +60,8 @@ class File:
     address: str = ""  # the URL that names it
     place: str = ""  # its path in the file system of that URL
     is_named: bool = False  # data.source names the file itself, so it is read or refused, never left out
-    is_val: bool = False  # a file of data.val_source
+    is_val: bool = False  # of the validation text
+    left_out: str = ""  # the reason why it is not read
 
     def __str__(self) -> str:
         return f"{redact(self.address)} ({self.label})" if self.address else str(self.path)
@@ -63,14 +95,15 @@ class File:
         size = size or CHUNK_BYTES
         try:
             if self.packing:
-                yield from unpack(self.path, self.packing, size)
+                yield from PACKINGS[self.packing](self.path, size)
                 return
             with open(self.path, "rb") as file:
                 file.seek(begin)
                 while chunk := file.read(size if end is None else min(size, end - file.tell())):
                     yield chunk
-        except DamagedPacking as fault:
-            raise BadFile(f"{self} {fault}; get it again, or leave it out: {self.remedy}") from None
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            wrong = f"{self} is cut or no {'gzip' if self.packing == '.gz' else 'zstd'} file ({error})"
+            raise BadFile(f"{wrong}; get it again, or leave it out: {self.remedy}") from None
         except OSError as error:
             raise UserFault(f"{self} can't be read: {error.strerror or error}") from None
 

@@ -27,11 +27,10 @@ def read_parquet(file: File, options: ReadOptions, begin: int = 0, end: int | No
             row = sum(table.metadata.row_group(number).num_rows for number in range(groups[0] if groups else 0))
             for batch in table.iter_batches(BATCH_ROWS, groups, columns=[options.key], use_threads=False):
                 column = batch.column(0)
-                indexed = hasattr(column, "dictionary")  # categories: a row holds the number of its text
-                words = (column.dictionary if indexed else column).cast(pyarrow.large_binary())
-                for place in column.indices.to_pylist() if indexed else range(len(words)):
+                plain = column.dictionary_decode() if hasattr(column, "dictionary") else column
+                for value in plain.cast(pyarrow.large_binary()):
                     row += 1
-                    text = (None if place is None else words[place].as_py()) or b""
+                    text = value.as_py() or b""
                     if not options.raw:
                         text = text.decode("utf-8", options.errors).encode()
                     yield Document(f"{file.label}, row {row:,}", iter([text] if text else []))

@@ -1,4 +1,4 @@
-"""Finds the files of a corpus and their order. All later stages see documents only.
+"""The files of a corpus, in order. All later stages see documents only.
 
 Five corpora: `stdlib` (the source of Python's own standard library, on every machine that runs this),
 `shakespeare_char` (Tiny Shakespeare, fetched once), `text` (a file, or all files of a folder), `chat` (conversations,
@@ -12,28 +12,34 @@ import json
 import re
 import struct
 import sysconfig
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path, PurePath
 
 from minigpt.config.schema import DataConfig
-from minigpt.config.sources import name_of
 from minigpt.data.chat.tasks import task_file
-from minigpt.data.readers import READERS, holds_records, require_packages
+from minigpt.data.readers import NAMES, READERS, holds_records, require_packages
 from minigpt.data.readers.document import BadFile, File, ReadOptions
 from minigpt.data.readers.plain import HOLDS_NUL, kind_of_binary
 from minigpt.data.sources.download import SourceGone, download, fetch
 from minigpt.data.sources.find import find_files, local_file, typed_path
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.files import sha256_of, write_file
-from minigpt.screen import Progress, Say
+from minigpt.screen import Progress, Say, size_text
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+MAGICS = {20240520: "uint16", 20240801: "uint32"}  # the first number of llm.c's shards -> their tokens
 _ROWS = ("jsonl", "ndjson", "JSONL", "NDJSON")
 CONVERSATIONS = ",".join(f"*.{end}{packing}" for end in _ROWS for packing in ("", ".gz", ".zst"))  # of a folder
-MAGICS = {20240520: "uint16", 20240801: "uint32"}  # the first number of llm.c's shards -> their tokens
+MARKED_UP = {".json", ".csv", ".tsv", ".html", ".htm", ".xml", ".ipynb"}  # text, but more than that
+
+# Words in the names of a split that somebody made, and the form of such a file name without its ending.
+_SIDES = {"train": "train", "training": "train", "validation": "val", "valid": "val", "val": "val", "test": "test"}
+_SIDE = re.compile(rf"(?:.*[._-])?({'|'.join(_SIDES)})(?:[._-]\d+)?(?:-of-\d+)?")
+_SIDE_ENDS = (*READERS, ".txt", ".tokens")
 
 # Modules that 3.11, 3.12 and 3.13 all have, without those that Linux distributions put into packages of their own
 # (idlelib, tkinter, turtle, venv, ...), and without tables that a program wrote (encodings, pydoc_data, token, ...).
@@ -55,40 +61,65 @@ weakref webbrowser wsgiref xml xmlrpc zipapp zipfile zipimport zoneinfo
 _GENERATED = {"html/entities.py", "re/_casefix.py"}
 
 
-_SIDES = {"train": "train", "training": "train", "validation": "val", "valid": "val", "val": "val", "dev": "val"}
-_SIDES |= {"test": "test"}
-_SIDE = re.compile(
-    rf"(?:.*[._-])?({'|'.join(_SIDES)})(?:[._-]\d+)?(?:-of-\d+)?"
-)  # all of a file's name, without its end
-_TEXT_ENDS = (*READERS, ".txt", ".tokens")
-
-
 @dataclass(frozen=True)
 class Corpus:
     """Files in order, and how their bytes become text.
 
     Attributes:
-        notes: sentences about what was left out.
-        rule: by which it is split: source | names | label | content | tail (minigpt/data/sources/split.py).
-        signature: hash of the names, sizes and times of the files that were found.
+        found: all files, also those that are left out.
+        rule: by which it is split: tokens | source | names | label | content | tail (minigpt/data/sources/split.py).
+        signature: hash of the names, sizes and times of the files, before one of them was opened.
     """
 
     name: str
-    files: tuple[File, ...]
+    found: Sequence[File]
     options: ReadOptions = field(default_factory=ReadOptions)
-    notes: tuple[str, ...] = ()
     rule: str = "tail"
     signature: str = ""
+    missing: str = ""  # modules of the standard library
 
-    @property
-    def holds_tokens(self) -> bool:
-        """Whether its files hold tokens instead of text."""
-        return self.rule == "tokens"
+    @cached_property
+    def files(self) -> list[File]:
+        """Those that are read."""
+        return [file for file in self.found if not file.left_out]
 
     @property
     def size(self) -> int:
         """Bytes of all files."""
         return sum(file.size for file in self.files)
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about what is left out."""
+        reasons = defaultdict[str, list[str]](list)
+        for file in self.found:
+            reasons[file.left_out].append(file.label)
+        return [f"modules that are not installed here: {self.missing}"] * bool(self.missing) + [
+            f"left out {len(labels):,} ({why}): {', '.join(sorted(labels)[:3])}{' ...' if len(labels) > 3 else ''}"
+            for why, labels in reasons.items()
+            if why
+        ]
+
+    def description(self) -> list[str]:
+        """Return lines that say what is left out, and in which format the other files will be read."""
+        kinds, suffixes = defaultdict[str, Counter[str]](Counter), Counter(file.suffix for file in self.files)
+        for file in self.files:
+            kind = "tokens" if self.rule == "tokens" else NAMES.get(file.suffix, "text")
+            kinds[kind][file.suffix + file.packing or "no suffix"] += 1
+        parts = (
+            f"{ends.total():,} {kind} ({', '.join(f'{number:,} {end}' for end, number in ends.most_common(6))})"
+            for kind, ends in kinds.items()
+        )
+        count = len(self.files)
+        lines = [*self.notes, f"reading {count:,} file{'s'[: count > 1]}, {size_text(self.size)}: {', '.join(parts)}"]
+        if self.rule == "names":
+            val = sum(file.is_val for file in self.files)
+            lines.append(f"by their names, {val:,} of the files are the validation text; data.val_source= names others")
+        if kinds.keys() & NAMES.values() and not self.options.chat:
+            lines.append(f"the text of a record is its {self.options.key!r}; another key or column: data.key=KEY")
+        if marked := ", ".join(f"{suffixes[end]:,} {end}" for end in sorted(suffixes.keys() & MARKED_UP)):
+            lines.append(f"{marked} read as plain text, marks and all (records are read from .jsonl and .parquet)")
+        return lines
 
 
 def find_corpus(data: DataConfig, *, raw: bool = False, say: Say = print) -> Corpus:
@@ -103,26 +134,32 @@ def find_corpus(data: DataConfig, *, raw: bool = False, say: Say = print) -> Cor
         SourceGone: the source is missing or can't be fetched.
         UserFault: nothing to read, no permission, or a file that isn't Tiny Shakespeare.
     """
-    options, rule, notes = ReadOptions(raw=raw), "tail", tuple[str, ...]()
+    options, rule, missing = ReadOptions(raw=raw), "tail", ""
     if data.name == "stdlib":
-        files, notes = _stdlib()
+        found, missing = _stdlib()
         rule = "label"
     elif data.name == "shakespeare_char":
-        files = (local_file(path := _shakespeare(data), path.name),)
+        found = [local_file(path := _shakespeare(data), path.name)]
     elif data.name == "tasks":
-        files, options, rule = _tasks(data), ReadOptions(chat=True), "source"
+        found, options, rule = _tasks(data), ReadOptions(chat=True), "source"
     else:
-        encoding, chat = codecs.lookup(data.encoding).name, data.name == "chat"
+        chat = data.name == "chat"
+        encoding = codecs.lookup(data.encoding).name
         options = ReadOptions(encoding, data.errors, raw, data.key, chat, data.separator or None)
-        files, notes = _named(data if not chat else replace(data, include=data.include or CONVERSATIONS), say)
-        rule = "source" if data.val_source is not None else "content"
-    facts = [(file.label, file.size, file.stamp, file.is_val) for file in files]
+        data = replace(data, include=data.include or CONVERSATIONS) if chat else data
+        found, rule = find_files("source", data, say), "content"
+        if data.val_source is not None:
+            val, rule = find_files("val_source", data, say), "source"
+            held_out = {file.path.resolve() for file in val if not file.left_out}
+            shared = {file: "in data.val_source" for file in found if file.path.resolve() in held_out}
+            found = [replace(file, left_out=file.left_out or shared.get(file, "")) for file in found] + val
+    facts = [(file.label, file.size, file.stamp, file.is_val) for file in found if not file.left_out]
     signature = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-    return Corpus(data.name, files, options, notes, rule, signature)
+    return _refuse_nothing(Corpus(data.name, found, options, rule, signature, missing))
 
 
 def look_inside(corpus: Corpus, say: Say) -> Corpus:
-    """Return a corpus with the files that can be read: fetched, and left out or refused for their content.
+    """Return a corpus whose files are fetched, and left out or refused for their content.
 
     Raises:
         UserFault: packages are missing, or nothing is left.
@@ -134,37 +171,28 @@ def look_inside(corpus: Corpus, say: Say) -> Corpus:
     tokens = set(_token_files(corpus.files))
     if strange := [file for file in corpus.files if tokens and file.path.suffix == ".bin" and file not in tokens]:
         raise UserFault(*(f"{file} is beside shards and is no shard: leave it out: {file.remedy}" for file in strange))
-    progress = Progress("data: looking into the files", len(corpus.files), say, unit="files", size=1)
-    files, skipped = [], defaultdict[str, list[str]](list)
-    for file in corpus.files:
-        beside = "" if file in tokens else "beside tokens, which are used; data.exclude=*.bin reads text"
-        reason = beside if tokens else _content_to_skip(file, corpus.options.encoding)
-        if reason and file.is_named and not tokens and (reason != HOLDS_NUL or file.path.suffix == ".bin"):
-            raise UserFault(f"data.source={file} is {reason}; wanted text. Convert it to text first")
-        if reason and not file.is_named:
-            skipped[reason].append(file.label)
-        else:
-            files.append(file)
+    progress = Progress("data: looking into the files", len(corpus.found), say, unit="files", size=1)
+    found = []
+    for file in corpus.found:
+        why = file.left_out
+        if tokens and not why:
+            why = (
+                ""
+                if file in tokens or file.is_named
+                else "beside tokens, which are used; data.exclude=*.bin reads text"
+            )
+        elif not why:
+            why = _content_to_skip(file, corpus.options.encoding)
+            if file.is_named and why == HOLDS_NUL and file.path.suffix != ".bin":
+                why = ""
+            elif file.is_named and why:
+                raise UserFault(f"data.source={file} is {why}; wanted text. Convert it to text first")
+        found.append(replace(file, left_out=why))
         progress(1)
-    sides = {} if tokens or corpus.rule == "source" else _ready_split(files)
-    skipped["the text to test on, by its name"] = [file.label for file in files if sides.get(file) == "test"]
-    skipped["neither train nor validation by its name"] = [file.label for file in files if sides.get(file) == ""]
-    files = [
-        replace(file, is_val=file.is_val or sides.get(file) == "val")
-        for file in files
-        if sides.get(file, "train") in ("train", "val")
-    ]
-    notes = (*corpus.notes, *_left_out(skipped))
-    if not files:
-        raise UserFault("; ".join(("data.source holds no text", *notes)))
-    rule = corpus.rule
-    if tokens:
-        rule = "tokens"
-    elif "val" in sides.values():
-        rule = "names"
-    elif rule == "content" and len(files) == 1 and files[0].is_named and not holds_records(files[0], corpus.options):
-        rule = "tail"
-    return replace(corpus, files=tuple(files), notes=notes, rule=rule)
+    rule = "tokens" if tokens else corpus.rule
+    if rule == "content":
+        found, rule = _by_names(found, corpus.options)
+    return _refuse_nothing(replace(corpus, found=found, rule=rule))
 
 
 def token_header(file: File) -> tuple[int, ...] | None:
@@ -175,33 +203,11 @@ def token_header(file: File) -> tuple[int, ...] | None:
     return numbers if numbers[0] in MAGICS else None
 
 
-def _named(data: DataConfig, say: Say) -> tuple[tuple[File, ...], tuple[str, ...]]:
-    """Return the files of data.source and data.val_source, and notes on what is left out by its name."""
-    found = find_files("source", data, say)
-    val = find_files("val_source", data, say) if data.val_source is not None else {}
-    held_out = {file.path.resolve() for file, why in val.items() if not why}
-    train = [file for file, why in found.items() if not why]
-    files = [file for file in train if not held_out or file.path.resolve() not in held_out]
-    skipped = defaultdict[str, list[str]](list)
-    for file, why in (found | val).items():
-        skipped[why] += [file.label] if why else []
-    notes = _left_out(skipped)
-    for key, source, left in (("source", data.source, train), ("val_source", data.val_source, held_out)):
-        if source is not None and not left:
-            raise UserFault("; ".join((f"data.{key}={name_of(source)} holds no text", *notes)))
-    if not files:
-        raise UserFault(f"all of data.source is in data.val_source={data.val_source}: nothing is left to train on")
-    if shared := len(train) - len(files):
-        notes += (f"left out {shared:,} of data.source: in data.val_source",)
-    return (*files, *(file for file, why in val.items() if not why)), notes
-
-
-def _left_out(skipped: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    return tuple(
-        f"left out {len(labels):,} ({why}): {', '.join(sorted(labels)[:3])}{' ...' if len(labels) > 3 else ''}"
-        for why, labels in skipped.items()
-        if labels
-    )
+def _refuse_nothing(corpus: Corpus) -> Corpus:
+    for is_val, key in {file.is_val: "val_source" if file.is_val else "source" for file in corpus.found}.items():
+        if not any(file.is_val == is_val for file in corpus.files) and corpus.rule != "names":
+            raise UserFault("; ".join((f"data.{key} holds no text", *corpus.notes)))
+    return corpus
 
 
 def _token_files(files: Sequence[File]) -> list[File]:
@@ -211,33 +217,44 @@ def _token_files(files: Sequence[File]) -> list[File]:
     return [file for file in bins if token_header(file) or (pair and file.path.name in ("train.bin", "val.bin"))]
 
 
-def _content_to_skip(file: File, encoding: str) -> str | None:
-    """Return why a file with this content is not read, or None."""
+def _content_to_skip(file: File, encoding: str) -> str:
+    """Return why a file with this content is not read, or ""."""
     if not file.path.is_file():
         return "no plain file"
     try:
         return kind_of_binary(file, encoding) if file.size or file.path.stat().st_size else "empty"
     except BadFile:
-        return None  # named with all other bad files
+        return ""  # named with all other bad files
 
 
-def _ready_split(files: Sequence[File]) -> dict[File, str]:
-    """Return train, val, test or "" for each file, if names show a split that somebody made; else {}.
+def _by_names(found: list[File], options: ReadOptions) -> tuple[list[File], str]:
+    """Return files with what the names of a split that somebody made say of each, and the rule of the split.
 
     As Hugging Face's data sets have it: train-00000-of-00004.parquet and validation-..., or folders train/ and valid/.
     """
 
     def side(file: File) -> str:
         folder, _, name = file.label.lower().rpartition("/")
-        match = _SIDE.fullmatch(PurePath(name.removesuffix(file.packing)).stem) if file.suffix in _TEXT_ENDS else None
+        stem = PurePath(name.removesuffix(file.packing)).stem
+        match = _SIDE.fullmatch(stem) if file.suffix in _SIDE_ENDS else None
         return _SIDES[match[1]] if match else _SIDES.get(folder.partition("/")[0], "")
 
-    sides = {file: side(file) for file in files}
+    sides = {file: side(file) for file in found if not file.left_out}
     words = {*sides.values()}
-    return sides if {"train", "val"} <= words or words == {"train", "test"} else {}
+    if not ({"train", "val"} <= words or words == {"train", "test"}):
+        only = next(iter(sides), None)
+        return found, "content" if len(sides) != 1 or not only or not only.is_named or holds_records(
+            only, options
+        ) else "tail"
+    reasons = {"test": "the text to test on, by its name", "": "neither train nor validation by its name"}
+    return [
+        replace(file, is_val=sides.get(file) == "val", left_out=file.left_out or reasons.get(sides.get(file, ""), ""))
+        for file in found
+    ], "names" if "val" in words else "content"
 
 
-def _stdlib() -> tuple[tuple[File, ...], tuple[str, ...]]:
+def _stdlib() -> tuple[list[File], str]:
+    """Return the files of the standard library's source, and the modules that are not here."""
     root = Path(sysconfig.get_path("stdlib"))
     paths, missing = dict[str, Path](), []
     for module in _STDLIB:
@@ -245,26 +262,26 @@ def _stdlib() -> tuple[tuple[File, ...], tuple[str, ...]]:
         of_module = [source] if source.is_file() else list((root / module).rglob("*.py"))
         paths |= {path.relative_to(root).as_posix(): path for path in of_module}
         missing += [] if of_module else [module]
-    files = tuple(
+    files = [
         file
         for label, path in sorted(paths.items())
         if label not in _GENERATED and {"test", "tests"}.isdisjoint(label.split("/"))
         if (file := local_file(path, label)).size
-    )
+    ]
     if not files:
         remedy = "Use a Python that has it, or your own text: data=text data.source=FILE"
         raise SourceGone(f"data=stdlib needs the source of Python's standard library, which {root} lacks. {remedy}")
-    return files, (f"{len(missing)} modules are not installed here: {', '.join(missing)}",) if missing else ()
+    return files, ", ".join(missing)
 
 
-def _tasks(data: DataConfig) -> tuple[File, ...]:
+def _tasks(data: DataConfig) -> list[File]:
     folder = typed_path(data.dir)
     try:
         train, val = (local_file(task_file(folder, part), f"{part}.jsonl") for part in ("train", "val"))
     except OSError as error:
         wrong = f"{error.filename or folder} can't be written: {error.strerror or error}"
         raise StorageFailure(f"{wrong}. Choose another folder: data.dir=DIR") from None
-    return train, replace(val, is_val=True)
+    return [train, replace(val, is_val=True)]
 
 
 def _shakespeare(data: DataConfig) -> Path:

@@ -8,7 +8,6 @@ import importlib.util
 import json
 import posixpath
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from minigpt.files import replaced
 from minigpt.redact import redact
 from minigpt.screen import Progress, Say, size_text
 
-_TRIES = 3
 _VERSION = {"etag", "content-md5", "digest", "checksum", "md5", "mtime", "updated", "created", "modified"}
 _VERSION |= {"last-modified", "lastmodified", "last_modified", "last_write_time"}  # of HTTP, S3, Azure and SMB
 _VERSION |= {"blob_id", "crc", "date_time", "sha", "hex", "modify"}  # of hf://, zip, GitHub, git and FTP
@@ -109,33 +107,15 @@ def fetch(files: Sequence[File], say: Say) -> None:
             for left_over in file.path.parent.glob("*.tmp"):  # of a process that was killed
                 left_over.unlink(missing_ok=True)
             with replaced(file.path) as temporary:
-                _copy(file, temporary)
-        except ConnectionError as error:
+                _file_system(file.address)[0].get_file(file.place, str(temporary))
+                if file.size and (size := temporary.stat().st_size) != file.size:
+                    raise ConnectionError(f"{size:,} of {file.size:,} bytes came")
+        except Exception as error:  # of aiohttp, botocore, fsspec ...: not all of them are an OSError
+            if isinstance(error, OSError) and str(file.path.parent) in str(error.filename):
+                wrong = f"can't write {error.filename}: {error.strerror}"
+                raise StorageFailure(f"{wrong}. Make room, or choose another folder: data.dir=DIR") from None
             raise _gone(file.address, error) from None
-        except OSError as error:
-            wrong = f"can't write {file.path.parent}: {error.strerror or error}"
-            raise StorageFailure(f"{wrong}. Make room, or choose another folder: data.dir=DIR") from None
         progress(file.size)
-
-
-def _copy(file: File, path: Path) -> None:
-    """Copy the file of a URL, trying several times.
-
-    Raises:
-        ConnectionError: it can't be read.
-    """
-    for attempt in range(1, _TRIES + 1):
-        try:
-            _file_system(file.address)[0].get_file(file.place, str(path))
-            if file.size and path.stat().st_size != file.size:
-                raise ConnectionError(f"{path.stat().st_size:,} of {file.size:,} bytes came")
-            return
-        except Exception as error:
-            if isinstance(error, OSError) and error.filename == str(path):
-                raise
-            if attempt == _TRIES:
-                raise ConnectionError(f"{type(error).__name__}: {error}") from None
-            time.sleep(2.0 ** (attempt - 1))
 
 
 def _file_system(url: str) -> tuple[Any, str]:

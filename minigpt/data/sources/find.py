@@ -17,30 +17,28 @@ from minigpt.data.sources.download import SourceGone, list_url
 from minigpt.faults import UserFault
 from minigpt.screen import Progress, Say
 
-Found = dict[File, str]  # in order, each with the reason why it is left out, or ""
 
-
-def find_files(key: str, data: DataConfig, say: Say) -> Found:
-    """Return the files of `data.<key>`.
+def find_files(key: str, data: DataConfig, say: Say) -> list[File]:
+    """Return the files of `data.<key>`, also those that are left out.
 
     Raises:
         SourceGone: nothing is at these places, or it can't be listed.
     """
     source: str = getattr(data, key) or ""
     listed = places(source) or [source]
-    by_path, faults = dict[str, tuple[File, str]](), list[UserFault]()
+    by_path, faults = dict[str, File](), list[UserFault]()
     progress = Progress(f"data: looking for the files of data.{key}", 0, say, unit="files", size=1)
     for place in listed:
         prefix = f"{Path(place).name}/" if len(listed) > 1 else ""
         try:
-            for file, why in _look(key, place, data, prefix, progress).items():
-                by_path.setdefault(os.path.abspath(file.path), (file, why))
+            for file in _look(key, place, data, prefix, progress):
+                by_path.setdefault(os.path.abspath(file.path), replace(file, is_val=key == "val_source"))
         except UserFault as fault:
             faults.append(fault)
     if faults:
         kind = SourceGone if all(isinstance(fault, SourceGone) for fault in faults) else UserFault
         raise kind(*(sentence for fault in faults for sentence in fault.faults))
-    return {replace(file, is_val=key == "val_source"): why for file, why in by_path.values()}
+    return list(by_path.values())
 
 
 def typed_path(text: str) -> Path:
@@ -54,11 +52,11 @@ def local_file(path: Path, label: str) -> File:
     return File(path, label, status.st_size, str(status.st_mtime_ns))
 
 
-def _look(key: str, place: str, data: DataConfig, prefix: str, progress: Progress) -> Found:
+def _look(key: str, place: str, data: DataConfig, prefix: str, progress: Progress) -> list[File]:
     """Return the files at one place, in bytewise order of their labels, which begin with `prefix` inside a folder."""
     path, data_dir = typed_path(place), typed_path(data.dir)
     if is_url(place) and not path.exists():
-        found = dict.fromkeys(list_url(place, data_dir / "fetched"), "")
+        found = list_url(place, data_dir / "fetched")
     elif path.is_dir():
         if path.resolve() == data_dir.resolve():
             raise UserFault(
@@ -69,15 +67,15 @@ def _look(key: str, place: str, data: DataConfig, prefix: str, progress: Progres
     elif path.is_file():
         if not path.stat().st_size:
             raise UserFault(f"data.{key}={path} is empty (0 bytes); wanted text")
-        return {replace(local_file(path, path.name), is_named=True): ""}
+        return [replace(local_file(path, path.name), is_named=True)]
     elif path.exists():
         raise UserFault(f"data.{key}={path} is neither a file nor a folder; write the text to a file first")
     else:
-        found = _glob(path, data_dir, progress) if glob.has_magic(str(path)) else {}
-        if all(found.values()):
+        found = _glob(path, data_dir, progress) if glob.has_magic(str(path)) else []
+        if all(file.left_out for file in found):
             raise SourceGone(f"data.{key}={place} does not exist (looked for {path.absolute()})")
-    chosen = {file: why or _pattern_to_skip(file.label, data) for file, why in found.items()}
-    return dict(sorted(chosen.items(), key=lambda entry: os.fsencode(entry[0].label)))
+    found = [replace(file, left_out=file.left_out or _pattern_to_skip(file.label, data)) for file in found]
+    return sorted(found, key=lambda file: os.fsencode(file.label))
 
 
 def _pattern_to_skip(label: str, data: DataConfig) -> str:
@@ -92,14 +90,14 @@ def _pattern_to_skip(label: str, data: DataConfig) -> str:
     return f"in data.exclude={data.exclude}" if data.exclude and matches(data.exclude) else ""
 
 
-def _glob(path: Path, data_dir: Path, progress: Progress) -> Found:
+def _glob(path: Path, data_dir: Path, progress: Progress) -> list[File]:
     """Return the files that a glob finds, and all files of the folders that it finds."""
     fixed = next(number for number, part in enumerate(path.parts) if glob.has_magic(part))
     root, pattern = Path(*path.parts[:fixed]), path.parts[fixed:]
-    return _walk(root, pattern, "", data_dir, progress) if root.is_dir() else {}
+    return _walk(root, pattern, "", data_dir, progress) if root.is_dir() else []
 
 
-def _walk(root: Path, pattern: Sequence[str], prefix: str, data_dir: Path, progress: Progress) -> Found:
+def _walk(root: Path, pattern: Sequence[str], prefix: str, data_dir: Path, progress: Progress) -> list[File]:
     """Return the files of a folder that a pattern fits, and the folders that are not entered, with the reason."""
 
     def refuse(error: OSError) -> None:
@@ -108,11 +106,11 @@ def _walk(root: Path, pattern: Sequence[str], prefix: str, data_dir: Path, progr
     def add(path: Path, why: str) -> None:
         label = prefix + path.relative_to(root).as_posix()
         try:
-            found[local_file(path, label)] = why
+            found.append(replace(local_file(path, label), left_out=why))
         except OSError:
-            found[File(path, label)] = why or "a broken link"
+            found.append(File(path, label, left_out=why or "a broken link"))
 
-    tokens, found = data_dir.resolve(), Found()
+    tokens, found = data_dir.resolve(), list[File]()
     for parent, folders, files in os.walk(root, onerror=refuse):
         above = Path(parent).relative_to(root).parts
         inside = _fits_inside(above, pattern)

@@ -9,8 +9,7 @@ content: whole documents, by the hash of their first MiB. A document stays on it
     duplicates are on one side. If the fraction holds out far more or less text than it should (of few documents), the
     nearest fraction that does not is used instead.
 tail: a single plain text, and documents of which no fraction holds out a fair part; the first int(n * (1 -
-    val_fraction)) of the n characters are for training, the rest for validation (bytes instead of characters where the
-    bytes are no UTF-8).
+    val_fraction)) of the n characters are for training, the rest for validation.
 """
 
 import hashlib
@@ -70,12 +69,12 @@ def fair_border(
     return float((nearest + 1) * (HASHES // BUCKETS)) if is_fair else None
 
 
-def offset(chunk: bytes, place: int, *, is_text: bool) -> int:
-    """Return where character (or byte) number `place` begins; the chunk's length if it lies after the chunk."""
-    if not is_text or place >= len(chunk) or place == 0:
-        return min(place, len(chunk))
-    starts = np.flatnonzero((np.frombuffer(chunk, dtype=np.uint8) & 0xC0) != 0x80)
-    return int(starts[place]) if place < len(starts) else len(chunk)
+def offset(text: bytes, character: int) -> int:
+    """Return where a character of a text begins; the text's length if it lies after the text."""
+    if text.isascii() or character <= 0:
+        return max(0, min(character, len(text)))
+    starts = np.flatnonzero((np.frombuffer(text, dtype=np.uint8) & 0xC0) != 0x80)
+    return int(starts[character]) if character < len(starts) else len(text)
 
 
 def count_characters(text: bytes) -> int:
@@ -95,8 +94,7 @@ def describe_split(rule: str, val_fraction: float, val_source: str | None = None
     }[rule]
 
 
-def small_split(name: str, got: str, val_fraction: float) -> UserFault:
+def small_split(name: str, got: str) -> UserFault:
     """Return the fault for a split that is too small to train on or to validate with."""
-    other = f" or a {'smaller' if name == 'train' else 'larger'} data.val_fraction (now {val_fraction:g})"
-    remedy = f"Use more text{other if val_fraction else ''}"
+    remedy = f"Use more text or a {'smaller' if name == 'train' else 'larger'} data.val_fraction"
     return UserFault(f"the {name} split has {got}, and predicting one token takes at least 2. {remedy}")
