@@ -4,6 +4,7 @@ import shlex
 
 from minigpt.config.schema import TrainConfig
 from minigpt.data.measures.baselines import baselines
+from minigpt.data.measures.overlap import overlap_warning
 from minigpt.data.prepared import CONVERSATIONS
 from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
 from minigpt.invocation import typed
@@ -48,6 +49,8 @@ def finish(job: TrainingJob, state: RunState, reason: str | None, *, ask_queue: 
         }.get(reason, "the time is up")
         tell(f"\nEnded after step {state.step:,}: {why}.")
     print_results(run)
+    if warning := overlap_warning(job.prepared.summary):
+        print(f"Note: {warning}")
     return FINISHED
 
 

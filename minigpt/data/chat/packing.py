@@ -141,14 +141,13 @@ class ConversationSplit:
         return lines
 
     def _shown(self, begin: int, length: int, colour: bool) -> str:
-        names = {token: name for name, token in self.tokenizer.special.items()}
         on, off = (GREEN, PLAIN) if colour else ("[[", "]]")
         tokens, answers = self._tokens[begin : begin + length].tolist(), self.answers[begin : begin + length].tolist()
-        text = ""
-        for is_answer, pairs in itertools.groupby(zip(tokens, answers, strict=True), lambda pair: pair[1]):
-            part = ""
-            for name, group in itertools.groupby((token for token, _ in pairs), names.get):
-                own = list(group)
-                part += name * len(own) if name else repr(self.tokenizer.decode(own))[1:-1]
-            text += f"{on}{part}{off}" if is_answer else part
+        names, text = [self.tokenizer.names.get(token) for token in tokens], ""
+        rows = zip(answers, names, tokens, strict=True)
+        for (is_answer, name), group in itertools.groupby(rows, lambda row: row[:2]):
+            part = [token for _, _, token in group]
+            shown = name * len(part) if name else repr(self.tokenizer.decode(part))[1:-1]
+            text += f"{on}{shown}{off}" if is_answer else shown
+        text = text.replace(off + on, "")
         return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ...{PLAIN if colour else ''}"

@@ -64,7 +64,7 @@ def overlap_warning(summary: dict[str, Any]) -> str | None:
         return None
     return (
         f"the validation loss is too good to be true: {share:.0%} of that text stands in the training text, too. "
-        "Remove the copies, or name another text with data.val_source=FILE"
+        "Remove the copies, or validate on another text: data.val_source=FILE"
     )
 
 

@@ -179,4 +179,5 @@ def test_it_is_printed_and_kept(tmp_path):
     )
     assert f"overlap    {share}" in lines
     assert f"data: overlap: {share}" in said
+    assert any("the validation loss is too good to be true" in line for line in said)
     assert any(line.startswith("train      ") and "documents, the median one" in line for line in lines)

@@ -43,6 +43,7 @@ def test_each_source_has_a_validation_loss_in_rows_screen_and_report(mixed, caps
     assert re.search(rf"step 6/6 .*  wood {wood:.4f}  notes {notes:.4f}", screen)
     assert f"  notes  {notes:.4f} nats per token" in screen
     assert "passes over wood (75.00%)" in screen
+    assert "Note: the validation loss is too good to be true: " in screen.split("Run directory")[-1]
     report = (path / "report.html").read_text()
     assert "validation loss on notes" in report
     assert "wood, notes.jsonl" in describe_run(path)[1]
@@ -84,8 +85,8 @@ def test_a_source_may_be_a_prepared_folder_and_all_have_the_tokenizer_of_the_fir
     ("words", "sentence"),
     [
         (["data.mix=stdlib:1,README.md:0"], "the share 0; wanted a number above 0"),
-        (["data.mix=stdlib:1", "data=text", "data.source=README.md"], "would ignore data.source"),
-        (["data.mix=stdlib:1", "data.val_source=README.md"], "would ignore data.val_source"),
+        (["data.mix=stdlib:1", "data=text", "data.source=README.md"], "ignore data.source"),
+        (["data.mix=stdlib:1", "data.val_source=README.md"], "ignore data.source and data.val_source"),
         (["data.mix=stdlib"], "data.mix must be sources with their shares like texts/:0.7"),
         (["data.mix="], "data.mix must be sources with their shares like texts/:0.7"),
     ],
