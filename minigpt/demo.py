@@ -57,4 +57,7 @@ def comparison(run: Path) -> str:
     for rows, word in ((beaten, "The GPT beats"), (ahead, "Still ahead of it:")):
         named = ", ".join(f"{row.get('name', 'a baseline')} {row['bits_per_byte']:.3f}" for row in rows)
         lines += [f"{word} {named}"] if rows else []
-    return ". ".join(lines) + (". It needs more steps: trainer.max_steps=N" if ahead else ".")
+    last = [row["step"] for row in record.rows if number(row.get("val/loss")) is not None][-1]
+    improves = last == best["step"]
+    remedy = "It needs more steps: trainer.max_steps=N" if improves else "More text helps more than steps"
+    return ". ".join(lines) + (f". {remedy}" if ahead else ".")

@@ -32,8 +32,11 @@ def test_whoever_wins_is_named(run):
     begin = "validation 1.500 bits per byte (lower is better). "
     assert beside(run, unigram=3.0, xz=2.0) == f"{begin}The GPT beats xz 2.000, unigram 3.000."
     assert beside(run, unigram=3.0, xz=1.5) == (
-        f"{begin}The GPT beats unigram 3.000. Still ahead of it: xz 1.500. It needs more steps: trainer.max_steps=N"
-    )
+        f"{begin}The GPT beats unigram 3.000. Still ahead of it: xz 1.500. More text helps more than steps"
+    )  # its last validation is not its best
+    first = (run / "metrics.jsonl").read_text().splitlines()[0]
+    (run / "metrics.jsonl").write_text(f"{first}\n")
+    assert beside(run, xz=1.5).endswith("Still ahead of it: xz 1.500. It needs more steps: trainer.max_steps=N")
     assert "nothing to compare" in beside(run)
     (run / "metrics.jsonl").write_text("")
     assert "nothing to compare" in beside(run, unigram=3.0)

@@ -50,7 +50,7 @@ def finish(job: TrainingJob, state: RunState, reason: str | None, *, ask_queue: 
         tell(f"\nEnded after step {state.step:,}: {why}.")
     print_results(run)
     if warning := overlap_warning(job.prepared.summary):
-        print(f"Note: {warning}")
+        tell(f"Note: {warning}")
     return FINISHED
 
 
@@ -78,7 +78,7 @@ def refuse_nothing_learned(state: RunState, config: TrainConfig) -> None:
 
 
 def print_results(run: RunDirectory) -> None:
-    """Print the validation loss, where the files are, and the command that samples."""
+    """Print the validation loss and what to think of it, where the files are, and the command that samples."""
     shown = ("step", "val/loss", "val/perplexity", "val/bits_per_byte")
     validations = [row for row in read_rows(run.metrics) if all(number(row.get(key)) is not None for key in shown)]
     if not validations:
@@ -92,6 +92,8 @@ def print_results(run: RunDirectory) -> None:
         )
         for key in (key for key in row if key.startswith("val/loss/")):
             tell(f"  {key.removeprefix('val/loss/')}  {row[key]:.4f} nats per token")
+    if last["val/loss"] > 1.01 * best["val/loss"]:
+        tell(f"Overfitting    validation loss has risen since step {best['step']:,}: more text helps, more steps don't")
     for row in read_baselines(run.path):
         of = f" (of {row['of']})" if row.get("of") else ""
         tell(f"Baseline       {row['bits_per_byte']:.4f} bits per byte  {row.get('name', '')!s:.60}{of}")

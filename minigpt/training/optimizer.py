@@ -132,10 +132,9 @@ def lr_factor(step: int, progress: float, total_steps: int | None, config: Sched
 
     Returns:
         (step + 1) / (warmup_steps + 1) during warm-up (as in nanoGPT), then the shape's value, down to
-        `final_lr_fraction`.
+        `final_lr_fraction`; the lower of the two where time is up before the warm-up is over.
     """
-    if step < config.warmup_steps:
-        return (step + 1) / (config.warmup_steps + 1)
     warmup = config.warmup_steps / total_steps if total_steps else 0.0
-    after_warmup = (progress - warmup) / (1 - warmup) if warmup < 1 else 1.0
-    return SHAPES[config.name](min(max(after_warmup, 0.0), 1.0), config.final_lr_fraction, config)
+    after_warmup = (progress - warmup) / (1 - warmup) if warmup < 1 else 0.0
+    factor = SHAPES[config.name](min(max(after_warmup, 0.0), 1.0), config.final_lr_fraction, config)
+    return min(factor, (step + 1) / (config.warmup_steps + 1))

@@ -73,3 +73,14 @@ def test_what_was_left_out_of_a_large_text_is_said(run, capsys):
     (path / "baseline.json").write_text(json.dumps({"baselines": rows}))
     run()
     assert "2.0000 bits per byte  xz (of 1 of 9 bytes of training text)" in capsys.readouterr().out
+
+
+def test_a_loss_that_rises_again_is_named(run, capsys):
+    path = run()
+    capsys.readouterr()
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    better = rows[-1] | {"step": 0, "val/loss": rows[-1]["val/loss"] - 0.5}
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [better, *rows]))
+    run()
+    screen = capsys.readouterr().out
+    assert "Overfitting    validation loss has risen since step 0" in screen

@@ -38,3 +38,5 @@ def test_a_run_limited_by_minutes_follows_the_clock():
     assert lr_factor(50, 0.25, None, config) == pytest.approx(0.75)
     assert lr_factor(1, 0.25, None, config) == pytest.approx(2 / 4)
     assert lr_factor(50, 1.7, None, config) == 0.0
+    config.warmup_steps = 100  # longer than the time allows
+    assert lr_factor(60, 0.9, 10_000, config) == pytest.approx(0.1, rel=0.1)
