@@ -12,7 +12,7 @@ export function chatView(settings) {
     abort = new AbortController();
 
   typed.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey) return;
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return; // 229: Safari
     event.preventDefault();
     if (!send.disabled) say();
   });
@@ -43,40 +43,40 @@ export function chatView(settings) {
     typed.focus();
   }
 
+  // A message that fails leaves no trace but the reason; one that is stopped keeps the answer so far.
   async function turn(pane, content, signal) {
+    const question = bubble(pane, "user", "You"),
+      answer = bubble(pane, "assistant", pane.model);
+    question.textContent = content;
     pane.messages.push({ role: "user", content });
-    bubble(pane, "user", "You").textContent = content;
-    await reply(pane, signal);
-  }
-
-  async function reply(pane, signal) {
-    const answer = bubble(pane, "assistant", pane.model);
     try {
-      for await (const chunk of stream(
-        "/v1/chat/completions",
-        { model: pane.model, messages: pane.messages, ...settings.options() },
-        signal,
-      )) {
-        answer.append(chunk.choices[0].delta.content ?? "");
-      }
+      await reply(pane, answer, signal);
     } catch (fault) {
-      if (fault.code === "context_length_exceeded") {
-        pane.node.lastChild.remove();
-        return shorten(pane, fault, signal);
+      if (!signal.aborted || !answer.textContent) {
+        pane.messages.pop();
+        [question, answer].forEach((text) => text.parentNode.remove());
+        if (!signal.aborted) pane.node.append(el("p", { class: "error", role: "alert" }, fault.message));
+        typed.value ||= content;
+        return;
       }
-      if (!signal.aborted) pane.node.append(el("p", { class: "error", role: "alert" }, fault.message));
     }
     pane.messages.push({ role: "assistant", content: answer.textContent });
   }
 
-  // Go on without the oldest exchange; a message that alone is too long is forgotten.
-  async function shorten(pane, fault, signal) {
-    if (pane.messages.length > 1) {
-      pane.messages.splice(0, 2);
-      return reply(pane, signal);
+  // Where the context is full, go on without the oldest exchange.
+  async function reply(pane, answer, signal) {
+    for (;;) {
+      const body = { model: pane.model, messages: pane.messages, ...settings.options() };
+      try {
+        for await (const chunk of stream("/v1/chat/completions", body, signal)) {
+          answer.append(chunk.choices[0].delta.content ?? "");
+        }
+        return;
+      } catch (fault) {
+        if (fault.code !== "context_length_exceeded" || pane.messages.length < 2) throw fault;
+        pane.messages.splice(0, 2);
+      }
     }
-    pane.messages.pop();
-    pane.node.append(el("p", { class: "error", role: "alert" }, fault.message));
   }
 
   function bubble(pane, kind, name) {

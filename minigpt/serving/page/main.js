@@ -45,7 +45,8 @@ function settingsOf(names) {
   const temperature = temperatureSlider(0.8),
     top = el("input", { type: "range", min: "0.05", max: "1", step: "0.05", value: "1", "aria-label": "top-p" });
   const tokens = number("tokens", 200, 1, 100000),
-    seed = number("seed", 1, 0, 4294967295);
+    seed = number("seed", "", 0, 4294967295);
+  seed.placeholder = "any";
   const node = el(
     "div",
     { class: "row settings" },

@@ -2,7 +2,7 @@
 import { ask } from "./api.js";
 import { el } from "./dom.js";
 import { lookView } from "./look.js";
-import { tint } from "./tokens.js";
+import { tint, tokenLine } from "./tokens.js";
 
 // A text to paste, a button, and what each model makes of it.
 export function textView(settings, { id, button, show }) {
@@ -37,14 +37,16 @@ export const lookingView = (settings) =>
 async function measured(model, text) {
   const found = await ask("/api/score", { model, text });
   const body = el("div", { class: "text" }),
-    said = el("p", { class: "soft" }, "The warmer, the more surprising. Point at a token, or tap it.");
-  for (const token of found.tokens) {
-    const span = el("span", { class: "token" }, token.text);
-    const tell = () => (said.textContent = token.nats === null ? "The first token is only read." : span.title);
+    said = el("p", { class: "soft" }, "The warmer, the more surprising. Point at a token, tap it, or use Tab, arrow keys and Enter.");
+  const line = tokenLine(body, { name: `tokens and their surprise for ${model}`, pick });
+  found.tokens.forEach((token, place) => {
+    const span = line.add(token.text);
     tint(span, token.nats);
-    span.addEventListener("mouseenter", tell);
-    span.addEventListener("click", tell);
-    body.append(span);
+    span.addEventListener("mouseenter", () => pick(place));
+  });
+  function pick(place) {
+    line.mark(place);
+    said.textContent = line.spans[place].title || "The first token is only read.";
   }
   const figure = (value, name) => el("span", {}, el("b", {}, value.toFixed(3)), ` ${name}`);
   return el(

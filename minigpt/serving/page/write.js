@@ -74,6 +74,7 @@ function paneOf(model, settings, working) {
     working(1);
     try {
       const body = { model, prompt: start, return_token_ids: true, ...settings.options() };
+      if (typeof start !== "string") body.truncate_prompt_tokens = -1; // a long text goes on with its end
       for await (const chunk of stream("/v1/completions", body, mine.signal)) {
         const choice = chunk.choices[0];
         if (choice.prompt_token_ids && typeof start === "string") ids = choice.prompt_token_ids;
