@@ -19,11 +19,7 @@ from minigpt.screen import note, show
 
 
 def chat(config: ChatConfig) -> int:
-    """Talk until /quit, the end of the input, or Ctrl-C at the prompt; return the exit code.
-
-    Args:
-        config: checked (minigpt.config.check).
-    """
+    """Talk until /quit, the end of the input, or Ctrl-C at the prompt; return the exit code."""
     with closing_quietly():
         loaded = load(config)
         decoder = choose_decoder(loaded.model, config.compile, config.precision)
@@ -38,13 +34,7 @@ def chat(config: ChatConfig) -> int:
 
 
 class Conversation:
-    """A conversation and the model that answers in it.
-
-    Args:
-        loaded: the model that answers.
-        forward: gives its logits (see generate.py).
-        system: the first message, if there is one.
-    """
+    """A conversation and the model that answers in it; `system` is its first message, if there is one."""
 
     def __init__(self, loaded: LoadedCheckpoint, forward: Forward, system: str | None = None):
         self.loaded, self.forward = loaded, forward

@@ -35,16 +35,7 @@ def options_of(config: Any) -> SamplingOptions:
 
 
 def filter_rows(logits: Tensor, seen: Tensor | None, options: Sequence[SamplingOptions]) -> Tensor:
-    """Apply `filter_logits` with options for each row; rows with the same filters are done together.
-
-    Args:
-        logits: (B, V).
-        seen: (B, V) bool; None if no row has a penalty.
-        options: B of them.
-
-    Returns:
-        (B, V).
-    """
+    """Apply `filter_logits` with options for each row; rows with the same filters are done together."""
     filters = [(o.temperature, o.top_k, o.top_p, o.min_p, o.repetition_penalty) for o in options]
     if filters.count(filters[0]) == len(filters):
         return filter_logits(logits, seen, options[0])
@@ -81,14 +72,6 @@ def repetition_penalty(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     """Make tokens that already stand in the text less likely: divide positive logits, multiply negative ones.
 
     Each seen token is penalised once, however often it occurred.
-
-    Args:
-        logits: (B, V).
-        seen: (B, V) bool.
-        penalty: above 0; 1 = off, more than 1 discourages repetition.
-
-    Returns:
-        (B, V).
 
     Source: Keskar et al. 2019, "CTRL", section 4.1; the split by sign is Hugging Face's, without which a
     penalty would help tokens with negative logits.

@@ -68,11 +68,7 @@ def window_start(length: int, block_size: int) -> int:
 
 
 def generate(reader: "Reader", texts: Sequence[TextInProgress]) -> Iterator[tuple[TextInProgress, int, Tensor]]:
-    """Write texts to their ends, all in one batch; yield what `Writer.step` yields.
-
-    Raises:
-        NonFiniteLogits: the model's logits are NaN or infinite.
-    """
+    """Write texts to their ends, all in one batch; yield what `Writer.step` yields."""
     writer = Writer(reader)
     writer.join(texts)
     while writer.texts:
@@ -80,11 +76,7 @@ def generate(reader: "Reader", texts: Sequence[TextInProgress]) -> Iterator[tupl
 
 
 class Writer:
-    """Texts that grow together, a token per step. They join and leave between two steps; a text that ends leaves.
-
-    Args:
-        reader: gives the logits after each text.
-    """
+    """Texts that grow together, a token per step. They join and leave between two steps; a text that ends leaves."""
 
     def __init__(self, reader: "Reader"):
         self.reader = reader
@@ -143,11 +135,7 @@ class Writer:
 
 
 def read_tokens(drawn: Tensor, logits: Tensor) -> list[int]:
-    """Bring the drawn tokens (B,) to the CPU: the only wait for the device per token.
-
-    Raises:
-        NonFiniteLogits: NaN or infinity among the logits (B, V), fp64, from which they were drawn.
-    """
+    """Bring the tokens (B,) drawn from logits (B, V) to the CPU: the only wait for the device per token."""
     finite = logits.sum(dim=-1).isfinite()  # in fp64 no sum of fp32 logits overflows
     tokens, are_finite = torch.stack([drawn, finite.to(drawn.dtype)]).cpu().tolist()
     if not all(are_finite):

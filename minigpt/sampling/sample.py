@@ -29,11 +29,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32, 
 
 
 def sample(config: SampleConfig) -> int:
-    """Write texts with a trained model; return the exit code.
-
-    Args:
-        config: checked (minigpt.config.check).
-    """
+    """Write texts with a trained model; return the exit code."""
     with closing_quietly():
         loaded, options = load(config), options_of(config)
         decoder = choose_decoder(loaded.model, config.compile if config.use_cache else "off", config.precision)
@@ -82,12 +78,7 @@ def move(loaded: LoadedCheckpoint, device: str, precision: str) -> None:
 
 
 def choose_decoder(model: GPT, compile: str, precision: str) -> NativeDecoder | None:
-    """Return native code for a token's step if it is wanted and works; None = the model's own step.
-
-    Args:
-        model: on its device and in its precision.
-        compile, precision: the settings.
-    """
+    """Return native code for a token's step if it is wanted and works; None = the model's own step."""
     if compile == "off":
         return None
     try:
@@ -120,10 +111,6 @@ def write_prompts(
     encoded = [encode_prompt(loaded.tokenizer, prompt, allow_special=config.allow_special) for prompt in prompts]
     if not all(prompts):
         note(f"note: an empty prompt starts from {start_token(loaded.tokenizer)[1]}")
-    if options.top_k > loaded.tokenizer.vocab_size:
-        note(
-            f"note: top_k={options.top_k} is more than the vocabulary of {loaded.tokenizer.vocab_size:,}: all are kept"
-        )
     if codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8":
         note(f"note: this terminal writes {sys.stdout.encoding}, other characters become ?: set LC_ALL=C.UTF-8")
     beginnings = [beginning(number, *pair, loaded) for number, pair in enumerate(zip(prompts, encoded, strict=True), 1)]

@@ -84,7 +84,7 @@ def write(
         options: of all texts.
         num_samples: texts per prompt.
         decoder: the model's native code, for a faster step from token to token.
-        use_cache: without it the whole window is read for every token: slower, and the same text.
+        use_cache: False reads the whole window for every token: slower, and the same text.
         on_text: called with each piece of text as it is made; for a single text.
 
     Returns:
@@ -142,18 +142,10 @@ def write_texts(
 def write_sample(
     model: GPT, tokenizer: Tokenizer, samples: SamplesConfig, *, seed: int, forward: Forward | None = None
 ) -> str:
-    """Return one sample of a model in training, without its prompt.
+    """Return one sample of a model in training, without its prompt; with roles, the prompt is a message.
 
     Training does not notice: the model's mode is restored, and no global random number is drawn.
-
-    Args:
-        model, tokenizer: of the training.
-        samples: prompt, length and filters. With roles, the prompt is a message.
-        seed: of the sample.
-        forward: in place of the model's own, without a cache: for weights that are sharded.
-
-    Raises:
-        NonFiniteLogits: the model's weights are not finite.
+    `forward` stands in for the model's own, without a cache, where weights are sharded.
     """
     options = SamplingOptions(samples.max_new_tokens, samples.temperature, samples.top_k, seed=seed)
     if has_roles(tokenizer):
@@ -175,10 +167,7 @@ def write_sample(
 def gpt_forward(model: GPT, decoder: NativeDecoder | None = None, *, vocab_size: int | None = None) -> Forward:
     """Return a GPT in the form the sampling loop needs: only the last real position goes through the output layer.
 
-    Args:
-        model: in eval mode.
-        decoder: the model's native code, if it has any.
-        vocab_size: the tokenizer's: an imported model may have more tokens, and those stand for no text.
+    An imported model may have more tokens than the tokenizer's vocab_size; those stand for no text and are left out.
     """
     device = model.token_embedding.weight.device
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -61,7 +60,7 @@ def make_app(engine: Engine, config: ServeConfig, *, token: str | None, say: Cal
     ) -> None:
         host = request.headers.get("host", "").lower()
         for origin in request.headers.getlist("origin"):
-            if origin not in config.origins and host_of(origin) != host:
+            if origin not in config.origins and origin.partition("://")[2].lower() != host:
                 remedy = "start the server with origins=ORIGIN"
                 raise ApiError(403, f"pages of another origin may not use this server: {remedy}", code="wrong_origin")
         if token is not None and not (given and hmac.compare_digest(given.credentials.encode(), token.encode())):
@@ -84,14 +83,6 @@ def make_app(engine: Engine, config: ServeConfig, *, token: str | None, say: Cal
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=["*"] if token else names, www_redirect=False)
     app.add_middleware(Log, kind=config.log, say=say)
     return app
-
-
-def host_of(origin: str) -> str:
-    """Return the host and port that an Origin header names; "" if it names none."""
-    try:
-        return urlsplit(origin).netloc.lower()
-    except ValueError:
-        return ""
 
 
 class Log:
@@ -246,7 +237,7 @@ async def events(order: Order, reply: Reply, pieces: AsyncIterator[Piece]) -> As
             if ended:
                 yield f"data: {json.dumps(reply.chunk(Piece(piece.choice, ended=ended)))}\n\n"
         if order.usage:
-            yield f"data: {json.dumps(reply.last_chunk(tokens))}\n\n"
+            yield f"data: {json.dumps(reply.chunk(usage=reply.usage(tokens)))}\n\n"
         yield "data: [DONE]\n\n"
     except ApiError as error:
         yield f"data: {json.dumps(error.content)}\n\n"

@@ -42,12 +42,6 @@ class ApiError(Exception):
         self.content = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-class StreamOptions(BaseModel):
-    """How an answer is streamed."""
-
-    include_usage: bool = False
-
-
 class WritingRequest(BaseModel):
     """The fields that both kinds of request share. Unknown fields are let pass; null means the default."""
 
@@ -64,7 +58,7 @@ class WritingRequest(BaseModel):
     seed: int = Field(default_factory=lambda: secrets.randbits(32), ge=-(2**63), lt=2**63)
     stop: StopText | Annotated[list[StopText], Field(max_length=16)] = []
     stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: dict[str, Any] = {}
     return_token_ids: bool = False
 
     @model_validator(mode="before")
@@ -170,7 +164,13 @@ def read_order(
         raise ApiError(400, f"{many} are more than {min(max_texts, MAX_TEXTS)} texts", param="prompt")
     answer = Answer(body.model, texts_of(prompts, options, body.n, ends), top)
     return Order(
-        answer, tokenizer, chat, body.stream, body.stream_options.include_usage, body.return_token_ids, prompts
+        answer,
+        tokenizer,
+        chat,
+        body.stream,
+        bool(body.stream_options.get("include_usage")),
+        body.return_token_ids,
+        prompts,
     )
 
 
@@ -223,15 +223,11 @@ class Reply:
         choices = [self._choice(piece, message="message") for piece in pieces]
         return {**self.head, "choices": choices, "usage": self.usage(sum(len(piece.tokens) for piece in pieces))}
 
-    def chunk(self, piece: Piece) -> dict[str, Any]:
+    def chunk(self, *pieces: Piece, **more: Any) -> dict[str, Any]:
         """Return a chunk of a stream."""
         kind = "chat.completion.chunk" if self.order.chat else self.kind
-        return {**self.head, "object": kind, "choices": [self._choice(piece, message="delta")]}
-
-    def last_chunk(self, tokens: int) -> dict[str, Any]:
-        """Return the chunk with the usage, after `tokens` tokens."""
-        kind = "chat.completion.chunk" if self.order.chat else self.kind
-        return {**self.head, "object": kind, "choices": [], "usage": self.usage(tokens)}
+        choices = [self._choice(piece, message="delta") for piece in pieces]
+        return {**self.head, "object": kind, "choices": choices, **more}
 
     def usage(self, written: int) -> dict[str, int]:
         """Return the counts of tokens."""

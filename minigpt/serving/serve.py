@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 
 import uvicorn
@@ -30,8 +29,6 @@ def serve(config: ServeConfig) -> int:
     models = load_models(config)
     engine = Engine(models, queue=config.queue, on_error=lambda error: note("".join(traceback.format_exception(error))))
     app = make_app(engine, config, token=token, say=note)
-    host, port = listening.getsockname()[:2]
-    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     settings = uvicorn.Config(
         app, http="h11", ws="none", log_level="error", access_log=False, server_header=False, date_header=False,
         timeout_graceful_shutdown=LEAVING_SECONDS, proxy_headers=False, limit_concurrency=MAX_CONNECTIONS,
@@ -40,29 +37,10 @@ def serve(config: ServeConfig) -> int:
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of each client that went away
     for served in models:
         note(f"{served.name}: {'native code' if served.native else 'PyTorch'}, {served.rows} texts at a time")
-    return asyncio.run(until_told(OurServer(settings, address), engine, listening))
+    return asyncio.run(until_told(uvicorn.Server(settings), engine, listening))
 
 
-class OurServer(uvicorn.Server):
-    """uvicorn's server, with our signals, which prints its address."""
-
-    def __init__(self, settings: uvicorn.Config, address: str):
-        super().__init__(settings)
-        self.address = address
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to `until_told`."""
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Print the address once the server answers."""
-        await super().startup(sockets)
-        if self.started:
-            print(f"Serving at {self.address} (Ctrl-C stops)", flush=True)
-
-
-async def until_told(server: OurServer, engine: Engine, listening: socket.socket) -> int:
+async def until_told(server: uvicorn.Server, engine: Engine, listening: socket.socket) -> int:
     """Serve until Ctrl-C or SIGTERM; a second one ends the process at once."""
 
     def stop() -> None:
@@ -71,9 +49,16 @@ async def until_told(server: OurServer, engine: Engine, listening: socket.socket
         server.should_exit = True
         engine.stop()
 
+    server.capture_signals = contextlib.nullcontext  # type: ignore  # they are handled here
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop)
-    await server.serve([listening])
+    serving = asyncio.create_task(server.serve([listening]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.01)
+    host, port = listening.getsockname()[:2]
+    if server.started:
+        print(f"Serving at http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C stops)", flush=True)
+    await serving
     note("Stopped.")
     return FINISHED
 
@@ -98,10 +83,9 @@ def read_token(config: ServeConfig) -> str | None:
             token = Path(os.path.expanduser(config.token_file)).read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as error:
             raise UserFault(f"{where} can't be read: {error}. Give a text file that holds the token") from None
-        if not token:
-            raise UserFault(f"{where} is empty. Write a token into it: openssl rand -hex 24")
-    if token and (len(token) < 16 or not token.isascii() or not token.isprintable() or " " in token):
-        raise UserFault(
-            f"the token of {where} must be 16 ASCII characters or more, without blanks: openssl rand -hex 24"
-        )
-    return token or None
+    elif not token:
+        return None
+    if len(token) < 16 or not token.isascii() or not token.isprintable() or " " in token:
+        wanted = "16 ASCII characters or more, without blanks: openssl rand -hex 24"
+        raise UserFault(f"the token of {where} must be {wanted}")
+    return token

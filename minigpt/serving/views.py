@@ -42,12 +42,7 @@ def label(tokenizer: Tokenizer, token: int) -> str:
 
 
 def distribution(tokenizer: Tokenizer, logits: Tensor, count: int = MOST_LIKELY) -> dict[str, Any]:
-    """Return a distribution of the next token, from which it can be computed for any temperature.
-
-    Args:
-        tokenizer: the model's.
-        logits: (V,).
-        count: tokens to name.
+    """Return the distribution of the next token by logits (V,), from which it follows for any temperature.
 
     Returns:
         top: id, text and logprob of the likeliest. rest: the others, as (logprob to a tenth, how many).
@@ -67,11 +62,7 @@ def distribution(tokenizer: Tokenizer, logits: Tensor, count: int = MOST_LIKELY)
 
 @torch.inference_mode()
 def next_tokens(loaded: LoadedCheckpoint, tokens: Sequence[int]) -> dict[str, Any]:
-    """Return the distribution of the token that follows these.
-
-    Raises:
-        UserFault: there are no tokens, or one is outside the vocabulary.
-    """
+    """Return the distribution of the token that follows these."""
     V = loaded.tokenizer.vocab_size
     if not tokens or not all(type(token) is int and 0 <= token < V for token in tokens):
         raise UserFault(f"tokens must be at least one whole number from 0 to {V - 1}")
@@ -81,11 +72,7 @@ def next_tokens(loaded: LoadedCheckpoint, tokens: Sequence[int]) -> dict[str, An
 
 
 def score(loaded: LoadedCheckpoint, text: str) -> dict[str, Any]:
-    """Return the loss of a text and the surprise of each of its tokens, in nats; the first is only read.
-
-    Raises:
-        UserFault: too short, too long, or with a character that the tokenizer does not know.
-    """
+    """Return the loss of a text and the surprise of each of its tokens, in nats; the first is only read."""
     encoded = encode_documents(loaded.tokenizer, [[utf8(text)]])
     if not 2 <= len(encoded) <= MAX_SCORED:
         raise UserFault(f"the text has {len(encoded):,} tokens; wanted from 2 to {MAX_SCORED:,}")
@@ -106,9 +93,6 @@ def look(name: str, loaded: LoadedCheckpoint, text: str) -> dict[str, Any]:
     Returns:
         name; tokens: text, nats and the distribution that it was drawn from; cut: tokens left out; attention:
         layers, heads, and the weights (layer, head, query, key) in units of 1/65535, little-endian 16 bits, base64.
-
-    Raises:
-        UserFault: an empty text, or a character that the tokenizer does not know.
     """
     tokens = loaded.tokenizer.encode(text)
     if not tokens:

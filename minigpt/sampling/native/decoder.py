@@ -31,12 +31,7 @@ WORDS = {"activation": ACTIVATIONS, "attention": ATTENTIONS, "norm": NORMS, "qk_
 class NativeDecoder:
     """A GPT's step for one token per row. It reads the model's weights as they are when it is made.
 
-    Args:
-        model: on the CPU, in fp32 or bf16; see `why_not`.
-        int8: keep the weights in 8 bits: the model's must have been rounded by `round_to_int8`.
-
-    Raises:
-        NoNativeCode: decode.cpp can't be built here.
+    With int8 it keeps them in 8 bits: the model's must have been rounded by `round_to_int8`.
     """
 
     @torch.no_grad()
@@ -149,10 +144,6 @@ def round_to_int8(model: GPT) -> None:
 
 def native_decoder(model: GPT, *, int8: bool = False) -> NativeDecoder:
     """Return a decoder, after a trial in which it agreed with its model.
-
-    Args:
-        model: any, in eval mode.
-        int8: as for `NativeDecoder`.
 
     Raises:
         NoNativeCode: decode.cpp can't be built here, does not know this kind of model, or does not agree with it.

@@ -110,22 +110,6 @@ def test_a_client_goes_away_behind_whom_a_long_text_moves_up(loaded, monkeypatch
     asyncio.run(main())
 
 
-def test_more_than_may_wait_are_refused_at_once(loaded):
-    async def main():
-        async with engine_of(loaded, rows=2, queue=3) as engine:
-            answers = [answer_of(loaded, "a", max_new_tokens=10**6) for _ in range(5)]
-            for answer in answers:
-                engine.submit(answer)
-            with pytest.raises(Busy):
-                engine.submit(answer_of(loaded, "b"))
-            engine.cancel(answers[0])
-            engine.submit(answer_of(loaded, "c"))
-            for answer in answers:
-                engine.cancel(answer)
-
-    asyncio.run(main())
-
-
 def test_an_error_ends_the_texts_it_touches_and_no_others(loaded):
     async def main():
         async with engine_of(loaded) as engine:

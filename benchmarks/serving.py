@@ -1,6 +1,6 @@
 """`minigpt serve` and llama.cpp's server with the same model, in turn: tokens per second of 50 clients.
 
-    python tests/soak/beside_llama_cpp.py RUN [SECONDS] [ROUNDS]
+    python benchmarks/serving.py RUN [SECONDS] [ROUNDS]
 
 Needs gguf, xllamacpp, fastapi and uvicorn, and a quiet machine. Weights are fp32 in both; otherwise llama.cpp has its
 own defaults, 16 slots like ours, and a thread per core.
