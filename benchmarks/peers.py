@@ -156,11 +156,11 @@ def sampling(folder: Path, words: list[str], preset: Preset, own: dict[str, str]
     }
 
 
-def job(folder: Path, name: str, **task: Any) -> Any:
-    """Call the function JOBS[name] in a process of its own, and return its result."""
-    file = folder / f"{name}-{time.monotonic_ns()}.json"
+def job(folder: Path, function: str, **task: Any) -> Any:
+    """Call the function JOBS[function] in a process of its own, and return its result."""
+    file = folder / f"{function}-{time.monotonic_ns()}.json"
     file.write_text(json.dumps(task))
-    run([sys.executable, str(Path(__file__).resolve()), "--job", name, str(file)], folder)
+    run([sys.executable, str(Path(__file__).resolve()), "--job", function, str(file)], folder)
     return json.loads(file.read_text())
 
 

@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
 
 def speed(words: list[str], whole: list[str], count: int, steps: int, run: Path) -> float:
     """Return the tokens per second of a training on so many devices, in a process of its own."""
-    alone = ["trainer=default"] if count == 1 else [f"trainer.devices={count}"]
+    alone = ["trainer=auto"] if count == 1 else [f"trainer.devices={count}"]
     length = [f"trainer.max_steps={WARM_UP + steps}", f"logger.every_steps={WARM_UP}", f"run.dir={run}"]
     command = [sys.executable, "-m", "minigpt", "train", *words, *whole, *alone, *length]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -317,9 +317,11 @@ def report(sides: Sequence[Side], units: Units, losses: dict[str, Array]) -> lis
     best = min(means, key=means.__getitem__) if len(sides) > 2 else sides[0].name
     others = [name for name in means if name != best]
     level = 1 - (1 - LEVEL) / math.comb(len(sides), 2)  # all pairs at once (Bonferroni), whichever is the best
-    found = {name: difference(stacked[best], stacked[name], units.sizes) for name in others}
-    if reason := too_few(found.values(), units.name):
+    if reason := too_few(units.sizes, documents=units.are_documents, name=units.name):
         return [*lines, "", f"cannot tell: {reason}. Use more text: a larger data.val_fraction, or a data.val_source"]
+    found = {
+        name: difference(stacked[best], stacked[name], units.sizes, documents=units.are_documents) for name in others
+    }
     verdicts = {name: verdict(best, name, each, units.loss, level) for name, each in found.items()}
     scopes = dict.fromkeys(scope(each, best, name) for name, each in found.items())
     if len(others) == 1:

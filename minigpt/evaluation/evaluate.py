@@ -176,9 +176,10 @@ def _difference(
     sums: list[NDArray[Any]], sizes: NDArray[Any], unit: str, name: str, more: str, say: Say
 ) -> dict[str, Any] | None:
     """Print which of two models is better, by the paired interval of `compare`; return the difference B - A."""
-    between = difference(sums[0][None], sums[1][None], sizes)
-    if reason := too_few([between], name):
+    documents = name != "windows"  # questions are as independent as documents
+    if reason := too_few(sizes, documents=documents, name=name):
         say(f"  cannot tell which is better: {reason}")
         return None
+    between = difference(sums[0][None], sums[1][None], sizes, documents=documents)
     say(f"  {verdict('A', 'B', between, unit, more=more)}")
     return {"value": between.value, "plus_minus": between.half_width(LEVEL), "level": LEVEL, "unit": unit}

@@ -1,109 +1,84 @@
-"""The interval holds what it says: on text whose neighbouring windows are alike, with one seed and with several."""
+"""The interval holds what it says: of documents, of a text alike over any distance, with one seed and several."""
 
 import math
 
 import numpy as np
 import pytest
 
-from minigpt.evaluation.interval import Difference, block_length, block_variance, difference, t_quantile
+from minigpt.evaluation.compare import plus_minus, scope, verdict
+from minigpt.evaluation.interval import Difference, difference, t_quantile, too_few
 
-PAIRS, WINDOWS, LEVEL = 200, 400, 0.95
-
-
-def alike(rng: np.random.Generator, *shape: int, rho: float = 0.6) -> np.ndarray:
-    """Standard normal windows (..., WINDOWS) of which each is like the one before."""
-    noise = rng.standard_normal((*shape, WINDOWS + 100))
-    for place in range(1, noise.shape[-1]):
-        noise[..., place] = rho * noise[..., place - 1] + math.sqrt(1 - rho**2) * noise[..., place]
-    return noise[..., 100:]
+PAIRS, UNITS, LEVEL = 200, 400, 0.95
+UNIT = "nats per token"
 
 
-def pairs(seed: int, runs: tuple[int, int], truth: float, *, seed_spread: float = 0.2) -> list[Difference]:
-    """Simulated comparisons: text that is hard here and easy there for all, what each side finds hard, and seeds."""
+def alike(rng: np.random.Generator, *shape: int, fall: float = 0.5) -> np.ndarray:
+    """Standard normal units whose mean's variance falls with their number to the power `fall`, by their spectrum."""
+    frequencies = np.fft.rfftfreq(8 * UNITS)[1:]
+    spectrum = frequencies ** ((fall - 1) / 2)
+    waves = spectrum * (
+        rng.standard_normal((2, *shape, len(frequencies))) * np.array([1, 1j]).reshape(2, *[1] * (len(shape) + 1))
+    ).sum(0)
+    noise = np.fft.irfft(np.concatenate([np.zeros((*shape, 1)), waves], -1))[..., :UNITS]
+    return noise / noise.std()
+
+
+def pairs(seed: int, runs: tuple[int, int], truth: float, *, fall: float, seed_spread: float = 0.0) -> list[Difference]:
+    """Simulated comparisons: a text that is hard here and easy there, what a side finds hard, and seeds."""
     rng = np.random.default_rng(seed)
-    text, taste = alike(rng, PAIRS, 1) * 3, alike(rng, PAIRS, 1) * 0.3
-    sides = [
-        text + alike(rng, PAIRS, count) * 0.5 + rng.standard_normal((PAIRS, count, 1)) * seed_spread for count in runs
-    ]
-    sizes = np.full(WINDOWS, 64.0)
-    losses = zip(sides[0] * sizes, (sides[1] + taste + truth) * sizes, strict=True)
-    return [difference(a, b, sizes) for a, b in losses]
+    text, taste = rng.standard_normal((PAIRS, 1, UNITS)) * 3, alike(rng, PAIRS, 1, fall=fall)
+    a, b = (rng.standard_normal((PAIRS, count, 1)) * seed_spread + text for count in runs)
+    sizes = np.full(UNITS, 64.0)
+    losses = zip(a * sizes, (b + taste + truth) * sizes, strict=True)
+    return [difference(a, b, sizes, documents=fall == 1.0) for a, b in losses]
 
 
-def binomial_interval(n: int, p: float, level: float = 0.99) -> tuple[int, int]:
-    """Counts that a binomial variable lies between with at least this probability, both ends included."""
-    chances = [math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(n + 1)]
-    upto = np.cumsum(chances)
-    tail = (1 - level) / 2
-    return int(np.argmax(upto > tail)), int(np.argmax(upto >= 1 - tail))
+def alarms(found: list[Difference], truth: float = 0.0) -> int:
+    return sum(abs(each.value - truth) > each.half_width(LEVEL) for each in found)
 
 
-def test_the_binomial_interval_is_the_one_of_the_tables():
-    assert binomial_interval(10, 0.5, 0.95) == (2, 8)
-    assert binomial_interval(200, 0.05) == (3, 19)
+@pytest.mark.parametrize("truth", [0.0, -0.8])
+@pytest.mark.parametrize(("fall", "least", "most"), [(1.0, 3, 19), (0.5, 0, 14)])  # 5 % of 200, and at most 7 %
+def test_of_two_checkpoints_as_many_intervals_miss_as_stated(truth, fall, least, most):
+    assert least <= alarms(pairs(2, (1, 1), truth, fall=fall), truth) <= most
+
+
+def test_blocks_taken_as_independent_would_miss_three_times_as_often():
+    found = pairs(2, (1, 1), 0.0, fall=0.5)
+    naive = [each.text_variance * (each.blocks**each.fall - 1) / (each.blocks - 1) for each in found]
+    assert sum(abs(each.value) > t_quantile(0.975, 9) * math.sqrt(v) for each, v in zip(found, naive, strict=True)) > 30
 
 
 @pytest.mark.parametrize("runs", [(2, 2), (3, 3), (1, 4)])
 @pytest.mark.parametrize("seed_spread", [0.02, 0.5])
-def test_false_alarms_over_200_pairs_are_as_many_as_stated(runs, seed_spread):
-    low, high = binomial_interval(PAIRS, 1 - LEVEL)
-    found = pairs(11, runs, 0.0, seed_spread=seed_spread)
-    alarms = sum(abs(each.value) > each.half_width(LEVEL) for each in found)
-    assert low <= alarms <= high
+def test_equal_settings_are_called_different_as_often_as_stated(runs, seed_spread):
+    assert alarms(pairs(11, runs, 0.0, fall=1.0, seed_spread=seed_spread)) <= 19
 
 
-def test_false_alarms_of_two_checkpoints_are_as_many_as_stated_and_single_windows_would_give_many_more():
-    low, high = binomial_interval(PAIRS, 1 - LEVEL)
-    found = pairs(2, (1, 1), 0.0, seed_spread=0.0)
-    assert low <= sum(abs(each.value) > each.half_width(LEVEL) for each in found) <= high
-    rng = np.random.default_rng(2)
-    between = alike(rng, PAIRS)
-    naive = np.abs(between.mean(axis=1)) > 1.96 * between.std(axis=1) / math.sqrt(WINDOWS)
-    assert naive.sum() > 2 * high
-
-
-@pytest.mark.parametrize("runs", [(1, 1), (3, 3)])
-def test_a_known_difference_is_found_with_its_sign_and_size(runs):
-    truth = -0.8
-    found = pairs(3, runs, truth, seed_spread=0.0 if runs == (1, 1) else 0.1)
-    low, high = binomial_interval(PAIRS, 1 - LEVEL)
-    assert low <= sum(abs(each.value - truth) > each.half_width(LEVEL) for each in found) <= high
-    told = [each for each in found if abs(each.value) > each.half_width(LEVEL)]
-    assert len(told) > 0.95 * PAIRS
-    assert all(each.value < 0 for each in told)
-
-
-def test_the_last_shorter_window_counts_for_less():
+def test_documents_of_unequal_length_count_by_their_tokens():
     sizes = np.array([10.0] * 39 + [1.0])
     a = np.full((1, 40), 5.0) * sizes
     b = a + np.array([0.0] * 39 + [4.0])
-    assert difference(a, b, sizes).value == pytest.approx(4 / 391)
-    assert difference(a, a * 1.1, sizes).value == pytest.approx(0.5)
-    assert difference(a, a * 1.1, sizes).half_width(LEVEL) == pytest.approx(0, abs=1e-12)
-    assert difference(a, a, sizes).half_width(LEVEL) == 0
+    assert difference(a, b, sizes, documents=True).value == pytest.approx(4 / 391)
+    assert difference(a, a * 1.1, sizes, documents=True).half_width(LEVEL) == pytest.approx(0, abs=1e-12)
 
 
-def test_the_block_variance_is_that_of_many_resamples():
-    rng = np.random.default_rng(4)
-    x = alike(rng)
-    length = 10
-    starts = rng.integers(0, WINDOWS, (4000, WINDOWS // length, 1)) + np.arange(length)
-    resampled = x[starts % WINDOWS].reshape(4000, -1).mean(axis=1).var()
-    assert block_variance(x, length) * (1 - length / WINDOWS) == pytest.approx(resampled, rel=0.08)
-
-
-def test_blocks_are_longer_where_neighbours_are_alike_for_longer():
-    rng = np.random.default_rng(5)
-    lengths = [
-        np.mean([block_length(x) for x in alike(rng, 20, rho=rho)]) for rho in (0.0, 0.6, 0.9)
-    ]  # fmt: skip
-    assert lengths[0] < 12 < lengths[1] < 35 < lengths[2] <= WINDOWS / 5
+@pytest.mark.parametrize(
+    ("sizes", "documents", "reason"),
+    [
+        ([9.0] * 9, True, "there are 9 documents; at least 10 are wanted"),
+        ([9.0] * 10, True, ""),
+        ([1.0] * 10 + [90.0], True, "a few of the 11 documents hold most of the text"),
+        ([9.0] * 99, False, "there are 99 documents; at least 100 are wanted"),
+        ([9.0] * 100, False, ""),
+    ],
+)
+def test_too_little_to_judge_by_is_said(sizes, documents, reason):
+    assert too_few(np.array(sizes), documents=documents, name="documents") == reason
 
 
 # Source: any table of Student's t.
-@pytest.mark.parametrize(
-    ("freedom", "wanted"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (10, 2.2281), (30, 2.0423), (10_000, 1.9602)]
-)
+@pytest.mark.parametrize(("freedom", "wanted"), [(1, 12.7062), (3, 3.1824), (9, 2.2622), (10_000, 1.9602)])
 def test_quantiles_of_students_t(freedom, wanted):
     assert t_quantile(0.975, freedom) == pytest.approx(wanted, abs=2e-4)
 
@@ -114,4 +89,19 @@ def test_seeds_that_are_missing_are_enough_and_one_less_is_not():
     assert missing is not None
     assert found.half_width(LEVEL, more_seeds=missing) < 0.01 <= found.half_width(LEVEL, more_seeds=missing - 1)
     assert Difference(0.01, (2, 2), 1e-4, 1e-4, 50).seeds_missing(LEVEL) is None  # the text alone is too short
-    assert Difference(0.01, (1, 1), None, 1e-4, 50).seeds_missing(LEVEL) is None
+
+
+def test_the_verdict_names_the_better_side_or_what_would_tell():
+    found = Difference(-0.012, (3, 3), seed_variance=1e-6, text_variance=1e-6, blocks=100)
+    half = found.half_width(LEVEL)
+    assert verdict("A", "B", found, UNIT) == f"B is better by 0.0120 +- {half:.4f} nats per token"
+    assert verdict("A", "B", Difference(0.012, (3, 3), 1e-6, 1e-6, 100), UNIT).startswith("A is better by 0.0120 +- ")
+    assert "seeds a side would" in verdict("A", "B", Difference(0.01, (2, 2), 1e-4, 1e-6, 100), UNIT)
+    assert "more seeds alone would not" in verdict("A", "B", Difference(0.001, (2, 2), 1e-4, 1e-4, 100), UNIT)
+    text = verdict("A", "B", Difference(0.01, (1, 1), None, 1e-4, 100), UNIT)
+    assert text == "cannot tell: B - A = 0.010 +- 0.020 nats per token; about 3.9 times as much text would"
+    assert "they are equal" in verdict("A", "B", Difference(0.0, (1, 1), None, 0.0, 100), UNIT)
+    assert "these two checkpoints, not the settings" in scope(Difference(0.1, (1, 1), None, 1e-4, 9), "A", "B")
+    assert "B has one seed" in scope(Difference(0.1, (3, 1), 1e-4, 1e-4, 9), "A", "B")
+    assert plus_minus(0.0123, 0.0042) == "0.0123 +- 0.0042"
+    assert plus_minus(-2e-6, 3e-7) == "-0.00000200 +- 0.00000030"
