@@ -50,7 +50,7 @@ def prepare(arguments: list[str]) -> None:
     if config.ray.address:
         os.environ["RAY_ADDRESS"] = config.ray.address  # Ray looks for its cluster there
 
-    prepare_tokens = _load("minigpt.data.preparing.prepare:prepare_tokens")
+    prepare_tokens = _load("minigpt.data.preparing.prepare:prepare")
     from minigpt.data.prepared import describe
     from minigpt.ranks.signals import Signals
     from minigpt.redact import redact_arguments

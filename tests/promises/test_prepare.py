@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from minigpt import cli
 from minigpt.config.schema import DataConfig, TokenizerConfig, WorkConfig
 from minigpt.data.preparing import encode, make, units
 from minigpt.data.preparing import prepare as module
@@ -195,3 +196,10 @@ def test_a_run_continues_on_its_tokens_whatever_became_of_the_source(run, capsys
     (run.folder / "text.txt").unlink()
     run("trainer.max_steps=6")
     assert (run.path / "data.json").read_bytes() == facts
+
+
+def test_the_command_prepares_and_names_the_command_that_trains(texts, capsys):
+    cli.prepare(["data=text", "data.source=long.txt", "tokenizer=byte", "prepare.workers=1"])
+    printed = capsys.readouterr().out
+    assert "kept in    data/text-long.txt-byte-" in printed
+    assert "train data=text data.source=long.txt tokenizer=byte" in printed
