@@ -19,7 +19,7 @@ from minigpt.faults import FINISHED, INTERRUPTED, MEANINGS, STOPPED, UserFault
 from minigpt.launcher import LAUNCHED, launched_rank
 from minigpt.ranks.signals import Signals
 from minigpt.rundir.rows import read_rows
-from minigpt.screen import tell
+from minigpt.screen import table, tell
 
 
 def wants_grid(arguments: Sequence[str]) -> bool:
@@ -54,12 +54,11 @@ def run_grid(arguments: list[str], command: Sequence[str]) -> int:
                     training.stop(signals.received)
             # negative if it had no handler yet
             codes.append(STOPPED if code < 0 and signals.received is not None else code)
-    tell("")
-    width = max(len(str(folder)) for folder in folders)
-    for number, (job_code, folder, (_, name)) in enumerate(zip(codes, folders, jobs, strict=True), 1):
+    rows = []
+    for job_code, folder, (_, name) in zip(codes, folders, jobs, strict=True):
         losses = [row["val/loss"] for row in read_rows(folder / "metrics.jsonl") if row.get("val/loss") is not None]
-        loss = f"val/loss {min(losses):.4f}" if losses else ""
-        tell(f"{number:>4}  {outcome(job_code):<38}{loss:<18}{folder!s:<{width}}  {name}".rstrip())
+        rows.append([outcome(job_code), f"val/loss {min(losses):.4f}" if losses else "", str(folder), name])
+    tell(f"\n{table(rows)}")
     if None in codes or STOPPED in codes:
         tell("The same command does what is left.")
     failed = next((code for code in codes if code), 0)

@@ -120,8 +120,7 @@ def _unfit_points(config: SweepConfig, space: dict[str, Any], shared: list[str])
             sentences = list(fault.faults)
         for sentence in sentences:
             faults.setdefault(sentence, f"At {', '.join(overrides(point))}: {sentence}")
-    more = [f"... and {len(faults) - MAX_SHOWN} more points of the search are impossible."]
-    listed = list(faults.values())[:MAX_SHOWN] + (more if len(faults) > MAX_SHOWN else [])
+    listed = list(faults.values())[:MAX_SHOWN]
     if len(texts) > 1:
         remedy = "Make a sweep for each, or set data.val_source=FILE for all"
         listed.append(f"The trials would be validated on different texts. {remedy}.")

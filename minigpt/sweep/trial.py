@@ -3,7 +3,6 @@
 import contextlib
 import math
 import os
-import re
 import signal
 import statistics
 import time
@@ -23,8 +22,6 @@ from minigpt.sweep.settings import Sweep
 from minigpt.sweep.space import overrides
 
 COMPLETE, PRUNED, RUNNING, FAILED = TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING, TrialState.FAIL
-MAX_RESTARTS = 3  # of a training that stopped by a signal which the sweep did not send
-OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|\bMemoryError\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -82,29 +79,25 @@ class TrialRun:
 
     def run(self) -> Iterator[None]:
         """Bring the trial to its result. Yields between two looks at it."""
-        config, restarts = self.sweep.config, 0
+        config = self.sweep.config
         # A sweep that was killed may have reported the last mark and not obeyed the verdict.
         self.pruned = bool(self.trial.intermediate_values) and not self.values and self.live.should_prune()
-        while len(self.values) < config.seeds:
-            code: int | None = STOPPED if self.stopping or self.pruned else (yield from self.train())
-            if self.pruned:
-                self.study.tell(self.live, state=PRUNED)
-                return
-            if code == FINISHED:
+        while len(self.values) < config.seeds and not self.pruned and not self.stopping:
+            code = yield from self.train()
+            if code == FINISHED and not self.pruned:
                 values = finite(self.rows, config.sweep.metric)
                 if not values:
                     return self.fail(f"complete, but its metrics.jsonl has no {config.sweep.metric}", code)
                 self.values.append(min(values))
                 self.live.set_user_attr("values", self.values)
-            elif self.stopping and code in (STOPPED, INTERRUPTED, -signal.SIGTERM, -signal.SIGKILL):
-                return
-            elif code == STOPPED and restarts < MAX_RESTARTS:
-                restarts += 1
             elif code is None:
                 return self.fail(f"hung: nothing was written for {config.sweep.hang_minutes:g} min", code)
-            else:
+            elif not self.pruned and not (self.stopping and code in (STOPPED, INTERRUPTED, -signal.SIGTERM)):
                 return self.fail(cause_of(code, self.child.last_lines() if self.child else []), code)
-        self.study.tell(self.live, statistics.fmean(self.values))
+        if self.pruned:
+            self.study.tell(self.live, state=PRUNED)
+        elif len(self.values) == config.seeds:
+            self.study.tell(self.live, statistics.fmean(self.values))
 
     def train(self) -> Generator[None, None, int | None]:
         """Begin or continue the training of the next seed, and watch it; return its exit code, None if it hung."""
@@ -192,18 +185,11 @@ def marks(rows: Sequence[Mapping[str, Any]], every_tokens: int, metric: str) -> 
 
 
 def cause_of(code: int, lines: Sequence[str]) -> str:
-    """Return why a training failed, without a full stop.
-
-    Args:
-        code: of the process; negative: the signal that ended it.
-        lines: the last ones of its output.
-    """
+    """Return why a training failed, by its exit code (negative: a signal) and the last lines of its output."""
     if code == -signal.SIGKILL:
         return "killed by SIGKILL, most likely by the system because memory ran out (exit -9)"
     if code < 0:
         return f"ended by {signal.Signals(-code).name} (exit {code})"
     if code in MEANINGS and code != BUG:
         return f"{MEANINGS[code]} (exit {code})"
-    if any(OUT_OF_MEMORY.search(line) for line in lines):
-        return f"out of memory (exit {code})"
     return f"crashed (exit {code}): {lines[-1].strip()[:200] if lines else 'it printed nothing'}"
