@@ -66,38 +66,6 @@ def test_a_text_that_can_not_be_trained_on(case, tmp_path, monkeypatch, capfd):
     assert not (tmp_path / "run").exists()
 
 
-CONFIG: dict[str, tuple[list[str], list[str]]] = {
-    "a mistyped key": (["trainer.max_step=5"], ["Did you mean 'trainer.max_steps'"]),
-    "a wrong type": (["trainer.max_steps=abc"], ["trainer.max_steps must be a whole number", "'abc'"]),
-    "heads that do not divide": (["model.n_embd=17"], ["model.n_embd=17 is not a multiple of model.n_head=2"]),
-    "a negative size": (["model.n_layer=-1"], ["model.n_layer must be at least 1", "-1"]),
-    "zero": (["batch_tokens=0"], ["batch_tokens must be at least 1"]),
-    "no number": (["optimizer.lr=nan"], ["optimizer.lr must be", "nan"]),
-    "an unknown choice": (["tokenizer=chars"], ["No tokenizer 'chars'", "char"]),
-    "three at once": (
-        ["seed=x", "optimizer.lr=-1", "modl.n_layer=2"],
-        ["3 errors", "seed", "optimizer.lr", "model.n_layer"],
-    ),
-    "a batch of no whole windows": (["batch_tokens=65"], ["batch_tokens=64 or 72"]),
-    "weights that are not there": (["init.from=nowhere"], ["nowhere", "does not exist"]),
-    "a run.dir that is a file": (["run.dir=TMP/text.txt"], ["is a file, and a folder is wanted"]),
-    "a name with a path in it": (["experiment=../../x"], ["experiment"]),
-}
-
-
-@pytest.mark.parametrize("case", CONFIG)
-def test_a_config_that_can_not_be(case, tmp_path, monkeypatch, capfd):
-    more, says = CONFIG[case]
-    (tmp_path / "text.txt").write_bytes(WORDS)
-    where = [f"data.source={tmp_path}/text.txt", f"data.dir={tmp_path}/data", f"run.dir={tmp_path}/run"]
-    more = [each.replace("TMP", str(tmp_path)) for each in more]
-    code, said = run_script("train.py", [*TINY, "tokenizer=byte", *where, *more], monkeypatch, capfd)
-    assert code == 2, said
-    for part in says:
-        assert part in said
-    assert files(tmp_path) == {"text.txt"}
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
     """A char run whose block is 8."""
@@ -120,7 +88,7 @@ CONTINUED: dict[str, tuple[list[str], list[str]]] = {
         ["run.dir=TMP/new", "init.from=TMP/run", "model.n_embd=32"], ["model.n_embd=32 does not fit", "=16"],
     ),
     "weights with other positions": (
-        ["run.dir=TMP/new", "init.from=TMP/run", "model.block_size=16"], ["not of this model's shape"],
+        ["run.dir=TMP/new", "init.from=TMP/run", "model.block_size=16"], ["model.block_size=16 does not fit", "=8"],
     ),
     "weights of another tokenizer": (
         ["run.dir=TMP/new", "init.from=TMP/run", "tokenizer=byte"], ["char", "byte", "tokenizer"],
@@ -157,45 +125,10 @@ def test_a_run_begun_from_weights_has_their_architecture(made, tmp_path):
     assert train(compose("train", [*rest, *where, f"init.from={made}/run"])) == 0
 
 
-SHARD: dict[str, tuple[int, bytes, list[str]]] = {
-    "a token outside the vocabulary": (1024 + 2 * 8, b"\x5c\xc4", ["holds token id 50268 at position 8", "vocab_size"]),
-    "a changed token": (-3, b"", ["was changed since it was made"]),
-    "other numbers in front": (0, b"\x01", ["begins with the numbers"]),
-    "half a token more": (-1, b"x", ["bytes; wanted ", "a header and "]),
-    "nothing": (-2, b"", ["0 bytes"]),
-}
-
-
-@pytest.mark.parametrize("case", SHARD)
-def test_tokens_that_are_not_what_was_written(case, made, tmp_path, monkeypatch, capfd):
-    offset, content, says = SHARD[case]
-    place = tmp_path / "copy"
-    shutil.copytree(made, place)
-    (meta,) = place.glob("data/*/prepared.json")
-    meta.write_text(meta.read_text().replace(str(made), str(place)))
-    (shard,) = place.glob("data/*/train-000.bin")
-    raw = shard.read_bytes()
-    changed = {-1: raw + content, -2: b"", -3: raw[:1040] + bytes([raw[1040] ^ 1]) + raw[1041:]}
-    shard.write_bytes(changed.get(offset, raw[:offset] + content + raw[offset + len(content) :]))
-    settings = [*TINY, "tokenizer=char", *keys(place), "trainer.max_steps=4"]
-    code, said = run_script("train.py", settings, monkeypatch, capfd)
-    assert code == 2, said
-    for part in [*says, "train-000.bin", "minigpt prepare with the same keys makes it again"]:
-        assert part in said
-
-
 SAMPLE: dict[str, tuple[list[str], list[str]]] = {
-    "no checkpoint": (["checkpoint=nowhere"], ["nowhere", "does not exist"]),
     "a negative temperature": (["temperature=-1"], ["temperature must be at least 0", "-1"]),
-    "a temperature that is no number": (["temperature=nan"], ["temperature must be", "nan"]),
-    "top_p of zero": (["top_p=0"], ["top_p must be more than 0"]),
-    "top_p of two": (["top_p=2"], ["top_p must be", "at most 1"]),
-    "a negative top_k": (["top_k=-3"], ["top_k must be at least 0"]),
-    "nothing to write": (["max_new_tokens=0"], ["max_new_tokens must be at least 1"]),
-    "less than nothing": (["max_new_tokens=-1"], ["max_new_tokens must be at least 1"]),
     "a character the alphabet lacks": (["prompt=woöd"], ["'ö' (U+00F6) at position 2", "tokenizer=bpe"]),
     "a lone surrogate": (["prompt=wo\udcffod"], ["lone surrogate U+DCFF at character 2"]),
-    "no prompt file": (["prompt_file=nowhere"], ["prompt_file='nowhere' is not a file"]),
     "an empty stop": (['stop=["a", ""]'], ["stop holds an empty string"]),
 }
 
