@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
         for number in range(int(own["rounds"])):
             for kind in ("weak", "strong"):
                 for count in counts:
-                    whole = [f"batch_tokens={batch * count}"] if kind == "weak" else ["trainer.micro_batch=null"]
+                    whole = [f"batch_tokens={batch * count}"] if kind == "weak" else ["trainer.micro_batch=0"]
                     run = Path(name, f"{kind}-{count}-{number}")
                     speeds.setdefault((kind, count), []).append(speed(words, whole, count, int(own["steps"]), run))
                     print(f"round {number + 1}, {kind}, {count}: {speeds[kind, count][-1]:,.0f} tokens/s", flush=True)

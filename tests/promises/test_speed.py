@@ -1,0 +1,83 @@
+"""How fast it is, measured: `minigpt benchmark` prints tokens/s and MFU; benchmarks/ compares with the peers."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from minigpt.benchmark.presets import PRESETS, read_benchmark, text_words
+from minigpt.cli import _dispatch as minigpt_command
+from minigpt.config.compose import compose
+from minigpt.faults import UserFault
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SMALL = ["model.n_layer=1", "model.n_embd=16", "model.n_head=2", "trainer.threads=1", "trainer.compile=off"]
+
+
+def script(name: str):
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_benchmark_prints_tokens_per_second_and_mfu(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("minigpt.benchmark.measure.MIN_SECONDS", 0.01)
+    minigpt_command(
+        ["benchmark", *SMALL, "steps=10", "rounds=1", "new_tokens=3", "trainer.device=cpu", f"write_to={tmp_path}"]
+    )
+    shown = capsys.readouterr().out
+    for part in ("training, c0", "sampling, c0"):
+        head = shown.split(part)[1].splitlines()[1]
+        assert head.split() == ["ms/step", "tokens/s", "MFU"]
+    assert len(re.findall(r"(?:fp32|bf16|int8), batch (?:1|8|32) .* \d+\.\d\d%", shown)) == 9
+    written = json.loads((tmp_path / "benchmark.json").read_text())
+    assert written["facts"]["cpus"] > 0
+    (training,) = written["measured"]["training"]
+    assert training["tokens_per_second"] == pytest.approx(768e3 / training["ms"])
+    assert 0 < training["mfu"] < 2
+
+
+def test_what_the_benchmark_gives_itself_is_refused_by_name():
+    for word in ("data.source=x", "run.dir=x", "trainer.max_steps=3", "trainer.devices=2"):
+        with pytest.raises(UserFault, match=f"{word}: a benchmark makes its text"):
+            read_benchmark([word])
+    with pytest.raises(UserFault, match=r"benchmarks/peers\.py"):
+        read_benchmark(["nanogpt=x"])
+
+
+def test_the_text_has_as_many_characters_as_the_preset_says(tmp_path):
+    words = text_words(tmp_path, PRESETS["c0"].vocab_size)
+    assert len(set((tmp_path / "text.txt").read_text())) == 65
+    assert compose("train", words).tokenizer.name == "char"
+
+
+def test_the_last_line_of_peers_holds_the_ratio_to_nanogpt(capsys):
+    peers = script("peers")
+    line = peers.describe({"minigpt": [10.0, 20.0], "nanoGPT": [30.0, 40.0]}, "training c0")
+    assert line == "training c0, times as long: nanoGPT 2.5 (2 to 3)"  # in each round
+    line = peers.describe({"minigpt fp32, batch 1": [1.0], "nanoGPT fp32, batch 1": [8.0]}, "sampling c0")
+    assert "nanoGPT fp32, batch 1 8 (8 to 8)" in line
+    with pytest.raises(UserFault, match="git clone https://github.com/karpathy/nanoGPT"):
+        peers.main(["nanogpt=/nowhere"])
+
+
+@pytest.mark.parametrize("name", ["peers", "scaling", "serving"])
+def test_the_scripts_of_benchmarks_start(name, capsys):
+    module = script(name)
+    if hasattr(module, "main") and name != "serving":
+        assert module.main(["--help"]) == 0
+        assert f"python benchmarks/{name}.py" in capsys.readouterr().out
+
+
+def test_a_training_of_nanogpt_is_timed_by_its_lines(tmp_path):
+    peers, lines = script("peers"), [f"iter {step}: loss 1.0, time 1ms" for step in (0, 5, 10, 20, 30)]
+    (tmp_path / "train.py").write_text(
+        "import time\n" + "".join(f"print({line!r}); time.sleep(0.01)\n" for line in lines)
+    )
+    assert 0 < peers.run_nanogpt(tmp_path, [peers.sys.executable, "-u", "train.py"], 1) < 100
+    (tmp_path / "train.py").write_text("raise SystemExit('no CUDA')")
+    with pytest.raises(UserFault, match="ended with exit code 1: no CUDA"):
+        peers.run_nanogpt(tmp_path, [peers.sys.executable, "-u", "train.py"], 1)
