@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
-SCRIPTS = {"prepare": "prepare_data"}  # the commands whose file in scripts/ has another name
 
 
 def command_line(command: str) -> list[str]:
@@ -18,14 +16,8 @@ def command_line(command: str) -> list[str]:
 
 
 def typed(command: str) -> str:
-    """Return a command as a user types it: `minigpt sample`, or `python scripts/sample.py` if a script was started.
-
-    If the environment is not active, it begins with the path of the program: `.venv/bin/minigpt sample`.
-    """
-    folder, started = Path(sys.executable).parent, Path(sys.argv[0])
-    if started.parent.resolve() == PACKAGE.parent / "scripts":
-        script = started.with_name(f"{SCRIPTS.get(command, command).replace('-', '_')}.py")
-        return f"{_program(folder / 'python')} {shlex.quote(_shortened(script))}"
+    """Return a command as a user types it: `minigpt sample`, or `.venv/bin/minigpt sample` in no active environment."""
+    folder = Path(sys.executable).parent
     if (folder / "minigpt").is_file():
         return f"{_program(folder / 'minigpt')} {command}"
     return f"{_program(folder / 'python')} -m minigpt {command}"
@@ -41,13 +33,7 @@ def typed_words() -> list[str]:
 
 def _program(path: Path) -> str:
     """Return the name of a program if the shell finds it by its name, else its path."""
-    found = shutil.which(path.name)
-    if found and Path(found).parent == path.parent:
+    if shutil.which(path.name) == str(path):
         return path.name
-    shortened = _shortened(path)
-    return shlex.quote(shortened if "/" in shortened else f"./{shortened}")
-
-
-def _shortened(path: Path) -> str:
-    path = Path(os.path.abspath(path))
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here)) if path.is_relative_to(here) else str(path))

@@ -10,7 +10,7 @@ import torch
 
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
-from minigpt.ranks.cores import memory_limit, usable_cores
+from minigpt.machine.cores import memory_limit, usable_cores
 
 MAX_THREADS = 4096
 

@@ -60,18 +60,12 @@ class Processes:
 
     def require_equal_on_all_ranks(self, what: str, mine: Mapping[str, object], *, remedy: str = SAME_COMMAND) -> None:
         """Refuse, on every rank, if not all ranks have the same `mine`; name the first rank and keys that differ."""
-        lines_of_ranks = [
-            text.splitlines() for text in self.gather("\n".join(f"{key}: {mine[key]!r}" for key in sorted(mine)))
-        ]
-        for rank, lines in enumerate(lines_of_ranks):
-            if lines != lines_of_ranks[0]:
-                differing, expected = (
-                    "; ".join(sorted(set(one) - set(other)))
-                    for one, other in ((lines, lines_of_ranks[0]), (lines_of_ranks[0], lines))
-                )
-                raise UserFault(
-                    f"rank {rank} has {what} other than rank 0: {differing} where rank 0 has {expected}. {remedy}"
-                )
+        first, *others = self.gather("\n".join(f"{key}: {mine[key]!r}" for key in sorted(mine)))
+        for rank, text in enumerate(others, 1):
+            if text != first:
+                lines, expected = set(text.splitlines()), set(first.splitlines())
+                wrong = f"{'; '.join(sorted(lines - expected))} where rank 0 has {'; '.join(sorted(expected - lines))}"
+                raise UserFault(f"rank {rank} has {what} other than rank 0: {wrong}. {remedy}")
 
     @contextlib.contextmanager
     def rank_zero_first(self) -> Iterator[None]:

@@ -3,9 +3,8 @@
 import os
 import shlex
 import shutil
-import string
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from minigpt.config.commands import SlurmConfig
@@ -62,55 +61,24 @@ def _scontrol(*arguments: str) -> tuple[str, str]:
     return done.stdout, (done.stderr.strip() or f"exit code {done.returncode}") if done.returncode else ""
 
 
-def job_script(about: Sequence[str], options: Mapping[str, str | int | None], body: Sequence[str]) -> str:
-    """Return the text of a script for sbatch.
-
-    Args:
-        about: comments on top.
-        options: of sbatch, without dashes; those that are None are left out. `signal` is explained.
-        body: lines of shell.
-    """
-    lines = ["#!/bin/bash", *(f"# {line}" for text in about for line in text.splitlines())]
-    for name, value in options.items():
-        if name == "signal":
-            lines.append(
-                f"# {SIGNAL_SECONDS} s before the time is up: a checkpoint is saved, and the job is queued again."
-            )
-        if value is not None:
-            lines.append(f"#SBATCH --{name}={value}" if value != "" else f"#SBATCH --{name}")
-    return "\n".join([*lines, "", *body]) + "\n"
-
-
 def write_train_script(config: SlurmConfig, command: Sequence[str], typed: str) -> str:
     """Write the script of a training, with all of its processes in one job step, which SLURM's signals reach.
 
     Args:
         config: the job, and the training's devices.
         command: the words that start the training.
-        typed: the command that asked for the script.
+        typed: the command that wrote the script.
 
     Returns:
         A message for the user.
-
-    Raises:
-        UserFault: a word of the command holds a password or key, or an option of sbatch has a blank in it.
-        StorageFailure: the script can't be written.
     """
     if redact_arguments(list(command)) != list(command):
         raise UserFault("a setting holds a password or key, which a script must not hold. Use environment variables")
-    for name in ("name", "time", "partition", "account"):
-        value = getattr(config.job, name)
-        if value is not None and (not value or set(value) & set(string.whitespace)):
-            raise UserFault(f"job.{name}={value!r}: sbatch takes one word without a blank. Give another")
     job, trainer = config.job, config.trainer
     on_gpus = trainer.device in ("auto", "cuda")
     # On several nodes each process is a task; on one the first starts the others.
     tasks = trainer.devices if trainer.nodes > 1 else 1
     cpus = trainer.devices // tasks * (job.cpus or (8 if on_gpus else trainer.threads or 2))
-    about = [
-        f"Written by: {typed}",
-        f"Submit it with: sbatch {shlex.quote(job.file)}; again, and the run goes on from its last checkpoint.",
-    ]
     options = {
         "job-name": job.name or config.experiment.replace("/", "-"),
         "partition": job.partition,
@@ -122,14 +90,24 @@ def write_train_script(config: SlurmConfig, command: Sequence[str], typed: str) 
         "time": job.time,
         "output": "%x-%j.txt",
         "open-mode": "append",
-        "requeue": "",
         "signal": f"USR1@{SIGNAL_SECONDS}",
     }
-    start = f"exec srun {'--distribution=block ' * (trainer.nodes > 1)}--cpus-per-task={cpus} {shlex.join(command)}"
-    body = [f"cd {shlex.quote(os.getcwd())} || exit 2", *([job.setup] if job.setup else []), start]
+    several = "--distribution=block --kill-on-bad-exit=1 " * (trainer.nodes > 1)
+    lines = [
+        "#!/bin/bash",
+        *(f"# {line}" for line in f"Written by: {typed}".splitlines()),
+        f"# Submit it with: sbatch {shlex.quote(job.file)}; again, and the run continues from its last checkpoint.",
+        f"# {SIGNAL_SECONDS} s before the time is up a checkpoint is saved, and the job is queued again.",
+        *(f"#SBATCH --{name}={value}" for name, value in options.items() if value is not None),
+        "#SBATCH --requeue",
+        "",
+        f"cd {shlex.quote(os.getcwd())} || exit 2",
+        *([job.setup] if job.setup else []),
+        f"exec srun {several}--cpus-per-task={cpus} {shlex.join(command)}",
+    ]
     try:
-        write_file(Path(os.path.expanduser(job.file)), job_script(about, options, body))
+        write_file(Path(os.path.expanduser(job.file)), "\n".join(lines) + "\n")
     except OSError as error:
         wrong = f"job.file={job.file} can't be written: {error.strerror or error}"
-        raise StorageFailure(f"{wrong}. Name a file in a folder that is there") from None
+        raise StorageFailure(f"{wrong}. Name a file in a folder that exists") from None
     return f"Wrote {job.file}. Look through it, then:\n  sbatch {shlex.quote(job.file)}"

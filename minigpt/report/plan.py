@@ -15,12 +15,12 @@ from minigpt.data.shards import TokenSplit
 from minigpt.data.sources.find import typed_path
 from minigpt.data.tokenizer import read_tokenizer_json
 from minigpt.machine.choices import Choices, choose, usable_memory
+from minigpt.machine.cores import usable_cores
 from minigpt.machine.hardware import Hardware, find_device, memory_of_device
 from minigpt.machine.memory import Memory, step_memory
 from minigpt.model.counting import sizes_of
 from minigpt.model.gpt import GPT
 from minigpt.model.lora import MARK
-from minigpt.ranks.cores import usable_cores
 from minigpt.screen import size_text
 
 VOCABULARIES = {"byte": 257, "char": 128, "gpt2": 50257}  # char: the text decides

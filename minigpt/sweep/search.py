@@ -24,7 +24,7 @@ from minigpt.config.schema import SearchConfig, TrainerConfig
 from minigpt.data.preparing.prepare import prepare, require_vocabulary
 from minigpt.faults import FINISHED, NON_FINITE, STOPPED, TRIALS_FAILED, StorageFailure, UserFault
 from minigpt.files import lock, read_json, write_file, write_json
-from minigpt.ranks.cores import usable_cores
+from minigpt.machine.cores import usable_cores
 from minigpt.ranks.signals import Signals
 from minigpt.ranks.slurm import requeue
 from minigpt.redact import redact, redact_values

@@ -22,12 +22,12 @@ from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import MicroBatches, document_end
 from minigpt.data.order import batch_of_step
 from minigpt.faults import FINISHED, NonFiniteTraining, StoppedEarly, UserFault
+from minigpt.machine.allocator import keep_freed_memory
 from minigpt.machine.choices import Choices, keep_choices
 from minigpt.machine.hardware import Hardware, find_device
 from minigpt.machine.sharding import make_layout, shard
 from minigpt.machine.torch_setup import set_up_torch
 from minigpt.model.gpt import GPT
-from minigpt.ranks.allocator import keep_freed_memory
 from minigpt.ranks.group import Processes, joined
 from minigpt.ranks.signals import Signals
 from minigpt.report.plan import describe_plan

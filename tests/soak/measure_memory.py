@@ -21,9 +21,9 @@ def measure(model: str, batch: int, precision: str, chunk: int) -> None:
     import torch
 
     from minigpt.config.compose import compose
+    from minigpt.machine.allocator import keep_freed_memory
     from minigpt.model.gpt import GPT
     from minigpt.model.loss import autocast, next_token_loss
-    from minigpt.ranks.allocator import keep_freed_memory
     from minigpt.training.optimizer import build_optimizer
 
     torch.set_num_threads(2)

@@ -31,7 +31,7 @@ from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, s
 from minigpt.data.tokenizers.scheme import runs
 from minigpt.faults import UserFault
 from minigpt.files import read_json, write_json
-from minigpt.ranks.cores import usable_cores
+from minigpt.machine.cores import usable_cores
 from minigpt.screen import Progress, Say, size_text
 
 PLAN = "plan.json"

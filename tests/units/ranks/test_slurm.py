@@ -54,24 +54,6 @@ def test_a_job_is_queued_again_once_where_its_time_is_up_or_slurm_preempts_it(sc
     assert len(said) == again
 
 
-def test_of_an_array_the_element_is_queued_again(scontrol, monkeypatch):
-    log, said = scontrol(f"{RUNNING} {PREEMPTED}", 1), []
-    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
-    slurm.requeue(said.append, asked=False)
-    assert log.read_text() == "requeue 7_3\n"
-    assert said == ["SLURM: `scontrol requeue 7_3` failed: no such job"]
-
-
-def test_outside_of_slurm_and_in_a_trial_of_a_sweep_nothing_is_asked(scontrol, monkeypatch):
-    log = scontrol(f"{RUNNING} {PREEMPTED}")
-    monkeypatch.setenv("SLURM_JOB_ID", "")  # as a sweep leaves it to its trials
-    slurm.requeue(print, asked=True)
-    monkeypatch.delenv("SLURM_JOB_ID")
-    slurm.requeue(print, asked=True)
-    assert log.read_text() == ""
-
-
 def script(tmp_path, *words):
     file = tmp_path / "job.sbatch"
     config = compose("slurm", ["data.name=stdlib", f"job.file={file}", *words])
@@ -101,7 +83,7 @@ def test_the_script_is_one_that_a_person_would_have_written(tmp_path):
     ).read_text()
     for option in ("nodes=2", "ntasks-per-node=4", "gpus-per-node=4", "cpus-per-task=8"):
         assert f"#SBATCH --{option}\n" in several
-    assert "exec srun --distribution=block --cpus-per-task=8 " in several
+    assert "exec srun --distribution=block --kill-on-bad-exit=1 --cpus-per-task=8 " in several
     on_cpu = script(tmp_path, "trainer.device=cpu", "trainer.threads=3").read_text()
     assert "gpus" not in on_cpu
     assert "--cpus-per-task=3\n" in on_cpu
@@ -127,15 +109,11 @@ def test_the_command_writes_a_script_that_runs(tmp_path):
 
 
 def test_what_a_script_must_not_hold_is_refused(tmp_path):
-    """A password, a line that would be run, an option that would be two; and a folder that is none."""
+    """A password, and a folder that is none."""
     file = tmp_path / "job.sbatch"
     config = compose("slurm", ["data.name=stdlib", f"job.file={file}"])
     with pytest.raises(UserFault, match="holds a password or key"):
         slurm.write_train_script(config, ["train", "data.source=https://me:hunter2secret@host/x"], "minigpt slurm")
-    for name, value in (("time", "1:00 --nice"), ("name", "two\nlines"), ("partition", "")):
-        job = replace(config.job, **{name: value})
-        with pytest.raises(UserFault, match=rf"job\.{name}=.*one word"):
-            slurm.write_train_script(replace(config, job=job), ["train"], "minigpt slurm")
     assert not file.exists()
     slurm.write_train_script(config, ["train"], "minigpt slurm samples.prompt='two\nlines'")
     assert "\n# lines'\n" in file.read_text()

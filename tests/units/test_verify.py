@@ -37,7 +37,7 @@ with open(run / "metrics.jsonl", "a") as metrics:
         metrics.write(json.dumps({"step": step, "train/loss": loss, "seconds": time.time() - begun}) + "\\n")
         metrics.flush()
         if step % 2 == 0:
-            write_checkpoint(run / "checkpoints", step, {"weights": [str(loss).encode()]}, {})
+            write_checkpoint(run / "checkpoints", step, {"weights": str(loss).encode()}, {})
 with open(run / "events.jsonl", "a") as events:
     events.write(json.dumps({"event": "finished", "time": time.strftime("%Y-%m-%dT%H:%M:%S")}) + "\\n")
 """
@@ -124,7 +124,7 @@ folder.mkdir()
 run_script(lambda _: verify_resume(TrainConfig(), ["sh", "-c", {training!r}], kills=1, folder=folder))
 """
     verify = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE)
-    while not alive.exists():
+    while not alive.exists() or alive.stat().st_size < 6:
         time.sleep(0.02)
     verify.terminate()
     _, said = verify.communicate(timeout=30)
