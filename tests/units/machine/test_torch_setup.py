@@ -7,8 +7,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from minigpt.attention.linear import chunked_linear_attention, running_sum
+from minigpt.config.schema import ModelConfig
 from minigpt.machine.choices import Choices
 from minigpt.machine.torch_setup import eager, is_out_of_memory, set_up_torch
+from minigpt.model.gpt import Block
 
 CHOICES = Choices("cuda", 1, "fp32", True, "fused", micro_batch=2, accumulate=1, validation_batch=4, threads=1)
 
@@ -71,14 +73,15 @@ def test_samples_and_validations_of_a_compiled_model_compile_nothing():
         parts.append(graph)
         return graph.forward
 
-    block = torch.nn.Linear(3, 3)
+    config = ModelConfig(n_layer=1, n_head=2, n_embd=4, block_size=8)
+    block = Block(config, "explicit")
     block.compile(dynamic=False, backend=backend)
-    block(torch.zeros(2, 3))
+    block(torch.zeros(2, 8, 4))
     with eager():
         for length in (1, 4, 5):
-            block(torch.zeros(length, 3))
+            block(torch.zeros(length, length, 4))
     assert len(parts) == 1
-    block(torch.zeros(2, 3))
+    block(torch.zeros(2, 8, 4))
     assert len(parts) == 1  # what was compiled is used again
     torch._dynamo.reset()
 
