@@ -128,8 +128,8 @@ def _load_foreign(path: Path, kernel: str) -> LoadedCheckpoint:
 def resize_vocabulary(weights: Mapping[str, Tensor], model: GPT, known: int | None = None) -> dict[str, Tensor]:
     """Pad or cut the vocabulary's rows to the model's size, and cut positions beyond block_size.
 
-    Rows of tokens from `known` on are new: each begins at the mean of the known rows plus the model's own small start,
-    so that it is of their size, and no two are equal.
+    Rows of tokens from `known` on are new: the model's own start, moved and stretched to the known rows' mean and
+    deviation. Smaller rows would keep their logits near zero, and with frozen weights never be written.
     """
     resized, start = dict(weights), model.state_dict()
     for name in (*VOCABULARY, POSITIONS):
@@ -141,7 +141,7 @@ def resize_vocabulary(weights: Mapping[str, Tensor], model: GPT, known: int | No
             resized[name] = torch.nn.functional.pad(resized[name], (0, 0, 0, missing))
         if name in VOCABULARY and known is not None and known < model.vocab_size:
             old, fresh = resized[name][:known].to(start[name]), start[name][known:]
-            resized[name] = torch.cat([old, old.mean(0) + fresh])
+            resized[name] = torch.cat([old, old.mean(0) + fresh * (old.std(0) / fresh.std())])
     return resized
 
 
