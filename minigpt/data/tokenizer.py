@@ -11,7 +11,7 @@ import binascii
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
 from functools import cached_property
 from pathlib import Path
@@ -52,17 +52,16 @@ class Tokenizer:
         """
         scheme = scheme_of(name)
         self.name, self.rules, self._table = name, rules, list(tokens)
-        self.eot: int | None
         if rules is not None:
-            self.eot, self.special = rules.eot, tokens_of(rules.content)[1]
+            self.special = tokens_of(rules.content)[1]
             self._encoder = scheme.encoder(tokens, rules)
         else:
             if len(set(tokens)) != len(tokens) or b"" in tokens:
                 raise ValueError("a token is empty or appears twice")
-            self.eot = len(tokens) if scheme.has_eot else None
             self.special = {END_OF_TEXT: len(tokens)} if scheme.has_eot else {}
             self._encoder = scheme.encoder(tokens)
             self._table += [b""] * scheme.has_eot
+        self.eot = rules.eot if rules else self.special.get(END_OF_TEXT)
         self.control = list(control)
         for word in self.control:
             if not isinstance(word, str) or not word or word in self.special:
@@ -108,10 +107,9 @@ class Tokenizer:
     def runs(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         """Regroup one long text that comes in chunks into pieces whose tokens, piece by piece, are those of the text.
 
-        The cuts follow from the text alone. An encoder that does not say where it can cut gets the text whole.
+        The cuts follow from the text alone.
         """
-        runs: Callable[[Iterable[bytes]], Iterator[bytes]] | None = getattr(self._encoder, "runs", None)
-        return runs(chunks) if runs else iter([b"".join(chunks)])
+        return self._encoder.runs(chunks)
 
     def decode_bytes(self, tokens: Sequence[int] | NDArray[np.integer]) -> bytes:
         """Return the bytes of a text's tokens; control tokens give none.

@@ -98,9 +98,9 @@ class ConversationSplit:
 
         starts, _ = self.packs(block_size)
         for first in range(0, len(starts), batch):
-            own = starts[first : first + batch]
-            weights = torch.from_numpy(self.weights(own + 1, block_size)).bool()
-            yield torch.from_numpy(self.windows(own, block_size + 1)), weights
+            some = starts[first : first + batch]
+            weights = torch.from_numpy(self.weights(some + 1, block_size)).bool()
+            yield torch.from_numpy(self.windows(some, block_size + 1)), weights
 
     def learned_tokens(self, block_size: int) -> NDArray[Any]:
         """Return the tokens that windows of this size learn, in order."""
@@ -110,11 +110,7 @@ class ConversationSplit:
         return self._tokens[self.answers & np.cumsum(kept[:-1], dtype=np.int8).view(bool)]
 
     def refuse_small_context(self, block_size: int) -> None:
-        """Refuse a context in which no token is learned.
-
-        Raises:
-            UserFault: every answer begins after the end of its window.
-        """
+        """Refuse a context in which no token is learned: every answer begins after the end of its window."""
         if not len(self.learned_tokens(block_size)):
             places = np.flatnonzero(self.answers)
             nearest = (places - self._begins[np.searchsorted(self._begins, places, side="right") - 1]).min()

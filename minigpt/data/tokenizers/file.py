@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from minigpt.config.convert import shown
 from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, text_and_bytes
-from minigpt.data.tokenizers.scheme import END_OF_TEXT, NO_SPACE, SINGLE_BYTES, Scheme, runs
+from minigpt.data.tokenizers.scheme import END_OF_TEXT, NO_SPACE, Scheme, byte_tokens, runs
 from minigpt.faults import UserFault
 from minigpt.files import read_json
 
@@ -56,11 +56,7 @@ class FileEncoder:
 
     def __init__(self, tokens: Sequence[bytes], rules: Rules):
         self._library, self._tokens = open_library(rules.content), tokens
-        numbers = {token: number for number, token in enumerate(tokens) if len(token) == 1}
-        missing = [byte for byte in SINGLE_BYTES if byte not in numbers]
-        if missing:
-            raise ValueError(f"byte 0x{missing[0].hex().upper()} has no token; all 256 bytes must be there")
-        self._single = [numbers[byte] for byte in SINGLE_BYTES]
+        self._single = byte_tokens(tokens)
         # SentencePiece puts a blank before a text, some files even where one is.
         first, second = (b"".join(tokens[token] for token in self._encode_text(text)) for text in ("a", " a"))
         self.prefix, self._doubles = first.removesuffix(b"a"), second == b"  a"

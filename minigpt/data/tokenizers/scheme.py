@@ -1,7 +1,7 @@
 """The form of a tokenizer: how it makes its vocabulary, and how it cuts text of any length into tokens."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,10 +18,10 @@ GPT2_BORDER = re.compile(rb"(?s).*" + NO_SPACE + rb"(?=[ \n\r\t])")  # matches u
 
 
 class Encoder(Protocol):
-    """Cuts text into the tokens of a vocabulary.
+    """Cuts text into the tokens of a vocabulary."""
 
-    With a method `runs` (see `Tokenizer.runs`) several processes can share one long text.
-    """
+    def runs(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """Regroup a text into pieces whose tokens, piece by piece, are those of the text: see `Tokenizer.runs`."""
 
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[Any]]:
         """Yield the tokens of one text that comes in chunks, cut anywhere; they don't depend on the cuts."""
@@ -54,6 +54,19 @@ class Scheme:
     def is_learned(self) -> bool:
         """Whether the vocabulary depends on the text."""
         return self.needs_alphabet or self.min_vocab_size > 0
+
+
+def byte_tokens(tokens: Sequence[bytes]) -> list[int]:
+    """Return the token of each single byte.
+
+    Raises:
+        ValueError: a byte has no token.
+    """
+    numbers = {token: number for number, token in enumerate(tokens) if len(token) == 1}
+    missing = [byte for byte in SINGLE_BYTES if byte not in numbers]
+    if missing:
+        raise ValueError(f"byte 0x{missing[0].hex().upper()} has no token; all 256 bytes must be there")
+    return [numbers[byte] for byte in SINGLE_BYTES]
 
 
 def runs(chunks: Iterable[bytes], limit: int = RUN_BYTES, border: re.Pattern[bytes] = GPT2_BORDER) -> Iterator[bytes]:

@@ -23,6 +23,9 @@ class NumberEncoder:
     def __init__(self, tokens):
         pass
 
+    def runs(self, chunks):
+        yield b"".join(chunks)
+
     def encode_chunks(self, chunks):
         text = b"".join(chunks)
         yield np.array([int(text[place : place + 5]) for place in range(0, len(text), 5)])
