@@ -109,9 +109,35 @@ def _add(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
     return output + adapter(inputs[0])
 
 
-def put_on(gpt: GPT, config: AdapterConfig) -> None:
-    """Freeze a model and put an adapter beside its matrices; until it is trained it adds zero."""
+class NewRows(nn.Module):
+    """The rows of a vocabulary table that learn beside an adapter: those of tokens that the base model lacks."""
+
+    def __init__(self, table: nn.Parameter, tokens: range):
+        super().__init__()
+        self.tokens = tokens
+        self.rows = nn.Parameter(table[tokens.start : tokens.stop].detach().clone())
+
+    def forward(self, table: Tensor) -> Tensor:
+        """Return the table (padded V, C) with these rows in their places."""
+        return torch.cat([table[: self.tokens.start], self.rows, table[self.tokens.stop :]])
+
+
+def _learn_rows(layer: Any, tokens: range) -> None:
+    """Let some rows of an embedding or output layer learn: its weight is then put together at each use."""
+    layer.adapter = NewRows(layer.weight, tokens)
+    weight = property(lambda layer: layer.adapter(layer._parameters["weight"]))
+    layer.__class__ = type(type(layer).__name__, (type(layer),), {"weight": weight})
+
+
+def put_on(gpt: GPT, config: AdapterConfig, new_tokens: range = range(0)) -> None:
+    """Freeze a model and put an adapter beside its matrices; until it is trained it adds zero.
+
+    The embeddings of `new_tokens` learn, too.
+    """
     gpt.requires_grad_(False)
+    for table in (gpt.token_embedding, gpt.output):
+        if new_tokens and table is not None:
+            _learn_rows(table, new_tokens)
     for name, of in groupby([*places(gpt, config.targets)], key=lambda place: place.layer):
         layer: Any = gpt.get_submodule(name)
         layer.adapter = LoRA(layer, [*of], rank=config.rank, alpha=config.alpha)
@@ -119,8 +145,12 @@ def put_on(gpt: GPT, config: AdapterConfig) -> None:
 
 
 def base_of(gpt: GPT) -> dict[str, Tensor]:
-    """Return a model's weights without those of its adapter."""
-    return {name: tensor for name, tensor in gpt.state_dict().items() if MARK not in name}
+    """Return a model's weights without those of its adapter, but with what new tokens learned."""
+    weights = {name: tensor for name, tensor in gpt.state_dict().items() if MARK not in name}
+    for name, layer in (("token_embedding", gpt.token_embedding), ("output", gpt.output)):
+        if layer is not None and hasattr(layer, "adapter"):
+            weights[f"{name}.weight"] = layer.weight.detach()
+    return weights
 
 
 def adapter_of(gpt: GPT) -> Adapter | None:

@@ -149,7 +149,7 @@ def train_from(job: TrainingJob, checkpoint: Path | None, state: RunState, chang
     layout = make_layout(config.trainer, choices.device)
     if layout is None:
         start.load_weights(gpt, config, checkpoint, prepared)
-        start.put_adapter_on(gpt, config, checkpoint)
+        start.put_adapter_on(gpt, config, checkpoint, prepared.tokenizer)
     choices, loss_function = first_pass(
         gpt, config, choices, prepared=prepared, processes=job.processes, sharded=layout is not None
     )

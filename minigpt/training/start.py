@@ -181,15 +181,16 @@ def refuse_new_tokens(gpt: GPT, config: TrainConfig, source: str, count: int) ->
             raise UserFault(f"objective=grpo can't begin with {new}: no answer would be right. {remedy}")
         if is_sharded(gpt):
             raise UserFault(f"sharded weights can't take the {new}. Use trainer=ddp, or train a step on one device")
-        if config.adapter.name != "none":
-            tell(f"Note: an adapter leaves the embeddings of {new} untrained. adapter=none trains them, too")
 
 
-def put_adapter_on(gpt: GPT, config: TrainConfig, checkpoint: Path | None) -> None:
-    """Put the config's adapter, if any, on a model with its weights: a new one, or as the checkpoint has it."""
+def put_adapter_on(gpt: GPT, config: TrainConfig, checkpoint: Path | None, tokenizer: Tokenizer) -> None:
+    """Put the config's adapter, if any, on a model with its weights: a new one, or as the checkpoint has it.
+
+    The control tokens of conversations learn beside it.
+    """
     if config.adapter.name == "none":
         return
-    put_on(gpt, config.adapter)
+    put_on(gpt, config.adapter, range(tokenizer.vocab_size - len(tokenizer.control), tokenizer.vocab_size))
     if checkpoint is not None:
         saved, adapter = read_adapter(lambda name: checkpoint / name, gpt, str(checkpoint)), adapter_of(gpt)
         assert adapter is not None

@@ -68,6 +68,19 @@ def test_a_model_without_roles_learns_them_and_keeps_what_it_knew(chat):
         torch.testing.assert_close(back.model.token_embedding.weight, ours, rtol=0, atol=1e-20)
 
 
+def test_beside_an_adapter_the_embeddings_of_roles_learn_and_all_others_stay(chat):
+    base = chat.run("model.block_size=32", "batch_tokens=128")
+    words = [f"init.from={base}", "adapter=lora", "schedule=constant", "checkpoint.every_steps=2", "optimizer.lr=1e-2"]
+    begun, _ = chat("begun", *words, "trainer.max_steps=2", "optimizer.lr=1e-30")
+    whole, _ = chat("whole", *words, "trainer.max_steps=6")
+    chat("parts", *words, "trainer.max_steps=4")
+    parts, _ = chat("parts", *words, "trainer.max_steps=6")
+    assert weights_of(whole) == weights_of(parts)
+    known, first, last = (load_checkpoint(path).model.token_embedding.weight for path in (base, begun, whole))
+    assert torch.equal(last[:257], known[:257])
+    assert ((last - first)[257:261].abs().mean(dim=1) > 1e-3).all()
+
+
 def test_what_conversations_can_not_do_is_said_at_once(chat):
     for words, sentence in (
         (["tokenizer=char"], "tokenizer=char has none"),
