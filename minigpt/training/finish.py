@@ -20,11 +20,8 @@ from minigpt.training.state import RunState, TrainingJob, reached_limit
 def finish(job: TrainingJob, state: RunState, reason: str | None, *, ask_queue: bool) -> int:
     """Print how the run ended and what to type next; return the exit code.
 
-    Args:
-        job: the training.
-        state: where it stands.
-        reason: signal, max_minutes, patience or callback; None if all steps are made.
-        ask_queue: whether the signal asked for the job to be queued again.
+    `reason` is signal, max_minutes, patience or callback; None if all steps are made. `ask_queue`: whether the signal
+    asked for the job to be queued again.
     """
     run, limit = job.run, reached_limit(state, job.config)
     reason = reason or (None if limit else "callback")  # which can end a training before the first step

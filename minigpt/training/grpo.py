@@ -56,9 +56,6 @@ class Questions:
         choices: sizes of micro-batches, in which each sequence is an answer.
         tokenizer: one with the control tokens of the roles.
         rank, skipped_batches, start_step: as of `MicroBatches`.
-
-    Raises:
-        UserFault: a micro-batch would not hold whole groups of answers.
     """
 
     config: TrainConfig
@@ -91,12 +88,12 @@ class Questions:
         place = batch_of_step(step, self.skipped_batches) * choices.accumulate + part
         count = choices.micro_batch // objective.answers
         first = (place * choices.devices + self.rank) * count
-        found = []
+        questions = []
         for number in range(first, first + count):
-            asked, answer = question(objective.task, self.config.seed, number)
-            tokens = encode_turn(self.tokenizer, [{"role": "user", "content": asked}])
-            found.append(Question(number, tokens, answer))
-        return found
+            text, answer = question(objective.task, self.config.seed, number)
+            tokens = encode_turn(self.tokenizer, [{"role": "user", "content": text}])
+            questions.append(Question(number, tokens, answer))
+        return questions
 
 
 def answered(
@@ -112,13 +109,13 @@ def answered(
         texts = write_answers(gpt, questions, tokenizer, answers=answers, seed=config.seed)
     except NonFiniteLogits:  # the guard's matter
         is_finite, nothing = False, [tokenizer.special[END]]
-        texts = [[*each.tokens, *nothing] for each in questions for _ in range(answers)]
-    asked = [each for each in questions for _ in range(answers)]
+        texts = [[*asked.tokens, *nothing] for asked in questions for _ in range(answers)]
+    repeated = [asked for asked in questions for _ in range(answers)]
     rewards = torch.tensor(
-        [reward(tokenizer, each, text[len(each.tokens) :]) for each, text in zip(asked, texts, strict=True)]
+        [reward(tokenizer, asked, text[len(asked.tokens) :]) for asked, text in zip(repeated, texts, strict=True)]
     )
     width = config.model.block_size if choices.compile else None  # compiled code is for one shape
-    batch = weighted(texts, [len(each.tokens) for each in asked], advantages(rewards, answers), width)
+    batch = weighted(texts, [len(asked.tokens) for asked in repeated], advantages(rewards, answers), width)
     if not is_finite and batch.weights is not None:
         batch.weights.fill_(torch.nan)
     return batch.to(gpt.token_embedding.weight.device), rewards.mean()
@@ -134,15 +131,12 @@ def write_answers(
     Returns:
         Tokens of question and answer, the one that ends it included: all answers to question 0, then to question 1, ...
         An answer ends with any control token, or where it is longer than the right one can be.
-
-    Raises:
-        NonFiniteLogits: the weights are not finite, or give logits that are not.
     """
     control, block_size, texts = frozenset(tokenizer.special.values()), gpt.config.block_size, list[TextInProgress]()
-    for each in questions:
-        length = min(len(each.answer.encode()) + 1, block_size + 1 - len(each.tokens))
-        options = SamplingOptions(max_new_tokens=length, temperature=1.0, seed=fold(seed, each.number))
-        texts += [TextInProgress(list(each.tokens), options, number) for number in range(answers)]
+    for asked in questions:
+        length = min(len(asked.answer.encode()) + 1, block_size + 1 - len(asked.tokens))
+        options = SamplingOptions(max_new_tokens=length, temperature=1.0, seed=fold(seed, asked.number))
+        texts += [TextInProgress(list(asked.tokens), options, number) for number in range(answers)]
     was_training = gpt.training
     gpt.eval()
     reader = Reader(gpt_forward(gpt, vocab_size=tokenizer.vocab_size), block_size, gpt.new_cache)

@@ -43,24 +43,21 @@ class Muon(torch.optim.AdamW):
     """One optimizer over a whole model: Muon for its matrices, AdamW for the rest.
 
     Muon moves a matrix by the nearest orthogonal matrix to its averaged gradient. That gradient is dominated by few
-    directions; made orthogonal, the update moves all directions by the same length, which takes the blocks of a small
-    GPT to the same loss in far fewer steps.
-
-    Matrices of one shape, up to transposition, are made orthogonal together. Where several processes hold parts of
-    them, each makes its share orthogonal, for all.
+    directions; made orthogonal, it moves all directions by the same length. Matrices of one shape, up to transposition,
+    are made orthogonal together.
 
     Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; coefficients of the
     iteration: YouJiacheng's, as credited in github.com/KellerJordan/modded-nanogpt.
 
     Args:
-        matrices: 2-d parameters; the optimizer's first group.
-        others: all other parameters, split into decayed (2-d) and undecayed: its second and third group.
+        matrices: 2-d parameters.
+        others: all other parameters, of which the 2-d ones are decayed.
         lr: of AdamW's part. Each group's is its `initial_lr`, which a schedule multiplies.
         matrix_lr: of Muon's part: the update of a square matrix has singular values of about this size.
         momentum: decay of the matrices' averaged gradient (Nesterov's form).
         products: dtype of the iteration: bf16 where the hardware multiplies it fast.
-        parts: of a parameter that stacks several matrices, the rows of each: they are made orthogonal one by one.
-        group: the processes that hold the parameters in parts (DTensors); None where they are whole.
+        parts: rows of the matrices that a parameter stacks; each is made orthogonal on its own.
+        group: the processes that hold the parameters in shards; None where they are whole.
         options: AdamW's betas, eps, and weight_decay (decoupled, on all 2-d parameters).
     """
 
@@ -139,14 +136,17 @@ class Muon(torch.optim.AdamW):
             part, parts = dist.get_rank(self.group), dist.get_world_size(self.group)
             sent = [step.to(self.products) for step in ahead]
             updates = orthogonalize_sharded(
-                sent, whole, lambda mine, steps: self.directions(steps, [cuts[index] for index in mine]), self.group
+                sent,
+                whole,
+                lambda indices, steps: self.directions(steps, [cuts[index] for index in indices]),
+                self.group,
             )
-        for weight, update, (rows, columns), cut in zip(weights, updates, whole, cuts, strict=True):
-            begin, (first, end) = 0, rows_of(rows, part, parts)
+        for weight, update, (n_rows, columns), cut in zip(weights, updates, whole, cuts, strict=True):
+            begin, (first, end) = 0, rows_of(n_rows, part, parts)
             for size in cut:
-                mine = slice(max(begin, first) - first, max(min(begin + size, end), first) - first)
+                rows = slice(max(begin, first) - first, max(min(begin + size, end), first) - first)
                 length = lr * max(1.0, size / columns) ** 0.5  # so that outputs move as much for every shape
-                weight[mine].add_(update[mine].to(weight.dtype), alpha=-length)
+                weight[rows].add_(update[rows].to(weight.dtype), alpha=-length)
                 begin += size
         for tensor, old in zip(changed, before, strict=False):
             tensor.copy_(torch.where(skip > 0, old, tensor))

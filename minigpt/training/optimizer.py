@@ -76,16 +76,10 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 def build_optimizer(
     config: OptimizerConfig, model: nn.Module, *, precision: str = "fp32", group: dist.ProcessGroup | None = None
 ) -> torch.optim.Optimizer:
-    """Return the optimizer that `optimizer.name` stands for, over all of the model's parameters that learn.
+    """Return the optimizer that `optimizer.name` stands for, over all parameters of a model on its device that learn.
 
-    Args:
-        config: its name and numbers.
-        model: on its device.
-        precision: of the run's matrix products: fp32 | bf16 | fp16 | fp64 (Muon multiplies in fp32 if fp16).
-        group: the processes that hold the model in parts; None where it is whole.
-
-    Returns:
-        Each group has its peak learning rate as `initial_lr`; the schedule multiplies that.
+    Each group has its peak learning rate as `initial_lr`, which the schedule multiplies. `precision` is that of the
+    run's matrix products (Muon's are in fp32 if it is fp16); `group` holds the model in shards, if any.
     """
     return OPTIMIZERS[config.name](config, model, precision, group)
 

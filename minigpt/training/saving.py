@@ -91,14 +91,8 @@ class Saving:
     def save(self, state: RunState, val_loss: float | None, *, last: bool) -> None:
         """Copy a run's weights and averages and have them written. All ranks call this where weights are sharded.
 
-        Args:
-            state: where the run stands.
-            val_loss: of the validation at this step, if there was one.
-            last: whether training ends here; then the checkpoint is durable when this returns.
-
         Raises:
-            StorageFailure: the last save failed.
-            NonFiniteTraining: it is the last save, and a weight or an average is not finite.
+            StorageFailure, NonFiniteTraining: it is the last save, which must be durable when this returns.
         """
         began = time.perf_counter()
         self.collect()

@@ -34,16 +34,10 @@ from minigpt.training.stop import StopRequest, StopRequests
 
 
 class LanguageModel(L.LightningModule):
-    """Trains a GPT.
+    """Trains a GPT from where `state` stands, which each step changes.
 
-    Args:
-        gpt: the model.
-        job: the run's config, tokens, directory and ranks.
-        choices: device, precision and sizes.
-        optimizer: over the model's parameters, with its averages at the run's current step.
-        state: where the run stands; each step changes it.
-        layout: of the weights, where they are sharded.
-        loss_function: compiled, for batches with weights or for batches without; None: not compiled.
+    `optimizer` has its averages at that step; `loss_function` is compiled, for batches with weights or for batches
+    without; `layout` is that of sharded weights.
     """
 
     def __init__(
