@@ -3,8 +3,6 @@
 Modules are imported when a command needs them, so that a fault on the command line is found before torch is loaded.
 """
 
-from __future__ import annotations  # so that a Python that is too old gets as far as the sentence about it
-
 import contextlib
 import difflib
 import gc

@@ -4,8 +4,6 @@ A fault's text is written for the user at the terminal: what happened, what was 
 that repairs it. Any other exception is a bug and keeps its traceback (exit code 1).
 """
 
-from __future__ import annotations  # so that a Python that is too old gets as far as the sentence about it
-
 import errno
 import os
 import signal
@@ -42,8 +40,6 @@ MEANINGS = {
 # On a terminal those are shown as pictures (U+2400 ...); tabs and newlines are left.
 CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
 CONTROL_PICTURES |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
-
-PYTHONS = ((3, 11), (3, 13))  # first and last version that pyproject.toml admits
 
 
 class UserFault(ValueError):
@@ -86,9 +82,6 @@ class StoppedEarly(BaseException):
 
 def run_script(main: Callable[[list[str]], int | None]) -> None:
     """Run a script's `main(arguments)` and exit with the exit code for its outcome."""
-    if unfit := unfit_python():
-        print(f"Error: {unfit}", file=sys.stderr)
-        sys.exit(USER_FAULT)
     try:
         code = main(sys.argv[1:]) or FINISHED
         sys.stdout.flush()
@@ -120,24 +113,6 @@ def explain(error: BaseException) -> tuple[int, str]:
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
         if package != "minigpt" and package not in sys.stdlib_module_names:
-            return USER_FAULT, f"Error: {missing_package(package)}"
+            remedy = f"Run `make setup`, or {sys.executable} -m pip install {package}"
+            return USER_FAULT, f"Error: the Python package '{package}' is missing in {sys.executable}. {remedy}"
     return BUG, "".join(traceback.format_exception(error)).rstrip()
-
-
-def unfit_python(version: tuple[int, ...] = sys.version_info[:3], platform: str = sys.platform) -> str:
-    """Return why minigpt can't run on this Python or system, and what to do; "" if it can."""
-    if platform == "win32":
-        return "minigpt runs on Linux, macOS, and on Windows through WSL. Type `wsl --install`, and run it in Ubuntu."
-    if not PYTHONS[0] <= version[:2] <= PYTHONS[1]:
-        found, first, last = (".".join(map(str, each[:2])) for each in (version, *PYTHONS))
-        remedy = "Run `make setup` (PYTHON=/path/to/python3.12 chooses one), then use .venv/bin/python."
-        return f"minigpt needs Python {first} to {last}, this is Python {found} ({sys.executable}). {remedy}"
-    return ""
-
-
-def missing_package(package: str) -> str:
-    """Return the sentence for a package that this environment lacks."""
-    remedy = f"Type: {sys.executable} -m pip check   and install what it says minigpt-framework requires."
-    if os.path.isfile(os.path.join(os.path.dirname(__file__), "..", "Makefile")):
-        remedy = "Run `make setup`, then use `.venv/bin/python` instead of `python`."
-    return f"the Python package '{package}' is missing in {sys.executable}. {remedy}"

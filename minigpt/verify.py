@@ -30,29 +30,34 @@ def verify_resume(config: TrainConfig, command: Sequence[str], *, kills: int, fo
 
     Returns:
         The exit code: 0 for the same bytes, 1 for other bytes.
-
-    Raises:
-        UserFault: equal bytes can't be expected with these settings, or the training itself fails.
     """
     if config.trainer.max_minutes is not None:
         remedy = "Verify with trainer.max_steps=60 trainer.max_minutes=null"
         raise UserFault(f"trainer.max_minutes ends a run by the clock, and two runs at different steps. {remedy}")
     try:
-        with Signals():  # so that a signal kills the training that is running, and does not leave it behind
-            return _verify(config, command, kills=kills, folder=folder, seed=seed)
+        with Signals():  # so that a signal kills the training that is running
+            done, differences = _verify(command, kills, folder, random.Random(seed))
     except (StoppedEarly, KeyboardInterrupt):
         shutil.rmtree(folder, ignore_errors=True)
         raise
+    if not differences:
+        shutil.rmtree(folder, ignore_errors=True)
+        print(f"EXACT: killed {done} times, the run ended with the same bytes as the one that was not.")
+        return 0
+    print(f"NOT EXACT: killed {done} times, the run ended with other bytes. Both runs are in {folder}")
+    if config.trainer.device != "cpu" and not config.trainer.deterministic:
+        print("On a GPU, equal bits need trainer.deterministic=true")
+    return 1
 
 
-def _verify(config: TrainConfig, command: Sequence[str], *, kills: int, folder: Path, seed: int) -> int:
+def _verify(command: Sequence[str], kills: int, folder: Path, moments: random.Random) -> tuple[int, list[str]]:
+    """Make and compare the two runs; return how often one was killed, and the differences."""
     straight, killed = folder / "straight", folder / "killed"
     begun = time.perf_counter()
     _train(command, straight)
     seconds = time.perf_counter() - begun
     print(f"Straight run   {last_checkpoint(straight).name} after {seconds:.1f} s", flush=True)
-    training = float(read_rows(straight / "metrics.jsonl")[-1]["seconds"])
-    moments, done = random.Random(seed), 0
+    training, done = float(read_rows(straight / "metrics.jsonl")[-1]["seconds"]), 0
     while done < kills:
         starting = done > 0 and moments.random() < 0.15
         longest = seconds - training if starting else 2 * training / (kills + 1)
@@ -68,15 +73,8 @@ def _verify(config: TrainConfig, command: Sequence[str], *, kills: int, folder: 
         raise UserFault(f"the training ended each time before it was to be killed: nothing is proved. {remedy}")
     _train(command, killed)
     compared, differences = compare_runs(straight, killed)
-    print("\n".join([f"Compared       {compared}", *(f"Different      {each}" for each in differences)]))
-    if not differences:
-        shutil.rmtree(folder, ignore_errors=True)
-        print(f"EXACT: killed {done} times, the run ended with the same bytes as the one that was not.")
-        return 0
-    print(f"NOT EXACT: killed {done} times, the run ended with other bytes. Both runs are in {folder}")
-    if config.trainer.device != "cpu" and not config.trainer.deterministic:
-        print("On a GPU, equal bits need trainer.deterministic=true")
-    return 1
+    print("\n".join([f"Compared       {compared}", *(f"Different      {line}" for line in differences)]))
+    return done, differences
 
 
 def last_checkpoint(run: Path) -> Path:
@@ -115,29 +113,26 @@ def compare_runs(one: Path, other: Path) -> tuple[str, list[str]]:
     return f"{len(names)} files of {first.name}, {len(rows)} rows of metrics.jsonl, samples.jsonl", differences
 
 
-def _train(command: Sequence[str], run: Path, *, kill_after: float | None = None, starting: bool = False) -> bool:
+def _train(command: Sequence[str], run: Path, *, kill_after: float = math.inf, starting: bool = False) -> bool:
     """Run the training to its end, or kill it `kill_after` seconds after its first step (`starting`: after its start).
 
     Returns:
         Whether it was killed.
-
-    Raises:
-        UserFault: the training ended by itself with another exit code than 0.
     """
-    begun = _beginnings(run)
+
+    def beginnings() -> int:
+        return sum(row.get("event") in ("began", "continued") for row in read_rows(run / "events.jsonl"))
+
+    begun = beginnings()
     training = Child([*command, f"run.dir={run}"], run.with_suffix(".txt"))
     try:
-        while kill_after is not None and not starting and training.poll() is None and _beginnings(run) == begun:
+        while kill_after < math.inf and not starting and training.poll() is None and beginnings() == begun:
             time.sleep(0.01)
-        training.wait(math.inf if kill_after is None else kill_after)
+        training.wait(kill_after)
     finally:
         training.kill()
     code = training.wait()
-    if code not in (0, -signal.SIGKILL) or (kill_after is None and code):
+    if code not in (0, -signal.SIGKILL) or (code and kill_after == math.inf):
         last = "\n".join(training.last_lines())
         raise UserFault(f"the training ended with exit code {code}. Its last lines:\n{last}")
     return code != 0
-
-
-def _beginnings(run: Path) -> int:
-    return sum(row.get("event") in ("began", "continued") for row in read_rows(run / "events.jsonl"))

@@ -95,11 +95,9 @@ def joined(trainer: TrainerConfig, device: str, signals: Signals) -> Iterator[Pr
     signals.quiet = place.rank > 0
     processes = Processes(place.rank, place.world_size, signals)
     try:
-        processes = replace(processes, store=_meet(place))
+        processes = replace(processes, store=(store := _meet(place)))
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if place.rank else sys.stdout):
-            _form_group(processes, device, place.local_rank, several_hosts=trainer.nodes > 1)
-            processes = replace(processes, group=dist.new_group(backend="gloo", timeout=NEVER))
-            yield processes
+            yield (processes := replace(processes, group=_form_group(store, place, device)))
             processes.wait()  # torchrun ends rank 0 when another exits with 75
             dist.destroy_process_group()  # NCCL's waits for the other ranks: they must still be there
             _leave(processes, LEAVE_SECONDS)
@@ -114,28 +112,22 @@ def _meet(place: Launched) -> dist.Store:
     if "MASTER_ADDR" not in os.environ:  # srun: the first host of node[03-07,12]
         host = re.match(r"([^\[,]*)(?:\[(\d+))?", os.environ.get("SLURM_STEP_NODELIST", ""))
         os.environ["MASTER_ADDR"] = "".join(part or "" for part in host.groups()) if host else ""
-    if "MASTER_PORT" not in os.environ:
-        step = int(os.environ["SLURM_JOB_ID"]) + 101 * int(os.environ["SLURM_STEP_ID"])
-        os.environ["MASTER_PORT"] = str(20000 + step % 10000)
+        os.environ.setdefault("MASTER_PORT", str(20000 + int(os.environ["SLURM_JOB_ID"]) % 10000))
     store, _, _ = next(rendezvous("env://", place.rank, place.world_size, timeout=TIMEOUT))
     return store
 
 
-def _form_group(processes: Processes, device: str, local_rank: int, *, several_hosts: bool) -> None:
-    """Form torch's process group, on one machine through its loopback interface."""
-    if device == "cuda":
-        torch.cuda.set_device(local_rank)
-    if not several_hosts:
+def _form_group(store: dist.Store, place: Launched, device: str) -> dist.ProcessGroup:
+    """Form torch's process group, on one machine through its loopback interface; return a group for `gather`."""
+    if place.nodes == 1:
         for backend in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{backend}_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
-        store=processes.store,
-        rank=processes.rank,
-        world_size=processes.world_size,
-        timeout=TIMEOUT,
-    )
+    if device == "cuda":
+        torch.cuda.set_device(place.local_rank)
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=TIMEOUT, store=store, rank=place.rank, world_size=place.world_size)
     dist.all_reduce(torch.zeros(1, device=device))  # connects the devices: what is wrong between them fails here
+    return dist.new_group(backend="gloo", timeout=NEVER)
 
 
 def _leave(processes: Processes, seconds: float) -> None:

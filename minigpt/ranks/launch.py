@@ -49,12 +49,12 @@ def _wait_for_all(ranks: list[Child], signals: Signals) -> int:
     _kill(ranks)
     code = max(ended.values())
     rank, killed = min(ended.items(), key=lambda pair: pair[1])
-    if killed < 0:  # else it has printed the cause itself
-        how = "killed, as the system does when memory runs out" if killed == -signal.SIGKILL else "killed"
-        again = "The same command continues from the last checkpoint, if there is one"
-        print(f"Error: rank {rank} was {how} (exit {killed}); all ranks end. {again}.", file=sys.stderr)
-        return BUG
-    return code
+    if killed >= 0:
+        return code  # the rank has printed the cause itself
+    how = "killed, as the system does when memory runs out" if killed == -signal.SIGKILL else "killed"
+    again = "The same command continues from the last checkpoint, if there is one"
+    print(f"Error: rank {rank} was {how} (exit {killed}); all ranks end. {again}.", file=sys.stderr)
+    return BUG
 
 
 def _kill(ranks: list[Child]) -> None:
@@ -66,18 +66,15 @@ def _kill(ranks: list[Child]) -> None:
 
 def check_world_size(trainer: TrainerConfig) -> None:
     """Refuse to train if a launcher has started other processes than the config names, or none for several hosts."""
-    place, wanted = launched(trainer.strategy, trainer.nodes, trainer.devices), trainer.nodes * trainer.devices
-    started = 1 if place is None else place.world_size
-    if trainer.nodes > 1 and started == 1:
+    place = launched(trainer.strategy, trainer.nodes, trainer.devices)
+    wanted = f"trainer.nodes={trainer.nodes} trainer.devices={trainer.devices}"
+    if trainer.nodes > 1 and (place is None or place.world_size == 1):
         remedy = f"torchrun --nnodes={trainer.nodes} --nproc-per-node={trainer.devices} ... on each host, or srun"
         raise UserFault(f"trainer.nodes={trainer.nodes}: processes of several hosts need a launcher. Type {remedy}")
-    if place is not None and (started not in (1, wanted) or (started > 1 and place.nodes != trainer.nodes)):
-        on = f" on {place.nodes} hosts" if place.nodes > 1 else ""
-        nodes = f"trainer.nodes={place.nodes} " if on else ""
-        settings = f"trainer.nodes={trainer.nodes} trainer.devices={trainer.devices}"
-        wrong = (
-            f"{started} processes were started{on}, but {settings if on or trainer.nodes > 1 else settings.split()[1]}"
-        )
-        remedy = f"Add trainer=ddp {nodes}trainer.devices={place.local_size}{'' if on else ' (one machine)'}"
+    if place is None or place.world_size == 1:
+        return
+    if (place.nodes, place.world_size) != (trainer.nodes, trainer.nodes * trainer.devices):
+        remedy = f"Add trainer=ddp trainer.nodes={place.nodes} trainer.devices={place.local_size}, or start one process"
         other = f"If no launcher did, its variables are left over from another job: unset {' '.join(LAUNCHED)}"
-        raise UserFault(f"{wrong}. {remedy}, or start one process only. {other}")
+        number = f"{place.world_size} processes were started on {place.nodes} hosts"
+        raise UserFault(f"{number}, but {wanted}. {remedy}. {other}")

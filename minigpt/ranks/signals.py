@@ -69,7 +69,7 @@ class Signals:
         signal.set_wakeup_fd(self._old_wakeup)
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
-        atexit.register(_ignore_signals)
+            atexit.register(signal.signal, number, signal.SIG_IGN)  # the exit code of a run that ends stays
         os.close(writer)  # ends the thread
         self._listener.join(1.0)
 
@@ -105,12 +105,6 @@ class Signals:
                 name = signal.Signals(signal.SIGINT if ctrl_c else number[0]).name
                 print(f"\n{name}: stopping after this step, with a checkpoint.{again}", file=sys.stderr)
         os.close(reader)
-
-
-def _ignore_signals() -> None:
-    """Ignore signals while the process exits: they must not change its exit code."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, CTRL_C):
-        signal.signal(number, signal.SIG_IGN)
 
 
 _active: Signals | None = None

@@ -1,8 +1,8 @@
 """SLURM: asking it to run this job again, and the script that a job is submitted with."""
 
 import os
+import re
 import shlex
-import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,40 +16,28 @@ SIGNAL_SECONDS = 120  # the signal comes so long before a job's time limit
 PATIENCE_SECONDS = 30  # for scontrol to answer
 
 
-def requeue(say: Callable[[str], None], *, asked: bool) -> None:
+def requeue(say: Callable[[str], object], *, asked: bool) -> None:
     """Have SLURM run this job again, if the process belongs to one; its work must have been saved before.
 
-    SIGTERM comes when a job is preempted and when a user cancels it; SLURM's record of the job tells which. A job that
-    was cancelled is never brought back.
+    SIGTERM comes when a job is preempted and when a user cancels it; SLURM's record of the job tells which.
 
     Args:
         say: takes a line for the user.
-        asked: whether SIGUSR1 came, which a job's script asks for before the time limit. Otherwise the job is queued
-            again only if SLURM reports that it preempts it.
+        asked: whether SIGUSR1 came, before the time limit. Otherwise only a job that is preempted is queued again.
     """
-    job = job_id()
-    if not job:  # also in trials of a sweep, which asks for itself and hides the job from them
+    array = os.environ.get("SLURM_ARRAY_JOB_ID")
+    job = f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID')}" if array else os.environ.get("SLURM_JOB_ID")
+    if not job:  # also in trials of a sweep, which hides the job from them
         return
-    if shutil.which("scontrol") is None:
-        if asked:
-            say("SLURM: there is no scontrol here to queue the job again; submit it again, or type the same command")
-        return
-    shown, _ = _scontrol("show", "job", "--oneliner", job)
-    facts = {key: value for key, _, value in (word.partition("=") for word in shown.split())}
-    preempted = facts.get("PreemptTime", "None") not in ("None", "Unknown")
-    if facts.get("JobState") == "CANCELLED" or not (asked or preempted):
+    record, _ = _scontrol("show", "job", "--oneliner", job)
+    preempted = re.search(r"PreemptTime=(?!None|Unknown)", record)
+    if "JobState=CANCELLED" in record or not (asked or preempted):
         return
     _, trouble = _scontrol("requeue", job)
     if trouble:
-        say(f"SLURM: `scontrol requeue {job}` failed: {trouble}")
+        say(f"SLURM: `scontrol requeue {job}` failed: {trouble}. Submit the job again")
     else:
         say(f"SLURM: job {job} is queued again" + ("" if asked else ": it was preempted"))
-
-
-def job_id() -> str | None:
-    """Return SLURM's name of the job that this process belongs to, or None."""
-    array = os.environ.get("SLURM_ARRAY_JOB_ID")
-    return f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID')}" if array else os.environ.get("SLURM_JOB_ID")
 
 
 def _scontrol(*arguments: str) -> tuple[str, str]:

@@ -99,6 +99,12 @@ def test_each_end_has_its_exit_code(monkeypatch, minigpt, error, code, said):
     assert "\x1b" not in err
 
 
+def test_a_python_without_the_packages_is_told_what_to_do(tmp_path):
+    command = [sys.executable, "-I", "-S", str(ROOT / "scripts" / "train.py")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, "Run `make setup`" in done.stderr) == (2, True)
+
+
 def test_a_reader_that_is_gone_ends_a_command_quietly(tmp_path):
     process = subprocess.Popen(
         [*command_line("train"), "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path

@@ -116,7 +116,7 @@ def test_a_pickle_in_the_place_of_any_file_is_not_read(foreign, tmp_path):
         (foreign.path / name).write_bytes(whole)
     for shard in foreign.folder.glob("data/*/train-0*.bin"):
         shard.write_bytes(pickles(marker)[0])
-    assert "train-0" in refused(lambda: foreign(*SETTINGS, "trainer.max_steps=8"))
+    foreign(*SETTINGS, "trainer.max_steps=8")  # its tokens are made again
     assert not marker.exists()
 
 
