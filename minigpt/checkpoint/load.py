@@ -20,8 +20,8 @@ from minigpt.checkpoint.contents import CONFIG, MODEL, STATE, TOKENIZER
 from minigpt.checkpoint.folder import DamagedCheckpoint
 from minigpt.config.check import stored_config
 from minigpt.config.convert import shown
-from minigpt.config.hub import local_path
 from minigpt.config.schema import ModelConfig, TrainConfig
+from minigpt.config.sources import local_path
 from minigpt.data.chat.roles import has_roles, with_roles
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import NoUsableCheckpoint, UserFault

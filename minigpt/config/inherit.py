@@ -5,14 +5,13 @@ from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
-from minigpt.config.architecture import foreign_settings, tokenizer_settings
 from minigpt.config.check import stored_config
 from minigpt.config.convert import Fault, fitted, flatten, settings, shown, values
-from minigpt.config.hub import local_path
-from minigpt.config.sources import is_begun, there
+from minigpt.config.sources import is_begun, local_path, there
 from minigpt.config.yaml_files import compose_files, config_folder, find_groups
 from minigpt.faults import UserFault
 from minigpt.files import read_json
+from minigpt.foreign import foreign_settings, tokenizer_settings
 
 
 def inherit(

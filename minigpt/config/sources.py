@@ -5,7 +5,9 @@ import hashlib
 import json
 import os
 import re
+from pathlib import Path
 
+from minigpt.foreign import hub_folder
 from minigpt.redact import redact
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -57,6 +59,11 @@ def is_hub_name(source: str) -> bool:
     """Return whether `owner/name` names a model on the hub: there is no such path, nor a folder of the owner's name."""
     owner = source.partition("/")[0]
     return _HUB_NAME.fullmatch(source) is not None and owner != "runs" and not there(owner)
+
+
+def local_path(source: str | Path) -> Path:
+    """Return the path of a run, checkpoint or model; a model on the hub is fetched, or taken from its copy here."""
+    return hub_folder(str(source)) if is_hub_name(str(source)) else Path(at(str(source)))
 
 
 def missing(source: str) -> list[str]:

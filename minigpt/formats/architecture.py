@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from minigpt.config.architecture import ACTIVATIONS, FIELDS, ROPE, foreign_settings
 from minigpt.config.check import stored_config
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.faults import UserFault
+from minigpt.foreign import ACTIVATIONS, FIELDS, ROPE, foreign_settings
 from minigpt.model.gpt import GPT, qk_norm_of
 
 CLASSES = {

@@ -18,27 +18,21 @@ from minigpt.formats.names import GGUF_GPT2_NAMES, GGUF_NAMES, other_names
 from minigpt.formats.tokenizer_json import GO_TEMPLATE, TEMPLATE, as_text, tokenizer_json
 from minigpt.model.gpt import GPT
 
-# Fields of config.json -> keys of GGUF, which follow the architecture's name.
-KEYS = {
-    "gpt2": {
-        "n_embd": "embedding_length",
-        "n_layer": "block_count",
-        "n_head": "attention.head_count",
-        "n_inner": "feed_forward_length",
-        "n_positions": "context_length",
-        "layer_norm_epsilon": "attention.layer_norm_epsilon",
-    },
-    "llama": {
-        "hidden_size": "embedding_length",
-        "num_hidden_layers": "block_count",
-        "num_attention_heads": "attention.head_count",
-        "num_key_value_heads": "attention.head_count_kv",
-        "head_dim": "attention.key_length",
-        "intermediate_size": "feed_forward_length",
-        "max_position_embeddings": "context_length",
-        "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-        "rope_theta": "rope.freq_base",
-    },
+METHODS = {  # fields of config.json -> what writes them
+    "n_embd": "add_embedding_length",
+    "hidden_size": "add_embedding_length",
+    "n_layer": "add_block_count",
+    "num_hidden_layers": "add_block_count",
+    "n_head": "add_head_count",
+    "num_attention_heads": "add_head_count",
+    "num_key_value_heads": "add_head_count_kv",
+    "n_inner": "add_feed_forward_length",
+    "intermediate_size": "add_feed_forward_length",
+    "n_positions": "add_context_length",
+    "max_position_embeddings": "add_context_length",
+    "layer_norm_epsilon": "add_layer_norm_eps",
+    "rms_norm_eps": "add_layer_norm_rms_eps",
+    "rope_theta": "add_rope_freq_base",
 }
 FACTORS = "rope_freqs.weight"  # what each pair's frequency is divided by
 SPACE = "\u2581"  # a space, in vocabularies of SentencePiece
@@ -80,7 +74,6 @@ def write_gguf(folder: Path, model: GPT, tokenizer: Tokenizer | None, kind: str,
     """
     gguf: Any = importlib.import_module("gguf")
     tokenizer = refuse_what_llama_cpp_lacks(model, tokenizer)
-    vocabulary = _vocabulary(tokenizer)
     family, content = family_of(model.config), config_json(model)
     folder.mkdir(parents=True)
     file = folder / f"model-{kind}.gguf"
@@ -88,13 +81,12 @@ def write_gguf(folder: Path, model: GPT, tokenizer: Tokenizer | None, kind: str,
     writer.add_name(name)
     kinds = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
     writer.add_file_type(getattr(gguf.LlamaFileType, kinds[kind]))
-    numbers = {key: content[field] for field, key in KEYS["gpt2" if family == "gpt2" else "llama"].items()}
+    for field in METHODS.keys() & content.keys():
+        getattr(writer, METHODS[field])(content[field])
     if family != "gpt2":
-        numbers |= dict.fromkeys(("attention.value_length", "rope.dimension_count"), content["head_dim"])
-    for key, value in numbers.items():
-        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"{family}.{key}", value)
-    for key, value in vocabulary.items():
-        writer.add_key_value(f"tokenizer.ggml.{key}", value, *_types(gguf, value))
+        for method in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
+            method(content["head_dim"])
+    _write_vocabulary(writer, tokenizer)
     if has_roles(tokenizer):
         writer.add_chat_template(TEMPLATE)
     for tensor_name, tensor in _their_weights(model, family).items():
@@ -125,13 +117,6 @@ def read_gguf(file: Path, model: GPT) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in weights.items() if name in model.state_dict()}
 
 
-def read_vocabulary(file: Path) -> tuple[list[str], list[str]]:
-    """Return the tokens and merges of a GGUF file."""
-    gguf: Any = importlib.import_module("gguf")
-    fields = gguf.GGUFReader(file).fields
-    return tuple(fields[f"tokenizer.ggml.{key}"].contents() for key in ("tokens", "merges"))  # type: ignore[return-value]
-
-
 def _names(family: str) -> dict[str, str]:
     return GGUF_GPT2_NAMES if family == "gpt2" else GGUF_NAMES
 
@@ -145,15 +130,6 @@ def modelfile(name: str, tokenizer: Tokenizer, block_size: int) -> str:
     return "\n".join([*lines, ""])
 
 
-def _types(gguf: Any, value: Any) -> tuple[Any, ...]:
-    """Return the type of a value, and for a list also that of its elements."""
-    kinds = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING"}
-    if not isinstance(value, list):
-        return (getattr(gguf.GGUFValueType, kinds[type(value)]),)
-    inner = "INT32" if isinstance(value[0], int) else kinds[type(value[0])]
-    return gguf.GGUFValueType.ARRAY, getattr(gguf.GGUFValueType, inner)
-
-
 def _kind_of(gguf: Any, name: str, tensor: Tensor, kind: str) -> Any:
     kinds = gguf.GGMLQuantizationType
     if tensor.dim() < 2 or name.startswith("position_embd") or kind == "f32":
@@ -161,33 +137,28 @@ def _kind_of(gguf: Any, name: str, tensor: Tensor, kind: str) -> Any:
     return kinds.Q8_0 if kind == "q8_0" and tensor.shape[-1] % 32 == 0 else kinds.F16  # blocks of 32
 
 
-def _vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the keys of a tokenizer: byte-level BPE with GPT-2's pattern, or SentencePiece's table for char."""
+def _write_vocabulary(writer: Any, tokenizer: Tokenizer) -> None:
+    """Write a tokenizer: byte-level BPE with GPT-2's pattern, or SentencePiece's table for char."""
     described = tokenizer_json(tokenizer)["model"]
     texts = sorted(described["vocab"], key=described["vocab"].__getitem__)
+    is_pieces = tokenizer.eot is None and not all(text.isascii() for text in texts)
+    if is_pieces:
+        texts = [text.replace(" ", SPACE) for text in texts]
+        writer.add_add_space_prefix(False)
+        writer.add_token_scores([0.0] * len(texts))
+    elif tokenizer.eot is None:
+        texts = [as_text(text.encode()) for text in texts]
+    writer.add_tokenizer_model("llama" if is_pieces else "gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(texts)
+    control = set(tokenizer.special.values())
+    writer.add_token_types([CONTROL if token in control else NORMAL for token in range(len(texts))])
+    writer.add_token_merges([" ".join(merge) for merge in described["merges"]] or [""])  # it must not be empty
     end = tokenizer.eot if tokenizer.eot is not None else tokenizer.vocab_size - 1  # without one llama.cpp takes 11
-    keys: dict[str, Any] = {
-        "model": "gpt2",
-        "pre": "gpt-2",
-        "tokens": texts,
-        "token_type": [NORMAL] * len(texts),
-        "merges": [" ".join(merge) for merge in described["merges"]] or [""],  # the key must be there and not be empty
-        "bos_token_id": end,
-        "eos_token_id": end,
-        "add_bos_token": False,
-        "add_eos_token": False,
-    }
-    if tokenizer.eot is not None:
-        for token in tokenizer.special.values():
-            keys["token_type"][token] = CONTROL
-        if has_roles(tokenizer):
-            keys["eos_token_id"] = tokenizer.special[END]
-    elif all(text.isascii() for text in texts):
-        keys["tokens"] = [as_text(text.encode()) for text in texts]
-    else:
-        keys |= {"model": "llama", "tokens": [text.replace(" ", SPACE) for text in texts], "add_space_prefix": False}
-        keys |= {"scores": [0.0] * len(texts)}
-    return keys
+    writer.add_bos_token_id(end)
+    writer.add_eos_token_id(tokenizer.special[END] if has_roles(tokenizer) else end)
+    writer.add_add_bos_token(False)
+    writer.add_add_eos_token(False)
 
 
 def _their_weights(model: GPT, family: str) -> dict[str, Tensor]:

@@ -7,12 +7,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from minigpt.config.architecture import kind_of_tokenizer
 from minigpt.data.chat.roles import END, has_roles
 from minigpt.data.tokenizer import Tokenizer, read_tokenizer_json
 from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE
 from minigpt.faults import UserFault
 from minigpt.files import read_json
+from minigpt.foreign import kind_of_tokenizer
 
 # The form of minigpt/data/chat/roles.py as a Jinja template, which Hugging Face and llama.cpp read.
 TEMPLATE = (

@@ -1,20 +1,21 @@
-"""The architecture of a model that another program made, as settings: a Hugging Face folder, or nanoGPT's ckpt.pt.
+"""What another program's model is, as settings: a Hugging Face folder, nanoGPT's ckpt.pt, or a name on the hub.
 
-Standard library only: `init.from` is part of composing a config.
+It knows none of our rooms, since composing a config (`init.from`) begins here.
 """
 
+import functools
 import hashlib
-import io
-import json
-import pickle
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
 
-from minigpt.config.convert import shown
 from minigpt.faults import UserFault
+from minigpt.files import read_json
+from minigpt.redact import redact
 
 VOCAB_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"  # of vocab.bpe, GPT-2's merges
+HUB_FILES = ["config.json", "tokenizer.json", "tokenizer_config.json", "*.safetensors", "model.safetensors.index.json"]
 
 # Field -> (setting of `model.`, the family's default for a file without the field).
 _GPT2 = {
@@ -81,18 +82,29 @@ CHECKED: dict[str, Any] = {
 }
 
 
+@functools.cache
+def hub_folder(name: str) -> Path:
+    """Return the folder of a model on Hugging Face's hub, `owner/name`, fetched by the hub's own library."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    except Exception as error:  # of httpx, of the hub, of the disk
+        reason = redact(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
+        raise UserFault(
+            f"'{name}' is no folder here (looked from {os.getcwd()}), and Hugging Face's hub does not give a "
+            f"model of this name: {reason}. Give a run, a checkpoint or a model's folder"
+        ) from None
+
+
 def foreign_settings(path: Path) -> tuple[dict[str, Any], int] | None:
-    """Return the settings of `model.` that a foreign model's weights depend on, and its vocab_size.
+    """Return the settings of `model.` that the weights in a folder, or a ckpt.pt, depend on, and their vocab_size.
 
-    Args:
-        path: a folder, or a file ckpt.pt.
-
-    Returns:
-        None if it is neither a Hugging Face folder nor nanoGPT's file.
+    None if there is neither a Hugging Face folder nor nanoGPT's file.
     """
     if path.is_file():
         return _nanogpt_settings(path) if zipfile.is_zipfile(path) else None
-    content = _read_json(path / "config.json")
+    content = read_json(path / "config.json") if (path / "config.json").is_file() else None
     if not isinstance(content, dict) or not {"model_type", "architectures"} & content.keys():
         return None
     try:
@@ -106,20 +118,20 @@ def foreign_settings(path: Path) -> tuple[dict[str, Any], int] | None:
 def _settings_of(content: dict[str, Any], origin: str) -> tuple[dict[str, Any], int]:
     family = content.get("model_type")
     if family not in FIELDS:
-        raise UserFault(f"{origin}: model_type is {shown(family)}; minigpt knows {', '.join(FIELDS)}")
+        raise UserFault(f"{origin}: model_type is {family!r}; minigpt knows {', '.join(FIELDS)}")
     fields = FIELDS[family]
     given = {key: value for key, value in content.items() if value is not None}
     strange = {key: given[key] for key, plain in CHECKED.items() if given.get(key, plain) != plain}
     if set(given.get("layer_types", ())) - {"full_attention"}:
         strange["layer_types"] = given["layer_types"]
     for key, value in strange.items():
-        raise UserFault(f"{origin}: {key}={shown(value)} changes what the model computes, and minigpt lacks it")
+        raise UserFault(f"{origin}: {key}={value!r} changes what the model computes, and minigpt lacks it")
     if "num_key_value_heads" in content and content["num_key_value_heads"] is None:  # as transformers reads it
         given["num_key_value_heads"] = given.get("num_attention_heads", 32)
     model = dict(SHAPES[family]) | {setting: given.get(key, default) for key, (setting, default) in fields.items()}
     words = ACTIVATIONS["gpt2" if family == "gpt2" else "llama"]
     if model["activation"] not in words:
-        raise UserFault(f"{origin}: the activation is {shown(model['activation'])}; for {family} wanted {min(words)}")
+        raise UserFault(f"{origin}: the activation is {model['activation']!r}; for {family} wanted {min(words)}")
     model["activation"] = words[model["activation"]]
     if family != "gpt2":
         model |= _rotation(given, origin)
@@ -130,7 +142,7 @@ def _settings_of(content: dict[str, Any], origin: str) -> tuple[dict[str, Any], 
             model["bias"] = "all"
     vocab_size = given.get("vocab_size", VOCAB_SIZES[family])
     if not isinstance(vocab_size, int) or not 0 < vocab_size < 1 << 31:
-        raise UserFault(f"{origin}: vocab_size is {shown(vocab_size)}; wanted a number of tokens")
+        raise UserFault(f"{origin}: vocab_size is {vocab_size!r}; wanted a number of tokens")
     return {f"model.{setting}": value for setting, value in model.items()}, vocab_size
 
 
@@ -146,69 +158,43 @@ def _rotation(given: dict[str, Any], origin: str) -> dict[str, Any]:
         if missing := [key for key, ours in ROPE.items() if ours not in model]:
             raise UserFault(f"{origin}: rope_type llama3 without {missing[0]}")
     elif kind != "default":
-        raise UserFault(f"{origin}: rope_type={shown(kind)} is not known; minigpt has default and llama3")
+        raise UserFault(f"{origin}: rope_type={kind!r} is not known; minigpt has default and llama3")
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UserFault(f"{origin}: partial_rotary_factor={shown(rope['partial_rotary_factor'])} is not known")
+        raise UserFault(f"{origin}: partial_rotary_factor={rope['partial_rotary_factor']!r} is not known")
     return model
 
 
-class _Nothing(dict):
-    """Stands for whatever a pickle would call or make, and ignores what it is given."""
+def load_nanogpt(path: Path) -> dict[str, Any]:
+    """Return the content of nanoGPT's ckpt.pt: `model_args`, `model` and more. No code in it is run."""
+    import torch
 
-    def __init__(self, *_: Any):
-        super().__init__()
-
-    def __call__(self, *_: Any) -> "_Nothing":
-        return self
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Reads the dictionaries, lists, texts and numbers of a pickle. Nothing that it names is looked up or called."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        return _Nothing
-
-    def persistent_load(self, place: Any) -> Any:
-        return None
-
-
-def read_plain_pickle(content: bytes, origin: str) -> Any:
-    """Return the plain values of a pickle; calls and objects in it become empty dictionaries."""
     try:
-        return _PlainUnpickler(io.BytesIO(content)).load()
-    except Exception as error:  # what a damaged pickle raises is anybody's guess
-        raise UserFault(f"{origin} is no pickle of plain values ({type(error).__name__}: {error})") from None
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if isinstance(content["model_args"], dict) and isinstance(content["model"], dict):
+            return content
+        reason = "it holds no model_args and model"
+    except Exception as error:  # of torch, zip and pickle
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    raise UserFault(
+        f"{path} is not nanoGPT's ckpt.pt, or cut or damaged ({reason}). Other files of torch.save hold pickles, which "
+        "could run any code: they are not read"
+    )
 
 
 def _nanogpt_settings(path: Path) -> tuple[dict[str, Any], int]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            pickles = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-            content = read_plain_pickle(archive.read(pickles[0]), str(path)) if len(pickles) == 1 else None
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError) as error:
-        raise UserFault(f"{path} is cut or damaged ({type(error).__name__}: {error}). Copy it again") from None
-    arguments = content.get("model_args") if isinstance(content, dict) and "model" in content else None
-    if not isinstance(arguments, dict):
-        raise UserFault(
-            f"{path} is not nanoGPT's ckpt.pt, which holds model_args and model. Other files of torch.save hold "
-            "pickles, which could run any code: they are not read"
-        )
-    keys = ("n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size")
-    known = {key: arguments.get(key) for key in keys}
-    plain = all(isinstance(value, int) and 0 <= value < 1 << 31 for value in known.values())
-    if arguments.keys() - {*keys, "dropout"} or not plain:
+    arguments = {key: value for key, value in load_nanogpt(path)["model_args"].items() if key != "dropout"}
+    keys = {"n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size"}
+    if arguments.keys() != keys or not all(isinstance(value, int) for value in arguments.values()):
         raise UserFault(f"{path}: its model_args are not nanoGPT's (n_layer, n_head, n_embd, block_size, bias ...)")
-    vocab_size = known.pop("vocab_size")
-    assert isinstance(vocab_size, int)
-    return {f"model.{key}": value for key, value in known.items()} | {"model.activation": "gelu"}, vocab_size
+    vocab_size = int(arguments.pop("vocab_size"))
+    return {f"model.{key}": value for key, value in arguments.items()} | {"model.activation": "gelu"}, vocab_size
 
 
 def tokenizer_settings(path: Path) -> dict[str, Any]:
     """Return the settings of `tokenizer.` that a foreign folder's tokenizer.json stands for; {} without one."""
-    content = _read_json(path / "tokenizer.json")
-    if content is None:
+    if not (path / "tokenizer.json").is_file():
         return {}
-    name, tokens, _ = kind_of_tokenizer(content)
+    name, tokens, _ = kind_of_tokenizer(read_json(path / "tokenizer.json"))
     return {"tokenizer.name": name} | ({"tokenizer.vocab_size": tokens + 1} if name == "bpe" else {})
 
 
@@ -245,10 +231,3 @@ def kind_of_tokenizer(content: Any) -> tuple[str, int, list[str]]:
         return ("gpt2" if gpt2 and ids["!"] == 0 else "bpe" if in_our_order else "file"), size, names[1:]
     except (LookupError, TypeError, AttributeError, ValueError):
         return "file", 0, []
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
