@@ -102,7 +102,7 @@ def overlap(train: TokenSplit | MixedSplit, val: TokenSplit | MixedSplit, tokeni
     may_be[wanted >> shift] = True  # a table of first bits tells most hashes apart, without a search
     for piece in pieces(train, TRAIN_TOKENS) if len(wanted) else ():
         hashes = _hashes(piece, gram, tokenizer.eot)
-        hashes = hashes[may_be[hashes >> shift]]
+        hashes = np.sort(hashes[may_be[hashes >> shift]])  # in order they are found five times as fast
         places = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
         is_known[places[wanted[places] == hashes]] = True
     share = float(counts[is_known].sum() / counts.sum()) if len(wanted) else None
