@@ -46,8 +46,8 @@ class RMSNormOnCPU(torch.autograd.Function):
         d_weight = None
         if weight_learns:
             g = gradient.to(r.dtype) if x.dtype == torch.float16 else gradient  # a product in fp16 could overflow
-            each = (g * rounded[0]).reshape(-1, *weight.shape)
-            d_weight = each.sum(0, dtype=r.dtype).to(weight.dtype)  # and so could a sum
+            by_vector = (g * rounded[0]).reshape(-1, *weight.shape)
+            d_weight = by_vector.sum(0, dtype=r.dtype).to(weight.dtype)  # and so could a sum
         one = torch.ones(x.shape[-1], dtype=r.dtype, device=x.device)
         return _backward(gradient * weight.to(x.dtype), x, r, one, False)[0], d_weight, None
 

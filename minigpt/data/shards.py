@@ -148,15 +148,6 @@ def _read_sidecar(folder: Path, name: str, tokenizer: Tokenizer) -> dict[str, An
     raise UserFault(f"{path} lacks the counts or the dtype of its shards, or names others: it is damaged")
 
 
-def stated_sha256(path: Path) -> str | None:
-    """Return the SHA-256 that a sidecar of ours states of the shard beside it; None where there is no such sidecar."""
-    sidecar = path.with_name(f"{path.name.rpartition('-')[0]}.json")
-    content = read_json(sidecar) if sidecar.is_file() else None
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        return None
-    return next((shard["sha256"] for shard in content["shards"] if shard["file"] == path.name), None)
-
-
 def open_shard(path: Path, tokens: int, dtype: np.dtype[Any], header_bytes: int = HEADER_BYTES) -> NDArray[Any]:
     """Map the tokens of a shard into memory; its size and header must be those of so many tokens."""
     try:

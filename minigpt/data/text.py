@@ -111,7 +111,7 @@ def read_text(
     if (kind := kind_of_binary(file, options.encoding)) and kind != HOLDS_NUL:
         raise UserFault(f"{path} is {kind}; wanted text. Convert it to text first")
     try:
-        text = encode_documents(tokenizer, (reported(each.chunks) for each in read(file, options)))
+        text = encode_documents(tokenizer, (reported(document.chunks) for document in read(file, options)))
     except BadFile:
         raise
     except UserFault as fault:

@@ -67,10 +67,10 @@ class KVCache:
 
     def reserve(self, columns: int) -> None:
         """Make room for `columns` columns, at least doubling it: a large context costs memory only where it is used."""
-        there = self.keys.shape[3]
-        if columns > there:
-            more = min(self.block_size, max(columns, 2 * there)) - there
-            self.keys, self.values = (functional.pad(each, (0, 0, 0, more)) for each in (self.keys, self.values))
+        held = self.keys.shape[3]
+        if columns > held:
+            more = (0, 0, 0, min(self.block_size, max(columns, 2 * held)) - held)
+            self.keys, self.values = functional.pad(self.keys, more), functional.pad(self.values, more)
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
         """Trim (or, after a padded read, correct) how many columns of each row are real."""

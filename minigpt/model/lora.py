@@ -42,7 +42,7 @@ class Adapter:
         rank: r.
         alpha: the product B A is scaled by alpha / r.
         pairs: A (r, columns) and B (rows, r) of each place.
-        base: hash of the model's own weights (checkpoint/adapter.py); "" if it isn't known.
+        base: hash of the model's own weights (checkpoint/adapters.py); "" if it isn't known.
         tokenizer: hash of the tokenizer it was trained with; "" if it isn't known.
     """
 
@@ -58,7 +58,7 @@ def places(gpt: GPT, targets: str = "all") -> Iterator[Place]:
 
     Queries, keys and values are one matrix in a model with GPT-2's attention, as in GPT-2, and three in any other.
     """
-    wanted = {each.strip() for each in targets.split(",")}
+    wanted = {word.strip() for word in targets.split(",")}
     for layer, module in gpt.blocks.named_modules(prefix="blocks"):
         if not isinstance(module, nn.Linear):
             continue
@@ -155,9 +155,9 @@ def base_of(gpt: GPT) -> dict[str, Tensor]:
 
 def adapter_of(gpt: GPT) -> Adapter | None:
     """Return the adapter that a model has on: its tensors, not copies."""
-    on = [module for module in gpt.modules() if isinstance(module, LoRA)]
-    pairs = {place: (A.detach(), B.detach()) for each in on for place, A, B in each.learned()}
-    return Adapter(on[0].rank, on[0].alpha, pairs) if on else None
+    layers = [module for module in gpt.modules() if isinstance(module, LoRA)]
+    pairs = {place: (A.detach(), B.detach()) for layer in layers for place, A, B in layer.learned()}
+    return Adapter(layers[0].rank, layers[0].alpha, pairs) if layers else None
 
 
 @torch.no_grad()
@@ -171,8 +171,8 @@ def merge(gpt: GPT, adapter: Adapter) -> None:
 
 def share(model: GPT, below: GPT) -> None:
     """Let `model` use the memory of `below` for each parameter that is equal in both."""
-    theirs = dict(below.named_parameters())
+    shared = dict(below.named_parameters())
     for name, parameter in [*model.named_parameters()]:
-        if name in theirs and torch.equal(parameter, theirs[name]):
-            module, _, own = name.rpartition(".")
-            setattr(model.get_submodule(module), own, theirs[name])
+        if name in shared and torch.equal(parameter, shared[name]):
+            module, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(module), attribute, shared[name])

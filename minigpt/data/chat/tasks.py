@@ -76,20 +76,20 @@ def word(random: Random, part: str, letters: int | None = None) -> str:
 
 
 def spell(random: Random, part: str) -> Exchange:
-    own = word(random, part)
-    return f"spell {own}", " ".join(own)
+    letters = word(random, part)
+    return f"spell {letters}", " ".join(letters)
 
 
 def reverse(random: Random, part: str, letters: int | None = None) -> Exchange:
-    own = word(random, part, letters)
-    return f"reverse {own}", own[::-1]
+    text = word(random, part, letters)
+    return f"reverse {text}", text[::-1]
 
 
 def count(random: Random, part: str) -> Exchange:
-    own = word(random, part)
-    letter = pick(random, own if random.random() < 0.8 else "abcdefghijklmnopqrstuvwxyz")
-    steps = [f"{each}{own[: place + 1].count(letter)}" for place, each in enumerate(own)]
-    return f"how many {letter} in {own}", f"{' '.join(steps)} = {own.count(letter)}"
+    text = word(random, part)
+    letter = pick(random, text if random.random() < 0.8 else "abcdefghijklmnopqrstuvwxyz")
+    steps = [f"{character}{text[: place + 1].count(letter)}" for place, character in enumerate(text)]
+    return f"how many {letter} in {text}", f"{' '.join(steps)} = {text.count(letter)}"
 
 
 def add(random: Random, part: str) -> Exchange:
@@ -111,8 +111,8 @@ def sort(random: Random, part: str, length: int | None = None) -> Exchange:
     while True:
         size, numbers = length or 4 + int(random.random() * 3), list[int]()
         while len(numbers) < size:
-            each = 10 + int(random.random() * 90)
-            numbers += [each] if each not in numbers else []
+            number = 10 + int(random.random() * 90)
+            numbers += [number] if number not in numbers else []
         ordered = " ".join(map(str, sorted(numbers)))
         if part_of(ordered) == part:
             return f"sort {' '.join(map(str, numbers))}", ordered
@@ -126,14 +126,9 @@ def copy(random: Random, part: str) -> Exchange:
 def talk(random: Random, part: str) -> Exchange:
     if part == "train" and random.random() < 0.2:
         return pick(random, [*_ALWAYS.items()])
-    own = word(random, part)
+    name = word(random, part)
     question, answer = pick(random, [*_TALK.items()])
-    return question.format(own), answer.format(own)
-
-
-def introduction(name: str) -> Exchange:
-    question = "my name is {}"
-    return question.format(name), _TALK[question].format(name)
+    return question.format(name), answer.format(name)
 
 
 TASKS: dict[str, Callable[[Random, str], Exchange]] = {
@@ -151,7 +146,11 @@ def conversations(part: str) -> Iterator[dict[str, Any]]:
     if part == "train":
         for _ in range(SIZES[part]):
             name = word(random, part) if random.random() < REMEMBERED else None
-            exchanges = [TASKS[pick(random, OFTEN)](random, part)] if name is None else [introduction(name)]
+            exchanges = (
+                [TASKS[pick(random, OFTEN)](random, part)]
+                if name is None
+                else [(f"my name is {name}", _TALK["my name is {}"].format(name))]
+            )
             while random.random() < 0.3 and len(exchanges) < 3:
                 exchanges.append(TASKS[pick(random, OFTEN)](random, part))
             if name is not None:
@@ -178,7 +177,9 @@ def question(task: str, seed: int, number: int) -> Exchange:
 def messages_of(exchanges: list[Exchange]) -> list[dict[str, str]]:
     """Return exchanges as messages."""
     roles = ("user", "assistant")
-    return [{"role": role, "content": text} for each in exchanges for role, text in zip(roles, each, strict=True)]
+    return [
+        {"role": role, "content": text} for exchange in exchanges for role, text in zip(roles, exchange, strict=True)
+    ]
 
 
 def task_file(folder: Path, part: str, harder: str = "") -> Path:
@@ -188,5 +189,5 @@ def task_file(folder: Path, part: str, harder: str = "") -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         random = Random(f"minigpt tasks {VERSION} {part} {harder}")
         rows = questions(harder, random, part) if harder else conversations(part)
-        write_file(path, "".join(json.dumps(each) + "\n" for each in rows).encode())
+        write_file(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
     return path

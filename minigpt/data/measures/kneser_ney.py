@@ -86,9 +86,9 @@ def _table(grams: NDArray[np.uint64], counts: NDArray[np.int32]) -> _Table:
     discounts = np.array([0.0, *FALLBACK])
     if all(n[1:5]):
         y = n[1] / (n[1] + 2 * n[2])
-        found = np.array([0.0, *(c - (c + 1) * y * n[c + 1] / n[c] for c in (1, 2, 3))])
-        if all(0 < found[c] <= c for c in (1, 2, 3)):
-            discounts = found
+        estimated = np.array([0.0, *(c - (c + 1) * y * n[c + 1] / n[c] for c in (1, 2, 3))])
+        if all(0 < estimated[c] <= c for c in (1, 2, 3)):
+            discounts = estimated
     sums = (np.concatenate([[0], np.cumsum(values)]) for values in (counts, discounts[np.minimum(counts, 3)]))
     return _Table(grams, counts, discounts, *sums)
 
