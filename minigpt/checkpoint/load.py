@@ -20,19 +20,19 @@ from minigpt.checkpoint.contents import CONFIG, MODEL, STATE, TOKENIZER
 from minigpt.checkpoint.folder import DamagedCheckpoint
 from minigpt.config.check import stored_config
 from minigpt.config.convert import shown
-from minigpt.config.schema import ModelConfig, TrainConfig
+from minigpt.config.schema import TrainConfig
 from minigpt.config.sources import local_path
 from minigpt.data.chat.roles import has_roles, with_roles
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import NoUsableCheckpoint, UserFault
 from minigpt.formats.architecture import is_foreign, read_foreign_config
-from minigpt.formats.huggingface import NoTokenizer, foreign_tokenizer, read_foreign_weights
+from minigpt.formats.huggingface import VOCABULARY, NoTokenizer, foreign_tokenizer, read_foreign_weights
 from minigpt.model.empty import empty_gpt
 from minigpt.model.gpt import GPT
 from minigpt.model.lora import Adapter, merge, share
 from minigpt.model.parts import held_rows, local
 
-VOCABULARY, POSITIONS = ("token_embedding.weight", "output.weight"), "position_embedding.weight"
+POSITIONS = "position_embedding.weight"
 
 
 @dataclass
@@ -98,12 +98,13 @@ def load_checkpoint(path: str | Path, which: str = "best", *, kernel: str = "fus
     checkpoint = find_checkpoint(path, which)
     if is_foreign(checkpoint):
         return _load_foreign(checkpoint, kernel)
-    config, tokenizer, state = read_config(checkpoint), read_tokenizer(checkpoint), read_state(checkpoint)
+    config, tokenizer, state = read_config(checkpoint), read_tokenizer(checkpoint), read_json(checkpoint, STATE)
     weights = read_tensors(checkpoint, MODEL)
-    refuse_other_shapes(expected_shapes(config.model, tokenizer.vocab_size, len(weights)), weights, str(checkpoint))
-    # The model is as large as the bytes that exist, and no larger.
-    model = empty_gpt(config.model, tokenizer.vocab_size, kernel=kernel)
-    load_weights(model, weights, str(checkpoint))
+    if config.model.n_layer > len(weights):
+        raise unusable(checkpoint, f"{CONFIG} has {config.model.n_layer} layers, and {MODEL} {len(weights)} tensors")
+    model = empty_gpt(config.model, tokenizer.vocab_size, kernel=kernel, device="meta")
+    refuse_other_shapes(model, weights, str(checkpoint))  # the model is as large as the bytes that exist, and no larger
+    load_weights(model.to_empty(device="cpu"), weights, str(checkpoint))
     merge_own_adapter(model, checkpoint)
     return LoadedCheckpoint(model.eval(), tokenizer, config, state, checkpoint)
 
@@ -169,21 +170,16 @@ def lists(checkpoint: Path, name: str) -> bool:
         raise unusable(checkpoint, error) from None
 
 
-def read_json(checkpoint: Path, name: str) -> Any:
+def read_json(checkpoint: Path, name: str) -> dict[str, Any]:
     """Return the content of a checkpoint's JSON file."""
     content = verified(checkpoint, name).read_bytes()
     try:
-        return json.loads(content)
+        mapping = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise unusable(checkpoint, f"{name} is no JSON ({type(error).__name__})") from None
-
-
-def read_state(checkpoint: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint's state.json."""
-    state = read_json(checkpoint, STATE)
-    if not isinstance(state, dict):
-        raise unusable(checkpoint, f"{STATE} is no mapping")
-    return state
+    if not isinstance(mapping, dict):
+        raise unusable(checkpoint, f"{name} is no mapping")
+    return mapping
 
 
 def read_config(checkpoint: Path) -> TrainConfig:
@@ -208,26 +204,10 @@ def read_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
     return contents.read_tensors(verified(checkpoint, name))
 
 
-def expected_shapes(config: ModelConfig, vocab_size: int, most_tensors: int) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of a model's weights, at no cost in memory.
-
-    Args:
-        config: of the model.
-        vocab_size: of its tokenizer.
-        most_tensors: the tensors of the file to compare with: more layers than that are not listed.
-    """
-    shallow = empty_gpt(replace(config, n_layer=1), vocab_size, device="meta")
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, tensor in shallow.state_dict().items():
-        layers = range(min(config.n_layer, most_tensors + 1)) if name.startswith("blocks.0.") else range(1)
-        shapes |= {name.replace("blocks.0.", f"blocks.{layer}.", 1): tuple(tensor.shape) for layer in layers}
-    return shapes
-
-
 def load_weights(model: GPT, weights: Mapping[str, Tensor], origin: str) -> None:
     """Copy weights into a model of the same shape; into a sharded model, the rows that this process holds."""
+    refuse_other_shapes(model, weights, origin)
     state = model.state_dict()
-    refuse_other_shapes({name: tuple(tensor.shape) for name, tensor in state.items()}, weights, origin)
     for name, tensor in state.items():
         local(tensor).copy_(weights[name][held_rows(tensor)])
     # After the copy: a number that is finite in fp64 need not be in fp32.
@@ -236,9 +216,11 @@ def load_weights(model: GPT, weights: Mapping[str, Tensor], origin: str) -> None
         raise UserFault(f"the checkpoint {origin} holds non-finite weights ({broken}). Use an earlier checkpoint")
 
 
-def refuse_other_shapes(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, Tensor], origin: str) -> None:
-    """Refuse weights whose names or shapes are not the expected ones."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+def refuse_other_shapes(model: GPT, weights: Mapping[str, Tensor], origin: str) -> None:
+    """Refuse weights whose names or shapes are not the model's."""
+    expected, shapes = (
+        {name: tuple(tensor.shape) for name, tensor in tensors.items()} for tensors in (model.state_dict(), weights)
+    )
     differing = sorted(name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name))
     if differing:
         name = differing[0]
@@ -250,16 +232,7 @@ def refuse_other_shapes(expected: Mapping[str, tuple[int, ...]], weights: Mappin
 
 
 def open_adapter(path: str, which: str, base: LoadedCheckpoint) -> tuple[Path, Adapter]:
-    """Read an adapter for a model.
-
-    Args:
-        path: a run with adapter=lora, a checkpoint of one, or a folder that peft wrote.
-        which: of a run, "best" or "latest".
-        base: the model, without an adapter.
-
-    Returns:
-        Where it is, and the adapter.
-    """
+    """Return where an adapter is, and the adapter, for the model of `base`."""
     place = Path(os.path.expanduser(path))
     if (place / ADAPTER_CONFIG).is_file() and not (place / folder.MANIFEST).is_file():
         return place, read_adapter(lambda name: _file_of_peft(place / name), base.model, str(place))
@@ -286,7 +259,7 @@ def load_with_adapter(path: str, which: str, bases: Sequence[LoadedCheckpoint]) 
     """Return the model on which an adapter was trained, with the adapter merged in. Both share equal weights in memory.
 
     Args:
-        path: as `open_adapter` takes it.
+        path: a run with adapter=lora, a checkpoint of one, or a folder that peft wrote.
         which: of a run, "best" or "latest".
         bases: models just loaded, in fp32, among which the adapter's is found by its hash.
     """

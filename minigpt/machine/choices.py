@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from minigpt.config.convert import misfit
+from minigpt.config.convert import misfit, shown
 from minigpt.config.schema import SHARDED, TrainConfig
 from minigpt.faults import UserFault
-from minigpt.machine.hardware import MAX_THREADS, Hardware, memory_of_device
+from minigpt.machine.hardware import Hardware, memory_of_device
 from minigpt.machine.memory import shard_count, step_memory
 
 LARGE_VOCABULARY = 16_384  # from this size on logits may be made in chunks
@@ -121,23 +121,18 @@ def _compiling_pays(config: TrainConfig, device: str) -> bool:
 
 
 def keep_choices(saved: Mapping[str, Any] | None, config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:
-    """Return the choices that a run continues with: as saved, except for those that the command now names.
+    """Return the choices that a run continues with: as choices.json has them, except for what the command now names.
 
     Choices that were made for other hardware, or for another number of devices, are made anew.
-
-    Args:
-        saved: the content of choices.json; None for a new run.
-        config: of the run.
-        hardware: that it continues on.
-        vocab_size: of its tokenizer.
-
-    Raises:
-        UserFault: the saved choices are invalid.
     """
     choices = choose(config, hardware, vocab_size)
     if saved is None:
         return choices
-    before = read_choices(saved, config)
+    unknown = [shown(name) for name in saved if name not in Choices.__dataclass_fields__]
+    if fault := misfit(Choices, saved) or ", ".join(unknown):
+        remedy = "Put the file back as it was, or remove it: then they are made anew, and bits may differ from here on"
+        raise UserFault(f"choices.json in the run directory holds what no run chooses ({fault}). {remedy}")
+    before = Choices(**saved)
     elsewhere = before.hardware != choices.hardware or before.device != choices.device
     unusable = before.precision == "fp16" and config.trainer.strategy in SHARDED
     if elsewhere or unusable or before.devices != choices.devices:
@@ -154,25 +149,3 @@ def keep_choices(saved: Mapping[str, Any] | None, config: TrainConfig, hardware:
         "hardware": True,
     }
     return replace(choices, **{name: value for name, value in saved.items() if not explicit.get(name)})
-
-
-def read_choices(saved: Mapping[str, Any], config: TrainConfig) -> Choices:
-    """Return saved choices, after checking that they are possible for this config: the file may be foreign.
-
-    Raises:
-        UserFault: they are not.
-    """
-    sequences = config.batch_tokens // config.model.block_size
-    try:
-        if fault := misfit(Choices, saved):
-            raise ValueError(fault)
-        choices = Choices(**saved)
-        if not 1 <= choices.threads <= MAX_THREADS or not 1 <= choices.validation_batch <= 2**24:
-            raise ValueError(f"threads={choices.threads}, validation_batch={choices.validation_batch}")
-        if choices.devices * choices.accumulate * choices.micro_batch != sequences:
-            made = f"{choices.devices} x {choices.accumulate} x {choices.micro_batch}"
-            raise ValueError(f"{made} windows, and a step has {sequences}")
-    except (TypeError, ValueError) as fault:
-        remedy = "Put the file back as it was, or remove it: then they are made anew, and bits may differ from here on"
-        raise UserFault(f"choices.json in the run directory holds what no run chooses ({fault}). {remedy}") from None
-    return choices

@@ -51,31 +51,23 @@ class Hardware:
 
 
 def find_device(config: TrainConfig) -> Hardware:
-    """Return the device that `trainer.device` asks for.
-
-    Raises:
-        UserFault: this machine has none, or fewer than `trainer.devices`.
-    """
-    hardware = probe(config.trainer.device)
-    wanted = config.trainer.device
-    if wanted not in ("auto", hardware.device):
-        raise UserFault(f"trainer.device={wanted}: this machine has none that PyTorch can use. Use trainer.device=auto")
-    count = torch.cuda.device_count()
+    """Return the device that `trainer.device` names."""
+    hardware, count = _existing(config.trainer.device, "trainer.device"), torch.cuda.device_count()
     if hardware.device == "cuda" and config.trainer.devices > count:
         raise UserFault(f"trainer.devices={config.trainer.devices}: this machine has {count} GPU(s)")
     return hardware
 
 
-def find_named(wanted: str) -> str:
-    """Return the device that `device=` asks for, "auto" being the best there is.
+def find_named(device: str) -> str:
+    """Return the device that `device=` names, "auto" being the best one."""
+    return _existing(device, "device").device
 
-    Raises:
-        UserFault: this machine has none.
-    """
-    found = probe(wanted).device
-    if wanted not in ("auto", found):
-        raise UserFault(f"device={wanted}: this machine has none that PyTorch can use. Use device=auto or cpu")
-    return found
+
+def _existing(device: str, setting: str) -> Hardware:
+    hardware = probe(device)
+    if device not in ("auto", hardware.device):
+        raise UserFault(f"{setting}={device}: this machine has none that PyTorch can use. Use {setting}=auto or cpu")
+    return hardware
 
 
 def probe(device: str = "auto") -> Hardware:
@@ -84,10 +76,11 @@ def probe(device: str = "auto") -> Hardware:
     if device in ("auto", "cuda") and torch.cuda.is_available():
         properties, bf16 = torch.cuda.get_device_properties(0), torch.cuda.is_bf16_supported(False)
         return Hardware("cuda", properties.name, cores, bf16, properties.total_memory, asked_threads=threads)
+    memory = int(min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit()))
     if device in ("auto", "mps") and torch.backends.mps.is_available():
-        return Hardware("mps", f"Apple {platform.machine()}", cores, False, _main_memory(), asked_threads=threads)
+        return Hardware("mps", f"Apple {platform.machine()}", cores, False, memory, asked_threads=threads)
     name = _cpu_fact("model name") or f"{platform.machine()} CPU"
-    return Hardware("cpu", name, cores, _cpu_bf16(), _main_memory(), _onednn_fp32(), threads)
+    return Hardware("cpu", name, cores, _cpu_bf16(), memory, _onednn_fp32(), threads)
 
 
 def asked_threads() -> int:
@@ -128,10 +121,6 @@ def _cpu_fact(key: str) -> str:
 def memory_of_device(hardware: Hardware, processes: int) -> float:
     """Return the bytes that each of a host's processes may take: on a CPU they share its memory."""
     return hardware.memory_bytes / (processes if hardware.device == "cpu" else 1)
-
-
-def _main_memory() -> int:
-    return int(min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit()))
 
 
 def peak_flops(hardware: Hardware, precision: str) -> float | None:

@@ -22,7 +22,6 @@ from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import MicroBatches, document_end
 from minigpt.data.order import batch_of_step
 from minigpt.faults import FINISHED, NonFiniteTraining, StoppedEarly, UserFault
-from minigpt.machine.allocator import keep_freed_memory
 from minigpt.machine.choices import Choices, keep_choices
 from minigpt.machine.hardware import Hardware, find_device
 from minigpt.machine.sharding import make_layout, shard
@@ -141,7 +140,6 @@ def train_from(job: TrainingJob, checkpoint: Path | None, state: RunState, chang
     saved_choices = from_rank_zero(job, lambda: run.read_json("choices.json"))
     choices = choose_alike(job, saved_choices)
     set_up_torch(choices, deterministic=config.trainer.deterministic)
-    keep_freed_memory()
     torch.manual_seed(fold(config.seed))
     gpt = GPT(config.model, prepared.tokenizer.vocab_size, kernel=choices.attention_kernel)
     if choices.precision == "fp64":

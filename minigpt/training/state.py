@@ -50,7 +50,7 @@ def read_run_state(checkpoint: Path | None) -> RunState:
     """Return the state that a checkpoint holds; without a checkpoint, that of a new run."""
     if checkpoint is None:
         return RunState()
-    content = load.read_state(checkpoint)
+    content = load.read_json(checkpoint, STATE)
     state = {name: value for name, value in content.items() if name in RunState.__dataclass_fields__}
     if state.get("step") != step_of(checkpoint):
         raise load.unusable(checkpoint, f"its {STATE} is of step {state.get('step')}")

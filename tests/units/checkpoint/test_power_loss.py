@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from minigpt.checkpoint import folder as checkpoints
-from minigpt.checkpoint.folder import latest_usable, prune, step_of, write_checkpoint
+from minigpt.checkpoint.folder import latest_usable, prune, remove_unfinished, step_of, write_checkpoint
 
 
 def contents(step):
@@ -22,35 +21,23 @@ def contents(step):
 
 
 class Recorder:
-    """Stands between folder.py and the system, and writes down what is asked of it."""
+    """Stands between folder.py and the system, and notes each call; a file's bytes when it is flushed."""
 
     def __init__(self, monkeypatch, root: Path):
         self.log: list[tuple] = []
         self.root = root
-        self.names: dict[int, str] = {}
-        real_open, real_os = open, {name: getattr(os, name) for name in ("open", "fsync", "rename", "close")}
-        real_mkdir, real_rmtree = Path.mkdir, shutil.rmtree
-
-        def opened(path, mode="r", **options):
-            file = real_open(path, mode, **options)
-            if "w" not in mode:
-                return file
-            self.names[file.fileno()] = self.name(path)
-            self.log.append(("create", self.name(path)))
-            return Written(file, self)
-
-        def os_open(path, *arguments):
-            descriptor = real_os["open"](path, *arguments)
-            self.names[descriptor] = self.name(path)
-            return descriptor
+        real_fsync, real_rename, real_mkdir, real_rmtree = os.fsync, os.rename, Path.mkdir, shutil.rmtree
 
         def fsync(descriptor):
-            self.log.append(("flush", self.names[descriptor]))
-            real_os["fsync"](descriptor)
+            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            if path.is_file():
+                self.log += [("create", self.name(path)), ("write", self.name(path), path.read_bytes())]
+            self.log.append(("flush", self.name(path)))
+            real_fsync(descriptor)
 
         def rename(source, target):
             self.log.append(("rename", self.name(source), self.name(target)))
-            real_os["rename"](source, target)
+            real_rename(source, target)
 
         def mkdir(path, *arguments, **options):
             real_mkdir(path, *arguments, **options)
@@ -61,8 +48,6 @@ class Recorder:
                 self.log.append(("remove", self.name(path)))
             real_rmtree(path, **options)
 
-        monkeypatch.setattr(checkpoints, "open", opened, raising=False)
-        monkeypatch.setattr(os, "open", os_open)
         monkeypatch.setattr(os, "fsync", fsync)
         monkeypatch.setattr(os, "rename", rename)
         monkeypatch.setattr(Path, "mkdir", mkdir)
@@ -70,27 +55,6 @@ class Recorder:
 
     def name(self, path) -> str:
         return os.path.relpath(path, self.root)
-
-
-class Written:
-    """A file being written; its bytes go to the log."""
-
-    def __init__(self, file, recorder):
-        self.file, self.recorder = file, recorder
-        self.name = recorder.names[file.fileno()]
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.file.close()
-
-    def __getattr__(self, name):
-        return getattr(self.file, name)
-
-    def write(self, part):
-        self.recorder.log.append(("write", self.name, bytes(part)))
-        return self.file.write(part)
 
 
 @dataclass
@@ -174,7 +138,7 @@ def check_every_moment(tmp_path, log, before, wanted):
             place = tmp_path / f"{done}-{states}"
             place.mkdir()
             disk.after_power_loss(place, keep_names, part)
-            checkpoints.remove_unfinished(place)
+            remove_unfinished(place)
             latest = latest_usable(place, say=lambda _: pytest.fail("a damaged checkpoint under its final name"))
             assert latest is not None, log[:done]
             assert step_of(latest) in wanted(done), (step_of(latest), keep_names, part, log[done - 1][:2])

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 from minigpt.config.schema import DataConfig, ModelConfig, OptimizerConfig, TrainConfig, TrainerConfig
-from minigpt.machine.allocator import keep_freed_memory
 from minigpt.machine.choices import Choices
 from minigpt.machine.memory import shard_count, step_memory
 from minigpt.machine.sharding import begin_micro_batch
+from minigpt.machine.torch_setup import keep_freed_memory
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss
 from minigpt.training.optimizer import build_optimizer
