@@ -194,9 +194,9 @@ def read_prompts(body: CompletionRequest, tokenizer: Tokenizer, block_size: int)
             raise ApiError(400, f"prompt: wanted {wanted}", param="prompt")
         if len(tokens) > block_size:
             if body.truncate_prompt_tokens is None:
-                said = f"the model reads {block_size:,} tokens, and the prompt has {len(tokens):,}"
+                sizes = f"the model reads {block_size:,} tokens, and the prompt has {len(tokens):,}"
                 remedy = "Send its end only, or truncate_prompt_tokens=-1"
-                raise ApiError(400, f"{said}. {remedy}", param="prompt", code="context_length_exceeded")
+                raise ApiError(400, f"{sizes}. {remedy}", param="prompt", code="context_length_exceeded")
             tokens = tokens[window_start(len(tokens), block_size) :]
         prompts.append(tokens)
     return prompts

@@ -103,7 +103,7 @@ def look(name: str, loaded: LoadedCheckpoint, text: str) -> dict[str, Any]:
     read = torch.tensor([tokens[:T]], device=loaded.model.token_embedding.weight.device)
     with record_attention(loaded.model) as recorded:
         logits = loaded.model(read)[0]
-    weights = torch.stack([each[0].float().cpu() for each in recorded.values()])  # (L, H, T, T)
+    weights = torch.stack([layer[0].float().cpu() for layer in recorded.values()])  # (L, H, T, T)
     texts = pieces(loaded.tokenizer, tokens[:T])
     shown: list[dict[str, Any]] = [{"text": texts[0], "nats": None}]
     for place in range(1, T):

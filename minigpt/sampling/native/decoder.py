@@ -47,7 +47,7 @@ class NativeDecoder:
                 layers += self.addresses(parts[name])
             layers += self.addresses(parts["mlp.gate"]) if "mlp.gate" in parts else [0, 0, 0]
             weights = dict(block.named_parameters())
-            layers += self.vectors(*(weights.get(f"attention.qk_norm.{each}_weight") for each in "qk"))
+            layers += self.vectors(*(weights.get(f"attention.qk_norm.{name}_weight") for name in "qk"))
         position = None if model.position_embedding is None else model.position_embedding.weight
         attention: Any = model.blocks[0].attention
         turns = None

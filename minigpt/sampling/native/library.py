@@ -18,7 +18,7 @@ COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC")
 # The best that the compiler takes: Apple's has no OpenMP, and some know -mcpu only.
 EXTRAS = (("-march=native", "-fopenmp"), ("-mcpu=native", "-fopenmp"), ("-march=native",), ("-mcpu=native",), ())
-PATIENCE = 120  # seconds for a compiler
+COMPILER_SECONDS = 120
 
 
 class NoNativeCode(Exception):
@@ -31,30 +31,30 @@ def library() -> ctypes.CDLL:
     Raises:
         NoNativeCode: no compiler, or it fails.
     """
-    found = first_try()
-    if isinstance(found, str):
-        raise NoNativeCode(found)
-    return found
+    result = first_try()
+    if isinstance(result, str):
+        raise NoNativeCode(result)
+    return result
 
 
 @functools.cache
 def first_try() -> ctypes.CDLL | str:
     """Return the library, or why there is none. A process tries once."""
     try:
-        folder = own_folder()
-        with contextlib.nullcontext(folder) if folder else tempfile.TemporaryDirectory(prefix="minigpt-") as place:
-            path = build(Path(place))
+        kept = own_folder()
+        with contextlib.nullcontext(kept) if kept else tempfile.TemporaryDirectory(prefix="minigpt-") as folder:
+            path = build(Path(folder))
             try:
-                found = ctypes.CDLL(str(path))  # stays loaded when its file is gone
+                code = ctypes.CDLL(str(path))  # stays loaded when its file is gone
             except OSError:  # empty or cut off, as a power failure leaves a file
                 path.unlink()
-                found = ctypes.CDLL(str(build(path.parent)))
+                code = ctypes.CDLL(str(build(path.parent)))
     except NoNativeCode as reason:
         return str(reason)
     except (OSError, subprocess.SubprocessError) as error:
         return f"{type(error).__name__}: {error}"
-    found.minigpt_step.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int64]
-    return found
+    code.minigpt_step.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int64]
+    return code
 
 
 def own_folder() -> Path | None:
@@ -62,11 +62,11 @@ def own_folder() -> Path | None:
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minigpt"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
+        state = folder.stat()
     except (OSError, RuntimeError):  # RuntimeError: no home
         return None
-    ours = hasattr(os, "getuid") and found.st_uid == os.getuid() and not found.st_mode & 0o022
-    return folder if ours and os.access(folder, os.W_OK) else None
+    is_ours = state.st_uid == os.getuid() and not state.st_mode & 0o022 and os.access(folder, os.W_OK)
+    return folder if is_ours else None
 
 
 def find_compiler() -> str | None:
@@ -75,34 +75,30 @@ def find_compiler() -> str | None:
 
 
 def build(folder: Path) -> Path:
-    """Return the library in this folder, compiled if it is not there.
-
-    Raises:
-        NoNativeCode: no compiler, or it fails.
-    """
+    """Return the library in this folder, compiled if the folder lacks it."""
     compiler = find_compiler()
     if compiler is None:
         raise NoNativeCode(f"no C++ compiler found: none of {', '.join(COMPILERS)} is on PATH")
     path = folder / f"decode-{fingerprint(compiler)}.so"
-    if path.exists():
-        return path
     problem = ""
-    for extra in EXTRAS:
+    for extra in () if path.exists() else EXTRAS:
         try:
             with replaced(path) as unfinished:  # another process may build it at the same time: either file will do
                 command = [compiler, *FLAGS, *extra, str(SOURCE), "-o", str(unfinished)]
-                subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
+                subprocess.run(command, capture_output=True, text=True, timeout=COMPILER_SECONDS, check=True)
             return path
         except subprocess.CalledProcessError as error:
             problem = problem or (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[0]
-    raise NoNativeCode(f"{compiler} can't compile decode.cpp: {problem}")
+    if problem:
+        raise NoNativeCode(f"{compiler} can't compile decode.cpp: {problem}")
+    return path
 
 
 def fingerprint(compiler: str) -> str:
     """Return a hash of what a build depends on: the source, the compiler, the flags and the processor."""
-    found = os.stat(compiler)
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text(errors="replace").splitlines() if cpu.exists() else []
     processor = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
-    facts = (os.path.realpath(compiler), found.st_mtime_ns, FLAGS, EXTRAS, platform.machine(), processor)
+    changed = os.stat(compiler).st_mtime_ns
+    facts = (os.path.realpath(compiler), changed, FLAGS, EXTRAS, platform.machine(), processor)
     return hashlib.sha256(SOURCE.read_bytes() + repr(facts).encode()).hexdigest()[:20]
