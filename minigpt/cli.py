@@ -3,14 +3,11 @@
 Modules are imported when a command needs them, so that a fault on the command line is found before torch is loaded.
 """
 
-import contextlib
 import difflib
 import gc
 import inspect
-import io
 import os
 import shlex
-import sys
 import tempfile
 from collections.abc import Callable
 from importlib import import_module
@@ -85,18 +82,12 @@ def runs(arguments: list[str]) -> None:
 
 def plan(arguments: list[str]) -> None:
     """Tell what memory a training takes on each device, and what fits."""
-    given = any(argument.lstrip("+").startswith(("data=", "data.")) for argument in arguments)
-    notes = io.StringIO()
     try:
-        with contextlib.redirect_stderr(notes):
-            config = _compose("plan", arguments)
+        config = _compose("plan", arguments)
     except UserFault as fault:
-        if given or "data.source" not in str(fault):
+        if "data.source is missing" not in str(fault):
             raise
-        notes.truncate(0)  # composing again prints them
         config = _compose("plan", [*arguments, "data.name=stdlib"])  # no text is needed
-    finally:
-        print(notes.getvalue(), end="", file=sys.stderr)
     print(_load("minigpt.report.plan:describe_layouts")(config))
 
 

@@ -23,7 +23,6 @@ from minigpt.ranks.signals import Signals
 
 TIMEOUT = timedelta(minutes=30)  # of a collective, and for all ranks to meet
 NEVER = timedelta(days=365)
-LEAVE_SECONDS = 60.0  # for the other ranks to leave before rank 0
 GRACE_SECONDS = 1.5  # an error is often caused by another rank's end, whose launcher ends this process meanwhile
 POLL_SECONDS = 0.01
 FIRST_FAULT = "first fault"  # key in the store: the exit code of the rank that failed first
@@ -100,7 +99,6 @@ def joined(trainer: TrainerConfig, device: str, signals: Signals) -> Iterator[Pr
             yield (processes := replace(processes, group=_form_group(store, place, device)))
             processes.wait()  # torchrun ends rank 0 when another exits with 75
             dist.destroy_process_group()  # NCCL's waits for the other ranks: they must still be there
-            _leave(processes, LEAVE_SECONDS)
     except BaseException as error:
         _end(error, processes)
 
@@ -112,7 +110,7 @@ def _meet(place: Launched) -> dist.Store:
     if "MASTER_ADDR" not in os.environ:  # srun: the first host of node[03-07,12]
         host = re.match(r"([^\[,]*)(?:\[(\d+))?", os.environ.get("SLURM_STEP_NODELIST", ""))
         os.environ["MASTER_ADDR"] = "".join(part or "" for part in host.groups()) if host else ""
-        os.environ.setdefault("MASTER_PORT", str(20000 + int(os.environ["SLURM_JOB_ID"]) % 10000))
+    os.environ.setdefault("MASTER_PORT", str(20000 + int(os.environ.get("SLURM_JOB_ID", "0")) % 10000))
     store, _, _ = next(rendezvous("env://", place.rank, place.world_size, timeout=TIMEOUT))
     return store
 
@@ -130,37 +128,23 @@ def _form_group(store: dist.Store, place: Launched, device: str) -> dist.Process
     return dist.new_group(backend="gloo", timeout=NEVER)
 
 
-def _leave(processes: Processes, seconds: float) -> None:
-    """Tell the others that this rank is done. Rank 0, which may hold the store, leaves last, or after `seconds`."""
-    assert processes.store is not None
-    left, deadline = processes.store.add("left", 1), time.monotonic() + seconds
-    while processes.rank == 0 and left < processes.world_size and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-        left = processes.store.add("left", 0)
-
-
 def _end(error: BaseException, processes: Processes) -> NoReturn:
     """Exit at once, with the exit code of the rank that failed first, which alone prints the cause."""
     rank, signals = processes.rank, processes.signals
     signals.noted_only = signals.quiet = True
-    received = signals.received
-    code, text = explain(error)
-    first = f"{rank} {code}"
-    if code == BUG:
-        text = f"rank {rank}: {text}"
+    received, (code, text) = signals.received, explain(error)
+    if code == BUG or rank:
         time.sleep(GRACE_SECONDS)
         if signals.received != received:  # the launcher ends this rank: another one failed before
             os._exit(code)
+    first = f"{rank} {code}"
     with contextlib.suppress(Exception):  # the store may be gone, with rank 0
         assert processes.store is not None
         first = processes.store.compare_set(FIRST_FAULT, "", first).decode()
     first_rank, code = map(int, first.split())
     if first_rank == rank:
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            print(text, file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        print(f"rank {rank}: {text}" if code == BUG else text, file=sys.stderr, flush=True)
     else:
         time.sleep(GRACE_SECONDS)  # the launcher ends all when this rank ends
-    with contextlib.suppress(Exception):
-        _leave(processes, GRACE_SECONDS)
     os._exit(code)

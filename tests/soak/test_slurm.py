@@ -3,7 +3,6 @@
 Needs root and Debian's packages slurmctld, slurmd, slurm-client and munge; without them these trials are skipped.
 """
 
-import json
 import os
 import re
 import shutil
@@ -179,14 +178,3 @@ def test_two_nodes_train_one_model(slurm, tmp_path):
     wait_for(lambda: job.facts["JobState"] == "COMPLETED")
     assert (job.facts["NumNodes"], job.facts["NumTasks"]) == ("2", "2")
     assert job.run.events()[-1]["event"] == "finished"
-
-
-def test_scaling_is_measured_under_srun(slurm, tmp_path):
-    words = ["benchmark", "what=scaling", "preset=c0", "model.n_layer=1", "trainer=ddp", "trainer.device=cpu"]
-    words += ["rounds=1", "steps=2", f"write_to={tmp_path}"]
-    command = f"export MASTER_ADDR=127.0.0.1; srun {sys.executable} {ROOT / 'minigpt'} {' '.join(words)}"
-    options = ["--wait", "--nodes=2", "--ntasks-per-node=1", f"--output={tmp_path / 'out'}", f"--chdir={tmp_path}"]
-    done = subprocess.run(["sbatch", *options, f"--wrap={command}"], capture_output=True, text=True)
-    assert done.returncode == 0, (tmp_path / "out").read_text()
-    rows = json.loads((tmp_path / "scaling.json").read_text())["rows"]
-    assert [row["devices"] for row in rows if row["measured"]] == [1, 1, 2]
