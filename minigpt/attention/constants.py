@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from minigpt.attention.masks import causal_mask
 from minigpt.attention.rotary import angles
@@ -24,8 +23,7 @@ def _kept(make: Callable[..., Made]) -> Callable[..., Made]:
 
     @functools.lru_cache(maxsize=8)
     def once(*facts: Any) -> Made:
-        # The tensor must serve training even if sampling made it first, and be real even if model/counting.py did.
-        with torch.inference_mode(False), _disable_current_modes():
+        with torch.inference_mode(False):  # it must serve training even if sampling made it first
             return make(*facts)
 
     @functools.wraps(make)

@@ -245,8 +245,6 @@ class CausalSelfAttention(nn.Module):
 def _refuse_misfits(layer: CausalSelfAttention, n_embd: int) -> None:
     """Refuse sizes of a CausalSelfAttention that don't fit together, and say which would."""
     H, G, D = layer.n_head, layer.n_kv_head, layer.head_dim
-    if H < 1 or D < 1:
-        raise ValueError(f"attention: got n_head={H} and head_dim={D}; wanted at least 1 of each")
     if G < 1 or H % G:
         fitting = [number for number in range(1, H + 1) if H % number == 0]
         raise ValueError(f"attention: got n_head={H} and n_kv_head={G}; wanted a divisor of n_head: one of {fitting}")

@@ -146,11 +146,8 @@ def conversations(part: str) -> Iterator[dict[str, Any]]:
     if part == "train":
         for _ in range(SIZES[part]):
             name = word(random, part) if random.random() < REMEMBERED else None
-            exchanges = (
-                [TASKS[pick(random, OFTEN)](random, part)]
-                if name is None
-                else [(f"my name is {name}", _TALK["my name is {}"].format(name))]
-            )
+            introduction = (f"my name is {name}", _TALK["my name is {}"].format(name))
+            exchanges = [TASKS[pick(random, OFTEN)](random, part) if name is None else introduction]
             while random.random() < 0.3 and len(exchanges) < 3:
                 exchanges.append(TASKS[pick(random, OFTEN)](random, part))
             if name is not None:

@@ -168,7 +168,6 @@ def test_grouped_keys_equal_repeated_heads_and_stay_grouped_in_the_cache(kernel,
     [
         ({"n_kv_head": 2}, r"got n_head=3 and n_kv_head=2; wanted a divisor of n_head: one of \[1, 3\]"),
         ({"n_kv_head": 0}, r"got n_head=3 and n_kv_head=0; wanted a divisor"),
-        ({"head_dim": 0}, r"got n_head=3 and head_dim=0; wanted at least 1"),
     ],
 )
 def test_a_bad_combination_is_refused_by_name(options, sentence):
