@@ -52,10 +52,6 @@ class TrainedGPT:
 
         Returns:
             The text that was written, without the prompt.
-
-        Raises:
-            UserFault: an option out of its range, or a character that the tokenizer does not know.
-            TypeError: an unknown option.
         """
         if unknown := options.keys() - set(OPTIONS):
             raise TypeError(f"generate() has no option {min(unknown)!r}; it takes {', '.join(OPTIONS)}")
@@ -74,9 +70,6 @@ class TrainedGPT:
 
         Each token but the first is predicted once, in windows of the model's context length side by side, as
         `val/loss` is measured while training.
-
-        Raises:
-            UserFault: fewer than two tokens, or a character that the tokenizer does not know.
         """
         from minigpt.data.batch import document_end
         from minigpt.data.text import encode_documents
@@ -95,23 +88,15 @@ def load(run: str | Path, which: str = "best") -> TrainedGPT:
     Args:
         run: a run directory (`runs/NAME`) or a checkpoint folder in it.
         which: of a run, "best" (lowest validation loss) or "latest".
-
-    Raises:
-        UserFault: there is no checkpoint, or the one named is damaged.
-        NoUsableCheckpoint: the run has checkpoints, but each is damaged.
     """
     from minigpt.checkpoint.load import load_checkpoint
 
-    found = load_checkpoint(run, which)
-    return TrainedGPT(found.model, found.tokenizer, found.config, found.path)
+    checkpoint = load_checkpoint(run, which)
+    return TrainedGPT(checkpoint.model, checkpoint.tokenizer, checkpoint.config, checkpoint.path)
 
 
 def compose(arguments: Sequence[str] = ()) -> TrainConfig:
-    """Return the config that these arguments of `minigpt train` describe, like `["experiment=demo", "seed=2"]`.
-
-    Raises:
-        UserFault: there are faults, all of which are named.
-    """
+    """Return the config that these arguments of `minigpt train` describe, like `["experiment=demo", "seed=2"]`."""
     return compose_command("train", list(arguments))
 
 
@@ -126,10 +111,7 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> int:
             An experiment that is trained first does not get them.
 
     Returns:
-        0 when the run is finished, 75 when a signal stopped it with a checkpoint.
-
-    Raises:
-        UserFault, NoUsableCheckpoint, StorageFailure, NonFiniteTraining: see minigpt.faults.
+        0 when the run is finished, 75 when a signal stopped it with a checkpoint. Exceptions: see minigpt.faults.
     """
     from minigpt.ranks.launch import start_ranks
 
@@ -142,4 +124,4 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> int:
     from minigpt.stages import train_in_stages
     from minigpt.training.run import train as train_run
 
-    return train_in_stages(config, [], lambda each: train_run(each, callbacks if each is config else ()))
+    return train_in_stages(config, [], lambda stage: train_run(stage, callbacks if stage is config else ()))

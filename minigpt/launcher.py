@@ -38,12 +38,12 @@ def launched(strategy: str, nodes: int, devices: int) -> Launched | None:
         world_size, local_rank = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
         return Launched(rank, world_size, local_rank, _number("LOCAL_WORLD_SIZE") or world_size)
     tasks, on_node = _number("SLURM_STEP_NUM_TASKS"), re.match(r"\d+", os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    rank, own = _number("SLURM_PROCID"), _number("SLURM_LOCALID")
-    if strategy == "auto" or tasks is None or tasks < 2 or on_node is None or rank is None or own is None:
+    rank, on_host = _number("SLURM_PROCID"), _number("SLURM_LOCALID")
+    if strategy == "auto" or tasks is None or tasks < 2 or on_node is None or rank is None or on_host is None:
         return None
     if nodes == 1 and devices not in (1, tasks):
         return None
-    return Launched(rank, tasks, own, int(on_node[0]))
+    return Launched(rank, tasks, on_host, int(on_node[0]))
 
 
 def launched_rank() -> int | None:

@@ -55,19 +55,13 @@ def _verify(command: Sequence[str], kills: int, folder: Path, moments: random.Ra
     straight, killed = folder / "straight", folder / "killed"
     begun = time.perf_counter()
     _train(command, straight)
-    seconds = time.perf_counter() - begun
-    print(f"Straight run   {last_checkpoint(straight).name} after {seconds:.1f} s", flush=True)
-    training, done = float(read_rows(straight / "metrics.jsonl")[-1]["seconds"]), 0
-    while done < kills:
-        starting = done > 0 and moments.random() < 0.15
-        longest = seconds - training if starting else 2 * training / (kills + 1)
-        if not _train(command, killed, kill_after=moments.uniform(0, longest), starting=starting):
-            break  # the run had ended before
+    print(f"Straight run   {last_checkpoint(straight).name} after {time.perf_counter() - begun:.1f} s", flush=True)
+    seconds, done = float(read_rows(straight / "metrics.jsonl")[-1]["seconds"]), 0
+    while done < kills and _train(command, killed, kill_after=moments.uniform(0, 2 * seconds / (kills + 1))):
         done += 1
-        steps = [row["step"] for row in read_rows(killed / "metrics.jsonl")] or [0]
-        newest = [path.name for path in list_checkpoints(killed / "checkpoints")] or ["none"]
-        when = f"newest checkpoint {newest[-1]}{' (while it started)' if starting else ''}"
-        print(f"Kill {done:>3}       after the row of step {steps[-1]}, {when}", flush=True)
+        step = max((row["step"] for row in read_rows(killed / "metrics.jsonl")), default=0)
+        newest = max((path.name for path in list_checkpoints(killed / "checkpoints")), default="none")
+        print(f"Kill {done:>3}       after the row of step {step}, newest checkpoint {newest}", flush=True)
     if not done:
         remedy = "Verify a longer one: trainer.max_steps=N"
         raise UserFault(f"the training ended each time before it was to be killed: nothing is proved. {remedy}")
@@ -78,11 +72,7 @@ def _verify(command: Sequence[str], kills: int, folder: Path, moments: random.Ra
 
 
 def last_checkpoint(run: Path) -> Path:
-    """Return the newest checkpoint folder of a run.
-
-    Raises:
-        UserFault: the run has no checkpoint.
-    """
+    """Return the newest checkpoint folder of a run."""
     checkpoints = list_checkpoints(run / "checkpoints")
     if not checkpoints:
         raise UserFault(f"{run} has no checkpoint to compare")
@@ -113,12 +103,8 @@ def compare_runs(one: Path, other: Path) -> tuple[str, list[str]]:
     return f"{len(names)} files of {first.name}, {len(rows)} rows of metrics.jsonl, samples.jsonl", differences
 
 
-def _train(command: Sequence[str], run: Path, *, kill_after: float = math.inf, starting: bool = False) -> bool:
-    """Run the training to its end, or kill it `kill_after` seconds after its first step (`starting`: after its start).
-
-    Returns:
-        Whether it was killed.
-    """
+def _train(command: Sequence[str], run: Path, *, kill_after: float = math.inf) -> bool:
+    """Run the training to its end, or kill it `kill_after` seconds after it began; return whether it was killed."""
 
     def beginnings() -> int:
         return sum(row.get("event") in ("began", "continued") for row in read_rows(run / "events.jsonl"))
@@ -126,7 +112,7 @@ def _train(command: Sequence[str], run: Path, *, kill_after: float = math.inf, s
     begun = beginnings()
     training = Child([*command, f"run.dir={run}"], run.with_suffix(".txt"))
     try:
-        while kill_after < math.inf and not starting and training.poll() is None and beginnings() == begun:
+        while kill_after < math.inf and training.poll() is None and beginnings() == begun:
             time.sleep(0.01)
         training.wait(kill_after)
     finally:
