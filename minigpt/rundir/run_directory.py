@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import fcntl
-import functools
 import importlib.metadata
 import os
 import platform
@@ -68,16 +67,12 @@ class RunDirectory:
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         for folder in new:
             flush(folder.parent)  # else a power cut may take the folder, and all that is durable in it
-        if not os.access(self.checkpoints, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, f"{self.checkpoints}: {os.strerror(errno.EACCES)}")
         self._lock_file = open(self.path / "run.lock", "a+")  # noqa: SIM115 - stays open
         try:
-            if not lock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                print(f"Note: files in {self.path} have no locks: nothing keeps a second process out of this run")
+            lock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            with self._lock_file:
-                self._lock_file.seek(0)
-                owner = self._lock_file.read().strip() or "another process"
+            self._lock_file.seek(0)
+            owner = self._lock_file.read().strip() or "another process"
             remedy = "Wait for it, stop it, or choose another run.dir"
             raise UserFault(f"run.dir={self.path} is in use by {owner}. {remedy}") from None
         self._lock_file.truncate(0)
@@ -116,10 +111,8 @@ class RunDirectory:
         file = self.path / "config.yaml"
         try:
             return flatten(yaml.safe_load(file.read_text()), settings(TrainConfig)) if file.exists() else None
-        except (ValueError, AttributeError, yaml.YAMLError) as error:
-            raise UserFault(
-                f"{file} is not what a run writes ({type(error).__name__}). Put it back as it was"
-            ) from None
+        except (ValueError, AttributeError, yaml.YAMLError):
+            raise UserFault(f"{file} is not what a run writes. Put it back as it was") from None
 
     def skipped_batches(self) -> list[list[int]]:
         """Return the (first, last) batches that the guard found bad; no step trains on them."""
@@ -163,10 +156,9 @@ def environment() -> dict[str, Any]:
     }
 
 
-@functools.cache  # git is asked once per process
-def commit(source: Path = PACKAGE.parent) -> str | None:
-    """Return the commit of minigpt's own source, or of another folder; None without a checkout or without git."""
-    if not (source / ".git").exists() or shutil.which("git") is None:
+def commit() -> str | None:
+    """Return the commit of minigpt's own source; None without a checkout or without git."""
+    if not (PACKAGE.parent / ".git").exists() or shutil.which("git") is None:
         return None
-    answer = subprocess.run(["git", "-C", str(source), "rev-parse", "HEAD"], capture_output=True, text=True)
+    answer = subprocess.run(["git", "-C", str(PACKAGE), "rev-parse", "HEAD"], capture_output=True, text=True)
     return answer.stdout.strip() or None

@@ -57,10 +57,8 @@ def keep_baselines(job: TrainingJob) -> None:
         job.processes.signals.raise_if_received()
         rows = baselines(job.prepared, say=tell)
         job.run.write_json("baseline.json", {"fingerprint": job.prepared.fingerprint, "baselines": rows})
-    except StoppedEarly:
-        tell("The baselines were left out.")
-    except Exception as error:  # nor must failed baselines
-        tell(f"The baselines could not be measured: {type(error).__name__}: {error}")
+    except (Exception, StoppedEarly) as error:  # which must not spoil a finished training
+        tell(f"The baselines were left out: {type(error).__name__}: {error}")
     finally:
         job.processes.signals.noted_only = True
 

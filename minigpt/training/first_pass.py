@@ -19,6 +19,7 @@ from minigpt.machine.torch_setup import LossFunction, compiled_loss, is_out_of_m
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
 from minigpt.ranks.group import Processes
+from minigpt.screen import tell
 
 REMEDY = "Use a smaller model or model.block_size, or model.checkpoint_activations=true"
 
@@ -50,7 +51,7 @@ def first_pass(
         return choices, plain
     cuts: contextlib.AbstractContextManager = contextlib.nullcontext()
     if choices.compile:
-        print("Compiling the training step (once; up to a minute or two) ...")
+        tell("Compiling the training step (once; up to a minute or two) ...")
         loss = compiled_loss(choices.device, plain)
         torch._dynamo.config.optimize_ddp = not config.model.checkpoint_activations  # the two don't go together
         if dist.is_initialized():
@@ -65,16 +66,12 @@ def first_pass(
                 if not smaller:
                     raise UserFault(f"not even one sequence fits the device's memory, forward and backward. {REMEDY}")
                 choices = replace(choices, micro_batch=smaller[-1], accumulate=sequences // smaller[-1])
-                print(f"Memory     out of memory: going on with micro-batches of {smaller[-1]}, the same step")
+                tell(f"Memory     out of memory: continuing with micro-batches of {smaller[-1]}, the same step")
             else:
                 torch._dynamo.reset()
-                print(f"torch.compile does not work here ({reason}); going on without it")
+                tell(f"torch.compile does not work here ({reason}); continuing without it")
                 choices, loss = replace(choices, compile=False), plain
-    ranks = [text.split() for text in processes.gather(f"{choices.micro_batch} {choices.compile}")]
-    if choices.compile and not all(compiles == "True" for _, compiles in ranks):
-        print("torch.compile does not work on every rank; going on without it")
-        choices, loss = replace(choices, compile=False), plain
-    micro_batch = min(int(size) for size, _ in ranks)
+    micro_batch = min(map(int, processes.gather(str(choices.micro_batch))))
     return replace(choices, micro_batch=micro_batch, accumulate=sequences // micro_batch), loss
 
 

@@ -7,6 +7,7 @@ ends.
 
 import functools
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,23 +69,17 @@ class RollBack(Exception):
         self.last_step = last_step
 
 
-def z_score(loss: float, window: Sequence[float]) -> float:
-    """Return how many standard deviations a loss lies above the mean of recent ones; 0 while there are too few."""
-    if len(window) < 16:
-        return 0.0
-    mean = math.fsum(window) / len(window)
-    variance = math.fsum((value - mean) ** 2 for value in window) / (len(window) - 1)
-    return (loss - mean) / math.sqrt(variance) if variance > 0 else 0.0
-
-
 def fault_of(loss: float, grad_norm: float, window: Sequence[float], config: GuardConfig) -> str | None:
     """Return why a step must be skipped, or None; `window` holds the losses of recent good steps."""
     if not math.isfinite(loss):
         return f"the loss is {loss}"
     if not math.isfinite(grad_norm):
         return f"the gradient norm is {grad_norm}"
-    if config.spike_zscore and (score := z_score(loss, window)) > config.spike_zscore:
-        return f"the loss {loss:.4f} is a spike ({score:.1f} standard deviations above the recent mean)"
+    if config.spike_zscore and len(window) >= 16:
+        deviation = statistics.stdev(window)
+        score = (loss - statistics.fmean(window)) / deviation if deviation else 0.0
+        if score > config.spike_zscore:
+            return f"the loss {loss:.4f} is a spike ({score:.1f} standard deviations above the recent mean)"
     return None
 
 

@@ -15,7 +15,6 @@ from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import document_end
 from minigpt.data.mix import MixedSplit, parts_of
 from minigpt.data.shards import TokenSplit
-from minigpt.faults import StorageFailure
 from minigpt.machine.choices import Choices
 from minigpt.machine.hardware import peak_flops
 from minigpt.machine.sharding import Layout, free_gathered, sample_together
@@ -29,7 +28,7 @@ from minigpt.rundir.loggers import Tracker
 from minigpt.rundir.rows import append_row
 from minigpt.sampling.generate import NonFiniteLogits
 from minigpt.sampling.write import write_sample
-from minigpt.screen import move, tell
+from minigpt.screen import duration, move, tell
 from minigpt.training.guard import StepResult
 from minigpt.training.lightning_engine import call_callbacks, publish
 from minigpt.training.state import RunState, TrainingJob, out_of_patience, steps_of
@@ -134,7 +133,6 @@ class RunLog:
             self.flops = flops_per_token(config.model, job.prepared.tokenizer.vocab_size)
         self.last_step: int | None = None  # with a row
         self.last_seconds = self.shown_at = 0.0
-        self.refused = False  # whether the disk refused the last row
         self.tracker: Tracker | None = None
         if self.run.writes:
             settings = redact_values(to_dict(config))
@@ -184,21 +182,11 @@ class RunLog:
         tell("-" * 65)
 
     def _append(self, path: Path, row: dict[str, Any]) -> None:
-        """Add a row to a file. A disk that refuses it costs this row and a warning.
-
-        Raises:
-            StorageFailure: the run directory is gone.
-        """
+        """Add a row to a file. A disk that refuses it costs this row and a warning."""
         try:
             append_row(path, row)
-            self.refused = False
         except OSError as error:
-            if not path.parent.is_dir():
-                remedy = "Put it back, then run the same command again; without it the same command begins anew"
-                raise StorageFailure(f"run.dir={path.parent} is gone: it was deleted or moved. {remedy}") from None
-            if not self.refused:
-                tell(f"WARNING: {path} lacks the row of step {row['step']}: {error.strerror or error}. Free some space")
-            self.refused = True
+            tell(f"WARNING: {path} lacks the row of step {row['step']}: {error.strerror or error}. Free some space")
 
     def _show(self, row: dict[str, Any]) -> None:
         """Show a step's row: a moving line in a terminal; elsewhere a line now and then."""
@@ -226,13 +214,6 @@ def describe(row: dict[str, Any], config: TrainConfig, total: int | None) -> lis
     if speed:
         left = [(total - step) * config.batch_tokens / speed] if total else []
         left += [60 * minutes - row["seconds"]] if minutes else []
-        parts += [f"ETA {clock_text(max(0.0, min(left)))}", f"{speed:,.0f} tok/s"]
+        parts += [f"ETA {duration(max(0.0, min(left)))}", f"{speed:,.0f} tok/s"]
     parts.append(f"lr {row['lr']:.2e}")
     return [*parts, f"MFU {row['mfu']:.1%}"] if row["mfu"] is not None else parts
-
-
-def clock_text(seconds: float) -> str:
-    """Return seconds as 1:02:03 or 2:03."""
-    minutes, seconds = divmod(int(seconds + 0.5), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -12,7 +12,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Checkpoint
 
 from minigpt.checkpoint.contents import OPTIMIZER, read_tensors, restore_optimizer
 from minigpt.checkpoint.folder import discard_from, latest_usable, list_checkpoints, read_manifest, remove_unfinished
@@ -21,7 +20,7 @@ from minigpt.config.roles import Change, default_run_dir
 from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import MicroBatches, document_end
 from minigpt.data.order import batch_of_step
-from minigpt.faults import FINISHED, NonFiniteTraining, StoppedEarly, UserFault
+from minigpt.faults import FINISHED, NonFiniteTraining, StoppedEarly
 from minigpt.machine.choices import Choices, keep_choices
 from minigpt.machine.hardware import Hardware, find_device
 from minigpt.machine.sharding import make_layout, shard
@@ -30,7 +29,7 @@ from minigpt.model.gpt import GPT
 from minigpt.ranks.group import Processes, joined
 from minigpt.ranks.signals import Signals
 from minigpt.report.plan import describe_plan
-from minigpt.rundir.rows import cut_rows_after, read_rows
+from minigpt.rundir.rows import cut_rows_after
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.screen import tell
 from minigpt.seeds import fold
@@ -65,10 +64,6 @@ def train(config: TrainConfig, callbacks: Sequence[L.Callback] = ()) -> int:
     Raises:
         UserFault, NoUsableCheckpoint, StorageFailure, NonFiniteTraining: see minigpt.faults.
     """
-    for callback in callbacks:
-        if isinstance(callback, Checkpoint):
-            remedy = "Leave it out, and set checkpoint.every_steps and checkpoint.keep_last"
-            raise UserFault(f"callbacks=[{type(callback).__name__}]: a run saves checkpoints of its own. {remedy}")
     pack_states(callbacks)  # refuses a state that can't be saved
     path = Path(os.path.expanduser(config.run.dir or default_run_dir(config)))
     try:
@@ -87,8 +82,6 @@ def train_together(
 ) -> int:
     """Run one process of a training. Rank 0 writes and prints; the others wait before they read what it writes."""
     processes.require_equal_on_all_ranks("a config", flatten(to_dict(config)))
-    remedy = "Use hosts of one kind: others round differently, and the ranks' weights would drift apart"
-    processes.require_equal_on_all_ranks("hardware", {"name": hardware.name}, remedy=remedy)
     least = min(map(int, processes.gather(str(hardware.memory_bytes))))  # choices that follow from it are equal on all
     with processes.rank_zero_first():
         changes = start.refuse_changed_run(path, config)
@@ -177,7 +170,6 @@ def train_from(job: TrainingJob, checkpoint: Path | None, state: RunState, chang
     module = LanguageModel(
         gpt, job, choices, optimizer=optimizer, state=state, layout=layout, loss_function=loss_function
     )
-    tell_new_learning_rate(run, module)
     quiet_lightning()
     # Lightning counts steps from here on; the run's state has those before.
     steps_left = None if module.total_steps is None else module.total_steps - state.step
@@ -220,10 +212,6 @@ def tell_changed_choices(run: RunDirectory, saved: Mapping[str, Any] | None, cho
     """Print and write to events.jsonl which choices have changed in a run: they change the last bits."""
     now = asdict(choices)
     changed = {name: value for name, value in (saved or {}).items() if value != now[name]}
-    if "devices" in changed:
-        note = "each step trains on the same tokens, but sums are taken in another order: the last bits may differ"
-        tell(f"Devices    {choices.devices} instead of {changed['devices']}: {note}")
-        run.event("devices_changed", was=changed.pop("devices"), now=choices.devices)
     if changed:
         listed = ", ".join(f"{name} {shown(was)} -> {shown(now[name])}" for name, was in changed.items())
         tell(f"Choices    changed since the run was last started, so the last bits may differ: {listed}")
@@ -236,21 +224,6 @@ def tell_changed_settings(run: RunDirectory, changes: Sequence[Change]) -> None:
         run.event("changed", setting=change.key, was=change.was, now=change.now)
         if not change.key.startswith(("logger.", "run.", "experiment", "data.")):
             tell(f"Changed setting: {change}")
-
-
-def tell_new_learning_rate(run: RunDirectory, module: LanguageModel) -> None:
-    """Say that the learning rate jumps where a run continues: its schedule is a function of the whole length."""
-    rows = [row for row in read_rows(run.metrics) if isinstance(row.get("lr"), float)]
-    if not rows:
-        return
-    last, peak = rows[-1], module.config.optimizer.lr
-    if not 0.8 < peak * module.lr_factor(last["step"] - 1) / max(last["lr"], 1e-30) < 1.25:
-        now = peak * module.lr_factor(module.state.step)
-        tell(
-            f"Learning rate  {now:.2e} from here on; the last row has {last['lr']:.2e}. A schedule spans the whole "
-            f"run: with another length {module.config.schedule.name} is elsewhere after step {module.state.step:,}. "
-            f"Without a jump: schedule=constant optimizer.lr={last['lr']:.2e}, or schedule=wsd from a run's start"
-        )
 
 
 def roll_back(job: TrainingJob, request: RollBack) -> None:
@@ -282,8 +255,7 @@ def roll_back(job: TrainingJob, request: RollBack) -> None:
     if request.first_step > 1 and not list_checkpoints(run.checkpoints):
         raise NonFiniteTraining(
             f"{steps} were bad, and there is no checkpoint before step {request.first_step:,} to go back to. The same "
-            "command begins again at step 1 and leaves their batches out; a smaller checkpoint.every_steps "
-            f"(now {config.checkpoint.every_steps}) or guard.max_skips (now {config.guard.max_skips}) loses less"
+            "command begins again at step 1 and leaves their batches out"
         )
 
 

@@ -14,7 +14,7 @@ from minigpt.data.chat.packing import ConversationSplit
 from minigpt.data.chat.roles import with_roles
 from minigpt.data.mix import parts_of
 from minigpt.data.order import check_length
-from minigpt.data.prepared import CONVERSATIONS, DamagedShards, Prepared, open_prepared
+from minigpt.data.prepared import CONVERSATIONS, Prepared, open_prepared
 from minigpt.data.preparing.prepare import prepare
 from minigpt.data.tokenizer import Tokenizer, scheme_of
 from minigpt.faults import UserFault
@@ -55,23 +55,14 @@ def find_tokens(config: TrainConfig, path: Path, changes: list[Change]) -> Prepa
     """
     saved = RunDirectory(path, writes=False).read_json("data.json")
     moved = any(change.key.startswith("data.") and change.key != "data.dir" for change in changes)
-    if saved is not None and not moved:
-        with contextlib.suppress(DamagedShards):  # they are made again below
-            if prepared := open_prepared(config.data.dir, saved, config.data.mix):
-                tell(f"data: {prepared.folder}: the tokens that this run began with, whatever the source holds now")
-                return prepared
-    tokenizer = given_tokenizer(config, path)
-    try:
-        prepared = prepare(config.data, config.tokenizer, given=tokenizer)
-    except DamagedShards as fault:
-        if tokenizer is None:
-            raise
-        raise UserFault(f"{fault.what}. Remove its folder; the same command makes it again") from None
+    if saved is not None and not moved and (known := open_prepared(config.data.dir, saved, config.data.mix)):
+        tell(f"data: {known.folder}: the tokens that this run began with, whatever the source holds now")
+        return known
+    prepared = prepare(config.data, config.tokenizer, given=given_tokenizer(config, path))
     if saved is not None and saved != prepared.facts:
         raise UserFault(
-            f"the data has changed since the run {path} began (fingerprint {str(saved.get('fingerprint'))[:12]}, "
-            f"now {prepared.fingerprint[:12]}), and its tokens are no longer in data.dir={config.data.dir}. Put the "
-            "old text back, or start another run with run.dir=NEW_DIR"
+            f"the data has changed since the run {path} began, and its tokens are no longer in "
+            f"data.dir={config.data.dir}. Put the old text back, or start another run with run.dir=NEW_DIR"
         )
     return prepared
 

@@ -5,7 +5,6 @@ import json
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 
 from minigpt.checkpoint.folder import read_manifest
 from minigpt.config.compose import compose
@@ -199,11 +198,6 @@ def test_a_state_that_is_not_json_is_refused_before_anything_is_written(run):
     with pytest.raises(UserFault, match=r"the callback Callback: its state_dict\(\) can't be saved as JSON \(.*set"):
         start(run, callbacks=[odd])
     assert not run.path.exists()
-
-
-def test_lightnings_own_checkpoints_are_refused_with_the_settings_of_ours(run):
-    with pytest.raises(UserFault, match=r"callbacks=\[ModelCheckpoint\].*checkpoint\.every_steps"):
-        start(run, callbacks=[ModelCheckpoint()])
 
 
 def test_a_return_to_the_start_takes_a_callback_back_too(run, monkeypatch):

@@ -59,13 +59,13 @@ def test_the_micro_batch_is_halved_until_it_fits_and_the_step_keeps_its_tokens(m
     fitting, _ = pass_with(monkeypatch, limited(4, tried))
     assert tried == [12, 6, 3]
     assert (fitting.micro_batch, fitting.accumulate, fitting.compile) == (3, 4, True)
-    assert "out of memory: going on with micro-batches of 3" in capsys.readouterr().out
+    assert "out of memory: continuing with micro-batches of 3" in capsys.readouterr().out
     with pytest.raises(UserFault, match="not even one sequence fits"):
         pass_with(monkeypatch, limited(0, []))
 
 
 def test_all_ranks_take_the_smallest_micro_batch(monkeypatch):
-    processes = SimpleNamespace(gather=lambda text: [text, "2 True"])
+    processes = SimpleNamespace(gather=lambda text: [text, "2"])
     fitting, _ = pass_with(monkeypatch, limited(12, []), processes)
     assert (fitting.micro_batch, fitting.accumulate) == (2, 6)
 

@@ -7,15 +7,13 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
-import lightning as L
 import pytest
 import torch
 
-from minigpt.config.compose import compose
 from minigpt.faults import UserFault
 from minigpt.training import output, start
 from minigpt.training import run as run_module
-from minigpt.training.run import from_rank_zero, train
+from minigpt.training.run import from_rank_zero
 from minigpt.training.stop import StopRequests
 
 
@@ -183,16 +181,6 @@ def test_a_run_that_another_ranks_clock_ended_is_finished(run, monkeypatch, caps
     run("trainer.max_minutes=60")
     assert "This run is finished" in capsys.readouterr().out
     assert run.rows()[-1]["step"] == step
-
-
-def test_continuing_inside_the_warm_up_is_no_jump_of_the_learning_rate(run, capsys):
-    words = ["schedule.warmup_steps=50", "trainer.max_steps=60", "checkpoint.every_steps=5"]
-    (run.folder / "run").mkdir()
-    stop = L.Callback()
-    stop.on_train_batch_end = lambda trainer, module, *_: setattr(trainer, "should_stop", module.state.step == 5)
-    assert train(compose("train", run.arguments(*words)), callbacks=[stop]) == 0
-    run(*words)
-    assert "Learning rate" not in capsys.readouterr().out
 
 
 def test_other_ranks_take_rank_zeros_word_for_what_the_run_directory_holds():
