@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minigpt.config.roles import default_run_dir
+from minigpt.config.run_names import default_run_dir
 from minigpt.config.schema import SampleConfig, TrainConfig
 from minigpt.faults import FINISHED
 from minigpt.invocation import typed

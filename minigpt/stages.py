@@ -9,7 +9,7 @@ from pathlib import Path
 
 from minigpt.config.commands import EvaluateConfig
 from minigpt.config.compose import first_stage
-from minigpt.config.roles import default_run_dir
+from minigpt.config.run_names import default_run_dir
 from minigpt.config.schema import TrainConfig
 from minigpt.data.chat.tasks import HARDER, task_file
 from minigpt.data.sources.find import typed_path

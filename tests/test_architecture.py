@@ -91,7 +91,7 @@ FILES_MAY_IMPORT = {
     "config.convert": "faults config redact",
     "config.check": "config faults invocation",
     "config.rules": "config",
-    "config.roles": "config redact",
+    "config.run_names": "config redact",
     "config.command_line": "config invocation redact",
     "config.help": "faults invocation config",
     "attention.functional": "torch attention",

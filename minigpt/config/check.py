@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from minigpt.config.convert import Fault, flatten, read, settings, shown, values
-from minigpt.config.roles import default_run_dir
 from minigpt.config.rules import NOTES, RULES, Rule
+from minigpt.config.run_names import default_run_dir
 from minigpt.config.schema import TrainConfig
 from minigpt.config.setting import Setting
-from minigpt.config.sources import at, from_here, is_begun, is_hub_name, there
+from minigpt.config.sources import exists, expand, from_here, is_begun, is_hub_name
 from minigpt.faults import UserFault
 from minigpt.invocation import typed
 
@@ -76,16 +76,16 @@ def _wrong_alone(setting: Setting, value: Any) -> Iterator[str]:
         yield f"{key} is missing: {setting.meaning}. {_a_model(key) if setting.model else f'Give {key}=...'}"
     elif setting.file or setting.model:
         for path in value if isinstance(value, list) else [value] if value is not None else []:
-            if setting.file and not os.path.isfile(at(path)):
+            if setting.file and not os.path.isfile(expand(path)):
                 yield f"{key}={shown(path)} is not a file{from_here(path)}. Give a file."
-            elif setting.model and not there(path) and not is_hub_name(path):
+            elif setting.model and not exists(path) and not is_hub_name(path):
                 yield f"{key}={shown(path)} does not exist{from_here(path)}. {_a_model(key)}"
     elif isinstance(value, str):
         if not value.strip() and (setting.folder or (setting.kind is str and (setting.default or not setting.literal))):
             yield f"{key} is empty. {remedy}"
         elif setting.folder and "\0" in value:
             yield f"{key}={shown(value)} holds a NUL character. {remedy}"
-        elif setting.folder and there(value) and not os.path.isdir(at(value)):
+        elif setting.folder and exists(value) and not os.path.isdir(expand(value)):
             yield f"{key}={shown(value)} is a file, and a folder is wanted. {remedy}"
     elif isinstance(value, int | float) and not isinstance(value, bool):
         high = MAX_WHOLE if setting.is_whole and setting.high is None else setting.high

@@ -13,7 +13,7 @@ from minigpt.config.commands import CLASSES
 from minigpt.config.convert import (
     SHARES,
     Fault,
-    fitted,
+    checked_value,
     nearest,
     no_setting,
     settings,
@@ -142,8 +142,9 @@ def _read_setting(request: Request, key: str, text: str) -> None:
     value = request.values[key] = value_from_text(kind, text)
     if kind == SHARES and isinstance(value, dict):  # an unquoted {a:0.7,b:0.3} comes in several words from the shell
         request.values[key] = (before or {}) | value
-    elif "," in text and fitted(kind, value)[1] and not fitted(kind, value_from_text(kind, text.partition(",")[0]))[1]:
-        request.refuse(f"{key} takes one value, got {shown(text)}. {_one_value()}", key)
+    elif "," in text and checked_value(kind, value)[1]:
+        if not checked_value(kind, value_from_text(kind, text.partition(",")[0]))[1]:
+            request.refuse(f"{key} takes one value, got {shown(text)}. {_one_value()}", key)
 
 
 def _one_value() -> str:

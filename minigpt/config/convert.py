@@ -112,7 +112,7 @@ def read(cls: type[Config], mapping: Any) -> tuple[Config, list[Fault]]:
     faults: list[Fault] = []
     for key, value in flatten(mapping, known).items():
         if key in known:
-            checked, wanted = fitted(known[key].kind, value)
+            checked, wanted = checked_value(known[key].kind, value)
             if wanted:
                 faults.append(Fault((key,), f"{key} must be {wanted}, got {shown(checked)}."))
             else:
@@ -141,11 +141,11 @@ def in_words(kind: Any) -> str:
     return words[named] if named in words else " or ".join(in_words(part) for part in union_members(kind))
 
 
-def fitted(kind: Any, value: Any) -> tuple[Any, str]:
+def checked_value(kind: Any, value: Any) -> tuple[Any, str]:
     """Return the value converted to this type and "", or the value and in words what was wanted."""
     part, *null = union_members(kind)
     if int in null:  # words or a number
-        checked, wanted = (value, "") if type(value) is int else fitted(part, value)
+        checked, wanted = (value, "") if type(value) is int else checked_value(part, value)
         return checked, wanted and f"{wanted} or a whole number"
     wanted = in_words(part)
     if value is None and null:
@@ -166,16 +166,16 @@ def fitted(kind: Any, value: Any) -> tuple[Any, str]:
         if not good and re.fullmatch(r"[1-9]\d{0,8}(\.0*)?(e\+?\d)?", str(value)):
             wanted += f" (write {float(value):.0f})"
     elif typing.get_origin(part) is list:
-        good = isinstance(value, list) and not any(fitted(typing.get_args(part)[0], item)[1] for item in value)
+        good = isinstance(value, list) and not any(checked_value(typing.get_args(part)[0], item)[1] for item in value)
     elif part == SHARES:
-        good = isinstance(value, Mapping) and not any(fitted(float, share)[1] for share in value.values())
+        good = isinstance(value, Mapping) and not any(checked_value(float, share)[1] for share in value.values())
         value = {str(name): float(share) for name, share in value.items()} if good else value
     else:
         good = isinstance(value, Mapping) if typing.get_origin(part) is dict else type(value) is part
     return value, "" if good else wanted + (" or null" if null else "")
 
 
-def misfit(cls: type, mapping: Mapping[str, Any]) -> str:
+def invalid_field(cls: type, mapping: Mapping[str, Any]) -> str:
     """Return the first value in a mapping that a dataclass's field of that name can't hold, as `name=value`, or "".
 
     Numbers must be finite and not negative. It is for mappings that programs wrote, so it makes no suggestions.
@@ -183,7 +183,7 @@ def misfit(cls: type, mapping: Mapping[str, Any]) -> str:
     for name, kind in typing.get_type_hints(cls).items():
         value = mapping.get(name)
         numbers = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, int | float)]
-        if name in mapping and (fitted(kind, value)[1] or any(number < 0 for number in numbers)):
+        if name in mapping and (checked_value(kind, value)[1] or any(number < 0 for number in numbers)):
             return f"{name}={shown(value)}"
     return ""
 
@@ -191,7 +191,7 @@ def misfit(cls: type, mapping: Mapping[str, Any]) -> str:
 def value_from_text(kind: Any, text: str) -> Any:
     """Return the value that text typed at a terminal stands for in a setting of this type.
 
-    Text that is no value of this type is returned as it is, and `fitted` refuses it.
+    Text that is no value of this type is returned as it is, and `checked_value` refuses it.
     """
     part, *null = union_members(kind)
     if type(None) in null and text.lower() in ("null", "none"):

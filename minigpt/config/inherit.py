@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.config.check import stored_config
-from minigpt.config.convert import Fault, fitted, flatten, settings, shown, values
-from minigpt.config.sources import is_begun, local_path, there
+from minigpt.config.convert import Fault, checked_value, flatten, settings, shown, values
+from minigpt.config.sources import exists, is_begun, local_path
 from minigpt.config.yaml_files import compose_files, config_folder, find_groups
 from minigpt.faults import UserFault
 from minigpt.files import read_json
@@ -30,7 +30,7 @@ def inherit(
     """
     source, name, run = given.get("init.from"), given.get("init.experiment"), given.get("run.dir")
     if isinstance(source, str) and source:  # without it, a run that continues keeps its own architecture
-        origin = "run.dir" if not there(source) and is_begun(run) else "init.from"
+        origin = "run.dir" if not exists(source) and is_begun(run) else "init.from"
         stored = _of_model(cls, given[origin])
     elif isinstance(name, str) and source is None:
         origin, stored = "init.experiment", _of_experiment(cls, name, folder)
@@ -39,7 +39,7 @@ def inherit(
     start, faults = f"{origin}={shown(given[origin])}", []
     taken = {key: value for key, value in stored.items() if key not in typed}
     for key in [key for key in stored if key in typed]:
-        value, unfit = fitted(settings(cls)[key].kind, given[key])
+        value, unfit = checked_value(settings(cls)[key].kind, given[key])
         rotary = stored.get("model.attention") == "rotary"
         shorter = key == "model.block_size" and not unfit and (rotary or value <= stored[key])
         if not unfit and value != stored[key] and not shorter:

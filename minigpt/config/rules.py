@@ -17,7 +17,7 @@ from pathlib import Path
 
 from minigpt.config.convert import shown
 from minigpt.config.schema import SHARDED
-from minigpt.config.sources import at, from_here, missing, name_of
+from minigpt.config.sources import display_name, expand, from_here, missing
 
 Check = Callable[..., Iterator[str]]  # the values of some settings -> a sentence for each fault
 Rule = tuple[tuple[str, ...], Check]  # the settings that a check reads, and the check
@@ -95,14 +95,14 @@ def texts_are_there(
         yield f"data={name} would ignore data.source and data.val_source. To train on your text, add data=text."
     for source, share in mix.items():
         if not share > 0:
-            yield f"data.mix gives {shown(name_of(source))} the share {share:g}; wanted a number above 0."
+            yield f"data.mix gives {shown(display_name(source))} the share {share:g}; wanted a number above 0."
     places = [("data.mix", source) for source in mix if source not in ("stdlib", "shakespeare_char")]
     if not mix and name not in ("stdlib", "tasks"):
         places += [("data.source", source or ""), ("data.val_source", val_source or "")]
     for key, text in places:
         absent = missing(text) if text else []
-        prepared = glob.glob(os.path.join(glob.escape(at(folder)), "*", "prepared.json")) if absent else []
-        if not any(json.dumps(name_of(text)) in Path(path).read_text(errors="replace") for path in prepared):
+        prepared = glob.glob(os.path.join(glob.escape(expand(folder)), "*", "prepared.json")) if absent else []
+        if not any(json.dumps(display_name(text)) in Path(path).read_text(errors="replace") for path in prepared):
             for place in absent:  # and its tokens are not kept, with which training continues
                 yield f"{key}={shown(place)} does not exist{from_here(place)}. Give an existing file or folder."
 

@@ -13,9 +13,9 @@ from minigpt.redact import redact
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
-def places(source: str) -> list[str]:
+def split_list(source: str) -> list[str]:
     """Return the places that a source names: itself if it exists, those of a JSON list, or those between commas."""
-    if source.startswith("[") and not there(source):
+    if source.startswith("[") and not exists(source):
         try:
             listed = json.loads(source)
             return listed if all(isinstance(place, str) for place in listed) else [source]
@@ -23,7 +23,7 @@ def places(source: str) -> list[str]:
             return [source]
     listed = re.findall(r"(?:\w[\w+.-]*://[^/@]*@)?[^,]*", source)  # passwords may hold commas
     parts = [place.strip() for place in listed if place.strip()]
-    return parts if not there(source) and any(map(_may_be, parts)) else [source]
+    return parts if not exists(source) and any(map(_may_be, parts)) else [source]
 
 
 def is_url(place: str) -> bool:
@@ -31,14 +31,14 @@ def is_url(place: str) -> bool:
     return re.match(r"(?i)[a-z][a-z0-9+.-]+(::|://)", place) is not None
 
 
-def at(path: str) -> str:
+def expand(path: str) -> str:
     """Return a path, with a leading ~ as the home folder if there is no such path: configs hold paths as typed."""
     return path if os.path.exists(path) else os.path.expanduser(path)
 
 
-def there(place: str) -> bool:
+def exists(place: str) -> bool:
     """Return whether there is a file or folder of this name."""
-    return os.path.exists(at(place))
+    return os.path.exists(expand(place))
 
 
 def from_here(path: str) -> str:
@@ -51,34 +51,34 @@ def is_begun(run: str | None) -> bool:
     return (
         bool(run)
         and "\0" not in str(run)
-        and bool(glob.glob(os.path.join(glob.escape(at(str(run))), "checkpoints", "step-*")))
+        and bool(glob.glob(os.path.join(glob.escape(expand(str(run))), "checkpoints", "step-*")))
     )
 
 
 def is_hub_name(source: str) -> bool:
     """Return whether `owner/name` names a model on the hub: there is no such path, nor a folder of the owner's name."""
     owner = source.partition("/")[0]
-    return _HUB_NAME.fullmatch(source) is not None and owner != "runs" and not there(owner)
+    return _HUB_NAME.fullmatch(source) is not None and owner != "runs" and not exists(owner)
 
 
 def local_path(source: str | Path) -> Path:
     """Return the path of a run, checkpoint or model; a model on the hub is fetched, or taken from its copy here."""
-    return hub_folder(str(source)) if is_hub_name(str(source)) else Path(at(str(source)))
+    return hub_folder(str(source)) if is_hub_name(str(source)) else Path(expand(str(source)))
 
 
 def missing(source: str) -> list[str]:
     """Return the places that don't exist, nor are globs that match something. URLs are not checked here."""
-    return [place for place in places(source) if not _may_be(place)]
+    return [place for place in split_list(source) if not _may_be(place)]
 
 
 def as_one_spelling(source: str) -> str:
     """Return a source or path as all its spellings have it: `texts`, `texts/` and `./texts` name one folder."""
-    return ",".join(place if is_url(place) or not place else os.path.normpath(place) for place in places(source))
+    return ",".join(place if is_url(place) or not place else os.path.normpath(place) for place in split_list(source))
 
 
-def name_of(source: str) -> str:
+def display_name(source: str) -> str:
     """Return a source with absolute paths and without credentials, as files and names hold it."""
-    full = [place if is_url(place) else os.path.abspath(os.path.expanduser(place)) for place in places(source)]
+    full = [place if is_url(place) else os.path.abspath(os.path.expanduser(place)) for place in split_list(source)]
     return ",".join(map(redact, full))
 
 
@@ -90,9 +90,9 @@ def address_hash(source: str) -> str:
 
 
 def _may_be(place: str) -> bool:
-    if is_url(place) or there(place):
+    if is_url(place) or exists(place):
         return True
-    root, deep, _ = at(place).partition("**")  # a search through all folders for nothing could take for ever
-    return (
-        os.path.isdir(os.path.dirname(root) or ".") if deep and not glob.has_magic(root) else bool(glob.glob(at(place)))
-    )
+    root, deep, _ = expand(place).partition("**")
+    if deep and not glob.has_magic(root):  # a search through all folders for nothing could take for ever
+        return os.path.isdir(os.path.dirname(root) or ".")
+    return bool(glob.glob(expand(place)))

@@ -18,7 +18,7 @@ from minigpt.checkpoint.folder import read_manifest
 from minigpt.checkpoint.load import find_checkpoint, load_checkpoint, read_config
 from minigpt.config.commands import CompareConfig
 from minigpt.config.convert import shown, values
-from minigpt.config.roles import with_role
+from minigpt.config.run_names import with_role
 from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import document_end
 from minigpt.data.prepared import open_prepared

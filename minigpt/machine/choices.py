@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from minigpt.config.convert import misfit, shown
+from minigpt.config.convert import invalid_field, shown
 from minigpt.config.schema import SHARDED, TrainConfig
 from minigpt.faults import UserFault
 from minigpt.machine.hardware import Hardware, memory_of_device
@@ -129,7 +129,7 @@ def keep_choices(saved: Mapping[str, Any] | None, config: TrainConfig, hardware:
     if saved is None:
         return choices
     unknown = [shown(name) for name in saved if name not in Choices.__dataclass_fields__]
-    if fault := misfit(Choices, saved) or ", ".join(unknown):
+    if fault := invalid_field(Choices, saved) or ", ".join(unknown):
         remedy = "Put the file back as it was, or remove it: then they are made anew, and bits may differ from here on"
         raise UserFault(f"choices.json in the run directory holds what no run chooses ({fault}). {remedy}")
     before = Choices(**saved)

@@ -14,7 +14,7 @@ from pathlib import Path
 from minigpt.children import Child
 from minigpt.config.compose import compose, first_stage
 from minigpt.config.grid import FLAGS, Job, expand
-from minigpt.config.roles import default_run_dir
+from minigpt.config.run_names import default_run_dir
 from minigpt.faults import FINISHED, INTERRUPTED, MEANINGS, STOPPED, UserFault
 from minigpt.launcher import LAUNCHED, launched_rank
 from minigpt.ranks.signals import Signals

@@ -19,7 +19,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, create_trial
 
 from minigpt.config.convert import values
-from minigpt.config.roles import NAMED, differences
+from minigpt.config.run_names import NAMED, differences
 from minigpt.config.schema import SearchConfig, TrainerConfig
 from minigpt.data.preparing.prepare import prepare, require_vocabulary
 from minigpt.faults import FINISHED, NON_FINITE, STOPPED, TRIALS_FAILED, StorageFailure, UserFault

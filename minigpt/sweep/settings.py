@@ -16,7 +16,7 @@ from minigpt.config.check import find_faults
 from minigpt.config.command_line import train_arguments
 from minigpt.config.compose import compose
 from minigpt.config.convert import from_dict, settings, values
-from minigpt.config.roles import config_hash
+from minigpt.config.run_names import config_hash
 from minigpt.config.schema import SweepConfig, TrainConfig
 from minigpt.config.yaml_files import find_groups
 from minigpt.faults import UserFault

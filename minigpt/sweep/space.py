@@ -9,8 +9,8 @@ from typing import Any
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from minigpt.config.convert import as_typed, fitted, no_setting, settings, shown
-from minigpt.config.roles import with_role
+from minigpt.config.convert import as_typed, checked_value, no_setting, settings, shown
+from minigpt.config.run_names import with_role
 from minigpt.config.schema import TrainConfig
 
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
@@ -58,9 +58,9 @@ def _read_setting(key: str, words: Any, groups: Container[str]) -> Distribution:
         if not isinstance(choices, list) or not choices or len(words) > 1:
             raise ValueError(f"choices must be a list of values and stand alone, got {shown(dict(words))}.")
         return CategoricalDistribution([_checked(kind, choice, "a choice") for choice in choices])
-    if kind is bool or fitted(kind, 1)[1]:
+    if kind is bool or checked_value(kind, 1)[1]:
         raise ValueError("it takes no numbers, so it has no range. Give {choices: [...]}.")
-    number = int if fitted(kind, 1.5)[1] else float
+    number = int if checked_value(kind, 1.5)[1] else float
     given = {"low": None, "high": None, **words}
     limits = {name: _checked(bool if name == "log" else number, value, name) for name, value in given.items()}
     with warnings.catch_warnings():
@@ -69,7 +69,7 @@ def _read_setting(key: str, words: Any, groups: Container[str]) -> Distribution:
 
 
 def _checked(kind: Any, value: Any, name: str) -> Any:
-    value, wanted = fitted(kind, value)
+    value, wanted = checked_value(kind, value)
     if wanted:
         raise ValueError(f"{name} must be {wanted}, got {shown(value)}.")
     return value

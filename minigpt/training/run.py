@@ -16,7 +16,7 @@ import torch
 from minigpt.checkpoint.contents import OPTIMIZER, read_tensors, restore_optimizer
 from minigpt.checkpoint.folder import discard_from, latest_usable, list_checkpoints, read_manifest, remove_unfinished
 from minigpt.config.convert import flatten, shown, to_dict
-from minigpt.config.roles import Change, default_run_dir
+from minigpt.config.run_names import Change, default_run_dir
 from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import MicroBatches, document_end
 from minigpt.data.order import batch_of_step

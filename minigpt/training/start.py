@@ -7,7 +7,7 @@ from minigpt.checkpoint import load
 from minigpt.checkpoint.adapters import read_adapter
 from minigpt.checkpoint.contents import MODEL, read_tensors
 from minigpt.checkpoint.folder import list_checkpoints
-from minigpt.config.roles import Change, differences
+from minigpt.config.run_names import Change, differences
 from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import document_end
 from minigpt.data.chat.packing import ConversationSplit

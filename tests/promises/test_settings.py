@@ -17,7 +17,7 @@ from minigpt.config.command_line import LITERAL
 from minigpt.config.commands import CLASSES
 from minigpt.config.compose import compose
 from minigpt.config.convert import from_dict, settings, to_dict, values
-from minigpt.config.roles import default_run_dir
+from minigpt.config.run_names import default_run_dir
 from minigpt.config.schema import RETIRED, SampleConfig, TrainConfig
 from minigpt.faults import UserFault
 

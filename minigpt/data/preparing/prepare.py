@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.config.schema import DataConfig, TokenizerConfig, WorkConfig
-from minigpt.config.sources import address_hash, name_of
+from minigpt.config.sources import address_hash, display_name
 from minigpt.data.chat.roles import with_roles
 from minigpt.data.chat.tasks import VERSION
 from minigpt.data.measures.overlap import measured_lines, overlap
@@ -180,12 +180,12 @@ def _tokenizer_of_file(config: TokenizerConfig) -> Tokenizer:
 def _keys(data: DataConfig, tokenizer: TokenizerConfig, given: Tokenizer | None = None) -> dict[str, Any]:
     """Return all that decides the tokens besides the text itself."""
     scheme, has_source = scheme_of(tokenizer.name, tokenizer.vocab_size), data.name in ("text", "chat")
-    val_source = name_of(data.val_source) if has_source and data.val_source is not None else None
+    val_source = display_name(data.val_source) if has_source and data.val_source is not None else None
     own = {key: getattr(data, key) for key in ("key", "include", "exclude", "separator", "encoding", "errors")}
     return {
         "format": FORMAT,
         "corpus": data.name,
-        "source": name_of(data.source) if has_source and data.source else None,
+        "source": display_name(data.source) if has_source and data.source else None,
         "val_source": f"tasks {VERSION}" if data.name == "tasks" else val_source,
         "address": address_hash(f"{data.source} {data.val_source}") if has_source else "",
         "python": platform.python_version() if data.name == "stdlib" else None,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from minigpt.config.schema import DataConfig
-from minigpt.config.sources import at, is_url, places
+from minigpt.config.sources import expand, is_url, split_list
 from minigpt.data.readers.document import File
 from minigpt.data.sources.download import SourceGone, list_url
 from minigpt.faults import UserFault
@@ -25,7 +25,7 @@ def find_files(key: str, data: DataConfig, say: Say) -> list[File]:
         SourceGone: nothing is at these places, or it can't be listed.
     """
     source: str = getattr(data, key) or ""
-    listed = places(source) or [source]
+    listed = split_list(source) or [source]
     by_path, faults = dict[str, File](), list[UserFault]()
     progress = Progress(f"data: looking for the files of data.{key}", 0, say, unit="files", size=1)
     for place in listed:
@@ -43,7 +43,7 @@ def find_files(key: str, data: DataConfig, say: Say) -> list[File]:
 
 def typed_path(text: str) -> Path:
     """Return a path as it was typed; a leading ~ is the home folder, unless a file here has that name."""
-    return Path(at(text))
+    return Path(expand(text))
 
 
 def local_file(path: Path, label: str) -> File:

@@ -8,7 +8,7 @@ import pytest
 
 from minigpt.config.check import MAX_WHOLE, check, find_notes
 from minigpt.config.commands import CLASSES
-from minigpt.config.convert import assign, fitted, settings
+from minigpt.config.convert import assign, checked_value, settings
 from minigpt.config.rules import NOTES, RULES
 from minigpt.config.schema import PrepareConfig, SampleConfig, TrainConfig
 
@@ -38,7 +38,7 @@ def test_every_rule_reads_settings_that_exist():
 
 def numbers(cls: type) -> list[str]:
     kinds = {key: setting.kind for key, setting in settings(cls).items()}
-    return [key for key, kind in kinds.items() if not fitted(kind, 1)[1] and fitted(kind, True)[1]]
+    return [key for key, kind in kinds.items() if not checked_value(kind, 1)[1] and checked_value(kind, True)[1]]
 
 
 @pytest.mark.parametrize("cls", CLASSES.values())
@@ -47,7 +47,7 @@ def test_every_number_is_held_to_its_range(cls):
     for key in numbers(cls):
         setting = settings(cls)[key]
         assert (setting.low is None) != (setting.above is None), key
-        whole = fitted(setting.kind, 0.5)[1] != ""
+        whole = checked_value(setting.kind, 0.5)[1] != ""
         high = setting.high or (MAX_WHOLE if whole else None)
         outside = [-1, setting.low - 1 if setting.low is not None else setting.above]
         outside += [high + 1, 10**30] if whole else [high + 0.5] if high is not None else []

@@ -10,7 +10,7 @@ from typing import Any
 
 from minigpt.config.convert import settings, values
 from minigpt.config.setting import Role
-from minigpt.config.sources import as_one_spelling, name_of
+from minigpt.config.sources import as_one_spelling, display_name
 from minigpt.redact import redact_values
 
 NAMED: tuple[Role, ...] = ("weights", "content", "schedule")  # roles that the hash in a run's name covers
@@ -67,7 +67,7 @@ def default_run_dir(config: Any) -> str:
     """Return runs/<experiment or text>-<hash>."""
     name = config.experiment
     if name == "default" and config.data.name in ("text", "chat") and config.data.source:
-        name = _as_name(Path(name_of(config.data.source)).stem) or "text"
+        name = _as_name(Path(display_name(config.data.source)).stem) or "text"
     elif name == "default" and config.data.mix:
         name = _as_name("-".join(["mix", *(Path(source).stem for source in config.data.mix)]))
     return f"runs/{name.replace('/', '-')}-{config_hash(config)}"

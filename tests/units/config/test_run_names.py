@@ -9,7 +9,7 @@ import pytest
 from minigpt.config.check import check
 from minigpt.config.compose import compose
 from minigpt.config.convert import SHARES, from_dict, settings, values
-from minigpt.config.roles import config_hash, default_run_dir, differences, with_role
+from minigpt.config.run_names import config_hash, default_run_dir, differences, with_role
 from minigpt.config.schema import TrainConfig
 from minigpt.config.setting import setting
 from minigpt.faults import UserFault
