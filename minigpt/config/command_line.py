@@ -4,32 +4,31 @@ Single settings never pass through Hydra's grammar: their text is read by the ty
 quotes and braces mean nothing special.
 """
 
+import itertools
+import math
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from minigpt.config.commands import CLASSES
-from minigpt.config.convert import (
-    SHARES,
-    Fault,
-    checked_value,
-    nearest,
-    no_setting,
-    settings,
-    shown,
-    value_from_text,
-)
-from minigpt.config.schema import RETIRED
+from minigpt.config.convert import SHARES, Fault, checked_value, nearest, no_setting, settings, shown, value_from_text
+from minigpt.config.schema import RETIRED, TrainConfig
 from minigpt.config.yaml_files import config_folder, find_groups
+from minigpt.faults import UserFault
 from minigpt.invocation import typed
 from minigpt.redact import redact
 
 # The values of these are the user's own text and are taken unchanged: null, 123 and ${x} are text here.
 LITERAL = {key for cls in CLASSES.values() for key, setting in settings(cls).items() if setting.literal}
-
+WHOLE = {"data.mix", *(key for key, setting in settings(TrainConfig).items() if setting.literal)}  # -m: commas are text
 NOT_EVALUATED = "${...} is not evaluated. Write the value itself."
-OPTIONS = ("--config-dir", "-cd", "--cfg", "-c")  # options with a value
+ONE_VALUE = "Several are trained one after the other with -m: minigpt train -m key=a,b"
+MULTIRUN = ("-m", "--multirun")
+MAX_JOBS = 1000  # of -m
+
+Job = list[str]  # a command line
 
 
 @dataclass
@@ -60,23 +59,21 @@ class Request:
 
     def groups(self) -> dict[str, dict[str, Path]]:
         """Return the command's groups of files; none if configs/ has no file of the command's name."""
-        ours = config_folder()
-        folders = [ours, self.folder] if self.folder else [ours]
-        return find_groups(self.cls, *folders) if (ours / f"{self.command}.yaml").is_file() else {}
+        has_files = (config_folder() / f"{self.command}.yaml").is_file()
+        return find_groups(self.cls, self.folder) if has_files else {}
 
 
 def read_arguments(request: Request, arguments: list[str]) -> None:
     """Read the words after a command's name."""
-    known, groups = settings(request.cls), request.groups()
+    known, groups, waiting = settings(request.cls), request.groups(), list(arguments)
     words = next((key for key, setting in known.items() if setting.words), None)
-    waiting = list(arguments)
     while waiting:
         argument = waiting.pop(0)
         name, equals, text = argument.partition("=")
         key = name.removeprefix("+").removeprefix("+")
         if argument in ("--help", "-h"):
             request.help = True
-        elif name in OPTIONS:
+        elif name in ("--cfg", "-c", "--config-dir", "-cd"):
             _read_option(request, name, text if equals else waiting.pop(0) if waiting else "")
         elif equals and key in groups:
             request.choices[key] = text
@@ -89,20 +86,8 @@ def read_arguments(request: Request, arguments: list[str]) -> None:
             request.refuse(_not_a_setting(request, name, waiting.pop(0) if follows else text))
         else:
             request.refuse(_unknown(request, key), key)
-
-
-def choose_files(request: Request) -> dict[str, dict[str, Path]]:
-    """Return the groups of files; refuse and forget each choice that is none of them."""
-    groups, ours = request.groups(), find_groups(request.cls)
     for group, choice in list(request.choices.items()):
-        if request.folder and choice in ours.get(group, {}) and (request.folder / group / f"{choice}.yaml").exists():
-            request.refuse(f"{request.folder} has a file {group}/{choice}.yaml, as minigpt has. Rename it.", group)
-        if choice not in groups[group]:
-            del request.choices[group]
-            meant = nearest(choice, groups[group])
-            hint = f" {_one_value()}" if "," in choice else f" Did you mean {group}={meant[0]}?" if meant else ""
-            request.refuse(f"No {group} {shown(choice)}.{hint} There are: {', '.join(groups[group])}.", group)
-    return groups
+        _check_choice(request, group, choice)
 
 
 def folder_words(arguments: list[str]) -> list[str]:
@@ -116,6 +101,28 @@ def train_arguments(command: str, arguments: list[str]) -> list[str]:
     train, cls = CLASSES["train"], CLASSES[command]
     others = (settings(cls).keys() | find_groups(cls)) - settings(train).keys() - find_groups(train).keys()
     return [argument for argument in arguments if argument.partition("=")[0].lstrip("+") not in others]
+
+
+def expand_lists(arguments: list[str]) -> list[tuple[Job, str]]:
+    """Return the command lines of `-m`: one for each combination of the values that are listed, with what varies.
+
+    Lists are `lr=1e-3,3e-3` and `seed=range(1,4)`; the last one changes fastest.
+    """
+    lists = [_alternatives(argument) for argument in arguments if argument not in MULTIRUN]
+    count = math.prod(map(len, lists))
+    if count > MAX_JOBS:
+        raise UserFault(f"-m: {count:,} combinations, at most {MAX_JOBS:,}. Use fewer values, or minigpt sweep")
+    several = [len(values) > 1 for values in lists]
+    return [(list(job), " ".join(itertools.compress(job, several))) for job in itertools.product(*lists)]
+
+
+def _alternatives(argument: str) -> Job:
+    name, _, text = argument.partition("=")
+    if numbers := re.fullmatch(r"range\((-?\d+), *(-?\d+)\)", text):
+        return [f"{name}={number}" for number in range(int(numbers[1]), int(numbers[2]))]
+    plain = not argument.startswith("-") and name.lstrip("+") not in WHOLE and text[:1] not in ("[", "{", "'", '"')
+    values = [value.strip() for value in text.split(",")] if plain else [text]
+    return [f"{name}={value}" for value in values] if len(values) > 1 and all(values) else [argument]
 
 
 def _read_option(request: Request, name: str, text: str) -> None:
@@ -139,16 +146,25 @@ def _read_setting(request: Request, key: str, text: str) -> None:
     if "${" in text and kind != list[str]:
         request.refuse(f"{key}={shown(text)}: {NOT_EVALUATED}", key)
         return
-    value = request.values[key] = value_from_text(kind, text)
+    value, first = (value_from_text(kind, words) for words in (text, text.partition(",")[0]))
     if kind == SHARES and isinstance(value, dict):  # an unquoted {a:0.7,b:0.3} comes in several words from the shell
-        request.values[key] = (before or {}) | value
-    elif "," in text and checked_value(kind, value)[1]:
-        if not checked_value(kind, value_from_text(kind, text.partition(",")[0]))[1]:
-            request.refuse(f"{key} takes one value, got {shown(text)}. {_one_value()}", key)
+        value = (before or {}) | value
+    elif "," in text and checked_value(kind, value)[1] and not checked_value(kind, first)[1]:
+        request.refuse(f"{key} takes one value, got {shown(text)}. {ONE_VALUE}", key)
+    request.values[key] = value
 
 
-def _one_value() -> str:
-    return f"Several are trained one after the other with -m: {typed('train')} -m key=a,b"
+def _check_choice(request: Request, group: str, choice: str) -> None:
+    """Refuse a choice that is no file, or whose file in the user's folder has the name of one of ours."""
+    choices = request.groups()[group]
+    if request.folder and choice in find_groups(request.cls)[group]:
+        if (request.folder / group / f"{choice}.yaml").exists():
+            request.refuse(f"{request.folder} has a file {group}/{choice}.yaml, as minigpt has. Rename it.", group)
+    elif choice not in choices:
+        del request.choices[group]
+        meant = nearest(choice, choices)
+        hint = f" {ONE_VALUE}" if "," in choice else f" Did you mean {group}={meant[0]}?" if meant else ""
+        request.refuse(f"No {group} {shown(choice)}.{hint} There are: {', '.join(choices)}.", group)
 
 
 def _not_a_setting(request: Request, name: str, value: str) -> str:
@@ -166,17 +182,13 @@ def _not_a_setting(request: Request, name: str, value: str) -> str:
         return f"{wrong} Type {'data=text ' * (path == 'data.source')}{path}={redact(name)}"
     if not meant and bare:
         meant = [f"{key}={value}" for key in dict.fromkeys(nearest(bare, [*known, *groups]))]
-    hint = f"Did you mean {' or '.join(meant)}?" if meant else f"See {typed(request.command)} --help."
-    return f"{wrong} {hint}"
+    return f"{wrong} " + (f"Did you mean {' or '.join(meant)}?" if meant else f"See {typed(request.command)} --help.")
 
 
 def _other_name(request: Request, key: str) -> str:
     """Return what a setting of other frameworks is called here, or ""."""
-    known = settings(request.cls)
-    return next(
-        (f"Here it is {ours}: {about.meaning}." for ours, about in known.items() if key in about.aka.split()),
-        "",
-    )
+    known = settings(request.cls).items()
+    return next((f"Here it is {ours}: {about.meaning}." for ours, about in known if key in about.aka.split()), "")
 
 
 def _unknown(request: Request, key: str) -> str:

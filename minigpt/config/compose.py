@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minigpt.config.check import find_faults, find_notes
-from minigpt.config.command_line import NOT_EVALUATED, Request, choose_files, folder_words, read_arguments
+from minigpt.config.command_line import NOT_EVALUATED, Request, folder_words, read_arguments
 from minigpt.config.commands import CLASSES
 from minigpt.config.convert import assign, flatten, read, settings, shown, values
 from minigpt.config.help import help_page
@@ -86,7 +86,7 @@ def first_stage(config: TrainConfig, arguments: list[str]) -> TrainConfig | None
 
 def _read_files(request: Request, notes: list[str]) -> dict[str, Any]:
     """Return the settings in all chosen files, flat. A typed group's values win over its experiment's."""
-    if not choose_files(request):
+    if not request.groups():
         return {}
     known, chosen = settings(request.cls), dict(request.choices)
     experiment = chosen.pop("experiment", None)

@@ -8,7 +8,7 @@ from typing import Any
 from minigpt.config.check import stored_config
 from minigpt.config.convert import Fault, checked_value, flatten, settings, shown, values
 from minigpt.config.sources import exists, is_begun, local_path
-from minigpt.config.yaml_files import compose_files, config_folder, find_groups
+from minigpt.config.yaml_files import compose_files, find_groups
 from minigpt.faults import UserFault
 from minigpt.files import read_json
 from minigpt.foreign import foreign_settings, tokenizer_settings
@@ -55,8 +55,7 @@ def _of_weights(cls: type, prefixes: tuple[str, ...] = ("model.", "tokenizer."))
 
 
 def _of_experiment(cls: type, name: str, folder: Path | None) -> dict[str, Any]:
-    folders = [config_folder(), folder] if folder else [config_folder()]
-    if name not in find_groups(cls, *folders)["experiment"]:
+    if name not in find_groups(cls, folder)["experiment"]:
         raise UserFault(f"init.experiment={shown(name)} is no experiment. `minigpt train --help` lists them")
     first = flatten(compose_files("train", {"experiment": name}, folder), settings(cls))
     if first.get("init.experiment") is not None:

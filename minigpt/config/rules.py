@@ -70,16 +70,6 @@ def adapters_have_a_model(name: str, source: str | None, strategy: str) -> Itera
         yield f"adapter={name} needs the model whole on each device, got trainer.strategy={strategy}. Use trainer=ddp."
 
 
-@rule("adapter.targets", "model.attention", "model.activation")
-def adapters_have_a_place(targets: str, attention: str, activation: str) -> Iterator[str]:
-    known = ["qkv", "out", "up", "down"] + ["gate"] * (activation == "swiglu")
-    known += [*"qkv"] if attention != "softmax" else []  # whose three are one matrix, as in GPT-2
-    unknown = sorted({word.strip() for word in targets.split(",")} - {*known, "all"})
-    if unknown:
-        remedy = f"Use all, or some of {','.join(known)}."
-        yield f"adapter.targets={shown(targets)}: the model has no matrix {shown(unknown[0])}. {remedy}"
-
-
 # --- the text ---
 
 
@@ -215,13 +205,10 @@ def devices_have_a_strategy(devices: int, nodes: int, strategy: str, shards: int
         yield f"{wrong}. {remedy}."
 
 
-@rule("trainer.strategy", "trainer.precision", "trainer.gather")
-def sharding_fits_the_precision(strategy: str, precision: str, gather: str) -> Iterator[str]:
+@rule("trainer.strategy", "trainer.precision")
+def sharded_weights_are_not_scaled(strategy: str, precision: str) -> Iterator[str]:
     if strategy in SHARDED and precision == "fp16":
         yield f"trainer.precision=fp16 scales losses, which trainer.strategy={strategy} can't. Use bf16 or fp32."
-    elif gather == "bf16" and (strategy not in SHARDED or precision != "bf16"):
-        remedy = "Add trainer=fsdp trainer.precision=bf16, or leave it out"
-        yield f"trainer.gather=bf16 is for sharded weights and products in bf16. {remedy}."
 
 
 @rule("trainer.device", "trainer.precision")
@@ -267,23 +254,10 @@ def package_is_installed(choice: str) -> Iterator[str]:
         yield f"{choice} needs the package '{choice}'. Type: {sys.executable} -m pip install {choice}"
 
 
-@rule("file", "questions")
-def something_is_scored(files: list[str], questions: list[str]) -> Iterator[str]:
-    if not files and not questions:
-        yield "There is nothing to score. Give file=TEXT or questions=FILE.jsonl."
-
-
 @rule("stop")
 def stops_are_not_empty(stop: list[str]) -> Iterator[str]:
     if "" in stop:
         yield "stop holds an empty string, which would end every text at once. Remove it."
-
-
-@rule("json")
-@rule("per_token")
-def results_have_a_folder(path: str | None) -> Iterator[str]:
-    if path is not None and (not path or not os.path.isdir(os.path.dirname(os.path.abspath(os.path.expanduser(path))))):
-        yield f"{shown(path)} is no file in an existing folder{from_here(path)}. Give another name."
 
 
 @rule("host", "token_file")
@@ -299,19 +273,3 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-@rule("objective.name", "sweep.metric")
-def trials_are_judged_by_what_they_learn(name: str, metric: str) -> Iterator[str]:
-    if name == "grpo":
-        yield f"A sweep compares trials by their {metric}, which objective=grpo does not learn. Train one by one."
-
-
-@rule("hosts", "origins")
-def names_are_names(hosts: list[str], origins: list[str]) -> Iterator[str]:
-    for host in hosts:
-        if not re.fullmatch(r"(\*\.)?[\w.:\[\]-]+", host):
-            yield f"hosts={shown(host)} is no name of a host. Write hosts=example.org, without https:// and port."
-    for origin in origins:
-        if not re.fullmatch(r"https?://[^/]+", origin):
-            yield f"origins={shown(origin)} is no origin. Write origins=https://example.org, without a path."

@@ -24,13 +24,13 @@ def config_folder() -> Path:
     return package / "configs" if (package / "configs").is_dir() else package.parent / "configs"
 
 
-def find_groups(cls: type, *folders: Path) -> dict[str, dict[str, Path]]:
-    """Return group -> choice -> file for some folders; by default for ours. The first file of a name counts."""
+def find_groups(cls: type, folder: Path | None = None) -> dict[str, dict[str, Path]]:
+    """Return group -> choice -> file of configs/ and of a user's own folder; ours count where both have a name."""
     groups: dict[str, dict[str, Path]] = {}
-    for folder in folders or [config_folder()]:
+    for top in (config_folder(), folder) if folder else (config_folder(),):
         for group in [*sections(cls), *(["experiment"] if "experiment" in settings(cls) else [])]:
-            for file in sorted((folder / group).rglob("*.yaml"), key=lambda file: file.with_suffix("")):
-                choice = file.relative_to(folder / group).with_suffix("").as_posix()
+            for file in sorted((top / group).rglob("*.yaml"), key=lambda file: file.with_suffix("")):
+                choice = file.relative_to(top / group).with_suffix("").as_posix()
                 groups.setdefault(group, {}).setdefault(choice, file)
     return groups
 

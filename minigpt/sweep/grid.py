@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from minigpt.children import Child
+from minigpt.config.command_line import MULTIRUN, Job, expand_lists
 from minigpt.config.compose import compose, first_stage
-from minigpt.config.grid import FLAGS, Job, expand
 from minigpt.config.run_names import default_run_dir
 from minigpt.faults import FINISHED, INTERRUPTED, MEANINGS, STOPPED, UserFault
 from minigpt.launcher import LAUNCHED, launched_rank
@@ -25,7 +25,7 @@ from minigpt.screen import table, tell
 def wants_grid(arguments: Sequence[str]) -> bool:
     """Return whether the command line has -m, and doesn't just ask for help."""
     options = {argument.partition("=")[0] for argument in arguments}
-    return not options.isdisjoint(FLAGS) and options.isdisjoint(("--help", "-h", "--cfg", "-c"))
+    return not options.isdisjoint(MULTIRUN) and options.isdisjoint(("--help", "-h", "--cfg", "-c"))
 
 
 def run_grid(arguments: list[str], command: Sequence[str]) -> int:
@@ -38,7 +38,7 @@ def run_grid(arguments: list[str], command: Sequence[str]) -> int:
     Returns:
         0 when all jobs are finished, else the exit code of the first that is not.
     """
-    jobs = expand(arguments)
+    jobs = expand_lists(arguments)
     folders = run_dirs(jobs)
     codes: list[int | None] = []
     with Signals() as signals:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from minigpt import cli
+from minigpt.config.command_line import expand_lists
 from minigpt.config.compose import compose
-from minigpt.config.grid import expand
 from minigpt.config.schema import RETIRED
 from minigpt.faults import UserFault
 
@@ -58,7 +58,7 @@ def test_a_documented_command_composes(page, command, tmp_path, monkeypatch):
     partly = "..." in words
     words = [word.partition("|")[0] for word in words if word != "..." and not word.startswith("[")]
     name = "train" if name == "demo" else name
-    for job in [words for words, _ in expand(words)] if "-m" in words else [words]:
+    for job in [words for words, _ in expand_lists(words)] if "-m" in words else [words]:
         if {"--help", "-h", "--cfg"} & {*job}:
             continue
         try:

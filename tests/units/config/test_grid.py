@@ -2,12 +2,12 @@
 
 import pytest
 
-from minigpt.config.grid import MAX_JOBS, expand
+from minigpt.config.command_line import MAX_JOBS, expand_lists
 from minigpt.faults import UserFault
 
 
 def test_the_last_list_changes_fastest_and_single_values_stay_as_typed():
-    assert expand(["-m", "model=gpt2,gpt-nano", "trainer.max_steps=5", "seed=range(1,4)"]) == [
+    assert expand_lists(["-m", "model=gpt2,gpt-nano", "trainer.max_steps=5", "seed=range(1,4)"]) == [
         ([f"model={model}", "trainer.max_steps=5", f"seed={seed}"], f"model={model} seed={seed}")
         for model in ("gpt2", "gpt-nano")
         for seed in (1, 2, 3)
@@ -24,7 +24,7 @@ def test_the_last_list_changes_fastest_and_single_values_stay_as_typed():
     ],
 )
 def test_each_kind_of_list(argument, texts):
-    assert expand(["--multirun", argument]) == [([text], text) for text in texts]
+    assert expand_lists(["--multirun", argument]) == [([text], text) for text in texts]
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,9 @@ def test_each_kind_of_list(argument, texts):
     ["samples.prompt=one, two", "data.source=a,b", "data.mix=a:1,b:2", "seed=", "seed=1,", "--config-dir=a,b", "seed"],
 )
 def test_what_lists_nothing_stays_as_it_is(argument):
-    assert expand(["-m", argument]) == [([argument], "")]
+    assert expand_lists(["-m", argument]) == [([argument], "")]
 
 
 def test_too_many_jobs_are_named_and_not_made():
     with pytest.raises(UserFault, match=r"1,000,000,000 combinations"):
-        expand(["-m", *(f"{key}=range(0,{MAX_JOBS})" for key in ("seed", "model.n_layer", "model.n_head"))])
+        expand_lists(["-m", *(f"{key}=range(0,{MAX_JOBS})" for key in ("seed", "model.n_layer", "model.n_head"))])
