@@ -66,20 +66,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         tensors = load_file(path)
     except Exception as error:  # SafetensorError for most, KeyError for new types, RuntimeError for absurd shapes
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+        hint = ""
         with open(path, "rb") as file:
-            hint = looks_like(file.read(64))
+            if file.read(2) in (b"PK", b"\x80\x02"):
+                hint = "; it looks like a pickle, as torch.save writes, which could run any code: it is not read"
         raise UserFault(f"{path} is no usable safetensors file ({reason}){hint}. Use another checkpoint") from None
     for name, tensor in tensors.items():
         if tensor.dtype not in _FLOATS:
             raise UserFault(f"{path} holds {shown(name)} as {tensor.dtype}; wanted floating-point numbers")
     return tensors
-
-
-def looks_like(content: bytes) -> str:
-    """Return a clause for an error sentence if a file's first bytes are those of a pickle, else ""."""
-    if content[:1] == b"\x80" or content[:2] == b"PK":
-        return "; it looks like a pickle, as torch.save writes, which could run any code: it is not read"
-    return ""
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -109,15 +104,9 @@ def restore_optimizer(tensors: Mapping[str, Tensor], optimizer: torch.optim.Opti
         if parameter not in matrices:
             state[index]["step"] = torch.zeros((), device=parameter.device)
     averages = {f"{index}.{name}": tensor for index, of in state.items() for name, tensor in of.items()}
-    differing = sorted(
-        name
-        for name in averages.keys() | tensors.keys()
-        if name not in averages or name not in tensors or averages[name].shape != tensors[name].shape
-    )
-    if differing:
+    if difference := first_difference(averages, tensors):
         raise UserFault(
-            f"{OPTIMIZER} does not belong to this model and optimizer: {shown(differing[0])} is missing, or of another "
-            f"shape ({len(differing)} of {len(tensors)} averages). Use another checkpoint"
+            f"{OPTIMIZER} does not belong to this model and optimizer: {difference}. Use another checkpoint"
         )
     rows = {
         name: tensors[name][held_rows(tensor)] if tensor.dim() else tensors[name] for name, tensor in averages.items()
@@ -127,6 +116,16 @@ def restore_optimizer(tensors: Mapping[str, Tensor], optimizer: torch.optim.Opti
     for name, tensor in averages.items():
         local(tensor).copy_(rows[name])
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def first_difference(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:
+    """Return in words which tensor is missing, needless or of another shape than expected; "" if none is."""
+    wanted, shapes = ({name: tuple(tensor.shape) for name, tensor in of.items()} for of in (expected, tensors))
+    differing = sorted(name for name in wanted.keys() | shapes.keys() if wanted.get(name) != shapes.get(name))
+    if not differing:
+        return ""
+    got, want = shapes.get(differing[0], "missing"), wanted.get(differing[0], "no such tensor")
+    return f"{shown(differing[0])} has shape {got}; wanted {want} ({len(differing)} differ)"
 
 
 def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:

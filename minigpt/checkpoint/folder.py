@@ -153,12 +153,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
     content = _read(path / MANIFEST, Path.read_bytes)
     try:
         manifest = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise DamagedCheckpoint(f"{path}: {MANIFEST} can't be read: {error}") from None
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
-        raise DamagedCheckpoint(f"{path}: {MANIFEST} is not a checkpoint's manifest")
-    if content != sealed(manifest):
-        raise DamagedCheckpoint(f"{path / MANIFEST}: SHA-256 differs: the file changed after it was written")
+        is_intact = content == sealed(manifest) and isinstance(manifest["files"], dict)
+    except (ValueError, RecursionError, AttributeError, KeyError):
+        is_intact = False
+    if not is_intact:
+        raise DamagedCheckpoint(f"{path / MANIFEST}: its SHA-256 differs: the file changed after it was written")
     if manifest.get("format") != FORMAT:
         raise UserFault(
             f"the checkpoint {path} was made by minigpt {shown(str(manifest.get('minigpt')))[1:-1]} in format "
@@ -233,14 +232,19 @@ def remove_unfinished(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def best_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint with the lowest recorded validation loss; the newest if none was validated."""
-    losses: dict[Path, Any] = {}
+def _readable_manifests(folder: Path) -> dict[Path, dict[str, Any]]:
+    manifests: dict[Path, dict[str, Any]] = {}
     for path in list_checkpoints(folder):
         with contextlib.suppress(DamagedCheckpoint):
-            losses[path] = read_manifest(path).get("val_loss")
-    validated = [path for path, loss in losses.items() if isinstance(loss, int | float) and math.isfinite(loss)]
-    return min(reversed(validated), key=losses.__getitem__, default=next(reversed(losses), None))
+            manifests[path] = read_manifest(path)
+    return manifests
+
+
+def best_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint with the lowest recorded validation loss; the newest if none was validated."""
+    losses = {path: manifest.get("val_loss") for path, manifest in _readable_manifests(folder).items()}
+    validated = {path: loss for path, loss in losses.items() if isinstance(loss, int | float) and math.isfinite(loss)}
+    return min(reversed(validated), key=validated.__getitem__, default=next(reversed(losses), None))
 
 
 def prune(folder: Path, *, keep_last: int, keep_every_steps: int) -> None:
@@ -250,18 +254,11 @@ def prune(folder: Path, *, keep_last: int, keep_every_steps: int) -> None:
     it was made). Called only after the newest one verified; what can't be removed stays, since the run matters more.
     """
     with contextlib.suppress(OSError, StorageFailure, UserFault):  # UserFault: one of another version's among them
-        checkpoints = list_checkpoints(folder)
-        kept = {best_checkpoint(folder), next(filter(_is_good, reversed(checkpoints)), None)}
-        for path in checkpoints[: -max(keep_last, 2)]:
+        good = [path for path, manifest in _readable_manifests(folder).items() if not manifest.get("bad_steps")]
+        kept = {best_checkpoint(folder), *good[-1:]}
+        for path in list_checkpoints(folder)[: -max(keep_last, 2)]:
             if path not in kept and not (keep_every_steps and step_of(path) % keep_every_steps == 0):
                 _remove(path)
-
-
-def _is_good(path: Path) -> bool:
-    try:
-        return not read_manifest(path).get("bad_steps")
-    except DamagedCheckpoint:
-        return False
 
 
 def discard_from(folder: Path, step: int) -> None:

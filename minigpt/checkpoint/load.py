@@ -19,7 +19,6 @@ from minigpt.checkpoint.adapters import ADAPTER, ADAPTER_CONFIG, base_hash, read
 from minigpt.checkpoint.contents import CONFIG, MODEL, STATE, TOKENIZER
 from minigpt.checkpoint.folder import DamagedCheckpoint
 from minigpt.config.check import stored_config
-from minigpt.config.convert import shown
 from minigpt.config.schema import TrainConfig
 from minigpt.config.sources import local_path
 from minigpt.data.chat.roles import has_roles, with_roles
@@ -60,9 +59,8 @@ def find_checkpoint(path: str | Path, which: str = "best") -> Path:
         return path
     if path.is_file():
         raise UserFault(
-            f"checkpoint={path} is a file, and a folder is wanted: a run directory (runs/NAME) or a checkpoint in it. "
-            "Files that torch.save made (.pt, .ckpt, .bin) hold pickles, which could run any code: of them only "
-            "nanoGPT's ckpt.pt is read, without running what it says"
+            f"checkpoint={path} is a file; wanted a run directory (runs/NAME) or a checkpoint in it. Of the files that "
+            "torch.save makes only nanoGPT's ckpt.pt is read: others could run any code"
         )
     if not path.is_dir():
         raise UserFault(f"checkpoint={path}: no such folder. Give a run directory (runs/NAME) or a checkpoint in it")
@@ -218,17 +216,9 @@ def load_weights(model: GPT, weights: Mapping[str, Tensor], origin: str) -> None
 
 def refuse_other_shapes(model: GPT, weights: Mapping[str, Tensor], origin: str) -> None:
     """Refuse weights whose names or shapes are not the model's."""
-    expected, shapes = (
-        {name: tuple(tensor.shape) for name, tensor in tensors.items()} for tensors in (model.state_dict(), weights)
-    )
-    differing = sorted(name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name))
-    if differing:
-        name = differing[0]
-        raise UserFault(
-            f"the weights in {origin} are not of this model's shape: {shown(name)} has shape "
-            f"{shapes.get(name, 'missing')}; wanted {expected.get(name, 'no such tensor')} ({len(differing)} differ). "
-            "Use the model=, tokenizer= and model.* values that the weights were trained with"
-        )
+    if difference := contents.first_difference(model.state_dict(), weights):
+        remedy = "Use the model=, tokenizer= and model.* values that the weights were trained with"
+        raise UserFault(f"the weights in {origin} are not of this model's shape: {difference}. {remedy}")
 
 
 def open_adapter(path: str, which: str, base: LoadedCheckpoint) -> tuple[Path, Adapter]:
@@ -287,18 +277,14 @@ def _merged(base: LoadedCheckpoint, place: Path, adapter: Adapter) -> LoadedChec
     if (place / folder.MANIFEST).is_file():  # a whole checkpoint, with the tokens that conversations may have added
         loaded = load_checkpoint(place)
     else:
-        _refuse_new_tokens(base.tokenizer, place, adapter)
+        tokenizer = base.tokenizer
+        knows_roles = isinstance(tokenizer, NoTokenizer) or has_roles(tokenizer)
+        if not knows_roles and adapter.tokenizer == with_roles(tokenizer).hash:
+            raise UserFault(
+                f"the adapter {place} learned conversations with control tokens that the model lacks: their embeddings "
+                "are not in peft's two files. Give as adapter= the run, or a whole folder of its checkpoints/"
+            )
         loaded = replace(base, model=copy.deepcopy(base.model), path=place)
         merge(loaded.model, adapter)
     share(loaded.model, base.model)
     return loaded
-
-
-def _refuse_new_tokens(tokenizer: Tokenizer, place: Path, adapter: Adapter) -> None:
-    """Refuse peft's two files alone if the adapter learned control tokens for which the model has no embeddings."""
-    if isinstance(tokenizer, NoTokenizer) or has_roles(tokenizer) or adapter.tokenizer != with_roles(tokenizer).hash:
-        return
-    raise UserFault(
-        f"the adapter {place} learned conversations with control tokens that the model lacks: their embeddings are "
-        "not in peft's two files. Give as adapter= the run, or a whole folder of its checkpoints/"
-    )

@@ -24,12 +24,10 @@ from minigpt.model.gpt import GPT
 
 @dataclass(frozen=True)
 class Layout:
-    """Which part of which copy of the weights this process holds."""
+    """The processes among which the weights are cut, in copies of `parts` parts."""
 
     mesh: DeviceMesh
-    part: int = 0
-    parts: int = 1
-    copy: int = 0
+    parts: int
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -42,12 +40,9 @@ def make_layout(trainer: TrainerConfig, device: str) -> Layout | None:
     parts = shard_count(trainer)
     if parts == 1:
         return None
-    names, sizes = ("part",), (parts,)
-    if trainer.strategy == "hsdp":
-        names, sizes = ("copy", "part"), (trainer.nodes * trainer.devices // parts, parts)  # type: ignore[assignment]
-    mesh = init_device_mesh(device, sizes, mesh_dim_names=names)
-    copy = mesh.get_local_rank("copy") if "copy" in names else 0
-    return Layout(mesh, mesh.get_local_rank("part"), parts, copy)
+    copies = [trainer.nodes * trainer.devices // parts] if trainer.strategy == "hsdp" else []
+    names = ("copy", "part")[1 - len(copies) :]
+    return Layout(init_device_mesh(device, (*copies, parts), mesh_dim_names=names), parts)
 
 
 def shard(gpt: GPT, layout: Layout, config: TrainConfig, choices: Choices) -> None:
@@ -60,10 +55,9 @@ def shard(gpt: GPT, layout: Layout, config: TrainConfig, choices: Choices) -> No
     policy = MixedPrecisionPolicy()
     if config.trainer.gather == "bf16":  # the stream is in bf16 too: a norm needs the dtype of its weights
         policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
-    # A block that the compiler can't take is computed as it is.
-    torch._dynamo.config.suppress_errors = choices.compile
     for block in gpt.blocks:
         if choices.compile:
+            torch._dynamo.config.suppress_errors = True  # a block that the compiler can't take is computed as it is
             block.compile(dynamic=False, options=compiler_options(choices.device))
         fully_shard(block, mesh=layout.mesh, mp_policy=policy, reshard_after_forward=choices.reshard)
     fully_shard(gpt, mesh=layout.mesh, reshard_after_forward=False)
