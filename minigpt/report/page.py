@@ -1,10 +1,12 @@
 """report.html and loss.png: a run on one page that needs nothing else."""
 
+import json
 import shlex
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from minigpt.config.convert import values
 from minigpt.config.schema import TrainConfig
@@ -12,10 +14,8 @@ from minigpt.faults import StorageFailure
 from minigpt.files import write_file
 from minigpt.report.curves import draw_loss, draw_losses, draw_metric
 from minigpt.report.drawing import drawing, svg_of
-from minigpt.report.frame import cell_text, page_of, table
 from minigpt.report.record import (
     Record,
-    Row,
     best_row,
     column,
     number,
@@ -27,6 +27,19 @@ from minigpt.report.record import (
 from minigpt.screen import duration, short_number
 
 SAMPLES_SHOWN = 8  # the others fold away
+# No script can run, whatever a sample or a setting holds.
+PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{name} · minigpt</title>
+<style>{style}</style>
+<header><h1>{name}</h1><p>{summary}</p></header>
+<div class="figures">{figures}</div>
+{body}
+</html>
+"""
 
 
 def write_report(run_dir: str | Path) -> None:
@@ -51,7 +64,14 @@ def page(record: Record) -> str:
         "Chosen for this machine": table(record.choices.items()),
         "Environment": table(record.environment.items()),
     }
-    return page_of(record.name, summary(record), cards(record), sections)
+    figure = "<div><b>{}</b><span>{}</span><small>{}</small></div>"
+    return PAGE.format(
+        name=escape(record.name),
+        style=Path(__file__).with_name("page.css").read_text(),
+        summary=escape(summary(record)),
+        figures="".join(figure.format(*map(escape, card)) for card in cards(record)),
+        body="".join(f"<section><h2>{title}</h2>{part}</section>" for title, part in sections.items() if part),
+    )
 
 
 def summary(record: Record) -> str:
@@ -111,18 +131,17 @@ def charts(record: Record) -> str:
 
 def samples_section(record: Record) -> str:
     """Return samples from first to last; if there are many, some spread evenly and the others folded away."""
-    samples = [sample for sample in record.samples if isinstance(sample.get("text"), str)]
+    frame = '<article><h3>step {}</h3><pre class="sample">{}</pre></article>'
+    samples = [
+        frame.format(escape(str(sample.get("step"))), escape(sample["text"].rstrip()))
+        for sample in record.samples
+        if isinstance(sample.get("text"), str)
+    ]
     last = len(samples) - 1
-    shown = {round(place * last / (SAMPLES_SHOWN - 1)) for place in range(SAMPLES_SHOWN)}
-    text = "".join(_sample(sample) for place, sample in enumerate(samples) if place in shown)
-    others = "".join(_sample(sample) for place, sample in enumerate(samples) if place not in shown)
-    return text + folded(f"{len(samples) - len(shown)} more", others)
-
-
-def _sample(sample: Row) -> str:
-    step = number(sample.get("step"))
-    title = f"step {step:,}" if step is not None else ""
-    return f'<article><h3>{escape(title)}</h3><pre class="sample">{escape(sample["text"].rstrip())}</pre></article>'
+    visible = {round(place * last / (SAMPLES_SHOWN - 1)) for place in range(SAMPLES_SHOWN)}
+    others = [sample for place, sample in enumerate(samples) if place not in visible]
+    text = "".join(sample for place, sample in enumerate(samples) if place in visible)
+    return text + folded(f"{len(others)} more", "".join(others))
 
 
 def commands_section(record: Record) -> str:
@@ -131,7 +150,6 @@ def commands_section(record: Record) -> str:
     commands = {
         "Let it write": f'minigpt sample checkpoint={run} prompt="..."',
         "Continue it, or see its result again": record.command,
-        "Draw this page again": f"minigpt report run.dir={run}",
     }
     return "".join(f"<h3>{name}</h3><pre>{escape(command)}</pre>" for name, command in commands.items() if command)
 
@@ -150,11 +168,23 @@ def events_section(record: Record) -> str:
 def settings_section(record: Record) -> str:
     """Return the settings that differ from their defaults; the others are folded away."""
     defaults = values(TrainConfig())
-    own = {key: value for key, value in record.config.items() if value != defaults.get(key)}
-    others = table((key, value) for key, value in record.config.items() if key not in own)
-    return table(own.items()) + folded(f"{len(record.config) - len(own)} that have their default", others)
+    changed = {key: value for key, value in record.config.items() if value != defaults.get(key)}
+    others = [(key, value) for key, value in record.config.items() if key not in changed]
+    return table(changed.items()) + folded(f"{len(others)} that have their default", table(others))
 
 
 def folded(title: str, part: str) -> str:
     """Return a part of the page that a click on its title opens; "" if the part is empty."""
     return f"<details><summary>{title}</summary>{part}</details>" if part else ""
+
+
+def table(rows: Iterable[Sequence[Any]]) -> str:
+    """Return rows of cells as a table; "" if there are no rows."""
+    cells = ("".join(f"<td>{escape(cell_text(cell))}</td>" for cell in row) for row in rows)
+    lines = "".join(f"<tr>{line}</tr>" for line in cells)
+    return f'<div class="wide"><table>{lines}</table></div>' if lines else ""
+
+
+def cell_text(value: Any) -> str:
+    """Return a value as the text of a cell."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

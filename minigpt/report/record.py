@@ -1,5 +1,6 @@
 """What a run directory says about its run. Missing or damaged files are left out: a report must not fail on them."""
 
+import contextlib
 import json
 import math
 import os
@@ -13,12 +14,11 @@ from numpy.typing import NDArray
 
 from minigpt.config.convert import flatten
 from minigpt.faults import UserFault
-from minigpt.files import open_plain, read_plain
+from minigpt.files import read_json
 from minigpt.rundir.rows import read_rows
 
 Row = dict[str, Any]
 Numbers = NDArray[np.float64]
-MAX_HEADER_BYTES = 100_000_000  # of a safetensors file, by its format
 
 
 @dataclass
@@ -43,11 +43,7 @@ class Record:
 
 
 def read_record(run_dir: str | Path) -> Record:
-    """Read a run directory.
-
-    Raises:
-        UserFault: it is no run directory.
-    """
+    """Read a run directory."""
     path = Path(os.path.expanduser(run_dir))
     if not (path / "metrics.jsonl").is_file():
         what = "no metrics.jsonl in it, so no run has logged a step there" if path.is_dir() else "no such folder"
@@ -61,35 +57,23 @@ def read_record(run_dir: str | Path) -> Record:
         config=flatten(read_mapping(path / "config.yaml")),
         choices=read_mapping(path / "choices.json"),
         environment=read_mapping(path / "environment.json"),
-        command=read_text(path / "command.txt").strip(),
+        command=(path / "command.txt").read_text().strip() if (path / "command.txt").is_file() else "",
         baselines=read_baselines(path),
         parameters=count_parameters(path / "checkpoints"),
     )
 
 
 def read_baselines(run_dir: Path) -> list[Row]:
-    """Return a run's baselines, the lowest first. Runs up to 0.1.0 have a single one in place of the list."""
-    content = read_mapping(run_dir / "baseline.json")
-    listed = content.get("baselines", [content])
-    rows = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
-    known = [row for row in rows if number(row.get("bits_per_byte")) is not None]
-    return sorted(known, key=lambda row: row["bits_per_byte"])
-
-
-def read_text(path: Path) -> str:
-    """Return a file's text; empty if there is none, or no plain file."""
-    try:
-        return read_plain(path).decode(errors="replace")
-    except OSError:
-        return ""
+    """Return a run's baselines, the lowest first."""
+    rows = read_mapping(run_dir / "baseline.json").get("baselines", [])
+    return sorted(rows, key=lambda row: row["bits_per_byte"])
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """Read a YAML or JSON file that holds a mapping; return an empty one if it can't be read as one."""
-    try:
-        content = json.loads(read_text(path)) if path.suffix == ".json" else yaml.safe_load(read_text(path))
-    except (ValueError, RecursionError, yaml.YAMLError):
-        return {}
+    content: Any = None
+    with contextlib.suppress(OSError, UserFault, yaml.YAMLError):
+        content = read_json(path) if path.suffix == ".json" else yaml.safe_load(path.read_text())
     return content if isinstance(content, dict) else {}
 
 
@@ -102,8 +86,8 @@ def number(value: Any) -> float | None:
 
 def column(rows: list[Row], key: str) -> tuple[Numbers, Numbers]:
     """Return steps and values of the rows that hold a finite number under `key`."""
-    found = [(row["step"], row[key]) for row in rows if number(row.get(key)) is not None]
-    steps, values = np.array(found, dtype=float).reshape(-1, 2).T
+    points = [(row["step"], row[key]) for row in rows if number(row.get(key)) is not None]
+    steps, values = np.array(points, dtype=float).reshape(-1, 2).T
     return steps, values
 
 
@@ -115,8 +99,7 @@ def best_row(rows: list[Row]) -> Row | None:
 
 def source_losses(row: Row) -> dict[str, float]:
     """Return the validation loss of each source of a mixture, by its name; nothing for a run of one text."""
-    found = {key.removeprefix("val/loss/"): number(value) for key, value in row.items() if key.startswith("val/loss/")}
-    return {name: loss for name, loss in found.items() if loss is not None}
+    return {key.removeprefix("val/loss/"): value for key, value in row.items() if key.startswith("val/loss/")}
 
 
 def text_of(config: dict[str, Any]) -> str:
@@ -143,11 +126,10 @@ def count_parameters(checkpoints: Path) -> int | None:
     """Return the parameters of the model, from the headers of its newest checkpoint; padding rows are not counted."""
     folders = sorted(checkpoints.glob("step-*"))
     try:
-        with open_plain(folders[-1] / "model.safetensors", links=False) as file:
-            header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), MAX_HEADER_BYTES)))
-        vocab_size = json.loads(read_plain(folders[-1] / "tokenizer.json", links=False))["vocab_size"]
+        with open(folders[-1] / "model.safetensors", "rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         rows, width = header["token_embedding.weight"]["shape"]
         sizes = [math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"]
-    except (IndexError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return sum(sizes) - (rows - read_json(folders[-1] / "tokenizer.json")["vocab_size"]) * width
+    except (IndexError, OSError, ValueError, KeyError, OverflowError, MemoryError):
         return None
-    return sum(sizes) - (rows - vocab_size) * width

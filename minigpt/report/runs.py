@@ -9,7 +9,6 @@ from typing import Any
 
 from minigpt.checkpoint.folder import DamagedCheckpoint, best_checkpoint, list_checkpoints, read_manifest
 from minigpt.faults import UserFault
-from minigpt.files import open_plain
 from minigpt.report.record import Row, best_row, number, read_record, text_of
 from minigpt.screen import short_number, table
 
@@ -17,11 +16,7 @@ STATES = {"finished": "finished", "stopped": "stopped", "gave_up": "non-finite"}
 
 
 def list_runs(folder: str) -> str:
-    """Return a table of the runs in a folder, the one that changed last at the end; of the checkpoints if it is a run.
-
-    Raises:
-        UserFault: no such folder.
-    """
+    """Return a table of the runs in a folder, the one that changed last at the end; of a run, its checkpoints."""
     path = Path(os.path.expanduser(folder))
     if not path.is_dir():
         raise UserFault(f"{path}: no such folder. Give a folder of runs, or a run: minigpt runs DIR")
@@ -57,7 +52,7 @@ def describe_run(run: Path) -> tuple[str, ...]:
 def state_of(run: Path, events: Sequence[Row]) -> str:
     """Return "running" for a run that is training now, else how it ended."""
     try:
-        with open_plain(run / "run.lock") as lock:
+        with open(run / "run.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return "running"
