@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,6 @@ from minigpt.machine.hardware import find_named
 from minigpt.model.evaluate import token_losses, unpredicted_places, windows_at_once
 from minigpt.screen import Say
 
-MAX_CHANGES = 6  # named in a line
 PIECE = 1 << 20  # tokens decoded at one time
 
 
@@ -111,11 +109,8 @@ def open_run(path: str, which: str, data_dir: str | None = None, beside: Sequenc
     places = dict.fromkeys([config.data.dir, "data"] if data_dir is None else [data_dir])
     prepared = next(filter(None, (open_prepared(place, facts, mix) for place in places)), None)
     if prepared is None:
-        shares = shlex.quote(",".join(f"{source}:{share:g}" for source, share in mix.items()))
-        text = f"data.mix={shares}" if mix else f"data={config.data.name}"
-        remedy = f"or make them: minigpt prepare {text} tokenizer={config.tokenizer.name} ..."
-        tried = " or ".join(map(shown, places))
-        raise UserFault(f"the tokens of {path} are not in {tried}. Say where with data.dir=DIR, {remedy}")
+        remedy = "Say where with data.dir=DIR, or make them: minigpt prepare with the settings of the run"
+        raise UserFault(f"the tokens of {path} are not in {' or '.join(map(shown, places))}. {remedy}")
     files = read_manifest(checkpoint)["files"]
     weights = " ".join(str(files[name]["sha256"]) for name in (MODEL, ADAPTER) if name in files)
     trained_on = str(prepared.train.fingerprint)
@@ -191,8 +186,7 @@ def name_sides(groups: Sequence[list[Run]]) -> list[Side]:
     for number, runs in enumerate(groups):
         settings = settings_of(runs[0])
         keys = [key for key in sorted(first.keys() | settings.keys()) if first.get(key) != settings.get(key)]
-        changes = [f"{key}: {shown(first.get(key))} -> {shown(settings.get(key))}" for key in keys[:MAX_CHANGES]]
-        changes += [f"and {len(keys) - MAX_CHANGES} more"] if len(keys) > MAX_CHANGES else []
+        changes = [f"{key}: {shown(first.get(key))} -> {shown(settings.get(key))}" for key in keys]
         label = runs[0].path + (f" and {len(runs) - 1} more" if len(runs) > 1 else "")
         label += f"  ({', '.join(changes) or 'the same settings'})" if number else ""
         sides.append(Side(chr(ord("A") + number) if number < 26 else f"A{number}", runs, label))

@@ -77,12 +77,8 @@ class Answers:
 
 
 def read_questions(path: Path) -> list[Question]:
-    """Read a file of questions.
-
-    Raises:
-        UserFault: it can't be read, has no question, or has bad lines, all of which are named.
-    """
-    found, bad = [], []
+    """Read a file of questions; bad lines are named together."""
+    questions, bad = [], []
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -90,28 +86,19 @@ def read_questions(path: Path) -> list[Question]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                found.append(_question(json.loads(line)))
-            except (ValueError, RecursionError) as error:
+                questions.append(_question(json.loads(line)))
+            except (ValueError, TypeError, AttributeError) as error:
                 bad.append(f"{path}, line {number:,}: {error}")
-    if not found and not bad:
+    if not questions and not bad:
         bad.append(f"{path} holds no question; wanted JSON lines (docs/EVALUATION.md)")
     if bad:
-        raise UserFault(
-            *bad[:MAX_NAMED], *([f"{len(bad) - MAX_NAMED:,} more bad lines"] if len(bad) > MAX_NAMED else [])
-        )
-    return found
+        raise UserFault(*bad[:MAX_NAMED])
+    return questions
 
 
-def _question(record: Any) -> Question:
-    keys = ("context", "choices", "after", "answer")
-    task = record.pop("task", "") if isinstance(record, dict) else ""
-    if not isinstance(task, str):
-        raise ValueError("task must be a name")
-    if (
-        isinstance(record, dict)
-        and not record.keys().isdisjoint(("messages", "completion"))
-        and "choices" not in record
-    ):
+def _question(record: dict[str, Any]) -> Question:
+    task = str(record.pop("task", ""))
+    if not record.keys().isdisjoint(("messages", "completion")):
         try:
             *messages, last = messages_of(record)
         except BadMessages as fault:
@@ -119,29 +106,22 @@ def _question(record: Any) -> Question:
         if not messages or not is_answer(last):
             raise ValueError("a conversation must end with an answer of the assistant")
         return Question("", [last["content"]], "", 0, tuple(messages), task)
-    if not isinstance(record, dict) or record.keys() - set(keys):
-        raise ValueError(f"wanted an object with {', '.join(keys)}, or a conversation, got {str(record)[:60]}")
-    context, choices, after, answer = (record.get(key, "" if key in ("context", "after") else None) for key in keys)
-    if not isinstance(context, str) or not isinstance(after, str):
-        raise ValueError("context and after must be texts")
-    if choices is None:
-        if not isinstance(answer, str) or not answer or after:
-            raise ValueError("without choices, answer must be a text to put after the context, and after left out")
-        return Question(context, [answer], "", 0, task=task)
-    if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(each, str) and each for each in choices):
-        raise ValueError("choices must be a list of two texts or more, none empty")
-    if not isinstance(answer, int) or isinstance(answer, bool) or not 0 <= answer < len(choices):
+    context, after = record.pop("context", ""), record.pop("after", "")
+    choices, answer = record.pop("choices", None), record.pop("answer", None)
+    is_open = choices is None and isinstance(answer, str) and answer and not after
+    choices, answer = ([answer], 0) if is_open else (choices, answer)
+    texts = [context, after, *(choices if isinstance(choices, list) else [None])]
+    if record or not all(isinstance(text, str) for text in texts) or "" in texts[2:] or len(texts) < 4 - bool(is_open):
+        raise ValueError(
+            'wanted {"context": TEXT, "choices": [TEXT, TEXT ...], "answer": NUMBER} or "answer": TEXT alone'
+        )
+    if type(answer) is not int or not 0 <= answer < len(choices):
         raise ValueError(f"answer must be the place of the right choice, 0 to {len(choices) - 1}, got {answer!r}")
     return Question(context, choices, after, answer, task=task)
 
 
 def encode_questions(tokenizer: Tokenizer, questions: Sequence[Question], block_size: int, path: Path) -> list[Pair]:
-    """Return the tokens of every choice of every question.
-
-    Raises:
-        UserFault: a character that the tokenizer does not know, messages for a tokenizer without roles, or a choice
-            longer than the model's context.
-    """
+    """Return the tokens of every choice of every question."""
     if any(question.messages for question in questions) and not has_roles(tokenizer):
         remedy = "Give each a context in place of messages"
         raise UserFault(f"{path} holds messages, for models that were trained on conversations (data=chat). {remedy}")
@@ -219,16 +199,6 @@ def score_pairs(
         for number, loss, all_right in zip(numbers, sums, likeliest.tolist(), strict=True):
             found[number] = (-loss, all_right)
         progress(len(numbers))
-    return found
-
-
-def too_long(questions: Sequence[Question], pairs: Sequence[Pair], block_size: int) -> list[tuple[int, int]]:
-    """Return number (from 1) and most tokens of each question that is too long: the model reads only its end."""
-    found, rest = [], iter(pairs)
-    for number, question in enumerate(questions, 1):
-        tokens = max(sum(map(len, next(rest))) for _ in question.choices)
-        if tokens - 1 > block_size:  # the last is only predicted
-            found.append((number, tokens))
     return found
 
 

@@ -70,7 +70,7 @@ def test_a_question_may_have_each_form_of_a_conversation_and_what_else_a_row_hol
         ask({"completion": "b"})
 
 
-def test_questions_longer_than_the_context_are_counted_and_the_first_is_named(ask):
+def test_choices_longer_than_the_context_are_counted(ask):
     fits, longer = exchange("x" * 9, "b"), exchange("x" * 10, "b")  # of 12 + 1 tokens, the last is only predicted
     said = ask(fits, longer, {"context": "x" * 12, "choices": ["y", "yz"], "answer": 0})[1]
-    assert "2 of 3 have more tokens than the context, and only their end is read: number 2 first (14 tokens)" in said
+    assert "2 choices have more tokens than the context: only their end is read" in said
