@@ -28,9 +28,6 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tenso
 
     Returns:
         (..., T, S); each row with at least one key to attend sums to 1.
-
-    Raises:
-        ValueError: if q and k differ in width.
     """
     require_one_width(q, k)
     scores = q @ k.transpose(-2, -1) / math.sqrt(k.shape[-1])
@@ -57,9 +54,6 @@ def explicit_attention(
 
     Returns:
         out (..., T, Dv) and the weights (..., T, S) before dropout.
-
-    Raises:
-        ValueError: if q and k differ in width.
     """
     weights = attention_weights(q, k, mask)
     out = dropout(weights, dropout_p) @ v
@@ -101,9 +95,6 @@ def fused_attention(
 
     Returns:
         out (..., T, Dv).
-
-    Raises:
-        ValueError: if q and k differ in width.
 
     Source: Dao et al. 2022, "FlashAttention"; torch.nn.functional.scaled_dot_product_attention.
     """

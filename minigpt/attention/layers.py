@@ -266,9 +266,6 @@ class CrossAttention(nn.Module):
         d_context: width of the context.
         bias: biases in the projections.
 
-    Raises:
-        ValueError: if n_head does not divide n_embd.
-
     Source: Vaswani et al. 2017, section 3.2.3.
     """
 

@@ -29,11 +29,7 @@ OFFSET, CIPHER = 1, 2  # what a draw is for
 
 
 def check_length(split: str, n_tokens: int, block_size: int) -> None:
-    """Refuse a split that doesn't hold a single window.
-
-    Raises:
-        UserFault: n_tokens < block_size + 1.
-    """
+    """Refuse a split that doesn't hold a single window."""
     if n_tokens < block_size + 1:
         remedy = f"Use model.block_size <= {n_tokens - 1} or more text" if n_tokens > 1 else "Use more text"
         wanted = f"model.block_size={block_size} needs at least {block_size + 1:,}"
@@ -54,9 +50,6 @@ def window_starts(step: int, *, seed: int, n_tokens: int, block_size: int, seque
         n_tokens: length of the split.
         block_size: tokens per window; start + block_size + 1 <= n_tokens holds for every start.
         sequences: windows per batch, over all devices and micro-batches.
-
-    Raises:
-        UserFault: the split is shorter than one window.
     """
     check_length("train", n_tokens, block_size)
     return starts_of(samples_of_step(step, sequences), seed=seed, n_tokens=n_tokens, block_size=block_size)

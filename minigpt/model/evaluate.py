@@ -68,8 +68,7 @@ def grid_batches(
     Side by side: window w predicts tokens w * block_size + 1 .. (w + 1) * block_size. With a stride below block_size
     they overlap: one begins every `stride` tokens, and its first block_size - stride tokens are only read again.
 
-    Yields:
-        The windows, and how many of the last tokens of each are predicted.
+    Also yields how many of the last tokens of each window are predicted.
     """
     stride = stride or block_size
     shared, predicted = block_size - stride, len(split) - 1
@@ -224,7 +223,7 @@ def evaluate(model: nn.Module, split: "Split", *, token_bytes: Callable[[int], b
         **options: as for `token_losses`.
 
     Returns:
-        The score of this rank's share; nats summed in fp64. (Rank 0 subtracts the tokens that no rank predicts.)
+        The score of this rank's share; nats summed in fp64.
     """
 
     def text_bytes(tokens: NDArray[Any]) -> int:

@@ -33,9 +33,6 @@ def next_token_loss(gpt: nn.Module, tokens: Tensor, targets: Tensor, *, chunk: i
         tokens: (B, T).
         targets: (B, T), the tokens one place later.
         chunk: rows of logits that exist at a time, which needs a GPT as `gpt`; 0 = all of them.
-
-    Returns:
-        A scalar.
     """
     if chunk:
         return gpt(tokens, readout=_in_chunks(gpt, targets, None, chunk)) / targets.numel()
@@ -62,9 +59,6 @@ def weighted_loss_sum(
         weights: (B, T), how much each target counts; 0 = not at all.
         documents: of the sequences, if none of them is to see another.
         chunk: as for `next_token_loss`.
-
-    Returns:
-        A scalar.
     """
     options: dict[str, Any] = {} if documents is None else {"documents": documents}
     if chunk:
