@@ -103,15 +103,3 @@ def test_a_row_that_is_read_again_leaves_the_others_alone(kernel):
     logits = model(newest, cache=cache)[:, -1]
     for row, text in enumerate([tokens[0], again[0], tokens[2]]):
         assert_close(logits[row], model(torch.cat([text, newest[row]])[None])[0, -1])
-
-
-@torch.no_grad()
-def test_activation_checkpoints_do_not_pass_the_cache_by():
-    model = tiny_gpt()
-    model.config.checkpoint_activations = True
-    model.train()
-    tokens = some_tokens(2, 9)
-    cache = new_cache(model, 2)
-    logits = torch.cat([model(part, cache=cache) for part in tokens.split([5, 1, 3], dim=1)], dim=1)
-    assert cache.lengths == [9, 9]
-    assert_close(logits, model(tokens))

@@ -176,35 +176,4 @@ def test_activation_checkpointing_changes_no_loss_and_no_gradient(dropout, kerne
 # Positions and padding
 
 
-@pytest.mark.parametrize(
-    ("attention", "qk_norm", "meant"),
-    [
-        ("softmax", "auto", None),
-        ("rotary", "auto", "layernorm"),  # what rotary meant before the norm had a setting of its own
-        ("rotary", "none", None),
-        ("softmax", "layernorm", "layernorm"),
-        ("softmax", "rmsnorm", "rmsnorm"),
-        ("rotary", "rmsnorm", "rmsnorm"),
-        ("linear", "auto", None),
-    ],
-)
-def test_queries_and_keys_are_normalised_if_so_chosen(attention, qk_norm, meant):
-    model = make(attention=attention, qk_norm=qk_norm, bias=False, dtype=torch.float64)
-    before = model(tokens())
-    weights = model.state_dict().keys() - make(attention=attention, bias=False).state_dict().keys()
-    assert len(weights) == (2 * L if meant == "rmsnorm" else 0)  # a weight for queries and one for keys
-    with torch.no_grad():
-        for block in model.blocks:
-            block.attention.qkv.weight[: 2 * C] *= 30  # a norm takes this back
-    assert ((model(tokens()) - before).abs().max() < 1e-2) == (meant is not None)
-
-
 # The registries
-
-
-def test_a_token_never_sees_the_future():
-    model, ids = make().eval(), tokens()
-    changed = ids.clone()
-    changed[:, 4] = (ids[:, 4] + 1) % V
-    same = (model(ids) == model(changed)).all(dim=-1).all(dim=0)
-    assert same.tolist() == [t < 4 for t in range(T)]
