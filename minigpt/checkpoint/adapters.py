@@ -90,13 +90,7 @@ def config_json(gpt: GPT) -> dict[str, Any]:
 
 
 def read_adapter(find: Callable[[str], Path], gpt: GPT, origin: str) -> Adapter:
-    """Read an adapter.
-
-    Args:
-        find: name of a file -> its path.
-        gpt: a model of the shape that the adapter is for.
-        origin: where the files are.
-    """
+    """Read an adapter for `gpt`; `find` returns the path of a file, `origin` names the folder in errors."""
     rank, alpha = _read_config(find(ADAPTER_CONFIG))
     file = find(ADAPTER)
     tensors, label = contents.read_tensors(file), contents.read_label(file)

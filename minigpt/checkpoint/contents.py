@@ -29,15 +29,8 @@ def to_json(value: Any) -> bytes:
 def copy_tensors(tensors: Mapping[str, Tensor], memory: dict[str, Tensor] | None) -> dict[str, Tensor]:
     """Copy tensors into main memory, where they stay as they are while training goes on.
 
-    A sharded tensor is gathered from all processes, which must all call this, one tensor at a time.
-
-    Args:
-        tensors: on any device.
-        memory: where the copies are kept; filled at the first call, overwritten at later ones. None: this process only
-            gives its shards.
-
-    Returns:
-        The copies, contiguous.
+    A sharded tensor is gathered from all processes, which must all call this, one tensor at a time. The copies are kept
+    in `memory`, which later calls overwrite; None: this process only gives its shards.
     """
     for name, tensor in tensors.items():
         whole: Any = tensor.detach()

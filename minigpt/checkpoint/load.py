@@ -48,11 +48,7 @@ class LoadedCheckpoint:
 def find_checkpoint(path: str | Path, which: str = "best") -> Path:
     """Return the checkpoint folder meant by a run directory or checkpoint directory; another program's model as it is.
 
-    Nothing is changed there.
-
-    Args:
-        path: either, or a model's name on Hugging Face's hub.
-        which: of a run, "best" (lowest validation loss) or "latest" (the newest that is whole).
+    Of a run: which="best" (lowest validation loss) or "latest" (the newest that is whole).
     """
     path = local_path(path)
     if is_foreign(path):

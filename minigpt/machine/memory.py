@@ -90,12 +90,7 @@ def step_memory(config: TrainConfig, choices: "Choices", vocab_size: int) -> Mem
 def block_bytes(model: ModelConfig, wide: int, product: int, kernel: str, *, masked: bool) -> int:
     """Return the bytes that a block saves for its backward pass, per token.
 
-    Args:
-        model: its sizes.
-        wide: bytes of a number in the stream.
-        product: bytes of a number in matrix products.
-        kernel: explicit attention saves its T weights per head, fused attention does not.
-        masked: documents are kept apart.
+    A number in the stream has `wide` bytes, one in matrix products `product`; `masked`: documents are kept apart.
     """
     C, T, H = model.n_embd, model.block_size, model.n_head
     queries, gated = attention_width(model), model.activation == "swiglu"

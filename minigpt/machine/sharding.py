@@ -64,28 +64,16 @@ def shard(gpt: GPT, layout: Layout, config: TrainConfig, choices: Choices) -> No
 
 
 def begin_micro_batch(gpt: Any, *, last: bool, reshard: bool) -> None:
-    """Set what the next micro-batch does with gathered weights and gradients.
-
-    Args:
-        gpt: sharded.
-        last: whether it is its optimizer step's last.
-        reshard: as chosen: gathered weights are freed and gradients reduced in each micro-batch.
-    """
+    """Set what the next micro-batch does with gathered weights and gradients; `last`: it is its step's last."""
     gpt.set_requires_gradient_sync(last or reshard)
     gpt.set_reshard_after_backward(last or reshard)
 
 
 @torch.no_grad()
 def sample_together(gpt: Any, rank: int, write: Callable[[Callable[..., Tensor]], str | None]) -> str | None:
-    """Let rank 0 write with a sharded model; all other processes gather the weights with it.
+    """Let rank 0 write with a sharded model, while the other ranks gather the weights with it; return its text.
 
-    Args:
-        gpt: sharded.
-        rank: of this process.
-        write: called on rank 0 with (tokens, lengths, cache) -> (B, V) logits, as the sampling loop wants it.
-
-    Returns:
-        What `write` returns; "" on other ranks.
+    `write` is called on rank 0 with (tokens, lengths, cache) -> (B, V) logits, as the sampling loop wants it.
     """
     device = next(gpt.parameters()).device
     more = torch.ones(1, dtype=torch.int32, device=device)

@@ -16,12 +16,7 @@ LossFunction = Callable[..., Tensor]  # of model, tokens and targets, and of wei
 
 
 def set_up_torch(choices: Choices, *, deterministic: bool) -> None:
-    """Set torch's options, before anything is compiled or a device's memory is used.
-
-    Args:
-        choices: threads, products and whether anything is compiled.
-        deterministic: as `trainer.deterministic`.
-    """
+    """Set torch's options, before anything is compiled or a device's memory is used."""
     keep_freed_memory()
     torch.set_num_threads(choices.threads)
     torch.set_float32_matmul_precision(choices.float32_products)

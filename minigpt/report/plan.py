@@ -63,11 +63,8 @@ def describe_plan(
         length = f"{config.trainer.max_minutes:g} minutes of training"
     else:
         tokens = total_steps * config.batch_tokens
-        passes, each = (
-            _passes(prepared.train, tokens, model.block_size),
-            f"{tokens / parameters:.1f} tokens per parameter",
-        )
-        length = f"{total_steps:,} steps = {tokens:,} tokens = {passes}, {each}"
+        passes = _passes(prepared.train, tokens, model.block_size)
+        length = f"{total_steps:,} steps = {tokens:,} tokens = {passes}, {tokens / parameters:.1f} tokens per parameter"
     source = "mix" if config.data.mix else config.data.name
     shared = f" ({model.n_kv_head} of keys and values)" if 0 < model.n_kv_head < model.n_head else ""
     lines = [
