@@ -34,7 +34,6 @@ def train(arguments: list[str]) -> int:
         code = start_ranks(config.trainer)
         if code is not None:
             return code
-        _load("minigpt.data.preparing.prepare:require_vocabulary")(config.data, config.tokenizer)
         train_in_stages = _load("minigpt.stages:train_in_stages")
         return train_in_stages(config, arguments, _load("minigpt.training.run:train"))
 

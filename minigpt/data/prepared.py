@@ -24,10 +24,6 @@ CONVERSATIONS = ("chat", "tasks")  # data.name
 class DamagedShards(UserFault):
     """Prepared tokens have changed, or lost a file, since they were written."""
 
-    def __init__(self, folder: Path, what: str):
-        self.folder, self.what = folder, what
-        super().__init__(f"{what}. minigpt prepare with the same settings makes it again")
-
 
 @dataclass(frozen=True)
 class Prepared:
@@ -89,7 +85,7 @@ def open_folder(folder: Path, say: Say = lambda line: None) -> Prepared:
         if content.get("fingerprint") != whole:
             raise UserFault(f"{folder / 'prepared.json'} belongs to other tokens than those beside it")
     except UserFault as fault:
-        raise DamagedShards(folder, str(fault)) from None
+        raise DamagedShards(f"{fault}. Make {folder} again: minigpt prepare with the same settings") from None
     rule = content["summary"]["split"]
     say(f"data: {folder}: {len(train):,} tokens to train on, {len(val):,} to validate on ({rule})")
     return Prepared(folder, tokenizer, train, val, whole, content["summary"])

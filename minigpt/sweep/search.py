@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, create_trial
 from minigpt.config.convert import values
 from minigpt.config.run_names import NAMED, differences
 from minigpt.config.schema import SearchConfig, TrainerConfig
-from minigpt.data.preparing.prepare import prepare, require_vocabulary
+from minigpt.data.preparing.prepare import prepare
 from minigpt.faults import FINISHED, NON_FINITE, STOPPED, TRIALS_FAILED, StorageFailure, UserFault
 from minigpt.files import lock, read_json, write_file, write_json
 from minigpt.machine.cores import usable_cores
@@ -47,7 +47,6 @@ def run_sweep(sweep: Sweep) -> int:
     """
     with Signals() as signals, contextlib.ExitStack() as opened:
         if not {key.partition(".")[0] for key in sweep.space} & {"data", "tokenizer", "experiment"}:
-            require_vocabulary(sweep.config.data, sweep.config.tokenizer)
             prepare(sweep.config.data, sweep.config.tokenizer)  # once, or trials would wait for each other
         try:
             (sweep.folder / "trials").mkdir(parents=True, exist_ok=True)

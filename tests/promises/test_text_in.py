@@ -57,7 +57,6 @@ def test_a_text_is_kept_byte_by_byte_and_its_last_tenth_validates(folder, tokeni
     border = int(len(TEXT) * 0.9)
     assert documents(prepared) == ([TEXT[:border]], [TEXT[border:]])
     assert "data: reading 1 file, 5,770 bytes: 1 text (1 .txt)" in said
-    assert "data: 120 lines end in CR LF; they are kept as they are" in said
     assert any("the last 0.1 of the characters for validation" in line for line in describe(prepared))
 
 
@@ -139,15 +138,13 @@ def test_what_is_read_and_what_is_left_out_is_said(folder):
         "data: left out 1 (empty): e.txt",
         "data: left out 1 (hidden): .git",
     ]
-    assert said[6:11] == [
+    assert said[6:10] == [
         "data: reading 4 files, 6,233 bytes: 3 text (2 .txt, 1 .csv), 1 JSON lines (1 .jsonl)",
         "data: the text of a record is its 'text'; another key or column: data.key=KEY",
-        "data: 1 .csv read as plain text, marks and all (records are read from .jsonl and .parquet)",
         "data: 1 documents are not UTF-8 and taken as bytes, bom.txt first",
-        "data: 120 lines end in CR LF; they are kept as they are",
+        "data: 1 records without any text are passed over, r.jsonl, line 3 first",
     ]
-    assert "documents with a byte-order mark in front: 1; data.encoding=utf-8-sig drops it" in prepared.summary["notes"]
-    assert "1 records without any text are passed over" in prepared.summary["notes"]
+    assert "data.val_source=FILE chooses what to validate on" in prepared.summary["notes"][-1]
     assert made("t", exclude="*.csv,bom*")[0].summary["bytes"] == len(TEXT.encode()) + 3
 
 
@@ -161,7 +158,7 @@ def test_all_files_that_can_not_be_read_are_named_with_the_remedy(folder):
         made("t", "char")
     names = (
         "b.txt: byte 0xE9 at offset 10",
-        "line 2: the record has 'body'",
+        "has no text under 'text'",
         "line 1 is not JSON",
         "cut or no gzip file",
     )

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -13,11 +12,9 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any
-from urllib.parse import urlsplit
 
 from minigpt.faults import UserFault
 
-CONNECT_SECONDS = 5.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # that this process obeys for all
 
 Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[tuple[int, Any]]]  # number and result of each job
@@ -108,9 +105,6 @@ def _ray_cluster() -> Iterator[Map]:
 
     address = os.environ.get("RAY_ADDRESS", "")
     try:
-        place = urlsplit(address if "//" in address else f"//{address}")
-        if place.hostname and place.port:  # Ray itself would wait for ever for an address that does not answer
-            socket.create_connection((place.hostname, place.port), CONNECT_SECONDS).close()
         ray.init(log_to_driver=False, include_dashboard=False, logging_level="warning")
     except Exception as error:  # ConnectionError, ValueError, ImportError (ray:// without ray[client]) ...
         reason = " ".join(str(error).split())[:300] or type(error).__name__

@@ -23,22 +23,16 @@ from minigpt.data.shards import (
 )
 from minigpt.data.sources.corpus import MAGICS, Corpus, token_header
 from minigpt.data.sources.split import count_characters
-from minigpt.data.tokenizer import FORMAT, Tokenizer, build_tokenizer, load_tokenizer
+from minigpt.data.tokenizer import Tokenizer, build_tokenizer
 from minigpt.faults import UserFault
-from minigpt.files import read_json, replaced, sha256_of
+from minigpt.files import replaced, sha256_of
 from minigpt.screen import Progress, Say
 
 PIECE_TOKENS = 1 << 20
 
 
 def _tokenizer_of(corpus: Corpus, name: str, stated: Tokenizer | None) -> Tokenizer:
-    """Return the tokenizer of tokens: ours beside our own shards, GPT-2's of other uint16 shards, or the stated one.
-
-    Args:
-        corpus: whose files are tokens.
-        name: of the tokenizer that the command line names, or the default.
-        stated: that tokenizer, if it needs no text to learn from; else None.
-    """
+    """Return the stated tokenizer, unless it is to be learned (None); or GPT-2's, of llm.c's uint16 shards."""
     for file in corpus.files:
         header, unsaid = token_header(file), stated is None or stated.name in ("byte", "gpt2")
         if unsaid and (header is None or MAGICS[header[0]] != "uint16") and file.path.with_name("meta.pkl").exists():
@@ -46,16 +40,9 @@ def _tokenizer_of(corpus: Corpus, name: str, stated: Tokenizer | None) -> Tokeni
                 f"{file.path} holds tokens of an alphabet of its own, in meta.pkl, a pickle, which is never opened: "
                 "prepare their text with tokenizer=char"
             )
-    for path in dict.fromkeys(file.path.with_name("tokenizer.json") for file in corpus.files):
-        content = read_json(path) if path.is_file() else None
-        if isinstance(content, dict) and content.get("format") == FORMAT:
-            own = load_tokenizer(content, path)
-            stated = stated or own
-            if own.hash != stated.hash:
-                raise UserFault(
-                    f"{path} says that the tokens beside it are of tokenizer={own.name} (SHA-256 {own.hash[:12]}), and "
-                    f"tokenizer={stated.name} ({stated.hash[:12]}) is another. Leave it out: it is taken from there"
-                )
+    if (corpus.files[0].path.with_name("prepared.json")).is_file():
+        folder = corpus.files[0].path.parent
+        raise UserFault(f"{folder} holds tokens that minigpt has prepared. Name the folder: data.mix={folder}:1")
     if stated is not None:
         return stated
     header = token_header(corpus.files[0])
@@ -71,7 +58,7 @@ def link_tokens(
     """Write links to tokens, and the sidecars, into a folder. Return the tokenizer, the sidecars and counts.
 
     Raises:
-        UserFault: files are cut or not of this tokenizer, all of which it names; or a split is missing.
+        UserFault: a file is cut or not of this tokenizer; or a split is missing.
         OSError: a file can't be written.
     """
     if text := [file.label for file in corpus.files if file.path.suffix != ".bin"]:
@@ -82,35 +69,27 @@ def link_tokens(
     sizes = np.array([(len(text), count_characters(text)) for text in texts])
     progress = Progress("data: reading", corpus.size, say)
     has_val_source = any(file.is_val for file in corpus.files)
-    sidecars, counts, bad = dict[str, dict[str, Any]](), Counter[str](), list[str]()
+    sidecars, counts = dict[str, dict[str, Any]](), Counter[str]()
     for split in ("train", "val"):
-        shards, layouts, largest, before = list[dict[str, Any]](), list[dict[str, Any]](), 0, counts["bytes"]
+        shards, layout, largest, before = list[dict[str, Any]](), dict[str, Any](), 0, counts["bytes"]
         for file in corpus.files:
-            is_val = file.is_val if has_val_source else "val" in file.path.name
-            if is_val != (split == "val"):
+            if (file.is_val if has_val_source else "val" in file.path.name) != (split == "val"):
                 continue
-            try:
-                tokens, layout = _open(file)
-                layouts.append(layout)
-                if layout != layouts[0]:
-                    raise UserFault(f"{file.path} holds other tokens than the files before it: {layout}")
-                largest = max(largest, _count(file, tokens, tokenizer, sizes, counts, progress))
-            except UserFault as fault:
-                bad.append(str(fault))
-                continue
+            tokens, file_layout = _open(file)
+            layout = layout or file_layout
+            if layout != file_layout:
+                raise UserFault(f"{file.path} holds other tokens than the files before it: {file_layout}")
+            largest = max(largest, _count(file, tokens, tokenizer, sizes, counts, progress))
             shards.append(
                 {"file": shard_name(split, len(shards)), "tokens": len(tokens), "sha256": sha256_of(file.path)}
             )
             with replaced(folder / shards[-1]["file"]) as temporary:
                 os.symlink(os.path.abspath(file.path), temporary)
         total = sum(shard["tokens"] for shard in shards)
-        if total < 2 and not bad:
-            bad.append(f"data.source has no tokens for {split}: the files to validate on have val in their names")
-        if not bad:
-            facts = {"tokens": total, "bytes": counts["bytes"] - before, "max_token": largest, "shards": shards}
-            sidecars[split] = write_sidecar(folder, split, tokenizer, facts | layouts[0] | {"shard_tokens": total})
-    if bad:
-        raise UserFault(*bad)
+        if total < 2:
+            raise UserFault(f"data.source has no tokens for {split}: the files to validate on have val in their names")
+        facts = {"tokens": total, "bytes": counts["bytes"] - before, "max_token": largest, "shards": shards}
+        sidecars[split] = write_sidecar(folder, split, tokenizer, facts | layout | {"shard_tokens": total})
     return tokenizer, sidecars, counts
 
 

@@ -76,7 +76,7 @@ def make(
         "split": describe_split(rule, keys["val_fraction"], keys["val_source"]),
         "tokenizer": tokenizer.name,
         "vocab_size": tokenizer.vocab_size,
-        "notes": [*corpus.notes, *notes, *_notes_on_tokens(tokenizer, keys, sidecars["train"]["tokens"])],
+        "notes": [*corpus.notes, *notes],
     }
     for name, facts in measure(folder, tokenizer).items():
         split = {key: sidecars[name][key] for key in ("tokens", "bytes")} if name in sidecars else {}
@@ -166,8 +166,10 @@ def _planned(
             say(f"data: learning {vocab_size:,} tokens from {part} {size_text(size)} of the training text")
         train = ([text] for text in _training_text(plan, scans))
         tokenizer = build_tokenizer(keys["tokenizer"], vocab_size=vocab_size, alphabet=total.alphabet, train=train)
-        if 0 < sampled < 1:
-            plan.notes.append(f"the vocabulary is learned from a random {size_text(LEARN_BYTES)} of the training text")
+        if tokenizer.vocab_size < vocab_size:
+            say(
+                f"data: the text yields {tokenizer.vocab_size:,} tokens, fewer than tokenizer.vocab_size={vocab_size:,}"
+            )
     tokenizer = with_roles(tokenizer) if corpus.options.chat else tokenizer
     (folder / UNITS).mkdir(exist_ok=True)
     write_json(folder / "tokenizer.json", tokenizer.to_json())
@@ -221,31 +223,10 @@ def _training_text(plan: Plan, scans: list[Scan]) -> Iterator[bytes]:
 
 def _notes_on_text(corpus: Corpus, total: Scan) -> list[str]:
     """Return sentences about what a user may not expect in the text."""
-    options, counts, chat = corpus.options, total.counts, corpus.options.chat
-    notes = {
-        f"the text is rewritten from {options.encoding} to UTF-8": options.encoding != "utf-8",
-        f"{counts['not_utf8']:,} documents are not UTF-8 and taken as bytes, {total.first.get('not_utf8')} first": (
-            counts["not_utf8"] and not chat
-        ),
-        f"{counts['replaced']:,} characters U+FFFD; bytes that are no text became such": counts["replaced"],
-        f"{counts['crlf']:,} lines end in CR LF; they are kept as they are": counts["crlf"],
-        f"documents with a byte-order mark in front: {counts['marks']:,}; data.encoding=utf-8-sig drops it": (
-            counts["marks"]
-        ),
-        f"{counts['nul']:,} NUL bytes; they are kept as they are": counts["nul"],
-        f"{counts['empty']:,} records without any text are passed over": counts["empty"] and not chat,
-        f"{counts['empty']:,} conversations without an answer are passed over, {total.first.get('empty')} first": (
-            counts["empty"] and chat
-        ),
-    }
-    return [sentence for sentence, holds in notes.items() if holds]
-
-
-def _notes_on_tokens(tokenizer: Tokenizer, keys: dict[str, Any], train_tokens: int) -> Iterator[str]:
-    wanted = keys["vocab_size"] or 0
-    if tokenizer.vocab_size < wanted:
-        yield f"the text yields {tokenizer.vocab_size:,} BPE tokens, fewer than tokenizer.vocab_size={wanted:,}"
-    if tokenizer.rules and tokenizer.rules.nfc:
-        yield "the tokenizer brings text into Unicode's form NFC: other forms are not kept byte by byte"
-    if train_tokens <= 1024:
-        yield f"so few tokens allow model.block_size={train_tokens - 1} at most"
+    counts, notes = total.counts, list[str]()
+    if counts["not_utf8"] and not corpus.options.chat:
+        notes.append(f"{counts['not_utf8']:,} documents are not UTF-8 and taken as bytes, {total.not_utf8} first")
+    if counts["empty"]:
+        what = "conversations without an answer" if corpus.options.chat else "records without any text"
+        notes.append(f"{counts['empty']:,} {what} are passed over, {total.empty} first")
+    return notes

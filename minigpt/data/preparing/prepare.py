@@ -70,16 +70,16 @@ def prepare(
         return _prepare_mix(data, tokenizer, given, work, say)
     scheme = scheme_of(tokenizer.name, tokenizer.vocab_size)
     if given is None and tokenizer.name == "file":
-        given = _tokenizer_of_file(tokenizer)
+        if tokenizer.file is None:
+            raise UserFault("tokenizer=file needs the tokenizer. Add tokenizer.file=PATH of a tokenizer.json")
+        given = read_tokenizer_json(typed_path(tokenizer.file), tokenizer.eot)
     if given is not None and data.name in CONVERSATIONS:
         given = with_roles(given)
     keys, root = _keys(data, tokenizer, given), typed_path(data.dir)
     known = _known(root, keys)
     newest = next(iter(known), None)
-    if newest and data.name == "shakespeare_char" and not data.source:  # its one content is known by its checksum
-        return open_folder(newest, say)
     try:
-        corpus = find_corpus(data, raw=scheme.takes_any_bytes, say=say)
+        corpus = find_corpus(data, raw=scheme.takes_any_bytes)
         for folder, content in known.items():
             if content["signature"] == corpus.signature:
                 with contextlib.suppress(DamagedShards):
@@ -87,35 +87,26 @@ def prepare(
                 say(f"data: {folder} has lost a file, or one was changed; preparing it anew")
                 (folder / "prepared.json").unlink(missing_ok=True)
         corpus = look_inside(corpus, say)
+        if newest and (newest / "prepared.json").is_file():
+            say(f"data: the source changed since {newest} was prepared; preparing it anew")
+        for line in corpus.description():
+            say(f"data: {line}")
+        if given is None and not scheme.is_learned:  # fetched, perhaps, before gigabytes are read
+            given = build_tokenizer(tokenizer.name)
+        folder = root / _folder_name(keys, corpus.signature)
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder, say):
+            if not read_prepared(folder):
+                make(folder, keys, corpus, given, work=work or WorkConfig(), say=say)
+        return open_folder(folder, say)
     except SourceGone as fault:
         if newest is None:
             raise
         say(f"data: {fault}. Using the tokens prepared from it earlier")
         return open_folder(newest, say)
-    if newest and (newest / "prepared.json").is_file():
-        say(f"data: the source changed since {newest} was prepared; preparing it anew")
-    for line in corpus.description():
-        say(f"data: {line}")
-    if given is None and not scheme.is_learned:  # fetched, perhaps, before gigabytes are read
-        given = build_tokenizer(tokenizer.name)
-    folder = root / _folder_name(keys, corpus.signature)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder, say):
-            if not read_prepared(folder):
-                make(folder, keys, corpus, given, work=work or WorkConfig(), say=say)
     except OSError as error:
-        wrong = f"{error.filename or folder} can't be written: {error.strerror or error}"
+        wrong = f"{error.filename or root} can't be written: {error.strerror or error}"
         raise StorageFailure(f"{wrong}. Make room or choose another folder: data.dir=DIR") from error
-    return open_folder(folder, say)
-
-
-def require_vocabulary(data: DataConfig, tokenizer: TokenizerConfig) -> None:
-    """Refuse a missing vocabulary that is not learned (GPT-2's) before anything slow is loaded: torch, text."""
-    if tokenizer.name == "file" or data.mix:
-        return  # it is on this machine, or comes with the tokens
-    if not scheme_of(tokenizer.name).is_learned and not _known(typed_path(data.dir), _keys(data, tokenizer)):
-        build_tokenizer(tokenizer.name)
 
 
 def _prepare_mix(
@@ -129,11 +120,7 @@ def _prepare_mix(
             if read_prepared(folder).get("keys", {}).get("corpus") in CONVERSATIONS:
                 remedy = "Use it, with the rows that they were made from: data=chat data.source=FILE"
                 raise UserFault(f"data.mix: {name} holds conversations, which only data=chat learns. {remedy}")
-            try:
-                part = open_folder(folder, say)
-            except DamagedShards as fault:  # the user's own folder, which must not be made anew
-                remedy = f"Copy {folder} again from where it was made, or make it again there"
-                raise UserFault(f"{fault.what}. {remedy}") from None
+            part = open_folder(folder, say)
         else:
             corpus: Any = source if source in ("stdlib", "shakespeare_char") else "text"
             alone = replace(data, name=corpus, source=source if corpus == "text" else None, mix={})
@@ -152,29 +139,15 @@ def _prepare_mix(
         name = part.tokenizer.name
         raise UserFault(f"data.mix holds tokens of tokenizer={name}, got tokenizer={tokenizer.name}. Use the former")
     mixture = mixed(parts, dict(zip(parts, data.mix.values(), strict=True)))
-    mixture.summary["overlap"] = _overlap_of_mix(typed_path(data.dir), mixture)
+    if isinstance(mixture.train, MixedSplit) and isinstance(mixture.val, MixedSplit):
+        tokens = fingerprint([mixture.train.fingerprint, mixture.val.fingerprint])
+        path = typed_path(data.dir) / f"mix-{tokens[:10]}.json"
+        if not path.is_file():
+            write_json(path, overlap(mixture.train, mixture.val, mixture.tokenizer))
+        mixture.summary["overlap"] = read_json(path)
     for name, line in measured_lines(mixture.summary):
         say(f"data: {name}: {line}")
     return mixture
-
-
-def _overlap_of_mix(root: Path, mixture: Prepared) -> dict[str, Any]:
-    """Return how much of all sources' validation text stands in any source's training text; measured once."""
-    assert isinstance(mixture.train, MixedSplit)
-    assert isinstance(mixture.val, MixedSplit)
-    path = root / f"mix-{fingerprint([mixture.train.fingerprint, mixture.val.fingerprint])[:10]}.json"
-    if path.is_file():
-        measured: dict[str, Any] = read_json(path)
-        return measured
-    measured = overlap(mixture.train, mixture.val, mixture.tokenizer)
-    write_json(path, measured)
-    return measured
-
-
-def _tokenizer_of_file(config: TokenizerConfig) -> Tokenizer:
-    if config.file is None:
-        raise UserFault("tokenizer=file needs the tokenizer. Add tokenizer.file=PATH of a tokenizer.json")
-    return read_tokenizer_json(typed_path(config.file), config.eot)
 
 
 def _keys(data: DataConfig, tokenizer: TokenizerConfig, given: Tokenizer | None = None) -> dict[str, Any]:

@@ -24,7 +24,8 @@ class Scan:
     counts: Counter[str] = field(
         default_factory=Counter
     )  # documents, bytes, characters, and what a user may not expect
-    first: dict[str, str] = field(default_factory=dict)  # the first document without text, and the first not in UTF-8
+    empty: str = ""  # the first document without text
+    not_utf8: str = ""
     bad: list[str] = field(default_factory=list)  # a sentence for each file that can't be read
     alphabet: set[str] = field(default_factory=set)
     buckets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(BUCKETS, np.int64))  # see `fair_border`
@@ -34,7 +35,7 @@ class Scan:
     def add(self, other: "Scan") -> None:
         """Add what was found in the next unit. (Its sample and its hashes stay its own.)"""
         self.counts += other.counts
-        self.first = other.first | self.first
+        self.empty, self.not_utf8 = self.empty or other.empty, self.not_utf8 or other.not_utf8
         self.bad += [sentence for sentence in other.bad if sentence not in self.bad]
         self.alphabet |= other.alphabet
         self.buckets += other.buckets
@@ -56,7 +57,7 @@ def scan_unit(unit: Unit, *, rule: str, val_fraction: float, alphabet: bool, sam
             for document in part.documents(unit.options):
                 hash, chunks = hash_of(document, rule, is_val=part.file.is_val)
                 before = scan.counts["bytes"]
-                counted = _count(document, chunks, scan, unit.options.errors, alphabet, alphabet or unit.options.raw)
+                counted = _count(document, chunks, scan, alphabet, alphabet or unit.options.raw)
                 if sampled:
                     _sample(counted, hash, scan, sampled, unit.number)
                 for _ in counted:
@@ -70,41 +71,29 @@ def scan_unit(unit: Unit, *, rule: str, val_fraction: float, alphabet: bool, sam
     return scan
 
 
-def _count(
-    document: Document, chunks: Iterable[bytes], scan: Scan, errors: str, alphabet: bool, decodes: bool
-) -> Iterator[bytes]:
+def _count(document: Document, chunks: Iterable[bytes], scan: Scan, alphabet: bool, decodes: bool) -> Iterator[bytes]:
     """Yield the chunks of a document, and count it."""
-    counts, decoder, last, size = scan.counts, codecs.getincrementaldecoder("utf-8")(), b"", 0
+    counts, decoder, size = scan.counts, codecs.getincrementaldecoder("utf-8")(), 0
+    broken = False
     for chunk in chunks:
-        if not size and document.head is None:
-            counts["marks"] += chunk.startswith(codecs.BOM_UTF8)
         size += len(chunk)
         counts["bytes"] += len(chunk)
         counts["characters"] += count_characters(chunk)
-        if b"\r" in chunk or last == b"\r":  # to look for one byte is ten times as fast as to count two
-            counts["crlf"] += chunk.count(b"\r\n") + (last == b"\r" and chunk.startswith(b"\n"))
-        if b"\0" in chunk:
-            counts["nul"] += chunk.count(0)
-        if errors == "replace":
-            counts["replaced"] += chunk.count("\ufffd".encode())
         counts["visible"] += not chunk.isspace()
-        last = chunk[-1:]
         if decodes:
             try:
                 text = decoder.decode(chunk)
                 scan.alphabet.update(text if alphabet else "")
             except UnicodeDecodeError:
-                decodes = False
-                decoder.setstate((b"no UTF-8", 0))
+                decodes, broken = False, True
         yield chunk
-    for kind, holds in {
-        "not_utf8": decoder.getstate()[0],
-        "empty": not size,
-        "documents": size and document.head is None,
-    }.items():
-        if holds:
-            counts[kind] += 1
-            scan.first.setdefault(kind, document.label)
+    if broken or decoder.getstate()[0]:
+        counts["not_utf8"] += 1
+        scan.not_utf8 = scan.not_utf8 or document.label
+    counts["documents"] += size > 0 and document.head is None
+    if not size:
+        counts["empty"] += 1
+        scan.empty = scan.empty or document.label
 
 
 def _sample(chunks: Iterable[bytes], hash: int, scan: Scan, sampled: float, unit: int) -> None:

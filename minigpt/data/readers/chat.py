@@ -16,7 +16,7 @@ NOT_LEARNED = (  # keys of a message that would be ignored
 
 def read_chat(file: File, options: ReadOptions, begin: int = 0, end: int | None = None) -> Iterator[Document]:
     """Yield the conversation of each record, as `marked` writes it; an empty document if the assistant says nothing."""
-    for place, line in lines_of(file, options.encoding, begin, end):
+    for place, line in lines_of(file, begin, end):
         try:
             messages = messages_of(json.loads(line.decode(options.encoding, options.errors).lstrip("\ufeff")))
             content = marked(messages, options.errors) if any(map(is_answer, messages)) else b""

@@ -2,7 +2,6 @@
 
 import glob
 import gzip
-import re
 import shlex
 import zlib
 from collections.abc import Callable, Iterator
@@ -69,9 +68,7 @@ class File:
     @property
     def remedy(self) -> str:
         """What to type to leave it out."""
-        hard = r"[,$\x00-\x1f\x7f\udc80-\udcff]|^\s+|\s+$"  # divides patterns, can't be typed, or is taken off
-        pattern = re.sub(hard, lambda match: "?" * len(match[0]), glob.escape(self.label))
-        return f"data.exclude={shlex.quote(pattern)}"
+        return f"data.exclude={shlex.quote(glob.escape(self.label).replace(',', '?'))}"
 
     @property
     def packing(self) -> str:

@@ -2,7 +2,6 @@
 
 import codecs
 import itertools
-import shlex
 from collections.abc import Iterator
 
 from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
@@ -79,9 +78,7 @@ def _remedy(file: File, options: ReadOptions) -> str:
     if kind := kind_of_binary(file, options.encoding):
         return f"The file is {kind}. Leave it out: {file.remedy}"
     other = "utf-16" if _is_utf16(next(file.chunks(size=HEAD_BYTES), b"")) else "latin-1"
-    convert = f"iconv -f {other} -t utf-8 {shlex.quote(str(file.path))} > NEW"
     return (
-        f"If all of the text is in another encoding: data.encoding={other}; if this file alone is: {convert}; to read "
-        "bad bytes as U+FFFD: data.errors=replace; to train on the bytes as they are: tokenizer=byte; to leave it out: "
-        f"{file.remedy}"
+        f"If the text is in another encoding: data.encoding={other}; to read bad bytes as U+FFFD: data.errors=replace; "
+        f"to train on the bytes as they are: tokenizer=byte; to leave it out: {file.remedy}"
     )

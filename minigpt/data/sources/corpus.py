@@ -22,10 +22,10 @@ from minigpt.config.schema import DataConfig
 from minigpt.data.chat.tasks import task_file
 from minigpt.data.readers import NAMES, READERS, holds_records, require_packages
 from minigpt.data.readers.document import BadFile, File, ReadOptions
-from minigpt.data.readers.plain import HOLDS_NUL, kind_of_binary
+from minigpt.data.readers.plain import kind_of_binary
 from minigpt.data.sources.download import SourceGone, download, fetch
 from minigpt.data.sources.find import find_files, local_file, typed_path
-from minigpt.faults import StorageFailure, UserFault
+from minigpt.faults import UserFault
 from minigpt.files import sha256_of, write_file
 from minigpt.screen import Progress, Say, size_text
 
@@ -34,7 +34,6 @@ SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2d
 MAGICS = {20240520: "uint16", 20240801: "uint32"}  # the first number of llm.c's shards -> their tokens
 _ROWS = ("jsonl", "ndjson", "JSONL", "NDJSON")
 CONVERSATIONS = ",".join(f"*.{end}{packing}" for end in _ROWS for packing in ("", ".gz", ".zst"))  # of a folder
-MARKED_UP = {".json", ".csv", ".tsv", ".html", ".htm", ".xml", ".ipynb"}  # text, but more than that
 
 # Words in the names of a split that somebody made, and the form of such a file name without its ending.
 _SIDES = {"train": "train", "training": "train", "validation": "val", "valid": "val", "val": "val", "test": "test"}
@@ -76,7 +75,6 @@ class Corpus:
     options: ReadOptions = field(default_factory=ReadOptions)
     rule: str = "tail"
     signature: str = ""
-    missing: str = ""  # modules of the standard library
 
     @cached_property
     def files(self) -> list[File]:
@@ -94,7 +92,7 @@ class Corpus:
         reasons = defaultdict[str, list[str]](list)
         for file in self.found:
             reasons[file.left_out].append(file.label)
-        return [f"modules that are not installed here: {self.missing}"] * bool(self.missing) + [
+        return [
             f"left out {len(labels):,} ({why}): {', '.join(sorted(labels)[:3])}{' ...' if len(labels) > 3 else ''}"
             for why, labels in reasons.items()
             if why
@@ -102,7 +100,7 @@ class Corpus:
 
     def description(self) -> list[str]:
         """Return lines that say what is left out, and in which format the other files will be read."""
-        kinds, suffixes = defaultdict[str, Counter[str]](Counter), Counter(file.suffix for file in self.files)
+        kinds = defaultdict[str, Counter[str]](Counter)
         for file in self.files:
             kind = "tokens" if self.rule == "tokens" else NAMES.get(file.suffix, "text")
             kinds[kind][file.suffix + file.packing or "no suffix"] += 1
@@ -117,27 +115,23 @@ class Corpus:
             lines.append(f"by their names, {val:,} of the files are the validation text; data.val_source= names others")
         if kinds.keys() & NAMES.values() and not self.options.chat:
             lines.append(f"the text of a record is its {self.options.key!r}; another key or column: data.key=KEY")
-        if marked := ", ".join(f"{suffixes[end]:,} {end}" for end in sorted(suffixes.keys() & MARKED_UP)):
-            lines.append(f"{marked} read as plain text, marks and all (records are read from .jsonl and .parquet)")
         return lines
 
 
-def find_corpus(data: DataConfig, *, raw: bool = False, say: Say = print) -> Corpus:
+def find_corpus(data: DataConfig, *, raw: bool = False) -> Corpus:
     """Return the corpus that a config names, without having opened a file of it. `look_inside` makes it complete.
 
     Args:
         data: the config.
         raw: whether bytes need not be valid UTF-8.
-        say: takes lines for the user.
 
     Raises:
         SourceGone: the source is missing or can't be fetched.
         UserFault: nothing to read, no permission, or a file that isn't Tiny Shakespeare.
     """
-    options, rule, missing = ReadOptions(raw=raw), "tail", ""
+    options, rule = ReadOptions(raw=raw), "tail"
     if data.name == "stdlib":
-        found, missing = _stdlib()
-        rule = "label"
+        found, rule = _stdlib(), "label"
     elif data.name == "shakespeare_char":
         found = [local_file(path := _shakespeare(data), path.name)]
     elif data.name == "tasks":
@@ -147,15 +141,15 @@ def find_corpus(data: DataConfig, *, raw: bool = False, say: Say = print) -> Cor
         encoding = codecs.lookup(data.encoding).name
         options = ReadOptions(encoding, data.errors, raw, data.key, chat, data.separator or None)
         data = replace(data, include=data.include or CONVERSATIONS) if chat else data
-        found, rule = find_files("source", data, say), "content"
+        found, rule = find_files("source", data), "content"
         if data.val_source is not None:
-            val, rule = find_files("val_source", data, say), "source"
+            val, rule = find_files("val_source", data), "source"
             held_out = {file.path.resolve() for file in val if not file.left_out}
             shared = {file: "in data.val_source" for file in found if file.path.resolve() in held_out}
             found = [replace(file, left_out=file.left_out or shared.get(file, "")) for file in found] + val
     facts = [(file.label, file.size, file.stamp, file.is_val) for file in found if not file.left_out]
     signature = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-    return _refuse_nothing(Corpus(data.name, found, options, rule, signature, missing))
+    return _refuse_nothing(Corpus(data.name, found, options, rule, signature))
 
 
 def look_inside(corpus: Corpus, say: Say) -> Corpus:
@@ -169,8 +163,6 @@ def look_inside(corpus: Corpus, say: Say) -> Corpus:
         return corpus
     require_packages(corpus.files)
     tokens = set(_token_files(corpus.files))
-    if strange := [file for file in corpus.files if tokens and file.path.suffix == ".bin" and file not in tokens]:
-        raise UserFault(*(f"{file} is beside shards and is no shard: leave it out: {file.remedy}" for file in strange))
     progress = Progress("data: looking into the files", len(corpus.found), say, unit="files", size=1)
     found = []
     for file in corpus.found:
@@ -183,9 +175,7 @@ def look_inside(corpus: Corpus, say: Say) -> Corpus:
             )
         elif not why:
             why = _content_to_skip(file, corpus.options.encoding)
-            if file.is_named and why == HOLDS_NUL and file.path.suffix != ".bin":
-                why = ""
-            elif file.is_named and why:
+            if file.is_named and why:
                 raise UserFault(f"data.source={file} is {why}; wanted text. Convert it to text first")
         found.append(replace(file, left_out=why))
         progress(1)
@@ -253,34 +243,23 @@ def _by_names(found: list[File], options: ReadOptions) -> tuple[list[File], str]
     ], "names" if "val" in words else "content"
 
 
-def _stdlib() -> tuple[list[File], str]:
-    """Return the files of the standard library's source, and the modules that are not here."""
+def _stdlib() -> list[File]:
     root = Path(sysconfig.get_path("stdlib"))
-    paths, missing = dict[str, Path](), []
-    for module in _STDLIB:
-        source = root / f"{module}.py"
-        of_module = [source] if source.is_file() else list((root / module).rglob("*.py"))
-        paths |= {path.relative_to(root).as_posix(): path for path in of_module}
-        missing += [] if of_module else [module]
+    paths = [path for module in _STDLIB for path in (root / f"{module}.py", *(root / module).rglob("*.py"))]
+    labels = {path.relative_to(root).as_posix(): path for path in paths if path.is_file()}
     files = [
-        file
-        for label, path in sorted(paths.items())
-        if label not in _GENERATED and {"test", "tests"}.isdisjoint(label.split("/"))
-        if (file := local_file(path, label)).size
+        local_file(path, label)
+        for label, path in sorted(labels.items())
+        if label not in _GENERATED and {"test", "tests"}.isdisjoint(label.split("/")) and path.stat().st_size
     ]
     if not files:
         remedy = "Use a Python that has it, or your own text: data=text data.source=FILE"
         raise SourceGone(f"data=stdlib needs the source of Python's standard library, which {root} lacks. {remedy}")
-    return files, ", ".join(missing)
+    return files
 
 
 def _tasks(data: DataConfig) -> list[File]:
-    folder = typed_path(data.dir)
-    try:
-        train, val = (local_file(task_file(folder, part), f"{part}.jsonl") for part in ("train", "val"))
-    except OSError as error:
-        wrong = f"{error.filename or folder} can't be written: {error.strerror or error}"
-        raise StorageFailure(f"{wrong}. Choose another folder: data.dir=DIR") from None
+    train, val = (local_file(task_file(typed_path(data.dir), part), f"{part}.jsonl") for part in ("train", "val"))
     return [train, replace(val, is_val=True)]
 
 
@@ -300,6 +279,4 @@ def _shakespeare(data: DataConfig) -> Path:
     except ConnectionError as error:
         remedy = "If you have the file, name it: data.source=FILE; without any download: data=stdlib"
         raise SourceGone(f"Tiny Shakespeare can't be fetched from {SHAKESPEARE_URL}: {error}. {remedy}") from None
-    except OSError as error:
-        raise StorageFailure(f"can't write {path}: {error.strerror}. Choose another folder: data.dir=DIR") from None
     return path

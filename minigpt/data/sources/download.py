@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from minigpt.data.readers.document import File
-from minigpt.faults import StorageFailure, UserFault
+from minigpt.faults import UserFault
 from minigpt.files import replaced
 from minigpt.redact import redact
 from minigpt.screen import Progress, Say, size_text
@@ -93,7 +93,7 @@ def fetch(files: Sequence[File], say: Say) -> None:
 
     Raises:
         SourceGone: one can't be fetched.
-        StorageFailure: a copy can't be written.
+        OSError: a copy can't be written.
     """
     missing = [file for file in files if file.address and not file.path.exists()]
     if not missing:
@@ -110,10 +110,9 @@ def fetch(files: Sequence[File], say: Say) -> None:
                 _file_system(file.address)[0].get_file(file.place, str(temporary))
                 if file.size and (size := temporary.stat().st_size) != file.size:
                     raise ConnectionError(f"{size:,} of {file.size:,} bytes came")
-        except Exception as error:  # of aiohttp, botocore, fsspec ...: not all of them are an OSError
+        except Exception as error:
             if isinstance(error, OSError) and str(file.path.parent) in str(error.filename):
-                wrong = f"can't write {error.filename}: {error.strerror}"
-                raise StorageFailure(f"{wrong}. Make room, or choose another folder: data.dir=DIR") from None
+                raise  # a copy can't be written
             raise _gone(file.address, error) from None
         progress(file.size)
 

@@ -15,10 +15,9 @@ from minigpt.config.sources import expand, is_url, split_list
 from minigpt.data.readers.document import File
 from minigpt.data.sources.download import SourceGone, list_url
 from minigpt.faults import UserFault
-from minigpt.screen import Progress, Say
 
 
-def find_files(key: str, data: DataConfig, say: Say) -> list[File]:
+def find_files(key: str, data: DataConfig) -> list[File]:
     """Return the files of `data.<key>`, also those that are left out.
 
     Raises:
@@ -27,11 +26,10 @@ def find_files(key: str, data: DataConfig, say: Say) -> list[File]:
     source: str = getattr(data, key) or ""
     listed = split_list(source) or [source]
     by_path, faults = dict[str, File](), list[UserFault]()
-    progress = Progress(f"data: looking for the files of data.{key}", 0, say, unit="files", size=1)
     for place in listed:
         prefix = f"{Path(place).name}/" if len(listed) > 1 else ""
         try:
-            for file in _look(key, place, data, prefix, progress):
+            for file in _look(key, place, data, prefix):
                 by_path.setdefault(os.path.abspath(file.path), replace(file, is_val=key == "val_source"))
         except UserFault as fault:
             faults.append(fault)
@@ -52,7 +50,7 @@ def local_file(path: Path, label: str) -> File:
     return File(path, label, status.st_size, str(status.st_mtime_ns))
 
 
-def _look(key: str, place: str, data: DataConfig, prefix: str, progress: Progress) -> list[File]:
+def _look(key: str, place: str, data: DataConfig, prefix: str) -> list[File]:
     """Return the files at one place, in bytewise order of their labels, which begin with `prefix` inside a folder."""
     path, data_dir = typed_path(place), typed_path(data.dir)
     if is_url(place) and not path.exists():
@@ -63,7 +61,7 @@ def _look(key: str, place: str, data: DataConfig, prefix: str, progress: Progres
                 f"data.{key}={path} is data.dir itself, where prepared tokens are written; move the text to a folder "
                 "of its own, or name another place for the tokens: data.dir=DIR"
             )
-        found = _walk(path, (), prefix, data_dir, progress)
+        found = _walk(path, (), prefix, data_dir)
     elif path.is_file():
         if not path.stat().st_size:
             raise UserFault(f"data.{key}={path} is empty (0 bytes); wanted text")
@@ -71,7 +69,7 @@ def _look(key: str, place: str, data: DataConfig, prefix: str, progress: Progres
     elif path.exists():
         raise UserFault(f"data.{key}={path} is neither a file nor a folder; write the text to a file first")
     else:
-        found = _glob(path, data_dir, progress) if glob.has_magic(str(path)) else []
+        found = _glob(path, data_dir) if glob.has_magic(str(path)) else []
         if all(file.left_out for file in found):
             raise SourceGone(f"data.{key}={place} does not exist (looked for {path.absolute()})")
     found = [replace(file, left_out=file.left_out or _pattern_to_skip(file.label, data)) for file in found]
@@ -90,14 +88,14 @@ def _pattern_to_skip(label: str, data: DataConfig) -> str:
     return f"in data.exclude={data.exclude}" if data.exclude and matches(data.exclude) else ""
 
 
-def _glob(path: Path, data_dir: Path, progress: Progress) -> list[File]:
+def _glob(path: Path, data_dir: Path) -> list[File]:
     """Return the files that a glob finds, and all files of the folders that it finds."""
     fixed = next(number for number, part in enumerate(path.parts) if glob.has_magic(part))
     root, pattern = Path(*path.parts[:fixed]), path.parts[fixed:]
-    return _walk(root, pattern, "", data_dir, progress) if root.is_dir() else []
+    return _walk(root, pattern, "", data_dir) if root.is_dir() else []
 
 
-def _walk(root: Path, pattern: Sequence[str], prefix: str, data_dir: Path, progress: Progress) -> list[File]:
+def _walk(root: Path, pattern: Sequence[str], prefix: str, data_dir: Path) -> list[File]:
     """Return the files of a folder that a pattern fits, and the folders that are not entered, with the reason."""
 
     def refuse(error: OSError) -> None:
@@ -127,7 +125,6 @@ def _walk(root: Path, pattern: Sequence[str], prefix: str, data_dir: Path, progr
             if inside or _fits((*above, name), pattern):
                 is_hidden = name.startswith(".") and not (pattern and pattern[-1].startswith("."))
                 add(Path(parent, name), "hidden" if is_hidden else "")
-        progress(len(files))
     return found
 
 
