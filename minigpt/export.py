@@ -1,6 +1,5 @@
 """minigpt export: write a folder under a temporary name, read it back, prove that it is the same model, rename it."""
 
-import json
 import os
 import secrets
 import shutil
@@ -9,20 +8,17 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from torch.nn.functional import pad
 
 from minigpt import __version__
 from minigpt.checkpoint.folder import read_manifest
-from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint
+from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint, load_weights, resize_vocabulary
 from minigpt.config.commands import ExportConfig
-from minigpt.config.convert import to_dict
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.files import read_json
 from minigpt.formats.architecture import family_of
-from minigpt.formats.huggingface import VOCABULARY, write_huggingface
+from minigpt.formats.huggingface import write_huggingface
 from minigpt.formats.tokenizer_json import tokenizer_json
-from minigpt.model.empty import empty_gpt
 from minigpt.model.gpt import GPT
 from minigpt.screen import Say
 
@@ -42,21 +38,11 @@ A GPT of {parameters:,} parameters in the shape of {family}, trained with minigp
 {facts}
 ## Read back after writing
 
-{proof}
-## Architecture
-
-```json
-{settings}
-```
-"""
+{proof}"""
 
 
 def export(config: ExportConfig, say: Say = print) -> None:
-    """Write a checkpoint's model in another format, and print the proof that it is the same model.
-
-    Raises:
-        RuntimeError: the export is not the same model; it was removed.
-    """
+    """Write a checkpoint's model in another format, and print the proof that it is the same model."""
     out = Path(os.path.expanduser(str(config.dir)))
     if os.path.lexists(out):
         raise UserFault(f"dir={out} is there already, and an export overwrites nothing. Give a new folder")
@@ -73,8 +59,8 @@ def export(config: ExportConfig, say: Say = print) -> None:
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    for line in [*proof, f"Wrote   {out}: {', '.join(sorted(path.name for path in out.iterdir()))}"]:
-        say(line)
+    names = ", ".join(sorted(path.name for path in out.iterdir()))
+    say("\n".join([*proof, f"Wrote   {out}: {names}"]))
 
 
 def _write(folder: Path, loaded: LoadedCheckpoint, config: ExportConfig) -> list[str]:
@@ -84,10 +70,8 @@ def _write(folder: Path, loaded: LoadedCheckpoint, config: ExportConfig) -> list
         from minigpt.formats.gguf import read_gguf, write_gguf  # they need the package gguf
 
         file = write_gguf(folder, loaded.model, tokenizer, config.type, _run_of(loaded).name)
-        copy = empty_gpt(loaded.model.config, loaded.model.vocab_size).eval()
-        for name, tensor in read_gguf(file, loaded.model).items():
-            missing = len(copy.state_dict()[name]) - len(tensor) if name in VOCABULARY else 0  # rows that pad
-            copy.state_dict()[name].copy_(pad(tensor, (0, 0, 0, missing)) if missing else tensor)
+        copy = GPT(loaded.model.config, loaded.model.vocab_size).eval()
+        load_weights(copy, resize_vocabulary(read_gguf(file, loaded.model), copy), str(file))
         return prove("the package gguf", loaded.model, copy, tolerance=TOLERANCE[config.type])
     write_huggingface(folder, loaded.model, tokenizer)
     again = load_checkpoint(folder)
@@ -101,9 +85,9 @@ def prove(by: str, model: GPT, copy: GPT, *, tolerance: float) -> list[str]:
     tokens = torch.randint(model.vocab_size, (TOKENS,), generator=torch.Generator().manual_seed(1337))
     largest = reach = 0.0
     for window in tokens.split(model.config.block_size):
-        here, there = model(window[None]), copy(window[None])
-        largest = max(largest, float((here - there).abs().max().nan_to_num(torch.inf)))
-        reach = max(reach, float(here.abs().max()))
+        wanted, got = model(window[None]), copy(window[None])
+        largest = max(largest, float((wanted - got).abs().max().nan_to_num(torch.inf)))
+        reach = max(reach, float(wanted.abs().max()))
     line = f"Logits  largest difference {largest:.1e} over {TOKENS:,} random tokens (they reach {reach:.1f})"
     if not largest <= tolerance * max(1.0, reach):
         raise RuntimeError(f"what was written is not the same model, so it was removed. {line}")
@@ -148,7 +132,6 @@ def model_card(loaded: LoadedCheckpoint, proof: Sequence[str], form: str) -> str
         version=__version__,
         facts="".join(f"- {fact}\n" for fact in facts),
         proof="".join(f"    {line}\n" for line in proof),
-        settings=json.dumps(to_dict(config)["model"], indent=1),
     )
 
 

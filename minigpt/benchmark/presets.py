@@ -40,17 +40,7 @@ PRESETS = {
     "350m": Preset(_settings(24, 16, 1024, 1024, 16, *GPT2), steps=40, vocab_size=50257, new_tokens=64),
 }
 WARM_UP = 10  # optimizer steps at the beginning of each measurement that don't count
-TAKEN = (
-    "data",
-    "tokenizer",
-    "run.",
-    "init",
-    "experiment",
-    "validate",
-    "trainer.max_",
-    "trainer.devices",
-    "trainer.nodes",
-)
+TAKEN = ("data", "tokenizer", "run.", "init", "experiment", "validate", "trainer.max_", "trainer.devices")
 
 
 def read_benchmark(arguments: Sequence[str]) -> tuple[BenchmarkConfig, list[str]]:
@@ -62,9 +52,9 @@ def read_benchmark(arguments: Sequence[str]) -> tuple[BenchmarkConfig, list[str]
             "preset=NAME chooses the size, steps=N the length. benchmarks/scaling.py measures several devices"
         )
     name = next((word.partition("=")[2] for word in reversed(arguments) if word.startswith("preset=")), "c0")
-    own = PRESETS.get(name, PRESETS["c0"]).settings
-    config: BenchmarkConfig = compose("benchmark", [*own, *arguments])
-    return config, [*own, *train_arguments("benchmark", list(arguments))]
+    settings = PRESETS.get(name, PRESETS["c0"]).settings
+    config: BenchmarkConfig = compose("benchmark", [*settings, *arguments])
+    return config, [*settings, *train_arguments("benchmark", list(arguments))]
 
 
 def text_words(folder: Path, vocab_size: int) -> list[str]:

@@ -93,15 +93,11 @@ def compare(config: CompareConfig, say: Say = print) -> None:
 def open_run(path: str, which: str, data_dir: str | None = None, beside: Sequence[str] = ()) -> Run:
     """Find a run's checkpoint and, by their fingerprint, its prepared tokens: the text itself is not needed.
 
-    Args:
-        path: a run directory, or a checkpoint in it; or another program's model.
-        which: of a run, "best" or "latest".
-        data_dir: where prepared tokens are; None: where the run says, else data/.
-        beside: runs; another program's model takes the validation text of the first one with its tokenizer.
+    Another program's model takes the validation text of the first run `beside` it with its tokenizer.
     """
     checkpoint = find_checkpoint(path, which)
     if is_foreign(checkpoint):
-        return _open_foreign(path, checkpoint, [open_run(each, which, data_dir) for each in beside if each != path])
+        return _open_foreign(path, checkpoint, [open_run(run, which, data_dir) for run in beside if run != path])
     config, folder = read_config(checkpoint), checkpoint.parent.parent
     if not (folder / "data.json").is_file():
         raise UserFault(f"{folder / 'data.json'} is missing: it names the tokens of {path}. Give a run or its part")
@@ -128,12 +124,7 @@ def _open_foreign(path: str, checkpoint: Path, beside: Sequence[Run]) -> Run:
 
 
 def comparable(runs: Sequence[Run], left_out: list[str]) -> list[Run]:
-    """Return the runs that are validated on the most common text, one run for equal weights.
-
-    Args:
-        runs: all that could be opened.
-        left_out: gets a sentence for each of the others.
-    """
+    """Return the runs with the most common validation text, one for equal weights; the others' reasons are appended."""
     firsts = {run.val.fingerprint: run for run in reversed(runs)}
     hashes = {fingerprint: val_text_sha256(run) for fingerprint, run in firsts.items()}
     texts = [hashes[run.val.fingerprint] for run in runs]
@@ -157,12 +148,7 @@ def val_text_sha256(run: Run) -> str:
 
 
 def once_per_seed(runs: Iterable[tuple[object, Run]], left_out: list[str]) -> list[list[Run]]:
-    """Return runs grouped by their keys. In a group a seed counts once: its twin tells nothing about other seeds.
-
-    Args:
-        runs: (key, run); the key is equal for the same settings.
-        left_out: gets a sentence for each run that does not count.
-    """
+    """Return (key, run) grouped by their keys. In a group a seed counts once: its twin tells nothing about others."""
     groups: dict[object, dict[int, Run]] = {}
     for key, run in runs:
         twin = groups.setdefault(key, {}).setdefault(run.config.seed, run)
@@ -220,8 +206,7 @@ class Units:
 def units_of(texts: Sequence[tuple[Split, Tokenizer, int]], ends: Sequence[int | None] = ()) -> Units:
     """Return the documents of one text, or windows as long as the longest context.
 
-    With one tokenizer they are measured in tokens, and losses are in nats per token. With several they are measured in
-    bytes, a token belongs to the unit of its last byte, and losses are in bits per byte.
+    With several tokenizers they are measured in bytes, and a token belongs to the unit of its last byte.
 
     Args:
         texts: the text as each model's tokens, the tokenizer, and the model's context length.
@@ -304,7 +289,7 @@ def report(sides: Sequence[Side], units: Units, losses: dict[str, Array]) -> lis
     size = f"{units.sizes.sum():,.0f} {units.loss.split()[-1]}s"
     lines = [f"Text  {size} to predict, in {len(units.sizes):,} {units.name}; losses in {units.loss}"]
     stacked = {side.name: np.stack([losses[run.weights_sha256] for run in side.runs]) for side in sides}
-    means = {name: float(each.mean(axis=0).sum() / units.sizes.sum()) for name, each in stacked.items()}
+    means = {name: float(sums.mean(axis=0).sum() / units.sizes.sum()) for name, sums in stacked.items()}
     for side in sides:
         seeds = f"seed{'s' if len(side.runs) > 1 else ''} {', '.join(str(run.config.seed) for run in side.runs)}"
         lines.append(f"{side.name}     {means[side.name]:.4f}  {seeds}  {side.label}")
@@ -313,42 +298,42 @@ def report(sides: Sequence[Side], units: Units, losses: dict[str, Array]) -> lis
     level = 1 - (1 - LEVEL) / math.comb(len(sides), 2)  # all pairs at once (Bonferroni), whichever is the best
     if reason := too_few(units.sizes, documents=units.are_documents, name=units.name):
         return [*lines, "", f"cannot tell: {reason}. Use more text: a larger data.val_fraction, or a data.val_source"]
-    found = {
+    between = {
         name: difference(stacked[best], stacked[name], units.sizes, documents=units.are_documents) for name in others
     }
-    verdicts = {name: verdict(best, name, each, units.loss, level) for name, each in found.items()}
-    scopes = dict.fromkeys(scope(each, best, name) for name, each in found.items())
+    verdicts = {name: verdict(best, name, pair, units.loss, level) for name, pair in between.items()}
+    scopes = dict.fromkeys(scope(pair, best, name) for name, pair in between.items())
     if len(others) == 1:
         return [*lines, "", *verdicts.values(), f"+- is a 95 % interval. {next(iter(scopes))}"]
     lines += ["", f"Best  {best}. Against it (+- are intervals that all hold together with 95 %)"]
     return [*lines, *(f"  {name}  {line}" for name, line in verdicts.items()), *scopes]
 
 
-def verdict(a: str, b: str, found: Difference, unit: str, level: float = LEVEL, more: str = "much text") -> str:
+def verdict(a: str, b: str, between: Difference, unit: str, level: float = LEVEL, more: str = "much text") -> str:
     """Return which side is better and by how much, or what it would take to tell: so many times as `more`."""
-    half = found.half_width(level)
-    if abs(found.value) > half:
-        return f"{b if found.value < 0 else a} is better by {plus_minus(abs(found.value), half)} {unit}"
-    if found.value == 0:
+    half = between.half_width(level)
+    if abs(between.value) > half:
+        return f"{b if between.value < 0 else a} is better by {plus_minus(abs(between.value), half)} {unit}"
+    if between.value == 0:
         advice = "they are equal"
-    elif found.seed_variance is None:
-        times = max(1.1, found.text_missing(level))
+    elif between.seed_variance is None:
+        times = max(1.1, between.text_missing(level))
         advice = f"about {times:.2g} times as {more} would" if times < 100 else "they are all but equal"
-    elif missing := found.seeds_missing(level):
+    elif missing := between.seeds_missing(level):
         advice = f"about {missing} more {'seed' if missing == 1 else 'seeds'} a side would"
     else:
         advice = "more seeds alone would not; the difference is too small for this validation text"
-    return f"cannot tell: {b} - {a} = {plus_minus(found.value, half)} {unit}; {advice}"
+    return f"cannot tell: {b} - {a} = {plus_minus(between.value, half)} {unit}; {advice}"
 
 
-def scope(found: Difference, a: str, b: str) -> str:
+def scope(between: Difference, a: str, b: str) -> str:
     """Return what the verdict judges: two checkpoints, or the settings."""
-    if found.seed_variance is None:
+    if between.seed_variance is None:
         judged = "One seed a side: this judges these two checkpoints, not the settings."
         return f"{judged} To judge those, train each with other seeds (seed=1, seed=2, ...), which may differ by more."
-    spread = f"Runs of one side differ by {math.sqrt(found.seed_variance):.4f} (standard deviation over seeds)."
-    if 1 in found.seeds:
-        spread += f" {a if found.seeds[0] == 1 else b} has one seed: it is taken to scatter as the other does."
+    spread = f"Runs of one side differ by {math.sqrt(between.seed_variance):.4f} (standard deviation over seeds)."
+    if 1 in between.seeds:
+        spread += f" {a if between.seeds[0] == 1 else b} has one seed: it is taken to scatter as the other does."
     return f"{spread} This judges the settings, on text of this kind."
 
 

@@ -60,7 +60,7 @@ class MiniGPT(LM):
         """Return for each list of pairs the sum of log-likelihoods, and whether greedy decoding gives all of them."""
         scores = iter(score_pairs(self.model, [pair for pairs in asked for pair in pairs]))
         sums = [[next(scores) for _ in pairs] for pairs in asked]
-        return [(sum(nats for nats, _ in own), all(right for _, right in own)) for own in sums]
+        return [(sum(nats for nats, _ in parts), all(right for _, right in parts)) for parts in sums]
 
     def generate_until(self, requests: "list[Instance]") -> list[str]:
         """Return what the model writes after each (context, options), up to the first of options["until"]."""

@@ -72,7 +72,7 @@ class Answers:
             "accuracy": float(self.plain.mean()),
             "accuracy_normalised": float(self.normalised.mean()),
             "chance": self.chance,
-            **({"tasks": {task: float(own.mean()) for task, own in self.tasks.items()}} if self.tasks else {}),
+            **({"tasks": {task: float(right.mean()) for task, right in self.tasks.items()}} if self.tasks else {}),
         }
 
 
@@ -155,9 +155,9 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> Pair:
     So a token that reaches over the border is predicted: "the " and "cat" are "the" and " cat". In place of an empty
     context stands the token that a text starts from.
     """
-    whole, own = tokenizer.encode(context + continuation), tokenizer.encode(context)
-    differ = (place for place, (a, b) in enumerate(zip(whole, own, strict=False)) if a != b)
-    cut = next(differ, min(len(own), len(whole) - 1))
+    whole, alone = tokenizer.encode(context + continuation), tokenizer.encode(context)
+    differ = (place for place, (a, b) in enumerate(zip(whole, alone, strict=False)) if a != b)
+    cut = next(differ, min(len(alone), len(whole) - 1))
     return [*tokenizer.start, *whole[:cut]] or [start_token(tokenizer)[0]], whole[cut:]
 
 
@@ -179,7 +179,7 @@ def score_pairs(
     """
     block_size, device = model.config.block_size, model.token_embedding.weight.device
     measure = partial(nats_and_right, alike=torch.tensor(sorted(ends), dtype=torch.long, device=device))
-    found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
+    scores: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
     order = sorted(range(len(pairs)), key=lambda number: -sum(map(len, pairs[number])))  # similar lengths together
     batch = windows_at_once(block_size, model.vocab_size)
     for first in range(0, len(order), batch):
@@ -197,30 +197,20 @@ def score_pairs(
         likeliest = ((right.view(len(rows), T) > 0) | (targets.to(device) < 0)).all(-1)
         sums = losses.view(len(rows), T).double().sum(-1).tolist()
         for number, loss, all_right in zip(numbers, sums, likeliest.tolist(), strict=True):
-            found[number] = (-loss, all_right)
+            scores[number] = (-loss, all_right)
         progress(len(numbers))
-    return found
+    return scores
 
 
 def judge(questions: Sequence[Question], scores: Sequence[tuple[float, bool]]) -> Answers:
-    """Return which questions are answered right.
-
-    Args:
-        questions: all.
-        scores: of the pairs that `encode_questions` gives for them.
-    """
-    plain, normalised, rest = [], [], iter(scores)
+    """Return which questions are answered right, by the scores of the pairs that `encode_questions` gives for them."""
+    plain, normalised, remaining = [], [], iter(scores)
     for question in questions:
-        own = [next(rest) for _ in question.choices]
-        if question.is_open:
-            plain.append(own[0][1])
-            normalised.append(own[0][1])
-            continue
-        likelihoods = [likelihood for likelihood, _ in own]
+        likelihoods, greedy = zip(*(next(remaining) for _ in question.choices), strict=True)
         sizes = [len((choice + question.after).encode()) for choice in question.choices]
-        by_byte = [each / size for each, size in zip(likelihoods, sizes, strict=True)]
-        plain.append(likelihoods.index(max(likelihoods)) == question.answer)
-        normalised.append(by_byte.index(max(by_byte)) == question.answer)
+        by_byte = [likelihood / size for likelihood, size in zip(likelihoods, sizes, strict=True)]
+        plain.append(greedy[0] if question.is_open else likelihoods.index(max(likelihoods)) == question.answer)
+        normalised.append(greedy[0] if question.is_open else by_byte.index(max(by_byte)) == question.answer)
     chance = sum(0 if question.is_open else 1 / len(question.choices) for question in questions) / len(questions)
     names, right = np.array([question.task for question in questions]), np.array(plain)
     tasks = {task: right[names == task] for task in dict.fromkeys(names.tolist()) if task}

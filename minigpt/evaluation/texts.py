@@ -69,11 +69,11 @@ def score_text(
     document_end: int | None = None,
     progress: Callable[[int], object] = lambda tokens: None,
 ) -> TextScore:
-    """Score a whole text.
+    """Score a whole text of two tokens or more with a model in fp32.
 
     Args:
-        model: in fp32, on any device.
-        text: two tokens or more.
+        model: on any device.
+        text: to score.
         stride: tokens from a window to the next, block_size at most; None: block_size.
         document_end: the token after each document, if no document is to see another.
         progress: called with the number of tokens predicted since the last call.
@@ -100,16 +100,7 @@ def score_text(
 
 
 def write_tokens(path: Path, names: Sequence[str], scores: Sequence[TextScore]) -> None:
-    """Write a JSON line for each token of some texts, the first included, in order.
-
-    Args:
-        path: the file.
-        names: of the texts.
-        scores: of the texts.
-
-    Raises:
-        OSError: it can't be written; an older file stays as it was.
-    """
+    """Write a JSON line for each token of some texts, the first included, in order."""
     with replaced(path) as temporary, open(temporary, "x", encoding="utf-8") as file:
         for name, score in zip(names, scores, strict=True):
             tokenizer, place = score.text.tokenizer, 0

@@ -58,14 +58,9 @@ def to_ours(
     conv1d: bool,
     origin: str,
 ) -> dict[str, Tensor]:
-    """Return tensors under our names, in the shapes wanted.
+    """Return another program's tensors under our names, in the shapes wanted.
 
-    Args:
-        tensors: as the other program names them.
-        wanted: our names and shapes.
-        names: the other program's, by ours (names.py).
-        conv1d: whether GPT-2's matrices are transposed.
-        origin: where they are from, for sentences about faults.
+    `names` are the other program's, by ours (names.py); with `conv1d` GPT-2's matrices are transposed.
     """
     ours: dict[str, Tensor] = {}
     unread = {name: tensor for name, tensor in tensors.items() if not _NO_WEIGHT.fullmatch("." + name)}
@@ -119,12 +114,7 @@ def _read_folder(folder: Path) -> dict[str, Tensor]:
 
 
 class NoTokenizer:
-    """Takes the place of a tokenizer where a foreign model has none that we can use. Any use raises a UserFault.
-
-    Attributes:
-        reason: why there is none.
-        is_there: whether the model has one, which can't be used.
-    """
+    """Takes the place of a tokenizer where a foreign model has none that we can use. Any use raises the `reason`."""
 
     def __init__(self, reason: str, is_there: bool):
         self.reason, self.is_there = reason, is_there
