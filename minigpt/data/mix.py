@@ -48,8 +48,10 @@ class MixedSplit:
         starts = np.empty(sequences, dtype=np.int64)
         for number, (name, part) in enumerate(self.parts.items()):
             check_length(f"{name}: train", len(part), block_size)
-            part_seed = seed if len(self.parts) == 1 else fold(seed, int(part.fingerprint[:15], 16))
             mine = numbers == number
+            if not mine.any():
+                continue
+            part_seed = seed if len(self.parts) == 1 else fold(seed, int(part.fingerprint[:15], 16))
             begins = starts_of(samples[mine], seed=part_seed, n_tokens=len(part), block_size=block_size)
             starts[mine] = self._begins[number] + begins
         return starts
