@@ -27,6 +27,7 @@ RETIRED = {
     "nanogpt": "python benchmarks/peers.py nanogpt=DIR runs minigpt beside nanoGPT",
     "huggingface": "python benchmarks/peers.py huggingface=true runs minigpt beside Hugging Face's GPT-2",
     "curve_steps": "python benchmarks/peers.py compares the losses with nanoGPT's",
+    "sweep.storage": "the journal in sweep.dir keeps a sweep. Leave it out",
     "draw-attention": "minigpt look checkpoint=RUN text=TEXT shows what each head attends to",
 }
 
@@ -350,7 +351,6 @@ class SweepSettings:
     """The sweep's directory and its limits."""
 
     dir: str | None = setting(None, "default sweeps/<experiment>-<search>-<hash>", "watch", folder=True)
-    storage: str | None = setting(None, "URL of a database; default DIR/journal.jsonl", "watch", literal=True)
     metric: Literal["val/loss", "val/bits_per_byte"] = setting("val/loss", "a trial's value is its best", "weights")
     seed: int = setting(1, "of the choice of values; the trials' own seed is `seed`", "weights", low=0, high=2**32 - 1)
     hang_minutes: float = setting(30.0, "a trial is killed after so long without a new row; 0 = off", "machine", low=0)
