@@ -44,14 +44,10 @@ class ModelConfig:
     n_hidden: int = setting(0, "width in the MLP; 0 = 4 n_embd, swiglu: 8/3 n_embd", "weights", low=0, high=10_000_000)
     block_size: int = setting(128, "context length T in tokens", "weights", low=1, high=2**24)
     dropout: float = setting(0.0, "on embeddings, attention weights and block outputs", "schedule", low=0, below=1)
-    bias: Literal[True, False, "none", "qkv", "attention", "all"] = setting(
-        True, "biases (GPT-2: true, all; Qwen2: qkv)", "weights"
-    )
+    bias: Literal[True, False, "none", "qkv", "attention", "all"] = setting(True, "GPT-2: true; Qwen2: qkv", "weights")
     norm: Literal["layernorm", "rmsnorm"] = setting("layernorm", "rmsnorm: no mean, no bias", "weights")
     norm_eps: float = setting(1e-5, "of every norm", "weights", above=0, below=1)
-    activation: Literal["gelu_tanh", "gelu", "relu_squared", "swiglu"] = setting(
-        "gelu_tanh", "gelu: nanoGPT's, exact; swiglu: with a gate", "weights"
-    )
+    activation: Literal["gelu_tanh", "gelu", "relu_squared", "swiglu"] = setting("gelu_tanh", "gelu: exact", "weights")
     attention: Literal["softmax", "rotary", "linear"] = setting("softmax", "rotary: softmax, RoPE positions", "weights")
     qk_norm: Literal["auto", "none", "layernorm", "rmsnorm"] = setting(
         "auto", "norm of q, k of each head; auto: layernorm if rotary", "weights"
