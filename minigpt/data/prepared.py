@@ -13,7 +13,7 @@ from minigpt.data.mix import MixedSplit
 from minigpt.data.shards import TokenSplit, fingerprint
 from minigpt.data.sources.find import typed_path
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
-from minigpt.faults import CONTROL_PICTURES, UserFault
+from minigpt.faults import UserFault
 from minigpt.files import lock, read_json
 from minigpt.screen import Say
 
@@ -97,13 +97,11 @@ def _split(folder: Path, name: str, tokenizer: Tokenizer, corpus: str) -> TokenS
 
 
 def read_prepared(folder: Path) -> dict[str, Any]:
-    """Return what a folder's prepared.json holds; {} if the folder is unfinished or the file damaged."""
-    try:
+    """Return what a folder's prepared.json holds; {} if the folder is unfinished, or of another version."""
+    with contextlib.suppress(UserFault):
         content: dict[str, Any] = read_json(folder / "prepared.json")
-        _lines(content["summary"], "")  # can be shown
-        return content if content["format"] == FORMAT and isinstance(content["keys"], dict) else {}
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
-        return {}
+        return content if content.get("format") == FORMAT else {}
+    return {}
 
 
 def mixed(parts: dict[str, Prepared], shares: dict[str, float]) -> Prepared:
@@ -140,21 +138,18 @@ def describe(prepared: Prepared) -> list[str]:
             share = f"mix        {prepared.train.shares[name]:.2%} of the training windows are of {name}"
             lines += [share, *describe(part), ""]
         return lines + [f"{name:<10} {line}" for name, line in measured_lines(prepared.summary)]
-    lines = _lines(prepared.summary, prepared.tokenizer.hash)
-    lines += [f"tokens     SHA-256 {prepared.fingerprint}", f"kept in    {prepared.folder}"]
-    return [line.translate(CONTROL_PICTURES) for line in lines]  # a summary from a URL is somebody's text
-
-
-def _lines(summary: dict[str, Any], tokenizer_hash: str) -> list[str]:
+    summary = prepared.summary
     python = f", Python {summary['python']}" if summary.get("python") else ""
     train, val = summary["train"], summary["val"]
     return [
         f"corpus     {summary['corpus']}{python}: {summary['documents']:,} documents, {summary['bytes']:,} bytes, "
         f"{summary['characters']:,} characters",
-        f"tokenizer  {summary['tokenizer']}, {summary['vocab_size']:,} tokens, SHA-256 {tokenizer_hash[:12]}",
+        f"tokenizer  {summary['tokenizer']}, {summary['vocab_size']:,} tokens, SHA-256 {prepared.tokenizer.hash[:12]}",
         f"train      {train['tokens']:,} tokens of {train['bytes']:,} bytes "
         f"({train['bytes'] / train['tokens']:.2f} bytes per token)",
         f"validation {val['tokens']:,} tokens of {val['bytes']:,} bytes: {summary['split']}",
         *(f"{name:<10} {line}" for name, line in measured_lines(summary)),
         *(f"note       {note}" for note in summary["notes"]),
+        f"tokens     SHA-256 {prepared.fingerprint}",
+        f"kept in    {prepared.folder}",
     ]

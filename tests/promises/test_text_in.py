@@ -142,7 +142,7 @@ def test_what_is_read_and_what_is_left_out_is_said(folder):
         "data: reading 4 files, 6,233 bytes: 3 text (2 .txt, 1 .csv), 1 JSON lines (1 .jsonl)",
         "data: the text of a record is its 'text'; another key or column: data.key=KEY",
         "data: 1 documents are not UTF-8 and taken as bytes, bom.txt first",
-        "data: 1 records without any text are passed over, r.jsonl, line 3 first",
+        "data: 1 records without text are passed over, r.jsonl, line 3 first",
     ]
     assert "data.val_source=FILE chooses what to validate on" in prepared.summary["notes"][-1]
     assert made("t", exclude="*.csv,bom*")[0].summary["bytes"] == len(TEXT.encode()) + 3

@@ -4,6 +4,7 @@ A killed process leaves plan.json, tokenizer.json and finished shards behind; th
 """
 
 import contextlib
+import itertools
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -36,7 +37,6 @@ from minigpt.screen import Progress, Say, size_text
 
 PLAN = "plan.json"
 LEARN_BYTES = 1 << 27  # a BPE vocabulary is learned from about so much of the training text at most: a minute or less
-UNPACKED = 4  # bytes of text that a packed byte may stand for, as an estimate
 MAX_NAMED = 20  # files that can't be read
 
 
@@ -133,43 +133,26 @@ def _planned(
             return load_tokenizer(read_json(folder / "tokenizer.json")), known
     scheme, vocab_size = scheme_of(keys["tokenizer"]), keys["vocab_size"] or 0
     learns = given is None and scheme.min_vocab_size > 0
-    text_bytes = sum(
-        file.size * (UNPACKED if file.packing or file.suffix == ".parquet" else 1) for file in corpus.files
-    )
-    sampled = min(1.0, LEARN_BYTES / max(1, text_bytes)) if learns else 0.0
+    sampled = min(1.0, LEARN_BYTES / max(1, corpus.size)) if learns else 0.0
     scan = partial(scan_unit, rule=corpus.rule, val_fraction=keys["val_fraction"], sampled=sampled)
     progress = Progress("data: reading", corpus.size, say)
     scans = [Scan() for _ in units]
-    for number, found in each(partial(scan, alphabet=given is None and scheme.needs_alphabet), units):
-        scans[number] = found
+    for number, part in each(partial(scan, alphabet=given is None and scheme.needs_alphabet), units):
+        scans[number] = part
         progress(units[number].size)
     total = Scan()
-    for found in scans:
-        total.add(found)
+    for part in scans:
+        total.add(part)
     if total.bad:
-        more = [f"{len(total.bad) - MAX_NAMED:,} more files can't be read"] if len(total.bad) > MAX_NAMED else []
-        raise UserFault(*total.bad[:MAX_NAMED], *more)
-    if not total.counts["visible"]:
-        where = ", ".join(str(file) for file in corpus.files[:3])
-        what = (
-            "no conversation has an answer to learn" if corpus.options.chat else "the text is nothing but white space"
-        )
-        raise UserFault(f"{what} ({total.counts['bytes']:,} bytes in {where}); wanted some text")
+        raise UserFault(*total.bad[:MAX_NAMED])
     plan = _plan_of(corpus, keys["val_fraction"], total, scans)
     for line in plan.notes:
         say(f"data: {line}")
-    tokenizer = given
-    if tokenizer is None:
-        if learns:
-            size = sum(len(block) for found in scans for _, _, block in found.sample)
-            part = "up to" if sampled >= 1 else "a random part,"
-            say(f"data: learning {vocab_size:,} tokens from {part} {size_text(size)} of the training text")
-        train = ([text] for text in _training_text(plan, scans))
-        tokenizer = build_tokenizer(keys["tokenizer"], vocab_size=vocab_size, alphabet=total.alphabet, train=train)
-        if tokenizer.vocab_size < vocab_size:
-            say(
-                f"data: the text yields {tokenizer.vocab_size:,} tokens, fewer than tokenizer.vocab_size={vocab_size:,}"
-            )
+    if learns:
+        size = sum(len(block) for part in scans for _, _, block in part.sample)
+        say(f"data: learning {vocab_size:,} tokens from {size_text(size)} of {size_text(total.counts['bytes'])}")
+    train = ([text] for text in _training_text(plan, scans))
+    tokenizer = given or build_tokenizer(keys["tokenizer"], vocab_size=vocab_size, alphabet=total.alphabet, train=train)
     tokenizer = with_roles(tokenizer) if corpus.options.chat else tokenizer
     (folder / UNITS).mkdir(exist_ok=True)
     write_json(folder / "tokenizer.json", tokenizer.to_json())
@@ -196,24 +179,22 @@ def _plan_of(corpus: Corpus, fraction: float, total: Scan, scans: list[Scan]) ->
         if not 0 < border < counts["characters"]:
             raise small_split("val" if border else "train", "no text")
     assert border is not None
-    starts, shards, following = list[int](), list[dict[str, int]](), {"train": 0, "val": 0}
-    start = 0
-    for scan in scans:
-        end, (lowest, highest) = start + scan.counts["characters"], scan.hashes
+    starts = [0, *itertools.accumulate(scan.counts["characters"] for scan in scans)]
+    shards, following = list[dict[str, int]](), {"train": 0, "val": 0}
+    for scan, start, end in zip(scans, starts, starts[1:], strict=False):
+        lowest, highest = scan.hashes
         if rule == "tail":
             holds = {"train": start < border, "val": end > border}
         else:
             holds = {"train": highest >= border, "val": lowest < border}
         shards.append({name: following[name] for name in holds if holds[name] and scan.counts["bytes"]})
         following |= {name: number + 1 for name, number in shards[-1].items()}
-        starts.append(start)
-        start = end
     return Plan(rule, border, starts, shards, {**counts}, notes)
 
 
 def _training_text(plan: Plan, scans: list[Scan]) -> Iterator[bytes]:
     """Yield what the first reading kept of the training text."""
-    for start, scan in zip(plan.starts, scans, strict=True):
+    for start, scan in zip(plan.starts, scans, strict=False):
         for hash, characters, block in scan.sample:
             if plan.rule == "tail":
                 yield block[: offset(block, int(plan.border) - start - characters)]
@@ -223,10 +204,11 @@ def _training_text(plan: Plan, scans: list[Scan]) -> Iterator[bytes]:
 
 def _notes_on_text(corpus: Corpus, total: Scan) -> list[str]:
     """Return sentences about what a user may not expect in the text."""
-    counts, notes = total.counts, list[str]()
-    if counts["not_utf8"] and not corpus.options.chat:
-        notes.append(f"{counts['not_utf8']:,} documents are not UTF-8 and taken as bytes, {total.not_utf8} first")
-    if counts["empty"]:
-        what = "conversations without an answer" if corpus.options.chat else "records without any text"
-        notes.append(f"{counts['empty']:,} {what} are passed over, {total.empty} first")
-    return notes
+    counts, what = total.counts, "conversations without an answer" if corpus.options.chat else "records without text"
+    notes = {
+        f"{counts['not_utf8']:,} documents are not UTF-8 and taken as bytes, {total.not_utf8} first": counts[
+            "not_utf8"
+        ],
+        f"{counts['empty']:,} {what} are passed over, {total.empty} first": counts["empty"],
+    }
+    return [sentence for sentence, count in notes.items() if count]

@@ -21,9 +21,7 @@ BLOCK_BYTES = 1 << 14  # a sample is made of blocks of this size
 class Scan:
     """What a reading of a unit, or of several, has found."""
 
-    counts: Counter[str] = field(
-        default_factory=Counter
-    )  # documents, bytes, characters, and what a user may not expect
+    counts: Counter[str] = field(default_factory=Counter)  # documents, bytes, characters, empty, not_utf8
     empty: str = ""  # the first document without text
     not_utf8: str = ""
     bad: list[str] = field(default_factory=list)  # a sentence for each file that can't be read
@@ -51,13 +49,13 @@ def scan_unit(unit: Unit, *, rule: str, val_fraction: float, alphabet: bool, sam
         alphabet: whether the characters are collected.
         sampled: the fraction of the text that is kept to learn from.
     """
-    scan = Scan()
+    scan, raw = Scan(), unit.options.raw and not unit.options.chat
     for part in unit.parts:
         try:
             for document in part.documents(unit.options):
                 hash, chunks = hash_of(document, rule, is_val=part.file.is_val)
                 before = scan.counts["bytes"]
-                counted = _count(document, chunks, scan, alphabet, alphabet or unit.options.raw)
+                counted = _count(document, chunks, scan, alphabet, alphabet or raw)
                 if sampled:
                     _sample(counted, hash, scan, sampled, unit.number)
                 for _ in counted:
@@ -73,13 +71,11 @@ def scan_unit(unit: Unit, *, rule: str, val_fraction: float, alphabet: bool, sam
 
 def _count(document: Document, chunks: Iterable[bytes], scan: Scan, alphabet: bool, decodes: bool) -> Iterator[bytes]:
     """Yield the chunks of a document, and count it."""
-    counts, decoder, size = scan.counts, codecs.getincrementaldecoder("utf-8")(), 0
-    broken = False
+    counts, decoder, size, broken = scan.counts, codecs.getincrementaldecoder("utf-8")(), 0, False
     for chunk in chunks:
         size += len(chunk)
         counts["bytes"] += len(chunk)
         counts["characters"] += count_characters(chunk)
-        counts["visible"] += not chunk.isspace()
         if decodes:
             try:
                 text = decoder.decode(chunk)

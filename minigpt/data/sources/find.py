@@ -25,17 +25,11 @@ def find_files(key: str, data: DataConfig) -> list[File]:
     """
     source: str = getattr(data, key) or ""
     listed = split_list(source) or [source]
-    by_path, faults = dict[str, File](), list[UserFault]()
+    by_path = dict[str, File]()
     for place in listed:
         prefix = f"{Path(place).name}/" if len(listed) > 1 else ""
-        try:
-            for file in _look(key, place, data, prefix):
-                by_path.setdefault(os.path.abspath(file.path), replace(file, is_val=key == "val_source"))
-        except UserFault as fault:
-            faults.append(fault)
-    if faults:
-        kind = SourceGone if all(isinstance(fault, SourceGone) for fault in faults) else UserFault
-        raise kind(*(sentence for fault in faults for sentence in fault.faults))
+        for file in _look(key, place, data, prefix):
+            by_path.setdefault(os.path.abspath(file.path), replace(file, is_val=key == "val_source"))
     return list(by_path.values())
 
 
@@ -54,26 +48,19 @@ def _look(key: str, place: str, data: DataConfig, prefix: str) -> list[File]:
     """Return the files at one place, in bytewise order of their labels, which begin with `prefix` inside a folder."""
     path, data_dir = typed_path(place), typed_path(data.dir)
     if is_url(place) and not path.exists():
-        found = list_url(place, data_dir / "fetched")
+        files = list_url(place, data_dir / "fetched")
     elif path.is_dir():
         if path.resolve() == data_dir.resolve():
-            raise UserFault(
-                f"data.{key}={path} is data.dir itself, where prepared tokens are written; move the text to a folder "
-                "of its own, or name another place for the tokens: data.dir=DIR"
-            )
-        found = _walk(path, (), prefix, data_dir)
+            raise UserFault(f"data.{key}={path} is data.dir itself. Name another place for the tokens: data.dir=DIR")
+        files = _walk(path, (), prefix, data_dir)
     elif path.is_file():
-        if not path.stat().st_size:
-            raise UserFault(f"data.{key}={path} is empty (0 bytes); wanted text")
         return [replace(local_file(path, path.name), is_named=True)]
-    elif path.exists():
-        raise UserFault(f"data.{key}={path} is neither a file nor a folder; write the text to a file first")
     else:
-        found = _glob(path, data_dir) if glob.has_magic(str(path)) else []
-        if all(file.left_out for file in found):
+        files = _glob(path, data_dir) if glob.has_magic(str(path)) else []
+        if all(file.left_out for file in files):
             raise SourceGone(f"data.{key}={place} does not exist (looked for {path.absolute()})")
-    found = [replace(file, left_out=file.left_out or _pattern_to_skip(file.label, data)) for file in found]
-    return sorted(found, key=lambda file: os.fsencode(file.label))
+    files = [replace(file, left_out=file.left_out or _pattern_to_skip(file.label, data)) for file in files]
+    return sorted(files, key=lambda file: os.fsencode(file.label))
 
 
 def _pattern_to_skip(label: str, data: DataConfig) -> str:
@@ -104,12 +91,12 @@ def _walk(root: Path, pattern: Sequence[str], prefix: str, data_dir: Path) -> li
     def add(path: Path, why: str) -> None:
         label = prefix + path.relative_to(root).as_posix()
         try:
-            found.append(replace(local_file(path, label), left_out=why))
+            files.append(replace(local_file(path, label), left_out=why))
         except OSError:
-            found.append(File(path, label, left_out=why or "a broken link"))
+            files.append(File(path, label, left_out=why or "a broken link"))
 
-    tokens, found = data_dir.resolve(), list[File]()
-    for parent, folders, files in os.walk(root, onerror=refuse):
+    tokens, files = data_dir.resolve(), list[File]()
+    for parent, folders, names in os.walk(root, onerror=refuse):
         above = Path(parent).relative_to(root).parts
         inside = _fits_inside(above, pattern)
         for name in list(folders):
@@ -121,11 +108,11 @@ def _walk(root: Path, pattern: Sequence[str], prefix: str, data_dir: Path) -> li
                 add(path, why)
             if why or not may_hold:
                 folders.remove(name)
-        for name in files:
+        for name in names:
             if inside or _fits((*above, name), pattern):
                 is_hidden = name.startswith(".") and not (pattern and pattern[-1].startswith("."))
                 add(Path(parent, name), "hidden" if is_hidden else "")
-    return found
+    return files
 
 
 def _fits(names: Sequence[str], pattern: Sequence[str]) -> bool:
