@@ -19,14 +19,10 @@ WANDB_SETTINGS |= {"console": "off", "host": "-", "silent": True, "x_save_requir
 
 
 class Tracker:
-    """Hands each row of a run to wandb or TensorBoard.
+    """Hands each row of a run to wandb or TensorBoard, if `config` names one.
 
-    Args:
-        config: which of the two, if any.
-        run_dir: holds their files, and wandb's id of the run: a run that continues is continued there, too.
-        settings: the run's config without secrets, shown by wandb.
-        step: where the run stands.
-        say: takes a sentence for the user.
+    `run_dir` holds their files, and wandb's id of the run: a run that continues is continued there, too. `settings` is
+    the run's config without secrets, shown by wandb.
     """
 
     def __init__(

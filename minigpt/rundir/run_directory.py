@@ -30,17 +30,10 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
 class RunDirectory:
-    """A run's folder and the files in it.
+    """A run's folder, made if missing, and the files in it.
 
     Used as `with RunDirectory(...) as run:`; a lock keeps other processes out until the block, or the process, ends.
-
-    Args:
-        path: the folder; made if missing.
-        writes: whether this process writes (rank 0).
-
-    Raises:
-        StorageFailure: it can't be made or written.
-        UserFault: another process uses it.
+    `writes`: this process writes (rank 0).
     """
 
     def __init__(self, path: Path, *, writes: bool):

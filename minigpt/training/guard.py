@@ -24,10 +24,8 @@ from minigpt.training.stop import StopRequest
 class Measurement:
     """The numbers of a step on their way from the device, which does not wait, to the host.
 
-    Args:
-        numbers: loss, gradient norm, mean weight of a token, scale of the loss, mean reward; with several ranks also
-            seconds and requests to stop.
-        lr: learning rate of the step.
+    They are loss, gradient norm, mean weight of a token, scale of the loss, mean reward; with several ranks also
+    seconds and requests to stop.
     """
 
     def __init__(self, numbers: Tensor, lr: float):
@@ -84,11 +82,7 @@ def fault_of(loss: float, grad_norm: float, window: Sequence[float], config: Gua
 
 
 def judge(job: TrainingJob, state: RunState, result: StepResult) -> None:
-    """Count bad steps in a row, and say that the step after `state.step` was skipped.
-
-    Raises:
-        RollBack: there are too many.
-    """
+    """Count bad steps in a row, and say that the step after `state.step` was skipped; too many raise RollBack."""
     rules, run, step = job.config.guard, job.run, state.step + 1
     if result.overflow:
         run.event("overflow", step=step)
@@ -116,8 +110,7 @@ def scale(gradients: list[Tensor], grad_norm: float, limit: float, weight: float
 def scale_on_device(gradients: list[Tensor], numbers: Tensor, limit: float) -> Tensor:
     """Do what `scale` does without the host, which reads loss, norm and weight (`numbers`) one step late.
 
-    Returns:
-        1.0 for a step that must be skipped, else 0.0: an optimizer's `found_inf`.
+    Returns an optimizer's `found_inf`: 1.0 for a step that must be skipped.
     """
     loss, grad_norm, weight = numbers[:3].double()
     factor = torch.where(grad_norm > limit, limit / grad_norm, 1.0) if limit else torch.ones_like(grad_norm)

@@ -22,8 +22,6 @@ def learning(model: nn.Module) -> list[nn.Parameter]:
 def adamw(config: OptimizerConfig, model: nn.Module, *_: Any) -> torch.optim.Optimizer:
     """Return AdamW with weight decay on matrices only (embeddings included), not on biases and norms.
 
-    The fused kernel updates all parameters in one call, on CPU too.
-
     Source: Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization".
     """
     matrices = [parameter for parameter in learning(model) if parameter.dim() >= 2]
@@ -43,8 +41,7 @@ def muon(
 ) -> torch.optim.Optimizer:
     """Return an optimizer with Muon for the matrices of the blocks, AdamW for embeddings, output layer and vectors.
 
-    A layer stacks the matrices of queries, keys and values into one for speed. With `split_qkv` each of the three is
-    made orthogonal on its own, which trains better; otherwise they are, as one matrix of many rows.
+    With `split_qkv` queries, keys and values, which a layer stacks, are made orthogonal each on its own.
     """
     parts: dict[Tensor, list[int]] = {}
     for layer in model.modules() if config.split_qkv else ():
@@ -118,15 +115,14 @@ SHAPES: dict[str, Callable[[float, float, ScheduleConfig], float]] = {
 def lr_factor(step: int, progress: float, total_steps: int | None, config: ScheduleConfig) -> float:
     """Return the factor on the peak learning rate for one optimizer step.
 
+    It is (step + 1) / (warmup_steps + 1) during warm-up (as in nanoGPT), then the shape's value, down to
+    `final_lr_fraction`; the lower of the two where time is up before the warm-up is over.
+
     Args:
         step: optimizer steps done before this one (the first is 0).
         progress: how far the run is, 0 to 1: step / total_steps, or the share of max_minutes if that is larger.
         total_steps: optimizer steps of the run; None if only max_minutes limits it.
         config: shape and warm-up.
-
-    Returns:
-        (step + 1) / (warmup_steps + 1) during warm-up (as in nanoGPT), then the shape's value, down to
-        `final_lr_fraction`; the lower of the two where time is up before the warm-up is over.
     """
     warmup = config.warmup_steps / total_steps if total_steps else 0.0
     after_warmup = (progress - warmup) / (1 - warmup) if warmup < 1 else 0.0

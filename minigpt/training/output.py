@@ -42,8 +42,7 @@ def validate(
 ) -> dict[str, Any]:
     """Score the whole validation split (of a mixture, that of each source), and note the best loss in `state`.
 
-    Returns:
-        Columns of the step's row; None where the loss is not finite.
+    Returns columns of the step's row; None where the loss is not finite.
     """
     call_callbacks(trainer, "on_validation_start")
     call_callbacks(trainer, "on_validation_epoch_start")
@@ -116,13 +115,7 @@ def live_sample(gpt: GPT, job: TrainingJob, layout: Layout | None, *, step: int)
 
 
 class RunLog:
-    """Writes rows to metrics.jsonl and samples.jsonl, to wandb or TensorBoard, and to the screen (rank 0 only).
-
-    Args:
-        job: the training.
-        choices: its precision and devices, for the FLOP/s at their peak.
-        step: where the run stands.
-    """
+    """Writes rows to metrics.jsonl and samples.jsonl, to wandb or TensorBoard, and to the screen (rank 0 only)."""
 
     def __init__(self, job: TrainingJob, choices: Choices, step: int):
         config, self.run, self.job = job.config, job.run, job

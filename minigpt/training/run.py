@@ -1,6 +1,5 @@
 """A training run from config to finished model: begin it, or continue it where it stands."""
 
-import copy
 import gc
 import json
 import os
@@ -50,19 +49,14 @@ def train(config: TrainConfig, callbacks: Sequence[L.Callback] = ()) -> int:
 
     Args:
         config: composed and checked.
-        callbacks: Lightning callbacks of your own, called after what belongs to a step is done. All hooks of training
-            reach them (`on_before_optimizer_step` once a step, `on_train_batch_end` for each micro-batch), and around
-            our validations and saves, on_validation_start, _epoch_start, _epoch_end and _end, and on rank 0
-            on_save_checkpoint. Not called: hooks of sanity checks, of validation's batches, of test and predict, and
-            on_load_checkpoint. `trainer.callback_metrics` holds the last row; `trainer.should_stop = True` ends the
-            training with a checkpoint. What `state_dict()` returns must be JSON; it is saved, and handed to
+        callbacks: Lightning callbacks of your own, called after what belongs to a step is done. They get all hooks of
+            training, and around our validations and saves on_validation_start, _epoch_start, _epoch_end and _end, and
+            on rank 0 on_save_checkpoint. `trainer.callback_metrics` holds the last row; `trainer.should_stop = True`
+            ends the training with a checkpoint. What `state_dict()` returns must be JSON; it is saved, and handed to
             `load_state_dict()` when the run continues.
 
     Returns:
         0 when the run is finished, 75 when a signal stopped it with a checkpoint.
-
-    Raises:
-        UserFault, NoUsableCheckpoint, StorageFailure, NonFiniteTraining: see minigpt.faults.
     """
     pack_states(callbacks)  # refuses a state that can't be saved
     path = Path(os.path.expanduser(config.run.dir or default_run_dir(config)))
@@ -89,7 +83,6 @@ def train_together(
     processes.require_equal_on_all_ranks("tokens", {"fingerprint": prepared.fingerprint})
     start.refuse_unfit_data(config, prepared)
     with RunDirectory(path, writes=processes.rank == 0) as run:
-        changes = start.refuse_changed_run(path, config)  # again: another process may have begun it meanwhile
         job = TrainingJob(config, replace(hardware, memory_bytes=least), prepared, processes, run, callbacks)
         return begin_or_continue(job, changes)
 
@@ -99,7 +92,6 @@ def begin_or_continue(job: TrainingJob, changes: Sequence[Change]) -> int:
     run = job.run
     if run.writes:
         remove_unfinished(run.checkpoints)
-    initial_states = [copy.deepcopy(callback.state_dict()) for callback in job.callbacks]
     while True:
         newest = latest_usable(run.checkpoints) if run.writes else None  # rank 0 compares every byte for all ranks
         name = from_rank_zero(job, lambda: newest and newest.name)  # noqa: B023 - called at once
@@ -116,9 +108,6 @@ def begin_or_continue(job: TrainingJob, changes: Sequence[Change]) -> int:
         except RollBack as request:
             roll_back(job, request)
         gc.collect()  # the model that was trained is in a circle with its trainer
-        for callback, initial in zip(job.callbacks, initial_states, strict=True):
-            if initial:  # the earlier checkpoint may hold no state of the callback
-                callback.load_state_dict(copy.deepcopy(initial))
         changes = ()
 
 

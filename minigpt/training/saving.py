@@ -34,8 +34,7 @@ Files = dict[str, bytes]  # contents by file name
 class Saving:
     """Writes a run's checkpoints: rank 0 does, after all ranks have gathered sharded weights for it.
 
-    A save that fails while the run continues costs a warning, and the next one that is due tries again; the last of a
-    run must succeed.
+    A save that fails costs a warning, and the next one that is due tries again; the last of a run must succeed.
     """
 
     def __init__(self, job: TrainingJob, gpt: GPT, optimizer: torch.optim.Optimizer):
@@ -55,21 +54,15 @@ class Saving:
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saving")
         self.writing: Future[None] | None = None
         self.durable_step = -1  # of the newest checkpoint that was written
-        self.waited: list[float] = []  # seconds, each save
-        self.until_durable: list[float] = []  # seconds, each save that succeeded
+        self.written, self.waited = 0, 0.0  # checkpoints; seconds that training waited for them
 
     def __enter__(self) -> "Saving":
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         self.thread.shutdown()
-        if error is None and self.until_durable:
-            self.run.event(
-                "saved",
-                checkpoints=len(self.until_durable),
-                seconds_training_waited=round(sum(self.waited), 3),
-                seconds_until_durable_at_most=round(max(self.until_durable), 3),
-            )
+        if error is None and self.written:
+            self.run.event("saved", checkpoints=self.written, seconds_training_waited=round(self.waited, 3))
 
     def begin(self, step: int) -> None:
         """Refuse to begin if the checkpoints that will be kept don't fit on the disk."""
@@ -106,12 +99,12 @@ class Saving:
             judged = config.objective.name == "next_token"  # with a reward, the newest weights count as the best
             facts: dict[str, Any] = {"minigpt": __version__, "val_loss": val_loss if judged else None}
             facts |= {"bad_steps": state.bad_steps} if state.bad_steps else {}
-            self.writing = self.thread.submit(self._write, state.step, files, facts, began)
+            self.writing = self.thread.submit(self._write, state.step, files, facts)
             if last:
                 self.collect(last=True)
-        self.waited.append(time.perf_counter() - began)
+        self.waited += time.perf_counter() - began
 
-    def _write(self, step: int, files: Files, facts: Mapping[str, Any], began: float) -> None:
+    def _write(self, step: int, files: Files, facts: Mapping[str, Any]) -> None:
         """Bring a checkpoint to the disk, then remove what is no longer needed (in the thread)."""
         if broken := first_broken(self.copies):
             raise NonFiniteTraining(f"{broken} is not finite after step {step}; no checkpoint of it is written")
@@ -119,7 +112,7 @@ class Saving:
         rows = [path for path in (self.run.metrics, self.run.samples) if path.exists()]
         write_checkpoint(self.run.checkpoints, step, packed | self.fixed | files, facts, after=[*rows, self.run.path])
         self.durable_step = step
-        self.until_durable.append(time.perf_counter() - began)
+        self.written += 1
         prune(self.run.checkpoints, keep_last=self.keep.keep_last, keep_every_steps=self.keep.keep_every_steps)
 
     def collect(self, *, last: bool = False, wait: bool = True) -> None:

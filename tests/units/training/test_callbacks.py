@@ -5,11 +5,9 @@ import pytest
 import torch
 
 from minigpt.config.compose import compose
-from minigpt.data.order import batch_of_step
 from minigpt.faults import UserFault
 from minigpt.rundir.rows import read_rows
 from minigpt.training.run import train
-from minigpt.training.step import LanguageModel
 from minigpt.verify import compare_runs
 
 NEVER = {
@@ -147,32 +145,3 @@ def test_a_state_that_is_not_json_is_refused_before_anything_is_written(run):
     with pytest.raises(UserFault, match=r"the callback Callback: its state_dict\(\) can't be saved as JSON \(.*set"):
         start(run, callbacks=[odd])
     assert not run.path.exists()
-
-
-def test_a_return_to_the_start_takes_a_callback_back_too(run, monkeypatch):
-    class Count(L.Callback):
-        count = 0
-
-        def on_train_batch_end(self, *_):
-            self.count += 1
-
-        def state_dict(self):
-            return {"count": self.count}
-
-        def load_state_dict(self, state_dict):
-            self.count = state_dict["count"]
-
-    real = LanguageModel.training_step
-
-    def training_step(self, batch, batch_idx):
-        loss = real(self, batch, batch_idx)
-        if batch_of_step(self.state.step, self.trainer.train_dataloader.skipped_batches) < 3:
-            loss = loss * torch.nan
-            self.micro_batches[-1] = (loss.detach(), None, None)
-        return loss
-
-    monkeypatch.setattr(LanguageModel, "training_step", training_step)
-    count = Count()
-    start(run, "guard.max_skips=2", callbacks=[count])
-    assert [row["event"] for row in run.events()].count("rolled_back") == 1
-    assert count.count == run.rows()[-1]["step"] == 6

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from minigpt.faults import UserFault
-from minigpt.training import output, start
+from minigpt.training import output
 from minigpt.training import run as run_module
 from minigpt.training.run import from_rank_zero
 from minigpt.training.step import LanguageModel
@@ -114,21 +114,6 @@ def test_a_second_process_is_kept_out(run, tmp_path):
         run()
     process.communicate()
     run()
-
-
-def test_a_run_that_another_process_began_meanwhile_is_not_continued_with_another_config(run, monkeypatch):
-    """Both found no run; the first made one and ended while the second still prepared its tokens."""
-    real = start.find_tokens
-
-    def prepare(config, path, changes):
-        monkeypatch.setattr(start, "find_tokens", real)
-        run("seed=7", "trainer.max_steps=4")
-        return real(config, path, changes)
-
-    monkeypatch.setattr(start, "find_tokens", prepare)
-    with pytest.raises(UserFault, match="begun with another config"):
-        run("seed=9")
-    assert run.rows()[-1]["step"] == 4
 
 
 def test_a_run_whose_checkpoints_are_gone_says_that_it_begins_again(run, capsys):
