@@ -41,12 +41,6 @@ class Conversation:
         self.system = [] if system is None else [{"role": "system", "content": system}]
         self.messages: list[dict[str, str]] = []
         self.noted = False  # whether a note has said that the oldest messages are left out
-        if system is not None:
-            try:
-                empty = turn_of(loaded.tokenizer, [*self.system, {"role": "user", "content": ""}])
-                refuse_too_long(empty, loaded.model.config.block_size, 0)
-            except UserFault as fault:
-                raise UserFault(f"system=: {fault}") from None
 
     def answer(self, message: str, options: SamplingOptions) -> None:
         """Answer a message, and show the answer and its speed. After Ctrl-C the text so far is the answer.

@@ -44,7 +44,10 @@ def prompt_loop(
         if name in commands:
             commands[name][1]()
         elif name == "/help":
-            note("\n".join([*(f"  {name:<17}{words}" for name, (words, _) in commands.items()), help_text(options)]))
+            about = settings(SampleConfig)
+            values = [f"  {name:<9}{getattr(options, key)!s:<8}{about[key].meaning}" for name, key in SHORT.items()]
+            others = [f"  {name:<17}{words}" for name, (words, _) in commands.items()]
+            note("\n".join([*values, *others, "  /help, /quit", "  Text that begins with a slash: write two."]))
         elif line.startswith("/") and not line.startswith("//"):
             options = changed(options, line, [*commands])
         else:
@@ -64,25 +67,13 @@ def typed_lines() -> Iterator[str]:
         import readline  # noqa: F401 (line editing and history for input())
     while True:
         try:
-            line = typed_line()
+            line = input("> " if sys.stdin.isatty() and sys.stdout.isatty() else "")  # no mark into a file
         except (EOFError, KeyboardInterrupt):
             note("")
             return
-        except UnicodeDecodeError:
-            note("that was not UTF-8 text: set the terminal to UTF-8")
-            continue
         if line.split()[:1] == ["/quit"]:
             return
         yield line
-
-
-def typed_line() -> str:
-    """Return a line from the user; the mark before it never goes into a file to which stdout is redirected."""
-    if sys.stdin.isatty() and sys.stdout.isatty():
-        return input("> ")  # through readline, which must know the mark to edit the line
-    if sys.stdin.isatty():
-        print("> ", end="", file=sys.stderr, flush=True)
-    return input()
 
 
 def changed(options: SamplingOptions, line: str, others: list[str]) -> SamplingOptions:
@@ -101,10 +92,3 @@ def changed(options: SamplingOptions, line: str, others: list[str]) -> SamplingO
         return options
     note(f"{key} = {getattr(config, key)}")
     return replace(options, **{key: getattr(config, key)})
-
-
-def help_text(options: SamplingOptions) -> str:
-    """Return the commands of SHORT with their present values, and the rest."""
-    about = settings(SampleConfig)
-    lines = [f"  {name:<9}{getattr(options, key)!s:<8}{about[key].meaning}" for name, key in SHORT.items()]
-    return "\n".join([*lines, "  /help, /quit", "  Text that begins with a slash: write two."])

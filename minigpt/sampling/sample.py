@@ -1,6 +1,5 @@
 """minigpt sample: a checkpoint writes. Text goes to stdout, everything else to stderr."""
 
-import codecs
 import contextlib
 import os
 import sys
@@ -18,7 +17,7 @@ from minigpt.faults import FINISHED, UserFault
 from minigpt.machine.hardware import find_named
 from minigpt.model.gpt import GPT
 from minigpt.sampling.filters import SamplingOptions, options_of
-from minigpt.sampling.generate import TextInProgress, window_start
+from minigpt.sampling.generate import window_start
 from minigpt.sampling.interactive import prompt_loop
 from minigpt.sampling.native.decoder import NativeDecoder, native_decoder, round_to_int8
 from minigpt.sampling.native.library import NoNativeCode
@@ -91,28 +90,17 @@ def choose_decoder(model: GPT, compile: str, precision: str) -> NativeDecoder | 
         return None
 
 
-def read_prompts(config: SampleConfig) -> list[str | bytes]:
-    """Return the prompts on the command line, then the file's; one empty prompt if there is neither."""
-    prompts: list[str | bytes] = list(config.prompt)
-    if config.prompt_file is not None:
-        try:
-            prompts.append(Path(os.path.expanduser(config.prompt_file)).read_bytes())
-        except OSError as error:
-            why = error.strerror or error
-            raise UserFault(f"prompt_file={config.prompt_file} can't be read: {why}. Give a text file") from None
-    return prompts or [""]
-
-
 def write_prompts(
     loaded: LoadedCheckpoint, decoder: NativeDecoder | None, config: SampleConfig, options: SamplingOptions
 ) -> None:
     """Continue the config's prompts and show them."""
-    prompts = read_prompts(config)
+    prompts: list[str | bytes] = list(config.prompt)
+    if config.prompt_file is not None:
+        prompts.append(Path(os.path.expanduser(config.prompt_file)).read_bytes())
+    prompts = prompts or [""]
     encoded = [encode_prompt(loaded.tokenizer, prompt, allow_special=config.allow_special) for prompt in prompts]
     if not all(prompts):
         note(f"note: an empty prompt starts from {start_token(loaded.tokenizer)[1]}")
-    if codecs.lookup(sys.stdout.encoding or "utf-8").name != "utf-8":
-        note(f"note: this terminal writes {sys.stdout.encoding}, other characters become ?: set LC_ALL=C.UTF-8")
     beginnings = [beginning(number, *pair, loaded) for number, pair in enumerate(zip(prompts, encoded, strict=True), 1)]
     streaming = config.stream and len(prompts) * config.num_samples == 1
     started = time.perf_counter()
@@ -147,7 +135,10 @@ def write_prompts(
             show(f"--- {place} ---\n")
         show(f"{beginnings[prompt]}{text.text}\n")
     tokens, seed = sum(len(text.written) for text in texts), f"; seed {options.seed}" if config.interactive else ""
-    note(f"{tokens:,} tokens in {seconds:.1f} s: {tokens / seconds:,.0f} tokens/s{endings(texts)}{seed}")
+    for reason, words in (("end of text", "the model's end-of-text token"), ("stopped", "a stop string")):
+        if count := sum(text.ended == reason for text in texts):
+            seed = f"; {count} ended by {words}{seed}"
+    note(f"{tokens:,} tokens in {seconds:.1f} s: {tokens / seconds:,.0f} tokens/s{seed}")
 
 
 def beginning(number: int, prompt: str | bytes, tokens: Sequence[int], loaded: LoadedCheckpoint) -> str:
@@ -163,10 +154,3 @@ def beginning(number: int, prompt: str | bytes, tokens: Sequence[int], loaded: L
         note(f"note: prompt {number} is not UTF-8 text: its {len(prompt):,} bytes are read and not shown")
         return ""
     return f"... {loaded.tokenizer.decode(tokens[unread:])}" if unread else text
-
-
-def endings(texts: Sequence[TextInProgress]) -> str:
-    """Return how many texts ended before max_new_tokens, and why."""
-    reasons = {"end of text": "the model's end-of-text token", "stopped": "a stop string"}
-    counts = {reason: sum(text.ended == reason for text in texts) for reason in reasons}
-    return "".join(f"; {count} ended by {reasons[reason]}" for reason, count in counts.items() if count)

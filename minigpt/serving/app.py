@@ -26,7 +26,7 @@ from minigpt.config.commands import ServeConfig
 from minigpt.faults import CONTROL_PICTURES, UserFault
 from minigpt.sampling.conversation import ConversationTooLong
 from minigpt.serving.engine import Answer, Busy, Engine, Piece, Served
-from minigpt.serving.page_of import SERVER, page_of
+from minigpt.serving.look import SERVER, page_of
 from minigpt.serving.protocol import ApiError, ChatRequest, CompletionRequest, Order, Reply, read_order, sentence_of
 from minigpt.serving.views import look, next_tokens, score
 

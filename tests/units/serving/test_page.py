@@ -8,8 +8,7 @@ import pytest
 
 from minigpt.config.commands import LookConfig
 from minigpt.serving import look as look_module
-from minigpt.serving.look import look
-from minigpt.serving.page_of import AT_REST, FOLDER, SERVER, page_of
+from minigpt.serving.look import AT_REST, FOLDER, SERVER, look, page_of
 
 EVIL = "</script><script>alert(1)</script><!-- \u2028 ]]>"
 
