@@ -30,14 +30,17 @@ def copy_tensors(tensors: Mapping[str, Tensor], memory: dict[str, Tensor] | None
     """Copy tensors into main memory, where they stay as they are while training goes on.
 
     A sharded tensor is gathered from all processes, which must all call this, one tensor at a time. The copies are kept
-    in `memory`, which later calls overwrite; None: this process only gives its shards.
+    in `memory`, which later calls overwrite; None: this process only gives its shards. From a GPU they are
+    complete when the current stream is.
     """
     for name, tensor in tensors.items():
         whole: Any = tensor.detach()
         if hasattr(whole, "full_tensor"):
             whole = whole.full_tensor()
         if memory is not None:
-            memory.setdefault(name, torch.empty(whole.shape, dtype=whole.dtype)).copy_(whole)
+            if name not in memory:  # page-locked, so that a GPU copies all tensors without the host waiting for each
+                memory[name] = torch.empty(whole.shape, dtype=whole.dtype, pin_memory=whole.is_cuda)
+            memory[name].copy_(whole, non_blocking=True)
     return {} if memory is None else {name: memory[name] for name in tensors}
 
 

@@ -276,7 +276,7 @@ def score(runs: Sequence[Run], *, device: str, say: Say = print) -> tuple[Units,
             model, run.val, block_size=block_size, batch=batch, device=device, precision="fp32", document_end=end
         )
         losses[run.weights_sha256] = by_unit(
-            units, run.val, run.tokenizer, (piece.double().numpy() for piece in pieces)
+            units, run.val, run.tokenizer, (piece.cpu().double().numpy() for piece in pieces)
         )
     return units, losses
 

@@ -93,7 +93,7 @@ def score_text(
         document_end=document_end,
         measure=nats_and_right,
     ):
-        pieces.append(piece.numpy())
+        pieces.append(piece.cpu().numpy())
         progress(len(piece))
     losses, right = np.concatenate(pieces).T
     return TextScore(text, losses, right > 0, unpredicted_places(text, document_end))

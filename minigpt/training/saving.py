@@ -92,6 +92,8 @@ class Saving:
         tensors = {**tensors_of(self.gpt), contents.OPTIMIZER: contents.optimizer_tensors(self.optimizer)}
         for name, named in tensors.items():
             contents.copy_tensors(named, self.copies.setdefault(name, {}) if self.run.writes else None)
+        if next(self.gpt.parameters()).is_cuda:
+            torch.cuda.current_stream().synchronize()  # one wait for all copies
         if self.run.writes and state.step != self.durable_step:
             config = self.job.config
             position = asdict(state) | {"tokens": state.step * config.batch_tokens}

@@ -1,5 +1,6 @@
 """What a run does besides being exact: its limits, compiling, and what it leaves behind."""
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -14,8 +15,8 @@ from minigpt.faults import UserFault
 from minigpt.training import output
 from minigpt.training import run as run_module
 from minigpt.training.run import from_rank_zero
-from minigpt.training.step import LanguageModel
-from minigpt.training.stop import StopRequest
+from minigpt.training.state import Clock
+from minigpt.training.stop import StopRequests
 
 
 @pytest.mark.report
@@ -70,7 +71,9 @@ def test_a_validation_that_is_not_finite_is_no_best_and_no_json_nan(run, monkeyp
     assert all(state["best_loss"] > 0 for state in states)
 
 
-def test_max_minutes_ends_a_run_and_its_schedule(run):
+def test_max_minutes_ends_a_run_and_its_schedule(run, monkeypatch):
+    readings = itertools.count()
+    monkeypatch.setattr(Clock, "seconds", property(lambda clock: 0.002 * next(readings)))  # whatever the machine does
     run("trainer.max_steps=null", "trainer.max_minutes=0.01", "schedule=linear", "schedule.final_lr_fraction=0.0")
     last = run.rows()[-1]
     assert last["seconds"] >= 0.6
@@ -158,12 +161,12 @@ def test_the_folders_around_a_new_run_are_on_the_disk_before_it(run, monkeypatch
 
 
 def test_a_run_that_another_ranks_clock_ended_is_finished(run, monkeypatch, capsys):
-    late = property(lambda self: StopRequest(out_of_time=True))
-    real = LanguageModel.request
-    monkeypatch.setattr(LanguageModel, "request", late)
+    real = StopRequests.now
+    late = lambda self, seconds: replace(real(self, seconds), out_of_time=True)  # noqa: E731
+    monkeypatch.setattr(StopRequests, "now", late)
     run("trainer.max_minutes=60")
     step = run.rows()[-1]["step"]
-    monkeypatch.setattr(LanguageModel, "request", real)
+    monkeypatch.setattr(StopRequests, "now", real)
     run("trainer.max_minutes=60")
     assert "This run is finished" in capsys.readouterr().out
     assert run.rows()[-1]["step"] == step
