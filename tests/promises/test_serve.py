@@ -93,7 +93,7 @@ def test_a_conversation(http):
     assert len(reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"]) == 2
     fields["messages"][0]["content"] = "x" * 30
     status, error = error_of(http.post("/v1/chat/completions", json=fields))
-    assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
     assert "the model reads 24 tokens, of which 4 are for the answer; these messages have 47" in error["message"]
 
 
@@ -112,7 +112,7 @@ def test_harmless_fields_are_tolerated_and_a_large_wish_is_cut_to_the_limit(http
         ({"stop": ["\ud800"]}, "stop", "valid string"),
         ({"prompt": []}, "prompt", "0 prompts"),
         ({"prompt": [257]}, "prompt", "from 0 to 256"),
-        ({"prompt": "\ud800"}, None, "surrogate"),
+        ({"prompt": "\ud800"}, "prompt", "surrogate"),
         ({"prompt": "x" * 25}, "prompt", "the model reads 24 tokens, and the prompt has 25"),
         ({"tools": [{}]}, "tools", "not supported"),
         ({"model": 3}, "model", "valid string"),
@@ -244,6 +244,6 @@ def test_the_page_and_its_requests(http):
 
 
 def test_serve_names_what_it_can_not_use(trained, capsys):
-    for words, says in ((["port=70000"], "port must be"), (["rows=33"], "rows must be")):
+    for words, says in ((["port=70000"], "port must be"), (["rows=33"], "rows must be"), (["hosts=a/b"], "no name")):
         with pytest.raises(UserFault, match=says):
             _dispatch(["serve", f"checkpoint={trained}", *words])
