@@ -9,9 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minigpt.checkpoint.load import load_checkpoint, load_with_adapter
-from minigpt.config.commands import ServeConfig
 from minigpt.faults import UserFault
-from minigpt.serving.engine import load_models
 
 BLOCK = ["model.attention=rotary", "model.activation=swiglu", "model.norm=rmsnorm", "model.bias=none"]
 BLOCK += ["model.qk_norm=rmsnorm", "model.n_kv_head=1"]
@@ -35,18 +33,6 @@ def newest(run: Path) -> Path:
 def logits(model) -> torch.Tensor:
     with torch.inference_mode():
         return model(torch.tensor([[10, 40, 90, 33, 104]]))
-
-
-def test_a_server_lists_a_base_and_its_adapters(place):
-    base, tuned = place.folder / "base", place.folder / "tuned"
-    options = {"device": "cpu", "compile": "off", "rows": 2, "precision": "fp32"}
-    config = ServeConfig(checkpoint=[str(base)], adapter=[str(tuned), str(tuned)], **options)
-    served = load_models(config)
-    assert [each.name for each in served] == ["base", "tuned", "tuned-2"]
-    models = [each.loaded.model for each in served]
-    alone = load_checkpoint(tuned).model
-    assert torch.equal(logits(models[1]), logits(alone))
-    assert models[1].token_embedding.weight is models[0].token_embedding.weight
 
 
 def test_an_adapter_that_learned_conversations_is_put_on_a_model_without_their_tokens(place, tmp_path):

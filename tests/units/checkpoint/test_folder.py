@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import random
 
 import pytest
 
@@ -19,7 +18,7 @@ from minigpt.checkpoint.folder import (
     verify,
     write_checkpoint,
 )
-from minigpt.faults import NoUsableCheckpoint, StorageFailure
+from minigpt.faults import StorageFailure
 
 FILES = {"model.safetensors": bytes(range(256)), "state.json": b'{"step": 3}'}
 
@@ -37,24 +36,11 @@ def test_what_is_written_verifies_and_equal_contents_give_equal_bytes(tmp_path):
         assert (one / name).read_bytes() == (two / name).read_bytes()
 
 
-def test_any_flipped_bit_is_noticed_and_the_older_checkpoint_is_used(tmp_path):
-    generator = random.Random(1)
-    for trial in range(20):
-        folder = tmp_path / str(trial)
-        old, new = write(folder, 5), write(folder, 6)
-        victim = new / generator.choice(["MANIFEST.json", "model.safetensors", "state.json"])
-        content = bytearray(victim.read_bytes())
-        position = generator.randrange(len(content) * 8)
-        content[position // 8] ^= 1 << (position % 8)
-        victim.write_bytes(content)
-        assert latest_usable(folder, say=lambda _: None) == old
-        assert (folder / "step-000000006.damaged").is_dir()
-
-
 @pytest.mark.parametrize(
     "harm",
     [
         lambda path: (path / "state.json").write_bytes(b""),
+        lambda path: (path / "model.safetensors").write_bytes(FILES["model.safetensors"][::-1]),
         lambda path: (path / "state.json").unlink(),
         lambda path: (path / "MANIFEST.json").unlink(),
         lambda path: (path / "MANIFEST.json").write_bytes(b"[]"),
@@ -62,22 +48,13 @@ def test_any_flipped_bit_is_noticed_and_the_older_checkpoint_is_used(tmp_path):
             checkpoints.sealed({"format": 1, "files": {"../x": {"bytes": 1, "sha256": ""}}})
         ),
     ],
-    ids=["empty", "missing", "no manifest", "no mapping", "a path outside"],
+    ids=["empty", "other bytes", "missing", "no manifest", "no mapping", "a path outside"],
 )
 def test_a_truncated_missing_or_foreign_file_is_damage(tmp_path, harm):
     path = write(tmp_path, 1)
     harm(path)
     with pytest.raises(DamagedCheckpoint):
         verify(path)
-
-
-def test_with_every_checkpoint_damaged_training_is_never_started_over(tmp_path):
-    for step in (1, 2):
-        (write(tmp_path, step) / "state.json").write_bytes(b"?")
-    for _ in range(2):  # the second time all are already set aside
-        with pytest.raises(NoUsableCheckpoint, match="NOT started over"):
-            latest_usable(tmp_path, say=lambda _: None)
-    assert latest_usable(tmp_path / "missing") is None  # no checkpoints at all: a new run
 
 
 @pytest.mark.parametrize("call", ["fsync", "rename", "mkdir"])

@@ -57,14 +57,6 @@ def test_a_cpu_compiles_only_where_the_run_is_long_enough():
     assert not choose(dropped, INTEL, 65).compile
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3])
-def test_micro_batches_always_make_up_the_step(devices):
-    config = TrainConfig(batch_tokens=96 * 64, model=ModelConfig(block_size=64), trainer=TrainerConfig(devices=devices))
-    for memory in (1 << 20, 1 << 28, 1 << 34):
-        choices = choose(config, Hardware("cpu", "", 2, False, memory), 65)
-        assert devices * choices.accumulate * choices.micro_batch == 96
-
-
 @pytest.mark.parametrize(
     ("typed", "memory", "vocab_size", "rows"),
     [
