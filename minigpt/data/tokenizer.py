@@ -51,7 +51,7 @@ class Tokenizer:
             ValueError: the encoder can't use this vocabulary.
         """
         scheme = scheme_of(name)
-        self.name, self.rules, self._table = name, rules, list(tokens)
+        self.name, self.rules, self._given, self._table = name, rules, list(tokens), list(tokens)
         if rules is not None:
             self.special = tokens_of(rules.content)[1]
             self._encoder = scheme.encoder(tokens, rules)
@@ -72,7 +72,7 @@ class Tokenizer:
         self.names = {token: word for word, token in self.special.items()}
         self.vocab_size = len(self._table)
         self.dtype = np.uint16 if self.vocab_size <= 65536 else np.uint32
-        self._bytes_alone = list(tokens) == SINGLE_BYTES
+        self._bytes_alone = self._given == SINGLE_BYTES
         self._prefix: bytes = getattr(self._encoder, "prefix", b"")  # put before each text by the encoder
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
@@ -136,16 +136,11 @@ class Tokenizer:
 
     def extended(self, control: Sequence[str]) -> "Tokenizer":
         """Return this tokenizer with more control tokens; the numbers of all others stay."""
-        return Tokenizer(self.name, self._given_tokens(), self.rules, control=[*self.control, *control])
-
-    def _given_tokens(self) -> list[bytes]:
-        """Return the tokens as `__init__` took them."""
-        given = self._table[: len(self._table) - len(self.control)]
-        return given[: self.eot] if self.rules is None else given
+        return Tokenizer(self.name, self._given, self.rules, control=[*self.control, *control])
 
     def to_json(self) -> dict[str, Any]:
         """Return the whole tokenizer as the content of a tokenizer.json, which `load_tokenizer` reads."""
-        tokens = [base64.b64encode(token).decode() for token in self._given_tokens()]
+        tokens = [base64.b64encode(token).decode() for token in self._given]
         return {
             "format": FORMAT,
             "version": 1,

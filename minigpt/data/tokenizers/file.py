@@ -146,7 +146,8 @@ def read_vocabulary(path: Path, eot: str | None = None) -> tuple[list[bytes], Ru
 
 def _vocabulary(file: dict[str, Any], config: dict[str, Any], eot: str | None) -> tuple[list[bytes], Rules]:
     added = {token["content"]: token for token in file["added_tokens"]}
-    named = {role: _name(config.get(f"{role}_token")) for role in ("bos", "eos")}
+    words = {role: config.get(f"{role}_token") for role in ("bos", "eos")}
+    named = {role: word["content"] if isinstance(word, dict) else word for role, word in words.items()}
     plain = [name for name in (named["eos"], *EOT_NAMES) if name in EOT_NAMES and name in added]
     eot = eot or (plain[0] if plain else named["eos"])
     if eot is None or eot not in added:
@@ -171,11 +172,6 @@ def _vocabulary(file: dict[str, Any], config: dict[str, Any], eot: str | None) -
         got = f"{shown(_PROBE)} came back as {shown(back.decode(errors='replace'))}"
         raise ValueError(f"it does not give text back as it was: {got}. Use tokenizer=bpe")
     return tokens, rules
-
-
-def _name(token: Any) -> str | None:
-    """Return the name of a token in a tokenizer_config.json."""
-    return token["content"] if isinstance(token, dict) else token
 
 
 FILE = Scheme(FileEncoder, vocabulary=lambda vocab_size, alphabet, train: [])
