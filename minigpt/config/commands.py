@@ -156,7 +156,7 @@ class SlurmConfig(TrainConfig):
 
 @dataclass
 class PlanConfig(TrainConfig):
-    """Tell what memory a training takes on each device, and the first layout that fits. Takes the settings of `train`.
+    """Tell what memory a training takes on each device, and what would fit. Takes the settings of `train`.
 
     Nothing is trained, and no text is needed.
 
