@@ -99,7 +99,7 @@ def restore_optimizer(tensors: Mapping[str, Tensor], optimizer: torch.optim.Opti
         state[index] = {name: torch.zeros_like(parameter.detach()) for name in names}
         if parameter not in matrices:
             state[index]["step"] = torch.zeros((), device=parameter.device)
-    averages = {f"{index}.{name}": tensor for index, of in state.items() for name, tensor in of.items()}
+    averages = {f"{index}.{name}": tensor for index, named in state.items() for name, tensor in named.items()}
     if difference := first_difference(averages, tensors):
         raise UserFault(
             f"{OPTIMIZER} does not belong to this model and optimizer: {difference}. Use another checkpoint"
@@ -116,7 +116,7 @@ def restore_optimizer(tensors: Mapping[str, Tensor], optimizer: torch.optim.Opti
 
 def first_difference(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:
     """Return in words which tensor is missing, needless or of another shape than expected; "" if none is."""
-    wanted, shapes = ({name: tuple(tensor.shape) for name, tensor in of.items()} for of in (expected, tensors))
+    wanted, shapes = ({name: tuple(tensor.shape) for name, tensor in named.items()} for named in (expected, tensors))
     differing = sorted(name for name in wanted.keys() | shapes.keys() if wanted.get(name) != shapes.get(name))
     if not differing:
         return ""

@@ -6,7 +6,7 @@ A checkpoint may be a stranger's: every file is compared with the manifest, and 
 import copy
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -178,19 +178,20 @@ def read_json(checkpoint: Path, name: str) -> dict[str, Any]:
 
 def read_config(checkpoint: Path) -> TrainConfig:
     """Return the config of a checkpoint. Its values are taken as they stand: nothing in them is resolved or called."""
-    try:
-        return stored_config(read_json(checkpoint, CONFIG))
-    except UserFault as fault:
-        raise unusable(checkpoint, f"{CONFIG}: {fault}") from None
+    return _parsed(checkpoint, CONFIG, stored_config)
 
 
 def read_tokenizer(checkpoint: Path) -> Tokenizer:
     """Return the tokenizer of a checkpoint."""
-    content = read_json(checkpoint, TOKENIZER)
+    return _parsed(checkpoint, TOKENIZER, load_tokenizer)
+
+
+def _parsed(checkpoint: Path, name: str, parse: Callable[[Any], Any]) -> Any:
+    content = read_json(checkpoint, name)
     try:
-        return load_tokenizer(content)
+        return parse(content)
     except UserFault as fault:
-        raise unusable(checkpoint, f"{TOKENIZER}: {fault}") from None
+        raise unusable(checkpoint, f"{name}: {fault}") from None
 
 
 def read_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
