@@ -26,8 +26,7 @@ from minigpt.data.tokenizer import Tokenizer
 from minigpt.evaluation.interval import LEVEL, Array, Difference, difference, too_few
 from minigpt.faults import NoUsableCheckpoint, UserFault
 from minigpt.files import read_json
-from minigpt.formats.architecture import is_foreign, read_foreign_config
-from minigpt.formats.huggingface import foreign_tokenizer
+from minigpt.formats.architecture import is_foreign
 from minigpt.machine.hardware import find_named
 from minigpt.model.evaluate import token_losses, unpredicted_places, windows_at_once
 from minigpt.screen import Say
@@ -45,7 +44,7 @@ class Run:
     tokenizer: Tokenizer
     val: Split
     weights_sha256: str
-    trained_on: str = ""  # fingerprint of the tokens
+    trained_on: str  # fingerprint of the tokens
 
 
 @dataclass(frozen=True)
@@ -69,10 +68,9 @@ def compare(config: CompareConfig, say: Say = print) -> None:
         raise UserFault("compare needs two runs or more, and runs on both sides of `vs`: RUN_A RUN_B")
     opened: list[tuple[int, Run]] = []  # the user's group, a run of it
     left_out: list[str] = []
-    ours = [path for path in config.runs if path != "vs" and not is_foreign(Path(path).expanduser())]
     for number, path in ((number, path) for number, group in enumerate(groups) for path in group):
         try:
-            opened.append((number, open_run(path, config.which, config.data.dir, ours)))
+            opened.append((number, open_run(path, config.which, config.data.dir)))
         except (UserFault, NoUsableCheckpoint) as fault:
             left_out.append(str(fault))
     runs = comparable([run for _, run in opened], left_out)
@@ -90,14 +88,13 @@ def compare(config: CompareConfig, say: Say = print) -> None:
 # --- runs and sides ---
 
 
-def open_run(path: str, which: str, data_dir: str | None = None, beside: Sequence[str] = ()) -> Run:
-    """Find a run's checkpoint and, by their fingerprint, its prepared tokens: the text itself is not needed.
-
-    Another program's model takes the validation text of the first run `beside` it with its tokenizer.
-    """
+def open_run(path: str, which: str, data_dir: str | None = None) -> Run:
+    """Find a run's checkpoint and, by their fingerprint, its prepared tokens: the text itself is not needed."""
     checkpoint = find_checkpoint(path, which)
     if is_foreign(checkpoint):
-        return _open_foreign(path, checkpoint, [open_run(run, which, data_dir) for run in beside if run != path])
+        raise UserFault(
+            f"{path} has no validation text. minigpt evaluate checkpoint={path} versus=RUN file=TEXT scores it"
+        )
     config, folder = read_config(checkpoint), checkpoint.parent.parent
     if not (folder / "data.json").is_file():
         raise UserFault(f"{folder / 'data.json'} is missing: it names the tokens of {path}. Give a run or its part")
@@ -111,16 +108,6 @@ def open_run(path: str, which: str, data_dir: str | None = None, beside: Sequenc
     weights = " ".join(str(files[name]["sha256"]) for name in (MODEL, ADAPTER) if name in files)
     trained_on = str(prepared.train.fingerprint)
     return Run(path, checkpoint, config, prepared.tokenizer, prepared.val, weights, trained_on)
-
-
-def _open_foreign(path: str, checkpoint: Path, beside: Sequence[Run]) -> Run:
-    tokenizer = foreign_tokenizer(checkpoint)
-    for run in beside:
-        if isinstance(tokenizer, Tokenizer) and run.tokenizer.hash == tokenizer.hash:
-            config = read_foreign_config(checkpoint)[0]
-            return Run(path, checkpoint, config, run.tokenizer, run.val, str(checkpoint.resolve()))
-    remedy = f"minigpt evaluate checkpoint={path} file=TEXT scores it on any text"
-    raise UserFault(f"{path} has no validation text, and none of the runs beside it has its tokenizer. {remedy}")
 
 
 def comparable(runs: Sequence[Run], left_out: list[str]) -> list[Run]:
@@ -229,9 +216,7 @@ def units_of(texts: Sequence[tuple[Split, Tokenizer, int]], ends: Sequence[int |
     total = first.bytes if in_bytes else len(first)
     are_documents = len(edges) > 1
     if in_bytes and are_documents:
-        edges = np.concatenate(
-            [[0], np.cumsum([_bytes_of(tokenizer, first, a, b) for a, b in np.stack([edges[:-1], edges[1:]], 1)])]
-        )
+        edges = np.append(0, np.cumsum(_token_bytes(tokenizer)[first.tokens(0, len(first))])[edges[1:] - 1])
     if not are_documents:
         longest = max(size * (split.bytes / len(split) if in_bytes else 1) for split, _, size in texts)
         edges = np.arange(0 if in_bytes else 1, total, math.ceil(longest))
@@ -241,13 +226,13 @@ def units_of(texts: Sequence[tuple[Split, Tokenizer, int]], ends: Sequence[int |
     return Units(edges, sizes.astype(float), in_bytes, are_documents, left_out)
 
 
-def _bytes_of(tokenizer: Tokenizer, split: Split, start: int, stop: int) -> int:
-    return len(tokenizer.decode_bytes(split.tokens(int(start), int(stop))))
+def _token_bytes(tokenizer: Tokenizer) -> NDArray[np.int64]:
+    return np.array([len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)])
 
 
 def by_unit(units: Units, split: Split, tokenizer: Tokenizer, losses: Iterable[NDArray[Any]]) -> Array:
     """Return the sum of a split's losses over each unit; they come in pieces, in the order of the tokens."""
-    lengths = np.array([len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)])
+    lengths = _token_bytes(tokenizer)
     sums = np.zeros(len(units.sizes))
     position, offset = 1, int(lengths[split.tokens(0, 1)].sum())  # of the next token, of the bytes before it
     for piece in losses:
