@@ -40,11 +40,8 @@ def finish(job: TrainingJob, state: RunState, reason: str | None, *, ask_queue: 
         return STOPPED
     refuse_nothing_learned(state, job.config)
     if reason:
-        why = {
-            "patience": f"no validation improved for {job.config.trainer.patience} validations",
-            "callback": "a callback ended the training; the same command continues from here",
-        }.get(reason, "the time is up")
-        tell(f"\nEnded after step {state.step:,}: {why}.")
+        cause = "a callback" if reason == "callback" else f"trainer.{reason}"
+        tell(f"\nEnded after step {state.step:,} by {cause}.")
     print_results(run)
     if warning := overlap_warning(job.prepared.summary):
         tell(f"Note: {warning}")

@@ -42,8 +42,7 @@ def first_pass(
     Returns:
         The choices, with a micro-batch that fits everywhere, and the loss to train with.
     """
-    weighted = config.data.mask_documents
-    loss = plain = plain_loss(weighted, choices.loss_chunk)
+    loss = plain = plain_loss(config.data.mask_documents, choices.loss_chunk)
     if sharded:
         return choices, plain
     gpt.to(choices.device).train()
@@ -58,30 +57,32 @@ def first_pass(
             # Compiled here, the backward pass is cut where DDP's buckets end, so that gradients are sent before its
             # end. The constructor is a collective: its errors are not the compiler's.
             cuts = DistributedDataParallel(gpt)._inside_ddp_forward()  # type: ignore[no-untyped-call]
-    sequences = choices.micro_batch * choices.accumulate
-    with cuts:
-        while reason := _reason_to_fail(gpt, config, choices, loss, prepared):
-            if reason == OUT_OF_MEMORY:
-                smaller = [size for size in range(1, choices.micro_batch // 2 + 1) if sequences % size == 0]
-                if not smaller:
-                    raise UserFault(f"not even one sequence fits the device's memory, forward and backward. {REMEDY}")
+    sequences, fits = choices.micro_batch * choices.accumulate, False
+    while not fits:
+        try:
+            with cuts:
+                _try_micro_batch(gpt, config, choices, loss, prepared)
+            fits = True
+        except Exception as error:
+            smaller = [size for size in range(1, choices.micro_batch // 2 + 1) if sequences % size == 0]
+            if is_out_of_memory(error) and not smaller:
+                raise UserFault(f"not even one sequence fits the device's memory. {REMEDY}") from error
+            if is_out_of_memory(error):
                 choices = replace(choices, micro_batch=smaller[-1], accumulate=sequences // smaller[-1])
                 tell(f"Memory     out of memory: continuing with micro-batches of {smaller[-1]}, the same step")
-            else:
+            elif choices.compile:  # compilers fail in many ways, none of which may stop a run
                 torch._dynamo.reset()
+                reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
                 tell(f"torch.compile does not work here ({reason}); continuing without it")
                 choices, loss = replace(choices, compile=False), plain
+            else:
+                raise
     micro_batch = min(map(int, processes.gather(str(choices.micro_batch))))
     return replace(choices, micro_batch=micro_batch, accumulate=sequences // micro_batch), loss
 
 
-OUT_OF_MEMORY = "out of memory"
-
-
-def _reason_to_fail(
-    gpt: GPT, config: TrainConfig, choices: Choices, loss: LossFunction, prepared: Prepared
-) -> str | None:
-    """Compute the first micro-batch forward and backward, with all that a later step holds; return what went wrong."""
+def _try_micro_batch(gpt: GPT, config: TrainConfig, choices: Choices, loss: LossFunction, prepared: Prepared) -> None:
+    """Compute the first micro-batch forward and backward, with all that a later step holds."""
     windows = MicroBatches(
         prepared.train,
         seed=config.seed,
@@ -92,21 +93,13 @@ def _reason_to_fail(
     )
     held: list[Tensor] = []  # in place of the optimizer's averages
     try:
-        for parameter in gpt.parameters():
-            if parameter.requires_grad:
-                held += [torch.empty_like(parameter), torch.empty_like(parameter)]
-                parameter.grad = torch.zeros_like(parameter)  # the last step's, which the forward pass finds
+        for parameter in filter(lambda parameter: parameter.requires_grad, gpt.parameters()):
+            held += [torch.empty_like(parameter), torch.empty_like(parameter)]
+            parameter.grad = torch.zeros_like(parameter)  # the last step's, which the forward pass finds
         batch = windows[0].to(choices.device)
         weights = (batch.weights, batch.documents) if config.data.mask_documents else ()
         with autocast(choices.device, choices.precision):
             loss(gpt, batch.tokens, batch.targets, *weights).backward()
-        return None
-    except Exception as error:  # compilers fail in many ways, none of which may stop a run
-        if is_out_of_memory(error):
-            return OUT_OF_MEMORY
-        if not choices.compile:
-            raise
-        return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
     finally:
         held.clear()
         gpt.zero_grad(set_to_none=True)

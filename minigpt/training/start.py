@@ -9,7 +9,6 @@ from minigpt.checkpoint.contents import MODEL, read_tensors
 from minigpt.checkpoint.folder import list_checkpoints
 from minigpt.config.run_names import Change, differences
 from minigpt.config.schema import TrainConfig
-from minigpt.data.batch import document_end
 from minigpt.data.chat.packing import ConversationSplit
 from minigpt.data.chat.roles import with_roles
 from minigpt.data.mix import parts_of
@@ -20,7 +19,6 @@ from minigpt.data.tokenizer import Tokenizer, scheme_of
 from minigpt.faults import UserFault
 from minigpt.formats.architecture import is_foreign, read_foreign_config
 from minigpt.formats.huggingface import foreign_tokenizer, read_foreign_weights
-from minigpt.model.evaluate import unpredicted_places
 from minigpt.model.gpt import GPT
 from minigpt.model.lora import adapter_of, put_on
 from minigpt.model.parts import is_sharded
@@ -100,7 +98,6 @@ def tokenizer_of(origin: Path, source: str) -> Tokenizer | None:
 
 def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
     """Refuse data with too few tokens, or a prompt that its tokenizer can't encode, before anything is written."""
-    end = document_end(config.data, prepared.tokenizer)
     if not isinstance(prepared.train, ConversationSplit):
         for name, train in parts_of(prepared.train).items():
             check_length("train" if name == "train" else f"{name}: train", len(train), config.model.block_size)
@@ -109,12 +106,8 @@ def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
             split.refuse_small_context(config.model.block_size)
     for name, val in parts_of(prepared.val).items():
         if len(val) < 2:
-            raise UserFault(
-                f"the val split{'' if name == 'val' else f' of {name}'} has {len(val)} token, and predicting one takes "
-                f"at least 2. Use more text or a larger data.val_fraction (now {config.data.val_fraction:g})"
-            )
-        if len(val) == len(unpredicted_places(val, end)):
-            raise UserFault("data.mask_documents=true leaves no token of the val split to predict. Use more text")
+            remedy = f"Use more text or a larger data.val_fraction (now {config.data.val_fraction:g})"
+            raise UserFault(f"{name}: {len(val)} token to validate on, and predicting one takes 2. {remedy}")
     encode_prompt(prepared.tokenizer, config.samples.prompt)
 
 
@@ -130,48 +123,35 @@ def load_initial_weights(gpt: GPT, config: TrainConfig, source: str, tokenizer: 
     """Load the weights of `init.from`, which must know the tokens of this data."""
     origin = load.find_checkpoint(source)
     known = tokenizer_of(origin, source)
-    if known is None:
-        refuse_larger_vocabulary(source, read_foreign_config(origin)[1], tokenizer)
+    if known is not None:
+        refuse_other_tokenizer(gpt, config, known, tokenizer)
+    elif tokenizer.vocab_size > read_foreign_config(origin)[1]:
+        raise UserFault(f"init.from={source}: its weights know fewer tokens than tokenizer={tokenizer.name} has")
     else:
-        refuse_other_tokenizer(source, known, tokenizer)
-        refuse_new_tokens(gpt, config, source, tokenizer.vocab_size - known.vocab_size)
+        tell(f"Note: init.from={source} has no tokenizer: whether its tokens mean the same text can't be checked")
     weights = read_foreign_weights(origin) if is_foreign(origin) else load.read_tensors(origin, MODEL)
     load.load_weights(gpt, load.resize_vocabulary(weights, gpt, known.vocab_size if known else None), str(origin))
     if not is_foreign(origin):
         load.merge_own_adapter(gpt, origin)
 
 
-def refuse_larger_vocabulary(source: str, vocab_size: int, tokenizer: Tokenizer) -> None:
-    """Refuse weights without a tokenizer if this data has more tokens than they know; only the number is known."""
-    if tokenizer.vocab_size > vocab_size:
-        raise UserFault(
-            f"init.from={source}: its weights know {vocab_size:,} tokens, and this data has a {tokenizer.name} "
-            f"tokenizer of {tokenizer.vocab_size:,}. Use the tokenizer that the weights were trained with"
-        )
-    tell(f"Note: init.from={source} has no tokenizer: whether its tokens mean the same text as these can't be checked")
-
-
-def refuse_other_tokenizer(source: str, known: Tokenizer, tokenizer: Tokenizer) -> None:
-    """Refuse data whose tokenizer is not the one that the weights know, nor that one with control tokens added."""
+def refuse_other_tokenizer(gpt: GPT, config: TrainConfig, known: Tokenizer, tokenizer: Tokenizer) -> None:
+    """Refuse data with another tokenizer than the weights know, or with control tokens that they can't learn."""
+    source, count = f"init.from={config.init.source}", tokenizer.vocab_size - known.vocab_size
     if tokenizer.hash not in (known.hash, with_roles(known).hash):
         other = known.name != tokenizer.name
         remedy = f"Use tokenizer={known.name}" if other else "Give it as text, not as tokens: data.source=FILE"
         raise UserFault(
-            f"init.from={source}: its weights know a {known.name} tokenizer of {known.vocab_size:,} "
-            f"tokens (SHA-256 {known.hash[:12]}), and this data has a {tokenizer.name} tokenizer of "
-            f"{tokenizer.vocab_size:,} ({tokenizer.hash[:12]}): the same numbers would be other text. {remedy}"
+            f"{source}: its weights know a {known.name} tokenizer of {known.vocab_size:,} tokens (SHA-256 "
+            f"{known.hash[:12]}), and this data has a {tokenizer.name} tokenizer of {tokenizer.vocab_size:,} "
+            f"({tokenizer.hash[:12]}): the same numbers would be other text. {remedy}"
         )
-
-
-def refuse_new_tokens(gpt: GPT, config: TrainConfig, source: str, count: int) -> None:
-    """Refuse control tokens that are new to the weights where they can't be learned."""
-    if count > 0:
-        new = f"{count} control tokens that are new to init.from={source}"
-        if config.objective.name == "grpo":
-            remedy = "Teach it conversations first: data=tasks without objective=grpo"
-            raise UserFault(f"objective=grpo can't begin with {new}: no answer would be right. {remedy}")
-        if is_sharded(gpt):
-            raise UserFault(f"sharded weights can't take the {new}. Use trainer=ddp, or train a step on one device")
+    if count > 0 and config.objective.name == "grpo":
+        remedy = "Teach it conversations first: data=tasks without objective=grpo"
+        raise UserFault(f"{source} lacks {count} control tokens, and no answer would be right. {remedy}")
+    if count > 0 and is_sharded(gpt):
+        remedy = "Use trainer=ddp, or train a step on one device"
+        raise UserFault(f"{source} lacks {count} control tokens, which sharded weights can't take. {remedy}")
 
 
 def put_adapter_on(gpt: GPT, config: TrainConfig, checkpoint: Path | None, tokenizer: Tokenizer) -> None:
