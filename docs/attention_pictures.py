@@ -9,7 +9,7 @@ from matplotlib import colormaps
 from matplotlib.colors import Normalize, PowerNorm
 from torch import Tensor
 
-from minigpt.report.drawing import drawing, write_png
+from minigpt.report.curves import drawing, write_png
 
 HIDDEN = "#eceff3"  # what can't be attended
 FONT = "DejaVu Sans Mono"  # comes with matplotlib

@@ -15,7 +15,6 @@ from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint, load_weig
 from minigpt.config.commands import ExportConfig
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import StorageFailure, UserFault
-from minigpt.files import read_json
 from minigpt.formats.architecture import family_of
 from minigpt.formats.huggingface import write_huggingface
 from minigpt.formats.tokenizer_json import tokenizer_json
@@ -119,8 +118,6 @@ def model_card(loaded: LoadedCheckpoint, proof: Sequence[str], form: str) -> str
         loss, text = manifest.get("val_loss"), "mix" if config.data.mix else config.data.name
         facts.append(f"trained on: {int(manifest['step']):,} steps of {config.batch_tokens:,} tokens of data={text}")
         facts += [f"validation loss: {loss:.4f} nats per token"] if isinstance(loss, int | float) else []
-        if (run / "data.json").is_file():
-            facts.append(f"data fingerprint: {read_json(run / 'data.json').get('fingerprint', 'of a mixture')}")
     padding = (len(model.token_embedding.weight) - model.vocab_size) * model.config.n_embd
     padding *= 1 if model.config.tied else 2
     return CARD.format(

@@ -1,13 +1,63 @@
-"""The curves of a run, and loss.png."""
+"""The curves of a run, as loss.png and as SVG inside a page."""
 
+import contextlib
+import html
+import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from minigpt.report.drawing import BASELINE, GRID, RATE, TRAIN, VALIDATION, drawing, write_png
+from minigpt.files import replaced
 from minigpt.report.record import Numbers, Record, best_row, column, nats_per_bit, number, source_losses
 from minigpt.screen import short_number
+
+TRAIN, VALIDATION, RATE, BASELINE = "#2f6fde", "#e2571e", "#7a869a", "#1a9a6c"
+INK, LINE, GRID = "#27313f", "#c5ccd6", "#e8ebf0"
+STYLES = {TRAIN: "train", VALIDATION: "val", RATE: "rate", BASELINE: "base", INK: "ink", LINE: "line", GRID: "line"}
+
+
+@contextlib.contextmanager
+def drawing(*, size: tuple[float, float], font_size: float, dpi: int = 100) -> Iterator[Any]:
+    """Yield a matplotlib figure to draw into and to save.
+
+    Args:
+        size: inches.
+        font_size: points.
+        dpi: pixels per inch, of a PNG.
+    """
+    import matplotlib  # here, not above: training draws only at its end, and must not wait for it at its beginning
+    from matplotlib.figure import Figure
+
+    style: Any = dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color", "text.color"), INK)
+    style |= {"axes.edgecolor": LINE, "font.size": font_size}
+    # Dollar signs in a run's name are no formula; letters in an SVG stay text.
+    style |= {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "minigpt"}
+    style["path.simplify_threshold"] = 1.0  # pixels: a long run has no more points than a picture can show
+    with matplotlib.rc_context(style):
+        yield Figure(figsize=size, dpi=dpi, facecolor="white", layout="constrained")
+
+
+def write_png(figure: Any, path: Path) -> None:
+    """Write a figure as a PNG, in one step."""
+    with replaced(path) as temporary:
+        figure.savefig(temporary, format="png", metadata={"Software": None})
+
+
+def svg_of(figure: Any, label: str) -> str:
+    """Return a figure as an SVG element in the page's own colours.
+
+    Args:
+        figure: matplotlib's.
+        label: what it shows, for those who can't see it.
+    """
+    file = io.StringIO()
+    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    text = file.getvalue()
+    for colour, name in STYLES.items():
+        text = text.replace(colour, f"var(--{name})")
+    return text[text.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1)
 
 
 def smooth(values: Numbers) -> Numbers:
@@ -33,15 +83,10 @@ def draw_loss(record: Record, path: Path) -> None:
         figure.align_ylabels([loss, rate])
         name = record.name if len(record.name) <= 40 else record.name[:39] + "…"
         loss.set_title(name, loc="left", fontsize=13, fontweight="bold", pad=34)
-        loss.set_title(size_and_loss(record), loc="right", fontsize=12, pad=34)
+        size = [f"{short_number(record.parameters)} parameters"] if record.parameters else []
+        last = [f"final validation loss {value:.3f}" for value in column(record.rows, "val/loss")[1][-1:]]
+        loss.set_title(", ".join([*size, *last]), loc="right", fontsize=12, pad=34)
         write_png(figure, path)
-
-
-def size_and_loss(record: Record) -> str:
-    """Return the model's size and its final validation loss, as far as they are known."""
-    parts = [f"{short_number(record.parameters)} parameters"] if record.parameters else []
-    parts += [f"final validation loss {loss:.3f}" for loss in column(record.rows, "val/loss")[1][-1:]]
-    return ", ".join(parts)
 
 
 def draw_losses(axes: Any, record: Record, *, columns: int = 3) -> None:

@@ -12,8 +12,7 @@ from minigpt.config.convert import values
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import StorageFailure
 from minigpt.files import write_file
-from minigpt.report.curves import draw_loss, draw_losses, draw_metric
-from minigpt.report.drawing import drawing, svg_of
+from minigpt.report.curves import draw_loss, draw_losses, draw_metric, drawing, svg_of
 from minigpt.report.record import (
     Record,
     best_row,
