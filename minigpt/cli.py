@@ -84,7 +84,7 @@ def plan(arguments: list[str]) -> None:
     try:
         config = _compose("plan", arguments)
     except UserFault as fault:
-        if "data.source is missing" not in str(fault):
+        if "needs your text" not in str(fault):
             raise
         config = _compose("plan", [*arguments, "data.name=stdlib"])  # no text is needed
     print(_load("minigpt.report.plan:describe_layouts")(config))
