@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from minigpt.data.chat.packing import ConversationSplit
 from minigpt.data.mix import MixedSplit
-from minigpt.data.readers import read, require_packages
+from minigpt.data.readers import read
 from minigpt.data.readers.document import BadFile, File, ReadOptions
 from minigpt.data.readers.plain import HOLDS_NUL, kind_of_binary
 from minigpt.data.shards import TokenSplit
@@ -107,7 +107,6 @@ def read_text(
             progress(len(chunk))
 
     file = File(path, path.name)
-    require_packages([file])
     if (kind := kind_of_binary(file, options.encoding)) and kind != HOLDS_NUL:
         raise UserFault(f"{path} is {kind}; wanted text. Convert it to text first")
     try:

@@ -27,7 +27,7 @@ from minigpt.data.preparing.units import Unit, units_of
 from minigpt.data.shards import HEADER_BYTES, fingerprint, write_sidecar
 from minigpt.data.sources.corpus import Corpus
 from minigpt.data.sources.find import local_file
-from minigpt.data.sources.split import HASHES, describe_split, fair_border, offset, small_split
+from minigpt.data.sources.split import HASHES, describe_split, is_fair, offset, small_split
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, scheme_of
 from minigpt.data.tokenizers.scheme import runs
 from minigpt.faults import UserFault
@@ -163,22 +163,17 @@ def _planned(
 def _plan_of(corpus: Corpus, fraction: float, total: Scan, scans: list[Scan]) -> Plan:
     """Decide how a text is split."""
     rule, counts, notes = corpus.rule, total.counts, _notes_on_text(corpus, total)
-    border: float | None = 1.0 if rule in ("source", "names") else fraction * HASHES
-    if rule == "content":
-        border = fair_border(total.buckets, counts["val_bytes"], fraction, is_always_whole=corpus.options.chat)
-        if border is None and corpus.options.chat:
-            raise small_split("val", "no text")
-        if border is None:
-            rule = "tail"
-            notes.append(
-                f"split by whole documents, validation has {counts['val_bytes']:,} of {counts['bytes']:,} bytes: the "
-                "text is cut near its end instead; data.val_source=FILE chooses what to validate on"
-            )
+    border = 1.0 if rule in ("source", "names") else fraction * HASHES
+    if rule == "content" and not corpus.options.chat and not is_fair(counts["val_bytes"], counts["bytes"], fraction):
+        rule = "tail"
+        notes.append(
+            f"split by whole documents, validation has {counts['val_bytes']:,} of {counts['bytes']:,} bytes: the text "
+            "is cut near its end instead; data.val_source=FILE chooses what to validate on"
+        )
     if rule == "tail":
         border = int(counts["characters"] * (1 - fraction))
         if not 0 < border < counts["characters"]:
             raise small_split("val" if border else "train", "no text")
-    assert border is not None
     starts = [0, *itertools.accumulate(scan.counts["characters"] for scan in scans)]
     shards, following = list[dict[str, int]](), {"train": 0, "val": 0}
     for scan, start, end in zip(scans, starts, starts[1:], strict=False):

@@ -128,16 +128,13 @@ def _prepare_mix(
             fixed &= given is None or not given.control
             part = prepare(alone, tokenizer, given=None if fixed else given, work=work, say=say)
         given = given or part.tokenizer
-        if part.tokenizer.hash != given.hash:
+        if part.tokenizer.hash != given.hash or given.name != tokenizer.name:
+            got, wanted = (f"{each.name}, SHA-256 {each.hash[:12]}" for each in (part.tokenizer, given))
             raise UserFault(
-                f"data.mix: {name} holds tokens of a {part.tokenizer.name} tokenizer, SHA-256 "
-                f"{part.tokenizer.hash[:12]}, and the first source has another, {given.name}, {given.hash[:12]}. "
-                "Name its text instead, or prepare both with one tokenizer"
+                f"data.mix: {name} holds tokens of the tokenizer {got}; the first source has {wanted}, and "
+                f"tokenizer={tokenizer.name} is set. Name its text instead, or prepare all with one tokenizer"
             )
         parts[name] = part
-    if part.tokenizer.name != tokenizer.name:
-        name = part.tokenizer.name
-        raise UserFault(f"data.mix holds tokens of tokenizer={name}, got tokenizer={tokenizer.name}. Use the former")
     mixture = mixed(parts, dict(zip(parts, data.mix.values(), strict=True)))
     if isinstance(mixture.train, MixedSplit) and isinstance(mixture.val, MixedSplit):
         tokens = fingerprint([mixture.train.fingerprint, mixture.val.fingerprint])

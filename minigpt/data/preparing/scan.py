@@ -5,12 +5,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from minigpt.data.preparing.units import Unit
 from minigpt.data.readers.document import BadFile, Document
-from minigpt.data.sources.split import BUCKETS, HASHES, count_characters, hash_of
+from minigpt.data.sources.split import HASHES, count_characters, hash_of
 from minigpt.data.tokenizers.scheme import RUN_BYTES, runs
 from minigpt.seeds import fold
 
@@ -26,7 +23,6 @@ class Scan:
     not_utf8: str = ""
     bad: list[str] = field(default_factory=list)  # a sentence for each file that can't be read
     alphabet: set[str] = field(default_factory=set)
-    buckets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(BUCKETS, np.int64))  # see `fair_border`
     hashes: tuple[int, int] = (HASHES, -1)  # the lowest and the highest of documents with text
     sample: list[tuple[int, int, bytes]] = field(default_factory=list)  # document's hash, characters before, a block
 
@@ -36,7 +32,6 @@ class Scan:
         self.empty, self.not_utf8 = self.empty or other.empty, self.not_utf8 or other.not_utf8
         self.bad += [sentence for sentence in other.bad if sentence not in self.bad]
         self.alphabet |= other.alphabet
-        self.buckets += other.buckets
 
 
 def scan_unit(unit: Unit, *, rule: str, val_fraction: float, alphabet: bool, sampled: float) -> Scan:
@@ -62,7 +57,6 @@ def scan_unit(unit: Unit, *, rule: str, val_fraction: float, alphabet: bool, sam
                     pass
                 if size := scan.counts["bytes"] - before:
                     scan.hashes = min(scan.hashes[0], hash), max(scan.hashes[1], hash)
-                    scan.buckets[hash * BUCKETS // HASHES] += size
                     scan.counts["val_bytes"] += size * (hash < val_fraction * HASHES)
         except BadFile as fault:
             scan.bad.append(str(fault))

@@ -1,15 +1,12 @@
 """The readers, one file a format. A new format is a function from a file to documents and its line here."""
 
-import importlib.util
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from minigpt.data.readers.chat import read_chat
 from minigpt.data.readers.document import Document, File, ReadOptions
 from minigpt.data.readers.jsonl import read_jsonl
 from minigpt.data.readers.parquet import read_parquet
 from minigpt.data.readers.plain import read_plain
-from minigpt.faults import UserFault
 
 Reader = Callable[..., Iterator[Document]]  # of (file, options), and of those in CUT also (..., begin, end)
 
@@ -17,9 +14,6 @@ Reader = Callable[..., Iterator[Document]]  # of (file, options), and of those i
 READERS: dict[str, Reader] = {".jsonl": read_jsonl, ".ndjson": read_jsonl, ".parquet": read_parquet}
 CUT = (read_jsonl, read_parquet, read_plain, read_chat)  # can read a part of a file, for one of several processes
 NAMES = {".jsonl": "JSON lines", ".ndjson": "JSON lines", ".parquet": "Parquet"}
-
-# Packages that only some files need, by the end of their names.
-PACKAGES = {".zst": "zstandard", ".parquet": "pyarrow"}
 
 
 def read(file: File, options: ReadOptions, begin: int = 0, end: int | None = None) -> Iterator[Document]:
@@ -45,18 +39,3 @@ def can_be_cut(file: File, options: ReadOptions) -> bool:
     """Return whether parts of a file can be read by several processes."""
     is_kept = options.encoding == "utf-8" and (options.raw or options.errors == "strict")
     return _reader(file, options) in CUT and not file.packing and (holds_records(file, options) or is_kept)
-
-
-def require_packages(files: Iterable[File]) -> None:
-    """Refuse files that need a Python package which is not installed; name each, and the command that installs it."""
-    faults = []
-    for end, package in PACKAGES.items():
-        labels = [file.label for file in files if end in (file.packing, file.suffix)]
-        if labels and importlib.util.find_spec(package) is None:
-            more = f" and {len(labels) - 1:,} more" if len(labels) > 1 else ""
-            faults.append(
-                f"{labels[0]}{more} can't be read without the Python package '{package}'. Type: {sys.executable} -m "
-                f"pip install {package}   or leave them out: data.exclude='*{end}'"
-            )
-    if faults:
-        raise UserFault(*faults)

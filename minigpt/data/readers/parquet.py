@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
+from minigpt.data.readers.document import BadFile, Document, File, ReadOptions, package
 
 BATCH_ROWS = 64  # a whole row group at once would take hundreds of megabytes of memory
 TEXT_TYPES = ("string", "large_string", "binary", "large_binary")
@@ -15,9 +15,7 @@ def read_parquet(file: File, options: ReadOptions, begin: int = 0, end: int | No
 
     Of a part of the file, the row groups are read whose place among all of them is in that part.
     """
-    import pyarrow
-    from pyarrow import parquet
-
+    pyarrow, parquet = package("pyarrow", file.path), package("pyarrow.parquet", file.path)
     row = 0
     try:
         with parquet.ParquetFile(file.path, page_checksum_verification=True) as table:

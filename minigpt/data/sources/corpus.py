@@ -20,7 +20,7 @@ from pathlib import Path, PurePath
 
 from minigpt.config.schema import DataConfig
 from minigpt.data.chat.tasks import task_file
-from minigpt.data.readers import NAMES, READERS, holds_records, require_packages
+from minigpt.data.readers import NAMES, READERS, holds_records
 from minigpt.data.readers.document import BadFile, File, ReadOptions
 from minigpt.data.readers.plain import kind_of_binary
 from minigpt.data.sources.download import SourceGone, download, fetch
@@ -161,7 +161,6 @@ def look_inside(corpus: Corpus, say: Say) -> Corpus:
     fetch(corpus.files, say)
     if corpus.name not in ("text", "chat"):
         return corpus
-    require_packages(corpus.files)
     tokens = set(_token_files(corpus.files))
     progress = Progress("data: looking into the files", len(corpus.found), say, unit="files", size=1)
     found = []

@@ -6,10 +6,9 @@ source: all of data.val_source is for validation, data.source for training.
 names: the names of the files show a split that somebody made (train-00000-of-00004.parquet, validation-...).
 label: stdlib; whole documents, of which one is for validation if the hash of its label falls into the fraction.
 content: whole documents, by the hash of their first MiB. A document stays on its side when others are added, and
-    duplicates are on one side. If the fraction holds out far more or less text than it should (of few documents), the
-    nearest fraction that does not is used instead.
-tail: a single plain text, and documents of which no fraction holds out a fair part; the first int(n * (1 -
-    val_fraction)) of the n characters are for training, the rest for validation.
+    duplicates are on one side.
+tail: a single plain text, and documents so few or unequal that far too much or too little would be held out; the first
+    int(n * (1 - val_fraction)) of the n characters are for training, the rest for validation.
 """
 
 import hashlib
@@ -17,14 +16,12 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from minigpt.data.readers.document import Document
 from minigpt.data.readers.plain import DOCUMENT_HEAD_BYTES
 from minigpt.faults import UserFault
 
 HASHES = 1 << 64  # a document whose hash is below the fraction of these is for validation
-BUCKETS = 1 << 12  # of hashes, for whose documents bytes are counted
 
 
 def hash_of(document: Document, rule: str, *, is_val: bool) -> tuple[int, Iterator[bytes]]:
@@ -48,25 +45,9 @@ def _number(content: bytes) -> int:
     return int.from_bytes(hashlib.sha256(content).digest()[:8])
 
 
-def fair_border(
-    bytes_of_buckets: NDArray[np.int64], val_bytes: int, fraction: float, *, is_always_whole: bool
-) -> float | None:
-    """Return the hash below which documents are for validation; None if no fraction holds out a fair part.
-
-    Args:
-        bytes_of_buckets: bytes of the documents by their hash, (BUCKETS,).
-        val_bytes: of the documents that `fraction` itself holds out.
-        fraction: wanted for validation.
-        is_always_whole: documents are never cut, so the fairest part is taken.
-    """
-    total, held_out = int(bytes_of_buckets.sum()), np.cumsum(bytes_of_buckets)
-    if 0 < val_bytes < total and fraction / 10 <= val_bytes / total <= 5 * fraction:
-        return fraction * HASHES
-    distance = np.where((held_out > 0) & (held_out < total), np.abs(held_out / max(1, total) - fraction), np.inf)
-    nearest = int(np.argmin(distance))
-    share = held_out[nearest] / max(1, total)
-    is_fair = np.isfinite(distance[nearest]) and (is_always_whole or fraction / 10 <= share <= 5 * fraction)
-    return float((nearest + 1) * (HASHES // BUCKETS)) if is_fair else None
+def is_fair(val_bytes: int, n_bytes: int, fraction: float) -> bool:
+    """Return whether documents for validation hold about as much text as they should."""
+    return 0 < val_bytes < n_bytes and fraction / 10 <= val_bytes / n_bytes <= 5 * fraction
 
 
 def offset(text: bytes, character: int) -> int:
