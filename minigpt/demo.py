@@ -27,7 +27,7 @@ def demo(config: TrainConfig, arguments: Sequence[str] = ()) -> int:
     Returns:
         What `train` returns.
     """
-    place = launched(config.trainer.strategy, config.trainer.nodes, config.trainer.devices)
+    place = launched(config.trainer)
     code = train_in_stages(config, arguments, train)
     if code != FINISHED or (place is not None and place.rank):
         return code

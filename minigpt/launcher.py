@@ -1,8 +1,14 @@
 """What torchrun, srun, or the plain command tells each process of a run: its rank and their number."""
 
+from __future__ import annotations
+
 import os
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minigpt.config.schema import TrainerConfig
 
 # torchrun sets these for each process. If some are missing, the others are left over from another job.
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -24,14 +30,11 @@ class Launched:
         return -(-self.world_size // self.local_size)
 
 
-def launched(strategy: str, nodes: int, devices: int) -> Launched | None:
+def launched(trainer: TrainerConfig) -> Launched | None:
     """Return this process's place; None if no launcher started it.
 
     SLURM's variables count only if this step has as many tasks as the config wants, or if the config names no number:
     a sweep's workers are tasks of a step, too, and the trainings that they start are not one run.
-
-    Args:
-        strategy, nodes, devices: of the trainer; 1 x 1 names no number.
     """
     rank = launched_rank()
     if rank is not None:
@@ -39,9 +42,9 @@ def launched(strategy: str, nodes: int, devices: int) -> Launched | None:
         return Launched(rank, world_size, local_rank, _number("LOCAL_WORLD_SIZE") or world_size)
     tasks, on_node = _number("SLURM_STEP_NUM_TASKS"), re.match(r"\d+", os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     rank, on_host = _number("SLURM_PROCID"), _number("SLURM_LOCALID")
-    if strategy == "auto" or tasks is None or tasks < 2 or on_node is None or rank is None or on_host is None:
+    if trainer.strategy == "auto" or tasks is None or tasks < 2 or on_node is None or rank is None or on_host is None:
         return None
-    if nodes == 1 and devices not in (1, tasks):
+    if trainer.nodes == 1 and trainer.devices not in (1, tasks):
         return None
     return Launched(rank, tasks, on_host, int(on_node[0]))
 

@@ -32,7 +32,7 @@ def train_in_stages(config: TrainConfig, arguments: Sequence[str], train: Callab
     Raises:
         UserFault: the first stage does not fit the config; nothing was trained.
     """
-    place = launched(config.trainer.strategy, config.trainer.nodes, config.trainer.devices)
+    place = launched(config.trainer)
     prints = place is None or place.rank == 0
     before = first_stage(config, list(arguments))
     if before is not None:

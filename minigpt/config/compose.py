@@ -125,7 +125,7 @@ def _take_from_launcher(trainer: TrainerConfig, typed: Mapping[str, Any]) -> boo
     Returns:
         Whether this process prints notes.
     """
-    place = launched(trainer.strategy, trainer.nodes, trainer.devices)
+    place = launched(trainer)
     if place is None or place.world_size == 1 or trainer.strategy == "auto":
         return True
     if "trainer.devices" not in typed and trainer.devices == 1:

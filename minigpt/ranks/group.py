@@ -89,7 +89,7 @@ def joined(trainer: TrainerConfig, device: str, signals: Signals) -> Iterator[Pr
     if trainer.nodes * trainer.devices == 1:
         yield Processes(signals=signals)
         return
-    place = launched(trainer.strategy, trainer.nodes, trainer.devices)
+    place = launched(trainer)
     assert place is not None, "ranks/launch.py starts the ranks before they meet here"
     signals.quiet = place.rank > 0
     processes = Processes(place.rank, place.world_size, signals)

@@ -22,7 +22,7 @@ def start_ranks(trainer: TrainerConfig) -> int | None:
     Returns:
         The exit code of the run; None if this process is to train itself: it is alone, or one of the ranks.
     """
-    place, count = launched(trainer.strategy, trainer.nodes, trainer.devices), trainer.nodes * trainer.devices
+    place, count = launched(trainer), trainer.nodes * trainer.devices
     check_world_size(trainer)
     if count == 1 or (place is not None and place.world_size > 1):
         return None
@@ -66,7 +66,7 @@ def _kill(ranks: list[Child]) -> None:
 
 def check_world_size(trainer: TrainerConfig) -> None:
     """Refuse to train if a launcher has started other processes than the config names, or none for several hosts."""
-    place = launched(trainer.strategy, trainer.nodes, trainer.devices)
+    place = launched(trainer)
     wanted = f"trainer.nodes={trainer.nodes} trainer.devices={trainer.devices}"
     if trainer.nodes > 1 and (place is None or place.world_size == 1):
         remedy = f"torchrun --nnodes={trainer.nodes} --nproc-per-node={trainer.devices} ... on each host, or srun"

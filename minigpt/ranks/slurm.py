@@ -1,5 +1,6 @@
 """SLURM: asking it to run this job again, and the script that a job is submitted with."""
 
+import functools
 import os
 import re
 import shlex
@@ -29,36 +30,26 @@ def requeue(say: Callable[[str], object], *, asked: bool) -> None:
     job = f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID')}" if array else os.environ.get("SLURM_JOB_ID")
     if not job:  # also in trials of a sweep, which hides the job from them
         return
-    record, _ = _scontrol("show", "job", "--oneliner", job)
-    preempted = re.search(r"PreemptTime=(?!None|Unknown)", record)
-    if "JobState=CANCELLED" in record or not (asked or preempted):
-        return
-    _, trouble = _scontrol("requeue", job)
-    if trouble:
-        say(f"SLURM: `scontrol requeue {job}` failed: {trouble}. Submit the job again")
-    else:
-        say(f"SLURM: job {job} is queued again" + ("" if asked else ": it was preempted"))
-
-
-def _scontrol(*arguments: str) -> tuple[str, str]:
-    """Return what scontrol printed, and what went wrong, "" if nothing did."""
+    scontrol = functools.partial(subprocess.run, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     try:
-        done = subprocess.run(["scontrol", *arguments], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return "", str(error)
-    return done.stdout, (done.stderr.strip() or f"exit code {done.returncode}") if done.returncode else ""
+        record = scontrol(["scontrol", "show", "job", "--oneliner", job]).stdout
+        preempted = re.search(r"PreemptTime=(?!None|Unknown)", record)
+        if "JobState=CANCELLED" in record or not (asked or preempted):
+            return
+        scontrol(["scontrol", "requeue", job], check=True)
+        say(f"SLURM: job {job} is queued again" + ("" if asked else ": it was preempted"))
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = (getattr(error, "stderr", None) or str(error)).strip()
+        say(f"SLURM: `scontrol requeue {job}` failed: {reason}. Submit the job again")
 
 
 def write_train_script(config: SlurmConfig, command: Sequence[str], typed: str) -> str:
-    """Write the script of a training, with all of its processes in one job step, which SLURM's signals reach.
+    """Write the script of a training, all of whose processes are one job step; return a message for the user.
 
     Args:
         config: the job, and the training's devices.
         command: the words that start the training.
         typed: the command that wrote the script.
-
-    Returns:
-        A message for the user.
     """
     if redact_arguments(list(command)) != list(command):
         raise UserFault("a setting holds a password or key, which a script must not hold. Use environment variables")

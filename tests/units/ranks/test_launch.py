@@ -128,9 +128,9 @@ def variables(monkeypatch):
 @pytest.mark.parametrize("values", [TORCHRUN, SRUN])
 @pytest.mark.parametrize(("nodes", "devices"), [(1, 1), (2, 4), (1, 8)])
 def test_launchers_are_understood(variables, values, nodes, devices):
-    assert launched("fsdp", nodes, devices) is None
+    assert launched(TrainerConfig(strategy="fsdp", nodes=nodes, devices=devices)) is None
     variables(values)
-    place = launched("fsdp", nodes, devices)
+    place = launched(TrainerConfig(strategy="fsdp", nodes=nodes, devices=devices))
     assert place == Launched(rank=5, world_size=8, local_rank=1, local_size=4)
     assert place.nodes == 2
 
@@ -146,7 +146,7 @@ def test_launchers_are_understood(variables, values, nodes, devices):
 )
 def test_what_slurm_says_to_others_is_ignored(variables, strategy, devices, changed):
     variables(SRUN, **changed)
-    assert launched(strategy, 1, devices) is None
+    assert launched(TrainerConfig(strategy=strategy, devices=devices)) is None
 
 
 @pytest.mark.parametrize("missing", LAUNCHED)
