@@ -58,7 +58,7 @@ def test_a_run_goes_from_one_device_to_two_and_back_with_the_losses_of_one(place
     for step, (loss, val_loss) in whole.items():
         assert moved[step][0] == pytest.approx(loss, abs=1e-6)
         assert moved[step][1] == (val_loss and pytest.approx(val_loss, abs=1e-6))
-    assert "Devices    2 instead of 1: each step trains on the same tokens" in place.said
+    assert "devices 1 -> 2" in place.said
     assert "--- sample at step 8" in place.said
 
 
