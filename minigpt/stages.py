@@ -40,8 +40,7 @@ def train_in_stages(config: TrainConfig, arguments: Sequence[str], train: Callab
         if code != FINISHED:
             return code
         config.init.source = before.run.dir or default_run_dir(before)
-        if prints:
-            print(f"\nTrained first: {config.init.source}. Now {config.experiment}.\n")
+        print(f"\nTrained first: {config.init.source}. Now {config.experiment}.\n")
     run = os.path.expanduser(config.run.dir or default_run_dir(config))
     if prints and config.objective.name == "grpo" and not os.path.exists(run):
         ask(config, str(config.init.source))

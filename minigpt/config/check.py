@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from minigpt.config.convert import Fault, flatten, read, settings, shown, values
-from minigpt.config.rules import NOTES, RULES, Rule
+from minigpt.config.rules import RULES
 from minigpt.config.run_names import default_run_dir
 from minigpt.config.schema import TrainConfig
 from minigpt.config.setting import Setting
@@ -35,7 +35,9 @@ def find_faults(config: Any) -> list[Fault]:
     alone = [key for key in known if not (begun and key == "init.from")]  # a run that continues has its own checkpoint
     faults = [Fault((key,), sentence) for key in alone for sentence in _wrong_alone(known[key], now[key])]
     wrong = {key for fault in faults for key in fault.keys}
-    return faults + _broken(RULES, {key: value for key, value in now.items() if key not in wrong})
+    now = {key: value for key, value in now.items() if key not in wrong}
+    rules = [(keys, rule) for keys, rule in RULES if now.keys() >= {*keys}]
+    return faults + [Fault(keys, sentence) for keys, rule in rules for sentence in rule(*(now[key] for key in keys))]
 
 
 def stored_config(content: Any) -> TrainConfig:
@@ -47,10 +49,7 @@ def stored_config(content: Any) -> TrainConfig:
         UserFault: what is wrong first.
     """
     known = settings(TrainConfig)
-    try:
-        flat = flatten(content, known) if isinstance(content, Mapping) else {}
-    except RecursionError:
-        raise UserFault("it is nested too deep") from None
+    flat = flatten(content, known) if isinstance(content, Mapping) else {}
     stored = {key: value for key, value in flat.items() if key in known or key.startswith("model.")}
     config, faults = read(TrainConfig, stored or content)
     faults += [fault for fault in find_faults(TrainConfig(model=config.model)) if fault.keys[0].startswith("model.")]
@@ -59,14 +58,14 @@ def stored_config(content: Any) -> TrainConfig:
     return config
 
 
-def find_notes(config: Any) -> list[str]:
-    """Return a sentence for each choice that is allowed but seldom meant."""
-    return [note.sentence for note in _broken(NOTES, values(config))]
-
-
-def _broken(rules: list[Rule], now: Mapping[str, Any]) -> list[Fault]:
-    read = [(keys, rule) for keys, rule in rules if now.keys() >= {*keys}]
-    return [Fault(keys, sentence) for keys, rule in read for sentence in rule(*(now[key] for key in keys))]
+def find_notes(config: TrainConfig) -> list[str]:
+    """Return a sentence for what is allowed but seldom meant: a warm-up that does not end."""
+    trainer, warmup_steps = config.trainer, config.schedule.warmup_steps
+    steps = math.ceil(trainer.max_tokens / config.batch_tokens) if trainer.max_tokens else trainer.max_steps
+    if steps is None or warmup_steps <= steps:
+        return []
+    remedy = f"The learning rate never reaches its peak. Try schedule.warmup_steps={steps // 10}."
+    return [f"schedule.warmup_steps={warmup_steps} is longer than the run of {steps} steps. {remedy}"]
 
 
 def _wrong_alone(setting: Setting, value: Any) -> Iterator[str]:

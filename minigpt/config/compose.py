@@ -53,7 +53,7 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
     prints = not is_run or _take_from_launcher(config.trainer, request.values)
     request.refuse_what_is_certain(wrong)
     request.refuse_what_is_certain(find_faults(config))
-    notes += [] if request.faults or request.show else find_notes(config)
+    notes += [] if request.faults or request.show or not isinstance(config, TrainConfig) else find_notes(config)
     for note in notes if prints else []:  # before the faults: one may be the reason for them
         print(f"Note: {note}", file=sys.stderr)
     if request.faults:

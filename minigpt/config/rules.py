@@ -5,13 +5,10 @@ fails at once, and says so, has no rule.
 """
 
 import glob
-import importlib.util
 import ipaddress
 import json
 import math
 import os
-import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -22,16 +19,15 @@ from minigpt.config.sources import display_name, expand, from_here, missing
 Check = Callable[..., Iterator[str]]  # the values of some settings -> a sentence for each fault
 Rule = tuple[tuple[str, ...], Check]  # the settings that a check reads, and the check
 RULES: list[Rule] = []
-NOTES: list[Rule] = []  # the same for choices that are allowed, but seldom meant
 
 LONGEST_EXCHANGE = 64  # bytes of a question of data/chat/tasks.py and its answer, with control tokens and a few more
 
 
-def rule(*keys: str, into: list[Rule] = RULES) -> Callable[[Check], Check]:
+def rule(*keys: str) -> Callable[[Check], Check]:
     """Register a check of the values of these settings."""
 
     def register(function: Check) -> Check:
-        into.append((keys, function))
+        RULES.append((keys, function))
         return function
 
     return register
@@ -141,29 +137,18 @@ def rewards_can_be_learned(
         yield f"objective=grpo learns what a model wrote, which model.dropout={dropout:g} changes. Use model.dropout=0."
 
 
-@rule("objective.name", "objective.answers", "batch_tokens", "model.block_size", "trainer.micro_batch")
-def groups_of_answers_are_whole(
-    name: str, answers: int, batch_tokens: int, block_size: int, micro_batch: int
-) -> Iterator[str]:
-    groups = f"whole groups of objective.answers={answers} sequences"
+@rule("objective.name", "objective.answers", "batch_tokens", "model.block_size")
+def groups_of_answers_are_whole(name: str, answers: int, batch_tokens: int, block_size: int) -> Iterator[str]:
     if name == "grpo" and batch_tokens % (answers * block_size):
         remedy = f"Use {nearest_multiples('batch_tokens', batch_tokens, answers * block_size)}"
-        yield f"batch_tokens={batch_tokens} does not hold {groups} of model.block_size={block_size}. {remedy}."
-    elif name == "grpo" and micro_batch % answers:
-        remedy = f"Use {nearest_multiples('trainer.micro_batch', micro_batch, answers)}"
-        yield f"trainer.micro_batch={micro_batch} does not hold {groups}. {remedy}."
+        groups = f"whole groups of objective.answers={answers} sequences of model.block_size={block_size}"
+        yield f"batch_tokens={batch_tokens} does not hold {groups}. {remedy}."
     if name == "grpo" and block_size < LONGEST_EXCHANGE:
         remedy = f"Use model.block_size={LONGEST_EXCHANGE} or more"
         yield f"model.block_size={block_size} does not hold every question of objective=grpo and its answer. {remedy}."
 
 
 # --- the training ---
-
-
-@rule("experiment")
-def experiment_names_a_folder(experiment: str) -> Iterator[str]:
-    if not re.fullmatch(r"[\w][\w.+-]*(/[\w][\w.+-]*)*", experiment) or len(experiment) > 100:
-        yield f"experiment={shown(experiment)} names a folder: letters, digits, . _ + - only, 100 at most. Rename it."
 
 
 @rule("init.experiment", "init.from", "trainer.devices", "trainer.nodes")
@@ -229,35 +214,7 @@ def patience_needs_validations(patience: int, every_steps: int) -> Iterator[str]
         yield f"trainer.patience={patience} counts validations: set validate.every_steps, or trainer.patience=0."
 
 
-@rule("trainer.strategy", "trainer.devices", "trainer.nodes", into=NOTES)
-def ddp_has_devices(strategy: str, devices: int, nodes: int) -> Iterator[str]:
-    if strategy == "ddp" and nodes * devices == 1:
-        yield "trainer.strategy=ddp with trainer.devices=1 trains on one device. For more, add trainer.devices=N."
-
-
-@rule("schedule.warmup_steps", "trainer.max_steps", "trainer.max_tokens", "batch_tokens", into=NOTES)
-def warmup_ends(warmup_steps: int, max_steps: int | None, max_tokens: int | None, batch_tokens: int) -> Iterator[str]:
-    steps = math.ceil(max_tokens / batch_tokens) if max_tokens else max_steps
-    if steps is not None and warmup_steps > steps:
-        remedy = f"The learning rate never reaches its peak. Try schedule.warmup_steps={steps // 10}."
-        yield f"schedule.warmup_steps={warmup_steps} is longer than the run of {steps} steps. {remedy}"
-
-
-# --- other commands ---
-
-
-@rule("logger.name")
-@rule("format")
-@rule("prepare.engine")
-def package_is_installed(choice: str) -> Iterator[str]:
-    if choice in ("tensorboard", "gguf", "ray") and importlib.util.find_spec(choice) is None:
-        yield f"{choice} needs the package '{choice}'. Type: {sys.executable} -m pip install {choice}"
-
-
-@rule("stop")
-def stops_are_not_empty(stop: list[str]) -> Iterator[str]:
-    if "" in stop:
-        yield "stop holds an empty string, which would end every text at once. Remove it."
+# --- the server ---
 
 
 @rule("host", "token_file")

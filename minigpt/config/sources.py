@@ -2,7 +2,6 @@
 
 import glob
 import hashlib
-import json
 import os
 import re
 from pathlib import Path
@@ -14,13 +13,7 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def split_list(source: str) -> list[str]:
-    """Return the places that a source names: itself if it exists, those of a JSON list, or those between commas."""
-    if source.startswith("[") and not exists(source):
-        try:
-            listed = json.loads(source)
-            return listed if all(isinstance(place, str) for place in listed) else [source]
-        except ValueError:
-            return [source]
+    """Return the places that a source names: itself if it exists, or those between commas."""
     listed = re.findall(r"(?:\w[\w+.-]*://[^/@]*@)?[^,]*", source)  # passwords may hold commas
     parts = [place.strip() for place in listed if place.strip()]
     return parts if not exists(source) and any(map(_may_be, parts)) else [source]

@@ -1,1 +1,1 @@
-"""The processes of one run: signals, the group that they form, and the heartbeat between them."""
+"""The processes of one run: how they are started, meet, and end together; signals and SLURM."""

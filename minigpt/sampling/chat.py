@@ -24,7 +24,7 @@ def chat(config: ChatConfig) -> int:
         loaded = load(config)
         decoder = choose_decoder(loaded.model, config.compile, config.precision)
         if not has_roles(loaded.tokenizer):
-            note("note: this model has not learned conversations (data=chat): it continues a plain transcript")
+            note("note: a model without data=chat: it continues a plain transcript, and no chat_template is used")
         forward = gpt_forward(loaded.model, decoder, vocab_size=loaded.tokenizer.vocab_size)
         conversation = Conversation(loaded, forward, config.system)
         note("Type a message. /reset forgets the conversation, /help lists the commands, /quit or Ctrl-D leaves.")

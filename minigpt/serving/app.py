@@ -8,8 +8,7 @@ import re
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -25,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minigpt.config.commands import ServeConfig
 from minigpt.faults import CONTROL_PICTURES, UserFault
+from minigpt.sampling.conversation import ConversationTooLong
 from minigpt.serving.engine import Answer, Busy, Engine, Piece, Served
 from minigpt.serving.look import SERVER, page_of
 from minigpt.serving.protocol import ApiError, ChatRequest, CompletionRequest, Order, Reply, read_order, sentence_of
@@ -32,7 +32,6 @@ from minigpt.serving.views import look, next_tokens, score
 
 MAX_BODY_BYTES = 1 << 20
 GONE = 499  # nginx's number for a client that went away
-BUSY = "too many requests wait already: try again later"
 HEADERS = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
 HEADERS |= {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
 
@@ -71,7 +70,7 @@ def make_app(engine: Engine, config: ServeConfig, *, token: str | None, say: Cal
     )  # fmt: skip
     app.include_router(paths(Server(engine, config)), dependencies=[Depends(admit)])
     add_open_paths(app, engine)
-    for kind in (ApiError, RequestValidationError, HTTPException, Exception):
+    for kind in (ApiError, RequestValidationError, HTTPException, Busy, UserFault, Exception):
         app.add_exception_handler(kind, answer_error)
     app.add_exception_handler(ClientDisconnect, lambda request, error: Response(status_code=GONE))
     if config.origins:
@@ -149,13 +148,10 @@ class Server:
             max_texts=config.rows + config.queue,
         )
         request.scope["minigpt"]["prompt"] = str(body.messages if isinstance(body, ChatRequest) else body.prompt)
-        try:
-            self.engine.submit(order.answer)
-        except Busy:
-            raise ApiError(429, BUSY, code="queue_full") from None
+        self.engine.submit(order.answer)
         pieces = self.pieces(request, order, self.watch(request, order.answer))
         reply = Reply(order, int(time.time()))
-        if order.stream:
+        if body.stream:
             return StreamingResponse(events(order, reply, pieces), media_type="text/event-stream")
         wholes = [Piece(index) for index in range(len(order.answer.texts))]
         async for piece in pieces:
@@ -177,7 +173,8 @@ class Server:
                 pass
             end(ClientDisconnect())
 
-        timer = asyncio.get_running_loop().call_later(self.config.seconds, end, TimeoutError())
+        late = ApiError(504, f"the answer took longer than {self.config.seconds:g} s")
+        timer = asyncio.get_running_loop().call_later(self.config.seconds, end, late)
         return [asyncio.create_task(wait_for_disconnect()), timer]
 
     async def pieces(self, request: Request, order: Order, watches: Sequence[Any]) -> AsyncIterator[Piece]:
@@ -197,32 +194,22 @@ class Server:
                 tokens += len(event.tokens)
                 left -= bool(event.ended)
                 yield event
-        except TimeoutError:
-            facts["end"] = 504
-            raise ApiError(504, f"the answer took longer than {self.config.seconds:g} s") from None
-        except Busy:
-            facts["end"] = 503
-            raise ApiError(503, "the server is stopping") from None
         except (ClientDisconnect, GeneratorExit, asyncio.CancelledError):
             facts["end"] = GONE
             raise
         except Exception as error:
-            facts["end"] = 500
-            raise ApiError(500, str(error) if isinstance(error, UserFault) else "the model failed") from error
+            failure = error if isinstance(error, ApiError) else ApiError(500, "the model failed")
+            if isinstance(error, Busy):
+                failure = ApiError(503, "the server is stopping")
+            elif isinstance(error, UserFault):
+                failure = ApiError(500, str(error))
+            facts["end"] = failure.status
+            raise failure from error
         finally:
             for watch in watches:
                 watch.cancel()
             self.engine.cancel(answer)
             facts["words"] = f" {answer.model}: {sum(map(len, order.prompts))} tokens read, {tokens} written"
-
-    async def view(self, name: str, param: str, view: Callable[[Served], dict[str, Any]]) -> Response:
-        """Answer the page with a view of a model."""
-        try:
-            return JSONResponse(await self.engine.call(partial(view, self.served(name))))
-        except Busy:
-            raise ApiError(429, BUSY) from None
-        except UserFault as fault:
-            raise ApiError(400, str(fault), param=param) from None
 
 
 async def events(order: Order, reply: Reply, pieces: AsyncIterator[Piece]) -> AsyncIterator[str]:
@@ -232,11 +219,11 @@ async def events(order: Order, reply: Reply, pieces: AsyncIterator[Piece]) -> As
         async for piece in pieces:
             tokens += len(piece.tokens)
             ended, piece.ended = piece.ended, ""
-            if piece.text or (piece.tokens and (order.token_ids or order.answer.top is not None)):
+            if piece.text or (piece.tokens and (order.body.return_token_ids or order.answer.top is not None)):
                 yield f"data: {json.dumps(reply.chunk(piece))}\n\n"
             if ended:
                 yield f"data: {json.dumps(reply.chunk(Piece(piece.choice, ended=ended)))}\n\n"
-        if order.usage:
+        if order.body.stream_options.get("include_usage"):
             yield f"data: {json.dumps(reply.chunk(usage=reply.usage(tokens)))}\n\n"
         yield "data: [DONE]\n\n"
     except ApiError as error:
@@ -276,17 +263,15 @@ def paths(server: Server) -> APIRouter:
     async def chat_completions(request: Request, body: ChatRequest) -> Response:
         return await server.write(request, body)
 
-    @router.post("/api/next")
-    async def view_next(body: ViewRequest) -> Response:
-        return await server.view(body.model, "tokens", lambda served: next_tokens(served.loaded, body.tokens))
-
-    @router.post("/api/look")
-    async def view_attention(body: ViewRequest) -> Response:
-        return await server.view(body.model, "text", lambda served: look(served.name, served.loaded, body.text))
-
-    @router.post("/api/score")
-    async def view_score(body: ViewRequest) -> Response:
-        return await server.view(body.model, "text", lambda served: score(served.loaded, body.text))
+    @router.post("/api/{view}")
+    async def view(view: Literal["next", "look", "score"], body: ViewRequest) -> Response:
+        served = server.served(body.model)
+        views = {
+            "next": lambda: next_tokens(served.loaded, body.tokens),
+            "look": lambda: look(served.name, served.loaded, body.text),
+            "score": lambda: score(served.loaded, body.text),
+        }
+        return JSONResponse(await server.engine.call(views[view]))
 
     return router
 
@@ -309,11 +294,15 @@ def add_open_paths(app: FastAPI, engine: Engine) -> None:
 
 async def answer_error(request: Request, error: Exception) -> Response:
     """Answer an error in OpenAI's form."""
+    failure = error if isinstance(error, ApiError) else ApiError(500, "an error of the server: its log has the rest")
     if isinstance(error, RequestValidationError):
         message, param = sentence_of(error.errors())
-        error = ApiError(400, message, param=param)
+        failure = ApiError(400, message, param=param)
     elif isinstance(error, HTTPException):
-        error = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
-    elif not isinstance(error, ApiError):
-        error = ApiError(500, "an error of the server: its log has the rest")
-    return JSONResponse(error.content, error.status, {"Retry-After": "1"} if error.status == 429 else {})
+        failure = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+    elif isinstance(error, Busy):
+        failure = ApiError(429, "too many requests wait already: try again later", code="queue_full")
+    elif isinstance(error, UserFault):
+        code = "context_length_exceeded" if isinstance(error, ConversationTooLong) else None
+        failure = ApiError(400, str(error), code=code)
+    return JSONResponse(failure.content, failure.status)

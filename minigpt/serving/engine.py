@@ -243,7 +243,11 @@ class Engine:
         """Work until `stop`; an exception ends the answers that it concerns, not the thread."""
         while True:
             with self.changed:
-                self.changed.wait_for(self.has_work)
+                self.changed.wait_for(
+                    lambda: (
+                        self.stopping or self.tasks or any(one.waiting or one.writing for one in self.models.values())
+                    )
+                )
                 if self.stopping:
                     break
                 task, future = self.tasks.popleft() if self.tasks else (None, None)
@@ -265,14 +269,6 @@ class Engine:
         for served in self.models.values():
             served.writing = {**served.writing, **{choice.text: choice for choice in served.waiting}}
             self.hand_out(served.fail(Busy()))
-
-    def has_work(self) -> bool:
-        """Return whether there is something to do."""
-        return (
-            self.stopping
-            or bool(self.tasks)
-            or any(served.waiting or served.writing for served in self.models.values())
-        )
 
     def hand_out(self, events: Sequence[tuple[Answer, Piece | Exception]]) -> None:
         """Put events into their answers' queues, in the callers' event loop."""

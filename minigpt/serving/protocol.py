@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from minigpt.data.tokenizer import Tokenizer
-from minigpt.faults import UserFault
-from minigpt.sampling.conversation import ConversationTooLong, refuse_too_long, turn_of
+from minigpt.sampling.conversation import refuse_too_long, turn_of
 from minigpt.sampling.filters import options_of
 from minigpt.sampling.generate import window_start
 from minigpt.sampling.write import encode_prompt, text_ends, texts_of
@@ -26,7 +25,7 @@ KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},), "suffix": ("",), "echo": (False,),
     "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
+    "modalities": (["text"],), "best_of": (1,),
 }  # fmt: skip
 
 StopText = Annotated[str, Field(max_length=200)]
@@ -73,7 +72,6 @@ class CompletionRequest(WritingRequest):
 
     prompt: str | list[str] | list[int] | list[list[int]] = ""
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
-    best_of: int | None = None  # no choice is made: it must be n
     truncate_prompt_tokens: Literal[-1] | None = None  # vLLM's: read the end of a prompt that is too long
 
 
@@ -107,15 +105,17 @@ class ChatRequest(WritingRequest):
 
 @dataclass
 class Order:
-    """What a request asks for, ready to be written."""
+    """A request, ready to be written."""
 
+    body: "CompletionRequest | ChatRequest"
     answer: Answer
     tokenizer: Tokenizer
-    chat: bool
-    stream: bool
-    usage: bool  # in a chunk of its own at the end of a stream
-    token_ids: bool
     prompts: Sequence[Sequence[int]]
+
+    @property
+    def chat(self) -> bool:
+        """Whether it is a conversation."""
+        return isinstance(self.body, ChatRequest)
 
 
 def read_order(
@@ -133,45 +133,30 @@ def read_order(
     Raises:
         ApiError: 400, for a field or a prompt that can't be used.
     """
-    chat = isinstance(body, ChatRequest)
     for name, neutral in NEUTRAL.items():
         if name in (body.model_extra or {}) and (body.model_extra or {})[name] not in neutral:
             raise ApiError(400, f"{name} is not supported here: leave it out", param=name)
-    wish = body.max_tokens or (256 if chat else 16)
+    wish = body.max_tokens or 16
     if isinstance(body, ChatRequest):
-        wish = body.max_completion_tokens or wish
+        wish = body.max_completion_tokens or body.max_tokens or 256
     stop = [text for text in ([body.stop] if isinstance(body.stop, str) else body.stop) if text]
     options = replace(options_of(body), max_new_tokens=min(wish, max_tokens), stop=stop)
     if isinstance(body, ChatRequest):
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
         top = body.top_logprobs if body.logprobs else None
-        try:
-            turn = turn_of(tokenizer, [{"role": message.role, "content": message.text} for message in body.messages])
-            refuse_too_long(turn, block_size, options.max_new_tokens)
-        except UserFault as fault:
-            code = "context_length_exceeded" if isinstance(fault, ConversationTooLong) else None
-            raise ApiError(400, str(fault), param="messages", code=code) from None
+        turn = turn_of(tokenizer, [{"role": message.role, "content": message.text} for message in body.messages])
+        refuse_too_long(turn, block_size, options.max_new_tokens)
         prompts, options, ends = [turn.tokens], turn.options(options), turn.ends
     else:
         top = body.logprobs
-        if body.best_of not in (None, body.n):
-            raise ApiError(400, f"best_of must be n, {body.n}: leave it out", param="best_of")
         prompts = read_prompts(body, tokenizer, block_size)
         ends = text_ends(tokenizer)
     if len(prompts) * body.n > min(max_texts, MAX_TEXTS):
         many = f"{len(prompts)} prompts with n={body.n}"
         raise ApiError(400, f"{many} are more than {min(max_texts, MAX_TEXTS)} texts", param="prompt")
     answer = Answer(body.model, texts_of(prompts, options, body.n, ends), top)
-    return Order(
-        answer,
-        tokenizer,
-        chat,
-        body.stream,
-        bool(body.stream_options.get("include_usage")),
-        body.return_token_ids,
-        prompts,
-    )
+    return Order(body, answer, tokenizer, prompts)
 
 
 def read_prompts(body: CompletionRequest, tokenizer: Tokenizer, block_size: int) -> list[list[int]]:
@@ -183,10 +168,7 @@ def read_prompts(body: CompletionRequest, tokenizer: Tokenizer, block_size: int)
     prompts = []
     for prompt in given:
         if isinstance(prompt, str):
-            try:
-                tokens = encode_prompt(tokenizer, prompt)
-            except UserFault as fault:
-                raise ApiError(400, str(fault), param="prompt") from None
+            tokens = encode_prompt(tokenizer, prompt)
         elif prompt and all(0 <= token < tokenizer.vocab_size for token in prompt):
             tokens = prompt
         else:
@@ -245,7 +227,7 @@ class Reply:
         choice["logprobs"] = None
         if self.order.answer.top is not None:
             choice["logprobs"] = self._chat_logprobs(piece.tokens) if self.order.chat else self._logprobs(piece)
-        if self.order.token_ids:
+        if self.order.body.return_token_ids:
             choice["token_ids"] = [token.id for token in piece.tokens]
             prompt, number = divmod(piece.choice, len(self.order.answer.texts) // len(self.order.prompts))
             if first and number == 0:

@@ -16,7 +16,6 @@ from minigpt.config.command_line import MULTIRUN, Job, expand_lists
 from minigpt.config.compose import compose, first_stage
 from minigpt.config.run_names import default_run_dir
 from minigpt.faults import FINISHED, INTERRUPTED, MEANINGS, STOPPED, UserFault
-from minigpt.launcher import LAUNCHED, launched_rank
 from minigpt.ranks.signals import Signals
 from minigpt.rundir.rows import read_rows
 from minigpt.screen import table, tell
@@ -67,9 +66,6 @@ def run_grid(arguments: list[str], command: Sequence[str]) -> int:
 
 def run_dirs(jobs: Sequence[tuple[Job, str]]) -> list[Path]:
     """Return the run directory of each job; no two may be the same."""
-    if launched_rank() is not None:
-        other = f"If no launcher did, its variables are left over from another job: unset {' '.join(LAUNCHED)}"
-        raise UserFault(f"-m starts one training after the other by itself. Start it without torchrun. {other}")
     folders: dict[Path, str] = {}
     faults: list[str] = []
     for job, name in jobs:
@@ -94,9 +90,7 @@ def run_dirs(jobs: Sequence[tuple[Job, str]]) -> list[Path]:
 
 def outcome(code: int | None) -> str:
     """Return how a job ended."""
-    if code is None:
-        return "not begun"
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
+    if code is None or code < 0:
+        return "not begun" if code is None else f"killed by {signal.Signals(-code).name}"
     meaning = MEANINGS.get(code, f"exit code {code}")
     return meaning if code in (FINISHED, STOPPED, INTERRUPTED) else f"failed ({meaning})"

@@ -15,7 +15,7 @@ from minigpt.config.convert import as_typed
 from minigpt.files import replaced, write_file
 from minigpt.invocation import typed
 from minigpt.redact import redact_arguments
-from minigpt.screen import duration, table, tell
+from minigpt.screen import duration, table
 from minigpt.sweep.settings import Sweep
 from minigpt.sweep.space import overrides
 from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, RUNNING, run_dir, run_number
@@ -43,15 +43,12 @@ def standard_error(trial: FrozenTrial) -> float | None:
     return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
-def news_of(trial: FrozenTrial, sweep: Sweep, seconds: float | None = None) -> str:
+def news_of(trial: FrozenTrial, sweep: Sweep, seconds: float) -> str:
     """Return the line about a finished trial."""
     what = f"{sweep.config.sweep.metric} {trial.value:.4f}" if trial.value is not None else ""
     if trial.state != COMPLETE:
         what = f"{STATES[trial.state].upper()} {trial.user_attrs.get('cause', what)}"
-    line = f"trial {run_number(trial)}: {what}  {' '.join(overrides(trial.params))}"
-    if "same_as" in trial.user_attrs:
-        return f"{line} (the same settings as trial {trial.user_attrs['same_as']})"
-    return line if seconds is None else f"{line}, {duration(seconds)}"
+    return f"trial {run_number(trial)}: {what}  {' '.join(overrides(trial.params))}, {duration(seconds)}"
 
 
 def leaderboard(sweep: Sweep, trials: Sequence[FrozenTrial]) -> list[list[str]]:
@@ -117,12 +114,7 @@ def draw_picture(sweep: Sweep, trials: Sequence[FrozenTrial]) -> Path | None:
     for axes in grid.flat[len(keys) :]:
         axes.remove()
     path = sweep.folder / "sweep.png"
-    try:
-        with replaced(path) as temporary:
-            figure.savefig(temporary, format="png", dpi=120)
-    except Exception as error:  # a failed picture must not end the sweep
-        tell(f"{path} could not be drawn: {type(error).__name__}: {error}")
-        return None
-    finally:
-        pyplot.close(figure)
+    with replaced(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=120)
+    pyplot.close(figure)
     return path

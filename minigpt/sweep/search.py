@@ -32,7 +32,7 @@ from minigpt.screen import tell
 from minigpt.sweep import results
 from minigpt.sweep.settings import Sweep
 from minigpt.sweep.space import Point, Space, grid_points, rounded
-from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, RUNNING, Slot, TrialRun, run_number
+from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, RUNNING, TrialRun, run_number
 
 POLL_SECONDS = 0.1
 optuna.logging.set_verbosity(optuna.logging.WARNING)  # the sweep prints lines of its own about each trial
@@ -85,33 +85,20 @@ def check_identity(sweep: Sweep) -> None:
 
 
 def open_study(sweep: Sweep) -> optuna.Study:
-    """Open Optuna's record of the sweep: a journal file, or a database."""
-    search = sweep.config.search
+    """Open Optuna's journal of the sweep, without half a line that a full disk has left."""
+    journal, search = sweep.folder / "journal.jsonl", sweep.config.search
+    journal.with_name("journal.jsonl.lock").unlink(missing_ok=True)  # of a sweep that was killed while it wrote
+    if journal.exists() and not (content := journal.read_bytes()).endswith(b"\n"):
+        write_file(journal, content[: content.rfind(b"\n") + 1])
     pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
     if search.pruner == "median":
         pruner = optuna.pruners.MedianPruner(n_startup_trials=search.startup_trials)
     elif search.pruner == "hyperband":
         last = max(sweep.mark_tokens, sweep.total_tokens)
         pruner = optuna.pruners.HyperbandPruner(sweep.mark_tokens, last, search.reduction_factor)
-    try:
-        storage = sweep.config.sweep.storage or open_journal(sweep)
-        options = {"study_name": sweep.name, "sampler": RandomSampler(), "pruner": pruner, "load_if_exists": True}
-        return optuna.create_study(storage=storage, **options)  # type: ignore[arg-type]
-    except OSError:
-        raise
-    except Exception as error:  # of SQLAlchemy, of a database's driver, or of a journal that is damaged
-        place = redact(sweep.config.sweep.storage or str(sweep.folder / "journal.jsonl"))
-        remedy = "Put it back as it was, or give another sweep.dir or sweep.storage"
-        raise UserFault(f"{place} can't be opened: {redact(' '.join(str(error).split())[:300])}. {remedy}") from error
-
-
-def open_journal(sweep: Sweep) -> JournalStorage:
-    """Open the sweep's journal, without half a line that a full disk has left; nobody else uses it now."""
-    journal = sweep.folder / "journal.jsonl"
-    journal.with_name("journal.jsonl.lock").unlink(missing_ok=True)  # of a sweep that was killed while it wrote
-    if journal.exists() and not (content := journal.read_bytes()).endswith(b"\n"):
-        write_file(journal, content[: content.rfind(b"\n") + 1])
-    return JournalStorage(JournalFileBackend(str(journal)))
+    storage, name = JournalStorage(JournalFileBackend(str(journal))), sweep.folder.resolve().name
+    options = {"study_name": name, "sampler": RandomSampler(), "pruner": pruner, "load_if_exists": True}
+    return optuna.create_study(storage=storage, **options)  # type: ignore[arg-type]
 
 
 def propose(space: Space, search: SearchConfig, *, seed: int, number: int, trials: Sequence[FrozenTrial]) -> Point:
@@ -139,25 +126,17 @@ def propose(space: Space, search: SearchConfig, *, seed: int, number: int, trial
     return {key: rounded(distribution, point[key]) for key, distribution in space.items()}
 
 
-def make_slots(workers: int, trainer: TrainerConfig) -> list[Slot]:
-    """Divide the machine's devices and cores into equal shares."""
-    gpus = [] if trainer.device in ("cpu", "mps") else find_gpus()
-    devices, slots = trainer.devices, []
-    threads = max(1, usable_cores() // (workers * (1 if gpus else devices)))
-    for number in range(workers):
-        places = range(number * devices, (number + 1) * devices) if gpus else ()
-        slots.append(Slot(tuple(dict.fromkeys(gpus[place % len(gpus)] for place in places)), threads))
-    return slots
-
-
-def find_gpus() -> list[str]:
-    """Return the names of the GPUs that this process may use."""
+def share_gpus(workers: int, trainer: TrainerConfig) -> list[str]:
+    """Return the GPUs of each worker, as CUDA_VISIBLE_DEVICES names them; "" on a CPU."""
+    if trainer.device in ("cpu", "mps"):
+        return [""] * workers
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
-    import torch  # here, not above: a sweep on CPUs needs none of it
+    if visible is None:
+        import torch  # here, not above: a sweep on CPUs needs none of it
 
-    return [str(place) for place in range(torch.cuda.device_count())]
+        visible = ",".join(map(str, range(torch.cuda.device_count())))
+    gpus = itertools.cycle(visible.split(","))
+    return [",".join(dict.fromkeys(itertools.islice(gpus, trainer.devices))) for _ in range(workers)]
 
 
 @dataclass(eq=False)
@@ -172,18 +151,16 @@ class Loop:
     stopped_early: str = ""  # a sentence, once there were too many failures
 
     def __post_init__(self) -> None:
-        self.slots = make_slots(self.sweep.config.workers, self.sweep.config.trainer)
+        config = self.sweep.config
+        self.gpus = share_gpus(config.workers, config.trainer)  # of each slot
+        self.threads = max(1, usable_cores() // (config.workers * (1 if self.gpus[0] else config.trainer.devices)))
         self.running: dict[int, TrialRun] = {}  # by the number of the slot
         current = results.shown_trials(self.trials())
         self.left = [trial for trial in current if trial.state == RUNNING]  # by a sweep that was stopped or killed
         self.failed = [t for t in current if t.state == FAILED and t.user_attrs.get("code") != NON_FINITE]
         done = f", {len(current) - len(self.left)} done" if current else ""
-        gpus = {gpu for slot in self.slots for gpu in slot.gpus}
-        on = f"GPU {', '.join(sorted(gpus))}" if gpus else f"CPU, {self.slots[0].threads} thread(s) each"
+        done += f", {len(self.failed)} that failed are tried again" if self.failed else ""
         tell(f"Sweep      {self.sweep.folder}: {self.sweep.trials} trials of {', '.join(self.sweep.space)}{done}")
-        tell(f"Workers    {len(self.slots)}: {on}")
-        if self.failed:
-            tell(f"Again      {len(self.failed)} trial(s) that failed")
         for sentence in self.sweep.notes:
             tell(sentence)
 
@@ -195,13 +172,13 @@ class Loop:
         """Run until all trials have a result, or no more may be begun."""
         busy = True
         while busy or self.running:
-            for number, slot in enumerate(self.slots):
+            for number, gpus in enumerate(self.gpus):
                 busy = self.signals.received is None and not self.stopped_early
                 if busy and number not in self.running:
                     trial = self.next_trial()
                     busy = trial is not None
                     if trial is not None:
-                        self.running[number] = TrialRun(self.sweep, self.study, trial, slot, self.lock)
+                        self.running[number] = TrialRun(self.sweep, self.study, trial, gpus, self.threads, self.lock)
             for number, run in list(self.running.items()):
                 run.stopping = self.signals.received is not None
                 if next(run.looks, "over") == "over":
@@ -216,18 +193,11 @@ class Loop:
         if self.failed:
             failed = self.failed.pop(0)
             return self.add(failed.params, {"again": run_number(failed)})
-        while (number := len(current := results.shown_trials(self.trials()))) < self.sweep.trials:
-            config = self.sweep.config
-            trials = self.trials()
-            point = propose(self.sweep.space, config.search, seed=config.sweep.seed, number=number, trials=trials)
-            twin = next((t for t in current if t.params == point and t.state in (COMPLETE, PRUNED)), None)
-            if twin is None:
-                return self.add(point, {})
-            facts = {"same_as": run_number(twin), "values": twin.user_attrs.get("values", [])}
-            copy = self.add(point, facts).number
-            self.study.tell(copy, twin.value if twin.state == COMPLETE else None, state=twin.state)
-            tell(results.news_of(self.trials()[copy], self.sweep))
-        return None
+        number, config = len(results.shown_trials(self.trials())), self.sweep.config
+        if number >= self.sweep.trials:
+            return None
+        seed = config.sweep.seed
+        return self.add(propose(self.sweep.space, config.search, seed=seed, number=number, trials=self.trials()), {})
 
     def add(self, point: Point, facts: dict) -> FrozenTrial:
         """Add a running trial to the record."""

@@ -1,7 +1,6 @@
 """A sweep as its command line describes it, checked. Nothing is written before all of it is right."""
 
 import contextlib
-import functools
 import importlib.util
 import io
 import itertools
@@ -12,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minigpt.config.check import find_faults
 from minigpt.config.command_line import train_arguments
 from minigpt.config.compose import compose
-from minigpt.config.convert import from_dict, settings, values
+from minigpt.config.convert import values
 from minigpt.config.run_names import config_hash
 from minigpt.config.schema import SweepConfig, TrainConfig
 from minigpt.config.yaml_files import find_groups
@@ -38,11 +36,6 @@ class Sweep:
     folder: Path
     train: list[str]  # the command that trains
     notes: list[str]  # for the user
-
-    @property
-    def name(self) -> str:
-        """The sweep's name, in the storage too."""
-        return self.folder.resolve().name
 
     @property
     def mark_tokens(self) -> int:
@@ -69,7 +62,7 @@ def read_sweep(arguments: list[str], train: list[str]) -> Sweep:
 
     shared = train_arguments("sweep", arguments)
     space, faults = read_space(config.search.space, find_groups(TrainConfig), config.search.sampler)
-    faults = faults or _unfit_search(config, space) + _unfit_points(config, space, shared)
+    faults = faults or _unfit_search(config) + _unfit_points(config, space, shared)
     if faults:
         raise UserFault(*dict.fromkeys(faults))
     search = ["own", *(word.partition("=")[2] for word in arguments if word.startswith("search="))][-1]
@@ -84,13 +77,11 @@ def read_sweep(arguments: list[str], train: list[str]) -> Sweep:
     return Sweep(config, shared, space, trials, folder, train, notes)
 
 
-def _unfit_search(config: SweepConfig, space: Mapping[str, Any]) -> list[str]:
+def _unfit_search(config: SweepConfig) -> list[str]:
     """Return a sentence for each thing in a search that does not fit the other settings."""
     pruner, trainer, faults = config.search.pruner, config.trainer, []
     if config.run.dir is not None:
         faults.append("The sweep gives each trial its run.dir. Leave it out; sweep.dir=DIR names the sweep's.")
-    if config.seeds > 1 and "seed" in space:
-        faults.append(f"seeds={config.seeds} and search.space seed: the seed can't be both. Leave out one of them.")
     if pruner != "none" and not config.search.prune_every_tokens and not config.validate.every_steps:
         none = f"search.pruner={pruner} compares validations, and validate.every_steps=0 makes none before the end"
         faults.append(f"{none}. Set validate.every_steps, or search.pruner=none.")
@@ -103,23 +94,17 @@ def _unfit_points(config: SweepConfig, space: dict[str, Any], shared: list[str])
     """Return a sentence for each point of the space that `train` would refuse, or that can't be compared."""
     from minigpt.sweep.space import overrides, points_to_check
 
-    known = settings(TrainConfig).keys() - {"experiment"}  # a group's choice changes many settings: compose it
-    composed = functools.cache(lambda chosen: values(compose("train", [*shared, *chosen])))
     faults: dict[str, str] = {}
     texts, vocabularies = set(), set()
     for point in points_to_check(space):
-        alone = {key: value for key, value in point.items() if key in known}
-        chosen = tuple(overrides({key: value for key, value in point.items() if key not in known}))
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # notes on settings
-                whole = composed(chosen) | alone
-            sentences = [fault.sentence for fault in find_faults(from_dict(TrainConfig, whole))]
+                whole = values(compose("train", [*shared, *overrides(point)]))
             texts.add(_validation_text(whole))
             vocabularies.add(_vocabulary(whole))
         except UserFault as fault:
-            sentences = list(fault.faults)
-        for sentence in sentences:
-            faults.setdefault(sentence, f"At {', '.join(overrides(point))}: {sentence}")
+            for sentence in fault.faults:
+                faults.setdefault(sentence, f"At {', '.join(overrides(point))}: {sentence}")
     listed = list(faults.values())[:MAX_SHOWN]
     if len(texts) > 1:
         remedy = "Make a sweep for each, or set data.val_source=FILE for all"

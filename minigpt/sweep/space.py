@@ -18,7 +18,7 @@ Space = dict[str, Distribution]  # searched setting -> its values
 Point = dict[str, Any]  # searched setting -> value
 
 DIGITS = 4  # drawn numbers are rounded to so many digits, so that people can type them again
-MAX_CHECKED = 512  # points of a space, before the first trial
+MAX_CHECKED = 64  # points of a space, before the first trial
 
 
 def read_space(words: Mapping[str, Any], groups: Container[str], sampler: str) -> tuple[Space, list[str]]:

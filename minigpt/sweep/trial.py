@@ -24,14 +24,6 @@ from minigpt.sweep.space import overrides
 COMPLETE, PRUNED, RUNNING, FAILED = TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING, TrialState.FAIL
 
 
-@dataclass(frozen=True)
-class Slot:
-    """One worker's share of the machine."""
-
-    gpus: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them; empty: no GPU
-    threads: int  # CPU threads of each process of a trial
-
-
 def run_number(trial: FrozenTrial) -> int:
     """Return the number that names a trial's folder: its own, or that of the failed trial that it tries again."""
     return trial.user_attrs.get("again", trial.number)
@@ -39,7 +31,7 @@ def run_number(trial: FrozenTrial) -> int:
 
 def run_dir(sweep: Sweep, trial: FrozenTrial, place: int) -> Path:
     """Return the run directory of a trial's seed at this place (0, 1, ...)."""
-    number = trial.user_attrs.get("same_as", run_number(trial))
+    number = run_number(trial)
     return sweep.folder / "trials" / (f"{number:04d}" if sweep.config.seeds == 1 else f"{number:04d}-{place}")
 
 
@@ -50,7 +42,7 @@ class TrialRun:
     Attributes:
         study: keeps the trial.
         trial: as it was when the run began.
-        slot: the devices and threads to run it on.
+        gpus, threads: to run it on; "" without a GPU.
         lock: descriptor of the sweep's lock, which the trainings hold, too.
         stopping: set when the whole sweep stops.
     """
@@ -58,7 +50,8 @@ class TrialRun:
     sweep: Sweep
     study: optuna.Study
     trial: FrozenTrial
-    slot: Slot
+    gpus: str
+    threads: int
     lock: int
     stopping: bool = False
     pruned: bool = False
@@ -107,8 +100,8 @@ class TrialRun:
         self.output.parent.mkdir(exist_ok=True)
         # The sweep asks SLURM to queue the job again; its trials must not.
         environment = {"SLURM_JOB_ID": "", "SLURM_ARRAY_JOB_ID": ""}
-        if self.slot.gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.slot.gpus)
+        if self.gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = self.gpus
         self.child = Child(self.command(run), self.output, environment=environment, lock=self.lock)
         limit, size, alive_at = 60 * config.sweep.hang_minutes or math.inf, 0, time.monotonic()
         while (code := self.child.poll()) is None:
@@ -136,9 +129,9 @@ class TrialRun:
         if config.seeds > 1:
             extra.append(f"seed={config.seed + len(self.values)}")
         if config.logger.name == "wandb" and config.logger.group is None:
-            extra.append(f"logger.group={self.sweep.name}")
+            extra.append(f"logger.group={self.sweep.folder.resolve().name}")
         if config.trainer.threads == 0 and "trainer.threads" not in self.trial.params:
-            extra.append(f"trainer.threads={self.slot.threads}")
+            extra.append(f"trainer.threads={self.threads}")
         return [*self.sweep.train, *self.sweep.shared, *overrides(self.trial.params), *extra]
 
     def judge(self) -> None:

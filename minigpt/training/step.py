@@ -7,7 +7,7 @@ in the backward pass of a step's last micro-batch (no_sync in those before).
 
 import math
 from collections.abc import Callable
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,7 @@ from minigpt.training.optimizer import lr_factor
 from minigpt.training.output import RunLog, live_sample, validate
 from minigpt.training.saving import Saving
 from minigpt.training.state import Clock, RunState, TrainingJob, is_due, steps_of
-from minigpt.training.stop import StopRequest, StopRequests
+from minigpt.training.stop import StopRequest, stop_request
 
 
 class LanguageModel(L.LightningModule):
@@ -59,8 +59,6 @@ class LanguageModel(L.LightningModule):
         self.total_steps = steps_of(config)  # None when only max_minutes limits the run
         self.clock = Clock(state.seconds)
         self.seconds = state.seconds  # as all ranks know them
-        stop_file = job.run.path / "STOP" if job.run.writes else None
-        self.requests = StopRequests(job.processes.signals, stop_file, config.trainer.max_minutes)
         self.run_log = RunLog(job, choices, state.step)
         self.saving = Saving(job, gpt, optimizer)
         self.first_micro_batch = state.step * choices.accumulate
@@ -190,8 +188,10 @@ class LanguageModel(L.LightningModule):
     @property
     def request(self) -> StopRequest:
         """What this rank asks for now."""
-        asked = self.callback_asked or self.trainer.should_stop
-        return replace(self.requests.now(self.clock.seconds), by_callback=asked)
+        minutes, received = self.config.trainer.max_minutes, self.job.processes.signals.received
+        out_of_time = minutes is not None and self.clock.seconds >= 60 * minutes
+        by_callback = self.callback_asked or self.trainer.should_stop
+        return stop_request(received, self.job.run.path / "STOP", out_of_time=out_of_time, by_callback=by_callback)
 
     def result_of(self, measurement: Measurement) -> StepResult:
         """Return a step's result, as the host reads it."""
@@ -234,12 +234,7 @@ class LanguageModel(L.LightningModule):
     def end_step(self, result: StepResult, *, is_newest: bool) -> None:
         """Judge a step, then validate, write its row and a sample, and decide whether training ends here.
 
-        Args:
-            result: of the step.
-            is_newest: whether the weights are still those of this step, so that it may have more than a row.
-
-        Raises:
-            RollBack: too many bad steps in a row.
+        `is_newest`: the weights are still those of this step, so that it may have more than a row.
         """
         config, state, ranks = self.config, self.state, self.trainer.world_size
         judge(self.job, state, result)
@@ -272,8 +267,8 @@ class LanguageModel(L.LightningModule):
 
     def obey(self, request: StopRequest) -> None:
         """Decide whether the run ends after this step because of a request."""
-        if request.stop:
-            self.requests.obeyed()  # at the last step, too: the file is not for a longer run
+        if request.stop and self.job.run.writes:
+            (self.job.run.path / "STOP").unlink(missing_ok=True)  # at the last step, too
         if request.out_of_time:
             self.stop_reason = "max_minutes"
         elif request.stop and self.state.step != self.total_steps:

@@ -1,12 +1,8 @@
-"""Requests to stop, which take effect when an optimizer step ends: signals, a file and the time limit."""
+"""What asks a training to stop; obeyed when an optimizer step ends."""
 
-import contextlib
-import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
-
-from minigpt.ranks.signals import Signals
 
 
 @dataclass(frozen=True)
@@ -19,32 +15,7 @@ class StopRequest:
     by_callback: bool = False  # a user's callback has set trainer.should_stop
 
 
-class StopRequests:
-    """What may ask this process to stop.
-
-    Args:
-        signals: that this process has received.
-        stop_file: asks as a signal does; removed when the run stops for it. None: no file is looked for.
-        max_minutes: of training, or None.
-    """
-
-    def __init__(self, signals: Signals, stop_file: Path | None, max_minutes: float | None):
-        self.signals = signals
-        self.stop_file = stop_file
-        self.max_minutes = max_minutes
-
-    def now(self, seconds: float) -> StopRequest:
-        """Return what this process asks for after so many seconds of training."""
-        received = self.signals.received
-        asked_by_file = self.stop_file is not None and os.path.exists(self.stop_file)
-        return StopRequest(
-            stop=asked_by_file or received is not None,
-            requeue=received is not None and received == getattr(signal, "SIGUSR1", None),
-            out_of_time=self.max_minutes is not None and seconds >= 60 * self.max_minutes,
-        )
-
-    def obeyed(self) -> None:
-        """Remove the file that asked for the stop, if there is one."""
-        if self.stop_file is not None:
-            with contextlib.suppress(OSError):
-                self.stop_file.unlink()
+def stop_request(received: int | None, stop_file: Path, *, out_of_time: bool, by_callback: bool) -> StopRequest:
+    """Return what this process asks for: the first signal that it received, or a file that asks as a signal does."""
+    requeue = received is not None and received == getattr(signal, "SIGUSR1", None)
+    return StopRequest(received is not None or stop_file.exists(), requeue, out_of_time, by_callback)

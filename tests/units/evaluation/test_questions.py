@@ -31,12 +31,6 @@ def test_likelihoods_are_those_of_a_plain_loop(byte):
             assert (found, greedy) == (pytest.approx(wanted, abs=1e-4), right)
 
 
-def test_of_a_long_context_the_end_is_read(byte):
-    long, short = (encode_pair(byte.tokenizer, text, "ch") for text in ("x" * 50 + "how much", "ow much"))
-    (found, _), (wanted, _) = score_pairs(byte.model, [long, short])
-    assert found == pytest.approx(wanted, abs=1e-5)
-
-
 BPE = Tokenizer("bpe", [*(bytes([b]) for b in range(256)), b" c", b" ca", b" cat", b"th", b"the"])
 
 
@@ -117,9 +111,3 @@ def test_a_bad_line_is_named(tmp_path, line, says):
     assert len(caught.value.faults) == 2
     assert says in caught.value.faults[0]
     assert str(path) in caught.value.faults[0]
-
-
-def test_a_file_without_questions_is_named(tmp_path):
-    (tmp_path / "q.jsonl").write_text("\n")
-    with pytest.raises(UserFault, match="no question"):
-        read_questions(tmp_path / "q.jsonl")

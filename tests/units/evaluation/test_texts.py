@@ -47,21 +47,6 @@ def test_every_token_but_the_first_is_scored_by_the_rule(runs, text, name, strid
         assert gpt.loss(content) == pytest.approx(figures["nats_per_token"])
 
 
-def test_accuracy_is_how_often_the_token_is_the_likeliest(byte):
-    tokens = byte.tokenizer.encode("would chuck")[:9]  # one window
-    found = score_text(byte.model, encode_documents(byte.tokenizer, [[bytes(tokens)]]))
-    likeliest = byte.model(torch.tensor([tokens[:-1]]))[0].argmax(-1).tolist()
-    wanted = [a == b for a, b in zip(likeliest, tokens[1:], strict=True)]
-    assert found.right.tolist() == wanted
-    assert found.figures()["accuracy"] == sum(wanted) / 8
-
-
-def test_more_context_predicts_no_worse(byte, text):
-    tokens = encode_documents(byte.tokenizer, [[text.read_bytes()]])
-    wide = score_text(byte.model, tokens, stride=1).score.loss
-    assert wide < score_text(byte.model, tokens).score.loss
-
-
 @pytest.mark.parametrize("size", [1, 2, 5, 1000])
 def test_words_and_lines_are_those_of_the_whole_text_however_it_is_cut(byte, size):
     content = " \n = Wörld =\n\n two\twords  here\r\nthe énd".encode()
@@ -74,11 +59,6 @@ def test_records_are_documents_with_end_of_text_between_them(byte, tmp_path):
     text = read_text(tmp_path / "a.jsonl", byte.tokenizer, ReadOptions(key="body"))
     assert text.tokens(0, 99).tolist() == [*b"one", byte.tokenizer.eot, *b"two"]
     assert (text.bytes, text.words, text.lines) == (6, 2, 0)
-
-
-def test_records_without_text_are_no_documents(byte):
-    text = encode_documents(byte.tokenizer, [[b""], [b"one"], [], [b"", b""], [b"two"], [b""]])
-    assert text.tokens(0, 99).tolist() == [*b"one", byte.tokenizer.eot, *b"two"]
 
 
 def test_each_token_is_written_with_its_place(byte, tmp_path):

@@ -38,11 +38,10 @@ def test_it_is_the_plain_loss_in_value_and_gradient(chunk, tied, weighted):
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compiled_it_is_one_graph_and_the_same(backend):
+def test_compiled_it_is_one_graph_and_the_same():
     gpt, tokens, targets, _ = some()
     torch._dynamo.reset()
-    compiled = torch.compile(next_token_loss, backend=backend, fullgraph=True, dynamic=False)
+    compiled = torch.compile(next_token_loss, backend="aot_eager", fullgraph=True, dynamic=False)
     found = loss_and_gradients(compiled(gpt, tokens, targets, chunk=4), gpt)
     torch._dynamo.reset()
     for one, other in zip(found, loss_and_gradients(next_token_loss(gpt, tokens, targets), gpt), strict=True):

@@ -6,9 +6,9 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, create_trial
 
-from minigpt.config.schema import SearchConfig
+from minigpt.config.schema import SearchConfig, TrainerConfig
 from minigpt.sweep.results import best_trial, shown_trials, standard_error
-from minigpt.sweep.search import make_slots, propose
+from minigpt.sweep.search import propose, share_gpus
 from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, RUNNING, marks
 
 SPACE = {
@@ -74,10 +74,9 @@ def test_ranks_and_trials_that_were_tried_again():
 
 
 def test_workers_share_the_gpus(monkeypatch):
-    from minigpt.config.schema import TrainerConfig
-
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
-    slots = make_slots(4, TrainerConfig(device="cuda"))
-    assert [slot.gpus for slot in slots] == [("3",), ("5",), ("7",), ("3",)]
-    assert [slot.gpus for slot in make_slots(1, TrainerConfig(device="cuda", devices=2))] == [("3", "5")]
-    assert make_slots(2, TrainerConfig(device="cpu"))[0].gpus == ()
+    assert share_gpus(4, TrainerConfig(device="cuda")) == ["3", "5", "7", "3"]
+    assert share_gpus(2, TrainerConfig(device="cuda", devices=2)) == ["3,5", "7,3"]
+    assert share_gpus(2, TrainerConfig(device="cpu")) == ["", ""]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert share_gpus(2, TrainerConfig(device="auto")) == ["", ""]

@@ -1,12 +1,9 @@
 """Lightning callbacks of a user's own: which hooks reach them, when, and what of them survives a restart."""
 
-import json
-
 import lightning as L
 import pytest
 import torch
 
-from minigpt.checkpoint.folder import read_manifest
 from minigpt.config.compose import compose
 from minigpt.faults import UserFault
 from minigpt.rundir.rows import read_rows
@@ -95,28 +92,6 @@ def test_a_callback_may_end_the_training_with_a_checkpoint_and_the_run_goes_on(r
     assert compare_runs(whole, run.path)[1] == []
 
 
-def test_a_checkpoint_stays_as_it_was_when_a_callback_ends_the_training_before_the_first_step(run):
-    """Written again, it would lose its validation, and a kill meanwhile the checkpoint."""
-    stop = L.Callback()
-    stop.on_train_start = lambda trainer, pl_module: setattr(trainer, "should_stop", True)
-    start(run, "trainer.max_steps=2", callbacks=[])
-    newest = run.path / "checkpoints/step-000000002"
-    made = newest.stat().st_ino, read_manifest(newest)
-    start(run, callbacks=[stop])
-    assert (newest.stat().st_ino, read_manifest(newest)) == made
-
-
-@pytest.mark.parametrize("hook", ["setup", "on_fit_start"])
-def test_a_run_that_a_callback_ends_before_it_starts_is_not_said_to_be_complete(run, hook, capsys):
-    stop = L.Callback()
-    setattr(stop, hook, lambda trainer, *_, **__: setattr(trainer, "should_stop", True))
-    start(run, callbacks=[stop])
-    assert "a callback ended the training; the same command continues from here" in capsys.readouterr().out
-    assert read_rows(run.path / "events.jsonl")[-1]["reason"] == "callback"
-    start(run, callbacks=[])
-    assert run.rows()[-1]["step"] == 6
-
-
 def test_a_stop_iteration_of_a_callback_does_not_bring_the_first_batches_again(run, tmp_path):
     start(run, callbacks=[])
     whole = run.path.rename(tmp_path / "whole")
@@ -162,32 +137,6 @@ def test_the_state_of_a_callback_goes_on_where_the_run_does(run, tmp_path):
     assert torch.equal(resumed.average, straight.average)
     assert compare_runs(whole, run.path)[1] == []  # callbacks.json among the files
     assert (whole / "checkpoints/step-000000006/callbacks.json").is_file()
-
-
-def test_the_state_that_is_saved_holds_the_end_of_its_step(run):
-    """Lightning calls on_train_batch_end after the optimizer's step; the save comes after both."""
-
-    class Count(L.Callback):
-        stop_at = None
-        ends = 0
-
-        def on_train_batch_end(self, trainer, pl_module, *_):
-            self.ends += 1
-            trainer.should_stop = self.stop_at == pl_module.state.step
-
-        def state_dict(self):
-            return {"ends": self.ends}
-
-        def load_state_dict(self, state):
-            self.ends = state["ends"]
-
-    first, second = Count(), Count()
-    first.stop_at = 4
-    start(run, "checkpoint.every_steps=2", callbacks=[first])
-    start(run, "checkpoint.every_steps=2", callbacks=[second])
-    assert second.ends == 6
-    saved = [json.loads(file.read_bytes()) for file in sorted(run.path.glob("checkpoints/step-*/callbacks.json"))]
-    assert [state[second.state_key]["ends"] for state in saved] == [4, 6]
 
 
 def test_a_state_that_is_not_json_is_refused_before_anything_is_written(run):

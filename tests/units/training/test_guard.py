@@ -141,13 +141,6 @@ def test_no_schedule_of_bad_steps_loses_the_newest_good_checkpoint(trial, bad, e
     go_back_and_end_with_the_same_bytes(trial, bad, every, max_skips, keep_last)
 
 
-@pytest.mark.soak
-@given(**SCHEDULES)
-@settings(max_examples=300)
-def test_three_hundred_schedules_of_bad_steps(trial, bad, every, max_skips, keep_last):
-    go_back_and_end_with_the_same_bytes(trial, bad, every, max_skips, keep_last)
-
-
 class Diverge(L.Callback):
     """At the end of step 12 the weights are so large that logits overflow, once."""
 

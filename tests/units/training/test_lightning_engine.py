@@ -1,21 +1,15 @@
 """What is switched off or replaced in Lightning: these fail when a new version of it does something else there."""
 
-import inspect
-import os
 import signal
-import warnings
 from pathlib import Path
 
 import lightning as L
-import pytest
 import torch
-from lightning.fabric.plugins.environments import SLURMEnvironment
 from torch.optim import adam as optim_adam
 
 from minigpt.config.compose import compose
 from minigpt.ranks.signals import Signals
 from minigpt.training.run import train
-from minigpt.verify import compare_runs
 
 
 class Look(L.Callback):
@@ -94,34 +88,6 @@ def test_the_hooks_of_a_step_come_in_the_order_of_step_py(run, monkeypatch):
         "transfer_batch_to_device", "training_step", "transfer_batch_to_device", "training_step",
         "on_before_optimizer_step", "configure_gradient_clipping", "adam", "adam", "end_step",  # two groups
     ]  # fmt: skip
-
-
-def test_a_machine_with_slurm_brings_no_hint_to_use_srun(run, monkeypatch, tmp_path):
-    (tmp_path / "srun").write_text("#!/bin/sh\n")
-    (tmp_path / "srun").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.warns(match="`srun` command is available"):  # what Lightning says by itself
-        SLURMEnvironment.detect()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        run("trainer.max_steps=1")
-    assert not [each for each in caught if "srun" in str(each.message)]
-
-
-def test_no_variable_of_another_lightning_job_steers_a_run(run, monkeypatch, tmp_path):
-    run("trainer.max_steps=3")
-    clean = run.path.rename(tmp_path / "clean")
-    absurd = {
-        "FAST_DEV_RUN": "1",
-        "MAX_TIME": "00:00:00:00",
-        "NUM_NODES": "2",
-        "LOGGER": "1",
-        "PLUGINS": "no such thing",
-    }
-    for name in inspect.signature(L.Trainer).parameters:
-        monkeypatch.setenv(f"PL_TRAINER_{name.upper()}", absurd.get(name.upper(), "1"))
-    run("trainer.max_steps=3")
-    assert compare_runs(clean, run.path)[1] == []
 
 
 class Evil:

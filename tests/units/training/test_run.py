@@ -16,7 +16,8 @@ from minigpt.training import output
 from minigpt.training import run as run_module
 from minigpt.training.run import from_rank_zero
 from minigpt.training.state import Clock
-from minigpt.training.stop import StopRequests
+from minigpt.training.step import LanguageModel
+from minigpt.training.stop import StopRequest
 
 
 @pytest.mark.report
@@ -161,12 +162,12 @@ def test_the_folders_around_a_new_run_are_on_the_disk_before_it(run, monkeypatch
 
 
 def test_a_run_that_another_ranks_clock_ended_is_finished(run, monkeypatch, capsys):
-    real = StopRequests.now
-    late = lambda self, seconds: replace(real(self, seconds), out_of_time=True)  # noqa: E731
-    monkeypatch.setattr(StopRequests, "now", late)
+    late = property(lambda self: StopRequest(out_of_time=True))
+    real = LanguageModel.request
+    monkeypatch.setattr(LanguageModel, "request", late)
     run("trainer.max_minutes=60")
     step = run.rows()[-1]["step"]
-    monkeypatch.setattr(StopRequests, "now", real)
+    monkeypatch.setattr(LanguageModel, "request", real)
     run("trainer.max_minutes=60")
     assert "This run is finished" in capsys.readouterr().out
     assert run.rows()[-1]["step"] == step
