@@ -95,7 +95,8 @@ class LoRA(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the term of each input: (..., columns) -> (..., all rows)."""
-        pieces, row = list[Tensor](), 0  # of the output, and where the next begins
+        pieces: list[Tensor] = []  # of the output (list[Tensor]() would break a compiled graph)
+        row = 0  # where the next one begins
         for place, A, B in self.learned():
             piece = F.linear(self.alpha / self.rank * F.linear(x, A), B)
             pieces += [F.pad(piece, (place.first - row, 0)) if place.first > row else piece]

@@ -121,3 +121,27 @@ def test_models_with_adapters_share_what_these_leave_alone():
     assert {name for name, _ in other.named_parameters()} - shared == {
         f"blocks.{n}.attention.out.weight" for n in range(2)
     }
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_rows_of_new_tokens_learn_alone_and_compile_as_one_graph(tied):
+    torch.manual_seed(4)
+    gpt = GPT(replace(SMALL, tied=tied), V)
+    table = "token_embedding" if tied else "output"
+    before = gpt.get_submodule(table).weight.detach().clone()
+    put_on(gpt, AdapterConfig("lora"), range(gpt.vocab_size - 2, gpt.vocab_size))
+    learning = {name: weight for name, weight in gpt.named_parameters() if weight.requires_grad}
+    tokens = torch.randint(gpt.vocab_size, (3, 7))
+    torch._dynamo.reset()
+    for loss in (next_token_loss, torch.compile(next_token_loss, backend="aot_eager", fullgraph=True)):
+        loss(gpt, tokens, tokens.roll(-1), chunk=4).backward()
+    torch._dynamo.reset()
+    rows = learning[f"{table}.adapter.rows"]
+    assert rows.shape == (2, gpt.config.n_embd)
+    assert rows.grad.abs().min() > 0
+    with torch.no_grad():
+        rows += 1
+    saved = base_of(gpt)[f"{table}.weight"]
+    assert saved.equal(gpt.get_submodule(table).weight)
+    changed = (saved != before).any(dim=1).nonzero()[:, 0].tolist()
+    assert changed == [gpt.vocab_size - 2, gpt.vocab_size - 1]
