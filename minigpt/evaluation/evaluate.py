@@ -134,8 +134,7 @@ def _answer(path: str, opened: tuple[list[Question], list[list[Pair]]], models: 
     say(f"\n{path}: {len(questions):,} questions")
     answers = []
     for name, loaded, pairs in zip(_names(models), models, pairs_of_models, strict=True):
-        progress = Progress(f"answering {path}", len(pairs), say, unit="choices", size=1)
-        answers.append(judge(questions, score_pairs(loaded.model, pairs, progress, ends=ends_of(loaded.tokenizer))))
+        answers.append(judge(questions, score_pairs(loaded.model, pairs, ends=ends_of(loaded.tokenizer))))
         now = answers[-1].figures()
         say(f"  {name}accuracy {now['accuracy']:.2%}, length-normalised {now['accuracy_normalised']:.2%}")
         for task, right in answers[-1].tasks.items():

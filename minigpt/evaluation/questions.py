@@ -17,7 +17,7 @@ token of the answer is the most likely one; at the end of a message any control 
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -165,7 +165,6 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> Pair:
 def score_pairs(
     model: GPT,
     pairs: Sequence[Pair],
-    progress: Callable[[int], object] = lambda pairs: None,
     *,
     ends: Collection[int] = (),
 ) -> list[tuple[float, bool]]:
@@ -174,7 +173,6 @@ def score_pairs(
     Args:
         model: in eval mode.
         pairs: contexts and continuations of at most block_size tokens. Only the end of a long context is read.
-        progress: called with the number of pairs scored since the last call.
         ends: tokens that end an answer; any of them counts as right where one is wanted.
     """
     block_size, device = model.config.block_size, model.token_embedding.weight.device
@@ -198,7 +196,6 @@ def score_pairs(
         sums = losses.view(len(rows), T).double().sum(-1).tolist()
         for number, loss, all_right in zip(numbers, sums, likeliest.tolist(), strict=True):
             scores[number] = (-loss, all_right)
-        progress(len(numbers))
     return scores
 
 
