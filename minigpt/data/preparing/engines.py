@@ -94,7 +94,7 @@ def _ray_cluster() -> Iterator[Map]:
     import ray
 
     def each(function: Callable[[Any], Any], jobs: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-        remote = ray.remote(function)
+        remote = ray.remote(lambda job: function(job))  # Ray takes functions only, no partial ones
         numbers = {remote.remote(job): number for number, job in enumerate(jobs)}
         while numbers:
             (ready,), _ = ray.wait(list(numbers))
