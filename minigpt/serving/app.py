@@ -165,7 +165,7 @@ class Server:
         """End an answer if the client goes away or it takes too long, also while nobody reads the answer."""
 
         def end(why: Exception) -> None:
-            self.engine.cancel(answer)
+            answer.cancelled = True  # its rows become free
             answer.events.put_nowait(why)
 
         async def wait_for_disconnect() -> None:
@@ -208,7 +208,7 @@ class Server:
         finally:
             for watch in watches:
                 watch.cancel()
-            self.engine.cancel(answer)
+            answer.cancelled = True
             facts["words"] = f" {answer.model}: {sum(map(len, order.prompts))} tokens read, {tokens} written"
 
 

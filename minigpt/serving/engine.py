@@ -221,10 +221,6 @@ class Engine:
             served.waiting.extend(choices)
             self.changed.notify()
 
-    def cancel(self, answer: Answer) -> None:
-        """Free the rows of an answer that nobody waits for."""
-        answer.cancelled = True
-
     async def call(self, task: Callable[[], Any]) -> Any:
         """Run a function that uses the models between two steps, and return its result.
 

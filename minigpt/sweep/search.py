@@ -10,7 +10,6 @@ import warnings
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO
 
 import optuna
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
@@ -51,7 +50,11 @@ def run_sweep(sweep: Sweep) -> int:
         try:
             (sweep.folder / "trials").mkdir(parents=True, exist_ok=True)
             held = opened.enter_context(open(sweep.folder / "sweep.lock", "a"))
-            hold(sweep, held)
+            try:
+                lock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # the trainings of a sweep that was killed hold it, too
+                tell(f"Waiting: another command runs {sweep.folder}, or trainings of one that was killed save and stop")
+                lock(held)
             check_identity(sweep)
             signals.noted_only = True
             loop = Loop(sweep, open_study(sweep), signals, held.fileno())
@@ -60,15 +63,6 @@ def run_sweep(sweep: Sweep) -> int:
         except OSError as error:
             wrong = f"sweep.dir={sweep.folder} can't be written: {error.strerror or error}"
             raise StorageFailure(f"{wrong}. Free some space or mend it; the same command then continues") from error
-
-
-def hold(sweep: Sweep, file: IO) -> None:
-    """Take the sweep's lock. The trainings hold it, too, so those of a sweep that was killed end first."""
-    try:
-        lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        tell(f"Waiting: another command runs {sweep.folder}, or trainings of one that was killed save and stop")
-        lock(file)
 
 
 def check_identity(sweep: Sweep) -> None:

@@ -95,8 +95,7 @@ class TrialRun:
     def train(self) -> Generator[None, None, int | None]:
         """Begin or continue the training of the next seed, and watch it; return its exit code, None if it hung."""
         config, run = self.sweep.config, run_dir(self.sweep, self.trial, len(self.values))
-        metrics, stop_file = run / "metrics.jsonl", run / "STOP"  # all processes of a run obey it after the same step
-        stop_file.unlink(missing_ok=True)  # left by a sweep that was killed
+        metrics = run / "metrics.jsonl"
         self.output.parent.mkdir(exist_ok=True)
         # The sweep asks SLURM to queue the job again; its trials must not.
         environment = {"SLURM_JOB_ID": "", "SLURM_ARRAY_JOB_ID": ""}
@@ -106,21 +105,18 @@ class TrialRun:
         limit, size, alive_at = 60 * config.sweep.hang_minutes or math.inf, 0, time.monotonic()
         while (code := self.child.poll()) is None:
             yield
-            if self.stopping:
+            if self.stopping or self.pruned:
                 self.child.stop()
             written = size_of(metrics) + size_of(self.output)  # output, too: preparing and a first stage log no rows
             if written != size:
                 size, alive_at = written, time.monotonic()
                 self.rows = read_rows(metrics)
                 self.judge()
-            if self.pruned and run.is_dir():
-                stop_file.touch()
             if time.monotonic() > alive_at + limit:
                 self.child.kill()
                 limit = -1.0
         self.rows = read_rows(metrics)
         self.judge()
-        stop_file.unlink(missing_ok=True)
         return None if limit < 0 else code
 
     def command(self, run: Path) -> list[str]:

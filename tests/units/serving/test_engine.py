@@ -83,8 +83,8 @@ def test_a_cancelled_answer_frees_its_rows_and_those_who_wait_go_on(loaded):
                 engine.submit(answer)
             await long.events.get()
             assert len(engine.models["tiny"].writing) == 2
-            engine.cancel(gone)
-            engine.cancel(long)
+            gone.cancelled = True
+            long.cancelled = True
             assert (await collect(short))[0].ended == "length"
             assert gone.events.empty()
             assert engine.models["tiny"].writing == {}
@@ -104,7 +104,7 @@ def test_a_client_goes_away_behind_whom_a_long_text_moves_up(loaded, monkeypatch
             engine.submit(gone)
             engine.submit(stays)
             await gone.events.get()
-            engine.cancel(gone)
+            gone.cancelled = True
             assert (await collect(stays))[0].ended == "length"
 
     asyncio.run(main())
@@ -137,7 +137,7 @@ def test_questions_of_the_page_are_answered_between_two_steps_by_the_same_thread
             assert await engine.call(threading.get_ident) == engine.thread.ident
             with pytest.raises(UserFault):
                 await engine.call(lambda: (_ for _ in ()).throw(UserFault("no")))
-            engine.cancel(answer)
+            answer.cancelled = True
 
     asyncio.run(main())
 
