@@ -101,7 +101,9 @@ def write_prompts(
     encoded = [encode_prompt(loaded.tokenizer, prompt, allow_special=config.allow_special) for prompt in prompts]
     if not all(prompts):
         note(f"note: an empty prompt starts from {start_token(loaded.tokenizer)[1]}")
-    beginnings = [beginning(number, *pair, loaded) for number, pair in enumerate(zip(prompts, encoded, strict=True), 1)]
+    block_size = loaded.model.config.block_size
+    pairs = zip(prompts, encoded, strict=True)
+    beginnings = [beginning(number, *pair, block_size) for number, pair in enumerate(pairs, 1)]
     streaming = config.stream and len(prompts) * config.num_samples == 1
     started = time.perf_counter()
     try:
@@ -117,13 +119,6 @@ def write_prompts(
             use_cache=config.use_cache,
             on_text=show if streaming else lambda piece: None,
         )
-    except (MemoryError, RuntimeError) as error:
-        from minigpt.machine.torch_setup import is_out_of_memory  # here, not above: it takes a fifth of a second
-
-        if is_out_of_memory(error):
-            many = f"{len(prompts)} prompts x num_samples={config.num_samples} don't fit into memory at once"
-            raise UserFault(f"{many}. Use a smaller num_samples") from None
-        raise
     finally:
         if streaming:
             show("\n")  # the next message, also that on Ctrl-C, has a line of its own
@@ -141,16 +136,10 @@ def write_prompts(
     note(f"{tokens:,} tokens in {seconds:.1f} s: {tokens / seconds:,.0f} tokens/s{seed}")
 
 
-def beginning(number: int, prompt: str | bytes, tokens: Sequence[int], loaded: LoadedCheckpoint) -> str:
-    """Return what is shown before a text: the prompt, or the part of it that the model reads, as a note then says."""
-    block_size = loaded.model.config.block_size
+def beginning(number: int, prompt: str | bytes, tokens: Sequence[int], block_size: int) -> str:
+    """Return what is shown before a text: its prompt; a note says which part of it the model does not read."""
     unread = window_start(len(tokens), block_size)
     if unread:
         window = f"{len(tokens):,} tokens and the model's window {block_size}"
-        note(f"note: prompt {number} has {window}: it reads the last {len(tokens) - unread}, and only they are shown")
-    try:
-        text = prompt if isinstance(prompt, str) else prompt.decode()
-    except UnicodeDecodeError:
-        note(f"note: prompt {number} is not UTF-8 text: its {len(prompt):,} bytes are read and not shown")
-        return ""
-    return f"... {loaded.tokenizer.decode(tokens[unread:])}" if unread else text
+        note(f"note: prompt {number} has {window}: it reads the last {len(tokens) - unread}")
+    return prompt if isinstance(prompt, str) else prompt.decode(errors="replace")

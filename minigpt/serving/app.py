@@ -138,15 +138,7 @@ class Server:
 
     async def write(self, request: Request, body: CompletionRequest | ChatRequest) -> Response:
         """Answer a request for texts, streaming or not."""
-        served, config = self.served(body.model), self.config
-        order = await asyncio.to_thread(
-            read_order,
-            body,
-            served.loaded.tokenizer,
-            block_size=served.loaded.model.config.block_size,
-            max_tokens=config.max_tokens,
-            max_texts=config.rows + config.queue,
-        )
+        order = await asyncio.to_thread(read_order, body, self.served(body.model), self.config)
         request.scope["minigpt"]["prompt"] = str(body.messages if isinstance(body, ChatRequest) else body.prompt)
         self.engine.submit(order.answer)
         pieces = self.pieces(request, order, self.watch(request, order.answer))
@@ -218,11 +210,8 @@ async def events(order: Order, reply: Reply, pieces: AsyncIterator[Piece]) -> As
     try:
         async for piece in pieces:
             tokens += len(piece.tokens)
-            ended, piece.ended = piece.ended, ""
-            if piece.text or (piece.tokens and (order.body.return_token_ids or order.answer.top is not None)):
+            if piece.text or piece.ended or order.body.return_token_ids or order.answer.top is not None:
                 yield f"data: {json.dumps(reply.chunk(piece))}\n\n"
-            if ended:
-                yield f"data: {json.dumps(reply.chunk(Piece(piece.choice, ended=ended)))}\n\n"
         if order.body.stream_options.get("include_usage"):
             yield f"data: {json.dumps(reply.chunk(usage=reply.usage(tokens)))}\n\n"
         yield "data: [DONE]\n\n"

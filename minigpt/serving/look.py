@@ -99,18 +99,15 @@ def write_picture(path: Path, view: dict[str, Any]) -> None:
     packed = np.frombuffer(base64.b64decode(view["attention"]["weights"]), "<u2")
     weights = packed.reshape(layers, heads, T, T) / 65535
     names = [token["text"].replace("\n", "\\n").replace("$", r"\$") for token in view["tokens"]]
-    figure, grid = pyplot.subplots(
-        layers, heads, figsize=(0.6 + 2.4 * heads, 0.8 + 2.4 * layers), squeeze=False, layout="constrained"
-    )
+    size = (0.6 + 2.4 * heads, 0.8 + 2.4 * layers)
+    figure, grid = pyplot.subplots(layers, heads, figsize=size, sharex=True, sharey=True, squeeze=False)
     for layer, head in np.ndindex(layers, heads):
         axes: Any = grid[layer, head]
         axes.imshow(np.sqrt(weights[layer, head]), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
         axes.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=8)
-        places = range(T) if T <= MOST_NAMED else []
-        axes.set_xticks(places, names if layer == layers - 1 and places else [""] * len(places))
-        axes.set_yticks(places, names if head == 0 and places else [""] * len(places))
-        axes.tick_params(labelsize=5, length=0)
-        axes.tick_params(axis="x", rotation=90)
+        if T <= MOST_NAMED:
+            axes.set_xticks(range(T), names, fontsize=5, rotation=90)
+            axes.set_yticks(range(T), names, fontsize=5)
     figure.suptitle("square root of the attention: rows attend to columns", fontsize=9)
     with replaced(path) as temporary:
         figure.savefig(temporary, format="png", dpi=150)

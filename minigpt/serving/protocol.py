@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from minigpt.config.commands import ServeConfig
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.sampling.conversation import refuse_too_long, turn_of
 from minigpt.sampling.filters import options_of
 from minigpt.sampling.generate import window_start
 from minigpt.sampling.write import encode_prompt, text_ends, texts_of
-from minigpt.serving.engine import Answer, Piece, Token
+from minigpt.serving.engine import Answer, Piece, Served, Token
 
 MAX_TEXTS, MAX_TOP = 128, 20
 FINISH = {"end of text": "stop", "stopped": "stop", "length": "length"}  # TextInProgress.ended -> finish_reason
@@ -118,21 +119,16 @@ class Order:
         return isinstance(self.body, ChatRequest)
 
 
-def read_order(
-    body: CompletionRequest | ChatRequest, tokenizer: Tokenizer, *, block_size: int, max_tokens: int, max_texts: int
-) -> Order:
-    """Return what a request asks for.
+def read_order(body: CompletionRequest | ChatRequest, served: Served, config: ServeConfig) -> Order:
+    """Return what a request asks of a model. More tokens than config.max_tokens are cut to it.
 
-    Args:
-        body: the request.
-        tokenizer: its model's.
-        block_size: tokens that the model reads; longer prompts are refused, since it would read only their end.
-        max_tokens: most tokens of a text; a larger wish is cut to it.
-        max_texts: most texts of a request.
+    A prompt that is longer than the context is refused, since the model would read only its end.
 
     Raises:
         ApiError: 400, for a field or a prompt that can't be used.
     """
+    tokenizer, block_size = served.loaded.tokenizer, served.loaded.model.config.block_size
+    most = min(config.rows + config.queue, MAX_TEXTS)
     for name, neutral in NEUTRAL.items():
         if name in (body.model_extra or {}) and (body.model_extra or {})[name] not in neutral:
             raise ApiError(400, f"{name} is not supported here: leave it out", param=name)
@@ -140,7 +136,7 @@ def read_order(
     if isinstance(body, ChatRequest):
         wish = body.max_completion_tokens or body.max_tokens or 256
     stop = [text for text in ([body.stop] if isinstance(body.stop, str) else body.stop) if text]
-    options = replace(options_of(body), max_new_tokens=min(wish, max_tokens), stop=stop)
+    options = replace(options_of(body), max_new_tokens=min(wish, config.max_tokens), stop=stop)
     if isinstance(body, ChatRequest):
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
@@ -152,9 +148,8 @@ def read_order(
         top = body.logprobs
         prompts = read_prompts(body, tokenizer, block_size)
         ends = text_ends(tokenizer)
-    if len(prompts) * body.n > min(max_texts, MAX_TEXTS):
-        many = f"{len(prompts)} prompts with n={body.n}"
-        raise ApiError(400, f"{many} are more than {min(max_texts, MAX_TEXTS)} texts", param="prompt")
+    if len(prompts) * body.n > most:
+        raise ApiError(400, f"{len(prompts)} prompts with n={body.n} are more than {most} texts", param="prompt")
     answer = Answer(body.model, texts_of(prompts, options, body.n, ends), top)
     return Order(body, answer, tokenizer, prompts)
 

@@ -50,14 +50,13 @@ def _read_setting(key: str, words: Any, groups: Container[str]) -> Distribution:
         raise ValueError(no_setting(key, known))
     if key in with_role(TrainConfig, "watch") - {"experiment"}:
         raise ValueError("it changes nothing that a trial is measured by. Remove it from the search.")
-    if not isinstance(words, Mapping) or not set(words) <= {"low", "high", "log", "step", "choices"}:
+    ways = ({"low", "high", "log", "step"}, {"choices"})
+    if not isinstance(words, Mapping) or not any(set(words) <= way for way in ways):
         raise ValueError(f"it must be {{low, high, log or step}} or {{choices}}, got {shown(words)}.")
     kind = str if key in groups else known[key].kind
     if "choices" in words:
-        choices = words["choices"]
-        if not isinstance(choices, list) or not choices or len(words) > 1:
-            raise ValueError(f"choices must be a list of values and stand alone, got {shown(dict(words))}.")
-        return CategoricalDistribution([_checked(kind, choice, "a choice") for choice in choices])
+        choices = [_checked(kind, choice, "a choice") for choice in words["choices"]]
+        return CategoricalDistribution(choices)
     if kind is bool or checked_value(kind, 1)[1]:
         raise ValueError("it takes no numbers, so it has no range. Give {choices: [...]}.")
     number = int if checked_value(kind, 1.5)[1] else float

@@ -85,16 +85,13 @@ def test_a_prompt_file_is_one_prompt_with_every_byte(written, tmp_path):
     (tmp_path / "a,b=c.txt").write_bytes("é\n\nab\n".encode())
     assert written(f"prompt_file={tmp_path / 'a,b=c.txt'}")[0] == written("prompt=é\n\nab\n")[0]
     (tmp_path / "binary").write_bytes(b"\x89PNG\x00\xff")
-    assert (
-        "prompt 1 is not UTF-8 text: its 6 bytes are read and not shown"
-        in written(f"prompt_file={tmp_path / 'binary'}")[1]
-    )
+    assert written(f"prompt_file={tmp_path / 'binary'}")[0].startswith("\ufffdPNG\x00\ufffd")
 
 
-def test_a_prompt_that_the_window_can_not_hold_is_shown_as_far_as_it_is_read(written):
+def test_a_prompt_that_the_window_can_not_hold_is_noted(written):
     out, err = written(f"prompt={'a' * 24}xyzxyz")  # 30 tokens: 25 -> 12 are kept, ... 30 -> 17
-    assert out.startswith("... aaaaaaaaaaaxyzxyz")
-    assert "prompt 1 has 30 tokens and the model's window 24: it reads the last 17, and only they are shown" in err
+    assert out.startswith("aaaaaaaaaaaaaaaaaaaaaaaaxyzxyz")
+    assert "prompt 1 has 30 tokens and the model's window 24: it reads the last 17" in err
     assert "an empty prompt starts from <|endoftext|>" in written()[1]
 
 
@@ -102,13 +99,6 @@ def test_faults_are_the_users(written, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserFault, match=r"device=cuda: this machine has none.*device=auto or cpu"):
         written("prompt=a", "device=cuda")
-
-    def full(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(sample, "write", full)
-    with pytest.raises(UserFault, match=r"1 prompts x num_samples=9 don't fit into memory"):
-        written("prompt=a", "num_samples=9")
 
 
 def test_a_reader_that_leaves_ends_it_quietly(checkpoint, monkeypatch, capfd):
