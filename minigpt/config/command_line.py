@@ -40,6 +40,7 @@ class Request:
     choices: dict[str, str] = field(default_factory=dict)  # group -> choice
     values: dict[str, Any] = field(default_factory=dict)  # setting -> value
     faults: list[Fault] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     folder: Path | None = None  # --config-dir
     show: bool = False  # --cfg job
     help: bool = False

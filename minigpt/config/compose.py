@@ -4,20 +4,23 @@ Files first (the chosen group files, then the experiment), a typed group over it
 fault of the files and the command line is reported at once, before torch is imported and before anything is written.
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
-from minigpt.config.check import find_faults, find_notes
+from minigpt.config.check import find_faults, find_notes, stored_config
 from minigpt.config.command_line import NOT_EVALUATED, Request, folder_words, read_arguments
 from minigpt.config.commands import CLASSES
-from minigpt.config.convert import assign, flatten, read, settings, shown, values
+from minigpt.config.convert import assign, checked_value, flatten, read, settings, shown, values
 from minigpt.config.help import help_page
-from minigpt.config.inherit import inherit
 from minigpt.config.schema import TrainConfig, TrainerConfig
-from minigpt.config.yaml_files import compose_files, to_yaml
+from minigpt.config.sources import exists, is_begun, local_path
+from minigpt.config.yaml_files import compose_files, find_groups, to_yaml
 from minigpt.faults import UserFault
+from minigpt.files import read_json
+from minigpt.foreign import foreign_settings, tokenizer_settings
 from minigpt.launcher import PARENT, launched
 from minigpt.redact import redact
 
@@ -38,23 +41,19 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
     """
     request = Request(command, cls or CLASSES[command])
     read_arguments(request, arguments)
-    notes: list[str] = []
-    mapping = _read_files(request, notes)
+    mapping = _read_files(request)
     if request.help:
         print(help_page(command, request.cls, request.groups(), mapping | request.values))
         raise SystemExit(0)
     config: Any
-    typed = {key for key in mapping if key.partition(".")[0] in request.choices} | request.values.keys()
-    taken, unfit, brought = inherit(request.cls, mapping | request.values, typed, request.folder)
-    request.faults += unfit
-    notes += brought
-    config, wrong = read(request.cls, mapping | request.values | taken)
+    config, wrong = read(request.cls, mapping | request.values | _inherit(request, mapping | request.values))
     is_run = command in ("train", "benchmark")
     prints = not is_run or _take_from_launcher(config.trainer, request.values)
     request.refuse_what_is_certain(wrong)
     request.refuse_what_is_certain(find_faults(config))
-    notes += [] if request.faults or request.show or not isinstance(config, TrainConfig) else find_notes(config)
-    for note in notes if prints else []:  # before the faults: one may be the reason for them
+    if isinstance(config, TrainConfig) and not (request.faults or request.show):
+        request.notes += find_notes(config)
+    for note in request.notes if prints else []:  # before the faults: one may be the reason for them
         print(f"Note: {note}", file=sys.stderr)
     if request.faults:
         raise UserFault(*dict.fromkeys(fault.sentence for fault in request.faults))
@@ -84,7 +83,7 @@ def first_stage(config: TrainConfig, arguments: list[str]) -> TrainConfig | None
     return first
 
 
-def _read_files(request: Request, notes: list[str]) -> dict[str, Any]:
+def _read_files(request: Request) -> dict[str, Any]:
     """Return the settings in all chosen files, flat. A typed group's values win over its experiment's."""
     if not request.groups():
         return {}
@@ -111,12 +110,77 @@ def _read_files(request: Request, notes: list[str]) -> dict[str, Any]:
             if key.startswith(f"{group}.") and key not in request.values and flat.get(key, value) != value
         ]
         if changes:
-            notes.append(f"{group}={choice} replaces settings of experiment={experiment}: {', '.join(changes)}.")
+            request.notes.append(
+                f"{group}={choice} replaces settings of experiment={experiment}: {', '.join(changes)}."
+            )
     flat |= of_groups
     for key, value in flat.items():
         if isinstance(value, str) and "${" in value:
             request.refuse(f"A config file says {key}: {redact(value)}, but {NOT_EVALUATED}", key)
     return flat
+
+
+def _inherit(request: Request, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `init.from` or `init.experiment` says about model and tokenizer; refuse what was typed otherwise.
+
+    Args:
+        request: gets a fault for each typed setting that the weights do not have, and a note about the others.
+        given: all settings, flat.
+    """
+    source, name, run = given.get("init.from"), given.get("init.experiment"), given.get("run.dir")
+    if isinstance(source, str) and source:  # without it, a run that continues keeps its own architecture
+        origin = "run.dir" if not exists(source) and is_begun(run) else "init.from"
+        stored = _of_model(request.cls, given[origin])
+    elif isinstance(name, str) and source is None:
+        origin, stored = "init.experiment", _of_experiment(request, name)
+    else:
+        return {}
+    start, rotary = f"{origin}={shown(given[origin])}", stored.get("model.attention") == "rotary"
+    typed = {key for key in stored if key.partition(".")[0] in request.choices and key in given}
+    typed |= stored.keys() & request.values.keys()
+    for key in sorted(typed):
+        value, unfit = checked_value(settings(request.cls)[key].kind, given[key])
+        shorter = key == "model.block_size" and not unfit and (rotary or value <= stored[key])
+        if not unfit and value != stored[key] and not shorter:
+            wrong = f"{key}={shown(value)} does not fit {start}, whose weights have {key}={shown(stored[key])}"
+            request.refuse(f"{wrong}. Leave it out: it is taken from there.", key)
+    taken = {key: value for key, value in stored.items() if key not in typed}
+    changes = [f"{key}={shown(value)}" for key, value in taken.items() if given.get(key, value) != value]
+    request.notes += [f"{start} brings {', '.join(changes)}."] if changes else []
+    return taken
+
+
+def _of_weights(cls: type, prefixes: tuple[str, ...] = ("model.", "tokenizer.")) -> list[str]:
+    """Return the settings of model and tokenizer that trained weights depend on."""
+    return [key for key, about in settings(cls).items() if key.startswith(prefixes) and about.role == "weights"]
+
+
+def _of_experiment(request: Request, name: str) -> dict[str, Any]:
+    cls, folder = request.cls, request.folder
+    if name not in find_groups(cls, folder)["experiment"]:
+        raise UserFault(f"init.experiment={shown(name)} is no experiment. `minigpt train --help` lists them")
+    first = flatten(compose_files("train", {"experiment": name}, folder), settings(cls))
+    if first.get("init.experiment") is not None:
+        remedy = f"Type minigpt train experiment={name}, then give init.from=ITS_RUN"
+        raise UserFault(
+            f"init.experiment={name} starts from init.experiment={first['init.experiment']} itself. {remedy}"
+        )
+    return {key: first.get(key, settings(cls)[key].default) for key in _of_weights(cls)}
+
+
+def _of_model(cls: type, source: str) -> dict[str, Any]:
+    """Return the settings of a run, checkpoint or foreign model. {} if none is there: training says why."""
+    path = local_path(source)
+    if (foreign := foreign_settings(path)) is not None:
+        tokenizer = tokenizer_settings(path)
+        stored = values(stored_config(foreign[0] | tokenizer))
+        return {key: stored[key] for key in _of_weights(cls, ("model.", *tokenizer))}
+    for place in ("checkpoints/step-*[0-9]/config.json", "step-*[0-9]/config.json", "config.json"):
+        for file in sorted(path.glob(place), reverse=True):
+            with contextlib.suppress(UserFault):  # the training says what is wrong
+                stored = values(stored_config(read_json(file)))
+                return {key: stored[key] for key in _of_weights(cls)}
+    return {}
 
 
 def _take_from_launcher(trainer: TrainerConfig, typed: Mapping[str, Any]) -> bool:
