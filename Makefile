@@ -27,7 +27,7 @@ test: check ## lint, types and tests
 soak: setup ## the long trials: hundreds of kills, faults at every system call, full disks (half an hour or more)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak -x -s -rs --durations=0 --timeout=1800
 
-soak-cluster: setup ## four processes, two hosts in network namespaces, SLURM (needs root, iproute2 and slurm; skips what is missing)
+soak-cluster: setup ## four processes, SLURM (needs root and slurm; skips what is missing)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cluster -x -s -rs --durations=0 --timeout=1800
 
 test-extras: setup ## the tests that need optional packages (installs tensorboard, zstandard, pyarrow, fsspec, gguf, xllamacpp, transformers, peft, lm-eval, fastapi, openai, ray: 640 MB)

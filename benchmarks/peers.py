@@ -44,7 +44,7 @@ from minigpt.seeds import fold
 from minigpt.training.optimizer import adamw
 from minigpt.training.run import train
 
-OWN = {"preset": "c0", "what": "training", "rounds": "3", "steps": "", "nanogpt": "", "huggingface": "false"}
+OPTIONS = {"preset": "c0", "what": "training", "rounds": "3", "steps": "", "nanogpt": "", "huggingface": "false"}
 LIMIT = 1e-3  # nats between the losses in fp32
 CURVE_STEPS = 50
 PROMPT, BATCHES = 16, (1, 8, 32)
@@ -59,25 +59,25 @@ def main(arguments: list[str]) -> int:
         task = json.loads(Path(file).read_text())
         Path(file).write_text(json.dumps(JOBS[name](**task)))
         return 0
-    own = OWN | {key: value for key, _, value in (each.partition("=") for each in arguments) if key in OWN}
-    if not arguments or {"-h", "--help"} & set(arguments) or own["preset"] not in PRESETS:
+    options = OPTIONS | {key: value for key, _, value in (word.partition("=") for word in arguments) if key in OPTIONS}
+    if not arguments or {"-h", "--help"} & set(arguments) or options["preset"] not in PRESETS:
         print(__doc__, f"preset: {', '.join(PRESETS)}", sep="\n")
         return 0 if arguments else 2
-    if own["nanogpt"] and not Path(own["nanogpt"], "train.py").is_file():
+    if options["nanogpt"] and not Path(options["nanogpt"], "train.py").is_file():
         raise UserFault(
-            f"nanogpt={own['nanogpt']} is no checkout of nanoGPT: git clone https://github.com/karpathy/nanoGPT"
+            f"nanogpt={options['nanogpt']} is no checkout of nanoGPT: git clone https://github.com/karpathy/nanoGPT"
         )
-    preset = PRESETS[own["preset"]]
-    typed = [each for each in arguments if each.partition("=")[0] not in OWN]
+    preset = PRESETS[options["preset"]]
+    typed = [word for word in arguments if word.partition("=")[0] not in OPTIONS]
     with tempfile.TemporaryDirectory(prefix="minigpt-peers-", ignore_cleanup_errors=True) as name:
         folder, summary, agrees = Path(name), "", True
         words = [*preset.settings, *typed, *text_words(folder, preset.vocab_size)]
-        if own["nanogpt"]:
-            agrees = compare_curves(folder, words, own["nanogpt"])
-        if own["what"] in ("training", "sampling"):
-            contenders = (training if own["what"] == "training" else sampling)(folder, words, preset, own)
-            times = in_turn(contenders, int(own["rounds"]))
-            summary = describe(times, f"{own['what']} {own['preset']}")
+        if options["nanogpt"]:
+            agrees = compare_curves(folder, words, options["nanogpt"])
+        if options["what"] in ("training", "sampling"):
+            contenders = (training if options["what"] == "training" else sampling)(folder, words, preset, options)
+            times = in_turn(contenders, int(options["rounds"]))
+            summary = describe(times, f"{options['what']} {options['preset']}")
         print(f"{'' if agrees else 'VOID: the losses differ. '}{summary}")
     return 0 if agrees else 1
 
@@ -119,36 +119,36 @@ def _spread(values: Sequence[float]) -> str:
 # --- contenders: each measurement is a job in a process of its own ---
 
 
-def training(folder: Path, words: list[str], preset: Preset, own: dict[str, str]) -> dict[str, Callable[[], float]]:
+def training(folder: Path, words: list[str], preset: Preset, options: dict[str, str]) -> dict[str, Callable[[], float]]:
     """Return complete trainings: minigpt's with rows, screen and saves, nanoGPT's train.py as shipped."""
-    steps = int(own["steps"] or preset.steps)
+    steps = int(options["steps"] or preset.steps)
     task = {"words": words, "steps": steps, "vocab_size": preset.vocab_size}
     contenders: dict[str, Callable[[], float]] = {"minigpt": partial(job, folder, "train_minigpt", **task)}
     words = [*words, f"trainer.max_steps={WARM_UP + steps}"]
     choices = job(folder, "chosen", words=words)
     print(f"choices  {json.dumps(choices)}", flush=True)
-    if own["nanogpt"]:
-        root, checkout = folder / "nanogpt", Path(own["nanogpt"]).resolve()
+    if options["nanogpt"]:
+        root, checkout = folder / "nanogpt", Path(options["nanogpt"]).resolve()
         job(folder, "write_nanogpt_data", words=words, data=str(root / "data" / "made"))
         (root / "checkout").symlink_to(checkout)  # a path without "=", which nanoGPT's settings can't hold
         (root / "configurator.py").symlink_to(checkout / "configurator.py")
         for name, compiled in (("nanoGPT", False), ("nanoGPT compiled", True)):
             contenders[name] = partial(run_nanogpt, root, nanogpt_command(words, choices, compiled), choices["threads"])
-    for precision in ("fp32", "bf16") if own["huggingface"] == "true" else ():
+    for precision in ("fp32", "bf16") if options["huggingface"] == "true" else ():
         contenders[f"Hugging Face {precision}"] = partial(
             job, folder, "train_huggingface", words=words, precision=precision
         )
     return contenders
 
 
-def sampling(folder: Path, words: list[str], preset: Preset, own: dict[str, str]) -> dict[str, Callable[[], float]]:
+def sampling(folder: Path, words: list[str], preset: Preset, options: dict[str, str]) -> dict[str, Callable[[], float]]:
     """Return all writers at all batch sizes; nanoGPT, which has no cache, only at 1."""
     writers = {f"minigpt {precision}": (precision, BATCHES) for precision in ("fp32", "bf16", "int8")}
-    if own["huggingface"] == "true":
+    if options["huggingface"] == "true":
         writers |= {f"Hugging Face {precision}": (precision, BATCHES) for precision in ("fp32", "bf16")}
-    if own["nanogpt"]:
+    if options["nanogpt"]:
         writers["nanoGPT fp32"] = ("fp32", (1,))
-    task = {"words": words, "new_tokens": preset.new_tokens, "nanogpt": own["nanogpt"]}
+    task = {"words": words, "new_tokens": preset.new_tokens, "nanogpt": options["nanogpt"]}
     return {
         f"{name}, batch {batch}": partial(job, folder, "sample", name=name, precision=precision, batch=batch, **task)
         for name, (precision, batches) in writers.items()

@@ -17,28 +17,28 @@ from minigpt.faults import UserFault, run_script
 from minigpt.rundir.rows import read_rows
 from minigpt.screen import table
 
-OWN = {"preset": "c0", "devices": "2", "steps": "20", "rounds": "3"}
+OPTIONS = {"preset": "c0", "devices": "2", "steps": "20", "rounds": "3"}
 
 
 def main(arguments: list[str]) -> int:
     """Print tokens per second and efficiency for each number of devices."""
-    own = OWN | {key: value for key, _, value in (each.partition("=") for each in arguments) if key in OWN}
-    if not arguments or {"-h", "--help"} & set(arguments) or own["preset"] not in PRESETS:
+    options = OPTIONS | {key: value for key, _, value in (word.partition("=") for word in arguments) if key in OPTIONS}
+    if not arguments or {"-h", "--help"} & set(arguments) or options["preset"] not in PRESETS:
         print(__doc__)
         return 0 if arguments else 2
-    preset, most = PRESETS[own["preset"]], int(own["devices"])
+    preset, most = PRESETS[options["preset"]], int(options["devices"])
     counts = [2**power for power in range(most.bit_length()) if 2**power < most] + [most]
-    typed = [each for each in arguments if each.partition("=")[0] not in OWN]
+    typed = [word for word in arguments if word.partition("=")[0] not in OPTIONS]
     speeds: dict[tuple[str, int], list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="minigpt-scaling-", ignore_cleanup_errors=True) as name:
         words = [*preset.settings, *text_words(Path(name), preset.vocab_size), *typed]
         batch = compose("train", [word for word in words if not word.startswith("trainer=")]).batch_tokens
-        for number in range(int(own["rounds"])):
+        for number in range(int(options["rounds"])):
             for kind in ("weak", "strong"):
                 for count in counts:
                     whole = [f"batch_tokens={batch * count}"] if kind == "weak" else ["trainer.micro_batch=0"]
                     run = Path(name, f"{kind}-{count}-{number}")
-                    speeds.setdefault((kind, count), []).append(speed(words, whole, count, int(own["steps"]), run))
+                    speeds.setdefault((kind, count), []).append(speed(words, whole, count, int(options["steps"]), run))
                     print(f"round {number + 1}, {kind}, {count}: {speeds[kind, count][-1]:,.0f} tokens/s", flush=True)
     rows = [("batch", "devices", "tokens/s", "efficiency")]
     for (kind, count), values in speeds.items():
