@@ -36,12 +36,7 @@ class Difference:
     fall: float = DOCUMENTS_FALL  # the power of the text's length with which its variance falls
 
     def half_width(self, level: float, *, more_seeds: int = 0) -> float:
-        """Return half the width of the interval around `value`.
-
-        Args:
-            level: how often such intervals hold the truth, like 0.95.
-            more_seeds: computed as if each side had so many more seeds.
-        """
+        """Return half the width of the interval that holds the truth so often, as if each side had `more_seeds`."""
         sources = [(self.text_variance, self.blocks - 1)]
         if self.seed_variance is not None:
             a, b = (count + more_seeds for count in self.seeds)

@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 class MiniGPT(LM):
     """A run or checkpoint of minigpt.
 
-    Args:
-        checkpoint: a run directory or a checkpoint in it.
-        which: of a run, "best" or "latest".
-        device: auto | cuda | mps | cpu; lm-eval's command says cuda:0 on every machine, which is auto here.
-        **ignored: what lm-eval hands to every model (batch_size, max_batch_size, ...).
+    lm-eval's command says device cuda:0 on every machine, which is auto here, and hands batch sizes to every model.
     """
 
     def __init__(self, checkpoint: str, which: str = "best", device: str = "auto", **ignored: object):

@@ -170,10 +170,8 @@ def score_pairs(
 ) -> list[tuple[float, bool]]:
     """Return for each continuation its log-likelihood in nats, and whether each of its tokens is the most likely one.
 
-    Args:
-        model: in eval mode.
-        pairs: contexts and continuations of at most block_size tokens. Only the end of a long context is read.
-        ends: tokens that end an answer; any of them counts as right where one is wanted.
+    Continuations have at most block_size tokens; only the end of a long context is read. `ends` are tokens that end an
+    answer: any of them counts as right where one is wanted.
     """
     block_size, device = model.config.block_size, model.token_embedding.weight.device
     measure = partial(nats_and_right, alike=torch.tensor(sorted(ends), dtype=torch.long, device=device))

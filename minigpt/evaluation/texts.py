@@ -42,11 +42,7 @@ class TextScore:
         return Score(float(self.nats.sum(dtype=np.float64)), len(self.text) - len(skipped), n_bytes)
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures, as JSON.
-
-        The perplexity per word divides by words between white space plus line ends, as wikitext's published token
-        counts do, where each line end is a word <eos>.
-        """
+        """Return the figures, as JSON. Words are those between white space, and line ends, as wikitext counts them."""
         score, words = self.score, self.text.words + self.text.lines
         return {
             "nats_per_token": score.loss,

@@ -20,13 +20,7 @@ STYLES = {TRAIN: "train", VALIDATION: "val", RATE: "rate", BASELINE: "base", INK
 
 @contextlib.contextmanager
 def drawing(*, size: tuple[float, float], font_size: float, dpi: int = 100) -> Iterator[Any]:
-    """Yield a matplotlib figure to draw into and to save.
-
-    Args:
-        size: inches.
-        font_size: points.
-        dpi: pixels per inch, of a PNG.
-    """
+    """Yield a matplotlib figure to draw into and to save, of a size in inches with letters of so many points."""
     import matplotlib  # here, not above: training draws only at its end, and must not wait for it at its beginning
     from matplotlib.figure import Figure
 
@@ -46,12 +40,7 @@ def write_png(figure: Any, path: Path) -> None:
 
 
 def svg_of(figure: Any, label: str) -> str:
-    """Return a figure as an SVG element in the page's own colours.
-
-    Args:
-        figure: matplotlib's.
-        label: what it shows, for those who can't see it.
-    """
+    """Return a figure as an SVG element in the page's own colours; the label is for those who can't see it."""
     file = io.StringIO()
     figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     text = file.getvalue()
@@ -93,12 +82,7 @@ def draw_losses(axes: Any, record: Record, *, columns: int = 3) -> None:
     """Draw training and validation loss, and the baselines if they were measured; in bits per byte at the right edge.
 
     The axis does not show the fall in the first twentieth of a run, nor baselines above the lowest: they would flatten
-    the rest.
-
-    Args:
-        axes: matplotlib's.
-        record: the run.
-        columns: of the legend.
+    the rest. The legend has so many columns.
     """
     steps, losses = column(record.rows, "train/loss")
     smoothed, fall = smooth(losses), len(losses) // 20
