@@ -22,7 +22,6 @@ from minigpt.faults import UserFault
 from minigpt.files import read_json, replaced, sha256_of, write_json
 
 UNITS = "units"  # folder of what is known of each finished unit, removed at the end
-MAX_TOKENS = 2**31 - 1  # that a shard's header can state
 
 Shard = dict[str, Any]  # file, tokens, bytes, max_token, sha256
 
@@ -115,8 +114,6 @@ def _shard(
 
             file.write(bytes(HEADER_BYTES))
             yield shard, write
-            if shard["tokens"] > MAX_TOKENS:
-                raise UserFault(f"{shard['file']} would hold {shard['tokens']:,} tokens: divide the packed file")
             file.seek(0)
             file.write(struct.pack("<3i", *HEADS[dtype.name], shard["tokens"]))
         shard["sha256"] = sha256_of(temporary)

@@ -75,10 +75,7 @@ def link_tokens(
         for file in corpus.files:
             if (file.is_val if has_val_source else "val" in file.path.name) != (split == "val"):
                 continue
-            tokens, file_layout = _open(file)
-            layout = layout or file_layout
-            if layout != file_layout:
-                raise UserFault(f"{file.path} holds other tokens than the files before it: {file_layout}")
+            tokens, layout = _open(file)
             largest = max(largest, _count(file, tokens, tokenizer, sizes, counts, progress))
             shards.append(
                 {"file": shard_name(split, len(shards)), "tokens": len(tokens), "sha256": sha256_of(file.path)}

@@ -162,7 +162,12 @@ def _planned(
 
 def _plan_of(corpus: Corpus, fraction: float, total: Scan, scans: list[Scan]) -> Plan:
     """Decide how a text is split."""
-    rule, counts, notes = corpus.rule, total.counts, _notes_on_text(corpus, total)
+    rule, counts, notes = corpus.rule, total.counts, list[str]()
+    if counts["not_utf8"]:
+        notes.append(f"{counts['not_utf8']:,} documents are not UTF-8 and taken as bytes, {total.not_utf8} first")
+    if counts["empty"]:
+        what = "conversations without an answer" if corpus.options.chat else "records without text"
+        notes.append(f"{counts['empty']:,} {what} are passed over, {total.empty} first")
     border = 1.0 if rule in ("source", "names") else fraction * HASHES
     if rule == "content" and not corpus.options.chat and not is_fair(counts["val_bytes"], counts["bytes"], fraction):
         rule = "tail"
@@ -195,15 +200,3 @@ def _training_text(plan: Plan, scans: list[Scan]) -> Iterator[bytes]:
                 yield block[: offset(block, int(plan.border) - start - characters)]
             elif hash >= plan.border:
                 yield block
-
-
-def _notes_on_text(corpus: Corpus, total: Scan) -> list[str]:
-    """Return sentences about what a user may not expect in the text."""
-    counts, what = total.counts, "conversations without an answer" if corpus.options.chat else "records without text"
-    notes = {
-        f"{counts['not_utf8']:,} documents are not UTF-8 and taken as bytes, {total.not_utf8} first": counts[
-            "not_utf8"
-        ],
-        f"{counts['empty']:,} {what} are passed over, {total.empty} first": counts["empty"],
-    }
-    return [sentence for sentence, count in notes.items() if count]

@@ -109,13 +109,9 @@ class Corpus:
             for kind, ends in kinds.items()
         )
         count = len(self.files)
-        lines = [*self.notes, f"reading {count:,} file{'s'[: count > 1]}, {size_text(self.size)}: {', '.join(parts)}"]
-        if self.rule == "names":
-            val = sum(file.is_val for file in self.files)
-            lines.append(f"by their names, {val:,} of the files are the validation text; data.val_source= names others")
-        if kinds.keys() & NAMES.values() and not self.options.chat:
-            lines.append(f"the text of a record is its {self.options.key!r}; another key or column: data.key=KEY")
-        return lines
+        reading = f"reading {count:,} file{'s'[: count > 1]}, {size_text(self.size)}: {', '.join(parts)}"
+        key = f"the text of a record is its {self.options.key!r}; another key or column: data.key=KEY"
+        return [*self.notes, reading, *([key] if kinds.keys() & NAMES.values() and not self.options.chat else [])]
 
 
 def find_corpus(data: DataConfig, *, raw: bool = False) -> Corpus:

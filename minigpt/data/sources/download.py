@@ -19,10 +19,6 @@ from minigpt.files import replaced
 from minigpt.redact import redact
 from minigpt.screen import Progress, Say, size_text
 
-_VERSION = {"etag", "content-md5", "digest", "checksum", "md5", "mtime", "updated", "created", "modified"}
-_VERSION |= {"last-modified", "lastmodified", "last_modified", "last_write_time"}  # of HTTP, S3, Azure and SMB
-_VERSION |= {"blob_id", "crc", "date_time", "sha", "hex", "modify"}  # of hf://, zip, GitHub, git and FTP
-
 
 class SourceGone(UserFault):
     """Raised when the text is not where it should be; tokens prepared from it earlier may still be there."""
@@ -81,8 +77,7 @@ def list_url(url: str, folder: Path) -> list[File]:
     files = []
     for name, each, info in zip(names, paths, infos, strict=True):
         label = name.removeprefix(root).strip("/")
-        version = {key: str(value) for key, value in sorted(info.items()) if key.lower() in _VERSION}
-        stamp = hashlib.sha256(json.dumps([url, each, info.get("size"), version]).encode()).hexdigest()[:16]
+        stamp = hashlib.sha256(json.dumps([url, info], sort_keys=True, default=str).encode()).hexdigest()[:16]
         copy = folder / stamp / label.rpartition("/")[2][-200:]
         files.append(File(copy, label, info.get("size") or 0, stamp, url, each, is_named=paths == [path]))
     return files

@@ -56,7 +56,9 @@ def _look(key: str, place: str, data: DataConfig, prefix: str) -> list[File]:
     elif path.is_file():
         return [replace(local_file(path, path.name), is_named=True)]
     else:
-        files = _glob(path, data_dir) if glob.has_magic(str(path)) else []
+        fixed = next((number for number, part in enumerate(path.parts) if glob.has_magic(part)), len(path.parts))
+        root, pattern = Path(*path.parts[:fixed]), path.parts[fixed:]
+        files = _walk(root, pattern, "", data_dir) if pattern and root.is_dir() else []
         if all(file.left_out for file in files):
             raise SourceGone(f"data.{key}={place} does not exist (looked for {path.absolute()})")
     files = [replace(file, left_out=file.left_out or _pattern_to_skip(file.label, data)) for file in files]
@@ -73,13 +75,6 @@ def _pattern_to_skip(label: str, data: DataConfig) -> str:
     if data.include and not matches(data.include):
         return f"not in data.include={data.include}"
     return f"in data.exclude={data.exclude}" if data.exclude and matches(data.exclude) else ""
-
-
-def _glob(path: Path, data_dir: Path) -> list[File]:
-    """Return the files that a glob finds, and all files of the folders that it finds."""
-    fixed = next(number for number, part in enumerate(path.parts) if glob.has_magic(part))
-    root, pattern = Path(*path.parts[:fixed]), path.parts[fixed:]
-    return _walk(root, pattern, "", data_dir) if root.is_dir() else []
 
 
 def _walk(root: Path, pattern: Sequence[str], prefix: str, data_dir: Path) -> list[File]:

@@ -67,7 +67,7 @@ def describe_split(rule: str, val_fraction: float, val_source: str | None = None
     """Return the rule in one sentence."""
     return {
         "source": f"all of {val_source} for validation",
-        "names": "the files with a name for validation",
+        "names": "the files that are for validation by their names; data.val_source= names others",
         "tokens": "the files with val in their names for validation",
         "label": f"whole files by the hash of their path, about {val_fraction:g} of them for validation",
         "content": f"whole documents by the hash of their content, about {val_fraction:g} of them for validation",
