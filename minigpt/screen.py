@@ -68,7 +68,7 @@ class Progress:
 
     def __init__(self, what: str, total: int, say: Say, *, unit: str = "MB", size: float = 1e6):
         self.what, self.total, self.say, self.unit, self.size = what, total, say, unit, size
-        self.done = self.skipped = 0
+        self.done = 0
         self.begun = self.shown = time.monotonic()
         self.moves = say is tell and sys.stdout.isatty()
 
@@ -79,21 +79,11 @@ class Progress:
         if now - self.shown >= (MOVE_SECONDS if self.moves else LINE_SECONDS):
             self.shown = now
             line = f"{self.what}: {self.done / self.size:,.0f} of {self.total / self.size:,.0f} {self.unit}"
-            if self.done > self.skipped:
-                rate = (self.done - self.skipped) / (now - self.begun)
-                left = time_text(max(0, self.total - self.done) / rate)
+            if self.done:
+                rate = self.done / (now - self.begun)
+                left = duration(max(0, self.total - self.done) / rate)
                 line += f", {rate / self.size:,.1f} {self.unit}/s, {left} left"
-            if self.moves:
-                move([line])
-            else:
-                self.say(line)
-
-    def skip(self, count: int) -> None:
-        """Add work that was done earlier: it does not count for the rate."""
-        if self.done == self.skipped:
-            self.begun = time.monotonic()
-        self.skipped += count
-        self(count)
+            move([line]) if self.moves else self.say(line)
 
 
 def size_text(n_bytes: float) -> str:
@@ -103,21 +93,13 @@ def size_text(n_bytes: float) -> str:
     return f"{n_bytes / 1e6:,.1f} MB" if n_bytes >= 1e6 else f"{n_bytes:,.0f} bytes"
 
 
-def time_text(seconds: float) -> str:
-    """Return a duration as people say it."""
-    if seconds >= 7200:
-        return f"{seconds / 3600:,.1f} h"
-    return f"{seconds / 60:,.0f} min" if seconds >= 600 else f"{seconds:,.0f} s"
-
-
 def short_number(value: float) -> str:
     """Return three digits and a unit: 804,096 -> 804 k, 124,439,808 -> 124 M."""
     for unit in ("", " k", " M", " G", " T"):
         if abs(value) < 999.5 or unit == " T":
             break
         value /= 1000
-    digits = 0 if abs(value) >= 99.95 or value == int(value) else 1 if abs(value) >= 9.995 else 2
-    return f"{value:.{digits}f}{unit}"
+    return f"{value:.3g}{unit}"
 
 
 def duration(seconds: float) -> str:
