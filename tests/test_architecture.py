@@ -92,7 +92,6 @@ FILES_MAY_IMPORT = {
     "config.rules": "config",
     "config.run_names": "config redact",
     "config.command_line": "config faults invocation redact",
-    "config.help": "faults invocation config",
     "attention.functional": "torch attention",
     "model.gpt": "torch attention config model",
 }

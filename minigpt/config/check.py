@@ -20,8 +20,6 @@ from minigpt.config.sources import exists, expand, from_here, is_begun, is_hub_n
 from minigpt.faults import UserFault
 from minigpt.invocation import typed
 
-MAX_WHOLE = 10**12  # limit of whole numbers that state none: it catches typing errors
-
 
 def check(config: Any) -> list[str]:
     """Return a sentence for each broken rule of a config. Reads paths, writes nothing."""
@@ -82,19 +80,14 @@ def _wrong_alone(setting: Setting, value: Any) -> Iterator[str]:
     elif isinstance(value, str):
         if not value.strip() and (setting.folder or (setting.kind is str and (setting.default or not setting.literal))):
             yield f"{key} is empty. {remedy}"
-        elif setting.folder and "\0" in value:
-            yield f"{key}={shown(value)} holds a NUL character. {remedy}"
         elif setting.folder and exists(value) and not os.path.isdir(expand(value)):
             yield f"{key}={shown(value)} is a file, and a folder is wanted. {remedy}"
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        high = MAX_WHOLE if setting.is_whole and setting.high is None else setting.high
+        limits = (setting.low, setting.above, setting.high, setting.below)
         tests = {"at least": operator.ge, "more than": operator.gt, "at most": operator.le, "less than": operator.lt}
-        limits = zip(tests, (setting.low, setting.above, high, setting.below), strict=True)
-        stated = {words: limit for words, limit in limits if limit is not None}
-        inside = all(tests[words](value, limit) for words, limit in stated.items())
-        if not inside or not math.isfinite(value):
-            wanted = [f"{words} {limit}" for words, limit in stated.items()]
-            yield f"{key} must be {' and '.join([*wanted, 'finite'] if inside else wanted)}, got {shown(value)}."
+        stated = {words: limit for words, limit in zip(tests, limits, strict=True) if limit is not None}
+        if not all(tests[words](value, limit) for words, limit in stated.items()):
+            yield f"{key} must be {' and '.join(f'{words} {stated[words]}' for words in stated)}, got {shown(value)}."
 
 
 def _a_model(key: str) -> str:

@@ -5,26 +5,39 @@ fault of the files and the command line is reported at once, before torch is imp
 """
 
 import contextlib
+import inspect
+import json
 import os
 import sys
+import textwrap
+import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from minigpt.config.check import find_faults, find_notes, stored_config
 from minigpt.config.command_line import NOT_EVALUATED, Request, folder_words, read_arguments
 from minigpt.config.commands import CLASSES
-from minigpt.config.convert import assign, checked_value, flatten, read, settings, shown, values
-from minigpt.config.help import help_page
+from minigpt.config.convert import assign, checked_value, flatten, in_words, read, settings, shown, values
 from minigpt.config.schema import TrainConfig, TrainerConfig
 from minigpt.config.sources import exists, is_begun, local_path
 from minigpt.config.yaml_files import compose_files, find_groups, to_yaml
-from minigpt.faults import UserFault
+from minigpt.faults import MEANINGS, UserFault
 from minigpt.files import read_json
 from minigpt.foreign import foreign_settings, tokenizer_settings
+from minigpt.invocation import typed
 from minigpt.launcher import PARENT, launched
 from minigpt.redact import redact
 
 TAKEN_OVER = ("seed", "data.dir", "trainer.precision")  # by a first stage, besides settings with the role `machine`
+WIDTH = 118
+OF_GROUPS = """\
+Write group=choice to take a file of configs/, key=value for a single setting. The last one wins.
+--config-dir DIR     also look for group files in DIR, e.g. DIR/experiment/mine.yaml
+-m                   of train: train each combination of lists like optimizer.lr=1e-3,3e-3 seed=1,2"""
+OF_ALL = """\
+--cfg job            print the composed configuration as YAML and stop
+The text of paths, prompts and the like is taken as it is: only the shell needs quotes, ~ means your home folder."""
 
 
 def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
@@ -43,7 +56,7 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
     read_arguments(request, arguments)
     mapping = _read_files(request)
     if request.help:
-        print(help_page(command, request.cls, request.groups(), mapping | request.values))
+        print(_help_page(request, mapping | request.values))
         raise SystemExit(0)
     config: Any
     config, wrong = read(request.cls, mapping | request.values | _inherit(request, mapping | request.values))
@@ -197,3 +210,42 @@ def _take_from_launcher(trainer: TrainerConfig, typed: Mapping[str, Any]) -> boo
     if "trainer.nodes" not in typed and trainer.nodes == 1:
         trainer.nodes = place.nodes
     return place.rank == 0 and PARENT not in os.environ  # the parent has printed them
+
+
+def _help_page(request: Request, chosen: Mapping[str, Any]) -> str:
+    """Return the page for a command, with the values that files and settings beside --help have chosen.
+
+    If the command starts trainings, its own settings come first, then those of `train`.
+    """
+    command, cls, groups = request.command, request.cls, request.groups()
+    codes = ", ".join(f"{code} {meaning}" for code, meaning in MEANINGS.items())
+    known, train = settings(cls), settings(TrainConfig) if cls is not TrainConfig else {}
+    lines = [(inspect.getdoc(cls) or "").replace(f"minigpt {command}", typed(command)), ""]
+    lines += [*([OF_GROUPS] if groups else []), OF_ALL, *_wrapped(f"Exit codes: {codes}", 12)]
+    if "experiment" in groups:
+        lines += ["", "Experiments, experiment=NAME:"]
+        for choice, file in groups["experiment"].items():
+            lines += _wrapped(f"  {choice:<28}{_summary(file)}", 30)
+    heading = ""
+    for key in sorted(known, key=lambda key: key in train):
+        section = key.rpartition(".")[0]
+        about = f"{section}: {typing.get_type_hints(cls)[section].__doc__}" if section else ""
+        about = about or f"Settings{' of its trainings' if key in train else ''}: value (type) meaning"
+        if heading != about:
+            heading, choices = about, " | ".join(groups.get(section, {}))
+            lines += ["", heading, *_wrapped(f"  {section}={choices}" if choices else "", 4)]
+        value = chosen.get(key, known[key].default)
+        start = f"  {key}={value if isinstance(value, str) else json.dumps(value)}"
+        lines += _wrapped(f"{start:<38} ({in_words(known[key].kind)}) {known[key].meaning}".rstrip(), 40)
+    return "\n".join(lines)
+
+
+def _wrapped(line: str, indent: int) -> list[str]:
+    return textwrap.wrap(line, WIDTH, subsequent_indent=" " * indent, break_on_hyphens=False)
+
+
+def _summary(file: Path) -> str:
+    """Return the comment at the top of a YAML file, apart from Hydra's own lines, up to its first sentence."""
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    comment = " ".join(line[2:] for line in lines if line.startswith("# ") and not line.startswith("# @"))
+    return comment.partition(". ")[0].rstrip(".")

@@ -50,11 +50,6 @@ def settings(cls: type, prefix: str = "", way: tuple[str, ...] = ()) -> dict[str
     return known
 
 
-def sections(cls: type) -> list[str]:
-    """Return the names that hold settings of their own: model, data, trainer ..."""
-    return list(dict.fromkeys(key.rpartition(".")[0] for key in settings(cls) if "." in key))
-
-
 def to_dict(config: Any) -> dict[str, Any]:
     """Return a config as nested plain dictionaries, ready for JSON."""
     plain: dict[str, Any] = {}

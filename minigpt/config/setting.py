@@ -1,7 +1,7 @@
 """How a setting is declared: a dataclass field with its default, meaning, role and range beside it."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 # What a setting decides:
 #   weights   the trained weights; fixed for a run. It is part of the run's name.
@@ -33,11 +33,6 @@ class Setting:
     path: tuple[str, ...] = ()  # its name in code, attribute by attribute
     kind: Any = None  # its type
     default: Any = None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether its value is a whole number, or a whole number or null."""
-        return int in (self.kind, *get_args(self.kind))
 
 
 def setting(default: Any, meaning: str, role: Role, **more: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 import minigpt
-from minigpt.config.convert import sections, settings, to_dict
+from minigpt.config.convert import settings, to_dict
 
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, where PyYAML was built with it: ten times faster
 
@@ -28,7 +28,7 @@ def find_groups(cls: type, folder: Path | None = None) -> dict[str, dict[str, Pa
     """Return group -> choice -> file of configs/ and of a user's own folder; ours count where both have a name."""
     groups: dict[str, dict[str, Path]] = {}
     for top in (config_folder(), folder) if folder else (config_folder(),):
-        for group in [*sections(cls), *(["experiment"] if "experiment" in settings(cls) else [])]:
+        for group in dict.fromkeys(key.rpartition(".")[0] or key for key in settings(cls)):
             for file in sorted((top / group).rglob("*.yaml"), key=lambda file: file.with_suffix("")):
                 choice = file.relative_to(top / group).with_suffix("").as_posix()
                 groups.setdefault(group, {}).setdefault(choice, file)

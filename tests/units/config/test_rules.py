@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minigpt.config.check import MAX_WHOLE, check, find_notes
+from minigpt.config.check import check, find_notes
 from minigpt.config.commands import CLASSES
 from minigpt.config.convert import assign, checked_value, settings
 from minigpt.config.rules import RULES
@@ -47,16 +47,14 @@ def test_every_number_is_held_to_its_range(cls):
     for key in numbers(cls):
         setting = settings(cls)[key]
         assert (setting.low is None) != (setting.above is None), key
-        whole = checked_value(setting.kind, 0.5)[1] != ""
-        high = setting.high or (MAX_WHOLE if whole else None)
         outside = [-1, setting.low - 1 if setting.low is not None else setting.above]
-        outside += [high + 1, 10**30] if whole else [high + 0.5] if high is not None else []
+        outside += [setting.high + 1] if setting.high is not None else []
         outside += [setting.below] if setting.below is not None else []
         for value in outside:
             about = [fault for fault in check(changed(cls, {key: value})) if fault.startswith(f"{key} must be ")]
             assert len(about) == 1, (key, value)
             assert ", got " in about[0]
-        for inside in [setting.low, high] if setting.above is None else [0.5, high]:
+        for inside in [setting.low, setting.high] if setting.above is None else [0.5, setting.high]:
             config = changed(cls, {key: setting.default if inside is None else inside})
             assert not [fault for fault in check(config) if fault.startswith(f"{key} must be ")], (key, inside)
 
@@ -92,7 +90,6 @@ BROKEN = [
     ({"data.name": "tasks"}, ["Use data.mask_documents=true."]),
     ({"data.dir": ""}, ["data.dir is empty"]),
     ({"data.encoding": "utf-88"}, ["'utf-88'", "utf-8, latin-1"]),
-    ({"run.dir": "a\0b"}, ["NUL"]),
     ({"run.dir": "here"}, ["run.dir='here' is a file"]),
     ({"init.from": "runs/none"}, ["init.from='runs/none' does not exist"]),
     ({"init.experiment": "demo", DEVICES: 2, STRATEGY: "ddp"}, ["init.experiment=demo is for one device"]),

@@ -25,7 +25,11 @@ def other_value(about):
     words = [word for word in parts if isinstance(word, str)]
     if words:
         return next(word for word in words if word != about.default)
-    if about.is_whole or isinstance(about.default, float) or float in getattr(about.kind, "__args__", ()):
+    if (
+        int in (about.kind, *get_args(about.kind))
+        or isinstance(about.default, float)
+        or float in getattr(about.kind, "__args__", ())
+    ):
         return (about.default or 0) + 1
     return "other"
 
