@@ -77,7 +77,8 @@ MAY_IMPORT = {
     "serving": "attention checkpoint config data evaluation faults files sampling screen "
     "fastapi matplotlib numpy pydantic starlette torch uvicorn",
     "stages": "config data evaluation faults launcher",
-    "sweep": "children config data faults files invocation machine ranks redact rundir screen matplotlib optuna torch",
+    "sweep": "children config data faults files invocation machine ranks redact rundir screen "
+    "matplotlib numpy optuna torch",
     "training": "__init__ attention checkpoint config data faults formats invocation "
     "machine model ranks redact report rundir sampling screen seeds lightning torch",
     "verify": "checkpoint children config faults ranks rundir",

@@ -5,10 +5,13 @@ import io
 import math
 import shlex
 import statistics
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from optuna.distributions import CategoricalDistribution
+import numpy as np
+import optuna
 from optuna.trial import FrozenTrial
 
 from minigpt.config.convert import as_typed
@@ -87,34 +90,16 @@ def rerun_command(sweep: Sweep, best: FrozenTrial) -> str:
     return f"{typed('train')} {shlex.join(redact_arguments([*sweep.shared, *overrides(best.params)]))}"
 
 
-def draw_picture(sweep: Sweep, trials: Sequence[FrozenTrial]) -> Path | None:
-    """Draw sweep.png, values over the trials and over each setting; return its path, None if there is none."""
-    complete = [trial for trial in shown_trials(trials) if trial.state == COMPLETE]
-    if not complete:
+def draw_picture(sweep: Sweep, study: optuna.Study) -> Path | None:
+    """Draw sweep.png, the values over each setting (darker: later trials); return its path, None if there is none."""
+    if best_trial(study.trials) is None:
         return None
     import matplotlib  # here, not above: it takes a second
 
     matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    numbers, keys = [run_number(trial) for trial in complete], ["trial", *sweep.space]
-    columns, rows = min(len(keys), 3), math.ceil(len(keys) / 3)
-    size = (4.2 * columns, 3.2 * rows)
-    figure, grid = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
-    for axes, key in zip(grid.flat, keys, strict=False):
-        places, kind = numbers if key == "trial" else [trial.params[key] for trial in complete], sweep.space.get(key)
-        if isinstance(kind, CategoricalDistribution):
-            choices = list(map(as_typed, kind.choices))
-            places = [choices.index(as_typed(place)) for place in places]
-            axes.set_xticks(range(len(choices)), choices)
-        elif getattr(kind, "log", False):
-            axes.set_xscale("log")
-        axes.scatter(places, [trial.value for trial in complete], c=numbers, cmap="viridis_r")
-        axes.set(xlabel=key, ylabel=sweep.config.sweep.metric)
-    for axes in grid.flat[len(keys) :]:
-        axes.remove()
     path = sweep.folder / "sweep.png"
-    with replaced(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=120)
-    pyplot.close(figure)
+    with warnings.catch_warnings(), replaced(path) as temporary:
+        warnings.simplefilter("ignore")  # this function is experimental, and trials may have equal values
+        axes: Any = optuna.visualization.matplotlib.plot_slice(study, target_name=sweep.config.sweep.metric)
+        np.ravel(axes)[0].figure.savefig(temporary, format="png", dpi=120, bbox_inches="tight")
     return path

@@ -30,7 +30,7 @@ from minigpt.redact import redact, redact_values
 from minigpt.screen import tell
 from minigpt.sweep import results
 from minigpt.sweep.settings import Sweep
-from minigpt.sweep.space import Point, Space, grid_points, rounded
+from minigpt.sweep.space import Point, Space, points, rounded
 from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, RUNNING, TrialRun, run_number
 
 POLL_SECONDS = 0.1
@@ -109,7 +109,7 @@ def propose(space: Space, search: SearchConfig, *, seed: int, number: int, trial
         trials: the other trials; points of running ones are avoided.
     """
     if search.sampler == "grid":
-        return next(itertools.islice(grid_points(space), number, None))
+        return next(itertools.islice(points(space), number, None))
     trial_seed = zlib.crc32(f"{seed}/{number}".encode())
     sampler: BaseSampler = RandomSampler(trial_seed)
     if search.sampler == "tpe" and sum(trial.state in (COMPLETE, PRUNED) for trial in trials) >= search.startup_trials:
@@ -219,7 +219,9 @@ class Loop:
         trials = self.trials()
         results.write_leaderboard(self.sweep, trials)
         tell(results.summary(self.sweep, trials))
-        tell(f"Results    {self.sweep.folder / 'leaderboard.csv'}   {results.draw_picture(self.sweep, trials) or ''}")
+        tell(
+            f"Results    {self.sweep.folder / 'leaderboard.csv'}   {results.draw_picture(self.sweep, self.study) or ''}"
+        )
         best = results.best_trial(trials)
         if best is not None:
             tell(f"Train the best again:\n  {results.rerun_command(self.sweep, best)}")

@@ -1,10 +1,8 @@
 """The space of a search: setting -> the values that it may have, in Optuna's words."""
 
 import itertools
-import math
-import random
 import warnings
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
@@ -18,7 +16,6 @@ Space = dict[str, Distribution]  # searched setting -> its values
 Point = dict[str, Any]  # searched setting -> value
 
 DIGITS = 4  # drawn numbers are rounded to so many digits, so that people can type them again
-MAX_CHECKED = 64  # points of a space, before the first trial
 
 
 def read_space(words: Mapping[str, Any], groups: Container[str], sampler: str) -> tuple[Space, list[str]]:
@@ -94,21 +91,10 @@ def listed(distribution: Distribution) -> Sequence[Any] | None:
     return [rounded(distribution, low + place * step) for place in range(round((high - low) / step) + 1)]
 
 
-def grid_points(space: Space) -> Iterator[Point]:
-    """Yield the points of a grid, the last setting changing fastest."""
-    for values in itertools.product(*(listed(distribution) or () for distribution in space.values())):
+def points(space: Space) -> Iterator[Point]:
+    """Yield the points of a grid, the last setting changing fastest; of a range without steps both ends."""
+    for values in itertools.product(*(listed(kind) or (kind.low, kind.high) for kind in space.values())):  # type: ignore
         yield dict(zip(space, values, strict=True))
-
-
-def points_to_check(space: Space) -> Iterator[Point]:
-    """Yield all points, with both ends for a range without steps; if there are too many, a sample, always the same."""
-    values = [listed(kind) or (kind.low, kind.high) for kind in space.values()]  # type: ignore[union-attr]
-    chance = random.Random(0)
-    combinations: Iterable[tuple] = (tuple(map(chance.choice, values)) for _ in range(MAX_CHECKED))
-    if math.prod(map(len, values)) <= MAX_CHECKED:
-        combinations = itertools.product(*values)
-    for point in combinations:
-        yield dict(zip(space, point, strict=True))
 
 
 def overrides(point: Mapping[str, Any]) -> list[str]:

@@ -19,5 +19,5 @@ def sweep(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     search.POLL_SECONDS = 0.01
-    results.draw_picture = lambda sweep, trials: None
+    results.draw_picture = lambda sweep, study: None
     run_script(sweep)

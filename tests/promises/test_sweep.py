@@ -80,7 +80,7 @@ def wait_until(true, process: subprocess.Popen) -> None:
 def quick(monkeypatch):
     """The stub's trials are over in a moment."""
     monkeypatch.setattr(search, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(results, "draw_picture", lambda sweep, trials: None)
+    monkeypatch.setattr(results, "draw_picture", lambda sweep, study: None)
 
 
 def test_a_whole_sweep_ends_with_a_leaderboard_and_the_command_that_trains_the_best_again(tmp_path, capsys):

@@ -5,7 +5,7 @@ import pytest
 from minigpt.config.schema import SearchConfig, TrainConfig
 from minigpt.config.yaml_files import find_groups
 from minigpt.sweep.search import propose
-from minigpt.sweep.space import Space, grid_points, listed, overrides, points_to_check, read_space
+from minigpt.sweep.space import Space, listed, overrides, points, read_space
 
 GROUPS = find_groups(TrainConfig)
 
@@ -49,15 +49,15 @@ def test_a_grid_has_each_point_once():
         },
         "grid",
     )
-    points = list(grid_points(space))
-    assert len(points) == len({str(point) for point in points}) == 6
-    assert list(points[0]) == ["model.n_layer", "optimizer", "model.bias"]
-    assert [point["model.bias"] for point in points[:3]] == [True, False, True]
+    grid = list(points(space))
+    assert len(grid) == len({str(point) for point in grid}) == 6
+    assert list(grid[0]) == ["model.n_layer", "optimizer", "model.bias"]
+    assert [point["model.bias"] for point in grid[:3]] == [True, False, True]
 
 
 def test_corners_hold_every_choice_and_both_ends():
     space = space_of({"optimizer.lr": {"low": 1e-4, "high": 1e-2}, "schedule.name": {"choices": ["wsd", "cosine"]}})
-    assert [tuple(point.values()) for point in points_to_check(space)] == [
+    assert [tuple(point.values()) for point in points(space)] == [
         (1e-4, "wsd"), (1e-4, "cosine"), (1e-2, "wsd"), (1e-2, "cosine"),
     ]  # fmt: skip
 
