@@ -1,7 +1,6 @@
 """report.html and loss.png: a run on one page that needs nothing else."""
 
 import json
-import shlex
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
@@ -57,7 +56,6 @@ def page(record: Record) -> str:
     sections = {
         "Loss": charts(record),
         "What it writes": samples_section(record),
-        "Commands": commands_section(record),
         "What happened": events_section(record),
         "Settings": settings_section(record),
         "Chosen for this machine": table(record.choices.items()),
@@ -141,16 +139,6 @@ def samples_section(record: Record) -> str:
     others = [sample for place, sample in enumerate(samples) if place not in visible]
     text = "".join(sample for place, sample in enumerate(samples) if place in visible)
     return text + folded(f"{len(others)} more", "".join(others))
-
-
-def commands_section(record: Record) -> str:
-    """Return what to type next."""
-    run = shlex.quote(str(record.path))
-    commands = {
-        "Let it write": f'minigpt sample checkpoint={run} prompt="..."',
-        "Continue it, or see its result again": record.command,
-    }
-    return "".join(f"<h3>{name}</h3><pre>{escape(command)}</pre>" for name, command in commands.items() if command)
 
 
 def events_section(record: Record) -> str:

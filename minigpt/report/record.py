@@ -32,7 +32,6 @@ class Record:
     config: dict[str, Any]  # settings by their dotted names
     choices: dict[str, Any]
     environment: dict[str, Any]
-    command: str
     baselines: list[Row]  # baseline.json, if they were measured: name, bits_per_byte and of which part of the text
     parameters: int | None  # None: no checkpoint to count them in
 
@@ -57,7 +56,6 @@ def read_record(run_dir: str | Path) -> Record:
         config=flatten(read_mapping(path / "config.yaml")),
         choices=read_mapping(path / "choices.json"),
         environment=read_mapping(path / "environment.json"),
-        command=(path / "command.txt").read_text().strip() if (path / "command.txt").is_file() else "",
         baselines=read_baselines(path),
         parameters=count_parameters(path / "checkpoints"),
     )

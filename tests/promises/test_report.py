@@ -77,7 +77,6 @@ def test_a_run_on_one_page(finished):
     for figure in ("2.6418", "1.321", "102 k", "20 s"):
         assert figure in reader.text("b")
     assert "xz: 2.125; unigram: 5.500" in reader.text("small")
-    assert f'minigpt sample checkpoint={run} prompt="..."' in text
     assert "setting trainer.patience, was 0, now false" in text
     shown, _, folded = source.partition("<details>")
     assert "<b>1</b> ${x}" in reader.text("pre")
@@ -96,14 +95,13 @@ def test_a_run_on_one_page(finished):
 def test_the_page_needs_and_runs_nothing_else(finished):
     run, evil = finished, "</pre><script>alert(1)</script><img src=http://x.org/a.png onerror=alert(1)>"
     (run / "samples.jsonl").write_text(json.dumps({"step": 1, "text": evil}) + "\n")
-    (run / "command.txt").write_text(evil)
     (run / "choices.json").write_text(json.dumps({evil: evil}))
     (run / "config.yaml").write_text(json.dumps({"model": {"n_layer": evil}, evil: [evil], "data": {"name": evil}}))
     (run / "events.jsonl").write_text(json.dumps({"event": evil, "time": 3, evil: evil}) + "\n")
     source, reader = report(run)
     assert reader.links == []
     assert {"script", "img", "link", "iframe", "object"}.isdisjoint(reader.tags)
-    assert reader.text().count(evil) >= 8
+    assert reader.text().count(evil) >= 7
     assert "default-src 'none'" in source
     assert len(source) < 130_000
 

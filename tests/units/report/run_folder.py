@@ -45,7 +45,6 @@ def write_run(folder: Path) -> Path:
     (path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     (path / "choices.json").write_text('{"device": "cpu", "micro_batch": 7}')
     (path / "environment.json").write_text('{"torch": "2.13.0", "gpus": []}')
-    (path / "command.txt").write_text("python scripts/train.py seed=4242\n")
     shapes = {
         "token_embedding.weight": [64, 3],
         "blocks.0.weight": [5, 22],
