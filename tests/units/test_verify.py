@@ -2,14 +2,12 @@
 
 import json
 import shutil
-import subprocess
 import sys
-import time
 
 import pytest
 
 from minigpt.config.schema import TrainConfig, TrainerConfig
-from minigpt.faults import STOPPED, UserFault
+from minigpt.faults import UserFault
 from minigpt.rundir.rows import read_rows
 from minigpt.verify import compare_runs, last_checkpoint, verify_resume
 
@@ -108,28 +106,3 @@ def test_a_training_that_no_kill_reached_proves_nothing(tmp_path):
     script.write_text(TRAINING.replace('"event": "continued"', '"event": "other"').replace('"began"', '"other"'))
     with pytest.raises(UserFault, match="nothing is proved"):
         verify_resume(TrainConfig(), [sys.executable, str(script)], kills=1, seed=1, folder=tmp_path)
-
-
-def test_no_training_is_left_behind_by_one_that_is_stopped(tmp_path):
-    """It had a session of its own, and went on at full speed."""
-    alive = tmp_path / "alive"
-    training = f"while true; do echo . >> {alive}; sleep 0.05; done"
-    program = f"""
-from pathlib import Path
-from minigpt.config.schema import TrainConfig
-from minigpt.faults import run_script
-from minigpt.verify import verify_resume
-folder = Path({str(tmp_path / "folder")!r})
-folder.mkdir()
-run_script(lambda _: verify_resume(TrainConfig(), ["sh", "-c", {training!r}], kills=1, folder=folder))
-"""
-    verify = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE)
-    while not alive.exists() or alive.stat().st_size < 6:
-        time.sleep(0.02)
-    verify.terminate()
-    _, said = verify.communicate(timeout=30)
-    assert verify.returncode == STOPPED, said
-    assert not (tmp_path / "folder").exists()
-    size = alive.stat().st_size
-    time.sleep(0.5)
-    assert alive.stat().st_size == size
