@@ -197,3 +197,8 @@ def test_passages_of_any_source_in_the_validation_text_of_another_are_counted(fo
     assert 0.3 < both.summary["overlap"]["share"] < 0.6
     assert said[-1].startswith("data: overlap: ")
     assert describe(both)[-1].startswith("overlap")
+
+
+def test_tiny_shakespeare_is_known_by_its_checksum(folder):
+    with pytest.raises(UserFault, match=r"not Tiny Shakespeare: its SHA-256 is [0-9a-f]{64}, wanted 86c4e6aa"):
+        made(write(folder / "input.txt", TEXT), name="shakespeare_char")

@@ -23,7 +23,7 @@ from minigpt.data.chat.tasks import task_file
 from minigpt.data.readers import NAMES, READERS, holds_records
 from minigpt.data.readers.document import BadFile, File, ReadOptions
 from minigpt.data.readers.plain import kind_of_binary
-from minigpt.data.sources.download import SourceGone, download, fetch
+from minigpt.data.sources.download import SourceGone, fetch
 from minigpt.data.sources.find import find_files, local_file, typed_path
 from minigpt.faults import UserFault
 from minigpt.files import sha256_of, write_file
@@ -129,9 +129,11 @@ def find_corpus(data: DataConfig, *, raw: bool = False) -> Corpus:
     if data.name == "stdlib":
         found, rule = _stdlib(), "label"
     elif data.name == "shakespeare_char":
-        found = [local_file(path := _shakespeare(data), path.name)]
+        found = [_shakespeare(data)]
     elif data.name == "tasks":
-        found, options, rule = _tasks(data), ReadOptions(chat=True), "source"
+        parts = (local_file(task_file(typed_path(data.dir), part), f"{part}.jsonl") for part in ("train", "val"))
+        found = [replace(file, is_val=file.label == "val.jsonl") for file in parts]
+        options, rule = ReadOptions(chat=True), "source"
     else:
         chat = data.name == "chat"
         encoding = codecs.lookup(data.encoding).name
@@ -253,25 +255,21 @@ def _stdlib() -> list[File]:
     return files
 
 
-def _tasks(data: DataConfig) -> list[File]:
-    train, val = (local_file(task_file(typed_path(data.dir), part), f"{part}.jsonl") for part in ("train", "val"))
-    return [train, replace(val, is_val=True)]
-
-
-def _shakespeare(data: DataConfig) -> Path:
+def _shakespeare(data: DataConfig) -> File:
     path = typed_path(data.source) if data.source else typed_path(data.dir) / "tinyshakespeare.txt"
-    got = sha256_of(path) if path.is_file() else "none: it is not a file"
-    if got == SHAKESPEARE_SHA256:
-        return path
-    if data.source:
-        fault = UserFault if path.exists() else SourceGone
-        wrong = f"{path} is not Tiny Shakespeare: its SHA-256 is {got}, wanted {SHAKESPEARE_SHA256}"
-        raise fault(f"{wrong}. For a text of your own use data=text data.source={data.source}")
-    try:
-        content = download(SHAKESPEARE_URL, SHAKESPEARE_SHA256)
+    if not data.source and not path.exists():
+        from urllib.request import urlopen  # slow to import, and rarely needed
+
         path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with urlopen(SHAKESPEARE_URL, timeout=4.0) as answer:
+                content = answer.read()
+        except Exception as error:  # of urllib, http and socket
+            remedy = "If you have the file, name it: data.source=FILE; without any download: data=stdlib"
+            raise SourceGone(f"Tiny Shakespeare can't be fetched from {SHAKESPEARE_URL}: {error}. {remedy}") from None
         write_file(path, content)
-    except ConnectionError as error:
-        remedy = "If you have the file, name it: data.source=FILE; without any download: data=stdlib"
-        raise SourceGone(f"Tiny Shakespeare can't be fetched from {SHAKESPEARE_URL}: {error}. {remedy}") from None
-    return path
+    digest = sha256_of(path) if path.is_file() else "none: it is not a file"
+    if digest != SHAKESPEARE_SHA256:
+        wrong = f"{path} is not Tiny Shakespeare: its SHA-256 is {digest}, wanted {SHAKESPEARE_SHA256}"
+        raise (UserFault if path.exists() else SourceGone)(f"{wrong}. A text of your own: data=text data.source=FILE")
+    return local_file(path, path.name)

@@ -1,4 +1,4 @@
-"""Files from the network: one whose SHA-256 is known, and those that a URL of any file system names, by fsspec.
+"""Files from the network: those that a URL of any file system names, by fsspec.
 
 A copy gets its name when all of it is there; its folder is named after the URL and the version that its server states.
 """
@@ -22,25 +22,6 @@ from minigpt.screen import Progress, Say, size_text
 
 class SourceGone(UserFault):
     """Raised when the text is not where it should be; tokens prepared from it earlier may still be there."""
-
-
-def download(url: str, sha256: str) -> bytes:
-    """Return the content of the file at `url`.
-
-    Raises:
-        ConnectionError: it can't be fetched; the message says why (one clause, no remedy).
-    """
-    from urllib.request import urlopen  # slow to import, and rarely needed
-
-    try:
-        with urlopen(url, timeout=4.0) as answer:
-            content: bytes = answer.read()
-    except OSError as error:
-        raise ConnectionError(str(error)) from None
-    digest = hashlib.sha256(content).hexdigest()
-    if digest != sha256:
-        raise ConnectionError(f"the file there has SHA-256 {digest}, wanted {sha256}")
-    return content
 
 
 def list_url(url: str, folder: Path) -> list[File]:
