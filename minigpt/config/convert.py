@@ -171,15 +171,10 @@ def checked_value(kind: Any, value: Any) -> tuple[Any, str]:
 
 
 def invalid_field(cls: type, mapping: Mapping[str, Any]) -> str:
-    """Return the first value in a mapping that a dataclass's field of that name can't hold, as `name=value`, or "".
-
-    Numbers must be finite and not negative. It is for mappings that programs wrote, so it makes no suggestions.
-    """
+    """Return the first value in a mapping that a dataclass's field can't hold, as `name=value`, or ""."""
     for name, kind in typing.get_type_hints(cls).items():
-        value = mapping.get(name)
-        numbers = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, int | float)]
-        if name in mapping and (checked_value(kind, value)[1] or any(number < 0 for number in numbers)):
-            return f"{name}={shown(value)}"
+        if name in mapping and checked_value(kind, mapping[name])[1]:
+            return f"{name}={shown(mapping[name])}"
     return ""
 
 
