@@ -1,8 +1,5 @@
 """Tensors in and out of safetensors, and optimizers that continue where they stood."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -46,10 +43,10 @@ def test_tensors_and_their_label_come_back(tmp_path):
     assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
 
 
-def test_equal_tensors_give_equal_bytes_in_any_process():
-    code = "import torch, sys; from minigpt.checkpoint.contents import pack_tensors as pack; "
-    code += "sys.stdout.buffer.write(pack({'b': torch.ones(3), 'a': torch.zeros(2)}, {'x': '1', 'y': '2', 'z': '3'}))"
-    assert len({subprocess.run([sys.executable, "-c", code], capture_output=True).stdout for _ in range(2)}) == 1
+def test_equal_tensors_and_labels_give_equal_bytes():
+    """safetensors would write several keys of metadata in an order that changes from call to call."""
+    label = {str(number): "x" for number in range(9)}
+    assert len({pack_tensors({"b": torch.ones(3), "a": torch.zeros(2)}, label) for _ in range(20)}) == 1
 
 
 def test_copies_stay_while_training_goes_on():
