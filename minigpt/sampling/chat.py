@@ -13,23 +13,22 @@ from minigpt.sampling.conversation import ConversationTooLong, Turn, refuse_too_
 from minigpt.sampling.filters import SamplingOptions, options_of
 from minigpt.sampling.generate import Forward, Reader
 from minigpt.sampling.interactive import prompt_loop
-from minigpt.sampling.sample import choose_decoder, closing_quietly, load
+from minigpt.sampling.sample import choose_decoder, load
 from minigpt.sampling.write import gpt_forward, texts_of, write_texts
 from minigpt.screen import note, show
 
 
 def chat(config: ChatConfig) -> int:
     """Talk until /quit, the end of the input, or Ctrl-C at the prompt; return the exit code."""
-    with closing_quietly():
-        loaded = load(config)
-        decoder = choose_decoder(loaded.model, config.compile, config.precision)
-        if not has_roles(loaded.tokenizer):
-            note("note: a model without data=chat: it continues a plain transcript, and no chat_template is used")
-        forward = gpt_forward(loaded.model, decoder, vocab_size=loaded.tokenizer.vocab_size)
-        conversation = Conversation(loaded, forward, config.system)
-        note("Type a message. /reset forgets the conversation, /help lists the commands, /quit or Ctrl-D leaves.")
-        reset = ("forget the conversation", conversation.reset)
-        prompt_loop(options_of(config), conversation.answer, {"/reset": reset})
+    loaded = load(config)
+    decoder = choose_decoder(loaded.model, config.compile, config.precision)
+    if not has_roles(loaded.tokenizer):
+        note("note: a model without data=chat: it continues a plain transcript, and no chat_template is used")
+    forward = gpt_forward(loaded.model, decoder, vocab_size=loaded.tokenizer.vocab_size)
+    conversation = Conversation(loaded, forward, config.system)
+    note("Type a message. /reset forgets the conversation, /help lists the commands, /quit or Ctrl-D leaves.")
+    reset = ("forget the conversation", conversation.reset)
+    prompt_loop(options_of(config), conversation.answer, {"/reset": reset})
     return FINISHED
 
 

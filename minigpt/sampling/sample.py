@@ -1,10 +1,8 @@
 """minigpt sample: a checkpoint writes. Text goes to stdout, everything else to stderr."""
 
-import contextlib
 import os
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,30 +27,17 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32, 
 
 def sample(config: SampleConfig) -> int:
     """Write texts with a trained model; return the exit code."""
-    with closing_quietly():
-        loaded, options = load(config), options_of(config)
-        decoder = choose_decoder(loaded.model, config.compile if config.use_cache else "off", config.precision)
-        if config.interactive:
-            if config.prompt or config.prompt_file is not None:
-                note("note: interactive=true asks for the prompt; prompt= and prompt_file= are not used")
-            note("Type the beginning of a text. /help lists the commands, /quit or Ctrl-D leaves.")
-            one = replace(config, prompt_file=None, num_samples=1, stream=True)
-            prompt_loop(
-                options, lambda line, options: write_prompts(loaded, decoder, replace(one, prompt=[line]), options)
-            )
-        else:
-            write_prompts(loaded, decoder, config, options)
+    loaded, options = load(config), options_of(config)
+    decoder = choose_decoder(loaded.model, config.compile if config.use_cache else "off", config.precision)
+    if config.interactive:
+        if config.prompt or config.prompt_file is not None:
+            note("note: interactive=true asks for the prompt; prompt= and prompt_file= are not used")
+        note("Type the beginning of a text. /help lists the commands, /quit or Ctrl-D leaves.")
+        one = replace(config, prompt_file=None, num_samples=1, stream=True)
+        prompt_loop(options, lambda line, options: write_prompts(loaded, decoder, replace(one, prompt=[line]), options))
+    else:
+        write_prompts(loaded, decoder, config, options)
     return FINISHED
-
-
-@contextlib.contextmanager
-def closing_quietly() -> Iterator[None]:
-    """Flush stdout after a `with` block; end without a word if its reader (`| head`) has seen enough."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:  # Python must not try to flush again at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def load(config: SampleConfig | ChatConfig) -> LoadedCheckpoint:

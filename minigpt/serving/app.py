@@ -73,10 +73,7 @@ def make_app(engine: Engine, config: ServeConfig, *, token: str | None, say: Cal
     for kind in (ApiError, RequestValidationError, HTTPException, Busy, UserFault, Exception):
         app.add_exception_handler(kind, answer_error)
     app.add_exception_handler(ClientDisconnect, lambda request, error: Response(status_code=GONE))
-    if config.origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=config.origins, allow_methods=["GET", "POST"], allow_headers=["*"]
-        )
+    app.add_middleware(CORSMiddleware, allow_origins=config.origins, allow_methods=["GET", "POST"], allow_headers=["*"])
     names = ["localhost", "127.0.0.1", "::1", "[::1]", config.host, socket.gethostname(), *config.hosts]
     # Nobody whose name points here knows the token.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=["*"] if token else names, www_redirect=False)

@@ -21,7 +21,7 @@ from minigpt.config.convert import values
 from minigpt.config.run_names import NAMED, differences
 from minigpt.config.schema import SearchConfig, TrainerConfig
 from minigpt.data.preparing.prepare import prepare
-from minigpt.faults import FINISHED, NON_FINITE, STOPPED, TRIALS_FAILED, StorageFailure, UserFault
+from minigpt.faults import FINISHED, NON_FINITE, STOPPED, TRIALS_FAILED, UserFault
 from minigpt.files import lock, read_json, write_file, write_json
 from minigpt.machine.cores import usable_cores
 from minigpt.ranks.signals import Signals
@@ -47,22 +47,18 @@ def run_sweep(sweep: Sweep) -> int:
     with Signals() as signals, contextlib.ExitStack() as opened:
         if not {key.partition(".")[0] for key in sweep.space} & {"data", "tokenizer", "experiment"}:
             prepare(sweep.config.data, sweep.config.tokenizer)  # once, or trials would wait for each other
+        (sweep.folder / "trials").mkdir(parents=True, exist_ok=True)
+        held = opened.enter_context(open(sweep.folder / "sweep.lock", "a"))
         try:
-            (sweep.folder / "trials").mkdir(parents=True, exist_ok=True)
-            held = opened.enter_context(open(sweep.folder / "sweep.lock", "a"))
-            try:
-                lock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:  # the trainings of a sweep that was killed hold it, too
-                tell(f"Waiting: another command runs {sweep.folder}, or trainings of one that was killed save and stop")
-                lock(held)
-            check_identity(sweep)
-            signals.noted_only = True
-            loop = Loop(sweep, open_study(sweep), signals, held.fileno())
-            loop.run()
-            return loop.close()
-        except OSError as error:
-            wrong = f"sweep.dir={sweep.folder} can't be written: {error.strerror or error}"
-            raise StorageFailure(f"{wrong}. Free some space or mend it; the same command then continues") from error
+            lock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # the trainings of a sweep that was killed hold it, too
+            tell(f"Waiting: another command runs {sweep.folder}, or trainings of one that was killed save and stop")
+            lock(held)
+        check_identity(sweep)
+        signals.noted_only = True
+        loop = Loop(sweep, open_study(sweep), signals, held.fileno())
+        loop.run()
+        return loop.close()
 
 
 def check_identity(sweep: Sweep) -> None:

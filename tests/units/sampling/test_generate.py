@@ -107,13 +107,6 @@ def test_each_prompt_is_written_as_if_alone_and_in_any_order(prompts, block_size
     assert write([prompts[index] for index in order], **options) == [together[index] for index in order]
 
 
-def test_fewer_samples_are_the_first_of_more():
-    more = write([[1, 2], [7]], num_samples=5)
-    fewer = write([[1, 2], [7]], num_samples=2)
-    assert fewer == more[0:2] + more[5:7]
-    assert len({tuple(tokens) for tokens in more}) == len(more)  # all different
-
-
 @settings(max_examples=50)
 @given(prompt=st.lists(st.integers(0, V - 1), min_size=1, max_size=9), block_size=block_sizes, first=st.integers(1, 15))
 def test_writing_in_two_sittings_is_writing_in_one(prompt, block_size, first):
@@ -198,16 +191,3 @@ def test_logits_that_are_no_numbers_are_named(bad):
 
     with pytest.raises(UserFault, match="non-finite weights"):
         generated(broken, [[1]], cached=False)
-
-
-def test_nothing_to_start_from():
-    with pytest.raises(AssertionError, match="there must be a token to start from"):
-        write([[1], []])
-
-
-@settings(max_examples=20)
-@given(st.integers(0, 2**32))
-def test_torchs_random_state_is_left_alone(seed):
-    before = torch.get_rng_state()
-    write([[1, 2]], seed=seed)
-    assert torch.equal(before, torch.get_rng_state())

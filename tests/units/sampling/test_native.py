@@ -69,20 +69,6 @@ def test_the_native_step_is_the_models(sizes, bias, activation, attention, qk_no
     assert held < 1e-4
 
 
-@torch.inference_mode()
-def test_a_cache_that_grows_holds_the_same(monkeypatch):
-    model = gpt()
-    decoder, tokens = native_decoder(model), torch.arange(BLOCK_SIZE)[None] * 31 % V
-
-    def run():
-        cache = model.new_cache(1)
-        return torch.stack([decoder(tokens[:, place : place + 1], cache) for place in range(BLOCK_SIZE)])
-
-    whole = run()
-    monkeypatch.setattr("minigpt.model.cache.FIRST_COLUMNS", 3)
-    assert torch.equal(run(), whole)
-
-
 @pytest.mark.parametrize(("rows", "threads"), [(1, 1), (3, 2), (8, 1), (15, 3)])
 @torch.inference_mode()
 def test_rows_of_different_lengths_in_batches_of_every_size(rows, threads, monkeypatch):
@@ -92,20 +78,6 @@ def test_rows_of_different_lengths_in_batches_of_every_size(rows, threads, monke
     logits, held = apart(native_decoder(model), model, prompts, 6)
     assert logits < 1e-5
     assert held < 1e-4
-
-
-@pytest.mark.parametrize("sizes", SIZES)
-@torch.inference_mode()
-def test_in_bf16_it_is_nearer_to_the_exact_step_than_the_model_is(sizes):
-    model = gpt(torch.bfloat16, **sizes)
-    exact = gpt(**sizes)
-    exact.load_state_dict({name: tensor.float() for name, tensor in model.state_dict().items()})
-    tokens = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
-    decoder, cache = native_decoder(model), empty(model, 1)
-    got = torch.cat([decoder(tokens[:, t : t + 1], cache) for t in range(8)])
-    wanted = exact(tokens)[0]
-    assert (got - wanted).norm() < 0.01 * wanted.norm()
-    assert (got - wanted).norm() < (model(tokens)[0].float() - wanted).norm()
 
 
 @pytest.mark.parametrize("sizes", SIZES)

@@ -100,22 +100,6 @@ def test_streamed_pieces_are_the_text_and_the_text_is_the_tokens():
     assert "\ufffd" in text.text  # bytes at random: there is something to get wrong
 
 
-def test_end_of_text_ends_the_text():
-    model = tiny_gpt()
-    with torch.no_grad():
-        model.final_norm.bias.copy_(model.token_embedding.weight[BYTE.eot] * 50)
-    [text] = write(model, BYTE, [[72]], SamplingOptions(max_new_tokens=40, temperature=0.0))
-    assert (text.text, text.ended) == ("", "end of text")
-
-
-def test_weights_that_are_no_numbers_are_named():
-    model = tiny_gpt()
-    with torch.no_grad():
-        model.blocks[1].mlp.up.weight[3, 2] = torch.nan
-    with pytest.raises(UserFault, match="non-finite weights"):
-        texts(model, PROMPTS[:2])
-
-
 def test_training_does_not_notice_a_live_sample():
     samples = SamplesConfig(max_new_tokens=15, top_k=9, prompt="Hé")
 

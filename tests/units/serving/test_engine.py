@@ -93,23 +93,6 @@ def test_a_cancelled_answer_frees_its_rows_and_those_who_wait_go_on(loaded):
     asyncio.run(main())
 
 
-def test_a_client_goes_away_behind_whom_a_long_text_moves_up(loaded, monkeypatch):
-    """The cache has grown by then, and its tensors are those of torch's inference mode."""
-    monkeypatch.setattr("minigpt.model.cache.FIRST_COLUMNS", 4)
-
-    async def main():
-        async with engine_of(loaded, rows=2) as engine:
-            gone = answer_of(loaded, "how much wood", max_new_tokens=10**6)
-            stays = answer_of(loaded, "would a woodchuck")
-            engine.submit(gone)
-            engine.submit(stays)
-            await gone.events.get()
-            gone.cancelled = True
-            assert (await collect(stays))[0].ended == "length"
-
-    asyncio.run(main())
-
-
 def test_an_error_ends_the_texts_it_touches_and_no_others(loaded):
     async def main():
         async with engine_of(loaded) as engine:
