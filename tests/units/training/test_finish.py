@@ -67,14 +67,6 @@ def test_trouble_with_them_does_not_spoil_the_training(run, capsys, monkeypatch)
     assert "The baselines were left out: MemoryError: too large" in capsys.readouterr().out
 
 
-def test_what_was_left_out_of_a_large_text_is_said(run, capsys):
-    path = run()
-    rows = [{"name": "xz", "bits_per_byte": 2.0, "of": "1 of 9 bytes of training text"}]
-    (path / "baseline.json").write_text(json.dumps({"baselines": rows}))
-    run()
-    assert "2.0000 bits per byte  xz (of 1 of 9 bytes of training text)" in capsys.readouterr().out
-
-
 def test_a_loss_that_rises_again_is_named(run, capsys):
     path = run()
     capsys.readouterr()

@@ -67,18 +67,3 @@ def test_a_run_continues_to_the_same_bytes_with_its_scale(run, monkeypatch, tmp_
         run(*settings)
         assert compare_runs(whole, run.path)[1] == []
         shutil.rmtree(run.path)
-
-
-def test_gradients_that_never_fit_are_the_guards_at_last(run, monkeypatch):
-    begin_with_scale(monkeypatch, 2.0)
-    real = LanguageModel.training_step
-
-    def training_step(self, batch, batch_idx):
-        loss = real(self, batch, batch_idx)
-        return loss * float("inf") if self.state.step >= 3 else loss
-
-    monkeypatch.setattr(LanguageModel, "training_step", training_step)
-    with pytest.raises(Exception, match=r"were not fit to train on|every one of the|no checkpoint before"):
-        run(*FP16, "guard.max_skips=2", "checkpoint.every_steps=1")
-    assert events(run, "overflow")[0] == 4
-    assert events(run, "skipped")[0] == 5

@@ -111,7 +111,7 @@ def decide_late(monkeypatch):
     monkeypatch.setattr(LanguageModel, "__init__", init)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["muon"])
 def test_the_host_waits_once_a_step_when_the_next_ones_work_is_queued(run, monkeypatch, optimizer):
     decide_late(monkeypatch)
     events = []
