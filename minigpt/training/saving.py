@@ -108,8 +108,9 @@ class Saving:
 
     def _write(self, step: int, files: Files, facts: Mapping[str, Any]) -> None:
         """Bring a checkpoint to the disk, then remove what is no longer needed (in the thread)."""
-        if broken := first_broken(self.copies):
-            raise NonFiniteTraining(f"{broken} is not finite after step {step}; no checkpoint of it is written")
+        for file, tensors in self.copies.items():
+            if name := contents.first_non_finite(tensors):
+                raise NonFiniteTraining(f"{name} of {file} is not finite after step {step}; no checkpoint is written")
         packed = {name: contents.pack_tensors(copies, self.labels.get(name)) for name, copies in self.copies.items()}
         rows = [path for path in (self.run.metrics, self.run.samples) if path.exists()]
         write_checkpoint(self.run.checkpoints, step, packed | self.fixed | files, facts, after=[*rows, self.run.path])
@@ -129,14 +130,6 @@ class Saving:
                 raise
             self.run.event("save_failed", reason=str(fault))
             tell(f"WARNING: {fault}\nTraining continues; the next save that is due tries again.")
-
-
-def first_broken(copies: Mapping[str, Mapping[str, Tensor]]) -> str | None:
-    """Return which weight, or else which average of the optimizer, is not finite; None if all are finite."""
-    for file, tensors in copies.items():
-        if name := contents.first_non_finite(tensors):
-            return f"the optimizer's average {name}" if file == contents.OPTIMIZER else f"weight {name}"
-    return None
 
 
 def pack_states(callbacks: Sequence[L.Callback]) -> Files:
