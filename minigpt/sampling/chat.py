@@ -44,10 +44,7 @@ class Conversation:
     def answer(self, message: str, options: SamplingOptions) -> None:
         """Answer a message, and show the answer and its speed. After Ctrl-C the text so far is the answer.
 
-        Raises:
-            UserFault: a character that the tokenizer does not know, or a message that the context can't hold; the
-                message is then forgotten.
-            KeyboardInterrupt: raised again after the answer so far was kept.
+        A message that can't be encoded, or that the context can't hold, is forgotten.
         """
         message = message.strip()
         if not message:
@@ -75,11 +72,7 @@ class Conversation:
         note(f"{len(text.written):,} tokens in {time.perf_counter() - started:.1f} s; seed {options.seed}")
 
     def turn(self, max_new_tokens: int) -> Turn:
-        """Return what the model reads: the conversation, without its oldest exchanges if it would be too long.
-
-        Raises:
-            ConversationTooLong: the last message alone is too long.
-        """
+        """Return what the model reads: the conversation, without its oldest exchanges if it would be too long."""
         block_size, forgotten = self.loaded.model.config.block_size, 0
         while True:
             turn = turn_of(self.loaded.tokenizer, [*self.system, *self.messages[forgotten:]])

@@ -43,10 +43,6 @@ def turn_of(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> Turn
         Assistant:
 
     and the answer ends where the model begins a line with `User:`.
-
-    Args:
-        tokenizer: the model's.
-        messages: role (one of ROLES) and content of each, at least one.
     """
     if has_roles(tokenizer):
         return Turn(encode_turn(tokenizer, messages), ends_of(tokenizer))
@@ -57,11 +53,7 @@ def turn_of(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> Turn
 def refuse_too_long(turn: Turn, block_size: int, max_new_tokens: int) -> None:
     """Refuse messages that leave an answer less than a quarter of the context, if it may be as long as that.
 
-    The model would read the end of longer ones only, without their roles. `chat` and the page then leave out the
-    oldest exchange.
-
-    Raises:
-        ConversationTooLong: they are longer.
+    The model would read only the end of longer ones. `chat` and the page then leave out the oldest exchange.
     """
     room = block_size - min(max_new_tokens, block_size // 4)
     if len(turn.tokens) > room:

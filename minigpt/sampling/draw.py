@@ -33,9 +33,6 @@ def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
     Args:
         logits: (B, V), fp64; minus infinity = impossible, but at least one token per row is possible.
         uniforms: (B,) fp64 in [0, 1), on the same device.
-
-    Returns:
-        (B,) token ids, still on that device.
     """
     cumulative = logits.softmax(dim=-1).cumsum(dim=-1)  # (B, V)
     # The sum may miss 1 by rounding, so the number is scaled to it. At most 1 - 2^-53, it stays below the total.

@@ -84,8 +84,7 @@ def temperature(logits: Tensor, value: float) -> Tensor:
 
     0 is the limit, greedy: only the likeliest token is left, the lowest id among equals.
 
-    Returns:
-        (B, V), shifted so that the largest is 0: no small temperature overflows.
+    The result is shifted so that its largest value is 0: no small temperature overflows.
 
     Source: Ackley, Hinton and Sejnowski 1985, "A Learning Algorithm for Boltzmann Machines".
     """

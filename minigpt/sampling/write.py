@@ -89,9 +89,6 @@ def write(
 
     Returns:
         The texts: all of prompt 0, then of prompt 1, ...
-
-    Raises:
-        NonFiniteLogits: the model's weights are not finite.
     """
     texts = texts_of(prompts, options, num_samples, text_ends(tokenizer))
     forward = gpt_forward(model, decoder, vocab_size=tokenizer.vocab_size)

@@ -167,12 +167,7 @@ class Server:
         return [asyncio.create_task(wait_for_disconnect()), timer]
 
     async def pieces(self, request: Request, order: Order, watches: Sequence[Any]) -> AsyncIterator[Piece]:
-        """Yield the pieces of an answer until all its texts have ended.
-
-        Raises:
-            ApiError: it takes too long, or the model fails.
-            ClientDisconnect: the client is gone.
-        """
+        """Yield the pieces of an answer until all its texts have ended."""
         answer, facts, tokens = order.answer, request.scope["minigpt"], 0
         left = len(answer.texts)
         try:

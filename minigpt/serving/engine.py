@@ -103,14 +103,7 @@ def scored(token: int, logits: Tensor, top: int) -> Token:
 
 
 class Served:
-    """A model that is served, and the texts that it writes now.
-
-    Args:
-        name: by which requests name it.
-        loaded: model and tokenizer.
-        decoder: the model's native code, if it has any.
-        rows: texts written at a time.
-    """
+    """A model that is served, and the texts that it writes now, `rows` at a time."""
 
     def __init__(self, name: str, loaded: LoadedCheckpoint, decoder: NativeDecoder | None, rows: int):
         self.name, self.loaded, self.rows = name, loaded, rows
@@ -207,11 +200,7 @@ class Engine:
         await asyncio.to_thread(self.thread.join)
 
     def submit(self, answer: Answer) -> None:
-        """Have an answer written.
-
-        Raises:
-            Busy: too many texts wait already.
-        """
+        """Have an answer written; Busy is raised if too many texts wait already."""
         served = self.models[answer.model]
         choices = [Choice(answer, index) for index in range(len(answer.texts))]
         with self.changed:
@@ -222,11 +211,7 @@ class Engine:
             self.changed.notify()
 
     async def call(self, task: Callable[[], Any]) -> Any:
-        """Run a function that uses the models between two steps, and return its result.
-
-        Raises:
-            Busy: too many functions wait already.
-        """
+        """Run a function that uses the models between two steps, and return its result, or raise Busy."""
         future: Future[Any] = Future()
         with self.changed:
             if self.stopping or len(self.tasks) >= MAX_TASKS:
