@@ -1,6 +1,7 @@
 """The command `minigpt COMMAND [key=value ...]`; scripts/*.py and `python -m minigpt` call it, too.
 
 Modules are imported when a command needs them, so that a fault on the command line is found before torch is loaded.
+COMMANDS says what each function is for.
 """
 
 import difflib
@@ -20,7 +21,6 @@ from minigpt.invocation import command_line, typed
 
 
 def train(arguments: list[str]) -> int:
-    """Train a GPT, or continue a run; with -m, train each combination of some values."""
     from minigpt.sweep.grid import run_grid, wants_grid
 
     if wants_grid(arguments):
@@ -39,7 +39,6 @@ def train(arguments: list[str]) -> int:
 
 
 def prepare(arguments: list[str]) -> None:
-    """Turn text into token files, without training."""
     config = _compose("prepare", arguments)
     if config.ray.address:
         os.environ["RAY_ADDRESS"] = config.ray.address  # Ray looks for its cluster there
@@ -57,7 +56,6 @@ def prepare(arguments: list[str]) -> None:
 
 
 def sweep(arguments: list[str]) -> int:
-    """Search for better settings: many trainings, on all devices."""
     from minigpt.sweep.settings import read_sweep
 
     settings = read_sweep(arguments, command_line("train"))
@@ -65,7 +63,6 @@ def sweep(arguments: list[str]) -> int:
 
 
 def report(arguments: list[str]) -> None:
-    """Draw a run's loss.png and report.html again."""
     config = _compose("report", arguments)
     run = os.path.expanduser(config.run.dir)
     _load("minigpt.report.page:write_report")(run)
@@ -73,14 +70,12 @@ def report(arguments: list[str]) -> None:
 
 
 def runs(arguments: list[str]) -> None:
-    """List the runs of a folder, or the checkpoints of a run."""
     from minigpt.report.runs import list_runs
 
     print("\n\n".join(list_runs(folder) for folder in _compose("runs", arguments).folders))
 
 
 def plan(arguments: list[str]) -> None:
-    """Tell what memory a training takes on each device, and what fits."""
     try:
         config = _compose("plan", arguments)
     except UserFault as fault:
@@ -91,7 +86,6 @@ def plan(arguments: list[str]) -> None:
 
 
 def slurm(arguments: list[str]) -> None:
-    """Write the script that submits a training to SLURM."""
     config = _compose("slurm", arguments)
 
     from minigpt.config.command_line import train_arguments
@@ -103,7 +97,6 @@ def slurm(arguments: list[str]) -> None:
 
 
 def benchmark(arguments: list[str]) -> None:
-    """Measure tokens per second and MFU of training and sampling on this machine."""
     from minigpt.benchmark.presets import read_benchmark
 
     config, words = read_benchmark(arguments)
@@ -111,7 +104,6 @@ def benchmark(arguments: list[str]) -> None:
 
 
 def verify_resume(arguments: list[str]) -> int:
-    """Prove on this machine that a killed run ends with the same bytes."""
     config = _compose("verify-resume", arguments)
 
     from minigpt.config.command_line import train_arguments
@@ -122,7 +114,6 @@ def verify_resume(arguments: list[str]) -> int:
 
 
 def look(arguments: list[str]) -> None:
-    """Write a page, or a picture, of the tokens of a text and the attention to them."""
     config = _compose("look", arguments)
     print("Wrote", *_load("minigpt.serving.look:look")(config))
 

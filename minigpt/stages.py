@@ -25,12 +25,6 @@ def train_in_stages(config: TrainConfig, arguments: Sequence[str], train: Callab
         config: composed and checked. Its `init.from` is set when the first stage is done.
         arguments: of the command line, if there is one.
         train: trains one stage.
-
-    Returns:
-        What `train` returns.
-
-    Raises:
-        UserFault: the first stage does not fit the config; nothing was trained.
     """
     place = launched(config.trainer)
     prints = place is None or place.rank == 0

@@ -80,10 +80,9 @@ def last_checkpoint(run: Path) -> Path:
 
 
 def compare_runs(one: Path, other: Path) -> tuple[str, list[str]]:
-    """Compare the last checkpoint file by file, every row of metrics.jsonl except its timings, and the samples.
+    """Compare the last checkpoints, all rows of metrics.jsonl except their timings, and the samples.
 
-    Returns:
-        A description of what was compared, and a line for each difference.
+    Returns what was compared, and a line for each difference.
     """
     first, second = last_checkpoint(one), last_checkpoint(other)
     differences = [] if first.name == second.name else [f"the last checkpoint: {first.name} and {second.name}"]
