@@ -27,7 +27,7 @@ def exported(run, folder, *settings: str, kind: str = "f32") -> list[str]:
     run(*LEARN, *settings)
     lines: list[str] = []
     export(compose("export", [f"checkpoint={run.path}", "format=gguf", f"type={kind}", f"dir={folder}"]), lines.append)
-    return lines
+    return "\n".join(lines).splitlines()
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, "unicode"])
