@@ -165,6 +165,8 @@ class RunLog:
 
     def write_sample(self, step: int, text: str | None) -> None:
         """Write and print a live sample."""
+        if not self.run.writes:
+            return
         if text is None:
             tell(f"No sample at step {step:,}: the model's logits are NaN or infinite")
             return

@@ -257,8 +257,11 @@ class LanguageModel(L.LightningModule):
         if row:
             publish(self.trainer, row)
             self.run_log.write(row)
-        if config.samples.every_steps and (is_due(state.step, config.samples.every_steps) or self.is_last()):
-            self.sample()
+        samples = config.samples.every_steps and (is_due(state.step, config.samples.every_steps) or self.is_last())
+        if samples and (self.job.run.writes or self.layout is not None):  # sharded weights: all ranks together
+            with self.clock.paused():
+                text = live_sample(self.gpt, self.job, self.layout, step=state.step)
+                self.run_log.write_sample(state.step, text)
 
         if self.stop_reason is None and (self.trainer.should_stop if ranks == 1 else result.request.by_callback):
             self.stop_reason = "callback"
@@ -277,15 +280,6 @@ class LanguageModel(L.LightningModule):
     def is_last(self) -> bool:
         """Return whether the run is complete: all steps made, or ended for good by a limit or patience."""
         return self.state.step == self.total_steps or self.stop_reason in ("max_minutes", "patience")
-
-    def sample(self) -> None:
-        """Let the model write some text: rank 0, or all ranks together where weights are sharded."""
-        writes = self.job.run.writes
-        if writes or self.layout is not None:
-            with self.clock.paused():
-                text = live_sample(self.gpt, self.job, self.layout, step=self.state.step)
-                if writes:
-                    self.run_log.write_sample(self.state.step, text)
 
     def on_train_batch_end(self, *_: Any) -> None:
         """Save, if a save is due. Lightning calls this after the callbacks, so their state is that of the step."""
