@@ -151,8 +151,10 @@ def _planned(
     if learns:
         size = sum(len(block) for part in scans for _, _, block in part.sample)
         say(f"data: learning {vocab_size:,} tokens from {size_text(size)} of {size_text(total.counts['bytes'])}")
-    train = ([text] for text in _training_text(plan, scans))
-    tokenizer = given or build_tokenizer(keys["tokenizer"], vocab_size=vocab_size, alphabet=total.alphabet, train=train)
+    if given is None:
+        learn = partial(_learn, name=keys["tokenizer"], vocab_size=vocab_size, alphabet=total.alphabet)
+        ((_, content),) = each(learn, [list(_training_text(plan, scans))])
+    tokenizer = given or load_tokenizer(content)
     tokenizer = with_roles(tokenizer) if corpus.options.chat else tokenizer
     (folder / UNITS).mkdir(exist_ok=True)
     write_json(folder / "tokenizer.json", tokenizer.to_json())
@@ -190,6 +192,11 @@ def _plan_of(corpus: Corpus, fraction: float, total: Scan, scans: list[Scan]) ->
         shards.append({name: following[name] for name in holds if holds[name] and scan.counts["bytes"]})
         following |= {name: number + 1 for name, number in shards[-1].items()}
     return Plan(rule, border, starts, shards, {**counts}, notes)
+
+
+def _learn(train: list[bytes], *, name: str, vocab_size: int, alphabet: set[str]) -> dict[str, Any]:
+    """Learn a tokenizer, in a process that Ctrl-C ends at once, and return it as JSON."""
+    return build_tokenizer(name, vocab_size=vocab_size, alphabet=alphabet, train=[[text] for text in train]).to_json()
 
 
 def _training_text(plan: Plan, scans: list[Scan]) -> Iterator[bytes]:
