@@ -1,6 +1,6 @@
 """A trained model behind the interface of EleutherAI's lm-eval (the extra `lm-eval`). minigpt doesn't import this file.
 
-    python -m minigpt.evaluation.harness run --model minigpt --model_args checkpoint=runs/NAME --tasks lambada_openai
+    python -m minigpt.evaluation.lm_eval run --model minigpt --model_args checkpoint=runs/NAME --tasks lambada_openai
 
 or from Python: `lm_eval.simple_evaluate(model=MiniGPT("runs/NAME"), tasks=[...])`.
 """

@@ -148,7 +148,8 @@ def write_huggingface(folder: Path, model: GPT, tokenizer: Tokenizer | None) -> 
     """Make a folder and write config.json, the weights in fp32 and the tokenizer into it."""
     end = tokenizer.eot if tokenizer else None
     ends = [tokenizer.special[END], end] if tokenizer and has_roles(tokenizer) else end
-    ids = {"bos_token_id": end, "eos_token_id": ends, "pad_token_id": end}
+    begin = tokenizer.start[0] if tokenizer and tokenizer.start else end
+    ids = {"bos_token_id": begin, "eos_token_id": ends, "pad_token_id": end}
     files: dict[str, Any] = {
         "config.json": config_json(model) | ids | {"dtype": "float32", "use_cache": True},
         "generation_config.json": ids,
