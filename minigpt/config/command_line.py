@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.config.commands import CLASSES
-from minigpt.config.convert import SHARES, Fault, checked_value, nearest, no_setting, settings, shown, value_from_text
+from minigpt.config.convert import Fault, checked_value, nearest, no_setting, settings, shown, value_from_text
 from minigpt.config.schema import RETIRED, TrainConfig
 from minigpt.config.yaml_files import config_folder, find_groups
 from minigpt.faults import UserFault
@@ -140,19 +140,16 @@ def _read_option(request: Request, name: str, text: str) -> None:
 
 def _read_setting(request: Request, key: str, text: str) -> None:
     setting = settings(request.cls)[key]
-    kind, before = setting.kind, request.values.get(key)
+    kind = setting.kind
     if setting.literal:
-        request.values[key] = [*(before or []), text] if kind == list[str] else text
-        return
-    if "${" in text and kind != list[str]:
+        request.values[key] = [*request.values.get(key, []), text] if kind == list[str] else text
+    elif "${" in text and kind != list[str]:
         request.refuse(f"{key}={shown(text)}: {NOT_EVALUATED}", key)
-        return
-    value, first = (value_from_text(kind, words) for words in (text, text.partition(",")[0]))
-    if kind == SHARES and isinstance(value, dict):  # an unquoted {a:0.7,b:0.3} comes in several words from the shell
-        value = (before or {}) | value
-    elif "," in text and checked_value(kind, value)[1] and not checked_value(kind, first)[1]:
-        request.refuse(f"{key} takes one value, got {shown(text)}. {ONE_VALUE}", key)
-    request.values[key] = value
+    else:
+        value, first = (value_from_text(kind, words) for words in (text, text.partition(",")[0]))
+        request.values[key] = value
+        if "," in text and checked_value(kind, value)[1] and not checked_value(kind, first)[1]:
+            request.refuse(f"{key} takes one value, got {shown(text)}. {ONE_VALUE}", key)
 
 
 def _check_choice(request: Request, group: str, choice: str) -> None:

@@ -90,8 +90,6 @@ def first_stage(config: TrainConfig, arguments: list[str]) -> TrainConfig | None
     for key, setting in settings(TrainConfig).items():
         if (setting.role == "machine" or key in TAKEN_OVER) and now[key] != setting.default:
             assign(first, key, now[key])
-    if faults := find_faults(first):
-        raise UserFault(*(fault.sentence for fault in faults))
     first.run.dir = config.run.dir and f"{config.run.dir}-{name}"
     return first
 

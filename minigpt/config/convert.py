@@ -194,26 +194,13 @@ def value_from_text(kind: Any, text: str) -> Any:
         if part is bool or (typing.get_origin(part) is Literal and True in typing.get_args(part)):
             return {"true": True, "false": False}.get(text.lower(), text)
         if part == SHARES:
-            return shares_of(text)
+            pairs = [pair.rpartition(":") for pair in text.strip(" {}").split(",")]  # a:0.7,b:0.3, in braces or not
+            return {name.strip(): float(share) for name, _, share in pairs}
         if typing.get_origin(part) in (list, dict):
             return json.loads(text)
     except (ValueError, RecursionError):
         pass
     return text
-
-
-def shares_of(text: str) -> dict[str, Any]:
-    """Return names with their shares, typed like a:0.7,b:0.3, in braces or not, or as a JSON object.
-
-    Raises:
-        ValueError, RecursionError: the text is neither.
-    """
-    if text.lstrip().startswith('{"'):
-        return dict(json.loads(text))
-    pairs = [pair.rpartition(":") for pair in text.strip().removeprefix("{").removesuffix("}").split(",")]
-    if not all(colon for _, colon, _ in pairs):
-        raise ValueError("a name without a share")
-    return {name.strip(): float(share) for name, _, share in pairs}
 
 
 def as_typed(value: Any) -> str:

@@ -125,7 +125,7 @@ def test_whole_numbers_are_numbers_and_yaml_switches_are_words():
         (list[str], '["a", "\\n"]', ["a", "\n"]),
         (list[str], "[" * 100_000, "[" * 100_000),
         (dict[str, float], "a/:0.7,b:0.3", {"a/": 0.7, "b": 0.3}),
-        (dict[str, float], '{"a": 1}', {"a": 1}),
+        (dict[str, float], "{https://h/a: 1, b: 2}", {"https://h/a": 1.0, "b": 2.0}),
         (dict[str, float], "a", "a"),
         (typing.Literal["auto"] | int, "1024", 1024),
     ],
