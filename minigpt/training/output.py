@@ -209,6 +209,7 @@ def describe(row: dict[str, Any], config: TrainConfig, total: int | None) -> lis
     if speed:
         left = [(total - step) * config.batch_tokens / speed] if total else []
         left += [60 * minutes - row["seconds"]] if minutes else []
-        parts += [f"ETA {duration(max(0.0, min(left)))}", f"{speed:,.0f} tok/s"]
+        parts += [f"ETA {duration(min(left))}"] if min(left) > 0 else []
+        parts.append(f"{speed:,.0f} tok/s")
     parts.append(f"lr {row['lr']:.2e}")
     return [*parts, f"MFU {row['mfu']:.1%}"] if row["mfu"] is not None else parts
