@@ -1,6 +1,5 @@
 """Several sources as one corpus: `data.mix={books/: 0.7, code/: 0.3}`."""
 
-import bisect
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.data.order import check_length, deal, quotas, samples_of_step, starts_of
-from minigpt.data.shards import TokenSplit, fingerprint
+from minigpt.data.shards import TokenSplit, fingerprint, spans, windows_of
 from minigpt.seeds import fold
 
 
@@ -49,8 +48,6 @@ class MixedSplit:
         for number, (name, part) in enumerate(self.parts.items()):
             check_length(f"{name}: train", len(part), block_size)
             mine = numbers == number
-            if not mine.any():
-                continue
             part_seed = seed if len(self.parts) == 1 else fold(seed, int(part.fingerprint[:15], 16))
             begins = starts_of(samples[mine], seed=part_seed, n_tokens=len(part), block_size=block_size)
             starts[mine] = self._begins[number] + begins
@@ -58,20 +55,15 @@ class MixedSplit:
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
         """Return windows as `TokenSplit.windows` does."""
-        if len(starts) and not (starts.min() >= 0 and starts.max() + length <= len(self)):
-            raise IndexError(f"window outside the {self.name} split of {len(self):,} tokens")
-        rows = [self.tokens(start, start + length) for start in starts.tolist()]
-        return np.array(rows, dtype=np.int64).reshape(len(starts), length)
+        return windows_of(self, starts, length)
 
     def weights(self, starts: NDArray[np.int64], length: int) -> None:
         """Return None: all tokens count the same as targets."""
 
     def tokens(self, start: int, stop: int) -> NDArray[Any]:
         """Return tokens as `TokenSplit.tokens` does."""
-        start, stop, _ = slice(start, stop).indices(len(self))
-        parts, begins = [*self.parts.values()], self._begins
-        first, end = bisect.bisect_right(begins, start) - 1, bisect.bisect_left(begins, stop)
-        pieces = [parts[n].tokens(max(0, start - begins[n]), stop - begins[n]) for n in range(first, end)]
+        parts = [*self.parts.values()]
+        pieces = [parts[n].tokens(first, end) for n, first, end in spans(self._begins, start, stop)]
         return np.concatenate(pieces) if pieces else parts[0].tokens(0, 0)
 
 
@@ -83,10 +75,7 @@ def parts_of(split: Any) -> dict[str, Any]:
 def short_names(sources: Mapping[str, float]) -> dict[str, str]:
     """Return the sources of a mixture by short names, which rows and the screen use."""
     stems = [re.sub(r"[^\w.+-]+", "-", Path(source.rstrip("/")).stem).strip("-.") or "source" for source in sources]
-    names: list[str] = []
-    for number, stem in enumerate(stems, 1):
-        name = stem if stems.count(stem) == 1 else f"{stem}-{number}"
-        while name in names or (name != stem and name in stems):
-            name += f"-{number}"
-        names.append(name)
+    names = [stem if stems.count(stem) == 1 else f"{stem}-{number}" for number, stem in enumerate(stems, 1)]
+    if len({*names}) < len(names):
+        names = [f"{number}-{stem}" for number, stem in enumerate(stems, 1)]
     return dict(zip(names, sources, strict=True))

@@ -11,6 +11,7 @@ import bisect
 import contextlib
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,17 +96,10 @@ class TokenSplit:
         return window_starts(step, seed=seed, n_tokens=len(self), block_size=block_size, sequences=sequences)
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-        """Return tokens starts[i] ... starts[i] + length - 1 for each i, (n, length), across shard borders.
-
-        Raises:
-            IndexError: a window reaches outside the split.
-        """
-        if len(starts) and not (starts.min() >= 0 and starts.max() + length <= len(self)):
-            raise IndexError(f"window outside the {self.name} split of {len(self):,} tokens")
+        """Return tokens starts[i] ... starts[i] + length - 1 for each i, (n, length), across shard borders."""
         if len(self._shards) == 1:  # all rows in one copy, twice as fast as row by row
             return sliding_window_view(self._shards[0], length)[starts].astype(np.int64)
-        rows = [self.tokens(start, start + length) for start in starts.tolist()]
-        return np.array(rows, dtype=np.int64).reshape(len(starts), length)
+        return windows_of(self, starts, length)
 
     def weights(self, starts: NDArray[np.int64], length: int) -> NDArray[np.float32] | None:
         """Return None: all tokens count the same as targets. (Other splits return weights, (n, length).)"""
@@ -113,11 +107,26 @@ class TokenSplit:
 
     def tokens(self, start: int, stop: int) -> NDArray[Any]:
         """Return tokens start ... stop - 1, cut to the split's ends as a slice is."""
-        start, stop, _ = slice(start, stop).indices(len(self))
-        begins = self._starts
-        numbers = range(bisect.bisect_right(begins, start) - 1, bisect.bisect_left(begins, stop))
-        pieces = [self._shards[n][max(0, start - begins[n]) : stop - begins[n]] for n in numbers]
-        return np.concatenate(pieces) if stop > start else np.zeros(0, dtype=self._dtype)
+        pieces = [self._shards[n][first:end] for n, first, end in spans(self._starts, start, stop)]
+        return np.concatenate(pieces) if pieces else np.zeros(0, dtype=self._dtype)
+
+
+def spans(begins: list[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Yield which parts of a text hold tokens start ... stop - 1: the number of each, and from where to where in it.
+
+    Part n is tokens begins[n] ... begins[n + 1] - 1.
+    """
+    stop = min(stop, begins[-1])
+    for number in (
+        range(bisect.bisect_right(begins, start) - 1, bisect.bisect_left(begins, stop)) if start < stop else ()
+    ):
+        yield number, max(0, start - begins[number]), stop - begins[number]
+
+
+def windows_of(split: Any, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    """Return windows as `TokenSplit.windows` does, row by row."""
+    rows = [split.tokens(start, start + length) for start in starts.tolist()]
+    return np.array(rows, dtype=np.int64).reshape(len(starts), length)
 
 
 def shard_name(split: str, number: int) -> str:
@@ -135,14 +144,11 @@ def _read_sidecar(folder: Path, name: str, tokenizer: Tokenizer) -> dict[str, An
         raise UserFault(f"the tokens of {folder} {made}; the tokenizer here is {tokenizer.name}, {tokenizer.hash[:12]}")
     with contextlib.suppress(LookupError, TypeError):
         shards = sidecar["shards"]
-        sizes, hashes = [shard["tokens"] for shard in shards], [shard["sha256"] for shard in shards]
-        counts = [*sizes, *(sidecar[key] for key in ("tokens", "bytes", "max_token"))]
         if (
-            all(type(count) is int and 0 <= count < 2**62 for count in counts)
-            and [shard["file"] for shard in shards] == [shard_name(name, number) for number in range(len(shards))]
-            and sidecar["fingerprint"] == fingerprint([tokenizer.hash, *hashes])
+            [shard["file"] for shard in shards] == [shard_name(name, number) for number in range(len(shards))]
+            and sidecar["fingerprint"] == fingerprint([tokenizer.hash, *(shard["sha256"] for shard in shards)])
             and sidecar["dtype"] in HEADS
-            and sum(sizes) == sidecar["tokens"]
+            and sum(shard["tokens"] for shard in shards) == sidecar["tokens"]
         ):
             return sidecar
     raise UserFault(f"{path} lacks the counts or the dtype of its shards, or names others: it is damaged")

@@ -1,7 +1,5 @@
 """The plan of a run: what is printed before its first step, and by `minigpt plan`."""
 
-import os
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -84,7 +82,7 @@ def describe_plan(
     if config.objective.name == "grpo":
         lines += describe_questions(config)
     elif isinstance(prepared.train, ConversationSplit):
-        lines += prepared.train.describe(model.block_size, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
+        lines += prepared.train.describe(model.block_size)
     return "\n".join(lines)
 
 

@@ -21,7 +21,6 @@ from minigpt.faults import UserFault
 if TYPE_CHECKING:  # `minigpt prepare` never loads it
     from torch import Tensor
 
-GREEN, PLAIN = "\x1b[32m", "\x1b[0m"
 EXAMPLES, MAX_SHOWN = 2, 600
 
 
@@ -119,8 +118,8 @@ class ConversationSplit:
                 f"predict. Use model.block_size={nearest} or more, or shorter conversations"
             )
 
-    def describe(self, block_size: int, *, colour: bool) -> list[str]:
-        """Return in lines what is learned: counts, and examples with the learned part in colour or in [[ ]]."""
+    def describe(self, block_size: int) -> list[str]:
+        """Return in lines what is learned: counts, and examples with the learned part in [[ ]]."""
         lengths = np.diff(self._begins) - 1
         long = np.flatnonzero(lengths > block_size + 1)
         taught, all_tokens = len(self.learned_tokens(block_size)), len(self) - len(lengths) + 1
@@ -131,19 +130,16 @@ class ConversationSplit:
                 f"           {len(long):,} are longer than model.block_size={block_size} and are learned that far, "
                 f"number {long[0] + 1:,} first ({lengths[long[0]]:,} tokens)"
             )
-        lines.append(f"           Learned is what is {'green' if colour else 'in [[ ]]'}, for example:")
+        lines.append("           Learned is what is in [[ ]], for example:")
         for begin, length in list(zip(self._begins, lengths, strict=False))[:EXAMPLES]:
-            lines.append("             " + self._shown(int(begin), int(min(length, block_size + 1)), colour))
+            lines.append("             " + self._shown(slice(begin, begin + min(length, block_size + 1))))
         return lines
 
-    def _shown(self, begin: int, length: int, colour: bool) -> str:
-        on, off = (GREEN, PLAIN) if colour else ("[[", "]]")
-        tokens, answers = self._tokens[begin : begin + length].tolist(), self.answers[begin : begin + length].tolist()
-        names, text = [self.tokenizer.names.get(token) for token in tokens], ""
-        rows = zip(answers, names, tokens, strict=True)
-        for (is_answer, name), group in itertools.groupby(rows, lambda row: row[:2]):
-            part = [token for _, _, token in group]
-            shown = name * len(part) if name else repr(self.tokenizer.decode(part))[1:-1]
-            text += f"{on}{shown}{off}" if is_answer else shown
-        text = text.replace(off + on, "")
-        return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ...{PLAIN if colour else ''}"
+    def _shown(self, part: slice) -> str:
+        text, names = "", self.tokenizer.names
+        rows = zip(self._tokens[part].tolist(), self.answers[part].tolist(), strict=True)
+        for (is_answer, name), group in itertools.groupby(rows, lambda row: (row[1], names.get(row[0]))):
+            shown = name or repr(self.tokenizer.decode([token for token, _ in group]))[1:-1]
+            text += f"[[{shown}]]" if is_answer else shown
+        text = text.replace("]][[", "")
+        return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ..."

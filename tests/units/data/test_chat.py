@@ -183,13 +183,12 @@ def test_the_validation_loss_is_the_mean_over_answers_alone(talks):
 
 def test_what_is_learned_is_shown_and_too_long_ones_are_counted(talks):
     prepared, _ = talks({"prompt": "long", "completion": "y" * 90}, *many(), val_fraction=0.05)
-    lines = "\n".join(prepared.train.describe(40, colour=False))
+    lines = "\n".join(prepared.train.describe(40))
     assert "1 are longer than model.block_size=40 and are learned that far, number 1 first (97 tokens)" in lines
     assert f"<|user|>{TEXTS[0]}<|assistant|>[[{TEXTS[0][::-1]}<|end|>]]" in lines
     learned_tokens, rest = len(prepared.train.learned_tokens(40)), int(prepared.train.answers.sum())
     assert f"{learned_tokens:,} tokens are learned" in lines
     assert rest - learned_tokens == 91 - (41 - 6)  # of the long one what the window does not reach
-    assert "\x1b[32m" in "\n".join(prepared.train.describe(40, colour=True))
 
 
 def test_conversations_take_few_bytes_a_token():
