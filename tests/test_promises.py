@@ -18,3 +18,10 @@ def test_a_promise_is_stated_first_and_stays_short():
         text = file.read_text()
         assert ast.get_docstring(ast.parse(text)), f"{file.name}: its first line states the promise"
         assert len(text.splitlines()) <= 250, f"{file.name} is too long: the full matrix is for make soak"
+
+
+def test_every_promise_of_security_md_has_its_test():
+    names = set(re.findall(r"`(test_\w+)`", (ROOT / "SECURITY.md").read_text()))
+    tests = "".join(file.read_text() for file in (ROOT / "tests").rglob("test_*.py"))
+    assert len(names) > 10
+    assert names - set(re.findall(r"def (test_\w+)", tests)) == set()

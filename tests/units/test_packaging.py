@@ -1,5 +1,6 @@
 """An installed wheel carries every module and every YAML file, and trains and samples from any folder."""
 
+import importlib.metadata
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +26,13 @@ def test_pyproject_lists_every_folder():
     code = folders(ROOT / "minigpt", "minigpt", "*.py") | folders(ROOT / "minigpt", "minigpt", "*.js")
     wanted = code | folders(ROOT / "configs", "minigpt.configs", "*.yaml")
     assert set(listed) == wanted, "pyproject.toml, [tool.setuptools] packages: add or remove what differs"
+
+
+def test_poisoned_and_unsafe_versions_of_lightning_are_ruled_out():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (lightning,) = [word for word in map(Requirement, project["dependencies"]) if word.name == "lightning"]
+    assert not any(bad in lightning.specifier for bad in ("2.6.2", "2.6.3", "2.6.5"))
+    assert importlib.metadata.version("lightning") in lightning.specifier
 
 
 def test_no_document_installs_a_strangers_package():
