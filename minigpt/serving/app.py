@@ -128,9 +128,8 @@ class Server:
     def served(self, name: str) -> Served:
         """Return a model by its name."""
         if name not in self.engine.models:
-            known = ", ".join(self.engine.models)
-            message = f"the model {ascii(name)[:100]} does not exist; there are: {known}"
-            raise ApiError(404, message, param="model", code="model_not_found")
+            known = f"there are: {', '.join(self.engine.models)}"
+            raise ApiError(404, f"the model {ascii(name)[:100]} does not exist; {known}", code="model_not_found")
         return self.engine.models[name]
 
     async def write(self, request: Request, body: CompletionRequest | ChatRequest) -> Response:
@@ -182,11 +181,9 @@ class Server:
             facts["end"] = GONE
             raise
         except Exception as error:
-            failure = error if isinstance(error, ApiError) else ApiError(500, "the model failed")
+            failure = error if isinstance(error, ApiError) else ApiError(500, f"the model failed: {error}")
             if isinstance(error, Busy):
                 failure = ApiError(503, "the server is stopping")
-            elif isinstance(error, UserFault):
-                failure = ApiError(500, str(error))
             facts["end"] = failure.status
             raise failure from error
         finally:

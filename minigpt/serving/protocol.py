@@ -18,7 +18,7 @@ from minigpt.sampling.generate import window_start
 from minigpt.sampling.write import encode_prompt, text_ends, texts_of
 from minigpt.serving.engine import Answer, Piece, Served, Token
 
-MAX_TEXTS, MAX_TOP = 128, 20
+MAX_TOP = 20  # likeliest tokens that are named with each token
 FINISH = {"end of text": "stop", "stopped": "stop", "length": "length"}  # TextInProgress.ended -> finish_reason
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -48,7 +48,7 @@ class WritingRequest(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
     model: str
-    n: int = Field(1, ge=1, le=MAX_TEXTS)
+    n: int = Field(1, ge=1, le=128)
     max_tokens: int | None = Field(None, ge=1)
     temperature: float = Field(1.0, ge=0, le=100)
     top_p: float = Field(1.0, gt=0, le=1)
@@ -128,7 +128,7 @@ def read_order(body: CompletionRequest | ChatRequest, served: Served, config: Se
         ApiError: 400, for a field or a prompt that can't be used.
     """
     tokenizer, block_size = served.loaded.tokenizer, served.loaded.model.config.block_size
-    most = min(config.rows + config.queue, MAX_TEXTS)
+    most = config.rows + config.queue
     for name, neutral in NEUTRAL.items():
         if name in (body.model_extra or {}) and (body.model_extra or {})[name] not in neutral:
             raise ApiError(400, f"{name} is not supported here: leave it out", param=name)
@@ -138,8 +138,6 @@ def read_order(body: CompletionRequest | ChatRequest, served: Served, config: Se
     stop = [text for text in ([body.stop] if isinstance(body.stop, str) else body.stop) if text]
     options = replace(options_of(body), max_new_tokens=min(wish, config.max_tokens), stop=stop)
     if isinstance(body, ChatRequest):
-        if body.top_logprobs and not body.logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
         top = body.top_logprobs if body.logprobs else None
         turn = turn_of(tokenizer, [{"role": message.role, "content": message.text} for message in body.messages])
         refuse_too_long(turn, block_size, options.max_new_tokens)
@@ -158,8 +156,8 @@ def read_prompts(body: CompletionRequest, tokenizer: Tokenizer, block_size: int)
     """Return the prompts as tokens: of a text, a list of texts, a list of tokens, or a list of these."""
     one = isinstance(body.prompt, str) or (bool(body.prompt) and isinstance(body.prompt[0], int))
     given: list[Any] = [body.prompt] if one else list(body.prompt)
-    if not 0 < len(given) <= MAX_TEXTS:
-        raise ApiError(400, f"prompt holds {len(given)} prompts; wanted from 1 to {MAX_TEXTS}", param="prompt")
+    if not given:
+        raise ApiError(400, "prompt holds 0 prompts", param="prompt")
     prompts = []
     for prompt in given:
         if isinstance(prompt, str):

@@ -30,10 +30,6 @@ def wants_grid(arguments: Sequence[str]) -> bool:
 def run_grid(arguments: list[str], command: Sequence[str]) -> int:
     """Train each combination of a grid.
 
-    Args:
-        arguments: of `train`, with -m.
-        command: starts a training when a job's arguments are added.
-
     Returns:
         0 when all jobs are finished, else the exit code of the first that is not.
     """

@@ -84,8 +84,11 @@ def open_study(sweep: Sweep) -> optuna.Study:
     if search.pruner == "median":
         pruner = optuna.pruners.MedianPruner(n_startup_trials=search.startup_trials)
     elif search.pruner == "hyperband":
-        last = max(sweep.mark_tokens, sweep.total_tokens)
-        pruner = optuna.pruners.HyperbandPruner(sweep.mark_tokens, last, search.reduction_factor)
+        trainer = sweep.config.trainer
+        last = trainer.max_tokens or (trainer.max_steps or 0) * sweep.config.batch_tokens
+        pruner = optuna.pruners.HyperbandPruner(
+            sweep.mark_tokens, max(sweep.mark_tokens, last), search.reduction_factor
+        )
     storage, name = JournalStorage(JournalFileBackend(str(journal))), sweep.folder.resolve().name
     options = {"study_name": name, "sampler": RandomSampler(), "pruner": pruner, "load_if_exists": True}
     return optuna.create_study(storage=storage, **options)  # type: ignore[arg-type]
@@ -96,13 +99,6 @@ def propose(space: Space, search: SearchConfig, *, seed: int, number: int, trial
 
     TPE is the tree-structured Parzen estimator. Source: Bergstra et al. 2011, section 4; multivariate as in Falkner
     et al. 2018 (BOHB), section 3.3.
-
-    Args:
-        space: what is searched.
-        search: the sampler and how many of its trials are random.
-        seed: of the sweep.
-        number: the trial's.
-        trials: the other trials; points of running ones are avoided.
     """
     if search.sampler == "grid":
         return next(itertools.islice(points(space), number, None))

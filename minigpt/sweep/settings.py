@@ -1,12 +1,10 @@
 """A sweep as its command line describes it, checked. Nothing is written before all of it is right."""
 
 import contextlib
-import importlib.util
 import io
 import itertools
 import os
 import random
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,22 +41,10 @@ class Sweep:
         """Tokens between the marks where trials are compared; 0 if there are none."""
         return self.config.search.prune_every_tokens or self.config.validate.every_steps * self.config.batch_tokens
 
-    @property
-    def total_tokens(self) -> int:
-        """Tokens of a whole run; 0 when only time limits it."""
-        return self.config.trainer.max_tokens or (self.config.trainer.max_steps or 0) * self.config.batch_tokens
-
 
 def read_sweep(arguments: list[str], train: list[str]) -> Sweep:
-    """Return the sweep that a command line describes.
-
-    Args:
-        arguments: after the command's name.
-        train: the command that trains, before its settings.
-    """
+    """Return the sweep that a command line describes; `train` is the command that trains, before its settings."""
     config = compose("sweep", arguments)
-    if importlib.util.find_spec("optuna") is None:
-        raise UserFault(f"Sweeps need the package 'optuna'. Type: {sys.executable} -m pip install 'optuna>=4.9,<6'")
     from minigpt.sweep.space import points, read_space
 
     shared = train_arguments("sweep", arguments)
