@@ -83,7 +83,7 @@ def test_char_knows_its_alphabet_alone():
 def test_what_is_no_text_and_no_token_is_refused(tokenizer: Tokenizer):
     with pytest.raises(UserFault, match=r"lone surrogate U\+DC80 at character 2"):
         tokenizer.encode("go\udc80")
-    with pytest.raises(ValueError, match="token 65535 at position 1 is outside "):
+    with pytest.raises(ValueError, match="token 65535 is outside "):
         tokenizer.decode_bytes([7, 65535])
 
 
@@ -195,13 +195,13 @@ def test_the_files_say_which_tokens_begin_and_end_a_text(eot, config, eot_name, 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda content: [content], "not a tokenizer.json in Hugging Face's format"),
+        (lambda content: [content], "can't be used as a tokenizer.json in Hugging Face's format"),
         (
             lambda content: content | {"model": content["model"] | {"type": "Markov"}},
-            "the library `tokenizers` refuses",
+            "Exception: ",
         ),
         (lambda content: content | {"normalizer": {"type": "Lowercase"}}, "does not give text back as it was"),
-        (lambda content: content | {"added_tokens": []}, "nothing says which token ends a text"),
+        (lambda content: content | {"added_tokens": []}, "nothing says which of its added tokens ends a text"),
     ],
 )
 def test_a_file_that_would_lose_text_is_refused(change, sentence, tmp_path):

@@ -19,7 +19,6 @@ from minigpt.data.tokenizers.scheme import END_OF_TEXT, NO_SPACE, Scheme, byte_t
 from minigpt.faults import UserFault
 from minigpt.files import read_json
 
-MAX_TOKENS = 1 << 21
 RUN_BYTES = 1 << 18
 EOT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>")  # tokens that end a text, not a turn of a conversation
 # No word of a text runs on from another character into a blank, so that text can be cut before one.
@@ -45,42 +44,27 @@ class Rules:
     end: int | None
     content: str
 
-    @property
-    def nfc(self) -> bool:
-        """Whether text is brought into Unicode's form NFC first, so that its bytes are not kept exactly."""
-        return '"NFC"' in json.dumps(json.loads(self.content).get("normalizer"))
-
 
 class FileEncoder:
     """Encodes with the library. `tokens[i]` are the bytes of token i, none for a control token or an unused number."""
 
     def __init__(self, tokens: Sequence[bytes], rules: Rules):
-        self._library, self._tokens = open_library(rules.content), tokens
-        self._single = byte_tokens(tokens)
-        # SentencePiece puts a blank before a text, some files even where one is.
-        first, second = (b"".join(tokens[token] for token in self._encode_text(text)) for text in ("a", " a"))
-        self.prefix, self._doubles = first.removesuffix(b"a"), second == b"  a"
-        added = json.loads(rules.content)["added_tokens"]
-        self._is_whole = any(map(_CROSSES.search, tokens)) or any(token["rstrip"] for token in added)
+        self._library, self._single = open_library(rules.content), byte_tokens(tokens)
+        # SentencePiece puts a blank before a text.
+        self.prefix = b"".join(tokens[token] for token in self._encode_text("a")).removesuffix(b"a")
+        strips = any(token["rstrip"] for token in json.loads(rules.content)["added_tokens"])
+        self._is_whole = bool(self.prefix) or strips or any(map(_CROSSES.search, tokens))
 
     def runs(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        return iter([b"".join(chunks)]) if self.prefix else self._runs(chunks)
-
-    def _runs(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         return iter([b"".join(chunks)]) if self._is_whole else runs(chunks, RUN_BYTES, _BORDER)
 
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[np.int64]]:
-        begins = True
-        for run in self._runs(chunks):
-            for part in text_and_bytes(run):
-                if isinstance(part, bytes):
-                    tokens = [self._single[byte] for byte in part]
-                elif begins or not self.prefix:
+        for run in self.runs(chunks):
+            for number, part in enumerate(text_and_bytes(run)):
+                if isinstance(part, str) and not (self.prefix and number):
                     tokens = self._encode_text(part)
-                else:  # the blank that the library puts before it is the text's own, or none
-                    tokens = self._encode_text(part[1:] if self._doubles and part[:1] == " " else part)
-                    tokens = tokens[part[:1] != " " and self._tokens[tokens[0]] == self.prefix :]
-                begins = False
+                else:  # a blank before text that follows bytes which are none would be a new one
+                    tokens = [self._single[byte] for byte in (part.encode() if isinstance(part, str) else part)]
                 yield np.array(tokens, dtype=np.int64)
 
     def _encode_text(self, text: str) -> list[int]:
@@ -92,10 +76,7 @@ def open_library(content: str) -> Any:
     """Return the library's tokenizer of a tokenizer.json: control tokens in a text are text, and nothing is cut."""
     from tokenizers import Tokenizer
 
-    try:
-        library = Tokenizer.from_str(content)
-    except Exception as error:  # the library raises no other
-        raise ValueError(f"the library `tokenizers` refuses it: {error}") from None
+    library = Tokenizer.from_str(content)
     library.no_truncation()
     library.no_padding()
     library.encode_special_tokens = True
@@ -108,8 +89,6 @@ def tokens_of(content: str) -> tuple[list[bytes], dict[str, int]]:
     added = {token["id"]: token for token in file["added_tokens"]}
     model = file["model"]["vocab"]
     vocab = {name: number for number, (name, _) in enumerate(model)} if isinstance(model, list) else model
-    if max([*vocab.values(), *added]) >= MAX_TOKENS:
-        raise ValueError(f"it has a token's number of {MAX_TOKENS:,} or more")
     steps = json.dumps([file["pre_tokenizer"], file["decoder"]], ensure_ascii=False)
     tokens = [b""] * (max([*vocab.values(), *added]) + 1)
     for name, number in vocab.items():
@@ -135,13 +114,12 @@ def read_vocabulary(path: Path, eot: str | None = None) -> tuple[list[bytes], Ru
         The bytes of each token, and the rules.
     """
     config_path = path.with_name("tokenizer_config.json")
+    file, config = read_json(path), read_json(config_path) if config_path.is_file() else {}
     try:
-        return _vocabulary(read_json(path), read_json(config_path) if config_path.is_file() else {}, eot)
-    except (LookupError, TypeError, AttributeError) as error:
-        why = f"{type(error).__name__}: {shown(str(error))}"
-        raise UserFault(f"{path} is not a tokenizer.json in Hugging Face's format ({why})") from None
-    except ValueError as fault:
-        raise UserFault(f"{path} can't be used: {fault}") from None
+        return _vocabulary(file, config, eot)
+    except Exception as error:  # the library `tokenizers` raises no other
+        why = f"{type(error).__name__}: {error}"
+        raise UserFault(f"{path} can't be used as a tokenizer.json in Hugging Face's format: {why}") from None
 
 
 def _vocabulary(file: dict[str, Any], config: dict[str, Any], eot: str | None) -> tuple[list[bytes], Rules]:
@@ -151,9 +129,8 @@ def _vocabulary(file: dict[str, Any], config: dict[str, Any], eot: str | None) -
     plain = [name for name in (named["eos"], *EOT_NAMES) if name in EOT_NAMES and name in added]
     eot = eot or (plain[0] if plain else named["eos"])
     if eot is None or eot not in added:
-        wrong = "nothing says which token ends a text" if eot is None else f"{shown(eot)} is none of its added tokens"
-        names = ", ".join([*added][:12]) or "none"
-        raise ValueError(f"{wrong}. Name one of them with tokenizer.eot=TOKEN; it has {names}")
+        wrong = "nothing says which of its added tokens ends a text"
+        raise ValueError(f"{wrong}: tokenizer.eot=TOKEN; it has {', '.join([*added][:12]) or 'none'}")
     added[eot]["special"] = True
     if "dropout" in file["model"]:
         file["model"]["dropout"] = None
