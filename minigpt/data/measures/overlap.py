@@ -5,6 +5,7 @@ hardly more than a character), none of them end-of-text. Of a large split, piece
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from minigpt.data.mix import MixedSplit
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer
+from minigpt.machine.cores import usable_cores
 from minigpt.seeds import GOLDEN, scramble
 
 GRAM_TOKENS = 13
@@ -100,11 +102,15 @@ def overlap(train: TokenSplit | MixedSplit, val: TokenSplit | MixedSplit, tokeni
     shift = np.uint64(64 - min(_FILTER_BITS, len(wanted).bit_length() + 5))
     is_known, may_be = np.zeros(len(wanted), bool), np.zeros(1 << (64 - int(shift)), bool)
     may_be[wanted >> shift] = True  # a table of first bits tells most hashes apart, without a search
-    for piece in pieces(train, TRAIN_TOKENS) if len(wanted) else ():
+
+    def look(piece: NDArray[Any]) -> None:
         hashes = _hashes(piece, gram, tokenizer.eot)
         hashes = np.sort(hashes[may_be[hashes >> shift]])  # in order they are found five times as fast
         places = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
         is_known[places[wanted[places] == hashes]] = True
+
+    with ThreadPoolExecutor(usable_cores()) as threads:  # NumPy lets others compute meanwhile
+        list(threads.map(look, pieces(train, TRAIN_TOKENS) if len(wanted) else ()))
     share = float(counts[is_known].sum() / counts.sum()) if len(wanted) else None
     looked_at = {"of_train": min(1.0, TRAIN_TOKENS / len(train)), "of_val": min(1.0, VAL_TOKENS / len(val))}
     return {"share": share, "gram": gram, **looked_at}
