@@ -1,7 +1,6 @@
 """The prompt at the terminal, which `minigpt sample interactive=true` and `minigpt chat` share."""
 
 import contextlib
-import difflib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -49,7 +48,7 @@ def prompt_loop(
             others = [f"  {name:<17}{words}" for name, (words, _) in commands.items()]
             note("\n".join([*values, *others, "  /help, /quit", "  Text that begins with a slash: write two."]))
         elif line.startswith("/") and not line.startswith("//"):
-            options = changed(options, line, [*commands])
+            options = changed(options, line)
         else:
             try:
                 answer(line.removeprefix("/"), options)
@@ -76,13 +75,12 @@ def typed_lines() -> Iterator[str]:
         yield line
 
 
-def changed(options: SamplingOptions, line: str, others: list[str]) -> SamplingOptions:
+def changed(options: SamplingOptions, line: str) -> SamplingOptions:
     """Return the options after a command; for an unknown command or a wrong value, say so and leave them unchanged."""
     name, _, value = line.strip().partition(" ")
     key = SHORT.get(name, name[1:])
     if key not in SHORT.values():
-        near = difflib.get_close_matches(name, [*SHORT, *others, "/help", "/quit"], n=1)
-        note(f"no command {name}.{f' Did you mean {near[0]}?' if near else ''} /help lists them; //text is a text")
+        note(f"no command {name}. /help lists them; //text is a text")
         return options
     typed = value_from_text(settings(SampleConfig)[key].kind, value)
     config, faults = read(SampleConfig, {"checkpoint": ".", key: typed})

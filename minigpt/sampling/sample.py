@@ -30,8 +30,6 @@ def sample(config: SampleConfig) -> int:
     loaded, options = load(config), options_of(config)
     decoder = choose_decoder(loaded.model, config.compile if config.use_cache else "off", config.precision)
     if config.interactive:
-        if config.prompt or config.prompt_file is not None:
-            note("note: interactive=true asks for the prompt; prompt= and prompt_file= are not used")
         note("Type the beginning of a text. /help lists the commands, /quit or Ctrl-D leaves.")
         one = replace(config, prompt_file=None, num_samples=1, stream=True)
         prompt_loop(options, lambda line, options: write_prompts(loaded, decoder, replace(one, prompt=[line]), options))
