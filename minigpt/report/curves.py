@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from minigpt.files import replaced
-from minigpt.report.record import Numbers, Record, best_row, column, nats_per_bit, number, source_losses
+from minigpt.report.record import Numbers, Record, best_row, column, nats_per_bit, number
 from minigpt.screen import short_number
 
 TRAIN, VALIDATION, RATE, BASELINE = "#2f6fde", "#e2571e", "#7a869a", "#1a9a6c"
@@ -31,12 +31,6 @@ def drawing(*, size: tuple[float, float], font_size: float, dpi: int = 100) -> I
     style["path.simplify_threshold"] = 1.0  # pixels: a long run has no more points than a picture can show
     with matplotlib.rc_context(style):
         yield Figure(figsize=size, dpi=dpi, facecolor="white", layout="constrained")
-
-
-def write_png(figure: Any, path: Path) -> None:
-    """Write a figure as a PNG, in one step."""
-    with replaced(path) as temporary:
-        figure.savefig(temporary, format="png", metadata={"Software": None})
 
 
 def svg_of(figure: Any, label: str) -> str:
@@ -70,19 +64,16 @@ def draw_loss(record: Record, path: Path) -> None:
         draw_metric(rate, record, "lr", "learning\nrate")
         rate.set_xlabel("optimizer steps")
         figure.align_ylabels([loss, rate])
-        name = record.name if len(record.name) <= 40 else record.name[:39] + "…"
-        loss.set_title(name, loc="left", fontsize=13, fontweight="bold", pad=34)
-        size = [f"{short_number(record.parameters)} parameters"] if record.parameters else []
-        last = [f"final validation loss {value:.3f}" for value in column(record.rows, "val/loss")[1][-1:]]
-        loss.set_title(", ".join([*size, *last]), loc="right", fontsize=12, pad=34)
-        write_png(figure, path)
+        loss.set_title(record.name, loc="left", fontsize=13, fontweight="bold", pad=34)
+        with replaced(path) as temporary:
+            figure.savefig(temporary, format="png", metadata={"Software": None})
 
 
-def draw_losses(axes: Any, record: Record, *, columns: int = 3) -> None:
-    """Draw training and validation loss, and the baselines if they were measured; in bits per byte at the right edge.
+def draw_losses(axes: Any, record: Record) -> None:
+    """Draw training and validation loss, and the baselines if they were measured.
 
     The axis does not show the fall in the first twentieth of a run, nor baselines above the lowest: they would flatten
-    the rest. The legend has so many columns.
+    the rest.
     """
     steps, losses = column(record.rows, "train/loss")
     smoothed, fall = smooth(losses), len(losses) // 20
@@ -96,51 +87,25 @@ def draw_losses(axes: Any, record: Record, *, columns: int = 3) -> None:
         steps, losses = column(record.rows, "val/loss")
         bits = number(best.get("val/bits_per_byte"))
         text = f"validation, best {best['val/loss']:.3f}" + (f" ({bits:.3f} bits per byte)" if bits is not None else "")
-        marker = "o" if len(steps) <= 60 else ""
-        axes.plot(steps, losses, color=VALIDATION, marker=marker, markersize=4.5, linewidth=1.4, label=text)
-        ring = {"markersize": 10, "markerfacecolor": "none", "markeredgewidth": 1.4, "clip_on": False, "zorder": 4}
-        axes.plot([best["step"]], [best["val/loss"]], "o", color=VALIDATION, **ring)
+        axes.plot(steps, losses, color=VALIDATION, marker=".", linewidth=1.4, label=text)
         visible.append(losses)
-        for name in source_losses(best):
-            steps, losses = column(record.rows, f"val/loss/{name}")
-            axes.plot(steps, losses, color=VALIDATION, linewidth=0.9, linestyle=":", alpha=0.8)
-            axes.annotate(name, (steps[-1], losses[-1]), color=VALIDATION, fontsize="small", ha="right", va="bottom")
-            visible.append(losses)
     nats = nats_per_bit(record.rows)
     if nats is not None:
-        right = axes.secondary_yaxis("right", functions=(lambda loss: loss / nats, lambda bits: bits * nats))
-        right.set_ylabel("bits per byte")
-        right.spines["right"].set_visible(False)
-        right.tick_params(length=0, pad=9)  # so that the ring of a last point does not touch the numbers
         visible += [np.array([row["bits_per_byte"] * nats]) for row in record.baselines[:1]]
     values = np.concatenate(visible)
     if len(values):
         margin = 0.06 * float(np.ptp(values)) or 0.05 * abs(float(values[0])) or 0.5
         axes.set_ylim(values.min() - margin, values.max() + margin)
-        _draw_baselines(axes, record, nats or 0.0)
-        axes.legend(loc="lower left", bbox_to_anchor=(-0.012, 0.99), ncols=columns, frameon=False)
+        for row in record.baselines if nats else ():
+            base = row["bits_per_byte"] * nats
+            if base <= axes.get_ylim()[1]:
+                axes.axhline(base, color=BASELINE, linestyle="--", linewidth=1.4)
+                axes.text(0, base, row["name"], color=BASELINE, va="bottom", fontsize="small")
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.012, 0.99), ncols=3, frameon=False)
     else:
         axes.text(0.5, 0.5, "no steps logged yet", transform=axes.transAxes, ha="center", color=RATE)
     axes.set_ylabel("loss, nats per token")
     _open_axes(axes, record)
-
-
-def _draw_baselines(axes: Any, record: Record, nats: float) -> None:
-    """Draw a line for each baseline, its name below it, where a falling curve comes last; list those above the axis."""
-    (bottom, top), above = axes.get_ylim(), 0
-    style: dict[str, Any] = {"color": BASELINE, "fontsize": "small", "textcoords": "offset points"}
-    for row in record.baselines if nats else ():
-        base = row["bits_per_byte"] * nats
-        name = f"{row.get('name', 'baseline')!s:.60} ({row['bits_per_byte']:.3f})"
-        if base > top:
-            above += 1
-            place: dict[str, Any] = {"xytext": (0, -12 * above), "xycoords": "axes fraction", "ha": "right"}
-            axes.annotate(f"above: {name}", (0.99, 1), **place, **style)
-            continue
-        axes.axhline(base, color=BASELINE, linestyle=(0, (5, 3)), linewidth=1.4)
-        has_room = base - bottom > (top - bottom) / 9
-        place = {"xytext": (0, -3 if has_room else 1), "va": "top" if has_room else "bottom"}
-        axes.annotate(name, (0.01, base), xycoords=axes.get_yaxis_transform(), **place, **style)
 
 
 def draw_metric(axes: Any, record: Record, key: str, name: str) -> None:
@@ -153,7 +118,6 @@ def draw_metric(axes: Any, record: Record, key: str, name: str) -> None:
         usual, highest = float(np.percentile(values, 99)), float(values.max())
         high = highest if highest < 1.5 * usual else usual
         axes.set_ylim(0, 1.15 * high or 1)
-        axes.set_yticks([0, high], ["0", short_number(high) if high >= 1 else f"{high:.2g}".replace("e-0", "e-")])
 
 
 def _open_axes(axes: Any, record: Record) -> None:

@@ -25,6 +25,12 @@ from minigpt.report.record import (
 from minigpt.screen import duration, short_number
 
 SAMPLES_SHOWN = 8  # the others fold away
+SMALL_CHARTS = {
+    "train/reward": "reward",
+    "lr": "learning rate",
+    "train/grad_norm": "gradient norm",
+    "tokens_per_second": "tokens/s",
+}
 # No script can run, whatever a sample or a setting holds.
 PAGE = """<!doctype html>
 <html lang="en">
@@ -57,7 +63,7 @@ def page(record: Record) -> str:
         "Loss": charts(record),
         "What it writes": samples_section(record),
         "What happened": events_section(record),
-        "Settings": settings_section(record),
+        "Settings": settings_section(record.config),
         "Chosen for this machine": table(record.choices.items()),
         "Environment": table(record.environment.items()),
     }
@@ -77,9 +83,7 @@ def summary(record: Record) -> str:
     parts = [f"GPT with {record.parameters:,} parameters" if record.parameters else "GPT"]
     words = {"n_layer": "{} layers", "n_head": "{} heads", "n_embd": "width {}", "block_size": "context {}"}
     parts += [text.format(config[f"model.{key}"]) for key, text in words.items() if f"model.{key}" in config]
-    if config.get("data.name"):
-        parts.append(f"text {text_of(config)}")
-        parts[-1] += f", tokenizer {config['tokenizer.name']}" if config.get("tokenizer.name") else ""
+    parts.append(f"text {text_of(config)}, tokenizer {config.get('tokenizer.name', '?')}")
     return " · ".join(parts)
 
 
@@ -87,18 +91,17 @@ def cards(record: Record) -> Iterator[tuple[str, str, str]]:
     """Yield the headline figures: value, what it is, note."""
     rows, best = record.rows, best_row(record.rows)
     if best:
-        final = column(rows, "val/loss")
-        note = "" if final[0][-1] == best["step"] else f"best, step {best['step']:,}; final {final[1][-1]:.4f}"
+        final = column(rows, "val/loss")[1][-1]
+        note = f"best, step {best['step']:,}; final {final:.4f}"
         yield f"{best['val/loss']:.4f}", "validation loss, nats per token", note
         bits = number(best.get("val/bits_per_byte"))
         if bits is not None:
-            note = "; ".join(f"{row.get('name', 'baseline')}: {row['bits_per_byte']:.3f}" for row in record.baselines)
+            note = "; ".join(f"{row['name']}: {row['bits_per_byte']:.3f}" for row in record.baselines)
             yield f"{bits:.3f}", "bits per byte", note
         for name, loss in source_losses(best).items():
             yield f"{loss:.4f}", f"validation loss on {name}", "nats per token"
     if rows:
-        tokens, steps = number(rows[-1].get("tokens")), f"{rows[-1]['step']:,} steps"
-        yield (short_number(tokens), "tokens read", steps) if tokens else (steps, "", "")
+        yield short_number(rows[-1].get("tokens", 0)), "tokens read", f"{rows[-1]['step']:,} steps"
     if seconds := training_seconds(rows):
         yield duration(seconds), "of training", ""
     speeds, uses = column(rows, "tokens_per_second")[1], column(rows, "mfu")[1]
@@ -108,17 +111,14 @@ def cards(record: Record) -> Iterator[tuple[str, str, str]]:
 
 
 def charts(record: Record) -> str:
-    """Return the losses, for wide screens and for phones, then learning rate, gradient norm and speed side by side."""
+    """Return the losses, then learning rate, gradient norm and speed side by side."""
     if not record.rows:
         return "<p>No step has been logged yet.</p>"
-    large = ""
-    for name, size, columns in (("wide", (8.6, 3.4), 3), ("narrow", (4.4, 3.9), 1)):
-        with drawing(size=size, font_size=9) as figure:
-            draw_losses(figure.subplots(), record, columns=columns)
-            large += f'<div class="for-{name}">{svg_of(figure, "loss over optimizer steps")}</div>'
+    with drawing(size=(8.6, 3.4), font_size=9) as figure:
+        draw_losses(figure.subplots(), record)
+        large = svg_of(figure, "loss over optimizer steps")
     small = []
-    names = {"train/reward": "reward", "lr": "learning rate", "train/grad_norm": "gradient norm"}
-    for key, name in (*names.items(), ("tokens_per_second", "tokens/s")):
+    for key, name in SMALL_CHARTS.items():
         if len(column(record.rows, key)[0]) > 1:
             with drawing(size=(3.6, 1.6), font_size=9) as figure:
                 draw_metric(figure.subplots(), record, key, name)
@@ -127,18 +127,11 @@ def charts(record: Record) -> str:
 
 
 def samples_section(record: Record) -> str:
-    """Return samples from first to last; if there are many, some spread evenly and the others folded away."""
-    frame = '<article><h3>step {}</h3><pre class="sample">{}</pre></article>'
-    samples = [
-        frame.format(escape(str(sample.get("step"))), escape(sample["text"].rstrip()))
-        for sample in record.samples
-        if isinstance(sample.get("text"), str)
-    ]
-    last = len(samples) - 1
-    visible = {round(place * last / (SAMPLES_SHOWN - 1)) for place in range(SAMPLES_SHOWN)}
-    others = [sample for place, sample in enumerate(samples) if place not in visible]
-    text = "".join(sample for place, sample in enumerate(samples) if place in visible)
-    return text + folded(f"{len(others)} more", "".join(others))
+    """Return the last samples, and the earlier ones folded away."""
+    frame = '<h3>step {}</h3><pre class="sample">{}</pre>'
+    samples = [frame.format(escape(str(sample["step"])), escape(sample["text"].rstrip())) for sample in record.samples]
+    earlier = samples[:-SAMPLES_SHOWN]
+    return "".join(samples[-SAMPLES_SHOWN:]) + folded(f"{len(earlier)} earlier", "".join(earlier))
 
 
 def events_section(record: Record) -> str:
@@ -146,18 +139,17 @@ def events_section(record: Record) -> str:
     rows = []
     for event in record.events:
         facts = {key: value for key, value in event.items() if key not in ("time", "event")}
-        shown = {key: value for key, value in facts.items() if value or key in ("step", "was", "now")}
-        words = ", ".join(f"{key.replace('_', ' ')} {cell_text(value)}" for key, value in shown.items())
+        words = ", ".join(f"{key.replace('_', ' ')} {cell_text(value)}" for key, value in facts.items())
         rows.append((str(event.get("time", "")).replace("T", " ")[:19], event.get("event", ""), words))
     return table(rows)
 
 
-def settings_section(record: Record) -> str:
+def settings_section(config: dict[str, Any]) -> str:
     """Return the settings that differ from their defaults; the others are folded away."""
     defaults = values(TrainConfig())
-    changed = {key: value for key, value in record.config.items() if value != defaults.get(key)}
-    others = [(key, value) for key, value in record.config.items() if key not in changed]
-    return table(changed.items()) + folded(f"{len(others)} that have their default", table(others))
+    changed = [(key, value) for key, value in config.items() if value != defaults.get(key)]
+    others = [(key, value) for key, value in config.items() if value == defaults.get(key)]
+    return table(changed) + folded(f"{len(others)} that have their default", table(others))
 
 
 def folded(title: str, part: str) -> str:

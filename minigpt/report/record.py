@@ -1,6 +1,5 @@
 """What a run directory says about its run. Missing or damaged files are left out: a report must not fail on them."""
 
-import contextlib
 import json
 import math
 import os
@@ -45,8 +44,7 @@ def read_record(run_dir: str | Path) -> Record:
     """Read a run directory."""
     path = Path(os.path.expanduser(run_dir))
     if not (path / "metrics.jsonl").is_file():
-        what = "no metrics.jsonl in it, so no run has logged a step there" if path.is_dir() else "no such folder"
-        raise UserFault(f"run.dir={path}: {what}. Give the folder of a run: minigpt runs lists them")
+        raise UserFault(f"run.dir={path}: no metrics.jsonl there. Give the folder of a run: minigpt runs lists them")
     rows = {row["step"]: row for row in read_rows(path / "metrics.jsonl") if number(row.get("step")) is not None}
     return Record(
         path=path,
@@ -69,9 +67,10 @@ def read_baselines(run_dir: Path) -> list[Row]:
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """Read a YAML or JSON file that holds a mapping; return an empty one if it can't be read as one."""
-    content: Any = None
-    with contextlib.suppress(OSError, UserFault, yaml.YAMLError):
+    try:
         content = read_json(path) if path.suffix == ".json" else yaml.safe_load(path.read_text())
+    except (OSError, UserFault, yaml.YAMLError):
+        return {}
     return content if isinstance(content, dict) else {}
 
 
@@ -103,8 +102,7 @@ def source_losses(row: Row) -> dict[str, float]:
 def text_of(config: dict[str, Any]) -> str:
     """Return what a run is trained on, as its settings name it."""
     mix = [key.removeprefix("data.mix.") for key in config if key.startswith("data.mix.")]
-    one = config.get("data.source") or config.get("data.name", "?")
-    return ", ".join(mix) or str(one)
+    return ", ".join(mix) or str(config.get("data.source") or config.get("data.name", "?"))
 
 
 def training_seconds(rows: list[Row]) -> float:

@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from minigpt.checkpoint.folder import DamagedCheckpoint, best_checkpoint, list_checkpoints, read_manifest
 from minigpt.faults import UserFault
 from minigpt.report.record import Row, best_row, number, read_record, text_of
-from minigpt.screen import short_number, table
+from minigpt.screen import table
 
 STATES = {"finished": "finished", "stopped": "stopped", "gave_up": "non-finite"}  # by a run's last event
 
@@ -22,30 +21,28 @@ def list_runs(folder: str) -> str:
         raise UserFault(f"{path}: no such folder. Give a folder of runs, or a run: minigpt runs DIR")
     if (path / "config.yaml").is_file():
         return list_checkpoints_of(path)
-    runs = [file.parent for file in path.glob("*/metrics.jsonl") if file.is_file()]
+    runs = [file.parent for file in path.glob("*/metrics.jsonl")]
     if not runs:
         return f"No run in {path}. Train one: minigpt train run.dir={path / 'NAME'}"
-    head = ("run", "text", "parameters", "steps", "val/loss", "bits/byte", "state", "last change")
-    return table([head, *(describe_run(run) for run in sorted(runs, key=_changed))])
+    head = ("run", "text", "steps", "val/loss", "bits/byte", "state")
+    runs.sort(key=lambda run: (run / "metrics.jsonl").stat().st_mtime)
+    return table([head, *map(describe_run, runs)])
 
 
 def describe_run(run: Path) -> tuple[str, ...]:
     """Return a run's row in the table."""
     record = read_record(run)
     config, best = record.config, best_row(record.rows) or {}
-    text = ", ".join(Path(place).name for place in text_of(config).split(", "))
     steps = f"{record.rows[-1]['step'] if record.rows else 0:,}"
-    if number(config.get("trainer.max_steps")) and not config.get("trainer.max_tokens"):
+    if config.get("trainer.max_steps") and not config.get("trainer.max_tokens"):
         steps += f" of {config['trainer.max_steps']:,}"
     return (
         run.name,
-        f"{text}, {config.get('tokenizer.name', '?')}",
-        "-" if record.parameters is None else short_number(record.parameters),
+        f"{Path(text_of(config)).name}, {config.get('tokenizer.name', '?')}",
         steps,
         _figure(best.get("val/loss")),
         _figure(best.get("val/bits_per_byte")),
         state_of(run, record.events),
-        _moment(_changed(run)),
     )
 
 
@@ -65,23 +62,14 @@ def state_of(run: Path, events: Sequence[Row]) -> str:
 def list_checkpoints_of(run: Path) -> str:
     """Return a table of a run's checkpoints, oldest first."""
     best = best_checkpoint(run / "checkpoints")
-    rows = [("checkpoint", "val/loss", "MB", "made", "")]
+    rows = [("checkpoint", "val/loss", "")]
     for path in list_checkpoints(run / "checkpoints"):
-        size = sum(file.stat().st_size for file in path.iterdir()) / 1e6
         try:
             loss, note = _figure(read_manifest(path).get("val_loss")), "best" if path == best else ""
         except DamagedCheckpoint as damage:
             loss, note = "-", f"damaged: {damage}"
-        rows.append((str(path), loss, f"{size:,.1f}", _moment(path.stat().st_mtime), note))
+        rows.append((str(path), loss, note))
     return table(rows) if len(rows) > 1 else f"{run} has no checkpoint yet."
-
-
-def _changed(run: Path) -> float:
-    return (run / "metrics.jsonl").stat().st_mtime
-
-
-def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def _figure(value: Any) -> str:

@@ -43,7 +43,7 @@ def test_limits_leave_out_the_first_fall_and_single_spikes(finished):
 def test_limits_show_the_baseline_wherever_it_lies(finished):
     for bits in (0.2, 30.0):
         record = read_record(finished)
-        record.baselines = [{"bits_per_byte": bits}]
+        record.baselines = [{"name": "xz", "bits_per_byte": bits}]
         low, high = limits(record)
         assert low < 2 * bits < high  # 2 nats per token are a bit per byte in this run
 
@@ -63,7 +63,6 @@ def test_a_spike_of_a_metric_does_not_flatten_the_rest(finished):
     axes = Figure().subplots()
     draw_metric(axes, record, "lr", "learning rate")
     assert axes.get_ylim() == (0, pytest.approx(1.15e-3))
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "0.001"]
 
 
 def test_damaged_rows_and_files_are_left_out(finished):
