@@ -5,7 +5,6 @@ one sentence.
 """
 
 import glob
-import math
 import operator
 import os
 from collections.abc import Iterator, Mapping
@@ -54,16 +53,6 @@ def stored_config(content: Any) -> TrainConfig:
     if faults:
         raise UserFault(faults[0].sentence)
     return config
-
-
-def find_notes(config: TrainConfig) -> list[str]:
-    """Return a sentence for what is allowed but seldom meant: a warm-up that does not end."""
-    trainer, warmup_steps = config.trainer, config.schedule.warmup_steps
-    steps = math.ceil(trainer.max_tokens / config.batch_tokens) if trainer.max_tokens else trainer.max_steps
-    if steps is None or warmup_steps <= steps:
-        return []
-    remedy = f"The learning rate never reaches its peak. Try schedule.warmup_steps={steps // 10}."
-    return [f"schedule.warmup_steps={warmup_steps} is longer than the run of {steps} steps. {remedy}"]
 
 
 def _wrong_alone(setting: Setting, value: Any) -> Iterator[str]:

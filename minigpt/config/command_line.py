@@ -5,7 +5,6 @@ quotes and braces mean nothing special.
 """
 
 import itertools
-import math
 import os
 import re
 from dataclasses import dataclass, field
@@ -13,20 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.config.commands import CLASSES
-from minigpt.config.convert import Fault, checked_value, nearest, no_setting, settings, shown, value_from_text
-from minigpt.config.schema import RETIRED, TrainConfig
+from minigpt.config.convert import Fault, nearest, no_setting, settings, shown, value_from_text
+from minigpt.config.schema import TrainConfig
 from minigpt.config.yaml_files import config_folder, find_groups
-from minigpt.faults import UserFault
-from minigpt.invocation import typed
 from minigpt.redact import redact
 
 # The values of these are the user's own text and are taken unchanged: null, 123 and ${x} are text here.
 LITERAL = {key for cls in CLASSES.values() for key, setting in settings(cls).items() if setting.literal}
 WHOLE = {"data.mix", *(key for key, setting in settings(TrainConfig).items() if setting.literal)}  # -m: commas are text
-NOT_EVALUATED = "${...} is not evaluated. Write the value itself."
-ONE_VALUE = "Several are trained one after the other with -m: minigpt train -m key=a,b"
 MULTIRUN = ("-m", "--multirun")
-MAX_JOBS = 1000  # of -m
 
 Job = list[str]  # a command line
 
@@ -110,9 +104,6 @@ def expand_lists(arguments: list[str]) -> list[tuple[Job, str]]:
     Lists are `lr=1e-3,3e-3` and `seed=range(1,4)`; the last one changes fastest.
     """
     lists = [_alternatives(argument) for argument in arguments if argument not in MULTIRUN]
-    count = math.prod(map(len, lists))
-    if count > MAX_JOBS:
-        raise UserFault(f"-m: {count:,} combinations, at most {MAX_JOBS:,}. Use fewer values, or minigpt sweep")
     several = [len(values) > 1 for values in lists]
     return [(list(job), " ".join(itertools.compress(job, several))) for job in itertools.product(*lists)]
 
@@ -130,8 +121,6 @@ def _read_option(request: Request, name: str, text: str) -> None:
     folder = Path(os.path.expanduser(text))
     if name in ("--cfg", "-c"):
         request.show = True
-        if text != "job":
-            request.refuse(f"--cfg prints the composed configuration. Type --cfg job, got {text!r}.")
     elif not text or not folder.is_dir():
         request.refuse(f"--config-dir wants a folder with group folders in it, got {text!r}.")
     else:
@@ -140,16 +129,10 @@ def _read_option(request: Request, name: str, text: str) -> None:
 
 def _read_setting(request: Request, key: str, text: str) -> None:
     setting = settings(request.cls)[key]
-    kind = setting.kind
-    if setting.literal:
-        request.values[key] = [*request.values.get(key, []), text] if kind == list[str] else text
-    elif "${" in text and kind != list[str]:
-        request.refuse(f"{key}={shown(text)}: {NOT_EVALUATED}", key)
+    if not setting.literal:
+        request.values[key] = value_from_text(setting.kind, text)
     else:
-        value, first = (value_from_text(kind, words) for words in (text, text.partition(",")[0]))
-        request.values[key] = value
-        if "," in text and checked_value(kind, value)[1] and not checked_value(kind, first)[1]:
-            request.refuse(f"{key} takes one value, got {shown(text)}. {ONE_VALUE}", key)
+        request.values[key] = [*request.values.get(key, []), text] if setting.kind == list[str] else text
 
 
 def _check_choice(request: Request, group: str, choice: str) -> None:
@@ -161,7 +144,7 @@ def _check_choice(request: Request, group: str, choice: str) -> None:
     elif choice not in choices:
         del request.choices[group]
         meant = nearest(choice, choices)
-        hint = f" {ONE_VALUE}" if "," in choice else f" Did you mean {group}={meant[0]}?" if meant else ""
+        hint = f" Did you mean {group}={meant[0]}?" if meant else ""
         request.refuse(f"No {group} {shown(choice)}.{hint} There are: {', '.join(choices)}.", group)
 
 
@@ -174,29 +157,19 @@ def _not_a_setting(request: Request, name: str, value: str) -> str:
     meant = [f"{group}={name}" for group, choices in groups.items() if name in choices]
     if bare in known or bare in groups:
         return f"{wrong} Type {bare}={value}"
-    if bare in RETIRED or (named := _other_name(request, bare)):
-        return no_setting(bare, known) if bare in RETIRED else f"{wrong} {named}"
     if path and (os.sep in name or os.path.exists(name)) and not name.startswith("-"):
         return f"{wrong} Type {'data=text ' * (path == 'data.source')}{path}={redact(name)}"
-    if not meant and bare:
-        meant = [f"{key}={value}" for key in dict.fromkeys(nearest(bare, [*known, *groups]))]
-    return f"{wrong} " + (f"Did you mean {' or '.join(meant)}?" if meant else f"See {typed(request.command)} --help.")
-
-
-def _other_name(request: Request, key: str) -> str:
-    """Return what a setting of other frameworks is called here, or ""."""
-    known = settings(request.cls).items()
-    return next((f"Here it is {ours}: {about.meaning}." for ours, about in known if key in about.aka.split()), "")
+    return f"{wrong} " + (f"Did you mean {' or '.join(meant)}?" if meant else _unknown(request, bare))
 
 
 def _unknown(request: Request, key: str) -> str:
     """Return the sentence for a setting that the command does not have."""
     known = [*settings(request.cls), *request.groups()]
-    inside = ", ".join(name for name in known if name.startswith(key + "."))
-    if inside and key:
+    if inside := ", ".join(name for name in known if name.startswith(key + ".")):
         return f"'{key}' is a group of settings. Set one of: {inside}."
-    if named := _other_name(request, key):
-        return f"No setting '{key}'. {named}"
+    for name, setting in settings(request.cls).items():
+        if key in setting.aka.split():  # its name in another framework
+            return f"No setting '{key}'. Here it is {name}: {setting.meaning}."
     owner = next((command for command, cls in CLASSES.items() if key in settings(cls)), None)
     if owner and not any(name.rpartition(".")[2] == key.rpartition(".")[2] for name in known):
         return f"No setting '{key}' of the command {request.command}: it belongs to {owner}."

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minigpt.config.check import find_faults, find_notes, stored_config
-from minigpt.config.command_line import NOT_EVALUATED, Request, folder_words, read_arguments
+from minigpt.config.check import find_faults, stored_config
+from minigpt.config.command_line import Request, folder_words, read_arguments
 from minigpt.config.commands import CLASSES
 from minigpt.config.convert import assign, checked_value, flatten, in_words, read, settings, shown, values
 from minigpt.config.schema import TrainConfig, TrainerConfig
@@ -64,8 +64,6 @@ def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
     prints = not is_run or _take_from_launcher(config.trainer, request.values)
     request.refuse_what_is_certain(wrong)
     request.refuse_what_is_certain(find_faults(config))
-    if isinstance(config, TrainConfig) and not (request.faults or request.show):
-        request.notes += find_notes(config)
     for note in request.notes if prints else []:  # before the faults: one may be the reason for them
         print(f"Note: {note}", file=sys.stderr)
     if request.faults:
@@ -114,20 +112,19 @@ def _read_files(request: Request) -> dict[str, Any]:
         composed.setdefault("experiment", experiment)
     flat = flatten(composed, known)
     of_groups = {key: value for key, value in flatten(alone, known).items() if key.partition(".")[0] in chosen}
-    for group, choice in chosen.items():
-        changes = [
-            f"{key}={shown(value)} (not {shown(flat[key])})"
-            for key, value in of_groups.items()
-            if key.startswith(f"{group}.") and key not in request.values and flat.get(key, value) != value
-        ]
-        if changes:
-            request.notes.append(
-                f"{group}={choice} replaces settings of experiment={experiment}: {', '.join(changes)}."
-            )
+    changes = [
+        f"{key}={shown(value)} (not {shown(flat[key])})"
+        for key, value in of_groups.items()
+        if key not in request.values and flat.get(key, value) != value
+    ]
+    if changes:
+        groups = " ".join(f"{group}={choice}" for group, choice in chosen.items())
+        request.notes.append(f"{groups} replaces settings of experiment={experiment}: {', '.join(changes)}.")
     flat |= of_groups
     for key, value in flat.items():
         if isinstance(value, str) and "${" in value:
-            request.refuse(f"A config file says {key}: {redact(value)}, but {NOT_EVALUATED}", key)
+            remedy = "${...} is not evaluated. Write the value itself."
+            request.refuse(f"A config file says {key}: {redact(value)}, but {remedy}", key)
     return flat
 
 

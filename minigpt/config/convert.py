@@ -9,7 +9,6 @@ import dataclasses
 import difflib
 import functools
 import json
-import re
 import sys
 import types
 import typing
@@ -158,8 +157,6 @@ def checked_value(kind: Any, value: Any) -> tuple[Any, str]:
         value, wanted = (float(value), "") if good else (value, "a finite number" if type(value) is float else wanted)
     elif part is int:
         good = type(value) is int
-        if not good and re.fullmatch(r"[1-9]\d{0,8}(\.0*)?(e\+?\d)?", str(value)):
-            wanted += f" (write {float(value):.0f})"
     elif typing.get_origin(part) is list:
         good = isinstance(value, list) and not any(checked_value(typing.get_args(part)[0], item)[1] for item in value)
     elif part == SHARES:

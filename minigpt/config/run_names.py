@@ -14,7 +14,6 @@ from minigpt.config.sources import as_one_spelling, display_name
 from minigpt.redact import redact_values
 
 NAMED: tuple[Role, ...] = ("weights", "content", "schedule")  # roles that the hash in a run's name covers
-FIXED: tuple[Role, ...] = ("weights",)  # roles whose settings a run keeps for good
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +28,10 @@ class Change:
     @property
     def allowed(self) -> bool:
         """Whether the run may continue with it."""
-        return self.role not in FIXED
+        return self.role != "weights"
 
     def __str__(self) -> str:
-        was, now = (text if len(text) <= 300 else f"{text[:300]}..." for text in (repr(self.was), repr(self.now)))
-        return f"{self.key}: {was} -> {now}"
+        return f"{self.key}: {self.was!r} -> {self.now!r}"
 
 
 def with_role(cls: type, *roles: Role) -> set[str]:

@@ -41,11 +41,7 @@ def from_here(path: str) -> str:
 
 def is_begun(run: str | None) -> bool:
     """Return whether there is a run in this folder that has checkpoints."""
-    return (
-        bool(run)
-        and "\0" not in str(run)
-        and bool(glob.glob(os.path.join(glob.escape(expand(str(run))), "checkpoints", "step-*")))
-    )
+    return bool(run and glob.glob(os.path.join(glob.escape(expand(str(run))), "checkpoints", "step-*")))
 
 
 def is_hub_name(source: str) -> bool:
@@ -83,9 +79,4 @@ def address_hash(source: str) -> str:
 
 
 def _may_be(place: str) -> bool:
-    if is_url(place) or exists(place):
-        return True
-    root, deep, _ = expand(place).partition("**")
-    if deep and not glob.has_magic(root):  # a search through all folders for nothing could take for ever
-        return os.path.isdir(os.path.dirname(root) or ".")
-    return bool(glob.glob(expand(place)))
+    return is_url(place) or exists(place) or any(glob.iglob(expand(place), recursive=True))

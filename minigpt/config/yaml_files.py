@@ -14,8 +14,6 @@ import yaml
 import minigpt
 from minigpt.config.convert import settings, to_dict
 
-YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, where PyYAML was built with it: ten times faster
-
 
 @functools.cache
 def config_folder() -> Path:
@@ -70,8 +68,3 @@ def _quoted(text: str) -> str:
 def to_yaml(config: Any) -> str:
     """Return a config as YAML, with the names that users type."""
     return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
-
-
-def read_yaml(path: Path) -> Any:
-    """Return the plain values in a YAML file; one that would create an object is a yaml.YAMLError."""
-    return YAML_LOADER(path.read_text(encoding="utf-8")).get_single_data()

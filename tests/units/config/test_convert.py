@@ -82,7 +82,7 @@ def test_every_fault_is_reported_at_once():
     ("key", "value", "wanted"),
     [
         ("seed", True, "a whole number"),
-        ("seed", "1e6", "a whole number (write 1000000)"),
+        ("seed", "1e6", "a whole number"),
         ("optimizer.lr", False, "a number"),
         ("optimizer.lr", 10**400, "a number"),
         ("model.tied", 1, "true or false"),

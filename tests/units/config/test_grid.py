@@ -2,8 +2,7 @@
 
 import pytest
 
-from minigpt.config.command_line import MAX_JOBS, expand_lists
-from minigpt.faults import UserFault
+from minigpt.config.command_line import expand_lists
 
 
 def test_the_last_list_changes_fastest_and_single_values_stay_as_typed():
@@ -33,8 +32,3 @@ def test_each_kind_of_list(argument, texts):
 )
 def test_what_lists_nothing_stays_as_it_is(argument):
     assert expand_lists(["-m", argument]) == [([argument], "")]
-
-
-def test_too_many_jobs_are_named_and_not_made():
-    with pytest.raises(UserFault, match=r"1,000,000,000 combinations"):
-        expand_lists(["-m", *(f"{key}=range(0,{MAX_JOBS})" for key in ("seed", "model.n_layer", "model.n_head"))])
