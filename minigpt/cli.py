@@ -18,6 +18,9 @@ from typing import Any
 from minigpt import __version__
 from minigpt.faults import FINISHED, UserFault, run_script
 from minigpt.invocation import command_line, typed
+from minigpt.ranks.launch import start_ranks
+from minigpt.ranks.signals import Signals
+from minigpt.redact import redact_arguments
 
 
 def train(arguments: list[str]) -> int:
@@ -26,13 +29,9 @@ def train(arguments: list[str]) -> int:
     if wants_grid(arguments):
         return run_grid(arguments, command_line("train"))
 
-    from minigpt.ranks.launch import start_ranks
-    from minigpt.ranks.signals import Signals
-
     with Signals():  # handled even while torch is loaded
         config = _compose("train", arguments)
-        code = start_ranks(config.trainer)
-        if code is not None:
+        if (code := start_ranks(config.trainer)) is not None:
             return code
         train_in_stages = _load("minigpt.stages:train_in_stages")
         return train_in_stages(config, arguments, _load("minigpt.training.run:train"))
@@ -45,8 +44,6 @@ def prepare(arguments: list[str]) -> None:
 
     prepare_tokens = _load("minigpt.data.preparing.prepare:prepare")
     from minigpt.data.prepared import describe
-    from minigpt.ranks.signals import Signals
-    from minigpt.redact import redact_arguments
 
     with Signals():
         prepared = prepare_tokens(config.data, config.tokenizer, work=config.prepare)
@@ -90,7 +87,6 @@ def slurm(arguments: list[str]) -> None:
 
     from minigpt.config.command_line import train_arguments
     from minigpt.ranks.slurm import write_train_script
-    from minigpt.redact import redact_arguments
 
     command = [*command_line("train"), *train_arguments("slurm", arguments)]
     print(write_train_script(config, command, shlex.join([*typed("slurm").split(), *redact_arguments(arguments)])))
@@ -109,8 +105,7 @@ def verify_resume(arguments: list[str]) -> int:
     from minigpt.config.command_line import train_arguments
 
     command = [*command_line("train"), *train_arguments("verify-resume", arguments), "logger.name=files"]
-    folder = Path(tempfile.mkdtemp(prefix="minigpt-verify-"))
-    return _load("minigpt.verify:verify_resume")(config, command, kills=config.kills, folder=folder)
+    return _load("minigpt.verify:verify_resume")(config, command, kills=config.kills, folder=Path(tempfile.mkdtemp()))
 
 
 def look(arguments: list[str]) -> None:
@@ -132,9 +127,6 @@ def demo(arguments: list[str]) -> int:
     if not {"--help", "-h"}.isdisjoint(arguments):
         print(inspect.getdoc(demo))
         return FINISHED
-
-    from minigpt.ranks.launch import start_ranks
-
     config = _compose("train", ["experiment=demo", *arguments])
     code = start_ranks(config.trainer)
     return _load("minigpt.demo:demo")(config, arguments) if code is None else code
@@ -147,10 +139,7 @@ COMMANDS: dict[str, tuple[str, Callable[[list[str]], int | None] | str]] = {
     "sweep": ("Search for better settings: many trainings, on all devices.", sweep),
     "prepare": ("Turn text into token files, without training.", prepare),
     "compare": ("Tell which run predicts better, and how sure that is.", "minigpt.evaluation.compare:compare"),
-    "evaluate": (
-        "Score texts and questions: perplexity, bits per byte, accuracy.",
-        "minigpt.evaluation.evaluate:evaluate",
-    ),
+    "evaluate": ("Score texts: perplexity, bits per byte, accuracy.", "minigpt.evaluation.evaluate:evaluate"),
     "export": ("Write a model as a Hugging Face folder or a GGUF file, with a proof.", "minigpt.export:export"),
     "runs": ("List the runs of a folder, or the checkpoints of a run.", runs),
     "report": ("Draw a run's loss.png and report.html again.", report),

@@ -9,11 +9,12 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from minigpt.checkpoint.folder import list_checkpoints
 from minigpt.children import Child
 from minigpt.config.schema import TrainConfig
-from minigpt.faults import StoppedEarly, UserFault
+from minigpt.faults import UserFault
 from minigpt.ranks.signals import Signals
 from minigpt.rundir.rows import TIMINGS, read_rows
 
@@ -34,12 +35,21 @@ def verify_resume(config: TrainConfig, command: Sequence[str], *, kills: int, fo
     if config.trainer.max_minutes is not None:
         remedy = "Verify with trainer.max_steps=60 trainer.max_minutes=null"
         raise UserFault(f"trainer.max_minutes ends a run by the clock, and two runs at different steps. {remedy}")
-    try:
-        with Signals():  # so that a signal kills the training that is running
-            done, differences = _verify(command, kills, folder, random.Random(seed))
-    except (StoppedEarly, KeyboardInterrupt):
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+    straight, killed, moments, done = folder / "straight", folder / "killed", random.Random(seed), 0
+    with Signals():  # so that a signal kills the training that is running
+        _train(command, straight)
+        print(f"Straight run   {last_checkpoint(straight).name}", flush=True)
+        seconds = float(read_rows(straight / "metrics.jsonl")[-1]["seconds"])
+        while done < kills and _train(command, killed, kill_after=moments.uniform(0, 2 * seconds / (kills + 1))):
+            done += 1
+            newest = max((path.name for path in list_checkpoints(killed / "checkpoints")), default="none")
+            print(f"Kill {done:>3}       newest checkpoint {newest}", flush=True)
+        if not done:
+            remedy = "Verify a longer one: trainer.max_steps=N"
+            raise UserFault(f"the training ended each time before it was to be killed: nothing is proved. {remedy}")
+        _train(command, killed)
+    compared, differences = compare_runs(straight, killed)
+    print("\n".join([f"Compared       {compared}", *(f"Different      {line}" for line in differences)]))
     if not differences:
         shutil.rmtree(folder, ignore_errors=True)
         print(f"EXACT: killed {done} times, the run ended with the same bytes as the one that was not.")
@@ -50,33 +60,9 @@ def verify_resume(config: TrainConfig, command: Sequence[str], *, kills: int, fo
     return 1
 
 
-def _verify(command: Sequence[str], kills: int, folder: Path, moments: random.Random) -> tuple[int, list[str]]:
-    """Make and compare the two runs; return how often one was killed, and the differences."""
-    straight, killed = folder / "straight", folder / "killed"
-    begun = time.perf_counter()
-    _train(command, straight)
-    print(f"Straight run   {last_checkpoint(straight).name} after {time.perf_counter() - begun:.1f} s", flush=True)
-    seconds, done = float(read_rows(straight / "metrics.jsonl")[-1]["seconds"]), 0
-    while done < kills and _train(command, killed, kill_after=moments.uniform(0, 2 * seconds / (kills + 1))):
-        done += 1
-        step = max((row["step"] for row in read_rows(killed / "metrics.jsonl")), default=0)
-        newest = max((path.name for path in list_checkpoints(killed / "checkpoints")), default="none")
-        print(f"Kill {done:>3}       after the row of step {step}, newest checkpoint {newest}", flush=True)
-    if not done:
-        remedy = "Verify a longer one: trainer.max_steps=N"
-        raise UserFault(f"the training ended each time before it was to be killed: nothing is proved. {remedy}")
-    _train(command, killed)
-    compared, differences = compare_runs(straight, killed)
-    print("\n".join([f"Compared       {compared}", *(f"Different      {line}" for line in differences)]))
-    return done, differences
-
-
 def last_checkpoint(run: Path) -> Path:
     """Return the newest checkpoint folder of a run."""
-    checkpoints = list_checkpoints(run / "checkpoints")
-    if not checkpoints:
-        raise UserFault(f"{run} has no checkpoint to compare")
-    return checkpoints[-1]
+    return list_checkpoints(run / "checkpoints")[-1]
 
 
 def compare_runs(one: Path, other: Path) -> tuple[str, list[str]]:
@@ -90,15 +76,14 @@ def compare_runs(one: Path, other: Path) -> tuple[str, list[str]]:
     _, mismatched, missing = filecmp.cmpfiles(first, second, names, shallow=False)
     differences += [f"{name}: other bytes" for name in sorted(mismatched + missing)]
     rows, other_rows = (read_rows(run / "metrics.jsonl") for run in (one, other))
-    none: dict[str, object] = {}
-    for row, other_row in itertools.zip_longest(rows, other_rows, fillvalue=none):
+    for row, other_row in itertools.zip_longest(rows, other_rows, fillvalue=dict[str, Any]()):
         keys = {key for key in row.keys() | other_row.keys() if row.get(key) != other_row.get(key)} - set(TIMINGS)
         if keys:
             where = f"metrics.jsonl ({len(rows)} and {len(other_rows)} rows), step {(row or other_row).get('step')}"
             differences.append(f"{where}: {', '.join(sorted(keys))}")
             break
-    samples = [path.read_bytes() if path.exists() else b"" for path in (one / "samples.jsonl", other / "samples.jsonl")]
-    differences += ["samples.jsonl: other texts"] if samples[0] != samples[1] else []
+    if read_rows(one / "samples.jsonl") != read_rows(other / "samples.jsonl"):
+        differences.append("samples.jsonl: other texts")
     return f"{len(names)} files of {first.name}, {len(rows)} rows of metrics.jsonl, samples.jsonl", differences
 
 

@@ -6,7 +6,6 @@ tokenizer with which they were trained.
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 from minigpt.checkpoint import contents
 from minigpt.config.convert import shown
 from minigpt.faults import UserFault
+from minigpt.files import read_json
 from minigpt.formats.names import GPT2_NAMES, LLAMA_NAMES, other_names
 from minigpt.model.gpt import GPT
 from minigpt.model.lora import Adapter, Place, adapter_of, base_of, places
@@ -99,28 +99,24 @@ def read_adapter(find: Callable[[str], Path], gpt: GPT, origin: str) -> Adapter:
     pairs: dict[Place, tuple[Tensor, Tensor]] = {}
     for place in places(gpt):
         name, columns = peft_name(gpt, place), gpt.get_submodule(place.layer).in_features
-        pair = [tensors.pop(f"{name}.lora_{letter}.weight", None) for letter in "AB"]
-        if pair == [None, None]:
-            continue
-        shapes = [None if tensor is None else tuple(tensor.shape) for tensor in pair]
-        if shapes != [(rank, columns), (place.rows, rank)]:
-            wanted = f"{(rank, columns)} and {(place.rows, rank)}"
-            raise UserFault(f"{origin}: {name} has matrices of {shapes[0]} and {shapes[1]}; the model needs {wanted}")
-        pairs[place] = (pair[0], pair[1])  # type: ignore[assignment]
+        pair = [tensors.pop(key) for letter in "AB" if (key := f"{name}.lora_{letter}.weight") in tensors]
+        shapes, wanted = [tuple(tensor.shape) for tensor in pair], [(rank, columns), (place.rows, rank)]
+        if pair and shapes != wanted:
+            raise UserFault(f"{origin}: {name} has matrices of {shapes}; the model needs {wanted}")
+        if pair:
+            pairs[place] = (pair[0], pair[1])
     if tensors or not pairs:
-        strange = f"holds {shown(min(tensors))}, which the model has no place for" if tensors else "holds nothing"
-        raise UserFault(f"the adapter {origin} {strange}. Put it on the model that it was trained on")
+        strange = shown(min(tensors)) if tensors else "nothing"
+        raise UserFault(f"the adapter {origin} holds {strange}. Put it on the model that it was trained on")
     hashes = [label.get(name, "") for name in (BASE, WORDS)]
     return Adapter(rank, alpha, pairs, *[text if re.fullmatch("[0-9a-f]{64}", text) else "" for text in hashes])
 
 
 def _read_config(path: Path) -> tuple[int, float]:
     """Return the rank and the effective alpha."""
-    try:
-        config = json.loads(path.read_bytes())
-        kind, rank, alpha = config["peft_type"], config["r"], config["lora_alpha"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        raise UserFault(f"{path} is no adapter's: it has no peft_type, r and lora_alpha") from None
+    config: Any = read_json(path)
+    config = config if isinstance(config, dict) else {}
+    kind, rank, alpha = map(config.get, ("peft_type", "r", "lora_alpha"))
     if kind != "LORA" or type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or not 0 < alpha < 1e9:
         got = f"peft_type={shown(kind)} r={shown(rank)} lora_alpha={shown(alpha)}"
         raise UserFault(f"{path}: got {got}; wanted LORA with numbers above 0")

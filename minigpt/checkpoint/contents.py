@@ -62,11 +62,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         tensors = load_file(path)
     except Exception as error:  # SafetensorError for most, KeyError for new types, RuntimeError for absurd shapes
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
-        hint = ""
-        with open(path, "rb") as file:
-            if file.read(2) in (b"PK", b"\x80\x02"):
-                hint = "; it looks like a pickle, as torch.save writes, which could run any code: it is not read"
-        raise UserFault(f"{path} is no usable safetensors file ({reason}){hint}. Use another checkpoint") from None
+        remedy = "A pickle, as torch.save writes, could run any code and is not read. Use another checkpoint"
+        raise UserFault(f"{path} is no usable safetensors file ({reason}). {remedy}") from None
     for name, tensor in tensors.items():
         if tensor.dtype not in _FLOATS:
             raise UserFault(f"{path} holds {shown(name)} as {tensor.dtype}; wanted floating-point numbers")
@@ -101,9 +98,7 @@ def restore_optimizer(tensors: Mapping[str, Tensor], optimizer: torch.optim.Opti
             state[index]["step"] = torch.zeros((), device=parameter.device)
     averages = {f"{index}.{name}": tensor for index, named in state.items() for name, tensor in named.items()}
     if difference := first_difference(averages, tensors):
-        raise UserFault(
-            f"{OPTIMIZER} does not belong to this model and optimizer: {difference}. Use another checkpoint"
-        )
+        raise UserFault(f"{OPTIMIZER} is not of this model and optimizer: {difference}. Use another checkpoint")
     rows = {
         name: tensors[name][held_rows(tensor)] if tensor.dim() else tensors[name] for name, tensor in averages.items()
     }

@@ -28,7 +28,7 @@ _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _NAME = re.compile(r"step-(\d{9,})")
 
 
-class DamagedCheckpoint(ValueError):
+class DamagedCheckpoint(UserFault):
     """A checkpoint folder whose contents are not what its manifest says."""
 
 
@@ -95,15 +95,11 @@ def write_checkpoint(
         verify(final)
     except (OSError, DamagedCheckpoint) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        reason = getattr(error, "strerror", None) or error
         if isinstance(error, DamagedCheckpoint):
-            with contextlib.suppress(OSError):  # else the next start finds it damaged
-                set_aside(final)
-            reason = f"what was read back is not what was written ({error})"
-        raise StorageFailure(
-            f"the checkpoint of step {step} could not be written to {folder}: {reason}. Earlier checkpoints are "
-            "untouched. Free some space or repair the disk, then run the same command again"
-        ) from error
+            set_aside(final)
+        wrong = f"the checkpoint of step {step} could not be written to {folder}: {reason}. Earlier checkpoints are"
+        raise StorageFailure(f"{wrong} untouched. Free some space, then run the same command again") from error
     return final
 
 
@@ -137,10 +133,8 @@ def _read(path: Path, read: Callable[[Path], Any]) -> Any:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise DamagedCheckpoint(f"{path}: {error.strerror}") from None
     except OSError as error:
-        raise StorageFailure(
-            f"{path} can't be read: {error.strerror or error}. The checkpoint is left as it is. Look at the disk or "
-            "the permissions, then run the same command again"
-        ) from error
+        remedy = "Look at the disk or the permissions, then run the same command again"
+        raise StorageFailure(f"{path} can't be read: {error.strerror or error}. {remedy}") from error
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -161,8 +155,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if manifest.get("format") != FORMAT:
         raise UserFault(
             f"the checkpoint {path} was made by minigpt {shown(str(manifest.get('minigpt')))[1:-1]} in format "
-            f"{shown(manifest.get('format'))}; this is minigpt {__version__}, which reads format {FORMAT}. "
-            "Use the version that made it, or a newer one"
+            f"{shown(manifest.get('format'))}; this is minigpt {__version__}, which reads format {FORMAT}"
         )
     return manifest
 
@@ -175,24 +168,22 @@ def verify(path: Path) -> dict[str, Any]:
     """
     manifest = read_manifest(path)
     for name in manifest["files"]:
-        verify_file(path, name, manifest)
+        verify_file(path, name)
     return manifest
 
 
-def verify_file(path: Path, name: str, manifest: Mapping[str, Any]) -> Path:
+def verify_file(path: Path, name: str) -> Path:
     """Compare a file with the checkpoint's manifest, and return its path.
 
     Raises:
         DamagedCheckpoint: it is missing, has another size or another SHA-256.
     """
-    entry = manifest["files"].get(name)
+    entry = read_manifest(path)["files"].get(name)
     if not isinstance(entry, dict) or not _FILE.fullmatch(name):
         raise DamagedCheckpoint(f"{path}: {MANIFEST} has no {name}")
     size, digest = _read(path / name, lambda file: (file.stat().st_size, sha256_of(file)))
-    if size != entry.get("bytes"):
-        raise DamagedCheckpoint(f"{path / name}: {size} bytes; the manifest says {entry.get('bytes')}")
-    if digest != entry.get("sha256"):
-        raise DamagedCheckpoint(f"{path / name}: SHA-256 differs: the file changed after it was written")
+    if (size, digest) != (entry.get("bytes"), entry.get("sha256")):
+        raise DamagedCheckpoint(f"{path / name}: size or SHA-256 differs: the file changed after it was written")
     return path / name
 
 

@@ -3,6 +3,7 @@
 A checkpoint may be a stranger's: every file is compared with the manifest, and names and shapes with the config.
 """
 
+import contextlib
 import copy
 import json
 import os
@@ -53,13 +54,9 @@ def find_checkpoint(path: str | Path, which: str = "best") -> Path:
     path = local_path(path)
     if is_foreign(path):
         return path
-    if path.is_file():
-        raise UserFault(
-            f"checkpoint={path} is a file; wanted a run directory (runs/NAME) or a checkpoint in it. Of the files that "
-            "torch.save makes only nanoGPT's ckpt.pt is read: others could run any code"
-        )
     if not path.is_dir():
-        raise UserFault(f"checkpoint={path}: no such folder. Give a run directory (runs/NAME) or a checkpoint in it")
+        wrong = "is a file" if path.exists() else "is no such folder"
+        raise UserFault(f"{path} {wrong}. Give a run directory (runs/NAME), a checkpoint in it, or nanoGPT's ckpt.pt")
     if (path / folder.MANIFEST).is_file():
         return path
     checkpoints = path / "checkpoints" if (path / "checkpoints").is_dir() else path
@@ -75,10 +72,7 @@ def find_checkpoint(path: str | Path, which: str = "best") -> Path:
             reasons.append(f"  {damage}")
     if reasons:
         raise NoUsableCheckpoint(f"no checkpoint in {checkpoints} can be used:\n" + "\n".join(reasons))
-    raise UserFault(
-        f"checkpoint={path}: no checkpoint in it. Give a run directory (runs/NAME) that has one, "
-        "or train one: minigpt train experiment=demo"
-    )
+    raise UserFault(f"{path} holds no checkpoint. Give a run directory (runs/NAME), or train one: minigpt train")
 
 
 def load_checkpoint(path: str | Path, which: str = "best", *, kernel: str = "fused") -> LoadedCheckpoint:
@@ -106,7 +100,7 @@ def load_checkpoint(path: str | Path, which: str = "best", *, kernel: str = "fus
 def merge_own_adapter(model: GPT, checkpoint: Path) -> None:
     """Merge the adapter in a checkpoint, if any, into a model that has the weights of that checkpoint."""
     if lists(checkpoint, ADAPTER):
-        merge(model, read_adapter(lambda name: verified(checkpoint, name), model, str(checkpoint)))
+        merge(model, read_adapter(lambda name: folder.verify_file(checkpoint, name), model, str(checkpoint)))
 
 
 def _load_foreign(path: Path, kernel: str) -> LoadedCheckpoint:
@@ -142,38 +136,22 @@ def resize_vocabulary(weights: Mapping[str, Tensor], model: GPT, known: int | No
 
 def unusable(checkpoint: Path, reason: object) -> UserFault:
     """Return the fault for a checkpoint that can't be used."""
-    return UserFault(
-        f"the checkpoint {checkpoint} can't be used: {reason}. Use another one (of a run: which=latest, or the folder "
-        "of an earlier step)"
-    )
-
-
-def verified(checkpoint: Path, name: str) -> Path:
-    """Return the path of a checkpoint's file after comparing it with the manifest."""
-    try:
-        return folder.verify_file(checkpoint, name, folder.read_manifest(checkpoint))
-    except DamagedCheckpoint as error:
-        raise unusable(checkpoint, error) from None
+    return UserFault(f"the checkpoint {checkpoint} can't be used: {reason}. Use that of an earlier step")
 
 
 def lists(checkpoint: Path, name: str) -> bool:
     """Return whether a checkpoint's manifest lists a file of this name."""
-    try:
-        return name in folder.read_manifest(checkpoint)["files"]
-    except DamagedCheckpoint as error:
-        raise unusable(checkpoint, error) from None
+    return name in folder.read_manifest(checkpoint)["files"]
 
 
 def read_json(checkpoint: Path, name: str) -> dict[str, Any]:
     """Return the content of a checkpoint's JSON file."""
-    content = verified(checkpoint, name).read_bytes()
-    try:
+    content = folder.verify_file(checkpoint, name).read_bytes()
+    with contextlib.suppress(ValueError, RecursionError):
         mapping = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise unusable(checkpoint, f"{name} is no JSON ({type(error).__name__})") from None
-    if not isinstance(mapping, dict):
-        raise unusable(checkpoint, f"{name} is no mapping")
-    return mapping
+        if isinstance(mapping, dict):
+            return mapping
+    raise unusable(checkpoint, f"{name} is no mapping")
 
 
 def read_config(checkpoint: Path) -> TrainConfig:
@@ -196,7 +174,7 @@ def _parsed(checkpoint: Path, name: str, parse: Callable[[Any], Any]) -> Any:
 
 def read_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint's safetensors file."""
-    return contents.read_tensors(verified(checkpoint, name))
+    return contents.read_tensors(folder.verify_file(checkpoint, name))
 
 
 def load_weights(model: GPT, weights: Mapping[str, Tensor], origin: str) -> None:
@@ -222,24 +200,11 @@ def open_adapter(path: str, which: str, base: LoadedCheckpoint) -> tuple[Path, A
     """Return where an adapter is, and the adapter, for the model of `base`."""
     place = Path(os.path.expanduser(path))
     if (place / ADAPTER_CONFIG).is_file() and not (place / folder.MANIFEST).is_file():
-        return place, read_adapter(lambda name: _file_of_peft(place / name), base.model, str(place))
-    try:
-        checkpoint = find_checkpoint(path, which)
-        if not (checkpoint / folder.MANIFEST).is_file() or not lists(checkpoint, ADAPTER):
-            raise UserFault("it has no adapter")
-    except UserFault:  # its sentence names checkpoint=, not adapter=
-        raise UserFault(
-            f"adapter={path} holds no adapter. Give a run with adapter=lora, or a folder that peft wrote"
-        ) from None
-    return checkpoint, read_adapter(lambda name: verified(checkpoint, name), base.model, str(checkpoint))
-
-
-def _file_of_peft(path: Path) -> Path:
-    if not path.is_file():
-        pickled = "; its adapter_model.bin is a pickle, which could run any code: save it as safetensors"
-        hint = pickled if path.with_name("adapter_model.bin").exists() else ""
-        raise UserFault(f"{path} is missing{hint}")
-    return path
+        return place, read_adapter(place.joinpath, base.model, path)
+    checkpoint = find_checkpoint(path, which)
+    if is_foreign(checkpoint) or not lists(checkpoint, ADAPTER):
+        raise UserFault(f"adapter={path} holds no adapter. Give a run with adapter=lora, or a folder that peft wrote")
+    return checkpoint, read_adapter(lambda name: folder.verify_file(checkpoint, name), base.model, str(checkpoint))
 
 
 def load_with_adapter(path: str, which: str, bases: Sequence[LoadedCheckpoint]) -> LoadedCheckpoint:
@@ -262,12 +227,9 @@ def load_with_adapter(path: str, which: str, bases: Sequence[LoadedCheckpoint]) 
             return _merged(base, place, adapter)
     if not hashes:
         raise faults[0]
-    if not adapter.base:
-        raise UserFault(f"the adapter {place} doesn't say on which model it was trained. Give a single checkpoint=")
-    raise UserFault(
-        f"the adapter {place} was trained on another model: on weights with the SHA-256 {adapter.base[:12]}, "
-        f"got {' and '.join(digest[:12] for digest in hashes)}. Give as checkpoint= what its run had as init.from"
-    )
+    trained_on = f"trained on weights of SHA-256 {adapter.base[:12]}" if adapter.base else "of no model it names"
+    got = " and ".join(digest[:12] for digest in hashes)
+    raise UserFault(f"the adapter {place} is {trained_on}, got {got}. Give as checkpoint= its run's init.from alone")
 
 
 def _merged(base: LoadedCheckpoint, place: Path, adapter: Adapter) -> LoadedCheckpoint:

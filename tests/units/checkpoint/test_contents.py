@@ -61,7 +61,7 @@ def test_copies_stay_while_training_goes_on():
 
 def test_a_pickle_and_whole_numbers_are_refused(tmp_path):
     torch.save({"a": torch.ones(2)}, tmp_path / "pickle.safetensors")
-    with pytest.raises(UserFault, match="looks like a pickle"):
+    with pytest.raises(UserFault, match="could run any code"):
         read_tensors(tmp_path / "pickle.safetensors")
     with pytest.raises(UserFault, match="wanted floating-point numbers"):
         read_tensors(file_of(tmp_path, {"a": torch.ones(2, dtype=torch.int64)}))
@@ -77,7 +77,7 @@ def test_an_optimizer_continues_where_it_stood(name):
 
 def test_averages_of_another_optimizer_or_with_nan_are_refused():
     averages = optimizer_tensors(stepped("muon"))
-    with pytest.raises(UserFault, match="does not belong to this model and optimizer"):
+    with pytest.raises(UserFault, match="is not of this model and optimizer"):
         restore_optimizer(averages, stepped("adamw"))
     averages["0.momentum"] = averages["0.momentum"] * torch.nan
     with pytest.raises(UserFault, match="non-finite average"):

@@ -108,7 +108,7 @@ def test_a_disk_that_gives_back_other_bytes_is_noticed_at_once(tmp_path, monkeyp
         return entry
 
     monkeypatch.setattr(checkpoints, "_write_flushed", write_badly)
-    with pytest.raises(StorageFailure, match="what was read back is not what was written"):
+    with pytest.raises(StorageFailure, match="SHA-256 differs"):
         write(tmp_path, 1)
     assert list_checkpoints(tmp_path) == []
     assert (tmp_path / "step-000000001.damaged").is_dir()
