@@ -27,8 +27,7 @@ from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import NoUsableCheckpoint, UserFault
 from minigpt.formats.architecture import is_foreign, read_foreign_config
 from minigpt.formats.huggingface import VOCABULARY, NoTokenizer, foreign_tokenizer, read_foreign_weights
-from minigpt.model.empty import empty_gpt
-from minigpt.model.gpt import GPT
+from minigpt.model.gpt import GPT, empty_gpt
 from minigpt.model.lora import Adapter, merge, share
 from minigpt.model.parts import held_rows, local
 

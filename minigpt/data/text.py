@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from minigpt.data.chat.packing import ConversationSplit
 from minigpt.data.mix import MixedSplit
 from minigpt.data.readers import read
-from minigpt.data.readers.document import BadFile, File, ReadOptions
+from minigpt.data.readers.document import File, ReadOptions
 from minigpt.data.readers.plain import HOLDS_NUL, kind_of_binary
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer
@@ -55,7 +55,11 @@ class Text:
         return self._tokens[start:stop]
 
 
-def encode_documents(tokenizer: Tokenizer, documents: Iterable[Iterable[bytes]]) -> Text:
+def encode_documents(
+    tokenizer: Tokenizer,
+    documents: Iterable[Iterable[bytes]],
+    progress: Callable[[int], object] = lambda n_bytes: None,
+) -> Text:
     """Return documents, each as chunks of bytes, as one text with end-of-text between them.
 
     Raises:
@@ -74,6 +78,7 @@ def encode_documents(tokenizer: Tokenizer, documents: Iterable[Iterable[bytes]])
             text.bytes += len(chunk)
             text.words += int(begins.sum())
             text.lines += chunk.count(b"\n")
+            progress(len(chunk))
 
     for chunks in documents:
         border = [tokenizer.eot] if pieces and tokenizer.eot is not None else []
@@ -85,9 +90,7 @@ def encode_documents(tokenizer: Tokenizer, documents: Iterable[Iterable[bytes]])
     return text
 
 
-def read_text(
-    path: Path, tokenizer: Tokenizer, options: ReadOptions, progress: Callable[[int], object] = lambda n_bytes: None
-) -> Text:
+def read_text(path: Path, tokenizer: Tokenizer, options: ReadOptions, progress: Callable[[int], object]) -> Text:
     """Read a file as `data.source` is read, JSON lines and .gz too.
 
     Args:
@@ -100,19 +103,11 @@ def read_text(
         UserFault: it can't be read or is no text, or it holds a character that the tokenizer does not know, or too
             few tokens to predict one.
     """
-
-    def reported(chunks: Iterator[bytes]) -> Iterator[bytes]:
-        for chunk in chunks:
-            yield chunk
-            progress(len(chunk))
-
     file = File(path, path.name)
     if (kind := kind_of_binary(file, options.encoding)) and kind != HOLDS_NUL:
         raise UserFault(f"{path} is {kind}; wanted text. Convert it to text first")
     try:
-        text = encode_documents(tokenizer, (reported(document.chunks) for document in read(file, options)))
-    except BadFile:
-        raise
+        text = encode_documents(tokenizer, (document.chunks for document in read(file, options)), progress)
     except UserFault as fault:
         raise UserFault(f"{path}: {fault}") from None
     if len(text) < 2:

@@ -24,8 +24,7 @@ from minigpt.formats import nanogpt
 from minigpt.formats.architecture import config_json, family_of, read_foreign_config
 from minigpt.formats.names import GPT2_NAMES, LLAMA_NAMES, TRANSPOSED, other_names
 from minigpt.formats.tokenizer_json import read_tokenizer, tokenizer_config, tokenizer_json
-from minigpt.model.empty import empty_gpt
-from minigpt.model.gpt import GPT
+from minigpt.model.gpt import GPT, empty_gpt
 
 VOCABULARY = ("token_embedding.weight", "output.weight")  # whose rows a model of ours pads to a multiple of 64
 _NO_WEIGHT = re.compile(r".*\.(attn\.bias|attn\.masked_bias|rotary_emb\.inv_freq)")  # buffers of older versions

@@ -113,27 +113,20 @@ class KVCache:
 
     def join(self, part: "KVCache") -> None:
         """Write another cache's rows behind those held; there must be room for them."""
-        first = len(self.lengths)
-        last = first + len(part.lengths)
-        self.reserve(part.longest)
-        self.keys[:, first:last, :, : part.longest] = part.keys[:, : last - first, :, : part.longest]
-        self.values[:, first:last, :, : part.longest] = part.values[:, : last - first, :, : part.longest]
-        self.set_lengths(self.lengths + part.lengths)
+        held = len(self.lengths)
+        self.put(range(held, held + len(part.lengths)), part)
 
     def leave(self, row: int) -> None:
         """Remove a row; the last one takes its place."""
-        last, columns = len(self.lengths) - 1, self.lengths[-1]
+        last = len(self.lengths) - 1
         if row != last:
-            self.keys[:, row, :, :columns] = self.keys[:, last, :, :columns]
-            self.values[:, row, :, :columns] = self.values[:, last, :, :columns]
-        lengths = self.lengths
-        lengths[row] = lengths[-1]
-        self.set_lengths(lengths[:-1])
+            self.put([row], self.select([last]))
+        self.set_lengths(self.lengths[:-1])
 
     def put(self, rows: Sequence[int], part: "KVCache") -> None:
-        """Write a `select`ed part back."""
+        """Write a part that was `select`ed or read apart into these rows."""
         self.reserve(part.longest)
-        self.keys[:, list(rows), :, : part.longest] = part.keys[:, :, :, : part.longest]
-        self.values[:, list(rows), :, : part.longest] = part.values[:, :, :, : part.longest]
+        self.keys[:, list(rows), :, : part.longest] = part.keys[:, : len(rows), :, : part.longest]
+        self.values[:, list(rows), :, : part.longest] = part.values[:, : len(rows), :, : part.longest]
         lengths = dict(enumerate(self.lengths)) | dict(zip(rows, part.lengths, strict=True))
         self.set_lengths(list(lengths.values()))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from minigpt.config.schema import AdapterConfig, ModelConfig
-from minigpt.model.empty import empty_gpt
+from minigpt.model.gpt import empty_gpt
 from minigpt.model.lora import put_on
 
 

@@ -105,11 +105,6 @@ class LoRA(nn.Module):
         return F.pad(whole, (0, self.rows - row)) if row < self.rows else whole
 
 
-def _add(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-    adapter: Any = layer.adapter
-    return output + adapter(inputs[0])
-
-
 class NewRows(nn.Module):
     """The rows of a vocabulary table that learn beside an adapter: those of tokens that the base model lacks."""
 
@@ -142,7 +137,7 @@ def put_on(gpt: GPT, config: AdapterConfig, new_tokens: range = range(0)) -> Non
     for name, of in groupby([*places(gpt, config.targets)], key=lambda place: place.layer):
         layer: Any = gpt.get_submodule(name)
         layer.adapter = LoRA(layer, [*of], rank=config.rank, alpha=config.alpha)
-        layer.register_forward_hook(_add)
+        layer.register_forward_hook(lambda layer, inputs, output: output + layer.adapter(inputs[0]))
 
 
 def base_of(gpt: GPT) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch.nn as nn
 from torch import Tensor
 
 
@@ -10,11 +9,6 @@ def local(tensor: Tensor) -> Tensor:
     """Return this process's part of a sharded tensor (a DTensor), sharing its memory; any other as it is."""
     whole: Any = tensor
     return whole.to_local() if hasattr(whole, "to_local") else tensor
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Return whether this process holds only a part of a model's weights."""
-    return any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
 
 
 def rows_of(rows: int, part: int, parts: int) -> tuple[int, int]:

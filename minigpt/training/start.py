@@ -21,7 +21,6 @@ from minigpt.formats.architecture import is_foreign, read_foreign_config
 from minigpt.formats.huggingface import foreign_tokenizer, read_foreign_weights
 from minigpt.model.gpt import GPT
 from minigpt.model.lora import adapter_of, put_on
-from minigpt.model.parts import is_sharded
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.sampling.write import encode_prompt
 from minigpt.screen import tell
@@ -149,7 +148,7 @@ def refuse_other_tokenizer(gpt: GPT, config: TrainConfig, known: Tokenizer, toke
     if count > 0 and config.objective.name == "grpo":
         remedy = "Teach it conversations first: data=tasks without objective=grpo"
         raise UserFault(f"{source} lacks {count} control tokens, and no answer would be right. {remedy}")
-    if count > 0 and is_sharded(gpt):
+    if count > 0 and any(hasattr(weight, "device_mesh") for weight in gpt.parameters()):
         remedy = "Use trainer=ddp, or train a step on one device"
         raise UserFault(f"{source} lacks {count} control tokens, which sharded weights can't take. {remedy}")
 

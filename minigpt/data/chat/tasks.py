@@ -16,6 +16,7 @@ conversation. A model that has learned the tasks above can learn them from a rew
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -173,10 +174,8 @@ def question(task: str, seed: int, number: int) -> Exchange:
 
 def messages_of(exchanges: list[Exchange]) -> list[dict[str, str]]:
     """Return exchanges as messages."""
-    roles = ("user", "assistant")
-    return [
-        {"role": role, "content": text} for exchange in exchanges for role, text in zip(roles, exchange, strict=True)
-    ]
+    roles = itertools.cycle(("user", "assistant"))
+    return [{"role": role, "content": text} for role, text in zip(roles, itertools.chain(*exchanges), strict=False)]
 
 
 def task_file(folder: Path, part: str, harder: str = "") -> Path:

@@ -6,7 +6,6 @@ for each set of tokens and kept beside them, in baselines.json.
 
 import contextlib
 import lzma
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -26,7 +25,6 @@ from minigpt.screen import size_text
 TRAIN_BYTES = 1 << 24  # of training text that the n-gram model and xz see at most: half a gigabyte of memory
 VAL_BYTES = 1 << 21  # of validation text at most
 UNIGRAM_TOKENS = 1 << 28  # of each split at most
-CHUNK_BYTES = 1 << 14  # compressed at a time: a request to stop is heard in between
 BORDER_BYTES = 16  # of the packed text read at a time
 SMALL_BYTES = 1 << 14
 
@@ -75,13 +73,9 @@ def _measure(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> list[R
     seen, text = sample_of(train, tokenizer, TRAIN_BYTES), sample_of(val, tokenizer, VAL_BYTES)
     if not text:
         return []
-    stop = threading.Event()
     with ThreadPoolExecutor(1) as thread:
-        xz_bytes = thread.submit(_xz_bytes, seen, text, stop)
-        try:
-            ngram, xz = KneserNey(seen).bits(text) / len(text), 8 * xz_bytes.result() / len(text)
-        finally:
-            stop.set()
+        xz_bytes = thread.submit(_xz_bytes, seen, text)
+        ngram, xz = KneserNey(seen).bits(text) / len(text), 8 * xz_bytes.result() / len(text)
     of = " and ".join(
         f"{size_text(len(part))} of {size_text(split.bytes)} of {name} text"
         for part, split, name in ((seen, train, "training"), (text, val, "validation"))
@@ -111,20 +105,15 @@ def _unigram(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> float:
     return float(counts @ bits / max(1, counts @ sizes))
 
 
-def _xz_bytes(train: bytes, text: bytes, stop: threading.Event) -> int:
-    """Return the number of bytes that xz takes for `text` after `train`; 0 once `stop` is set."""
+def _xz_bytes(train: bytes, text: bytes) -> int:
+    """Return the number of bytes that xz takes for `text` after `train`."""
     whole = train + text
     dictionary = max(1 << 16, 1 << len(whole).bit_length())
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": dictionary}]
     if len(whole) <= SMALL_BYTES:  # too little text for a border that is only known to a few bytes
         with_text, without = (len(lzma.compress(part, lzma.FORMAT_RAW, filters=filters)) for part in (whole, train))
         return with_text - without
-    xz, packed = lzma.LZMACompressor(lzma.FORMAT_RAW, filters=filters), bytearray()
-    for start in range(0, len(whole), CHUNK_BYTES):
-        if stop.is_set():
-            return 0
-        packed += xz.compress(whole[start : start + CHUNK_BYTES])
-    packed += xz.flush()
+    packed = lzma.compress(whole, lzma.FORMAT_RAW, filters=filters)
     # The border between the two, to a few bytes: where unpacking has reached the end of `train`.
     reader, read, unpacked = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=filters), 0, 0
     while unpacked < len(train):

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minigpt.model.cache import KVCache
-from minigpt.model.empty import empty_gpt
-from minigpt.model.gpt import GPT, qk_norm_of
+from minigpt.model.gpt import GPT, empty_gpt, qk_norm_of
 from minigpt.sampling.native.library import NoNativeCode, library
 
 MAX_ROWS = 32  # a larger batch is matrix products, which torch's own kernels do as well

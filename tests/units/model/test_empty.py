@@ -5,8 +5,7 @@ import torch
 
 from minigpt.attention.layers import ATTENTION
 from minigpt.config.schema import ModelConfig
-from minigpt.model.empty import empty_gpt
-from minigpt.model.gpt import GPT
+from minigpt.model.gpt import GPT, empty_gpt
 
 
 @pytest.mark.parametrize("attention", ATTENTION)
