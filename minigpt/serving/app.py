@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import hmac
 import json
-import re
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -17,7 +16,6 @@ from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -104,9 +102,6 @@ class Log:
             if message["type"] == "http.response.start":
                 facts["status"] = message["status"]
                 message["headers"] += [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-            elif message.get("body") == b"Invalid host header":  # starlette's
-                name = re.sub(":[0-9]*$", "", Headers(scope=scope).get("host", ""))
-                facts["words"] = f": to answer to this name, start the server with hosts={name}"
             await send(message)
 
         try:

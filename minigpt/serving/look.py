@@ -77,14 +77,12 @@ def look(config: LookConfig) -> list[Path]:
     if view["cut"]:
         print(f"The text is longer than a picture: its first {len(view['tokens'])} tokens are shown.")
     page, picture = Path(os.path.expanduser(config.out)), config.png and Path(os.path.expanduser(config.png))
-    key, path = "out", page
     try:
         write_file(page, page_of(AT_REST, title=f"{view['name']} reads", data=view)[0])
         if picture:
-            key, path = "png", picture
             write_picture(picture, view)
     except OSError as error:
-        raise StorageFailure(f"{key}={path} can't be written: {error.strerror or error}. Give another file") from error
+        raise StorageFailure(f"out={page} or png={picture} can't be written: {error}. Give another file") from error
     return [page, picture] if picture else [page]
 
 

@@ -6,6 +6,7 @@ Source: https://platform.openai.com/docs/api-reference (completions, chat, model
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -17,6 +18,7 @@ from minigpt.sampling.filters import options_of
 from minigpt.sampling.generate import window_start
 from minigpt.sampling.write import encode_prompt, text_ends, texts_of
 from minigpt.serving.engine import Answer, Piece, Served, Token
+from minigpt.serving.views import label
 
 MAX_TOP = 20  # likeliest tokens that are named with each token
 FINISH = {"end of text": "stop", "stopped": "stop", "length": "length"}  # TextInProgress.ended -> finish_reason
@@ -113,11 +115,6 @@ class Order:
     tokenizer: Tokenizer
     prompts: Sequence[Sequence[int]]
 
-    @property
-    def chat(self) -> bool:
-        """Whether it is a conversation."""
-        return isinstance(self.body, ChatRequest)
-
 
 def read_order(body: CompletionRequest | ChatRequest, served: Served, config: ServeConfig) -> Order:
     """Return what a request asks of a model. More tokens than config.max_tokens are cut to it.
@@ -156,8 +153,6 @@ def read_prompts(body: CompletionRequest, tokenizer: Tokenizer, block_size: int)
     """Return the prompts as tokens: of a text, a list of texts, a list of tokens, or a list of these."""
     one = isinstance(body.prompt, str) or (bool(body.prompt) and isinstance(body.prompt[0], int))
     given: list[Any] = [body.prompt] if one else list(body.prompt)
-    if not given:
-        raise ApiError(400, "prompt holds 0 prompts", param="prompt")
     prompts = []
     for prompt in given:
         if isinstance(prompt, str):
@@ -187,11 +182,11 @@ class Reply:
 
     def __init__(self, order: Order, created: int):
         self.order = order
-        self.kind = "chat.completion" if order.chat else "text_completion"
-        name = f"{'chatcmpl' if order.chat else 'cmpl'}-{secrets.token_hex(12)}"
+        self.chat = isinstance(order.body, ChatRequest)
+        self.kind = "chat.completion" if self.chat else "text_completion"
+        name = f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(12)}"
         self.head = {"id": name, "object": self.kind, "created": created, "model": order.answer.model}
         self.begun: set[int] = set()  # choices of which a part was sent
-        self.offsets = [0] * len(order.answer.texts)  # characters of each choice's tokens that were sent
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         """Return a reply that is not streamed, of a whole piece for each choice."""
@@ -200,7 +195,7 @@ class Reply:
 
     def chunk(self, *pieces: Piece, **more: Any) -> dict[str, Any]:
         """Return a chunk of a stream."""
-        kind = "chat.completion.chunk" if self.order.chat else self.kind
+        kind = "chat.completion.chunk" if self.chat else self.kind
         choices = [self._choice(piece, message="delta") for piece in pieces]
         return {**self.head, "object": kind, "choices": choices, **more}
 
@@ -213,13 +208,13 @@ class Reply:
         first = piece.choice not in self.begun
         self.begun.add(piece.choice)
         choice: dict[str, Any] = {"index": piece.choice, "finish_reason": FINISH.get(piece.ended)}
-        if self.order.chat:
+        if self.chat:
             choice[message] = {"content": piece.text} | ({"role": "assistant"} if first else {})
         else:
             choice["text"] = piece.text
         choice["logprobs"] = None
         if self.order.answer.top is not None:
-            choice["logprobs"] = self._chat_logprobs(piece.tokens) if self.order.chat else self._logprobs(piece)
+            choice["logprobs"] = (self._chat_logprobs if self.chat else self._logprobs)(piece.tokens)
         if self.order.body.return_token_ids:
             choice["token_ids"] = [token.id for token in piece.tokens]
             prompt, number = divmod(piece.choice, len(self.order.answer.texts) // len(self.order.prompts))
@@ -227,36 +222,24 @@ class Reply:
                 choice["prompt_token_ids"] = self.order.prompts[prompt]
         return choice
 
-    def _logprobs(self, piece: Piece) -> dict[str, Any]:
-        names, offsets = [self.name_of(token.id) for token in piece.tokens], []
-        for name in names:
-            offsets.append(self.offsets[piece.choice])
-            self.offsets[piece.choice] += len(name)
+    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
+        name = partial(label, self.order.tokenizer)
         return {
-            "tokens": names,
-            "token_logprobs": [token.logprob for token in piece.tokens],
-            "top_logprobs": [{self.name_of(top): logprob for top, logprob in token.top} for token in piece.tokens],
-            "text_offset": offsets,
+            "tokens": [name(token.id) for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [{name(top): logprob for top, logprob in token.top} for token in tokens],
         }
 
     def _chat_logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
         def described(token: int, logprob: float) -> dict[str, Any]:
             data = self.order.tokenizer.token_bytes(token)
-            return {"token": self.name_of(token), "logprob": logprob, "bytes": list(data)}
+            return {"token": label(self.order.tokenizer, token), "logprob": logprob, "bytes": list(data)}
 
         content = [
             {**described(token.id, token.logprob), "top_logprobs": [described(*top) for top in token.top]}
             for token in tokens
         ]
         return {"content": content, "refusal": None}
-
-    def name_of(self, token: int) -> str:
-        """Return a token as text, a control token as its name, and bytes that are no UTF-8 as OpenAI writes them."""
-        data = self.order.tokenizer.token_bytes(token)
-        try:
-            return self.order.tokenizer.names.get(token) or data.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def sentence_of(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:

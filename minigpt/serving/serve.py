@@ -69,9 +69,8 @@ def listen(config: ServeConfig) -> socket.socket:
         family, *_, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=256)
     except (OSError, UnicodeError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else error
         remedy = "Use another port=, or port=0 for any free one"
-        raise UserFault(f"host={config.host} port={config.port} can't be listened at: {why}. {remedy}") from None
+        raise UserFault(f"host={config.host} port={config.port} can't be listened at: {error}. {remedy}") from None
 
 
 def read_token(config: ServeConfig) -> str | None:

@@ -134,7 +134,7 @@ class Loop:
     signals: Signals  # looked at between two rounds
     lock: int  # descriptor of the sweep's lock
     failures: int = 0  # in a row
-    stopped_early: str = ""  # a sentence, once there were too many failures
+    stopped_early: bool = False  # too many failures
 
     def __post_init__(self) -> None:
         config = self.sweep.config
@@ -147,8 +147,6 @@ class Loop:
         done = f", {len(current) - len(self.left)} done" if current else ""
         done += f", {len(self.failed)} that failed are tried again" if self.failed else ""
         tell(f"Sweep      {self.sweep.folder}: {self.sweep.trials} trials of {', '.join(self.sweep.space)}{done}")
-        for sentence in self.sweep.notes:
-            tell(sentence)
 
     def trials(self) -> list[FrozenTrial]:
         """Return all trials as they are now, by number."""
@@ -203,8 +201,9 @@ class Loop:
         if trial.state == FAILED and run.child:
             tell("\n".join(f"    | {redact(line)}" for line in run.child.last_lines()[-5:]))
         if limit and self.failures >= limit:
+            self.stopped_early = True
             what = f"{limit} trials in a row failed, so no more are begun (sweep.max_failures={limit})"
-            self.stopped_early = f"{what}. The last, see {run.output}: {trial.user_attrs['cause']}"
+            tell(f"Stopped early: {what}. The last, see {run.output}: {trial.user_attrs['cause']}")
 
     def close(self) -> int:
         """Print the final table and how the sweep ended; return the exit code."""
@@ -221,8 +220,6 @@ class Loop:
             tell("Stopped, each trial with a checkpoint. The same command continues the sweep.")
             requeue(tell, asked=self.signals.received == signal.SIGUSR1)
             return STOPPED
-        if self.stopped_early:
-            tell(f"Stopped early: {self.stopped_early}")
         failed = sum(trial.state == FAILED for trial in results.shown_trials(trials))
         if failed:
             tell(f"{failed} trial(s) failed. Remove the cause; the same command tries all but non-finite ones again")

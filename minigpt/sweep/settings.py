@@ -5,7 +5,6 @@ import io
 import itertools
 import os
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from minigpt.faults import UserFault
 TRIALS = 20  # by default
 MAX_CHECKED, MAX_SHOWN = 64, 5  # points that are tried before the first trial, impossible ones that are named
 LEARNED = ("char", "bpe")  # tokenizers whose vocabulary follows from the text
-SAME_TOKENS = {"data.dir"}  # settings of data that change no token
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,6 @@ class Sweep:
     trials: int
     folder: Path
     train: list[str]  # the command that trains
-    notes: list[str]  # for the user
 
     @property
     def mark_tokens(self) -> int:
@@ -58,10 +55,7 @@ def read_sweep(arguments: list[str], train: list[str]) -> Sweep:
     trials = config.trials or TRIALS
     if config.search.sampler == "grid":
         trials = len(list(itertools.islice(points(space), config.trials)))
-    notes = []
-    if "batch_tokens" in space and config.trainer.max_tokens is None and config.trainer.max_steps is not None:
-        notes.append("Note: trials with larger steps train on more tokens. trainer.max_tokens=N gives all the same")
-    return Sweep(config, shared, space, trials, folder, train, notes)
+    return Sweep(config, shared, space, trials, folder, train)
 
 
 def _unfit_search(config: SweepConfig) -> list[str]:
@@ -88,8 +82,10 @@ def _unfit_points(config: SweepConfig, space: dict[str, Any], shared: list[str])
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # notes on settings
                 whole = values(compose("train", [*shared, *overrides(point)]))
-            texts.add(_validation_text(whole))
-            vocabularies.add(_vocabulary(whole))
+            data = {key: whole[key] for key in sorted(whole) if key.startswith("data.") and key != "data.dir"}
+            tokenizer = {key: whole[key] for key in sorted(whole) if key.startswith("tokenizer.")}
+            texts.add(whole["data.val_source"] or str(data))
+            vocabularies.add(str([tokenizer, data if whole["tokenizer.name"] in LEARNED else None]))
         except UserFault as fault:
             for sentence in fault.faults:
                 faults.setdefault(sentence, f"At {', '.join(overrides(point))}: {sentence}")
@@ -100,18 +96,3 @@ def _unfit_points(config: SweepConfig, space: dict[str, Any], shared: list[str])
     if len(vocabularies) > 1 and config.sweep.metric == "val/loss":
         listed.append("val/loss can't be compared between vocabularies. Add sweep.metric=val/bits_per_byte.")
     return listed
-
-
-def _data(whole: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(key, repr(whole[key])) for key in sorted(whole) if key.startswith("data.") and key not in SAME_TOKENS]
-
-
-def _validation_text(whole: Mapping[str, Any]) -> tuple:
-    """Return what decides the text that a run is validated on."""
-    return (whole["data.val_source"],) if whole["data.val_source"] else tuple(_data(whole))
-
-
-def _vocabulary(whole: Mapping[str, Any]) -> tuple:
-    """Return what decides the tokens of a run."""
-    tokenizer = tuple((key, repr(whole[key])) for key in sorted(whole) if key.startswith("tokenizer."))
-    return (tokenizer, *_data(whole)) if whole["tokenizer.name"] in LEARNED else (tokenizer,)

@@ -1,8 +1,6 @@
 """One trial: its trainings one after the other, each a process of its own, watched until the result is known."""
 
-import contextlib
 import math
-import os
 import signal
 import statistics
 import time
@@ -107,7 +105,8 @@ class TrialRun:
             yield
             if self.stopping or self.pruned:
                 self.child.stop()
-            written = size_of(metrics) + size_of(self.output)  # output, too: preparing and a first stage log no rows
+            # output, too: preparing and a first stage log no rows
+            written = sum(path.stat().st_size for path in (metrics, self.output) if path.exists())
             if written != size:
                 size, alive_at = written, time.monotonic()
                 self.rows = read_rows(metrics)
@@ -145,13 +144,6 @@ class TrialRun:
         self.live.set_user_attr("cause", redact(cause))
         self.live.set_user_attr("code", code)
         self.study.tell(self.live, state=FAILED)
-
-
-def size_of(path: Path) -> int:
-    """Return a file's size; 0 if there is none."""
-    with contextlib.suppress(OSError):
-        return os.path.getsize(path)
-    return 0
 
 
 def finite(rows: Sequence[Mapping[str, Any]], metric: str) -> list[float]:

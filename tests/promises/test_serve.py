@@ -74,9 +74,8 @@ def test_the_texts_are_those_of_minigpt_sample_whole_and_streamed(http, trained)
     assert end == "[DONE]"
     assert events.text.isascii()  # some clients divide lines at U+2028, too
     assert "".join(choice["text"] for chunk in chunks for choice in chunk["choices"]) == wanted
-    offsets = [place for chunk in chunks[:-1] for place in chunk["choices"][0]["logprobs"]["text_offset"]]
     names = [name for chunk in chunks[:-1] for name in chunk["choices"][0]["logprobs"]["tokens"]]
-    assert offsets == [sum(map(len, names[:place])) for place in range(8)]
+    assert len(names) == 8
     assert chunks[-1]["usage"]["completion_tokens"] == 8
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[:-1]][-2:] == [None, "length"]
 
@@ -110,7 +109,6 @@ def test_harmless_fields_are_tolerated_and_a_large_wish_is_cut_to_the_limit(http
         ({"max_tokens": 1.5}, "max_tokens", "valid integer"),
         ({"n": 13}, "prompt", "1 prompts with n=13 are more than 12 texts"),
         ({"stop": ["\ud800"]}, "stop", "valid string"),
-        ({"prompt": []}, "prompt", "0 prompts"),
         ({"prompt": [257]}, "prompt", "from 0 to 256"),
         ({"prompt": "\ud800"}, None, "surrogate"),
         ({"prompt": "x" * 25}, "prompt", "the model reads 24 tokens, and the prompt has 25"),
@@ -206,7 +204,6 @@ def test_each_request_is_logged_refused_ones_too_and_writes_one_line(http, serve
         assert "GET /a␊POST /forged 200␛[2J 404" in forged.replace("\n", "␊")
         assert "GET /v1/models 403" in origin
         assert "400" in host
-        assert "hosts=evil.example" in host
 
 
 def test_logprobs_in_both_forms(trained):
@@ -219,15 +216,14 @@ def test_logprobs_in_both_forms(trained):
     assert choice["logprobs"] == {
         "tokens": ["h", "<|endoftext|>"],
         "token_logprobs": [-0.5, -2.0],
-        "top_logprobs": [{"h": -0.5, "bytes:\\xc3": -1.5}, {}],
-        "text_offset": [0, 1],
+        "top_logprobs": [{"h": -0.5, "\\xc3": -1.5}, {}],
     }
     fields = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "return_token_ids": True}
     chat = read_order(ChatRequest(model="run", **fields), model, config)
     (choice,) = Reply(chat, 0).chunk(Piece(0, "h", [token]))["choices"]
     assert choice["delta"] == {"role": "assistant", "content": "h"}
     assert (choice["token_ids"], choice["prompt_token_ids"]) == ([104], list(chat.prompts[0]))
-    top = [{"token": "h", "logprob": -0.5, "bytes": [104]}, {"token": "bytes:\\xc3", "logprob": -1.5, "bytes": [195]}]
+    top = [{"token": "h", "logprob": -0.5, "bytes": [104]}, {"token": "\\xc3", "logprob": -1.5, "bytes": [195]}]
     assert choice["logprobs"]["content"] == [{**top[0], "top_logprobs": top}]
 
 

@@ -213,9 +213,8 @@ def test_experiments_with_other_tokenizers_are_compared_by_bits_per_byte(tmp_pat
     assert read_sweep([*words, "sweep.metric=val/bits_per_byte"], STUB).trials == 20
 
 
-def test_a_sweep_is_not_continued_with_other_settings_and_unlike_steps_are_noted(tmp_path, capsys):
+def test_a_sweep_is_not_continued_with_other_settings(tmp_path):
     one = StubSweep(tmp_path / "one", """search.space={"batch_tokens": {"choices": [100, 200]}}""", "trials=1")()
-    assert "trials with larger steps train on more tokens" in capsys.readouterr().out
     with pytest.raises(UserFault, match="was begun with other settings"):
         one("optimizer.weight_decay=0.5")
 
