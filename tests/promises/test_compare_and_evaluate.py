@@ -1,11 +1,8 @@
 """Which of two runs is better, and how sure that is (`compare`); how good a run is on any text (`evaluate`)."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -136,18 +133,6 @@ def test_all_runs_of_a_folder_are_judged_as_far_as_they_can_be_compared(place, t
     left_out = [line for line in text.splitlines() if line.startswith("Left out  ")]
     assert len(left_out) == 4
     assert any("books" in line and "another text than" in line for line in left_out)
-
-
-def test_the_command_loads_no_lightning_and_writes_nothing(place):
-    before = sorted(place.rglob("*"))
-    words = ["compare", str(place / "a1"), str(place / "b1")]
-    code = f"import sys; from minigpt.cli import _dispatch; _dispatch({words}); print('lightning' in sys.modules)"
-    variables = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=place, capture_output=True, text=True, env=variables)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "A is better by" in done.stdout
-    assert done.stdout.splitlines()[-1] == "False"
-    assert sorted(place.rglob("*")) == before
 
 
 # --- evaluate ---

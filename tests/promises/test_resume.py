@@ -147,7 +147,7 @@ def test_stopped_by_one_signal_of_each_kind_it_ends_with_the_same_bytes(place, s
 def test_from_every_checkpoint_it_ends_with_the_same_bytes(run, tmp_path):
     settings = ["trainer.max_steps=8", "checkpoint.every_steps=1", "checkpoint.keep_last=9", "model.dropout=0.1"]
     whole = run(*settings).rename(tmp_path / "whole")
-    for step in (1, 4, 7):
+    for step in (1, 6):
         shutil.copytree(whole, run.path)
         for later in range(step + 1, 9):
             shutil.rmtree(run.path / "checkpoints" / f"step-{later:09d}")

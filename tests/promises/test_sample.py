@@ -4,7 +4,6 @@ import io
 import sys
 
 import pytest
-import torch
 
 import minigpt
 from minigpt.cli import _dispatch
@@ -92,12 +91,6 @@ def test_a_prompt_that_the_window_can_not_hold_is_noted(written):
     assert out.startswith("aaaaaaaaaaaaaaaaaaaaaaaaxyzxyz")
     assert "prompt 1 has 30 tokens and the model's window 24: it reads the last 17" in err
     assert "an empty prompt starts from <|endoftext|>" in written()[1]
-
-
-def test_faults_are_the_users(written, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserFault, match=r"device=cuda: this machine has none.*device=auto or cpu"):
-        written("prompt=a", "device=cuda")
 
 
 @pytest.fixture

@@ -57,21 +57,6 @@ def test_all_faults_end_the_command_at_once_and_leave_no_trace(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("words", "absent"),
-    [
-        ("train experiment=demo", "torch lightning numpy tiktoken wandb matplotlib"),
-        ("sample checkpoint=.", "torch hydra omegaconf"),
-    ],
-)
-def test_settings_are_read_without_what_the_command_needs_later(words, absent, tmp_path):
-    command, *arguments = words.split()
-    check = f"import sys; from minigpt.config.compose import compose; compose({command!r}, {arguments!r});"
-    check += f"print(*set({absent!r}.split()) & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
-
-
 def test_the_api_names_the_same_faults():
     with pytest.raises(ValueError, match=r"Did you mean 'optimizer\.lr'"):
         minigpt.compose(["optimizer.lrr=1"])
@@ -204,11 +189,3 @@ def test_help_shows_the_values_of_the_chosen_experiment(capsys):
         assert end.value.code == 0
         assert shown in page
         assert max(map(len, page.splitlines())) <= 120
-
-
-def test_a_misspelled_command_is_answered_with_the_nearest(tmp_path):
-    for word, says in (("trian", "Did you mean minigpt train?"), ("list", "Did you mean minigpt runs?")):
-        done = run(word, folder=tmp_path)
-        assert done.returncode == 2
-        assert says in done.stderr
-    assert "draw-attention is retired" in run("draw-attention", folder=tmp_path).stderr or "draw-attention" in COMMANDS

@@ -84,12 +84,3 @@ def test_an_adapter_is_continued_exactly_and_two_processes_learn_what_one_does(p
     pairs = [[row["train/loss"] for row in read_rows(run / "metrics.jsonl")] for run in (straight, two)]
     assert pairs[0] == pytest.approx(pairs[1], rel=1e-4)
     print(f"\nadapter: {place.starts('killed')} starts; equal; two processes: {pairs[1][-1]} instead of {pairs[0][-1]}")
-
-
-def test_the_users_own_proof(place):
-    script = Path(__file__).parents[2] / "scripts" / "verify_resume.py"
-    arguments = place.arguments("unused", "trainer.max_steps=60", "kills=3")
-    result = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True)
-    print(f"\n{result.stdout}{result.stderr}")
-    assert result.returncode == 0
-    assert "EXACT: killed" in result.stdout

@@ -94,12 +94,13 @@ def test_heads_of_odd_width_are_refused_by_name():
         Rotary(15, 3, head_dim=7)
 
 
-@pytest.mark.parametrize("rope", [{}, {"rope_theta": 50.0, "rope_scaling": Llama3Scaling(4.0, 1.0, 4.0, 16)}])
 @pytest.mark.parametrize("kernel", ["explicit", "fused"])
-def test_a_compiler_is_given_the_angles_and_the_mask_instead_of_their_formulas(kernel, rope):
+def test_a_compiler_is_given_the_angles_and_the_mask_instead_of_their_formulas(kernel):
     """It would put the formulas into its loops and compute a power, a sine and a cosine for each number of q and k."""
     torch.manual_seed(0)
-    layer, x = Rotary(H * D, H, kernel=kernel, **rope), draw(B, T, H * D, dtype=torch.float32)
+    scaling = Llama3Scaling(4.0, 1.0, 4.0, 16)
+    layer = Rotary(H * D, H, kernel=kernel, rope_theta=50.0, rope_scaling=scaling)
+    x = draw(B, T, H * D, dtype=torch.float32)
     graphs = []
 
     def read(graph, inputs):

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import torch
 
 from minigpt.config.schema import DataConfig, ModelConfig, TokenizerConfig
 from minigpt.data.batch import MicroBatches, document_end
-from minigpt.data.chat.packing import ConversationSplit
 from minigpt.data.chat.roles import (
     CONTROL,
     END,
@@ -189,28 +187,6 @@ def test_what_is_learned_is_shown_and_too_long_ones_are_counted(talks):
     learned_tokens, rest = len(prepared.train.learned_tokens(40)), int(prepared.train.answers.sum())
     assert f"{learned_tokens:,} tokens are learned" in lines
     assert rest - learned_tokens == 91 - (41 - 6)  # of the long one what the window does not reach
-
-
-def test_conversations_take_few_bytes_a_token():
-    """They are held in memory by every rank. It was 24 bytes at the peak."""
-    row = [USER, *BYTE.encode("a" * 50), ASSISTANT, *BYTE.encode("b" * 50), CLOSE, BYTE.eot]
-    ids = np.array(row * 3000, np.uint16)
-
-    class Talks:
-        name, bytes, fingerprint = "train", len(ids), ""
-
-        def __len__(self):
-            return len(ids)
-
-        def tokens(self, start, stop):
-            return ids[start:stop]
-
-    tracemalloc.start()
-    try:
-        ConversationSplit(Talks(), BYTE).learned_tokens(256)
-        assert tracemalloc.get_traced_memory()[1] < 8 * len(ids)
-    finally:
-        tracemalloc.stop()
 
 
 # --- the generated tasks ---

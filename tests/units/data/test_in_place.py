@@ -5,8 +5,6 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from minigpt.config.schema import DataConfig, TokenizerConfig
 from minigpt.data.prepared import DamagedShards
@@ -120,13 +118,6 @@ def test_tokens_to_validate_on_are_not_trained_on(folder):
     assert "data.val_source" in prepared.summary["split"] or "mine" in prepared.summary["split"]
 
 
-def test_a_file_among_shards_that_is_none_is_left_out_and_said(folder):
-    said: list[str] = []
-    prepared = make(folder, LLM_C | {"x_train_000004.bin": bytes(2048)}, say=said.append)
-    assert "(beside tokens, which are used; data.exclude=*.bin reads text): x_train_000004.bin" in said[0]
-    assert prepared.train.tokens(0, 9999).tolist() == TOKENS.tolist()
-
-
 def test_tokens_of_our_own_are_a_mixture_of_one(folder, tmp_path):
     (tmp_path / "a.txt").write_text("how much wood would a woodchuck chuck " * 60)
     data = DataConfig(name="text", source=str(tmp_path / "a.txt"), dir=str(tmp_path / "own"))
@@ -135,12 +126,6 @@ def test_tokens_of_our_own_are_a_mixture_of_one(folder, tmp_path):
         prepare(DataConfig("text", str(own.folder), dir=str(tmp_path / "new")), TokenizerConfig("byte"), say=str)
     mix = DataConfig(mix={str(own.folder): 1.0}, dir=str(tmp_path / "new"))
     assert prepare(mix, TokenizerConfig("byte"), say=str).train.tokens(0, 9).tolist() == own.train.tokens(0, 9).tolist()
-
-
-def test_tokens_of_an_alphabet_are_taken_for_no_bytes(folder):
-    (folder / "tokens" / "meta.pkl").touch()
-    with pytest.raises(UserFault, match=r"meta\.pkl, a pickle, which is never opened"):
-        make(folder, NANOGPT, tokenizer="byte")
 
 
 def test_a_text_to_validate_tokens_on_is_refused(folder):
@@ -170,20 +155,3 @@ def test_tokens_that_change_or_go_are_noticed(folder):
     data = DataConfig(name="text", source=str(folder / "tokens"), dir=str(folder / "data"))
     with pytest.raises(DamagedShards, match=r"train-000\.bin can't be read"):
         prepare(data, TokenizerConfig(name="byte"), say=lambda _: None)
-
-
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    content=st.binary(max_size=80),
-    head=st.sampled_from([b"", shard([1, 2, 3])[:1024], shard([], magic=20240801, version=7)[:1024]]),
-)
-def test_any_bytes_end_in_a_named_fault_or_in_tokens(folder, content, head):
-    try:
-        prepared = make(folder, NANOGPT | {"train.bin": head + content})
-    except UserFault as error:
-        said = str(error)
-    else:
-        said = "train.bin"
-        dtype = {0: "<u2", 520: "<u2", 801: "<u4"}[struct.unpack("<i", head[:4])[0] % 1000 if head else 0]
-        np.testing.assert_array_equal(prepared.train.tokens(0, 99), np.frombuffer(content, dtype))
-    assert "train" in said

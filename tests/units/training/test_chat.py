@@ -81,16 +81,6 @@ def test_beside_an_adapter_the_embeddings_of_roles_learn_and_all_others_stay(cha
     assert ((last - first)[257:261].abs().mean(dim=1) > 1e-3).all()
 
 
-def test_what_conversations_can_not_do_is_said_at_once(chat):
-    for words, sentence in (
-        (["tokenizer=char"], "tokenizer=char has none"),
-        (["data.source="], "data=chat needs your conversations"),
-        (["data=tasks"], "data=tasks would ignore data.source"),
-    ):
-        with pytest.raises(UserFault, match=sentence):
-            chat("refused", *words)
-
-
 def talks_of(*lengths):
     rows = [{"prompt": "q" * length, "completion": "yes"} for length in lengths]
     return "".join(json.dumps(row) + "\n" for row in rows)

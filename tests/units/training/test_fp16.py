@@ -60,10 +60,8 @@ def test_a_run_continues_to_the_same_bytes_with_its_scale(run, monkeypatch, tmp_
     states = [json.loads((folder / "state.json").read_text()) for folder in folders]
     assert len({state["loss_scale"] for state in states}) > 1
     assert len({state["loss_scale_steps"] for state in states}) > 1
-    for last in range(1, len(folders)):
-        shutil.copytree(whole, run.path)
-        for folder in folders[last:]:
-            shutil.rmtree(run.path / "checkpoints" / folder.name)
-        run(*settings)
-        assert compare_runs(whole, run.path)[1] == []
-        shutil.rmtree(run.path)
+    shutil.copytree(whole, run.path)
+    for folder in folders[2:]:
+        shutil.rmtree(run.path / "checkpoints" / folder.name)
+    run(*settings)
+    assert compare_runs(whole, run.path)[1] == []

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import lightning as L
 import torch
-from torch.optim import adam as optim_adam
 
 from minigpt.config.compose import compose
 from minigpt.ranks.signals import Signals
@@ -62,32 +61,6 @@ def test_it_asks_about_sigterm_where_it_is_told_not_to():
     assert callable(_SignalConnector.register_signal_handlers)
     assert "self._broadcast_sigterm_tensor()" in Path(training_epoch_loop.__file__).read_text()
     assert callable(training_epoch_loop._TrainingEpochLoop._broadcast_sigterm_tensor)
-
-
-def test_the_hooks_of_a_step_come_in_the_order_of_step_py(run, monkeypatch):
-    from minigpt.training.step import LanguageModel
-
-    calls = []
-
-    def note(place, name):
-        real = getattr(place, name)
-
-        def noted(*arguments, **options):
-            calls.append(name)
-            return real(*arguments, **options)
-
-        monkeypatch.setattr(place, name, noted)
-
-    for name in ("transfer_batch_to_device", "training_step", "on_before_optimizer_step"):
-        note(LanguageModel, name)
-    note(LanguageModel, "configure_gradient_clipping")
-    note(optim_adam, "adam")  # the update
-    note(LanguageModel, "end_step")
-    run("trainer.max_steps=1", "trainer.micro_batch=4")
-    assert calls == [
-        "transfer_batch_to_device", "training_step", "transfer_batch_to_device", "training_step",
-        "on_before_optimizer_step", "configure_gradient_clipping", "adam", "adam", "end_step",  # two groups
-    ]  # fmt: skip
 
 
 class Evil:

@@ -107,15 +107,6 @@ def test_the_rest_moves_as_by_torchs_adamw():
         assert torch.equal(ours, theirs)
 
 
-def test_a_parameter_without_a_gradient_is_passed_over():
-    matrices, others = parameters_with_gradients()
-    for parameter in (*matrices, *others):
-        parameter.grad = None
-    before = [parameter.detach().clone() for parameter in (*matrices, *others)]
-    Muon(matrices, others, **NUMBERS).step()
-    assert all(torch.equal(a, b) for a, b in zip(before, (*matrices, *others), strict=True))
-
-
 def test_the_matrices_of_the_blocks_are_muons_and_every_parameter_has_one_group():
     gpt = GPT(ModelConfig(n_layer=2, n_head=2, n_embd=8, block_size=4), 31)
     optimizer = build_optimizer(OptimizerConfig(name="muon", lr=0.5, matrix_lr=0.25), gpt)

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,10 +13,7 @@ import torch
 from minigpt.faults import UserFault
 from minigpt.training import output
 from minigpt.training import run as run_module
-from minigpt.training.run import from_rank_zero
 from minigpt.training.state import Clock
-from minigpt.training.step import LanguageModel
-from minigpt.training.stop import StopRequest
 
 
 @pytest.mark.report
@@ -139,33 +135,3 @@ def test_a_command_that_is_refused_leaves_no_folder(run, monkeypatch):
     with pytest.raises(UserFault, match="no"):
         run()
     assert not run.path.exists()
-
-
-def test_the_folders_around_a_new_run_are_on_the_disk_before_it(run, monkeypatch):
-    flushed = []
-    monkeypatch.setattr("minigpt.rundir.run_directory.flush", flushed.append)
-    run.path = run.folder / "deep" / "run"
-    run("trainer.max_steps=1")
-    assert flushed == [run.path, run.path.parent, run.folder]
-
-
-def test_a_run_that_another_ranks_clock_ended_is_finished(run, monkeypatch, capsys):
-    late = property(lambda self: StopRequest(out_of_time=True))
-    real = LanguageModel.request
-    monkeypatch.setattr(LanguageModel, "request", late)
-    run("trainer.max_minutes=60")
-    step = run.rows()[-1]["step"]
-    monkeypatch.setattr(LanguageModel, "request", real)
-    run("trainer.max_minutes=60")
-    assert "This run is finished" in capsys.readouterr().out
-    assert run.rows()[-1]["step"] == step
-
-
-def test_other_ranks_take_rank_zeros_word_for_what_the_run_directory_holds():
-    """Theirs may be a view of NFS in which a file is not there yet."""
-    texts = []
-    for writes in (True, False):
-        processes = SimpleNamespace(gather=lambda text: texts.append(text) or [texts[0], "null"])
-        job = SimpleNamespace(run=SimpleNamespace(writes=writes), processes=processes)
-        assert from_rank_zero(job, lambda writes=writes: [[1, 2]] if writes else [[9, 9]]) == [[1, 2]]
-    assert texts == ["[[1, 2]]", "null"]
