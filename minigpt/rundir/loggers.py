@@ -1,7 +1,6 @@
 """wandb and TensorBoard beside metrics.jsonl: if one fails, a sentence says so and training goes on without it."""
 
 import os
-import re
 import secrets
 import threading
 from collections.abc import Callable
@@ -30,10 +29,8 @@ class Tracker:
     ):
         self.name, self.run_dir, self.say = config.name, run_dir, say
         self.target: Any = None  # wandb's run or TensorBoard's writer
-        if self.name == "wandb":
-            self._try(lambda: self._open_wandb(config, settings))
-        elif self.name == "tensorboard":
-            self._try(lambda: self._open_tensorboard(step))
+        if self.name != "files":
+            self._try(lambda: self._open(config, settings, step))
 
     def log(self, row: dict[str, Any]) -> None:
         """Hand over a row's numbers."""
@@ -46,7 +43,7 @@ class Tracker:
     def close(self) -> None:
         """Write what is left; wandb has FINISH_SECONDS to send it."""
         if self.target is not None and self.name == "wandb":
-            thread = threading.Thread(target=self._try, args=[self._finish_wandb], daemon=True)
+            thread = threading.Thread(target=self._try, args=[self.target.finish], daemon=True)
             thread.start()
             thread.join(FINISH_SECONDS)
             if thread.is_alive():
@@ -62,13 +59,22 @@ class Tracker:
             reason = " ".join(str(error).split())[:300]
             self.say(f"{self.name} gets no more rows ({type(error).__name__}: {reason}); metrics.jsonl has every row")
 
-    def _open_wandb(self, config: LoggerConfig, settings: dict[str, Any]) -> None:
+    def _open(self, config: LoggerConfig, settings: dict[str, Any], step: int) -> None:
+        if self.name == "tensorboard":
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.target = SummaryWriter(str(self.run_dir / "tensorboard"), purge_step=step + 1)
+            return
+        id_file = self.run_dir / "wandb_id.txt"  # a run that continues is continued at wandb, too
+        if not id_file.exists():  # an agent of a wandb sweep looks for the results under the id that it has chosen
+            agents = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
+            write_file(id_file, (agents or secrets.token_hex(8)) + "\n")
         os.environ |= {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
         import wandb
 
         self.target = wandb.init(
             dir=str(self.run_dir),
-            id=wandb_id(self.run_dir),
+            id=id_file.read_text().strip(),
             name=self.run_dir.resolve().name,
             project=config.project,
             group=config.group,
@@ -77,31 +83,5 @@ class Tracker:
             config=settings,
             settings=WANDB_SETTINGS | {"init_timeout": FINISH_SECONDS},
         )
-        if self.target.url:
-            self.say(f"wandb: {self.target.url}")
-
-    def _finish_wandb(self) -> None:
-        url = self.target.url
-        self.target.finish()
-        if not url:
-            self.say(f"wandb: `wandb sync {os.path.relpath(self.run_dir)}/wandb/offline-run-*` uploads this run")
-
-    def _open_tensorboard(self, step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.target = SummaryWriter(str(self.run_dir / "tensorboard"), purge_step=step + 1)
-
-
-def wandb_id(run_dir: Path) -> str:
-    """Return the id of the run at wandb, chosen once and kept in the run directory.
-
-    If a wandb sweep agent started this process, the agent has chosen it, and looks for the results under it.
-    """
-    file = run_dir / "wandb_id.txt"
-    if file.exists():
-        return file.read_text().strip()
-    name = re.sub(r"[^A-Za-z0-9_.-]", "-", run_dir.resolve().name)[:80]
-    agents = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
-    chosen = agents or f"{name}-{secrets.token_hex(4)}"
-    write_file(file, chosen + "\n")
-    return chosen
+        offline = f"`wandb sync {os.path.relpath(self.run_dir)}/wandb/offline-run-*` uploads this run"
+        self.say(f"wandb: {self.target.url or offline}")

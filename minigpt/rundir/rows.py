@@ -1,5 +1,6 @@
 """JSON lines of a run: metrics.jsonl, samples.jsonl, events.jsonl. One row a line; a torn last line is left out."""
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -12,20 +13,11 @@ TIMINGS = ("seconds", "tokens_per_second", "mfu")  # the keys that differ betwee
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a JSON-lines file; lines that are no JSON object, or torn, are left out."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError:
-        return []
-    return [row for line in lines if (row := parse_row(line)) is not None]
-
-
-def parse_row(line: bytes) -> dict[str, Any] | None:
-    """Return the row in a line, or None if the line holds none."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
+    rows = []
+    for line in path.read_bytes().split(b"\n") if path.exists() else []:
+        with contextlib.suppress(ValueError):
+            rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def cut_rows_after(path: Path, step: int) -> int:
@@ -50,10 +42,8 @@ def append_row(path: Path, row: dict[str, Any]) -> None:
     """
     with open(path, "a+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
-        if size:
-            file.seek(size - 1)
-        torn = size and file.read(1) != b"\n"  # by a power cut
-        content = b"\n" * bool(torn) + _line(row)
+        file.seek(max(size - 1, 0))
+        content = (b"" if file.read(1) in (b"", b"\n") else b"\n") + _line(row)  # a power cut leaves a torn line
         try:
             if file.write(content) != len(content):
                 raise OSError(f"{path}: the disk is full")

@@ -54,8 +54,6 @@ class RunDirectory:
         return self
 
     def _make(self) -> None:
-        if self.checkpoints.is_symlink():
-            raise UserFault(f"{self.checkpoints} is a link, perhaps into another run. Remove it")
         new = [folder for folder in (self.checkpoints, *self.checkpoints.parents) if not folder.exists()]
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         for folder in new:
@@ -143,7 +141,6 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "lightning": importlib.metadata.version("lightning"),
         "platform": platform.platform(),
-        "machine": platform.machine(),
         "cpus": os.cpu_count(),
         "gpus": [torch.cuda.get_device_name(index) for index in range(gpus)],
     }

@@ -71,8 +71,7 @@ def refuse_nothing_learned(state: RunState, config: TrainConfig) -> None:
 
 def print_results(run: RunDirectory) -> None:
     """Print the validation loss and what to think of it, where the files are, and the command that samples."""
-    shown = ("step", "val/loss", "val/perplexity", "val/bits_per_byte")
-    validations = [row for row in read_rows(run.metrics) if all(number(row.get(key)) is not None for key in shown)]
+    validations = [row for row in read_rows(run.metrics) if number(row.get("val/perplexity")) is not None]
     if not validations:
         tell(f"Run directory  {run.path} (its metrics.jsonl holds no validation)")
         return

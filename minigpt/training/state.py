@@ -11,7 +11,6 @@ import lightning as L
 
 from minigpt.checkpoint import load
 from minigpt.checkpoint.contents import STATE
-from minigpt.checkpoint.folder import step_of
 from minigpt.config.schema import TrainConfig
 from minigpt.data.prepared import Prepared
 from minigpt.machine.hardware import Hardware
@@ -51,10 +50,7 @@ def read_run_state(checkpoint: Path | None) -> RunState:
     if checkpoint is None:
         return RunState()
     content = load.read_json(checkpoint, STATE)
-    state = {name: value for name, value in content.items() if name in RunState.__dataclass_fields__}
-    if state.get("step") != step_of(checkpoint):
-        raise load.unusable(checkpoint, f"its {STATE} is of step {state.get('step')}")
-    return RunState(**state)
+    return RunState(**{name: value for name, value in content.items() if name in RunState.__dataclass_fields__})
 
 
 def out_of_patience(state: RunState, config: TrainConfig) -> bool:

@@ -2,7 +2,7 @@
 
 import json
 
-from minigpt.rundir.rows import append_row, cut_rows_after, parse_row, read_rows
+from minigpt.rundir.rows import append_row, cut_rows_after, read_rows
 
 
 def test_rows_after_the_checkpoint_go_and_the_rest_keeps_its_bytes(tmp_path):
@@ -36,11 +36,6 @@ def test_a_damaged_line_in_the_middle_costs_no_row_behind_it(tmp_path):
     path.write_bytes(b'{"step": 1}\n\x00\xff{\n5\n{"step": "a"}\n{"step": 2}\n{"step": 3}\n')
     assert cut_rows_after(path, 2) == 1
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
-
-
-def test_a_row_is_a_json_object():
-    assert parse_row(b'{"step": 1}') == {"step": 1}
-    assert [parse_row(line) for line in (b"", b"5", b"[1]", b'{"step"', b"\xff")] == [None] * 5
 
 
 def test_a_row_behind_a_torn_one_is_not_lost(tmp_path):
