@@ -4,7 +4,8 @@ import contextlib
 import functools
 import itertools
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -63,38 +64,41 @@ def encode_unit(unit: Unit, *, folder: Path, plan: Plan) -> dict[str, Shard]:
     with contextlib.ExitStack() as stack:
         numbers = plan.shards[unit.number].items()
         shards = {name: stack.enter_context(_shard(folder, name, number, tokenizer)) for name, number in numbers}
-        begun = {name for name, number in numbers if number}
-        for (_, continues, name), pieces in itertools.groupby(_pieces(unit, plan), itemgetter(0, 1, 2)):
-            facts, write = shards[name]
+        begun, sizes = {name for name, number in numbers if number}, Counter[str]()
+        for (_, continues, name), pieces in itertools.groupby(_pieces(unit, plan, sizes), itemgetter(0, 1, 2)):
+            _, write = shards[name]
             if name in begun and not continues and tokenizer.eot is not None:
                 write(np.array([tokenizer.eot]))
             if tokenizer.start and not continues:
                 write(np.array(tokenizer.start))
             begun.add(name)
-            chunks = _counted(map(itemgetter(3), pieces), facts)
-            is_chat = unit.options.chat
+            chunks, is_chat = map(itemgetter(3), pieces), unit.options.chat
             for tokens in encode_marked(tokenizer, b"".join(chunks)) if is_chat else tokenizer.encode_chunks(chunks):
                 write(tokens)
-    written = {name: facts for name, (facts, _) in shards.items()}
+    written = {name: facts | {"bytes": sizes[name]} for name, (facts, _) in shards.items()}
     write_json(record, written)
     return written
 
 
-def _pieces(unit: Unit, plan: Plan) -> Iterator[tuple[int, bool, str, bytes]]:
-    """Yield the text of a unit: number of the document, whether it began in another unit, train | val, and a chunk."""
+def _pieces(unit: Unit, plan: Plan, sizes: Counter[str]) -> Iterator[tuple[int, bool, str, bytes]]:
+    """Yield the text of a unit: number of the document, whether it began in another unit, train | val, and a chunk.
+
+    The bytes of each split are counted in `sizes`.
+    """
     left = int(plan.border) - plan.starts[unit.number]  # tail: characters for training
     documents = ((part.file.is_val, document) for part in unit.parts for document in part.documents(unit.options))
     for number, (is_val, document) in enumerate(documents):
         continues = document.head is not None
         hash, chunks = hash_of(document, plan.rule, is_val=is_val)
         for chunk in filter(None, chunks):
-            if plan.rule != "tail":
-                yield number, continues, "val" if hash < plan.border else "train", chunk
-                continue
-            place = offset(chunk, left)
-            parts = {"train": chunk[:place], "val": chunk[place:]}
-            yield from ((number, continues, name, text) for name, text in parts.items() if text)
-            left -= count_characters(chunk)
+            place = len(chunk) * (hash >= plan.border)
+            if plan.rule == "tail":
+                place = offset(chunk, left)
+                left -= count_characters(chunk)
+            for name, text in (("train", chunk[:place]), ("val", chunk[place:])):
+                if text:
+                    sizes[name] += len(text)
+                    yield number, continues, name, text
 
 
 @contextlib.contextmanager
@@ -102,7 +106,7 @@ def _shard(
     folder: Path, split: str, number: int, tokenizer: Tokenizer
 ) -> Iterator[tuple[Shard, Callable[[NDArray[Any]], None]]]:
     """Yield what is known of a shard and a function that appends tokens; it has its name if no error occurs."""
-    shard: Shard = {"file": shard_name(split, number), "tokens": 0, "bytes": 0, "max_token": 0}
+    shard: Shard = {"file": shard_name(split, number), "tokens": 0, "max_token": 0}
     dtype = np.dtype(tokenizer.dtype).newbyteorder("<")
     with replaced(folder / shard["file"]) as temporary:
         with open(temporary, "xb") as file:
@@ -117,13 +121,6 @@ def _shard(
             file.seek(0)
             file.write(struct.pack("<3i", *HEADS[dtype.name], shard["tokens"]))
         shard["sha256"] = sha256_of(temporary)
-
-
-def _counted(chunks: Iterable[bytes], shard: Shard) -> Iterator[bytes]:
-    """Yield the chunks of a text, and count their bytes."""
-    for chunk in chunks:
-        shard["bytes"] += len(chunk)
-        yield chunk
 
 
 @functools.lru_cache(maxsize=1)

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -17,25 +17,19 @@ from minigpt.faults import UserFault
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # that this process obeys for all
 
-Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[tuple[int, Any]]]  # number and result of each job
+Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]  # as Python's own map
 
 
-@contextlib.contextmanager
-def workers(engine: str, count: int) -> Iterator[Map]:
-    """Yield a function that calls a function with each of some jobs; results come in any order.
+def workers(engine: str, count: int) -> contextlib.AbstractContextManager[Map]:
+    """Return a context that yields a function that works as `map` does.
 
     Args:
         engine: processes | ray.
         count: of processes.
     """
     if engine == "ray":
-        with _ray_cluster() as each:
-            yield each
-    elif count > 1:
-        with _processes(count) as each:
-            yield each
-    else:
-        yield lambda function, jobs: ((number, function(job)) for number, job in enumerate(jobs))
+        return _ray_cluster()
+    return _processes(count) if count > 1 else contextlib.nullcontext(map)
 
 
 @contextlib.contextmanager
@@ -45,11 +39,11 @@ def _processes(count: int) -> Iterator[Map]:
     lifeline, end = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(count, context, initializer=_end_with, initargs=(lifeline,))
 
-    def each(function: Callable[[Any], Any], jobs: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    def mapped(function: Callable[[Any], Any], jobs: Sequence[Any]) -> Iterator[Any]:
         with _not_inherited():
-            numbers = {pool.submit(function, job): number for number, job in enumerate(jobs)}
+            results = pool.map(function, jobs)
         try:
-            yield from ((numbers[future], future.result()) for future in as_completed(numbers))
+            yield from results
         except BrokenProcessPool:
             raise UserFault(
                 "a process that prepares the text was killed. If memory is short, use fewer: prepare.workers=1. The "
@@ -57,7 +51,7 @@ def _processes(count: int) -> Iterator[Map]:
             ) from None
 
     try:
-        yield each
+        yield mapped
     finally:
         end.close()
         pool.shutdown(cancel_futures=True)
@@ -93,18 +87,15 @@ def _ray_cluster() -> Iterator[Map]:
     """Join the cluster that RAY_ADDRESS names, or start one of this machine's cores. If a node dies, others work on."""
     import ray
 
-    def each(function: Callable[[Any], Any], jobs: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    def mapped(function: Callable[[Any], Any], jobs: Sequence[Any]) -> Iterator[Any]:
         remote = ray.remote(lambda job: function(job))  # Ray takes functions only, no partial ones
-        numbers = {remote.remote(job): number for number, job in enumerate(jobs)}
-        while numbers:
-            (ready,), _ = ray.wait(list(numbers))
-            try:
-                yield numbers.pop(ready), ray.get(ready)
-            except ray.exceptions.RayTaskError as error:
-                raise error.cause from None
+        try:
+            yield from map(ray.get, [remote.remote(job) for job in jobs])
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
 
     ray.init(log_to_driver=False, include_dashboard=False, logging_level="warning")
     try:
-        yield each
+        yield mapped
     finally:
         ray.shutdown()

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -37,7 +36,6 @@ from minigpt.screen import Progress, Say, size_text
 
 PLAN = "plan.json"
 LEARN_BYTES = 1 << 27  # a BPE vocabulary is learned from about so much of the training text at most: a minute or less
-MAX_NAMED = 20  # files that can't be read
 
 
 def make(
@@ -66,9 +64,9 @@ def make(
             tokenizer, plan = _planned(folder, keys, corpus, units, given, each, say)
             sidecars = _encode(folder, units, tokenizer, plan, each, say)
         rule, notes, counts = plan.rule, plan.notes, Counter(plan.counts)
-    now = [file if file.address else local_file(file.path, file.label) for file in corpus.files]
-    states = ([(file.size, file.stamp) for file in files] for files in (corpus.files, now))
-    if next(states) != next(states) or sum(sidecar["bytes"] for sidecar in sidecars.values()) != counts["bytes"]:
+    now = ((file, local_file(file.path, file.label)) for file in corpus.files if not file.address)
+    is_changed = any((file.size, file.stamp) != (other.size, other.stamp) for file, other in now)
+    if is_changed or sum(sidecar["bytes"] for sidecar in sidecars.values()) != counts["bytes"]:
         raise UserFault("the source was changed while it was read; wait until it is complete and run this again")
     write_json(folder / "tokenizer.json", tokenizer.to_json())
     summary = {key: keys[key] for key in ("corpus", "source", "python")} | {
@@ -81,13 +79,8 @@ def make(
     for name, facts in measure(folder, tokenizer).items():
         split = {key: sidecars[name][key] for key in ("tokens", "bytes")} if name in sidecars else {}
         summary[name] = split | facts
-    content = {
-        "format": FORMAT,
-        "keys": keys,
-        "signature": corpus.signature,
-        "fingerprint": fingerprint([sidecar["fingerprint"] for sidecar in sidecars.values()]),
-        "summary": summary,
-    }
+    whole = fingerprint([sidecar["fingerprint"] for sidecar in sidecars.values()])
+    content = {"format": FORMAT, "keys": keys, "signature": corpus.signature, "fingerprint": whole, "summary": summary}
     write_json(folder / "prepared.json", content)
     (folder / PLAN).unlink(missing_ok=True)
     shutil.rmtree(folder / UNITS, ignore_errors=True)
@@ -100,11 +93,10 @@ def _encode(
 ) -> dict[str, dict[str, Any]]:
     """Read the text for the second time, and write the shards. Return the sidecars."""
     progress = Progress(f"data: encoding with tokenizer={tokenizer.name}", sum(unit.size for unit in units), say)
-    records: list[dict[str, Shard]] = [{} for _ in units]
-    for number, record in each(partial(encode_unit, folder=folder, plan=plan), units):
-        records[number] = record
-        progress(units[number].size)
-    sidecars = {}
+    records, sidecars = list[dict[str, Shard]](), {}
+    for unit, record in zip(units, each(partial(encode_unit, folder=folder, plan=plan), units), strict=True):
+        records.append(record)
+        progress(unit.size)
     for name in ("train", "val"):
         shards = [record[name] for record in records if name in record]
         n_tokens = sum(shard["tokens"] for shard in shards)
@@ -136,15 +128,15 @@ def _planned(
     sampled = min(1.0, LEARN_BYTES / max(1, corpus.size)) if learns else 0.0
     scan = partial(scan_unit, rule=corpus.rule, val_fraction=keys["val_fraction"], sampled=sampled)
     progress = Progress("data: reading", corpus.size, say)
-    scans = [Scan() for _ in units]
-    for number, part in each(partial(scan, alphabet=given is None and scheme.needs_alphabet), units):
-        scans[number] = part
-        progress(units[number].size)
-    total = Scan()
-    for part in scans:
+    scans, total = list[Scan](), Scan()
+    for unit, part in zip(
+        units, each(partial(scan, alphabet=given is None and scheme.needs_alphabet), units), strict=True
+    ):
+        scans.append(part)
         total.add(part)
+        progress(unit.size)
     if total.bad:
-        raise UserFault(*total.bad[:MAX_NAMED])
+        raise UserFault(*total.bad[:20])
     plan = _plan_of(corpus, keys["val_fraction"], total, scans)
     for line in plan.notes:
         say(f"data: {line}")
@@ -153,7 +145,7 @@ def _planned(
         say(f"data: learning {vocab_size:,} tokens from {size_text(size)} of {size_text(total.counts['bytes'])}")
     if given is None:
         learn = partial(_learn, name=keys["tokenizer"], vocab_size=vocab_size, alphabet=total.alphabet)
-        ((_, content),) = each(learn, [list(_training_text(plan, scans))])
+        (content,) = each(learn, [_training_text(plan, scans)])
     tokenizer = given or load_tokenizer(content)
     tokenizer = with_roles(tokenizer) if corpus.options.chat else tokenizer
     (folder / UNITS).mkdir(exist_ok=True)
@@ -166,10 +158,12 @@ def _plan_of(corpus: Corpus, fraction: float, total: Scan, scans: list[Scan]) ->
     """Decide how a text is split."""
     rule, counts, notes = corpus.rule, total.counts, list[str]()
     if counts["not_utf8"]:
-        notes.append(f"{counts['not_utf8']:,} documents are not UTF-8 and taken as bytes, {total.not_utf8} first")
+        notes.append(
+            f"{counts['not_utf8']:,} documents are not UTF-8 and taken as bytes, {total.first['not_utf8']} first"
+        )
     if counts["empty"]:
         what = "conversations without an answer" if corpus.options.chat else "records without text"
-        notes.append(f"{counts['empty']:,} {what} are passed over, {total.empty} first")
+        notes.append(f"{counts['empty']:,} {what} are passed over, {total.first['empty']} first")
     border = 1.0 if rule in ("source", "names") else fraction * HASHES
     if rule == "content" and not corpus.options.chat and not is_fair(counts["val_bytes"], counts["bytes"], fraction):
         rule = "tail"
@@ -199,11 +193,9 @@ def _learn(train: list[bytes], *, name: str, vocab_size: int, alphabet: set[str]
     return build_tokenizer(name, vocab_size=vocab_size, alphabet=alphabet, train=[[text] for text in train]).to_json()
 
 
-def _training_text(plan: Plan, scans: list[Scan]) -> Iterator[bytes]:
-    """Yield what the first reading kept of the training text."""
-    for start, scan in zip(plan.starts, scans, strict=False):
-        for hash, characters, block in scan.sample:
-            if plan.rule == "tail":
-                yield block[: offset(block, int(plan.border) - start - characters)]
-            elif hash >= plan.border:
-                yield block
+def _training_text(plan: Plan, scans: list[Scan]) -> list[bytes]:
+    """Return what the first reading kept of the training text."""
+    blocks = [(start, *kept) for start, scan in zip(plan.starts, scans, strict=False) for kept in scan.sample]
+    if plan.rule == "tail":
+        return [block[: offset(block, int(plan.border) - start - before)] for start, _, before, block in blocks]
+    return [block for _, hash, _, block in blocks if hash >= plan.border]

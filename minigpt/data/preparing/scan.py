@@ -19,8 +19,7 @@ class Scan:
     """What a reading of a unit, or of several, has found."""
 
     counts: Counter[str] = field(default_factory=Counter)  # documents, bytes, characters, empty, not_utf8
-    empty: str = ""  # the first document without text
-    not_utf8: str = ""
+    first: dict[str, str] = field(default_factory=dict)  # label of the first document that is empty, or not_utf8
     bad: list[str] = field(default_factory=list)  # a sentence for each file that can't be read
     alphabet: set[str] = field(default_factory=set)
     hashes: tuple[int, int] = (HASHES, -1)  # the lowest and the highest of documents with text
@@ -29,7 +28,7 @@ class Scan:
     def add(self, other: "Scan") -> None:
         """Add what was found in the next unit. (Its sample and its hashes stay its own.)"""
         self.counts += other.counts
-        self.empty, self.not_utf8 = self.empty or other.empty, self.not_utf8 or other.not_utf8
+        self.first = other.first | self.first
         self.bad += [sentence for sentence in other.bad if sentence not in self.bad]
         self.alphabet |= other.alphabet
 
@@ -77,13 +76,13 @@ def _count(document: Document, chunks: Iterable[bytes], scan: Scan, alphabet: bo
             except UnicodeDecodeError:
                 decodes, broken = False, True
         yield chunk
-    if broken or decoder.getstate()[0]:
+    if broken or decoder.getstate()[0]:  # or a character is cut at the end
         counts["not_utf8"] += 1
-        scan.not_utf8 = scan.not_utf8 or document.label
+        scan.first.setdefault("not_utf8", document.label)
     counts["documents"] += size > 0 and document.head is None
     if not size:
         counts["empty"] += 1
-        scan.empty = scan.empty or document.label
+        scan.first.setdefault("empty", document.label)
 
 
 def _sample(chunks: Iterable[bytes], hash: int, scan: Scan, sampled: float, unit: int) -> None:
