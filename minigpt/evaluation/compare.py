@@ -1,9 +1,11 @@
 """minigpt compare: scores runs on the same validation text, and says in plain words which side is better."""
 
 import hashlib
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from minigpt.data.prepared import open_prepared
 from minigpt.data.text import Split
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.evaluation.interval import LEVEL, Array, Difference, difference, too_few
-from minigpt.faults import NoUsableCheckpoint, UserFault
+from minigpt.faults import UserFault
 from minigpt.files import read_json
 from minigpt.formats.architecture import is_foreign
 from minigpt.machine.hardware import find_named
@@ -57,32 +59,33 @@ class Side:
 
 
 def compare(config: CompareConfig, say: Say = print) -> None:
-    """Compare runs on their whole validation split; those that can't be compared with the others are listed at the end.
-
-    `vs` among the runs divides them into sides: then all of them must be comparable.
-    """
-    groups: list[list[str]] = [[]]
-    for path in config.runs:
-        groups.append([]) if path == "vs" else groups[-1].append(path)
-    if len(config.runs) < 2 or not all(groups):
+    """Compare runs on their whole validation split. `vs` among the runs divides them into sides, else settings do."""
+    groups = [list(paths) for is_vs, paths in itertools.groupby(config.runs, lambda path: path == "vs") if not is_vs]
+    if sum(map(len, groups)) < 2 or "vs" in config.runs[-1:]:
         raise UserFault("compare needs two runs or more, and runs on both sides of `vs`: RUN_A RUN_B")
-    opened: list[tuple[int, Run]] = []  # the user's group, a run of it
-    left_out: list[str] = []
-    for number, path in ((number, path) for number, group in enumerate(groups) for path in group):
+    paths = list(itertools.chain(*groups))
+    runs = results_of([partial(open_run, path, config.which, config.data.dir) for path in paths])
+    sides: dict[object, list[Run]] = {}
+    for number, run in zip(np.repeat(range(len(groups)), list(map(len, groups))).tolist(), runs, strict=True):
+        sides.setdefault(number if len(groups) > 1 else repr(settings_of(run)), []).append(run)
+    check_comparable(list(sides.values()))
+    named = name_sides(list(sides.values()) if len(sides) > 1 else [[run] for run in runs])
+    units, losses = score(runs, device=find_named(config.device), say=say)
+    say("\n" + "\n".join(report(named, units, losses)))
+
+
+def results_of(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Return what the calls return; the faults of all of them are raised at once."""
+    faults: list[str] = []
+    results: list[Any] = []
+    for call in calls:
         try:
-            opened.append((number, open_run(path, config.which, config.data.dir)))
-        except (UserFault, NoUsableCheckpoint) as fault:
-            left_out.append(str(fault))
-    runs = comparable([run for _, run in opened], left_out)
-    divided = len(groups) > 1
-    kept = once_per_seed(opened if divided else [(repr(settings_of(run)), run) for run in runs], left_out)
-    if sum(map(len, kept)) < 2 or (divided and left_out):
-        raise UserFault(*left_out)
-    sides = name_sides(kept if len(kept) > 1 else [[run] for run in kept[0]])
-    units, losses = score([run for side in sides for run in side.runs], device=find_named(config.device), say=say)
-    lines = report(sides, units, losses)
-    for line in ["", *lines, *([""] if left_out else []), *(f"Left out  {reason}" for reason in left_out)]:
-        say(line)
+            results.append(call())
+        except UserFault as fault:
+            faults += fault.faults
+    if faults:
+        raise UserFault(*dict.fromkeys(faults))
+    return results
 
 
 # --- runs and sides ---
@@ -91,39 +94,40 @@ def compare(config: CompareConfig, say: Say = print) -> None:
 def open_run(path: str, which: str, data_dir: str | None = None) -> Run:
     """Find a run's checkpoint and, by their fingerprint, its prepared tokens: the text itself is not needed."""
     checkpoint = find_checkpoint(path, which)
-    if is_foreign(checkpoint):
-        raise UserFault(
-            f"{path} has no validation text. minigpt evaluate checkpoint={path} versus=RUN file=TEXT scores it"
-        )
-    config, folder = read_config(checkpoint), checkpoint.parent.parent
-    if not (folder / "data.json").is_file():
-        raise UserFault(f"{folder / 'data.json'} is missing: it names the tokens of {path}. Give a run or its part")
-    facts, mix = read_json(folder / "data.json"), config.data.mix
-    places = dict.fromkeys([config.data.dir, "data"] if data_dir is None else [data_dir])
-    prepared = next(filter(None, (open_prepared(place, facts, mix) for place in places)), None)
+    named = checkpoint.parent.parent / "data.json"
+    if is_foreign(checkpoint) or not named.is_file():
+        remedy = f"minigpt evaluate checkpoint={path} versus=RUN file=TEXT scores it"
+        raise UserFault(f"{path} has no validation text: there is no {named}. {remedy}")
+    config = read_config(checkpoint)
+    place = data_dir or config.data.dir
+    prepared = open_prepared(place, read_json(named), config.data.mix)
     if prepared is None:
         remedy = "Say where with data.dir=DIR, or make them: minigpt prepare with the settings of the run"
-        raise UserFault(f"the tokens of {path} are not in {' or '.join(map(shown, places))}. {remedy}")
+        raise UserFault(f"the tokens of {path} are not in {shown(place)}. {remedy}")
     files = read_manifest(checkpoint)["files"]
     weights = " ".join(str(files[name]["sha256"]) for name in (MODEL, ADAPTER) if name in files)
     trained_on = str(prepared.train.fingerprint)
     return Run(path, checkpoint, config, prepared.tokenizer, prepared.val, weights, trained_on)
 
 
-def comparable(runs: Sequence[Run], left_out: list[str]) -> list[Run]:
-    """Return the runs with the most common validation text, one for equal weights; the others' reasons are appended."""
-    firsts = {run.val.fingerprint: run for run in reversed(runs)}
-    hashes = {fingerprint: val_text_sha256(run) for fingerprint, run in firsts.items()}
-    texts = [hashes[run.val.fingerprint] for run in runs]
-    common = max(texts, key=texts.count, default="")  # the first of equals
-    kept: dict[str, Run] = {}  # weights -> run
-    for run, text in zip(runs, texts, strict=True):
-        if text != common:
-            other = runs[texts.index(common)].path
-            left_out.append(f"{run.path} is validated on another text than {other}. Use the same data keys")
-        elif kept.setdefault(run.weights_sha256, run) is not run:
-            left_out.append(f"{run.path} and {kept[run.weights_sha256].path} hold the same weights: nothing to compare")
-    return list(kept.values())
+def check_comparable(sides: Sequence[Sequence[Run]]) -> None:
+    """Refuse runs with different validation texts, equal weights, and equal seeds on one side."""
+    first, *others = runs = list(itertools.chain(*sides))
+    texts = {run.val.fingerprint: val_text_sha256(run) for run in {run.val.fingerprint: run for run in runs}.values()}
+    faults = [
+        f"{run.path} is validated on another text than {first.path}. Use the same data keys"
+        for run in others
+        if texts[run.val.fingerprint] != texts[first.val.fingerprint]
+    ]
+    for a, b in itertools.combinations(runs, 2):
+        if a.weights_sha256 == b.weights_sha256:
+            faults.append(f"{a.path} and {b.path} hold the same weights: nothing to compare")
+    for a, b in (pair for side in sides for pair in itertools.combinations(side, 2)):
+        if a.config.seed == b.config.seed:
+            both = f"{a.path} and {b.path} are one side, and both have seed={a.config.seed}"
+            faults.append(f"{both}: give one of them, or write `vs` between two sides, RUN ... vs RUN ...")
+    if faults:
+        raise UserFault(*faults)
 
 
 def val_text_sha256(run: Run) -> str:
@@ -132,17 +136,6 @@ def val_text_sha256(run: Run) -> str:
     for start in range(0, len(run.val), PIECE):
         digest.update(run.tokenizer.decode_bytes(run.val.tokens(start, start + PIECE)))
     return digest.hexdigest()
-
-
-def once_per_seed(runs: Iterable[tuple[object, Run]], left_out: list[str]) -> list[list[Run]]:
-    """Return (key, run) grouped by their keys. In a group a seed counts once: its twin tells nothing about others."""
-    groups: dict[object, dict[int, Run]] = {}
-    for key, run in runs:
-        twin = groups.setdefault(key, {}).setdefault(run.config.seed, run)
-        if twin is not run:
-            both = f"{twin.path} and {run.path} are one side, and both have seed={run.config.seed}"
-            left_out.append(f"{both}: give one of them, or write `vs` between two sides, RUN ... vs RUN ...")
-    return [list(group.values()) for group in groups.values()]
 
 
 def settings_of(run: Run) -> dict[str, object]:
@@ -162,7 +155,7 @@ def name_sides(groups: Sequence[list[Run]]) -> list[Side]:
         changes = [f"{key}: {shown(first.get(key))} -> {shown(settings.get(key))}" for key in keys]
         label = runs[0].path + (f" and {len(runs) - 1} more" if len(runs) > 1 else "")
         label += f"  ({', '.join(changes) or 'the same settings'})" if number else ""
-        sides.append(Side(chr(ord("A") + number) if number < 26 else f"A{number}", runs, label))
+        sides.append(Side(chr(ord("A") + number), runs, label))
     return sides
 
 
@@ -201,16 +194,11 @@ def units_of(texts: Sequence[tuple[Split, Tokenizer, int]], ends: Sequence[int |
     """
     first, tokenizer, _ = texts[0]
     if any(getattr(split, "answers", None) is not None for split, _, _ in texts):
-        raise UserFault(
-            "runs of data=chat predict answers alone, and compare is for texts. Compare their val/loss yourself"
-        )
+        raise UserFault("runs of data=chat predict answers alone. Compare their val/loss yourself")
     in_bytes = any(split.fingerprint != first.fingerprint for split, _, _ in texts)
     end = next((end for end in ends if end is not None), None)
     if in_bytes and end is not None:
-        raise UserFault(
-            "with data.mask_documents=true no document's first token is predicted, and tokenizers cut it to different "
-            "lengths. Compare runs of one tokenizer, or of data.mask_documents=false"
-        )
+        raise UserFault("with data.mask_documents=true only runs of one tokenizer can be compared")
     left_out = unpredicted_places(first, end)[1:]
     edges = unpredicted_places(first, tokenizer.eot)
     total = first.bytes if in_bytes else len(first)

@@ -1,7 +1,7 @@
 """minigpt evaluate: scores texts and questions with one model, or with two and compares them."""
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from minigpt.data.chat.roles import ends_of
 from minigpt.data.readers.document import ReadOptions
 from minigpt.data.text import Text, read_text
 from minigpt.data.tokenizer import scheme_of
-from minigpt.evaluation.compare import by_unit, units_of, verdict
+from minigpt.evaluation.compare import by_unit, results_of, units_of, verdict
 from minigpt.evaluation.interval import LEVEL, difference, too_few
 from minigpt.evaluation.questions import Pair, Question, encode_questions, judge, read_questions, score_pairs
 from minigpt.evaluation.texts import TextScore, score_text, write_tokens
@@ -34,11 +34,11 @@ def evaluate(config: EvaluateConfig, say: Say = print) -> None:
     All faults of checkpoints and files are told at once, before anything is scored.
     """
     device, paths = find_named(config.device), [path for path in (config.checkpoint, config.versus) if path]
-    models = _all([partial(load_checkpoint, path, config.which) for path in paths])
+    models = results_of([partial(load_checkpoint, path, config.which) for path in paths])
     for name, loaded in zip(_names(models), models, strict=True):
         loaded.model.to(device)
         say(f"{name}{loaded.path}: context {loaded.config.model.block_size:,}, tokenizer {loaded.tokenizer.name}")
-    opened = _all(
+    opened = results_of(
         [partial(_open_text, path, models, config, say) for path in config.file]
         + [partial(_open_questions, path, models) for path in config.questions]
         + [partial(_check_stride, config.stride, models)]
@@ -49,10 +49,6 @@ def evaluate(config: EvaluateConfig, say: Say = print) -> None:
     ]
     figures = [entry for entry, _ in scores]
     figures += [_answer(path, pairs, models, say) for path, pairs in zip(config.questions, questions, strict=True)]
-    if texts:
-        lie = "side by side, as val/loss is measured" if config.stride is None else f"every {config.stride:,} tokens"
-        say(f"\nWindows lie {lie}; a text's first token is only read. Per word: words between white space, and each")
-        say("line end counts as one (wikitext's convention).")
     if config.versus:
         say("\n+- is a 95 % interval. It judges these two checkpoints, not the settings that they were trained with.")
     try:
@@ -64,25 +60,10 @@ def evaluate(config: EvaluateConfig, say: Say = print) -> None:
         raise StorageFailure(f"{error.filename} can't be written: {error.strerror or error}. Make room") from error
 
 
-def _all(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Return what the calls return; the faults of all of them are raised at once."""
-    faults: list[str] = []
-    results: list[Any] = []
-    for call in calls:
-        try:
-            results.append(call())
-        except UserFault as fault:
-            faults += fault.faults
-    if faults:
-        raise UserFault(*dict.fromkeys(faults))
-    return results
-
-
 def _check_stride(stride: int | None, models: Models) -> None:
-    shortest = min(models, key=lambda loaded: loaded.config.model.block_size)
-    block_size = shortest.config.model.block_size
+    block_size = min(loaded.config.model.block_size for loaded in models)
     if stride is not None and stride > block_size:
-        raise UserFault(f"stride={stride}: {shortest.path} has a context of {block_size} tokens. Use at most so many")
+        raise UserFault(f"stride={stride}: the context has {block_size} tokens. Use at most so many")
 
 
 def _open_text(path: str, models: Models, config: EvaluateConfig, say: Say) -> list[Text]:
@@ -139,16 +120,12 @@ def _answer(path: str, opened: tuple[list[Question], list[list[Pair]]], models: 
         say(f"  {name}accuracy {now['accuracy']:.2%}, length-normalised {now['accuracy_normalised']:.2%}")
         for task, right in answers[-1].tasks.items():
             say(f"    {task:<16}{right.mean():>8.2%}  {right.sum():,} of {len(right):,}")
-        size = loaded.config.model.block_size + 1  # the last token is only predicted
-        if long := sum(sum(map(len, pair)) > size for pair in pairs):
-            say(f"  {name}{long:,} choices have more tokens than the context: only their end is read")
     say(f"  {answers[0].chance:.2%} are right by chance")
-    differences, unit = {}, "wrong answers per question"
-    for key, suffix in (("plain", ""), ("normalised", ", length-normalised")) if len(models) > 1 else ():
-        wrong = [1.0 - getattr(answer, key) for answer in answers]
-        name = "difference_normalised" if suffix else "difference"
-        sizes = np.ones(len(questions))
-        differences[name] = _difference(wrong, sizes, unit + suffix, "questions", "many questions", say)
+    differences = {}
+    if len(models) > 1:
+        wrong, sizes = [1.0 - answer.plain for answer in answers], np.ones(len(questions))
+        unit = "wrong answers per question"
+        differences["difference"] = _difference(wrong, sizes, unit, "questions", "many questions", say)
     return _entry(path, models, [answer.figures() for answer in answers], differences)
 
 

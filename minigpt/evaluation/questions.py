@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from minigpt.data.chat.roles import END, encode_turn, has_roles
-from minigpt.data.readers.chat import WANTED, BadMessages, is_answer, messages_of
+from minigpt.data.readers.chat import BadMessages, is_answer, messages_of
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.model.evaluate import measure_pass, nats_and_right, windows_at_once
@@ -79,15 +79,13 @@ class Answers:
 def read_questions(path: Path) -> list[Question]:
     """Read a file of questions; bad lines are named together."""
     questions, bad = [], []
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise UserFault(f"{path} can't be read: {error.strerror or error}") from None
-    for number, line in enumerate(lines, 1):
+    if not path.is_file():
+        raise UserFault(f"{path} is no file of questions")
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if line.strip():
             try:
                 questions.append(_question(json.loads(line)))
-            except (ValueError, TypeError, AttributeError) as error:
+            except (ValueError, TypeError, AttributeError, BadMessages) as error:
                 bad.append(f"{path}, line {number:,}: {error}")
     if not questions and not bad:
         bad.append(f"{path} holds no question; wanted JSON lines (docs/EVALUATION.md)")
@@ -99,10 +97,7 @@ def read_questions(path: Path) -> list[Question]:
 def _question(record: dict[str, Any]) -> Question:
     task = str(record.pop("task", ""))
     if not record.keys().isdisjoint(("messages", "completion")):
-        try:
-            *messages, last = messages_of(record)
-        except BadMessages as fault:
-            raise ValueError(f"{fault}; wanted {WANTED}") from None
+        *messages, last = messages_of(record)
         if not messages or not is_answer(last):
             raise ValueError("a conversation must end with an answer of the assistant")
         return Question("", [last["content"]], "", 0, tuple(messages), task)
@@ -112,9 +107,7 @@ def _question(record: dict[str, Any]) -> Question:
     choices, answer = ([answer], 0) if is_open else (choices, answer)
     texts = [context, after, *(choices if isinstance(choices, list) else [None])]
     if record or not all(isinstance(text, str) for text in texts) or "" in texts[2:] or len(texts) < 4 - bool(is_open):
-        raise ValueError(
-            'wanted {"context": TEXT, "choices": [TEXT, TEXT ...], "answer": NUMBER} or "answer": TEXT alone'
-        )
+        raise ValueError('wanted {"context": TEXT, "choices": [TEXT ...], "answer": NUMBER} or "answer": TEXT alone')
     if type(answer) is not int or not 0 <= answer < len(choices):
         raise ValueError(f"answer must be the place of the right choice, 0 to {len(choices) - 1}, got {answer!r}")
     return Question(context, choices, after, answer, task=task)
@@ -162,12 +155,7 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> Pair:
 
 
 @torch.inference_mode()
-def score_pairs(
-    model: GPT,
-    pairs: Sequence[Pair],
-    *,
-    ends: Collection[int] = (),
-) -> list[tuple[float, bool]]:
+def score_pairs(model: GPT, pairs: Sequence[Pair], *, ends: Collection[int] = ()) -> list[tuple[float, bool]]:
     """Return for each continuation its log-likelihood in nats, and whether each of its tokens is the most likely one.
 
     Continuations have at most block_size tokens; only the end of a long context is read. `ends` are tokens that end an
@@ -180,10 +168,8 @@ def score_pairs(
     batch = windows_at_once(block_size, model.vocab_size)
     for first in range(0, len(order), batch):
         numbers = order[first : first + batch]
-        rows = [
-            ((context + following)[-block_size - 1 :], len(following))
-            for context, following in map(pairs.__getitem__, numbers)
-        ]
+        chosen = [pairs[number] for number in numbers]
+        rows = [((context + following)[-block_size - 1 :], len(following)) for context, following in chosen]
         T = max(len(row) for row, _ in rows) - 1
         tokens, targets = torch.zeros(len(rows), T, dtype=torch.long), torch.full((len(rows), T), -100)
         for place, (row, length) in enumerate(rows):  # padding after a row changes nothing before it

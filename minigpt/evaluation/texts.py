@@ -30,9 +30,7 @@ class TextScore:
     text: Text
     nats: NDArray[np.float32]  # of each token but the first
     right: NDArray[np.bool_]  # whether it was the likeliest one
-    unpredicted: NDArray[
-        np.int64
-    ]  # places of the tokens without such figures: 0, and where a document kept apart begins
+    unpredicted: NDArray[np.int64]  # places of tokens without figures: 0, and where a document kept apart begins
 
     @property
     def score(self) -> Score:
@@ -78,17 +76,8 @@ def score_text(
     batch = windows_at_once(block_size, text.tokenizer.vocab_size)
     device = model.token_embedding.weight.device
     pieces = []
-    for piece in token_losses(
-        model,
-        text,
-        block_size=block_size,
-        batch=batch,
-        device=device,
-        precision="fp32",
-        stride=stride,
-        document_end=document_end,
-        measure=nats_and_right,
-    ):
+    windows: Any = {"block_size": block_size, "batch": batch, "stride": stride, "document_end": document_end}
+    for piece in token_losses(model, text, device=device, precision="fp32", measure=nats_and_right, **windows):
         pieces.append(piece.cpu().numpy())
         progress(len(piece))
     losses, right = np.concatenate(pieces).T

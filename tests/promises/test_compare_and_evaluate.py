@@ -126,15 +126,6 @@ def test_what_can_not_be_compared_is_named(place, case):
         said(place, *words)
 
 
-def test_all_runs_of_a_folder_are_judged_as_far_as_they_can_be_compared(place, tmp_path):
-    (tmp_path / "note.txt").write_text("no run")
-    text = said(place, "books", "a1", "again", "b1", str(tmp_path), str(tmp_path / "note.txt"))
-    assert re.search("^A is better by", text, re.MULTILINE)
-    left_out = [line for line in text.splitlines() if line.startswith("Left out  ")]
-    assert len(left_out) == 4
-    assert any("books" in line and "another text than" in line for line in left_out)
-
-
 # --- evaluate ---
 
 
