@@ -45,7 +45,6 @@ class Child:
         self.asked = False
         variables = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
         with open(output or os.devnull, "ab") as stream:
-            self.began_at = stream.tell()  # where this process's output begins
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -59,8 +58,8 @@ class Child:
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Send a signal, once, that asks the child to stop with a checkpoint."""
         if not self.asked:
+            self.asked = True
             self.process.send_signal(number)
-        self.asked = True
 
     def kill(self) -> None:
         """Kill the child, in a session of its own with all that it started."""
@@ -87,9 +86,8 @@ class Child:
         return code
 
     def last_lines(self) -> list[str]:
-        """Return the last 20 lines of its output that are not empty."""
-        assert self.output is not None
-        text = self.output.read_bytes()[self.began_at :].decode(errors="replace")
+        """Return the last 20 lines of its output file that are not empty."""
+        text = self.output.read_text(errors="replace") if self.output else ""
         return [line.rstrip()[:500] for line in text.splitlines() if line.strip()][-20:]
 
 

@@ -19,6 +19,7 @@ from minigpt.formats.architecture import family_of
 from minigpt.formats.huggingface import write_huggingface
 from minigpt.formats.tokenizer_json import tokenizer_json
 from minigpt.model.gpt import GPT
+from minigpt.report.plan import count_parameters
 from minigpt.screen import Say
 
 TOLERANCE = {"f32": 5e-5, "f16": 1e-2, "q8_0": 0.1}  # of the logits, relative to the largest
@@ -52,14 +53,10 @@ def export(config: ExportConfig, say: Say = print) -> None:
         (temporary / "README.md").write_text(model_card(loaded, proof, config.format), encoding="utf-8")
         os.rename(temporary, out)
     except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise StorageFailure(
-            f"dir={out} can't be written: {reason}. Free some space, or choose another folder"
-        ) from error
+        raise StorageFailure(f"dir={out} can't be written: {getattr(error, 'strerror', None) or error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    names = ", ".join(sorted(path.name for path in out.iterdir()))
-    say("\n".join([*proof, f"Wrote   {out}: {names}"]))
+    say("\n".join([*proof, f"Wrote   {out}: {', '.join(sorted(os.listdir(out)))}"]))
 
 
 def _write(folder: Path, loaded: LoadedCheckpoint, config: ExportConfig) -> list[str]:
@@ -118,13 +115,11 @@ def model_card(loaded: LoadedCheckpoint, proof: Sequence[str], form: str) -> str
         loss, text = manifest.get("val_loss"), "mix" if config.data.mix else config.data.name
         facts.append(f"trained on: {int(manifest['step']):,} steps of {config.batch_tokens:,} tokens of data={text}")
         facts += [f"validation loss: {loss:.4f} nats per token"] if isinstance(loss, int | float) else []
-    padding = (len(model.token_embedding.weight) - model.vocab_size) * model.config.n_embd
-    padding *= 1 if model.config.tied else 2
     return CARD.format(
         library="transformers" if form == "hf" else "gguf",
         family=family_of(model.config),
         name=run.name,
-        parameters=sum(parameter.numel() for parameter in model.parameters()) - padding,
+        parameters=sum(count_parameters(model).values()),
         version=__version__,
         facts="".join(f"- {fact}\n" for fact in facts),
         proof="".join(f"    {line}\n" for line in proof),

@@ -110,9 +110,7 @@ def explain(error: BaseException) -> tuple[int, str]:
         return error.exit_code, f"Error: {error}"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return STORAGE_FAILURE, f"Error: {error.filename or 'the output'} can't be written: {error.strerror}"
-    if isinstance(error, ModuleNotFoundError):
-        package = (error.name or "").partition(".")[0]
-        if package != "minigpt" and package not in sys.stdlib_module_names:
-            remedy = f"Run `make setup`, or {sys.executable} -m pip install {package}"
-            return USER_FAULT, f"Error: the Python package '{package}' is missing in {sys.executable}. {remedy}"
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "minigpt").startswith("minigpt"):
+        remedy = f"Run `make setup`, or {sys.executable} -m pip install {error.name}"
+        return USER_FAULT, f"Error: the Python package '{error.name}' is missing in {sys.executable}. {remedy}"
     return BUG, "".join(traceback.format_exception(error)).rstrip()

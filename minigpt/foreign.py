@@ -109,9 +109,7 @@ def foreign_settings(path: Path) -> tuple[dict[str, Any], int] | None:
         return None
     try:
         return _settings_of(content, str(path / "config.json"))
-    except UserFault:
-        raise
-    except (TypeError, AttributeError, ValueError) as error:
+    except (TypeError, AttributeError) as error:
         raise UserFault(f"{path / 'config.json'} holds a value of a wrong kind ({error})") from None
 
 
@@ -121,11 +119,10 @@ def _settings_of(content: dict[str, Any], origin: str) -> tuple[dict[str, Any], 
         raise UserFault(f"{origin}: model_type is {family!r}; minigpt knows {', '.join(FIELDS)}")
     fields = FIELDS[family]
     given = {key: value for key, value in content.items() if value is not None}
-    strange = {key: given[key] for key, plain in CHECKED.items() if given.get(key, plain) != plain}
-    if set(given.get("layer_types", ())) - {"full_attention"}:
-        strange["layer_types"] = given["layer_types"]
-    for key, value in strange.items():
-        raise UserFault(f"{origin}: {key}={value!r} changes what the model computes, and minigpt lacks it")
+    strange = [key for key, plain in CHECKED.items() if given.get(key, plain) != plain]
+    if strange or set(given.get("layer_types", ())) - {"full_attention"}:
+        key = [*strange, "layer_types"][0]
+        raise UserFault(f"{origin}: {key}={given[key]!r} changes what the model computes, and minigpt lacks it")
     if "num_key_value_heads" in content and content["num_key_value_heads"] is None:  # as transformers reads it
         given["num_key_value_heads"] = given.get("num_attention_heads", 32)
     model = dict(SHAPES[family]) | {setting: given.get(key, default) for key, (setting, default) in fields.items()}
@@ -137,11 +134,9 @@ def _settings_of(content: dict[str, Any], origin: str) -> tuple[dict[str, Any], 
         model |= _rotation(given, origin)
         model["bias"] = "qkv" if family == "qwen2" else "attention" if given.get("attention_bias") else "none"
         if given.get("mlp_bias") and family == "llama":
-            if model["bias"] == "none":
-                raise UserFault(f"{origin}: mlp_bias without attention_bias is a block that minigpt lacks")
-            model["bias"] = "all"
+            model["bias"] = "all"  # without attention_bias the weights lack some
     vocab_size = given.get("vocab_size", VOCAB_SIZES[family])
-    if not isinstance(vocab_size, int) or not 0 < vocab_size < 1 << 31:
+    if type(vocab_size) is not int or not 0 < vocab_size < 1 << 31:
         raise UserFault(f"{origin}: vocab_size is {vocab_size!r}; wanted a number of tokens")
     return {f"model.{setting}": value for setting, value in model.items()}, vocab_size
 
@@ -154,13 +149,11 @@ def _rotation(given: dict[str, Any], origin: str) -> dict[str, Any]:
     kind = rope.get("rope_type", rope.get("type", "default"))
     model = {"rope_theta": rope["rope_theta"]}
     if kind == "llama3":
-        model |= {"rope_scaling": "llama3"} | {ours: rope[key] for key, ours in ROPE.items() if key in rope}
-        if missing := [key for key, ours in ROPE.items() if ours not in model]:
-            raise UserFault(f"{origin}: rope_type llama3 without {missing[0]}")
-    elif kind != "default":
-        raise UserFault(f"{origin}: rope_type={kind!r} is not known; minigpt has default and llama3")
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UserFault(f"{origin}: partial_rotary_factor={rope['partial_rotary_factor']!r} is not known")
+        if missing := ROPE.keys() - rope.keys():
+            raise UserFault(f"{origin}: rope_type llama3 without {min(missing)}")
+        model |= {"rope_scaling": "llama3"} | {ours: rope[key] for key, ours in ROPE.items()}
+    elif kind != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UserFault(f"{origin}: {rope} are rotary positions that minigpt lacks; it has default and llama3")
     return model
 
 

@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "aiohttp fsspec numpy ray tiktoken tokenizers torch",
     "demo": "config faults invocation launcher report sampling stages training",
     "evaluation": "checkpoint config data faults files formats machine model sampling screen lm_eval numpy torch",
-    "export": "__init__ checkpoint config data faults formats model screen safetensors torch",
+    "export": "__init__ checkpoint config data faults formats model report screen safetensors torch",
     "faults": "launcher",
     "files": "faults",
     "foreign": "faults files redact huggingface_hub torch",

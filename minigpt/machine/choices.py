@@ -85,9 +85,8 @@ def choose(config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:
     held = step_memory(config, choices, vocab_size)
     free = max(0.0, room - held.weights - held.gradients - held.optimizer)
     at_once = 4096 if device == "cpu" else 16384  # tokens of a validation batch: on a CPU they fit the caches
-    fitting = int(free // (12 * vocab_size * model.block_size))
-    largest = max(1, min(256, at_once // model.block_size, fitting))
-    return replace(choices, validation_batch=config.validate.batch or largest)
+    largest = min(256, at_once // model.block_size, int(free // (12 * vocab_size * model.block_size)))
+    return replace(choices, validation_batch=config.validate.batch or max(1, largest))
 
 
 def _largest_micro_batch(config: TrainConfig, choices: Choices, vocab_size: int, room: float) -> Choices:
@@ -128,8 +127,8 @@ def keep_choices(saved: Mapping[str, Any] | None, config: TrainConfig, hardware:
     choices = choose(config, hardware, vocab_size)
     if saved is None:
         return choices
-    unknown = [shown(name) for name in saved if name not in Choices.__dataclass_fields__]
-    if fault := invalid_field(Choices, saved) or ", ".join(unknown):
+    unknown = ", ".join(map(shown, saved.keys() - Choices.__dataclass_fields__.keys()))
+    if fault := invalid_field(Choices, saved) or unknown:
         remedy = "Put the file back as it was, or remove it: then they are made anew, and bits may differ from here on"
         raise UserFault(f"choices.json in the run directory holds what no run chooses ({fault}). {remedy}")
     before = Choices(**saved)
@@ -137,15 +136,10 @@ def keep_choices(saved: Mapping[str, Any] | None, config: TrainConfig, hardware:
     unusable = before.precision == "fp16" and config.trainer.strategy in SHARDED
     if elsewhere or unusable or before.devices != choices.devices:
         return choices
-    explicit = {
-        "compile": config.trainer.compile != "auto",
-        "attention_kernel": config.trainer.attention_kernel != "auto",
-        "micro_batch": config.trainer.micro_batch > 0,
-        "accumulate": config.trainer.micro_batch > 0,
-        "loss_chunk": config.trainer.loss_chunk != "auto",
-        "reshard": config.trainer.reshard != "auto",
-        "threads": config.trainer.threads > 0 or hardware.asked_threads > 0,
-        "validation_batch": config.validate.batch > 0,
-        "hardware": True,
-    }
-    return replace(choices, **{name: value for name, value in saved.items() if not explicit.get(name)})
+    trainer = config.trainer
+    names = ("compile", "attention_kernel", "loss_chunk", "reshard")
+    named = {"hardware", *(name for name in names if getattr(trainer, name) != "auto")}
+    named |= {"micro_batch", "accumulate"} if trainer.micro_batch else set()
+    named |= {"threads"} if trainer.threads or hardware.asked_threads else set()
+    named |= {"validation_batch"} if config.validate.batch else set()
+    return replace(choices, **{name: value for name, value in saved.items() if name not in named})

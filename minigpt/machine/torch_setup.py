@@ -23,11 +23,8 @@ def set_up_torch(choices: Choices, *, deterministic: bool) -> None:
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once
     # Compiled code for a CPU would add to an embedding's gradient in an order that depends on its threads' timing.
-    wanted = deterministic or (choices.compile and choices.device == "cpu")
-    torch.use_deterministic_algorithms(wanted)  # set each time: an earlier training in this process may have changed it
-    if wanted:
-        # It switches on a debugging aid, which takes time.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(deterministic or (choices.compile and choices.device == "cpu"))
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it takes time
 
 
 def keep_freed_memory() -> None:
@@ -57,8 +54,7 @@ def compiler_options(device: str) -> dict[str, Any] | None:
 
 def eager() -> contextlib.AbstractContextManager:
     """Return a context in which what was compiled is computed as it is: samples and validations have many shapes."""
-    anything_compiled = "torch._dynamo" in sys.modules
-    return torch.compiler.set_stance("force_eager") if anything_compiled else contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -66,7 +62,5 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     if error is None:
         return False
     words = ("out of memory", "can't allocate memory", "not enough memory", "_status_alloc_failed")
-    matches = isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
-        sentence in str(error).lower() for sentence in words
-    )
-    return matches or is_out_of_memory(error.__cause__ or error.__context__)
+    matches = any(sentence in str(error).lower() for sentence in words)
+    return matches or isinstance(error, MemoryError) or is_out_of_memory(error.__cause__ or error.__context__)

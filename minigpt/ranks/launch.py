@@ -51,9 +51,8 @@ def _wait_for_all(ranks: list[Child], signals: Signals) -> int:
     rank, killed = min(ended.items(), key=lambda pair: pair[1])
     if killed >= 0:
         return code  # the rank has printed the cause itself
-    how = "killed, as the system does when memory runs out" if killed == -signal.SIGKILL else "killed"
-    again = "The same command continues from the last checkpoint, if there is one"
-    print(f"Error: rank {rank} was {how} (exit {killed}); all ranks end. {again}.", file=sys.stderr)
+    cause = "The system kills (-9) when memory runs out. The same command continues from the last checkpoint"
+    print(f"Error: rank {rank} was killed (exit {killed}); all ranks end. {cause}.", file=sys.stderr)
     return BUG
 
 

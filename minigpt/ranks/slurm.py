@@ -75,7 +75,6 @@ def write_train_script(config: SlurmConfig, command: Sequence[str], typed: str) 
     lines = [
         "#!/bin/bash",
         *(f"# {line}" for line in f"Written by: {typed}".splitlines()),
-        f"# Submit it with: sbatch {shlex.quote(job.file)}; again, and the run continues from its last checkpoint.",
         f"# {SIGNAL_SECONDS} s before the time is up a checkpoint is saved, and the job is queued again.",
         *(f"#SBATCH --{name}={value}" for name, value in options.items() if value is not None),
         "#SBATCH --requeue",
@@ -87,6 +86,5 @@ def write_train_script(config: SlurmConfig, command: Sequence[str], typed: str) 
     try:
         write_file(Path(os.path.expanduser(job.file)), "\n".join(lines) + "\n")
     except OSError as error:
-        wrong = f"job.file={job.file} can't be written: {error.strerror or error}"
-        raise StorageFailure(f"{wrong}. Name a file in a folder that exists") from None
+        raise StorageFailure(f"job.file={job.file} can't be written: {error.strerror or error}") from None
     return f"Wrote {job.file}. Look through it, then:\n  sbatch {shlex.quote(job.file)}"

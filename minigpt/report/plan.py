@@ -50,20 +50,16 @@ def describe_plan(
     """Return the plan as text."""
     model, parts = config.model, count_parameters(gpt)
     parameters, sequences = sum(parts.values()), config.batch_tokens // model.block_size
-    kernel, precision = choices.attention_kernel, choices.precision
     memory = step_memory(config, choices, gpt.vocab_size)
     room = memory_of_device(hardware, config.trainer.devices)
-    if config.objective.name == "grpo":
-        length = (
-            f"{total_steps:,} steps = {total_steps * sequences:,} answers" if total_steps else "until the time is up"
-        )
-    elif total_steps is None:
+    if total_steps is None:
         length = f"{config.trainer.max_minutes:g} minutes of training"
+    elif config.objective.name == "grpo":
+        length = f"{total_steps:,} steps = {total_steps * sequences:,} answers"
     else:
         tokens = total_steps * config.batch_tokens
         passes = _passes(prepared.train, tokens, model.block_size)
         length = f"{total_steps:,} steps = {tokens:,} tokens = {passes}, {tokens / parameters:.1f} tokens per parameter"
-    source = "mix" if config.data.mix else config.data.name
     shared = f" ({model.n_kv_head} of keys and values)" if 0 < model.n_kv_head < model.n_head else ""
     lines = [
         f"Model      {parameters:,} parameters: {number_of(model.n_layer, 'layer')}, "
@@ -71,13 +67,13 @@ def describe_plan(
         f"vocabulary {gpt.vocab_size:,}",
         *[f"           {count:>13,}  {part}" for part, count in parts.items()],
         f"Data       {len(prepared.train):,} training tokens, {len(prepared.val):,} validation tokens "
-        f"({source}, {prepared.tokenizer.name} tokenizer)",
+        f"({'mix' if config.data.mix else config.data.name}, {prepared.tokenizer.name} tokenizer)",
         f"Step       {config.batch_tokens:,} tokens = {sequences} windows of {model.block_size} = "
         f"{number_of(choices.devices, 'device')} x {choices.accumulate} x micro-batch {choices.micro_batch}",
         f"Length     {length}",
         f"Memory     about {size_text(memory.peak)} of {size_text(room)} per device (estimate): {by_part(memory)}",
-        f"Device     {hardware.name}, {precision}, {kernel} attention, {'' if choices.compile else 'not '}compiled"
-        + (f", {choices.threads} threads" if choices.device == "cpu" else ""),
+        f"Device     {hardware.name}, {choices.precision}, {choices.attention_kernel} attention, "
+        f"{'' if choices.compile else 'not '}compiled, {choices.threads} threads",
     ]
     if config.objective.name == "grpo":
         lines += describe_questions(config)
@@ -103,13 +99,12 @@ def describe_layouts(config: PlanConfig) -> str:
     choices, usable = choose(config, hardware, V), usable_memory(config, hardware)
     memory = step_memory(config, choices, V)
     of_device = memory_of_device(hardware, config.trainer.devices)
-    devices = f"{choices.devices} x " if choices.devices > 1 else ""
     lines = [
         f"Model      {sizes_of(config.model, V).all:,} parameters, vocabulary {V:,}",
         f"Step       {config.batch_tokens:,} tokens = {number_of(choices.devices, 'device')} x {choices.accumulate} x "
         f"micro-batch {choices.micro_batch} of {config.model.block_size:,} tokens"
         + (f"; {choices.loss_chunk} rows of logits at a time" if choices.loss_chunk else ""),
-        f"Device     {devices}{hardware.name}, {size_text(of_device)}, of which {size_text(usable)} are planned with; "
+        f"Device     {choices.devices} x {hardware.name}, {size_text(of_device)}, {size_text(usable)} of it for a run; "
         f"{choices.precision}, {choices.attention_kernel} attention, {config.optimizer.name}",
         f"Memory     about {size_text(memory.peak)} per device at the most (estimate): {by_part(memory)}",
     ]
@@ -117,9 +112,9 @@ def describe_layouts(config: PlanConfig) -> str:
         return "\n".join([*lines, "Verdict    it fits"])
     lines.append("Verdict    it does NOT fit. What would, added to the command:")
     for words, changed in _alternatives(config):
-        other, room = choose(changed, hardware, V), usable_memory(changed, hardware)
+        other = choose(changed, hardware, V)
         peak = step_memory(changed, other, V).peak
-        if peak <= room:
+        if peak <= usable_memory(changed, hardware):
             sizes = f"{other.accumulate} x micro-batch {other.micro_batch}"
             lines.append(f"           {words}  ({size_text(peak)} per device, {sizes})")
     if lines[-1].startswith("Verdict"):
@@ -148,7 +143,7 @@ def _alternatives(config: PlanConfig) -> Iterator[tuple[str, PlanConfig]]:
 
 def _vocab_size(config: PlanConfig) -> int:
     name, file = config.tokenizer.name, config.tokenizer.file
-    if name == "file" and file is not None:
+    if name == "file" and file:
         return read_tokenizer_json(typed_path(file), config.tokenizer.eot).vocab_size
     return VOCABULARIES.get(name, config.tokenizer.vocab_size)
 
@@ -156,18 +151,18 @@ def _vocab_size(config: PlanConfig) -> int:
 def describe_questions(config: TrainConfig) -> list[str]:
     """Return lines that say what a step asks, and which answers get a reward."""
     objective, sequences = config.objective, config.batch_tokens // config.model.block_size
-    examples = [question(objective.task, config.seed, number) for number in range(2)]
+    asked, answer = question(objective.task, config.seed, 0)
     return [
         f"Reward     1 for an answer that is right to the last character, else 0. A step asks "
         f"{number_of(sequences // objective.answers, 'question')} of {objective.task}, {objective.answers} times each:",
-        *[f"             {asked} -> {answer}" for asked, answer in examples],
+        f"             {asked} -> {answer}",
     ]
 
 
 def _passes(train: TokenSplit | MixedSplit | ConversationSplit, tokens: int, block_size: int) -> str:
     """Return how many passes over the data, or over each source of a mixture, so many tokens are."""
     if isinstance(train, ConversationSplit):
-        return f"{tokens / block_size / len(train.packs(block_size)[0]):.2f} passes over the conversations"
+        return f"{tokens / block_size / len(train.packs(block_size)[0]):.2f} passes over the data"
     if not isinstance(train, MixedSplit):
         return f"{tokens / len(train):.2f} passes over the data"
     parts = ((name, train.shares[name], len(part)) for name, part in train.parts.items())

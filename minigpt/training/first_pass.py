@@ -43,10 +43,8 @@ def first_pass(
         The choices, with a micro-batch that fits everywhere, and the loss to train with.
     """
     loss = plain = plain_loss(config.data.mask_documents, choices.loss_chunk)
-    if sharded:
-        return choices, plain
-    gpt.to(choices.device).train()
-    if choices.device == "cpu" and not choices.compile:
+    gpt = gpt if sharded else gpt.to(choices.device).train()
+    if sharded or (choices.device == "cpu" and not choices.compile):
         return choices, plain
     cuts: contextlib.AbstractContextManager = contextlib.nullcontext()
     if choices.compile:
@@ -64,12 +62,12 @@ def first_pass(
                 _try_micro_batch(gpt, config, choices, loss, prepared)
             fits = True
         except Exception as error:
-            smaller = [size for size in range(1, choices.micro_batch // 2 + 1) if sequences % size == 0]
-            if is_out_of_memory(error) and not smaller:
+            smaller = max((size for size in range(1, choices.micro_batch // 2 + 1) if sequences % size == 0), default=0)
+            if is_out_of_memory(error) and smaller:
+                choices = replace(choices, micro_batch=smaller, accumulate=sequences // smaller)
+                tell(f"Memory     out of memory: continuing with micro-batches of {smaller}, the same step")
+            elif is_out_of_memory(error):
                 raise UserFault(f"not even one sequence fits the device's memory. {REMEDY}") from error
-            if is_out_of_memory(error):
-                choices = replace(choices, micro_batch=smaller[-1], accumulate=sequences // smaller[-1])
-                tell(f"Memory     out of memory: continuing with micro-batches of {smaller[-1]}, the same step")
             elif choices.compile:  # compilers fail in many ways, none of which may stop a run
                 torch._dynamo.reset()
                 reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
@@ -93,7 +91,7 @@ def _try_micro_batch(gpt: GPT, config: TrainConfig, choices: Choices, loss: Loss
     )
     held: list[Tensor] = []  # in place of the optimizer's averages
     try:
-        for parameter in filter(lambda parameter: parameter.requires_grad, gpt.parameters()):
+        for parameter in (parameter for parameter in gpt.parameters() if parameter.requires_grad):
             held += [torch.empty_like(parameter), torch.empty_like(parameter)]
             parameter.grad = torch.zeros_like(parameter)  # the last step's, which the forward pass finds
         batch = windows[0].to(choices.device)
