@@ -8,11 +8,10 @@ from minigpt.data.readers.jsonl import read_jsonl
 from minigpt.data.readers.parquet import read_parquet
 from minigpt.data.readers.plain import read_plain
 
-Reader = Callable[..., Iterator[Document]]  # of (file, options), and of those in CUT also (..., begin, end)
+Reader = Callable[..., Iterator[Document]]  # of (file, options, begin, end): of a part of a file
 
 # By the end of the file's name, .gz and .zst left out. All others are plain text.
 READERS: dict[str, Reader] = {".jsonl": read_jsonl, ".ndjson": read_jsonl, ".parquet": read_parquet}
-CUT = (read_jsonl, read_parquet, read_plain, read_chat)  # can read a part of a file, for one of several processes
 NAMES = {".jsonl": "JSON lines", ".ndjson": "JSON lines", ".parquet": "Parquet"}
 
 
@@ -22,12 +21,8 @@ def read(file: File, options: ReadOptions, begin: int = 0, end: int | None = Non
     Raises:
         BadFile: it is not what its name says, or not text.
     """
-    reader = _reader(file, options)
-    return reader(file, options, begin, end) if reader in CUT else reader(file, options)
-
-
-def _reader(file: File, options: ReadOptions) -> Reader:
-    return read_chat if options.chat else READERS.get(file.suffix, read_plain)
+    reader = read_chat if options.chat else READERS.get(file.suffix, read_plain)
+    return reader(file, options, begin, end)
 
 
 def holds_records(file: File, options: ReadOptions) -> bool:
@@ -38,4 +33,4 @@ def holds_records(file: File, options: ReadOptions) -> bool:
 def can_be_cut(file: File, options: ReadOptions) -> bool:
     """Return whether parts of a file can be read by several processes."""
     is_kept = options.encoding == "utf-8" and (options.raw or options.errors == "strict")
-    return _reader(file, options) in CUT and not file.packing and (holds_records(file, options) or is_kept)
+    return not file.packing and (holds_records(file, options) or is_kept)

@@ -161,15 +161,11 @@ def look_inside(corpus: Corpus, say: Say) -> Corpus:
         return corpus
     tokens = set(_token_files(corpus.files))
     progress = Progress("data: looking into the files", len(corpus.found), say, unit="files", size=1)
-    found = []
+    found, beside = [], "beside tokens, which are used; data.exclude=*.bin reads text"
     for file in corpus.found:
         why = file.left_out
         if tokens and not why:
-            why = (
-                ""
-                if file in tokens or file.is_named
-                else "beside tokens, which are used; data.exclude=*.bin reads text"
-            )
+            why = "" if file in tokens or file.is_named else beside
         elif not why:
             why = _content_to_skip(file, corpus.options.encoding)
             if file.is_named and why:

@@ -80,8 +80,6 @@ def fetch(files: Sequence[File], say: Say) -> None:
     for file in missing:
         try:
             file.path.parent.mkdir(parents=True, exist_ok=True)
-            for left_over in file.path.parent.glob("*.tmp"):  # of a process that was killed
-                left_over.unlink(missing_ok=True)
             with replaced(file.path) as temporary:
                 _file_system(file.address)[0].get_file(file.place, str(temporary))
                 if file.size and (size := temporary.stat().st_size) != file.size:

@@ -6,7 +6,6 @@ A source is a file, a folder, a glob, a URL, or a list of these (minigpt/config/
 import fnmatch
 import glob
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,13 +51,11 @@ def _look(key: str, place: str, data: DataConfig, prefix: str) -> list[File]:
     elif path.is_dir():
         if path.resolve() == data_dir.resolve():
             raise UserFault(f"data.{key}={path} is data.dir itself. Name another place for the tokens: data.dir=DIR")
-        files = _walk(path, (), prefix, data_dir)
+        files = _walk(path, prefix, data_dir)
     elif path.is_file():
         return [replace(local_file(path, path.name), is_named=True)]
     else:
-        fixed = next((number for number, part in enumerate(path.parts) if glob.has_magic(part)), len(path.parts))
-        root, pattern = Path(*path.parts[:fixed]), path.parts[fixed:]
-        files = _walk(root, pattern, "", data_dir) if pattern and root.is_dir() else []
+        files = _globbed(path, data_dir)
         if all(file.left_out for file in files):
             raise SourceGone(f"data.{key}={place} does not exist (looked for {path.absolute()})")
     files = [replace(file, left_out=file.left_out or _pattern_to_skip(file.label, data)) for file in files]
@@ -77,8 +74,23 @@ def _pattern_to_skip(label: str, data: DataConfig) -> str:
     return f"in data.exclude={data.exclude}" if data.exclude and matches(data.exclude) else ""
 
 
-def _walk(root: Path, pattern: Sequence[str], prefix: str, data_dir: Path) -> list[File]:
-    """Return the files of a folder that a pattern fits, and the folders that are not entered, with the reason."""
+def _globbed(path: Path, data_dir: Path) -> list[File]:
+    """Return the files that a glob names, and all files of the folders that it names. ** names files alone."""
+    fixed = next((number for number, part in enumerate(path.parts) if glob.has_magic(part)), len(path.parts))
+    tokens, files = data_dir.resolve(), list[File]()
+    for place in map(Path, glob.glob(str(path), recursive=True)):
+        label = place.relative_to(Path(*path.parts[:fixed])).as_posix()
+        if tokens in (place.resolve(), *place.resolve().parents):
+            continue
+        if place.is_file():
+            files.append(local_file(place, label))
+        elif "**" not in path.parts and place.is_dir() and not place.is_symlink():
+            files += _walk(place, f"{label}/", data_dir)
+    return files
+
+
+def _walk(root: Path, prefix: str, data_dir: Path) -> list[File]:
+    """Return the files of a folder, and the folders that are not entered, with the reason."""
 
     def refuse(error: OSError) -> None:
         raise UserFault(f"{error.filename} can't be read: {error.strerror}. Get read permission or leave it out")
@@ -92,38 +104,12 @@ def _walk(root: Path, pattern: Sequence[str], prefix: str, data_dir: Path) -> li
 
     tokens, files = data_dir.resolve(), list[File]()
     for parent, folders, names in os.walk(root, onerror=refuse):
-        above = Path(parent).relative_to(root).parts
-        inside = _fits_inside(above, pattern)
         for name in list(folders):
             path = Path(parent, name)
             linked = "a link to a folder" if path.is_symlink() else ""
-            why = "hidden" if name.startswith(".") else "data.dir" if path.resolve() == tokens else linked
-            may_hold = _may_hold((*above, name), pattern)
-            if why and may_hold:
+            if why := "hidden" if name.startswith(".") else "data.dir" if path.resolve() == tokens else linked:
                 add(path, why)
-            if why or not may_hold:
                 folders.remove(name)
         for name in names:
-            if inside or _fits((*above, name), pattern):
-                is_hidden = name.startswith(".") and not (pattern and pattern[-1].startswith("."))
-                add(Path(parent, name), "hidden" if is_hidden else "")
+            add(Path(parent, name), "hidden" if name.startswith(".") else "")
     return files
-
-
-def _fits(names: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Return whether a path's names match a glob's parts, in which ** stands for any number of folders."""
-    if pattern[:1] == ("**",):
-        return _fits(names, pattern[1:]) or (len(names) > 0 and _fits(names[1:], pattern))
-    if not names or not pattern:
-        return not names and not pattern
-    return fnmatch.fnmatchcase(names[0], pattern[0]) and _fits(names[1:], pattern[1:])
-
-
-def _fits_inside(folder: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Return whether a glob matches a folder or one above it, all of whose files it then names."""
-    return not pattern or any(_fits(folder[:number], pattern) for number in range(1, len(folder) + 1))
-
-
-def _may_hold(folder: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Return whether a glob may match something inside a folder."""
-    return "**" in pattern or all(map(fnmatch.fnmatchcase, folder, pattern))
