@@ -13,7 +13,7 @@ from minigpt.data.tokenizer import build_tokenizer
 from minigpt.model.gpt import GPT
 from minigpt.sampling import chat as chat_module
 from minigpt.sampling.chat import Conversation
-from minigpt.sampling.conversation import ConversationTooLong, refuse_too_long, turn_of
+from minigpt.sampling.conversation import turn_of
 from minigpt.sampling.filters import SamplingOptions
 from minigpt.sampling.generate import Reader
 from minigpt.sampling.interactive import prompt_loop
@@ -104,14 +104,6 @@ def test_a_message_that_the_context_can_not_hold_is_refused_and_forgotten(talk):
     assert [message["content"] for message in conversation.messages[::2]] == ["one", "two"]
     assert "left out" not in err
     assert "these messages have 66" in talk("a", system="x" * 62)[2]
-
-
-def test_a_quarter_of_the_context_is_for_the_answer_if_it_may_be_so_long():
-    turn = turn_of(BYTE, [says("user", "x" * 46)])  # 48 tokens
-    refuse_too_long(turn, 64, 1000)
-    refuse_too_long(turn, 50, 2)
-    with pytest.raises(ConversationTooLong, match="of which 15 are for the answer"):
-        refuse_too_long(turn, 62, 1000)
 
 
 def test_ctrl_c_stops_the_answer_only(talk):

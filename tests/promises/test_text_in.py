@@ -77,12 +77,6 @@ def test_records_of_any_format_are_whole_documents_on_a_side_that_follows_from_t
     assert not set(more) & set(train)  # duplicates are on one side
 
 
-def test_a_larger_fraction_holds_out_more_of_the_same(folder):
-    write(folder / "all.jsonl", rows(STORIES))
-    tenth, third = (set(documents(made("all.jsonl", val_fraction=fraction)[0])[1]) for fraction in (0.1, 0.33))
-    assert tenth < third
-
-
 def test_a_folder_with_one_book_is_cut_at_its_end(folder):
     write(folder / "shelf" / "book.txt", TEXT)
     prepared, said = made("shelf")

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 import minigpt
-from minigpt.config.schema import SampleConfig
 from minigpt.data.text import encode_documents
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, read_tokenizer_json
 from minigpt.data.tokenizers import bpe, file
@@ -27,7 +26,6 @@ from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE, PATTERN, gpt2_ranks
 from minigpt.data.tokenizers.scheme import END_OF_TEXT
 from minigpt.faults import UserFault
 from minigpt.files import read_json, write_json
-from minigpt.sampling.sample import sample
 from minigpt.sampling.write import encode_prompt
 
 SENTENCE = "It's 12 o'clock, WE'LL see: naïve 中文。\n words  go\n\n  on — «we’ll» see…\t🙂 3.14159/2718 don't\r\n"
@@ -220,16 +218,6 @@ def test_a_tokenizer_survives_its_file_and_damage_is_named(tokenizer: Tokenizer,
     for change in ({"name": "word"}, {"tokens": [1]}, {"vocab_size": 3}, {"tokens": content["tokens"][1:]}):
         with pytest.raises(UserFault):
             load_tokenizer(content | change, "tokenizer.json")
-
-
-def test_a_run_trains_continues_and_samples_with_a_tokenizer_json(run, tmp_path, capsys):
-    (tmp_path / "tokenizer.json").write_text(library("sentencepiece"))
-    words = ["tokenizer=file", f"tokenizer.file={tmp_path / 'tokenizer.json'}"]
-    run(*words, "trainer.max_steps=2")
-    mine = run(*words, "trainer.max_steps=3")
-    assert run.rows()[-1]["step"] == 3
-    assert sample(SampleConfig(checkpoint=str(mine), prompt=["wood"], max_new_tokens=3, device="cpu")) == 0
-    assert "wood" in capsys.readouterr().out
 
 
 def test_the_token_that_begins_a_text_stands_before_documents_prompts_and_scored_texts(run, tmp_path):

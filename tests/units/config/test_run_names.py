@@ -9,7 +9,7 @@ import pytest
 from minigpt.config.check import check
 from minigpt.config.compose import compose
 from minigpt.config.convert import SHARES, from_dict, settings, values
-from minigpt.config.run_names import config_hash, default_run_dir, differences, with_role
+from minigpt.config.run_names import config_hash, default_run_dir, differences
 from minigpt.config.schema import TrainConfig
 from minigpt.config.setting import setting
 from minigpt.faults import UserFault
@@ -42,18 +42,6 @@ def test_the_role_of_a_setting_decides_what_it_does_to_a_run():
         (change,) = differences(values(TrainConfig()), config)
         assert (change.key, change.was, change.now) == (key, about.default, other_value(about))
         assert change.allowed == (about.role != "weights"), key
-
-
-def test_the_roles_of_settings_that_people_change():
-    fixed = with_role(TrainConfig, "weights")
-    assert {"seed", "batch_tokens", "tokenizer.name", "data.val_fraction", "trainer.precision"} <= fixed
-    free = {"model.dropout", "model.checkpoint_activations"}
-    assert {key for key in settings(TrainConfig) if key.startswith("model.")} - fixed == free
-    later = with_role(TrainConfig, "schedule")
-    assert {"optimizer.lr", "schedule.name", "trainer.max_steps", "guard.max_skips", "validate.every_steps"} <= later
-    assert {"trainer.device", "trainer.devices", "trainer.micro_batch"} <= with_role(TrainConfig, "machine")
-    assert {"run.dir", "data.dir", "experiment", "logger.name"} <= with_role(TrainConfig, "watch")
-    assert {"data.source", "data.val_source", "tokenizer.file"} <= with_role(TrainConfig, "content")
 
 
 def test_a_run_is_named_after_its_experiment_or_its_text(tmp_path, monkeypatch):

@@ -54,16 +54,6 @@ def test_iterating_begins_with_the_first_micro_batch_of_a_step():
     assert all(torch.equal(one.tokens, plain[index].tokens) for one, index in zip(got, range(6, 10), strict=True))
 
 
-def test_the_ranks_share_the_windows_of_a_step():
-    alone = batches(micro_batch=6, accumulate=1)[9].tokens
-    parts = [
-        batches(micro_batch=1, accumulate=3, world_size=2, rank=rank)[9 * 3 + part].tokens
-        for part in range(3)
-        for rank in range(2)
-    ]
-    assert torch.equal(torch.cat(parts), alone)
-
-
 @pytest.mark.parametrize("weighted", [False, True])
 def test_what_follows_an_end_of_text_is_no_target_where_documents_are_kept_apart(weighted):
     plain, apart = batches(Squares(weighted=weighted))[4], batches(Squares(weighted=weighted), document_end=100)[4]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from minigpt.data.batch import MicroBatches
 from minigpt.data.mix import MixedSplit, short_names
-from minigpt.data.order import CYCLE, deal, epoch_windows, quotas, window_starts
+from minigpt.data.order import CYCLE, deal, epoch_windows, quotas
 from minigpt.faults import UserFault
 
 weights = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=6).filter(lambda found: min(found) / sum(found) > 1e-4)
@@ -87,13 +87,6 @@ def test_a_batch_is_a_function_of_seed_and_step_alone_however_it_is_dealt():
     assert parts == alone
     assert batches(micro_batch=6, accumulate=1)[10**6 + 1].tokens.tolist() != alone
     assert MicroBatches(mixed, seed=4, block_size=5, micro_batch=6, accumulate=1)[10**6].tokens.tolist() != alone
-
-
-def test_one_source_alone_keeps_its_order():
-    split = MixedSplit({"a": Part(500, 0)}, {"a": 3.0})
-    place = {"seed": 9, "block_size": 6, "sequences": 16}
-    for step in (0, 3, 4095, 70_000):
-        assert split.window_starts(step, **place).tolist() == window_starts(step, n_tokens=500, **place).tolist()
 
 
 def test_tokens_are_those_of_the_parts_one_behind_the_other():

@@ -1,11 +1,8 @@
 """Questions: what is asked, what the model holds for likely, and who is right."""
 
-import json
-
 import pytest
 import torch
 
-import minigpt
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.evaluation.questions import Question, encode_pair, encode_questions, judge, read_questions, score_pairs
 from minigpt.faults import UserFault
@@ -66,20 +63,6 @@ def test_who_is_right_plain_and_by_length():
     assert answers.figures() == {
         "questions": 5, "accuracy": 0.4, "accuracy_normalised": 0.6, "chance": pytest.approx(0.3)
     }  # fmt: skip
-
-
-def test_a_trained_model_knows_its_text(runs, tmp_path):
-    records = [
-        {"context": "how much wood would a", "choices": [" wood", " qqqq"], "answer": 0},
-        {"context": "how much wood ", "choices": ["zzzzz", "would"], "after": " a", "answer": 1},
-    ]
-    path = tmp_path / "q.jsonl"
-    path.write_text("\n".join(map(json.dumps, records)) + "\n\n")
-    questions = read_questions(path)
-    for name in ("byte", "bpe"):
-        gpt = minigpt.load(runs[name])
-        answers = judge(questions, score_pairs(gpt.model, encode_questions(gpt.tokenizer, questions, 8, path)))
-        assert answers.plain.all()
 
 
 def test_a_choice_longer_than_the_context_is_named(byte, tmp_path):

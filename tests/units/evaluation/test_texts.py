@@ -10,7 +10,6 @@ import minigpt
 from minigpt.data.readers.document import ReadOptions
 from minigpt.data.text import encode_documents, read_text
 from minigpt.evaluation.texts import score_text, write_tokens
-from minigpt.faults import UserFault
 
 
 def plain_losses(gpt, tokens: list[int], stride: int) -> list[float]:
@@ -71,21 +70,3 @@ def test_each_token_is_written_with_its_place(byte, tmp_path):
     assert rows[0] == {"file": "x.txt", "place": 0, "token": 99, "text": "c", "nats": None, "right": None}
     assert sum(row["nats"] for row in rows[1:]) == pytest.approx(found.score.nats)
     assert rows[2]["text"] == "\ufffd"  # half a character
-
-
-def test_a_text_that_can_not_be_scored_is_named(runs, byte, tmp_path):
-    char = minigpt.load(runs["char"])
-    (tmp_path / "odd.txt").write_text("woöd")
-    with pytest.raises(UserFault, match=r"odd\.txt: character 'ö' \(U\+00F6\) at position 2"):
-        read_text(tmp_path / "odd.txt", char.tokenizer, ReadOptions())
-    (tmp_path / "short.txt").write_text("a")
-    with pytest.raises(UserFault, match=r"short\.txt has 1 tokens; at least 2"):
-        read_text(tmp_path / "short.txt", byte.tokenizer, ReadOptions(raw=True))
-    (tmp_path / "bad.txt").write_bytes(b"wo\xff")
-    with pytest.raises(UserFault, match=r"bad\.txt: byte 0xFF at offset 2"):
-        read_text(tmp_path / "bad.txt", char.tokenizer, ReadOptions())
-    (tmp_path / "x.png").write_bytes(b"\x89PNG" + bytes(99))
-    with pytest.raises(UserFault, match=r"x\.png is a PNG picture"):
-        read_text(tmp_path / "x.png", byte.tokenizer, ReadOptions(raw=True))
-    with pytest.raises(UserFault, match=r"lone surrogate U\+D800 at character 1"):
-        byte.loss("a\ud800")

@@ -10,7 +10,7 @@ import pytest
 
 from minigpt.config.schema import TrainerConfig
 from minigpt.faults import BUG, INTERRUPTED, STOPPED, UserFault
-from minigpt.launcher import LAUNCHED, Launched, launched, launched_rank
+from minigpt.launcher import LAUNCHED, Launched, launched
 from minigpt.ranks.launch import check_world_size
 
 # Three ranks, without torch: each does what it is told, or waits for a signal and writes its name to a file.
@@ -147,12 +147,6 @@ def test_launchers_are_understood(variables, values, nodes, devices):
 def test_what_slurm_says_to_others_is_ignored(variables, strategy, devices, changed):
     variables(SRUN, **changed)
     assert launched(TrainerConfig(strategy=strategy, devices=devices)) is None
-
-
-@pytest.mark.parametrize("missing", LAUNCHED)
-def test_an_incomplete_set_of_variables_is_left_over(variables, missing):
-    variables(TORCHRUN, **{missing: ""})
-    assert launched_rank() is None
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -68,27 +67,6 @@ def test_a_second_ctrl_c_ends_the_process_at_once():
     _, said = process.communicate(timeout=10)
     assert process.returncode == INTERRUPTED
     assert "continues from the last checkpoint" in said
-
-
-def test_under_nohup_a_closed_terminal_is_no_reason_to_stop():
-    process = start("step", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
-    process.send_signal(signal.SIGHUP)
-    time.sleep(0.2)
-    assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == STOPPED
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a pseudo-terminal that hangs up")
-def test_a_closed_terminal_stops_the_run_and_what_it_prints_then_fails_nothing():
-    ours, terminal = os.openpty()
-    code = PROGRAM.replace("sys.exit(75)", "print('saved', flush=True); sys.exit(75)")
-    process = subprocess.Popen([sys.executable, "-c", code, "step"], stdout=terminal, stderr=terminal)
-    os.close(terminal)
-    assert os.read(ours, 5) == b"ready"
-    os.close(ours)
-    process.send_signal(signal.SIGHUP)
-    assert process.wait(10) == STOPPED
 
 
 def test_handlers_are_put_back():

@@ -46,22 +46,6 @@ def test_draw_is_the_first_token_past_the_number(row, number):
     assert draw(torch.tensor([row], dtype=torch.float64), [number]) == past[:1]
 
 
-def test_draw_never_takes_what_is_ruled_out():
-    logits = torch.full((2, 6), -math.inf)
-    logits[:, 2], logits[:, 4] = 0.0, 1.0
-    for number in (0.0, 0.2, 0.5, 1 - 2**-53):
-        assert set(draw(logits, [number, number])) <= {2, 4}
-    assert draw(logits, [0.0, 1 - 2**-53]) == [2, 4]
-
-
-def test_draw_follows_the_probabilities():
-    probabilities = torch.tensor([0.1, 0.6, 0.0, 0.3])
-    rows = probabilities.log().expand(4000, 4)
-    drawn = draw(rows, [uniform(5, 0, position) for position in range(4000)])
-    frequencies = torch.bincount(torch.tensor(drawn), minlength=4) / 4000
-    assert (frequencies - probabilities).abs().max() < 0.03
-
-
 def test_a_row_does_not_depend_on_its_neighbours():
     logits = torch.randn(5, 997, generator=torch.Generator().manual_seed(3))
     numbers = [uniform(1, 2, position) for position in range(5)]

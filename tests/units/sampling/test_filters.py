@@ -84,11 +84,6 @@ def test_temperature_zero_keeps_the_lowest_of_the_likeliest(logits):
     assert found == [{row.index(max(row))} for row in logits]
 
 
-def test_a_tiny_temperature_does_not_overflow():
-    logits = filters.temperature(double([[500.0, 499.0, -800.0]]), 1e-308)
-    assert logits.softmax(-1).tolist() == [[1.0, 0.0, 0.0]]
-
-
 def test_top_p_edges():
     logits = double([[0.5, 0.25, 0.125, 0.125]]).log()
     assert kept(filters.top_p(logits, 1.0)) == [{0, 1, 2, 3}]
@@ -111,13 +106,6 @@ def test_top_p_with_and_without_the_whole_order(monkeypatch):
             assert torch.equal(filters.top_p(logits, p), whole)
 
 
-def test_top_k_above_the_vocabulary_keeps_all():
-    logits = double([[1.0, 3.0, 2.0]])
-    for k in (0, 3, 4, 50_000):
-        assert torch.equal(filters.top_k(logits, k), logits)
-    assert kept(filters.top_k(logits, 2)) == [{1, 2}]
-
-
 def test_the_order_of_the_filters():
     logits = double([[2.0, 1.9, 1.0, 0.0]])
     seen = torch.tensor([[True, False, False, False]])
@@ -126,9 +114,3 @@ def test_the_order_of_the_filters():
     assert kept(filter_logits(logits, seen, options)) == [{1}]
     # Were the nucleus taken before top-k, temperature or penalty, more would be left.
     assert kept(filter_logits(logits, None, options)) == [{0, 1}]
-
-
-def test_options_that_are_off_change_no_probability():
-    logits = torch.randn(3, 17, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    options = SamplingOptions(temperature=1.0)
-    assert torch.allclose(filter_logits(logits, None, options).softmax(-1), logits.softmax(-1), atol=1e-15)

@@ -3,7 +3,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from minigpt.sampling.stream import TextStream, cut_at_stop
+from minigpt.sampling.stream import TextStream
 
 
 def stream(pieces, stop=()):
@@ -38,12 +38,6 @@ def test_pieces_joined_are_the_whole_text_up_to_the_stop(pieces, stop):
     expected = slow_cut(data, [text.encode() for text in stop]).decode(errors="replace")
     assert "".join(stream(pieces, stop)) == expected
     assert "".join(stream([bytes([byte]) for byte in data], stop)) == expected
-
-
-@given(any_bytes, stops)
-def test_the_cut_is_the_one_found_byte_by_byte(data, stop):
-    encoded = [text.encode() for text in stop]
-    assert cut_at_stop(data, encoded) == slow_cut(data, encoded)
 
 
 @given(st.text(max_size=12))

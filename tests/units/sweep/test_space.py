@@ -55,13 +55,6 @@ def test_a_grid_has_each_point_once():
     assert [point["model.bias"] for point in grid[:3]] == [True, False, True]
 
 
-def test_corners_hold_every_choice_and_both_ends():
-    space = space_of({"optimizer.lr": {"low": 1e-4, "high": 1e-2}, "schedule.name": {"choices": ["wsd", "cosine"]}})
-    assert [tuple(point.values()) for point in points(space)] == [
-        (1e-4, "wsd"), (1e-4, "cosine"), (1e-2, "wsd"), (1e-2, "cosine"),
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("space", "words"),
     [
