@@ -9,6 +9,7 @@ from minigpt.data.readers.jsonl import records
 
 HEAD_BYTES = 512  # by which a file that is no text is recognised
 DOCUMENT_HEAD_BYTES = 1 << 20  # of a document, by whose hash its side of the split is chosen
+UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 HOLDS_NUL = "binary data: it holds NUL bytes"
 
 # The first bytes of files that are no text. What is not listed is known by its NUL bytes.
@@ -19,10 +20,7 @@ _KINDS = {
     b"PK\x03\x04": "a ZIP archive or an office document",
     b"\x1f\x8b": "gzip data without .gz at the end of its name",
     b"\x28\xb5\x2f\xfd": "zstd data without .zst at the end of its name",
-    b"\xfd7zXZ": "xz data, unpack it first",
-    b"BZh": "bzip2 data, unpack it first",
     b"PAR1": "a Parquet table without .parquet at the end of its name",
-    b"ARROW1": "an Arrow table, write it as .parquet first",
 }
 
 
@@ -64,20 +62,14 @@ def kind_of_binary(file: File, encoding: str) -> str:
     if file.suffix == ".parquet":
         return ""  # its reader says what is wrong with it
     head = next(file.chunks(size=HEAD_BYTES), b"")[:HEAD_BYTES]
-    if head[257:262] == b"ustar":
-        return "a tar archive, unpack it first"
     kind = next((kind for start, kind in _KINDS.items() if head.startswith(start)), "")
-    return kind or (HOLDS_NUL if b"\0" in head and encoding == "utf-8" and not _is_utf16(head) else "")
-
-
-def _is_utf16(head: bytes) -> bool:
-    return head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return kind or (HOLDS_NUL if b"\0" in head and encoding == "utf-8" and not head.startswith(UTF16) else "")
 
 
 def _remedy(file: File, options: ReadOptions) -> str:
     if kind := kind_of_binary(file, options.encoding):
         return f"The file is {kind}. Leave it out: {file.remedy}"
-    other = "utf-16" if _is_utf16(next(file.chunks(size=HEAD_BYTES), b"")) else "latin-1"
+    other = "utf-16" if next(file.chunks(size=HEAD_BYTES), b"").startswith(UTF16) else "latin-1"
     return (
         f"If the text is in another encoding: data.encoding={other}; to read bad bytes as U+FFFD: data.errors=replace; "
         f"to train on the bytes as they are: tokenizer=byte; to leave it out: {file.remedy}"
