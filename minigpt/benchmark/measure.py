@@ -32,7 +32,6 @@ from minigpt.training.run import train
 
 PROMPT = 16  # tokens, at most
 MIN_SECONDS = 0.3  # of one measurement of sampling
-BUSY = 0.5  # load average above which figures are doubtful
 
 HEAD = ("", "ms/step", "tokens/s", "MFU")
 Measurement = dict[str, Any]  # name, ms of a step (sampling: of a token of each text), tokens_per_second, mfu
@@ -43,8 +42,6 @@ def benchmark(config: BenchmarkConfig, words: Sequence[str]) -> None:
     preset, measured = PRESETS[config.preset], dict[str, list[Measurement]]()
     facts = {"date": time.strftime("%Y-%m-%d %H:%M:%S %Z"), **environment(), "settings": " ".join(words)}
     tell("\n".join(f"{name:<12}{value}" for name, value in facts.items()))
-    if os.getloadavg()[0] > BUSY:
-        tell(f"WARNING: the load average is {os.getloadavg()[0]:.2f}: wait until nothing else is running")
     with tempfile.TemporaryDirectory(prefix="minigpt-benchmark-", ignore_cleanup_errors=True) as folder:
         words = [*words, *text_words(Path(folder), preset.vocab_size)]
         for part in dict.fromkeys(config.what.split(",")):

@@ -9,23 +9,7 @@ from minigpt.faults import UserFault
 from minigpt.foreign import ACTIVATIONS, FIELDS, ROPE, foreign_settings
 from minigpt.model.gpt import GPT, qk_norm_of
 
-CLASSES = {
-    "gpt2": "GPT2LMHeadModel",
-    "llama": "LlamaForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
-# (QK norm, bias) -> the architecture with RMSNorm, rotary positions and SwiGLU that has them. Biases of queries, keys
-# and values alone are Qwen2's, but transformers splits text as Qwen2 does for every model of that name: with a bias of
-# zero after the attention the model is a Llama, too.
-_ROTARY = {
-    ("none", "none"): "llama",
-    ("none", "attention"): "llama",
-    ("none", "all"): "llama",
-    ("none", "qkv"): "llama",
-    ("rmsnorm", "none"): "qwen3",
-    ("rmsnorm", "attention"): "qwen3",
-    ("rmsnorm", "qkv"): "qwen3",
-}
+CLASSES = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 
 def family_of(config: ModelConfig) -> str:
@@ -40,13 +24,15 @@ def family_of(config: ModelConfig) -> str:
         }
         family, shape = "gpt2", "GPT-2's (n_kv_head=n_head, qk_norm=none, an activation without a gate)"
     else:
-        family = _ROTARY.get((qk_norm, bias), "")
+        # Biases of queries, keys and values alone are Qwen2's, but transformers splits text as Qwen2 does for every
+        # model of that name: with a bias of zero after the attention the model is a Llama, too.
+        family = "qwen3" if qk_norm == "rmsnorm" else "llama"
         wanted = {
             "model.norm": config.norm == "rmsnorm",
             "model.attention": config.attention == "rotary",
             "model.qk_norm": qk_norm in ("none", "rmsnorm"),
             "model.activation": config.activation == "swiglu",
-            "model.bias": bool(family) or qk_norm == "layernorm",
+            "model.bias": family == "llama" or bias != "all",
         }
         shape = "Llama's or Qwen's (norm=rmsnorm attention=rotary qk_norm=none|rmsnorm activation=swiglu bias=none)"
     if wrong := [key for key, fits in wanted.items() if not fits]:

@@ -68,8 +68,6 @@ def to_ours(
         if missing := [part for part in parts if part not in unread]:
             raise UserFault(f"{origin} has no {missing[0]}, which its config.json says it needs")
         stacked = [unread.pop(part) for part in parts]
-        if len(stacked) == 3 and stacked[1].shape != stacked[2].shape:  # as many keys as values, in every model
-            raise UserFault(f"{origin}: {parts[1]} and {parts[2]} are not of the same shape")
         if any(tensor.shape[1:] != stacked[0].shape[1:] or not tensor.dim() for tensor in stacked):
             raise UserFault(f"{origin}: {parts[0]} is no vector or matrix like its neighbours")
         whole = torch.cat(stacked) if len(stacked) > 1 else stacked[0]

@@ -112,7 +112,7 @@ def test_a_folder_without_a_tokenizer_loads_and_says_what_is_missing(tmp_path):
         with pytest.raises(UserFault, match=r"has no tokenizer\.json"):
             use()
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "Unigram"}}')
-    with pytest.raises(UserFault, match="is not a tokenizer"):
+    with pytest.raises(UserFault, match="can't be used as a tokenizer"):
         minigpt.load(tmp_path).generate("a")
 
 
