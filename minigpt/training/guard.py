@@ -17,8 +17,7 @@ from torch import Tensor
 from minigpt.config.schema import GuardConfig
 from minigpt.data.order import batch_of_step
 from minigpt.screen import tell
-from minigpt.training.state import RunState, TrainingJob
-from minigpt.training.stop import StopRequest
+from minigpt.training.state import RunState, StopRequest, TrainingJob
 
 
 class Measurement:
@@ -59,12 +58,7 @@ class StepResult:
 
 
 class RollBack(Exception):
-    """Raised to go back to before `first_step` and leave out the batches of the steps from there to `last_step`."""
-
-    def __init__(self, first_step: int, last_step: int):
-        super().__init__(f"steps {first_step} to {last_step} were bad")
-        self.first_step = first_step
-        self.last_step = last_step
+    """Raised with (first, last) to go back to before the first step and leave out the batches of these steps."""
 
 
 def fault_of(loss: float, grad_norm: float, window: Sequence[float], config: GuardConfig) -> str | None:

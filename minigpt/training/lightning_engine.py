@@ -56,8 +56,6 @@ def build_trainer(
     config: TrainConfig, choices: Choices, *, steps: int | None, callbacks: list[L.Callback]
 ) -> L.Trainer:
     """Return a Trainer that makes optimizer steps and nothing else: so many, or without end (None)."""
-    for name in [name for name in os.environ if name.startswith("PL_TRAINER_")]:
-        del os.environ[name]  # Lightning would take arguments from them that are not given below
     strategy: Any = "auto"
     backend = "cpu:gloo,cuda:nccl" if choices.device == "cuda" else "gloo"
     sharded = config.trainer.strategy in SHARDED

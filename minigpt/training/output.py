@@ -171,10 +171,8 @@ class RunLog:
             tell(f"No sample at step {step:,}: the model's logits are NaN or infinite")
             return
         self._append(self.run.samples, {"step": step, "text": text})
-        title = f"sample at step {step:,}"
-        tell(f"--- {title} " + "-" * max(3, 60 - len(title)))
-        tell(text.rstrip("\n"))
-        tell("-" * 65)
+        rule = "-" * 65
+        tell(f"{f'--- sample at step {step:,} {rule}':.65}\n{text.rstrip()}\n{rule}")
 
     def _append(self, path: Path, row: dict[str, Any]) -> None:
         """Add a row to a file. A disk that refuses it costs this row and a warning."""

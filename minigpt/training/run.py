@@ -13,7 +13,7 @@ import lightning as L
 import torch
 
 from minigpt.checkpoint.contents import OPTIMIZER, read_tensors, restore_optimizer
-from minigpt.checkpoint.folder import discard_from, latest_usable, list_checkpoints, read_manifest, remove_unfinished
+from minigpt.checkpoint.folder import discard_from, latest_usable, read_manifest, remove_unfinished
 from minigpt.config.convert import flatten, shown, to_dict
 from minigpt.config.run_names import Change, default_run_dir
 from minigpt.config.schema import TrainConfig
@@ -106,7 +106,7 @@ def begin_or_continue(job: TrainingJob, changes: Sequence[Change]) -> int:
         try:
             return train_from(job, checkpoint, state, changes)
         except RollBack as request:
-            roll_back(job, request)
+            roll_back(job, *request.args)
         gc.collect()  # the model that was trained is in a circle with its trainer
         changes = ()
 
@@ -215,37 +215,32 @@ def tell_changed_settings(run: RunDirectory, changes: Sequence[Change]) -> None:
             tell(f"Changed setting: {change}")
 
 
-def roll_back(job: TrainingJob, request: RollBack) -> None:
+def roll_back(job: TrainingJob, first_step: int, last_step: int) -> None:
     """Leave out the bad batches from now on, and drop the checkpoints made among them.
 
     Raises:
-        NonFiniteTraining: the run has gone back too often, or has no checkpoint to go back to.
+        NonFiniteTraining: the run has gone back too often.
     """
     run, config = job.run, job.config
     skipped_batches = from_rank_zero(job, run.skipped_batches)
-    steps = f"steps {request.first_step:,} to {request.last_step:,}"
+    steps = f"steps {first_step:,} to {last_step:,}"
     if len(skipped_batches) >= config.guard.max_rollbacks:
-        run.event("gave_up", first_step=request.first_step, last_step=request.last_step)
+        run.event("gave_up", first_step=first_step, last_step=last_step)
         raise NonFiniteTraining(
             f"{steps} were not fit to train on, after {len(skipped_batches)} returns to an earlier checkpoint "
             f"(guard.max_rollbacks={config.guard.max_rollbacks}). The last good checkpoint is kept. Continue it in "
             f"a new run with init.from={run.path} run.dir=NEW_DIR and a lower optimizer.lr "
             f"(now {config.optimizer.lr:g}) or trainer.precision=fp32"
         )
-    window = [batch_of_step(step - 1, skipped_batches) for step in (request.first_step, request.last_step)]
+    window = [batch_of_step(step - 1, skipped_batches) for step in (first_step, last_step)]
     if run.writes:
         # In this order: killed in between, the run meets the bad batches again. The other way round it would continue
         # from a checkpoint made among them as if it had been made without them.
-        discard_from(run.checkpoints, request.first_step)
+        discard_from(run.checkpoints, first_step)
         run.write_json("skipped_batches.json", [*skipped_batches, window])
-    run.event("rolled_back", first_step=request.first_step, last_step=request.last_step, batches_passed_over=window)
+    run.event("rolled_back", first_step=first_step, last_step=last_step, batches_passed_over=window)
     tell(f"Going back: {steps} were bad. Their batches ({window[0]:,} to {window[1]:,}) are left out from now on.")
     job.processes.wait()
-    if request.first_step > 1 and not list_checkpoints(run.checkpoints):
-        raise NonFiniteTraining(
-            f"{steps} were bad, and there is no checkpoint before step {request.first_step:,} to go back to. The same "
-            "command begins again at step 1 and leaves their batches out"
-        )
 
 
 def from_rank_zero(job: TrainingJob, read: Callable[[], Any]) -> Any:

@@ -4,7 +4,6 @@ Training waits while the weights are copied in memory; a thread brings the copy 
 and one copy, so a save waits for the one before it, and the end of a run waits for its last.
 """
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +21,7 @@ from minigpt.checkpoint.adapters import ADAPTER, ADAPTER_CONFIG, BASE, WORDS, ba
 from minigpt.checkpoint.folder import list_checkpoints, prune, require_space, write_checkpoint
 from minigpt.config.convert import to_dict
 from minigpt.config.schema import RunConfig
-from minigpt.faults import NonFiniteTraining, StorageFailure, UserFault
+from minigpt.faults import NonFiniteTraining, StorageFailure
 from minigpt.model.gpt import GPT
 from minigpt.redact import redact_values
 from minigpt.screen import tell
@@ -135,20 +134,8 @@ class Saving:
 
 
 def pack_states(callbacks: Sequence[L.Callback]) -> Files:
-    """Return the file that holds what the callbacks' `state_dict()` return, if any returns something.
-
-    Raises:
-        UserFault: a state is not JSON.
-    """
+    """Return the file that holds what the callbacks' `state_dict()` return (JSON), if any returns something."""
     states = {callback.state_key: state for callback in callbacks if (state := callback.state_dict())}
-    for name, state in states.items():
-        try:
-            json.dumps(state)
-        except (TypeError, ValueError, RecursionError) as error:
-            remedy = "Return numbers, texts, lists and dictionaries with text keys; of a tensor, .tolist()"
-            raise UserFault(
-                f"the callback {name}: its state_dict() can't be saved as JSON ({error}). {remedy}"
-            ) from None
     return {contents.CALLBACKS: contents.to_json(states)} if states else {}
 
 

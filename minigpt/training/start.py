@@ -1,6 +1,5 @@
 """Before the first step: what is refused, which tokens a run trains on, and which weights it begins with."""
 
-import contextlib
 from pathlib import Path
 
 from minigpt.checkpoint import load
@@ -72,11 +71,8 @@ def given_tokenizer(config: TrainConfig, path: Path) -> Tokenizer | None:
     source, name = config.init.source, config.tokenizer.name
     if source is None or (name == "file" and config.tokenizer.file is not None):
         return None
-    tokenizer = None
-    for checkpoint in reversed(list_checkpoints(path / "checkpoints")):
-        with contextlib.suppress(UserFault):  # damaged
-            tokenizer = tokenizer or load.read_tokenizer(checkpoint)
-    tokenizer = tokenizer or tokenizer_of(load.find_checkpoint(source), source)
+    saved = list_checkpoints(path / "checkpoints")
+    tokenizer = load.read_tokenizer(saved[-1]) if saved else tokenizer_of(load.find_checkpoint(source), source)
     if tokenizer is None or tokenizer.name != name:  # load_initial_weights refuses another one
         return None
     has_control = tokenizer.control and config.data.name not in CONVERSATIONS  # which add the same to a fixed one
@@ -126,8 +122,6 @@ def load_initial_weights(gpt: GPT, config: TrainConfig, source: str, tokenizer: 
         refuse_other_tokenizer(gpt, config, known, tokenizer)
     elif tokenizer.vocab_size > read_foreign_config(origin)[1]:
         raise UserFault(f"init.from={source}: its weights know fewer tokens than tokenizer={tokenizer.name} has")
-    else:
-        tell(f"Note: init.from={source} has no tokenizer: whether its tokens mean the same text can't be checked")
     weights = read_foreign_weights(origin) if is_foreign(origin) else load.read_tensors(origin, MODEL)
     load.load_weights(gpt, load.resize_vocabulary(weights, gpt, known.vocab_size if known else None), str(origin))
     if not is_foreign(origin):

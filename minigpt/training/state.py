@@ -45,6 +45,16 @@ class RunState:
     patience_over: bool = False  # as the last validation found
 
 
+@dataclass(frozen=True)
+class StopRequest:
+    """What one process asks for, or all of them together; obeyed when an optimizer step ends."""
+
+    stop: bool = False  # after this step, with a checkpoint; the same command continues the run
+    requeue: bool = False  # and SLURM is asked to run the job again
+    out_of_time: bool = False  # max_minutes is over: the run is finished
+    by_callback: bool = False  # a user's callback has set trainer.should_stop
+
+
 def read_run_state(checkpoint: Path | None) -> RunState:
     """Return the state that a checkpoint holds; without a checkpoint, that of a new run."""
     if checkpoint is None:

@@ -6,6 +6,7 @@ in the backward pass of a step's last micro-batch (no_sync in those before).
 """
 
 import math
+import signal
 from collections.abc import Callable
 from dataclasses import astuple
 from functools import partial
@@ -29,8 +30,7 @@ from minigpt.training.lightning_engine import call_callbacks, publish
 from minigpt.training.optimizer import lr_factor
 from minigpt.training.output import RunLog, live_sample, validate
 from minigpt.training.saving import Saving
-from minigpt.training.state import Clock, RunState, TrainingJob, is_due, steps_of
-from minigpt.training.stop import StopRequest, stop_request
+from minigpt.training.state import Clock, RunState, StopRequest, TrainingJob, is_due, steps_of
 
 
 class LanguageModel(L.LightningModule):
@@ -191,7 +191,8 @@ class LanguageModel(L.LightningModule):
         minutes, received = self.config.trainer.max_minutes, self.job.processes.signals.received
         out_of_time = minutes is not None and self.clock.seconds >= 60 * minutes
         by_callback = self.callback_asked or self.trainer.should_stop
-        return stop_request(received, self.job.run.path / "STOP", out_of_time=out_of_time, by_callback=by_callback)
+        stop = received is not None or (self.job.run.path / "STOP").exists()
+        return StopRequest(stop, received == signal.SIGUSR1, out_of_time, by_callback)
 
     def result_of(self, measurement: Measurement) -> StepResult:
         """Return a step's result, as the host reads it."""
