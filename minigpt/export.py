@@ -119,7 +119,7 @@ def model_card(loaded: LoadedCheckpoint, proof: Sequence[str], form: str) -> str
         library="transformers" if form == "hf" else "gguf",
         family=family_of(model.config),
         name=run.name,
-        parameters=sum(count_parameters(model).values()),
+        parameters=count_parameters(model),
         version=__version__,
         facts="".join(f"- {fact}\n" for fact in facts),
         proof="".join(f"    {line}\n" for line in proof),

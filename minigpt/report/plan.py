@@ -18,38 +18,22 @@ from minigpt.machine.hardware import Hardware, find_device, memory_of_device
 from minigpt.machine.memory import Memory, step_memory
 from minigpt.model.counting import sizes_of
 from minigpt.model.gpt import GPT
-from minigpt.model.lora import MARK
 from minigpt.screen import size_text
 
 VOCABULARIES = {"byte": 257, "char": 128, "gpt2": 50257}  # char: the text decides
-LEARNS = "adapter, which is trained; all else stays as it is"
 
 
-def count_parameters(model: GPT) -> dict[str, int]:
-    """Return the number of parameters by part; the padding rows of the embedding table are not counted."""
-    embedding = model.vocab_size * model.config.n_embd
-    parts = {
-        "token embedding" if model.output else "token embedding (also the output layer)": embedding,
-        "position embedding": model.position_embedding.weight.numel() if model.position_embedding else 0,
-        "output layer": embedding if model.output else 0,
-        "attention": 0,
-        "MLP": 0,
-        "norms": sum(parameter.numel() for parameter in model.final_norm.parameters()),
-        LEARNS: 0,
-    }
-    for name, parameter in model.blocks.named_parameters():
-        part = "norms" if "norm" in name else "attention" if ".attention." in name else "MLP"
-        part = LEARNS if MARK in name else part
-        parts[part] += parameter.numel()
-    return {part: count for part, count in parts.items() if count}
+def count_parameters(model: GPT) -> int:
+    """Return the number of parameters, without the padding of the embedding table and the output layer."""
+    padding = (len(model.token_embedding.weight) - model.vocab_size) * model.config.n_embd
+    return sum(parameter.numel() for parameter in model.parameters()) - padding * (2 if model.output else 1)
 
 
 def describe_plan(
     config: TrainConfig, choices: Choices, hardware: Hardware, *, gpt: GPT, prepared: Prepared, total_steps: int | None
 ) -> str:
     """Return the plan as text."""
-    model, parts = config.model, count_parameters(gpt)
-    parameters, sequences = sum(parts.values()), config.batch_tokens // model.block_size
+    model, parameters, sequences = config.model, count_parameters(gpt), config.batch_tokens // config.model.block_size
     memory = step_memory(config, choices, gpt.vocab_size)
     room = memory_of_device(hardware, config.trainer.devices)
     if total_steps is None:
@@ -65,7 +49,6 @@ def describe_plan(
         f"Model      {parameters:,} parameters: {number_of(model.n_layer, 'layer')}, "
         f"{number_of(model.n_head, 'head')}{shared}, width {model.n_embd}, context {model.block_size}, "
         f"vocabulary {gpt.vocab_size:,}",
-        *[f"           {count:>13,}  {part}" for part, count in parts.items()],
         f"Data       {len(prepared.train):,} training tokens, {len(prepared.val):,} validation tokens "
         f"({'mix' if config.data.mix else config.data.name}, {prepared.tokenizer.name} tokenizer)",
         f"Step       {config.batch_tokens:,} tokens = {sequences} windows of {model.block_size} = "
