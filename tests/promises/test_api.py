@@ -67,12 +67,6 @@ def test_wrong_names_and_options_are_named(run):
         gpt.loss("a")
 
 
-def test_train_begins_and_continues_a_run_from_python(run):
-    for steps in (2, 3):
-        assert minigpt.train(minigpt.compose(run.arguments(f"trainer.max_steps={steps}"))) == 0
-    assert [event["event"] for event in run.events() if event["event"] == "continued"] == ["continued"]
-
-
 def test_what_a_config_starts_from_is_trained_first(monkeypatch):
     seen = []
 

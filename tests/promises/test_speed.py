@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from minigpt.benchmark.presets import PRESETS, read_benchmark, text_words
+from minigpt.benchmark.presets import read_benchmark
 from minigpt.cli import _dispatch as minigpt_command
-from minigpt.config.compose import compose
 from minigpt.faults import UserFault
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -46,12 +45,6 @@ def test_what_the_benchmark_gives_itself_is_refused_by_name():
             read_benchmark([word])
     with pytest.raises(UserFault, match=r"benchmarks/peers\.py"):
         read_benchmark(["nanogpt=x"])
-
-
-def test_the_text_has_as_many_characters_as_the_preset_says(tmp_path):
-    words = text_words(tmp_path, PRESETS["c0"].vocab_size)
-    assert len(set((tmp_path / "text.txt").read_text())) == 65
-    assert compose("train", words).tokenizer.name == "char"
 
 
 def test_the_last_line_of_peers_holds_the_ratio_to_nanogpt(capsys):

@@ -150,13 +150,6 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     assert list(tmp_path.iterdir()) == [whole]
 
 
-def test_a_link_among_the_checkpoints_is_no_checkpoint(tmp_path):
-    others = write(tmp_path / "other", 9)
-    mine = write(tmp_path / "mine", 1)
-    (tmp_path / "mine" / others.name).symlink_to(others)
-    assert list_checkpoints(tmp_path / "mine") == [mine]
-
-
 def test_a_checkpoint_of_another_version_keeps_nothing_from_being_tidied_up(tmp_path):
     for step in (1, 2, 3, 4):
         write(tmp_path, step)

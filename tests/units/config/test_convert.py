@@ -150,17 +150,3 @@ def test_every_misspelt_key_gets_the_right_suggestion():
     assert len(tries) > 2 * len(known)
     assert len(missed) <= 0.05 * len(tries), missed
     assert max(len(nearest(wrong, known)) for _, wrong in tries) <= 4
-
-
-@pytest.mark.parametrize(
-    ("key", "meant"),
-    [
-        ("model.lr", ["optimizer.lr"]),
-        ("modle.n_layer", ["model.n_layer"]),
-        ("trainer.epochs_per_cow", []),
-        ("every_steps", [f"{section}.every_steps" for section in ("validate", "samples", "checkpoint", "logger")]),
-        ("", []),
-    ],
-)
-def test_nearest(key, meant):
-    assert nearest(key, settings(TrainConfig)) == meant

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from minigpt.data.batch import MicroBatches
 from minigpt.data.mix import MixedSplit, short_names
 from minigpt.data.order import CYCLE, deal, epoch_windows, quotas
-from minigpt.faults import UserFault
 
 weights = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=6).filter(lambda found: min(found) / sum(found) > 1e-4)
 
@@ -98,11 +97,6 @@ def test_tokens_are_those_of_the_parts_one_behind_the_other():
         assert mixed.tokens(start, stop).tolist() == whole[start:stop].tolist()
     assert mixed.windows(np.array([0, 100, 204]), 6).tolist() == [whole[s : s + 6].tolist() for s in (0, 100, 204)]
     assert mixture((0.7, 0.2, 0.1)).fingerprint == mixture((0.7, 0.1, 0.2)).fingerprint  # of the tokens
-
-
-def test_a_source_without_a_window_is_named():
-    with pytest.raises(UserFault, match="b: train split has 41 tokens"):
-        mixture().window_starts(0, seed=1, block_size=41, sequences=2)
 
 
 def test_sources_have_short_names_of_their_own():
