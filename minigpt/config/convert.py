@@ -167,14 +167,6 @@ def checked_value(kind: Any, value: Any) -> tuple[Any, str]:
     return value, "" if good else wanted + (" or null" if null else "")
 
 
-def invalid_field(cls: type, mapping: Mapping[str, Any]) -> str:
-    """Return the first value in a mapping that a dataclass's field can't hold, as `name=value`, or ""."""
-    for name, kind in typing.get_type_hints(cls).items():
-        if name in mapping and checked_value(kind, mapping[name])[1]:
-            return f"{name}={shown(mapping[name])}"
-    return ""
-
-
 def value_from_text(kind: Any, text: str) -> Any:
     """Return the value that text typed at a terminal stands for in a setting of this type.
 

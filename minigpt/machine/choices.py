@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from minigpt.config.convert import invalid_field, shown
 from minigpt.config.schema import SHARDED, TrainConfig
 from minigpt.faults import UserFault
 from minigpt.machine.hardware import Hardware, memory_of_device
@@ -127,10 +126,9 @@ def keep_choices(saved: Mapping[str, Any] | None, config: TrainConfig, hardware:
     choices = choose(config, hardware, vocab_size)
     if saved is None:
         return choices
-    unknown = ", ".join(map(shown, saved.keys() - Choices.__dataclass_fields__.keys()))
-    if fault := invalid_field(Choices, saved) or unknown:
+    if saved.keys() != Choices.__dataclass_fields__.keys():
         remedy = "Put the file back as it was, or remove it: then they are made anew, and bits may differ from here on"
-        raise UserFault(f"choices.json in the run directory holds what no run chooses ({fault}). {remedy}")
+        raise UserFault(f"choices.json in the run directory holds what no run chooses. {remedy}")
     before = Choices(**saved)
     elsewhere = before.hardware != choices.hardware or before.device != choices.device
     unusable = before.precision == "fp16" and config.trainer.strategy in SHARDED

@@ -75,14 +75,12 @@ class Muon(torch.optim.AdamW):
         **options: Any,
     ):
         in_blocks, outside = list(matrices), list(others)
+        tables = [parameter for parameter in outside if parameter.dim() >= 2]
+        vectors = [parameter for parameter in outside if parameter.dim() < 2]
         groups: list[dict[str, Any]] = [
             {"params": in_blocks, "lr": matrix_lr, "initial_lr": matrix_lr},
-            {"params": [parameter for parameter in outside if parameter.dim() >= 2], "initial_lr": lr},
-            {
-                "params": [parameter for parameter in outside if parameter.dim() < 2],
-                "initial_lr": lr,
-                "weight_decay": 0.0,
-            },
+            {"params": tables, "initial_lr": lr},
+            {"params": vectors, "initial_lr": lr, "weight_decay": 0.0},
         ]
         super().__init__([group for group in groups if group["params"]], lr=lr, fused=True, **options)
         self.matrices, self.momentum, self.products, self.parts = set(in_blocks), momentum, products, parts or {}
@@ -166,15 +164,6 @@ class Muon(torch.optim.AdamW):
         return results
 
 
-def share_out(costs: Sequence[float], owners: int) -> list[int]:
-    """Return an owner for each piece of work: the most expensive first, each to the owner with the least to do."""
-    load, chosen = [0.0] * owners, [0] * len(costs)
-    for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
-        chosen[index] = load.index(min(load))
-        load[chosen[index]] += costs[index]
-    return chosen
-
-
 def orthogonalize_sharded(
     parts: Sequence[Tensor],
     shapes: Sequence[Shape],
@@ -193,8 +182,13 @@ def orthogonalize_sharded(
         This process's rows of each update.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    owners = share_out([rows * columns * min(rows, columns) for rows, columns in shapes], size)
-    owned = [[index for index, owner in enumerate(owners) if owner == other] for other in range(size)]
+    costs = [rows * columns * min(rows, columns) for rows, columns in shapes]
+    load, owned = [0] * size, [list[int]() for _ in range(size)]
+    for index in sorted(range(len(costs)), key=lambda index: -costs[index]):  # the most expensive first
+        owner = load.index(min(load))
+        load[owner] += costs[index]
+        owned[owner].append(index)
+    owned = [sorted(indices) for indices in owned]
 
     def shape_of(index: int, other: int) -> Shape:
         first, end = rows_of(shapes[index][0], other, size)

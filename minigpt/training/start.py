@@ -73,7 +73,7 @@ def given_tokenizer(config: TrainConfig, path: Path) -> Tokenizer | None:
         return None
     saved = list_checkpoints(path / "checkpoints")
     tokenizer = load.read_tokenizer(saved[-1]) if saved else tokenizer_of(load.find_checkpoint(source), source)
-    if tokenizer is None or tokenizer.name != name:  # load_initial_weights refuses another one
+    if tokenizer is None or tokenizer.name != name:  # load_weights refuses another one
         return None
     has_control = tokenizer.control and config.data.name not in CONVERSATIONS  # which add the same to a fixed one
     return tokenizer if scheme_of(name).is_learned or name == "file" or has_control else None
@@ -107,15 +107,13 @@ def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
 
 
 def load_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, prepared: Prepared) -> None:
-    """Load the weights of the run's checkpoint, or of `init.from` for a new run."""
+    """Load the weights of the run's checkpoint, or of `init.from`, which must know the tokens of this data."""
     if checkpoint is not None:  # rank 0 has compared every byte just now
         load.load_weights(gpt, read_tensors(checkpoint / MODEL), str(checkpoint))
-    elif config.init.source is not None:
-        load_initial_weights(gpt, config, config.init.source, prepared.tokenizer)
-
-
-def load_initial_weights(gpt: GPT, config: TrainConfig, source: str, tokenizer: Tokenizer) -> None:
-    """Load the weights of `init.from`, which must know the tokens of this data."""
+        return
+    source, tokenizer = config.init.source, prepared.tokenizer
+    if source is None:
+        return
     origin = load.find_checkpoint(source)
     known = tokenizer_of(origin, source)
     if known is not None:

@@ -113,6 +113,11 @@ def test_what_the_command_now_names_wins():
     assert keep_choices(saved_on(AMD), CONFIG, replace(AMD, asked_threads=5), 65).threads == 5
 
 
+def test_choices_of_other_names_are_refused():
+    with pytest.raises(UserFault, match=r"choices\.json .* holds what no run chooses"):
+        keep_choices(saved_on(AMD) | {"colour": 1}, CONFIG, AMD, 65)
+
+
 def test_what_changed_is_said_and_noted_and_an_unchanged_run_says_nothing(run, capsys):
     run("trainer.max_steps=2", "checkpoint.every_steps=2")
     file = run.path / "choices.json"
