@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from minigpt.config.schema import ModelConfig, TrainConfig, TrainerConfig
+from minigpt.faults import UserFault
 from minigpt.machine import hardware
 from minigpt.machine.choices import choose, keep_choices, usable_memory
 from minigpt.machine.hardware import Hardware, peak_flops
