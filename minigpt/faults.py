@@ -110,7 +110,8 @@ def explain(error: BaseException) -> tuple[int, str]:
         return error.exit_code, f"Error: {error}"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return STORAGE_FAILURE, f"Error: {error.filename or 'the output'} can't be written: {error.strerror}"
-    if isinstance(error, ModuleNotFoundError) and not (error.name or "minigpt").startswith("minigpt"):
-        remedy = f"Run `make setup`, or {sys.executable} -m pip install {error.name}"
-        return USER_FAULT, f"Error: the Python package '{error.name}' is missing in {sys.executable}. {remedy}"
+    package = (getattr(error, "name", None) or "minigpt").partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and package != "minigpt":
+        remedy = f"Run `make setup`, or {sys.executable} -m pip install {package}"
+        return USER_FAULT, f"Error: the Python package '{package}' is missing in {sys.executable}. {remedy}"
     return BUG, "".join(traceback.format_exception(error)).rstrip()
