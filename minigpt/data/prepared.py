@@ -80,20 +80,14 @@ def open_folder(folder: Path, say: Say = lambda line: None) -> Prepared:
     path, content = folder / "tokenizer.json", read_prepared(folder)
     try:
         tokenizer = load_tokenizer(read_json(path), path)
-        train, val = (_split(folder, name, tokenizer, content["keys"]["corpus"]) for name in ("train", "val"))
-        whole = fingerprint([train.fingerprint, val.fingerprint])
-        if content.get("fingerprint") != whole:
-            raise UserFault(f"{folder / 'prepared.json'} belongs to other tokens than those beside it")
+        splits = [TokenSplit(folder, name, tokenizer=tokenizer) for name in ("train", "val")]
     except UserFault as fault:
         raise DamagedShards(f"{fault}. Make {folder} again: minigpt prepare with the same settings") from None
-    rule = content["summary"]["split"]
-    say(f"data: {folder}: {len(train):,} tokens to train on, {len(val):,} to validate on ({rule})")
-    return Prepared(folder, tokenizer, train, val, whole, content["summary"])
-
-
-def _split(folder: Path, name: str, tokenizer: Tokenizer, corpus: str) -> TokenSplit | ConversationSplit:
-    split = TokenSplit(folder, name, tokenizer=tokenizer)
-    return ConversationSplit(split, tokenizer) if corpus in CONVERSATIONS else split
+    is_chat, summary = content["keys"]["corpus"] in CONVERSATIONS, content["summary"]
+    train, val = (ConversationSplit(split, tokenizer) if is_chat else split for split in splits)
+    whole = fingerprint([split.fingerprint for split in splits])
+    say(f"data: {folder}: {len(train):,} tokens to train on, {len(val):,} to validate on ({summary['split']})")
+    return Prepared(folder, tokenizer, train, val, whole, summary)
 
 
 def read_prepared(folder: Path) -> dict[str, Any]:

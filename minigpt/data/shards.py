@@ -38,7 +38,7 @@ def write_sidecar(folder: Path, name: str, tokenizer: Tokenizer, facts: dict[str
         folder: that holds the shards, or links to them.
         name: of the split.
         tokenizer: whose tokens they are.
-        facts: dtype, tokens, bytes, max_token, shard_tokens and shards (file, tokens, sha256 of each); for shards of
+        facts: dtype, tokens, bytes, max_token and shards (file, tokens, sha256 of each); for shards of
             any sizes also header_bytes, 0 if they have no header.
     """
     sidecar = facts | {

@@ -77,6 +77,12 @@ def test_records_of_any_format_are_whole_documents_on_a_side_that_follows_from_t
     assert not set(more) & set(train)  # duplicates are on one side
 
 
+def test_a_folder_is_prepared_once_however_it_is_spelled(folder):
+    write(folder / "texts" / "a.txt", TEXT)
+    spellings = ["texts", "texts/", "./texts", str(folder / "texts")]
+    assert len({made(spelling)[0].folder for spelling in spellings}) == 1
+
+
 def test_a_folder_with_one_book_is_cut_at_its_end(folder):
     write(folder / "shelf" / "book.txt", TEXT)
     prepared, said = made("shelf")

@@ -24,7 +24,7 @@ from minigpt.files import read_json, replaced, sha256_of, write_json
 
 UNITS = "units"  # folder of what is known of each finished unit, removed at the end
 
-Shard = dict[str, Any]  # file, tokens, bytes, max_token, sha256
+Shard = dict[str, Any]  # file, dtype, header_bytes, tokens, bytes, max_token, sha256
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,9 @@ def _shard(
     folder: Path, split: str, number: int, tokenizer: Tokenizer
 ) -> Iterator[tuple[Shard, Callable[[NDArray[Any]], None]]]:
     """Yield what is known of a shard and a function that appends tokens; it has its name if no error occurs."""
-    shard: Shard = {"file": shard_name(split, number), "tokens": 0, "max_token": 0}
     dtype = np.dtype(tokenizer.dtype).newbyteorder("<")
+    shard: Shard = {"file": shard_name(split, number), "dtype": dtype.name, "header_bytes": HEADER_BYTES}
+    shard |= {"tokens": 0, "max_token": 0}
     with replaced(folder / shard["file"]) as temporary:
         with open(temporary, "xb") as file:
 

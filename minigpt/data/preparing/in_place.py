@@ -6,21 +6,12 @@ largest token, and the text that they stand for.
 
 import os
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from minigpt.data.readers.document import File
-from minigpt.data.shards import (
-    HEADER_BYTES,
-    open_shard,
-    refuse_strange_token,
-    shard_name,
-    write_sidecar,
-)
+from minigpt.data.preparing.encode import Shard
+from minigpt.data.shards import HEADER_BYTES, HEADS, open_shard, refuse_strange_token, shard_name
 from minigpt.data.sources.corpus import MAGICS, Corpus, token_header
 from minigpt.data.sources.split import count_characters
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer
@@ -33,33 +24,31 @@ PIECE_TOKENS = 1 << 20
 
 def _tokenizer_of(corpus: Corpus, name: str, stated: Tokenizer | None) -> Tokenizer:
     """Return the stated tokenizer, unless it is to be learned (None); or GPT-2's, of llm.c's uint16 shards."""
-    for file in corpus.files:
-        header, unsaid = token_header(file), stated is None or stated.name in ("byte", "gpt2")
-        if unsaid and (header is None or MAGICS[header[0]] != "uint16") and file.path.with_name("meta.pkl").exists():
-            raise UserFault(
-                f"{file.path} holds tokens of an alphabet of its own, in meta.pkl, a pickle, which is never opened: "
-                "prepare their text with tokenizer=char"
-            )
-    if (corpus.files[0].path.with_name("prepared.json")).is_file():
-        folder = corpus.files[0].path.parent
+    path, header = corpus.files[0].path, token_header(corpus.files[0])
+    if path.with_name("prepared.json").is_file():
+        folder = path.parent
         raise UserFault(f"{folder} holds tokens that minigpt has prepared. Name the folder: data.mix={folder}:1")
-    if stated is not None:
-        return stated
-    header = token_header(corpus.files[0])
-    if header and MAGICS[header[0]] == "uint16":
+    if (stated is None or stated.name in ("byte", "gpt2")) and path.with_name("meta.pkl").exists():
+        raise UserFault(
+            f"{path} holds tokens of an alphabet of its own, in meta.pkl, a pickle, which is never opened: "
+            "prepare their text with tokenizer=char"
+        )
+    if stated is None and header and MAGICS[header[0]] == "uint16":
         return build_tokenizer("gpt2")
-    remedy = "Name what made them: tokenizer=gpt2 for most of nanoGPT's, or tokenizer=file tokenizer.file=FILE"
-    raise UserFault(f"{corpus.files[0].path} holds tokens, and tokenizer={name} is learned from text. {remedy}")
+    if stated is None:
+        remedy = "Name what made them: tokenizer=gpt2 for most of nanoGPT's, or tokenizer=file tokenizer.file=FILE"
+        raise UserFault(f"{path} holds tokens, and tokenizer={name} is learned from text. {remedy}")
+    return stated
 
 
 def link_tokens(
     folder: Path, corpus: Corpus, name: str, given: Tokenizer | None, say: Say
-) -> tuple[Tokenizer, dict[str, dict[str, Any]], Counter[str]]:
-    """Write links to tokens, and the sidecars, into a folder. Return the tokenizer, the sidecars and counts.
+) -> tuple[Tokenizer, dict[str, list[Shard]], Counter[str]]:
+    """Write links to tokens into a folder. Return the tokenizer, what is known of each split's shards, and counts.
 
     Raises:
         UserFault: a file is cut or not of this tokenizer; or a split is missing.
-        OSError: a file can't be written.
+        OSError: a link can't be made.
     """
     if text := [file.label for file in corpus.files if file.path.suffix != ".bin"]:
         raise UserFault(f"data.source and data.val_source hold tokens and text ({text[0]}); wanted one of these")
@@ -69,54 +58,27 @@ def link_tokens(
     sizes = np.array([(len(text), count_characters(text)) for text in texts])
     progress = Progress("data: reading", corpus.size, say)
     has_val_source = any(file.is_val for file in corpus.files)
-    sidecars, counts = dict[str, dict[str, Any]](), Counter[str]()
-    for split in ("train", "val"):
-        shards, layout, largest, before = list[dict[str, Any]](), dict[str, Any](), 0, counts["bytes"]
-        for file in corpus.files:
-            if (file.is_val if has_val_source else "val" in file.path.name) != (split == "val"):
-                continue
-            tokens, layout = _open(file)
-            largest = max(largest, _count(file, tokens, tokenizer, sizes, counts, progress))
-            shards.append(
-                {"file": shard_name(split, len(shards)), "tokens": len(tokens), "sha256": sha256_of(file.path)}
-            )
-            with replaced(folder / shards[-1]["file"]) as temporary:
-                os.symlink(os.path.abspath(file.path), temporary)
-        total = sum(shard["tokens"] for shard in shards)
-        if total < 2:
+    splits, counts = {"train": list[Shard](), "val": list[Shard]()}, Counter[str]()
+    for file in corpus.files:
+        split = "val" if (file.is_val if has_val_source else "val" in file.path.name) else "train"
+        header, before, largest = token_header(file), counts["bytes"], 0
+        magic, _, n_tokens = header or (HEADS["uint16"][0], 1, file.size // 2)
+        layout: Shard = {"dtype": MAGICS[magic], "header_bytes": HEADER_BYTES if header else 0}
+        tokens = open_shard(file.path, n_tokens, np.dtype(MAGICS[magic]), layout["header_bytes"])
+        for start in range(0, n_tokens, PIECE_TOKENS):
+            piece = np.asarray(tokens[start : start + PIECE_TOKENS])
+            largest = max(largest, int(piece.max()))
+            if largest >= tokenizer.vocab_size:
+                refuse_strange_token(file.path, tokens, tokenizer)
+            n_bytes, characters = sizes[piece].sum(0).tolist()
+            counts.update(bytes=n_bytes, characters=characters, documents=int(np.count_nonzero(piece == tokenizer.eot)))
+            progress(piece.nbytes)
+        shard: Shard = {"file": shard_name(split, len(splits[split])), "sha256": sha256_of(file.path), **layout}
+        shard |= {"tokens": n_tokens, "bytes": counts["bytes"] - before, "max_token": largest}
+        splits[split].append(shard)
+        with replaced(folder / shard["file"]) as temporary:
+            os.symlink(os.path.abspath(file.path), temporary)
+    for split, shards in splits.items():
+        if not shards:
             raise UserFault(f"data.source has no tokens for {split}: the files to validate on have val in their names")
-        facts = {"tokens": total, "bytes": counts["bytes"] - before, "max_token": largest, "shards": shards}
-        sidecars[split] = write_sidecar(folder, split, tokenizer, facts | layout | {"shard_tokens": total})
-    return tokenizer, sidecars, counts
-
-
-def _open(file: File) -> tuple[NDArray[Any], dict[str, Any]]:
-    """Return the tokens of a file, and their layout in it."""
-    header, size = token_header(file), file.size
-    if header:
-        dtype = MAGICS[header[0]]
-        return open_shard(file.path, header[2], np.dtype(dtype)), {"dtype": dtype, "header_bytes": HEADER_BYTES}
-    if size % 2 or not size:
-        raise UserFault(f"{file.path} is {size:,} bytes, no whole number of uint16 tokens: it is cut. Make it again")
-    return open_shard(file.path, size // 2, np.dtype(np.uint16), 0), {"dtype": "uint16", "header_bytes": 0}
-
-
-def _count(
-    file: File,
-    shard: NDArray[Any],
-    tokenizer: Tokenizer,
-    sizes: NDArray[Any],
-    counts: Counter[str],
-    progress: Callable[[int], None],
-) -> int:
-    """Count the text of a shard; return its largest token."""
-    largest = 0
-    for start in range(0, len(shard), PIECE_TOKENS):
-        piece = np.asarray(shard[start : start + PIECE_TOKENS])
-        largest = max(largest, int(piece.max()))
-        if largest >= tokenizer.vocab_size:
-            refuse_strange_token(file.path, shard, tokenizer)
-        n_bytes, characters = sizes[piece].sum(0).tolist()
-        counts.update(bytes=n_bytes, characters=characters, documents=int(np.count_nonzero(piece == tokenizer.eot)))
-        progress(piece.nbytes)
-    return largest
+    return tokenizer, splits, counts

@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from minigpt.config.schema import WorkConfig
 from minigpt.data.chat.roles import with_roles
 from minigpt.data.measures.overlap import measure, measured_lines
@@ -23,7 +21,7 @@ from minigpt.data.preparing.engines import Map, workers
 from minigpt.data.preparing.in_place import link_tokens
 from minigpt.data.preparing.scan import Scan, scan_unit
 from minigpt.data.preparing.units import Unit, units_of
-from minigpt.data.shards import HEADER_BYTES, fingerprint, write_sidecar
+from minigpt.data.shards import fingerprint, write_sidecar
 from minigpt.data.sources.corpus import Corpus
 from minigpt.data.sources.find import local_file
 from minigpt.data.sources.split import HASHES, describe_split, is_fair, offset, small_split
@@ -57,13 +55,19 @@ def make(
     """
     rule, notes = "source" if keys["val_source"] else "tokens", list[str]()
     if corpus.rule == "tokens":
-        tokenizer, sidecars, counts = link_tokens(folder, corpus, keys["tokenizer"], given, say)
+        tokenizer, splits, counts = link_tokens(folder, corpus, keys["tokenizer"], given, say)
     else:
         units = units_of(corpus, runs if given is None else given.runs)
         with workers(work.engine, min(work.workers or usable_cores(), len(units))) as each:
             tokenizer, plan = _planned(folder, keys, corpus, units, given, each, say)
-            sidecars = _encode(folder, units, tokenizer, plan, each, say)
+            progress = Progress(f"data: encoding with tokenizer={tokenizer.name}", corpus.size, say)
+            splits = {"train": list[Shard](), "val": list[Shard]()}
+            for unit, record in zip(units, each(partial(encode_unit, folder=folder, plan=plan), units), strict=True):
+                for name, shard in record.items():
+                    splits[name].append(shard)
+                progress(unit.size)
         rule, notes, counts = plan.rule, plan.notes, Counter(plan.counts)
+    sidecars = {name: _sidecar(folder, name, tokenizer, shards) for name, shards in splits.items()}
     now = ((file, local_file(file.path, file.label)) for file in corpus.files if not file.address)
     is_changed = any((file.size, file.stamp) != (other.size, other.stamp) for file, other in now)
     if is_changed or sum(sidecar["bytes"] for sidecar in sidecars.values()) != counts["bytes"]:
@@ -88,31 +92,20 @@ def make(
         say(f"data: {name}: {line}")
 
 
-def _encode(
-    folder: Path, units: list[Unit], tokenizer: Tokenizer, plan: Plan, each: Map, say: Say
-) -> dict[str, dict[str, Any]]:
-    """Read the text for the second time, and write the shards. Return the sidecars."""
-    progress = Progress(f"data: encoding with tokenizer={tokenizer.name}", sum(unit.size for unit in units), say)
-    records, sidecars = list[dict[str, Shard]](), {}
-    for unit, record in zip(units, each(partial(encode_unit, folder=folder, plan=plan), units), strict=True):
-        records.append(record)
-        progress(unit.size)
-    for name in ("train", "val"):
-        shards = [record[name] for record in records if name in record]
-        n_tokens = sum(shard["tokens"] for shard in shards)
-        if n_tokens < 2:
-            raise small_split(name, f"{n_tokens} token" if n_tokens else "no text")
-        facts = {
-            "dtype": np.dtype(tokenizer.dtype).name,
-            "tokens": n_tokens,
-            "bytes": sum(shard["bytes"] for shard in shards),
-            "max_token": max(shard["max_token"] for shard in shards),
-            "shard_tokens": max(shard["tokens"] for shard in shards),
-            "header_bytes": HEADER_BYTES,
-            "shards": [{key: shard[key] for key in ("file", "tokens", "sha256")} for shard in shards],
-        }
-        sidecars[name] = write_sidecar(folder, name, tokenizer, facts)
-    return sidecars
+def _sidecar(folder: Path, name: str, tokenizer: Tokenizer, shards: list[Shard]) -> dict[str, Any]:
+    """Write the sidecar of a split, and return it."""
+    n_tokens = sum(shard["tokens"] for shard in shards)
+    if n_tokens < 2:
+        raise small_split(name, f"{n_tokens} token" if n_tokens else "no text")
+    facts = {
+        "dtype": shards[0]["dtype"],
+        "header_bytes": shards[0]["header_bytes"],
+        "tokens": n_tokens,
+        "bytes": sum(shard["bytes"] for shard in shards),
+        "max_token": max(shard["max_token"] for shard in shards),
+        "shards": [{key: shard[key] for key in ("file", "tokens", "sha256")} for shard in shards],
+    }
+    return write_sidecar(folder, name, tokenizer, facts)
 
 
 def _planned(

@@ -118,8 +118,7 @@ def _prepare_mix(
         folder = typed_path(source)
         if (folder / "prepared.json").is_file():
             if read_prepared(folder).get("keys", {}).get("corpus") in CONVERSATIONS:
-                remedy = "Use it, with the rows that they were made from: data=chat data.source=FILE"
-                raise UserFault(f"data.mix: {name} holds conversations, which only data=chat learns. {remedy}")
+                raise UserFault(f"data.mix: {name} holds conversations. Name their rows: data=chat data.source=FILE")
             part = open_folder(folder, say)
         else:
             corpus: Any = source if source in ("stdlib", "shakespeare_char") else "text"
@@ -129,7 +128,7 @@ def _prepare_mix(
             part = prepare(alone, tokenizer, given=None if fixed else given, work=work, say=say)
         given = given or part.tokenizer
         if part.tokenizer.hash != given.hash or given.name != tokenizer.name:
-            got, wanted = (f"{each.name}, SHA-256 {each.hash[:12]}" for each in (part.tokenizer, given))
+            got, wanted = (f"{tokens.name}, SHA-256 {tokens.hash[:12]}" for tokens in (part.tokenizer, given))
             raise UserFault(
                 f"data.mix: {name} holds tokens of the tokenizer {got}; the first source has {wanted}, and "
                 f"tokenizer={tokenizer.name} is set. Name its text instead, or prepare all with one tokenizer"

@@ -27,7 +27,7 @@ def write(folder, tokens, *, shard_tokens=100, tokenizer=BYTE, name="train", dty
         path.write_bytes(head.ljust(HEADER_BYTES, b"\0") + part.tobytes())
         entries.append({"file": path.name, "tokens": len(part), "sha256": sha256_of(path)})
     counts = {"tokens": len(tokens), "bytes": 5 * len(tokens), "max_token": int(tokens.max())}
-    write_sidecar(folder, name, tokenizer, counts | {"dtype": dtype, "shard_tokens": shard_tokens, "shards": entries})
+    write_sidecar(folder, name, tokenizer, counts | {"dtype": dtype, "shards": entries})
     return TokenSplit(folder, name, tokenizer=tokenizer)
 
 
