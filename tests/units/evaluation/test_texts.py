@@ -55,7 +55,7 @@ def test_words_and_lines_are_those_of_the_whole_text_however_it_is_cut(byte, siz
 
 def test_records_are_documents_with_end_of_text_between_them(byte, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"body": "one"}\n{"body": "two"}\n')
-    text = read_text(tmp_path / "a.jsonl", byte.tokenizer, ReadOptions(key="body"))
+    text = read_text(tmp_path / "a.jsonl", byte.tokenizer, ReadOptions(key="body"), lambda size: None)
     assert text.tokens(0, 99).tolist() == [*b"one", byte.tokenizer.eot, *b"two"]
     assert (text.bytes, text.words, text.lines) == (6, 2, 0)
 
