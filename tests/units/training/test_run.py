@@ -119,14 +119,6 @@ def test_what_lies_in_a_folder_without_a_config_is_left_alone(run):
     assert (run.path / "metrics.jsonl").read_text() == '{"step": 5, "reward": 1}\n'
 
 
-def test_checkpoints_that_are_a_link_are_refused(run, tmp_path):
-    run("trainer.max_steps=2")
-    (run.path / "checkpoints").rename(tmp_path / "other")
-    (run.path / "checkpoints").symlink_to(tmp_path / "other")
-    with pytest.raises(UserFault, match="checkpoints is a link"):
-        run("trainer.max_steps=4")
-
-
 def test_a_command_that_is_refused_leaves_no_folder(run, monkeypatch):
     def refuse(*_):
         raise UserFault("no")
