@@ -4,7 +4,7 @@
 #   TORCH_INDEX=URL              where to take torch from, e.g. https://download.pytorch.org/whl/cpu
 #   ARGS="key=value ..."         settings for `make demo`, as minigpt train takes them
 
-.PHONY: help setup demo test test-extras test-pages soak soak-cluster check clean
+.PHONY: help setup demo test test-extras test-pages soak soak-cluster rehearse-gpu check clean
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
@@ -37,6 +37,10 @@ test-extras: setup ## the tests that need optional packages (installs tensorboar
 test-pages: setup ## the pages in a headless Chromium, which must be there (installs fastapi, uvicorn, playwright: 150 MB)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt fastapi uvicorn playwright
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/pages
+
+rehearse-gpu: setup ## trainings on a GPU that is not there: torch's CUDA build in .venv-gpu (3 GB), a stand-in for its runtime
+	sh tests/gpu/build.sh .venv/bin/python
+	OMP_NUM_THREADS=1 .venv-gpu/python -m pytest -m gpu --timeout=600 tests/gpu
 
 check: setup ## lint and types only
 	$(BIN)/ruff format --check .
