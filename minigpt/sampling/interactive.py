@@ -1,6 +1,7 @@
 """The prompt at the terminal, which `minigpt sample interactive=true` and `minigpt chat` share."""
 
 import contextlib
+import io
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -64,6 +65,8 @@ def typed_lines() -> Iterator[str]:
     """Yield what the user types, line by line, until /quit, the end of the input, or Ctrl-C at the prompt."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 (line editing and history for input())
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # a byte that is no UTF-8 becomes U+FFFD
     while True:
         try:
             line = input("> " if sys.stdin.isatty() and sys.stdout.isatty() else "")  # no mark into a file

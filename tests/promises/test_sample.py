@@ -111,6 +111,12 @@ def test_each_typed_line_is_continued_with_the_next_seed(typed, written):
     assert "seed 12\n" in err
 
 
+def test_a_typed_byte_that_is_no_utf_8_is_a_replacement_character(written, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"wood\xff\n"), encoding="utf-8"))
+    out = written("interactive=true", "seed=10")[0]
+    assert out == written("prompt=wood\ufffd", "seed=10")[0].removeprefix("wood\ufffd")
+
+
 def test_commands_set_the_options_and_wrong_ones_change_nothing(typed, written):
     out, err = typed("/temp 0", "/len 4", "/top_k 2", "/penalty 1.5", "/help", "wood", "/quit", "wood")
     options = ("temperature=0", "max_new_tokens=4", "top_k=2", "repetition_penalty=1.5")
