@@ -36,6 +36,9 @@ MEANINGS = {
     INTERRUPTED: "stopped at once",
 }
 
+# Package -> what to install; `make setup` does not.
+EXTRAS = {"uvicorn": "fastapi uvicorn", "gguf": "gguf", "lm_eval": "lm-eval", "ray": "ray"}
+
 # Foreign text, and that of an untrained model, may hold any byte, and some would move the cursor or rename the window.
 # On a terminal those are shown as pictures (U+2400 ...); tabs and newlines are left.
 CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
@@ -88,8 +91,8 @@ def run_script(main: Callable[[list[str]], int | None]) -> None:
     except KeyboardInterrupt:
         code = INTERRUPTED
         print("Stopped at once.", file=sys.stderr)
-    except BrokenPipeError:  # the reader is gone
-        code = INTERRUPTED
+    except BrokenPipeError:  # the reader is gone, as in `minigpt sample ... | head`
+        code = 128 + signal.SIGPIPE
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed to nowhere
     except (Exception, StoppedEarly) as error:
         code, text = explain(error)
@@ -110,8 +113,11 @@ def explain(error: BaseException) -> tuple[int, str]:
         return error.exit_code, f"Error: {error}"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return STORAGE_FAILURE, f"Error: {error.filename or 'the output'} can't be written: {error.strerror}"
+    if isinstance(error, PermissionError):
+        return USER_FAULT, f"Error: {error}. Give a file or folder that you may read and write"
     package = (getattr(error, "name", None) or "minigpt").partition(".")[0]
     if isinstance(error, ModuleNotFoundError) and package != "minigpt":
-        remedy = f"Run `make setup`, or {sys.executable} -m pip install {package}"
+        remedy = f"{sys.executable} -m pip install {EXTRAS.get(package, package)}"
+        remedy = f"Type: {remedy}" if package in EXTRAS else f"Run `make setup`, or {remedy}"
         return USER_FAULT, f"Error: the Python package '{package}' is missing in {sys.executable}. {remedy}"
     return BUG, "".join(traceback.format_exception(error)).rstrip()

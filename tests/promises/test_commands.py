@@ -81,6 +81,7 @@ def test_a_mistake_is_one_sentence_before_anything_is_written(tmp_path, minigpt,
         (faults.NoUsableCheckpoint("none"), 3, "Error: none\n"),
         (faults.StorageFailure("full"), 4, "Error: full\n"),
         (OSError(28, "No space left on device", "file"), 4, "Error: file can't be written: No space left on device\n"),
+        (PermissionError(13, "Permission denied", "a.txt"), 2, "Error: [Errno 13] Permission denied: 'a.txt'. Give a"),
         (faults.NonFiniteTraining("NaN"), 5, "Error: NaN\n"),
         (faults.StoppedEarly(15), 75, "Stopped by SIGTERM with no step begun: nothing is lost"),
         (KeyboardInterrupt(), 130, "Stopped at once.\n"),
@@ -105,13 +106,19 @@ def test_a_python_without_the_packages_is_told_what_to_do(tmp_path):
     assert (done.returncode, "Run `make setup`" in done.stderr) == (2, True)
 
 
+def test_what_make_setup_does_not_install_is_named_whole():
+    _, sentence = faults.explain(ModuleNotFoundError("no", name="uvicorn"))
+    assert sentence.endswith("-m pip install fastapi uvicorn")
+    assert "make setup" not in sentence
+
+
 def test_a_reader_that_is_gone_ends_a_command_quietly(tmp_path):
     process = subprocess.Popen(
         [*command_line("train"), "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
     )
     process.stdout.close()
     assert process.stderr.read() == b""
-    assert process.wait() == faults.INTERRUPTED
+    assert process.wait() == 141  # as of any command: 128 + SIGPIPE
 
 
 def test_faults_of_a_command_line_are_found_before_torch_is_loaded(tmp_path):
