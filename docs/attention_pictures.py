@@ -9,7 +9,7 @@ from matplotlib import colormaps
 from matplotlib.colors import Normalize, PowerNorm
 from torch import Tensor
 
-from minigpt.report.curves import drawing, write_png
+from minigpt.report.curves import drawing
 
 HIDDEN = "#eceff3"  # what can't be attended
 FONT = "DejaVu Sans Mono"  # comes with matplotlib
@@ -81,4 +81,4 @@ def _draw(
             axes.spines[:].set_visible(False)
         if bar:
             figure.colorbar(image, ax=figure.axes, shrink=0.8, pad=0.02, aspect=30, label=bar)
-        write_png(figure, path)
+        figure.savefig(path, metadata={"Software": None})

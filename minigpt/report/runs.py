@@ -36,9 +36,10 @@ def describe_run(run: Path) -> tuple[str, ...]:
     steps = f"{record.rows[-1]['step'] if record.rows else 0:,}"
     if config.get("trainer.max_steps") and not config.get("trainer.max_tokens"):
         steps += f" of {config['trainer.max_steps']:,}"
+    text = ", ".join(Path(place).name for place in text_of(config).split(", "))
     return (
         run.name,
-        f"{Path(text_of(config)).name}, {config.get('tokenizer.name', '?')}",
+        f"{text}, {config.get('tokenizer.name', '?')}",
         steps,
         _figure(best.get("val/loss")),
         _figure(best.get("val/bits_per_byte")),

@@ -54,6 +54,8 @@ class RunDirectory:
         return self
 
     def _make(self) -> None:
+        if self.checkpoints.is_symlink():
+            raise UserFault(f"{self.checkpoints} is a link, perhaps into another run. Remove it")
         new = [folder for folder in (self.checkpoints, *self.checkpoints.parents) if not folder.exists()]
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         for folder in new:

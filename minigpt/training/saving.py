@@ -21,7 +21,7 @@ from minigpt.checkpoint.adapters import ADAPTER, ADAPTER_CONFIG, BASE, WORDS, ba
 from minigpt.checkpoint.folder import list_checkpoints, prune, require_space, write_checkpoint
 from minigpt.config.convert import to_dict
 from minigpt.config.schema import RunConfig
-from minigpt.faults import NonFiniteTraining, StorageFailure
+from minigpt.faults import NonFiniteTraining, StorageFailure, UserFault
 from minigpt.model.gpt import GPT
 from minigpt.redact import redact_values
 from minigpt.screen import tell
@@ -136,7 +136,10 @@ class Saving:
 def pack_states(callbacks: Sequence[L.Callback]) -> Files:
     """Return the file that holds what the callbacks' `state_dict()` return (JSON), if any returns something."""
     states = {callback.state_key: state for callback in callbacks if (state := callback.state_dict())}
-    return {contents.CALLBACKS: contents.to_json(states)} if states else {}
+    try:
+        return {contents.CALLBACKS: contents.to_json(states)} if states else {}
+    except TypeError as error:
+        raise UserFault(f"state_dict() of a callback ({', '.join(states)}) must be JSON: {error}") from None
 
 
 def restore_states(callbacks: Sequence[L.Callback], checkpoint: Path) -> None:

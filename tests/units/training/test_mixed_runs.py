@@ -46,7 +46,7 @@ def test_each_source_has_a_validation_loss_in_rows_screen_and_report(mixed, caps
     assert "Note: the validation loss is too good to be true: " in screen.split("Run directory")[-1]
     report = (path / "report.html").read_text()
     assert "validation loss on notes" in report
-    assert "notes.jsonl" in describe_run(path)[1]
+    assert "wood, notes.jsonl" in describe_run(path)[1]
     assert f"{notes:.4f}" in report
 
 

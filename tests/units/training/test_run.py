@@ -127,3 +127,11 @@ def test_a_command_that_is_refused_leaves_no_folder(run, monkeypatch):
     with pytest.raises(UserFault, match="no"):
         run()
     assert not run.path.exists()
+
+
+def test_checkpoints_that_are_a_link_are_refused(run, tmp_path):
+    run("trainer.max_steps=2")
+    (run.path / "checkpoints").rename(tmp_path / "other")
+    (run.path / "checkpoints").symlink_to(tmp_path / "other")
+    with pytest.raises(UserFault, match="checkpoints is a link"):
+        run("trainer.max_steps=4")
