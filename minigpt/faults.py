@@ -115,7 +115,7 @@ def explain(error: BaseException) -> tuple[int, str]:
         return STORAGE_FAILURE, f"Error: {error.filename or 'the output'} can't be written: {error.strerror}"
     if isinstance(error, PermissionError):
         return USER_FAULT, f"Error: {error}. Give a file or folder that you may read and write"
-    package = (getattr(error, "name", None) or "minigpt").partition(".")[0]
+    package = str(getattr(error, "name", None) or "minigpt").partition(".")[0]
     if isinstance(error, ModuleNotFoundError) and package != "minigpt":
         remedy = f"{sys.executable} -m pip install {EXTRAS.get(package, package)}"
         remedy = f"Type: {remedy}" if package in EXTRAS else f"Run `make setup`, or {remedy}"
