@@ -18,7 +18,6 @@ from typing import Any
 from minigpt import __version__
 from minigpt.faults import FINISHED, UserFault, run_script
 from minigpt.invocation import command_line, typed
-from minigpt.ranks.launch import start_ranks
 from minigpt.ranks.signals import Signals
 from minigpt.redact import redact_arguments
 
@@ -28,6 +27,8 @@ def train(arguments: list[str]) -> int:
 
     if wants_grid(arguments):
         return run_grid(arguments, command_line("train"))
+
+    from minigpt.ranks.launch import start_ranks
 
     with Signals():  # handled even while torch is loaded
         config = _compose("train", arguments)
@@ -127,6 +128,8 @@ def demo(arguments: list[str]) -> int:
     if not {"--help", "-h"}.isdisjoint(arguments):
         print(inspect.getdoc(demo))
         return FINISHED
+    from minigpt.ranks.launch import start_ranks
+
     config = _compose("train", ["experiment=demo", *arguments])
     code = start_ranks(config.trainer)
     return _load("minigpt.demo:demo")(config, arguments) if code is None else code

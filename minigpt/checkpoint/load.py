@@ -91,7 +91,8 @@ def load_checkpoint(path: str | Path, which: str = "best", *, kernel: str = "fus
         raise unusable(checkpoint, f"{CONFIG} has {config.model.n_layer} layers, and {MODEL} {len(weights)} tensors")
     model = empty_gpt(config.model, tokenizer.vocab_size, kernel=kernel, device="meta")
     refuse_other_shapes(model, weights, str(checkpoint))  # the model is as large as the bytes that exist, and no larger
-    load_weights(model.to_empty(device="cpu"), weights, str(checkpoint))
+    model = empty_gpt(config.model, tokenizer.vocab_size, kernel=kernel)  # to_empty() would load torch's compiler
+    load_weights(model, weights, str(checkpoint))
     merge_own_adapter(model, checkpoint)
     return LoadedCheckpoint(model.eval(), tokenizer, config, state, checkpoint)
 

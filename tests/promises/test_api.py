@@ -17,7 +17,7 @@ from minigpt.faults import FINISHED, STOPPED, UserFault
 from minigpt.sampling.sample import sample
 from minigpt.screen import show
 
-HEAVY = {"torch", "lightning", "hydra", "torch._dynamo", "torch._inductor", "matplotlib", "wandb", "lm_eval"}
+HEAVY = {"torch", "lightning", "hydra", "torch._dynamo", "torch._inductor", "sympy", "matplotlib", "wandb", "lm_eval"}
 
 
 def modules_after(code: str, folder) -> set[str]:
