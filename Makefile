@@ -4,7 +4,7 @@
 #   TORCH_INDEX=URL              where to take torch from, e.g. https://download.pytorch.org/whl/cpu
 #   ARGS="key=value ..."         settings for `make demo`, as minigpt train takes them
 
-.PHONY: help setup demo test test-extras test-pages soak soak-cluster rehearse-gpu check clean
+.PHONY: help setup demo test test-extras test-pages soak soak-cluster rehearse-gpu docs check clean
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
@@ -41,6 +41,11 @@ test-pages: setup ## the pages in a headless Chromium, which must be there (inst
 rehearse-gpu: setup ## trainings on a GPU that is not there: torch's CUDA build in .venv-gpu (3 GB), a stand-in for its runtime
 	sh tests/gpu/build.sh .venv/bin/python
 	OMP_NUM_THREADS=1 .venv-gpu/python -m pytest -m gpu --timeout=600 tests/gpu
+
+docs: setup ## the pages as a site in build/docs, with the API from the docstrings (installs sphinx, myst-parser, furo: 40 MB)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt sphinx myst-parser furo
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+	@echo "build/docs/index.html"
 
 check: setup ## lint and types only
 	$(BIN)/ruff format --check .

@@ -21,7 +21,7 @@ def test_a_promise_is_stated_first_and_stays_short():
 
 
 def test_every_promise_of_security_md_has_its_test():
-    names = set(re.findall(r"`(test_\w+)`", (ROOT / "SECURITY.md").read_text()))
+    names = set(re.findall(r"`(test_\w+)`", (ROOT / "docs/SECURITY.md").read_text()))
     tests = "".join(file.read_text() for file in (ROOT / "tests").rglob("test_*.py"))
     assert len(names) > 10
     assert names - set(re.findall(r"def (test_\w+)", tests)) == set()

@@ -16,7 +16,7 @@ def record_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     A layer can if it has a method `weights` that takes what its `forward` takes. Just before the layer's own
     forward pass that method is called on the same arguments, without gradients and without drawing random numbers:
     the model's outputs are the same bits inside and outside. (The layer's forward pass then writes the same keys
-    into the KV cache, over those that the recording wrote.) The cost is each layer's scores, computed once more.
+    into the KV cache, over those that the recording wrote.) The cost is each layer's scores, computed once more::
 
         with record_attention(model) as recorded:
             model(tokens)

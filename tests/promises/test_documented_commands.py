@@ -13,7 +13,7 @@ from minigpt.config.schema import RETIRED
 from minigpt.faults import UserFault
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 OF_THIS_PLACE = re.compile(
     r"does not exist|is not a file|needs your |is missing: |nothing to score|in an existing folder|so clients must"
 )
