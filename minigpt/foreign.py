@@ -15,7 +15,8 @@ from minigpt.files import read_json
 from minigpt.redact import redact
 
 VOCAB_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"  # of vocab.bpe, GPT-2's merges
-HUB_FILES = ["config.json", "tokenizer.json", "tokenizer_config.json", "*.safetensors", "model.safetensors.index.json"]
+HUB_FILES = ["config.json", "generation_config.json", "*.safetensors", "model.safetensors.index.json"]
+HUB_FILES += ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
 
 # Field -> (setting of `model.`, the family's default for a file without the field).
 _GPT2 = {

@@ -22,6 +22,7 @@ HOMES = {
     "yaml": ("config.", "report.record", "rundir.run_directory", "sweep."),
     "tiktoken": ("data.tokenizers.",),
     "tokenizers": ("data.tokenizers.",),
+    "jinja2": ("data.chat.template",),
     "zstandard": (),
     "pyarrow": (),
     "ray": ("data.preparing.engines",),
@@ -55,7 +56,7 @@ MAY_IMPORT = {
     "cli": "__init__ benchmark config data faults invocation ranks redact report sweep",
     "config": "__init__ faults files foreign invocation launcher redact hydra omegaconf yaml",
     "data": "attention config faults files machine redact screen seeds "
-    "aiohttp fsspec numpy ray tiktoken tokenizers torch",
+    "aiohttp fsspec jinja2 numpy ray tiktoken tokenizers torch",
     "demo": "config faults invocation launcher report sampling stages training",
     "evaluation": "checkpoint config data faults files formats machine model sampling screen lm_eval numpy torch",
     "export": "__init__ checkpoint config data faults formats model report screen safetensors torch",

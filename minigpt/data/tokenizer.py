@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.config.convert import shown
+from minigpt.data.chat.template import ChatTemplate
 from minigpt.data.tokenizers import TOKENIZERS
-from minigpt.data.tokenizers.file import Rules, read_vocabulary, tokens_of
+from minigpt.data.tokenizers.file import FileEncoder, Rules, read_vocabulary, tokens_of
 from minigpt.data.tokenizers.scheme import END_OF_TEXT, SINGLE_BYTES, Scheme
 from minigpt.faults import UserFault
 
@@ -40,6 +41,7 @@ class Tokenizer:
         names: the same, token -> name.
         control: the names of the control tokens that were added after all other tokens.
         rules: file only: what makes it.
+        template: of another program's chat model, how its messages become text; no part of the vocabulary.
         dtype: of token arrays, in memory and on disk.
     """
 
@@ -60,6 +62,7 @@ class Tokenizer:
             self.special = {END_OF_TEXT: len(tokens)} if scheme.has_eot else {}
             self._encoder = scheme.encoder(tokens)
             self._table += [b""] * scheme.has_eot
+        self.template: ChatTemplate | None = None
         self.eot = rules.eot if rules else self.special.get(END_OF_TEXT)
         self.control = list(control)
         self.special |= {word: number for number, word in enumerate(control, len(self._table))}
@@ -81,6 +84,8 @@ class Tokenizer:
         data = utf8(text)
         if not allow_special or not self.special:
             return self.encode_bytes(data).tolist()
+        if isinstance(self._encoder, FileEncoder) and not self.control:
+            return self._encoder.encode_special(text)
         tokens: list[int] = []
         names = "|".join(map(re.escape, sorted(self.special, key=len, reverse=True)))
         for number, part in enumerate(re.split(f"({names})", text)):

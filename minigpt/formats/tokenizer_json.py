@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.data.chat.roles import END, has_roles
+from minigpt.data.chat.template import ChatTemplate
 from minigpt.data.tokenizer import Tokenizer, read_tokenizer_json
 from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE
 from minigpt.faults import UserFault
@@ -99,14 +100,45 @@ def tokenizer_config(tokenizer: Tokenizer, block_size: int) -> dict[str, Any]:
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """Return the tokenizer of a tokenizer.json: one of ours if its tokens are numbered as ours, else tokenizer=file.
+    """Return the tokenizer of a tokenizer.json, with the chat template beside it that is not ours."""
+    tokenizer = _read_vocabulary(path)
+    try:
+        tokenizer.template = _template_beside(path, tokenizer.special)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise UserFault(f"the settings beside {path} can't be read ({type(error).__name__}: {error})") from None
+    return tokenizer
+
+
+def _template_beside(path: Path, special: Mapping[str, int]) -> ChatTemplate | None:
+    """Return the chat template of a folder, unless there is none, or ours."""
+    config, generation = (_json_beside(path, name) for name in ("tokenizer_config.json", "generation_config.json"))
+    source, file = config.get("chat_template"), path.with_name("chat_template.jinja")
+    if file.is_file():
+        source = file.read_text(errors="replace")
+    elif isinstance(source, list):  # several, each with its name
+        source = {each["name"]: each["template"] for each in source}.get("default")
+    if not source or source == TEMPLATE:
+        return None
+    words = {key: word for key, word in config.items() if key.endswith("_token") and isinstance(word, str | dict)}
+    names = {key: word["content"] if isinstance(word, dict) else word for key, word in words.items()}
+    ends = generation.get("eos_token_id")
+    ends = {special.get(names.get("eos_token", "")), *(ends if isinstance(ends, list) else [ends])}
+    return ChatTemplate(source, names, ends - {None})
+
+
+def _json_beside(path: Path, name: str) -> dict[str, Any]:
+    beside = path.with_name(name)
+    return dict(read_json(beside)) if beside.is_file() else {}
+
+
+def _read_vocabulary(path: Path) -> Tokenizer:
+    """Return one of our tokenizers if the tokens are numbered as in ours, else tokenizer=file.
 
     An exported chat model's eos_token ends a message; documents end as they did before the export.
     """
     if not path.is_file():
         raise UserFault(f"{path.parent} has no tokenizer.json, so text can't become tokens. Put the model's own there")
-    content, config = read_json(path), path.with_name("tokenizer_config.json")
-    named = read_json(config) if config.is_file() else {}
+    content, named = read_json(path), _json_beside(path, "tokenizer_config.json")
     is_chat = named.get("eos_token") == END and "pad_token" in named
     name, size, control = kind_of_tokenizer(content)
     if name == "char":

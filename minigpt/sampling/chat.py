@@ -7,9 +7,8 @@ import time
 
 from minigpt.checkpoint.load import LoadedCheckpoint
 from minigpt.config.commands import ChatConfig
-from minigpt.data.chat.roles import has_roles
 from minigpt.faults import FINISHED, UserFault
-from minigpt.sampling.conversation import ConversationTooLong, Turn, refuse_too_long, turn_of
+from minigpt.sampling.conversation import ConversationTooLong, Turn, form_of, refuse_too_long, turn_of
 from minigpt.sampling.filters import SamplingOptions, options_of
 from minigpt.sampling.generate import Forward, Reader
 from minigpt.sampling.interactive import prompt_loop
@@ -22,8 +21,7 @@ def chat(config: ChatConfig) -> int:
     """Talk until /quit, the end of the input, or Ctrl-C at the prompt; return the exit code."""
     loaded = load(config)
     decoder = choose_decoder(loaded.model, config.compile, config.precision)
-    if not has_roles(loaded.tokenizer):
-        note("note: a model without data=chat: it continues a plain transcript, and no chat_template is used")
+    note(f"The model reads {form_of(loaded.tokenizer)}.")
     forward = gpt_forward(loaded.model, decoder, vocab_size=loaded.tokenizer.vocab_size)
     conversation = Conversation(loaded, forward, config.system)
     note("Type a message. /reset forgets the conversation, /help lists the commands, /quit or Ctrl-D leaves.")

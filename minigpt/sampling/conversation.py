@@ -42,12 +42,23 @@ def turn_of(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> Turn
         User: Hello
         Assistant:
 
-    and the answer ends where the model begins a line with `User:`.
+    and the answer ends where the model begins a line with `User:`. Another program's chat model has its own template.
     """
+    if template := tokenizer.template:
+        known = [{**message, "role": ROLES[message["role"]].lower()} for message in messages]
+        tokens = tokenizer.encode(template.render(known), allow_special=True)
+        return Turn(tokens, ends_of(tokenizer) | template.ends)
     if has_roles(tokenizer):
         return Turn(encode_turn(tokenizer, messages), ends_of(tokenizer))
     lines = [f"{ROLES[message['role']]}: {message['content']}\n" for message in messages]
     return Turn([*tokenizer.start, *tokenizer.encode("".join([*lines, "Assistant:"]))], ends_of(tokenizer), ["\nUser:"])
+
+
+def form_of(tokenizer: Tokenizer) -> str:
+    """Return in words how a model reads messages."""
+    if tokenizer.template or has_roles(tokenizer):
+        return "messages by its own chat_template" if tokenizer.template else "messages as data=chat trained it"
+    return "a plain transcript, as it has no chat_template, and may not answer"
 
 
 def refuse_too_long(turn: Turn, block_size: int, max_new_tokens: int) -> None:

@@ -13,6 +13,7 @@ import uvicorn
 
 from minigpt.config.commands import ServeConfig
 from minigpt.faults import FINISHED, INTERRUPTED, UserFault
+from minigpt.sampling.conversation import form_of
 from minigpt.screen import note
 from minigpt.serving.app import make_app
 from minigpt.serving.engine import Engine, load_models
@@ -36,7 +37,8 @@ def serve(config: ServeConfig) -> int:
     )  # fmt: skip
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of each client that went away
     for served in models:
-        note(f"{served.name}: {'native code' if served.native else 'PyTorch'}, {served.rows} texts at a time")
+        kind, form = "native code" if served.native else "PyTorch", form_of(served.loaded.tokenizer)
+        note(f"{served.name}: {kind}, {served.rows} texts at a time; of a conversation it reads {form}")
     return asyncio.run(until_told(uvicorn.Server(settings), engine, listening))
 
 

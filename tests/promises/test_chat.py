@@ -10,6 +10,7 @@ from minigpt.checkpoint.load import LoadedCheckpoint
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.data.chat.roles import with_roles
 from minigpt.data.tokenizer import build_tokenizer
+from minigpt.formats.tokenizer_json import read_tokenizer
 from minigpt.model.gpt import GPT
 from minigpt.sampling import chat as chat_module
 from minigpt.sampling.chat import Conversation
@@ -18,6 +19,7 @@ from minigpt.sampling.filters import SamplingOptions
 from minigpt.sampling.generate import Reader
 from minigpt.sampling.interactive import prompt_loop
 from minigpt.sampling.write import gpt_forward, texts_of, write_texts
+from tests.units.formats.reference import CHAT_TEMPLATES, write_chat_tokenizer
 
 BYTE = with_roles(build_tokenizer("byte"))
 END = BYTE.special["<|end|>"]
@@ -128,7 +130,32 @@ def test_the_command_talks_and_a_model_without_roles_gets_a_transcript(loaded, m
     monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
     assert _dispatch(["chat", f"checkpoint={tmp_path}", "max_new_tokens=3", "compile=off"]) == 0
     captured = capsys.readouterr()
-    assert "it continues a plain transcript" in captured.err
+    assert "The model reads a plain transcript" in captured.err
     assert "3 tokens in" in captured.err
     turn = turn_of(plain, [says("user", "hi")])
     assert (BYTE.decode(turn.tokens), turn.stop) == ("User: hi\nAssistant:", ["\nUser:"])
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        (CHAT_TEMPLATES["chatml"], None),
+        ("{{ messages[0].content.__class__.__mro__ }}", "SecurityError"),
+        ("{% for message in messages %}", "TemplateSyntaxError"),
+        ("{{ raise_exception('no system messages') }}", "no system messages"),
+        ("{% for _ in range(9999) %}{{ bos_token * 99 }}{% endfor %}", "more than 1,048,576 characters"),
+        ({"no": "text"}, "TypeError"),
+    ],
+)
+def test_another_programs_template_is_used_in_a_sandbox(tmp_path, loaded, monkeypatch, capsys, template, says):
+    from minigpt.cli import _dispatch
+
+    loaded.tokenizer = read_tokenizer(write_chat_tokenizer(tmp_path, template))
+    loaded.model = GPT(loaded.model.config, loaded.tokenizer.vocab_size).eval()
+    monkeypatch.setattr(chat_module, "load", lambda config: loaded)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("wood <|im_end|>\n"))
+    assert _dispatch(["chat", f"checkpoint={tmp_path}", "max_new_tokens=3", "compile=off"]) == 0
+    said = capsys.readouterr().err
+    assert "The model reads messages by its own chat_template." in said
+    assert ("tokens in" in said) == (says is None)
+    assert says is None or f"chat_template does not take these messages ({says}" in said.replace("ValueError: ", "")

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ class FileEncoder:
 
     def __init__(self, tokens: Sequence[bytes], rules: Rules):
         self._library, self._single = open_library(rules.content), byte_tokens(tokens)
+        self._content = rules.content
         # SentencePiece puts a blank before a text.
         self.prefix = b"".join(tokens[token] for token in self._encode_text("a")).removesuffix(b"a")
         strips = any(token["rstrip"] for token in json.loads(rules.content)["added_tokens"])
@@ -66,6 +68,17 @@ class FileEncoder:
                 else:  # a blank before text that follows bytes which are none would be a new one
                     tokens = [self._single[byte] for byte in (part.encode() if isinstance(part, str) else part)]
                 yield np.array(tokens, dtype=np.int64)
+
+    def encode_special(self, text: str) -> list[int]:
+        """Return the tokens of a text in which names of control tokens are these, with the blanks that they take."""
+        ids: list[int] = self._reader_of_names.encode(text, add_special_tokens=False).ids
+        return ids
+
+    @cached_property
+    def _reader_of_names(self) -> Any:
+        library = open_library(self._content)
+        library.encode_special_tokens = False
+        return library
 
     def _encode_text(self, text: str) -> list[int]:
         ids: list[int] = self._library.encode(text, add_special_tokens=False).ids

@@ -188,3 +188,53 @@ def learned(first: bool = False, **changes: object) -> dict:
     made.train_from_iterator(["how much wood would a woodchuck chuck if " * 5], trainer)
     made.add_special_tokens([END_OF_TEXT])
     return json.loads(made.to_str()) | changes
+
+
+# As Qwen2.5's and Llama 3.1's files have them, without tools.
+CHAT_TEMPLATES = {
+    "chatml": r"""
+{%- if messages[0].role == 'system' %}
+    {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
+{%- else %}
+    {{- '<|im_start|>system\nYou are helpful.<|im_end|>\n' }}
+{%- endif %}
+{% for message in messages %}
+    {%- if loop.first and message.role == 'system' %}{% continue %}{% endif %}
+    {{- '<|im_start|>' + message.role + '\n' }}
+    {%- generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}
+
+{% endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}""",
+    "llama3": r"""{{ bos_token }}
+{%- if tools is not none %}
+    {{- raise_exception('no tools') }}
+{%- endif %}
+{% for message in messages %}
+    {{- '<|im_start|>' + message['role'] + '<|im_end|>\n\n' + message['content'] | trim + eos_token }}
+    {{- message | tojson }}
+{% endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant<|im_end|>\n\n' }}
+{%- endif %}""",
+}
+
+
+def write_chat_tokenizer(folder: Path, template: object, *, as_file: bool = False, **config: object) -> Path:
+    """Write the tokenizer of a chat model, and return its tokenizer.json."""
+    content = learned()
+    for number, name in enumerate(("<|im_start|>", "<|im_end|>", "<|bos|>"), len(content["model"]["vocab"]) + 1):
+        content["added_tokens"].append(content["added_tokens"][-1] | {"id": number, "content": name})
+    config |= {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|bos|>", "eos_token": "<|im_end|>"}
+    config |= {} if as_file else {"chat_template": template}
+    files = {
+        "tokenizer.json": content,
+        "tokenizer_config.json": config,
+        "generation_config.json": {"eos_token_id": [7]},
+    }
+    for name, value in files.items():
+        (folder / name).write_text(json.dumps(value))
+    if as_file:
+        (folder / "chat_template.jinja").write_text(str(template))
+    return folder / "tokenizer.json"

@@ -1,0 +1,59 @@
+"""The chat_template of another program's model: Jinja, a program by a stranger, which runs in jinja2's sandbox only."""
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+from minigpt.faults import UserFault
+
+MAX_CHARACTERS = 1 << 20  # of a template, and of the text that it makes
+# That transformers gives a template, besides the messages.
+VARIABLES = {"add_generation_prompt": True, "tools": None, "documents": None}
+# transformers' own tag, around what an assistant says. It writes nothing.
+_GENERATION = re.compile(r"({%[-+]?\s*)(end)?generation\b")
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """How a model's messages become text.
+
+    Attributes:
+        source: the template.
+        names: that it may use, of control tokens: bos_token, eos_token and others.
+        ends: the tokens that end an answer.
+    """
+
+    source: str
+    names: Mapping[str, str]
+    ends: Set[int]
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Return the text of messages, up to where the assistant's answer begins, as transformers has it."""
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        def refuse(message: str) -> None:
+            raise ValueError(message)
+
+        def as_json(value: Any, indent: int | None = None) -> str:
+            return json.dumps(value, ensure_ascii=False, indent=indent)
+
+        sandbox = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        sandbox.filters["tojson"] = as_json
+        sandbox.globals |= {"raise_exception": refuse, "strftime_now": time.strftime}
+        text = ""
+        try:
+            source = _GENERATION.sub(lambda tag: tag[1] + ("endif" if tag[2] else "if true"), self.source)
+            template = sandbox.from_string(source[: MAX_CHARACTERS + 1])
+            for part in template.generate(messages=messages, **VARIABLES, **self.names):
+                text += part
+                if max(len(text), len(source)) > MAX_CHARACTERS:
+                    refuse(f"more than {MAX_CHARACTERS:,} characters")
+        except Exception as error:  # it is a program: it can raise anything
+            why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            raise UserFault(f"the model's chat_template does not take these messages ({why})") from None
+        return text
