@@ -13,10 +13,8 @@ from torch import Tensor
 
 from minigpt.attention.masks import Documents, find_documents
 from minigpt.config.schema import DataConfig
-from minigpt.data.chat.packing import ConversationSplit
-from minigpt.data.mix import MixedSplit
+from minigpt.data.chat.packing import Split
 from minigpt.data.order import batch_of_step
-from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 
@@ -88,7 +86,7 @@ class MicroBatches:
         document_end: the token behind each document, if no document is to see another (see `document_end`).
     """
 
-    split: TokenSplit | MixedSplit | ConversationSplit
+    split: Split
     _: KW_ONLY
     seed: int
     block_size: int

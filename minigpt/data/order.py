@@ -41,27 +41,16 @@ def epoch_windows(n_tokens: int, block_size: int) -> int:
     return max(1, n_tokens // block_size - 1)
 
 
-def window_starts(step: int, *, seed: int, n_tokens: int, block_size: int, sequences: int) -> NDArray[np.int64]:
-    """Return where the windows of batch `step` begin: (sequences,) positions of their first tokens.
-
-    Args:
-        step: number of the batch, from 0.
-        seed: any whole number.
-        n_tokens: length of the split.
-        block_size: tokens per window; start + block_size + 1 <= n_tokens holds for every start.
-        sequences: windows per batch, over all devices and micro-batches.
-    """
-    check_length("train", n_tokens, block_size)
-    return starts_of(samples_of_step(step, sequences), seed=seed, n_tokens=n_tokens, block_size=block_size)
-
-
 def samples_of_step(step: int, sequences: int) -> NDArray[np.uint64]:
-    """Return the numbers of a batch's samples, (sequences,)."""
+    """Return the numbers of a batch's samples, (sequences,): those of all its devices and micro-batches."""
     return np.uint64(step * sequences) + np.arange(sequences, dtype=np.uint64)
 
 
 def starts_of(samples: NDArray[np.uint64], *, seed: int, n_tokens: int, block_size: int) -> NDArray[np.int64]:
-    """Return where the windows of some samples begin, (n,); the other arguments are those of `window_starts`."""
+    """Return where the windows of some samples begin in a split of n_tokens, (n,): the places of their first tokens.
+
+    start + block_size + 1 <= n_tokens holds for each of them.
+    """
     W = epoch_windows(n_tokens, block_size)
     epochs, places = np.divmod(samples, np.uint64(W))
     offset_range = min(block_size, n_tokens - W * block_size)

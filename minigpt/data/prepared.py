@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from minigpt.data.chat.packing import ConversationSplit
+from minigpt.data.chat.packing import ConversationSplit, Split
 from minigpt.data.measures.overlap import measured_lines
-from minigpt.data.mix import MixedSplit
-from minigpt.data.shards import TokenSplit, fingerprint
+from minigpt.data.shards import fingerprint, mix_splits, open_split
 from minigpt.data.sources.find import typed_path
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import UserFault
@@ -31,8 +30,8 @@ class Prepared:
 
     folder: Path
     tokenizer: Tokenizer
-    train: TokenSplit | MixedSplit | ConversationSplit
-    val: TokenSplit | MixedSplit | ConversationSplit
+    train: Split
+    val: Split
     fingerprint: str  # SHA-256 (hex) of the tokenizer and of all tokens
     summary: dict[str, Any]  # what was read and made, as JSON
     parts: "dict[str, Prepared]" = field(default_factory=dict)  # the sources of a mixture, by their names
@@ -41,11 +40,9 @@ class Prepared:
     def facts(self) -> dict[str, Any]:
         """What a run writes down to recognise its tokens (see `open_prepared`)."""
         facts: dict[str, Any] = {"fingerprint": self.fingerprint, "tokenizer": self.tokenizer.hash}
-        if isinstance(self.train, MixedSplit):
-            shares = self.train.shares.items()
-            facts["mix"] = {
-                name: {"fingerprint": self.parts[name].fingerprint, "share": share} for name, share in shares
-            }
+        if self.parts:
+            prints = {name: part.fingerprint for name, part in self.parts.items()}
+            facts["mix"] = {name: {"fingerprint": prints[name], "share": self.train.shares[name]} for name in prints}
         return facts
 
 
@@ -80,11 +77,11 @@ def open_folder(folder: Path, say: Say = lambda line: None) -> Prepared:
     path, content = folder / "tokenizer.json", read_prepared(folder)
     try:
         tokenizer = load_tokenizer(read_json(path), path)
-        splits = [TokenSplit(folder, name, tokenizer=tokenizer) for name in ("train", "val")]
+        splits = [open_split(folder, name, tokenizer) for name in ("train", "val")]
     except UserFault as fault:
         raise DamagedShards(f"{fault}. Make {folder} again: minigpt prepare with the same settings") from None
     is_chat, summary = content["keys"]["corpus"] in CONVERSATIONS, content["summary"]
-    train, val = (ConversationSplit(split, tokenizer) if is_chat else split for split in splits)
+    train, val = (ConversationSplit(split) if is_chat else split for split in splits)
     whole = fingerprint([split.fingerprint for split in splits])
     say(f"data: {folder}: {len(train):,} tokens to train on, {len(val):,} to validate on ({summary['split']})")
     return Prepared(folder, tokenizer, train, val, whole, summary)
@@ -101,13 +98,10 @@ def read_prepared(folder: Path) -> dict[str, Any]:
 def mixed(parts: dict[str, Prepared], shares: dict[str, float]) -> Prepared:
     """Return the sources of a mixture as one."""
     train, val = (
-        MixedSplit({name: getattr(part, split) for name, part in parts.items()}, shares) for split in ("train", "val")
+        mix_splits({name: getattr(part, split) for name, part in parts.items()}, shares) for split in ("train", "val")
     )
-    first = next(iter(parts.values()))
     whole = fingerprint([train.fingerprint, val.fingerprint, *map(str, train.quotas)])
-    return Prepared(
-        first.folder.parent, first.tokenizer, train, val, whole, {"corpus": "mix", "train": {}, "val": {}}, parts=parts
-    )
+    return Prepared(next(iter(parts.values())).folder.parent, train.tokenizer, train, val, whole, {}, parts)
 
 
 @contextlib.contextmanager
@@ -126,7 +120,7 @@ def locked(folder: Path, say: Say) -> Iterator[None]:
 
 def describe(prepared: Prepared) -> list[str]:
     """Return the summary as lines for the terminal."""
-    if isinstance(prepared.train, MixedSplit):
+    if prepared.parts:
         lines = []
         for name, part in prepared.parts.items():
             share = f"mix        {prepared.train.shares[name]:.2%} of the training windows are of {name}"

@@ -11,7 +11,8 @@ import bisect
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,36 +20,41 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from minigpt.data.order import window_starts
+from minigpt.data.order import check_length, deal, quotas, samples_of_step, starts_of
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.files import read_json, sha256_of, write_json
+from minigpt.seeds import fold
 
 HEADS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # dtype -> magic and version
 HEADER_BYTES = 1024
 VERIFY_BYTES = 1 << 28  # splits up to this size are checked against their SHA-256 whenever they are opened
 
+Shard = dict[str, Any]  # file, dtype, header_bytes, tokens, bytes, max_token, sha256
 _FORMAT = "minigpt-shards"
 
 
-def write_sidecar(folder: Path, name: str, tokenizer: Tokenizer, facts: dict[str, Any]) -> dict[str, Any]:
-    """Write the sidecar of a split whose shards are there, and return it.
-
-    Args:
-        folder: that holds the shards, or links to them.
-        name: of the split.
-        tokenizer: whose tokens they are.
-        facts: dtype, tokens, bytes, max_token and shards (file, tokens, sha256 of each); for shards of
-            any sizes also header_bytes, 0 if they have no header.
-    """
-    sidecar = facts | {
+def write_sidecar(folder: Path, name: str, tokenizer: Tokenizer, shards: list[Shard]) -> dict[str, Any]:
+    """Write the sidecar of a split whose shards are there, and return it."""
+    n_tokens = sum(shard["tokens"] for shard in shards)
+    if n_tokens < 2:
+        remedy = f"Use more text or a {'smaller' if name == 'train' else 'larger'} data.val_fraction"
+        got = f"{n_tokens} token" if n_tokens else "no text"
+        raise UserFault(f"the {name} split has {got}, and predicting one token takes at least 2. {remedy}")
+    sidecar = {
+        "dtype": shards[0]["dtype"],
+        "header_bytes": shards[0]["header_bytes"],
+        "tokens": n_tokens,
+        "bytes": sum(shard["bytes"] for shard in shards),
+        "max_token": max(shard["max_token"] for shard in shards),
+        "shards": [{key: shard[key] for key in ("file", "tokens", "sha256")} for shard in shards],
         "format": _FORMAT,
         "version": 1,
         "split": name,
         "vocab_size": tokenizer.vocab_size,
         "tokenizer": tokenizer.name,
         "tokenizer_hash": tokenizer.hash,
-        "fingerprint": fingerprint([tokenizer.hash, *(shard["sha256"] for shard in facts["shards"])]),
+        "fingerprint": fingerprint([tokenizer.hash, *(shard["sha256"] for shard in shards)]),
     }
     write_json(folder / f"{name}.json", sidecar)
     return sidecar
@@ -59,74 +65,118 @@ def fingerprint(parts: list[str]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
+@dataclass(eq=False, repr=False)
 class TokenSplit:
-    """The tokens of one split, memory-mapped. `len()` counts them.
+    """The tokens of a split, a mixture or a text, in arrays one behind another. `len()` counts them.
 
     Attributes:
-        name: train | val.
+        name: train | val; of a text that is scored, text.
+        tokenizer: whose tokens they are.
+        arrays: the shards, memory-mapped, or arrays in memory.
         bytes: bytes of text behind the tokens (end-of-text tokens stand for none).
-        fingerprint: SHA-256 (hex) of tokenizer and tokens.
+        fingerprint: SHA-256 (hex) of tokenizer and tokens, whatever the shares of a mixture are.
+        words, lines: of a text that is scored: runs of bytes between ASCII white space, and newlines.
+        parts: the sources of a mixture by their names, in the order of the arrays; else the split itself.
+        shares: each source's share of the training windows.
+        answers: None; of conversations, which tokens are learned (minigpt/data/chat/packing.py).
     """
 
-    def __init__(self, folder: Path, name: str, *, tokenizer: Tokenizer):
-        """Open a split and check all of it that can be checked quickly."""
-        self.name = name
-        sidecar = _read_sidecar(folder, name, tokenizer)
-        self.bytes: int = sidecar["bytes"]
-        self.fingerprint: str = sidecar["fingerprint"]
-        self._dtype = np.dtype(sidecar["dtype"])
-        is_small = self._dtype.itemsize * sidecar["tokens"] <= VERIFY_BYTES
-        self._shards, self._starts = [], [0]  # and which token begins each
-        for entry in sidecar["shards"]:
-            path = folder / entry["file"]
-            shard = open_shard(path, entry["tokens"], self._dtype, sidecar.get("header_bytes", HEADER_BYTES))
-            changed = is_small and sha256_of(path) != entry["sha256"]
-            if changed or sidecar["max_token"] >= tokenizer.vocab_size:
-                refuse_strange_token(path, shard, tokenizer)
-            if changed:
-                raise UserFault(f"{path} was changed since it was made: its SHA-256 is not that of {name}.json")
-            self._shards.append(shard)
-            self._starts.append(self._starts[-1] + len(shard))
+    name: str
+    tokenizer: Tokenizer
+    arrays: Sequence[NDArray[Any]]
+    bytes: int
+    fingerprint: str
+    words: int = 0
+    lines: int = 0
+    parts: dict[str, "TokenSplit"] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)
+
+    answers = None
+
+    def __post_init__(self) -> None:
+        self.parts = self.parts or {self.name: self}
+        self.shares = self.shares or {self.name: 1.0}
+        self.quotas = quotas(tuple(self.shares.values()))
+        self._begins = np.cumsum([0, *map(len, self.arrays)]).tolist()  # of each array, and the end
 
     def __len__(self) -> int:
-        return self._starts[-1]
+        return int(self._begins[-1])
+
+    def check_context(self, block_size: int) -> None:
+        """Refuse to train on a source that doesn't hold a single window. (Validation needs none.)"""
+        for name, part in self.parts.items() if self.name == "train" else ():
+            check_length(self.name if part is self else f"{name}: {self.name}", len(part), block_size)
 
     def window_starts(self, step: int, *, seed: int, block_size: int, sequences: int) -> NDArray[np.int64]:
-        """Return where the windows of batch `step` begin, (sequences,): see minigpt.data.order."""
-        return window_starts(step, seed=seed, n_tokens=len(self), block_size=block_size, sequences=sequences)
+        """Return where the windows of batch `step` begin, (sequences,), each within one source: see minigpt.data.order.
+
+        Each source has an order of its own, which follows from the seed and its tokens, not from its name or place.
+        """
+        self.check_context(block_size)
+        sources, numbers = deal(samples_of_step(step, sequences), self.quotas)
+        starts, begin = np.empty(sequences, np.int64), 0
+        for source, part in enumerate(self.parts.values()):
+            own = seed if len(self.parts) == 1 else fold(seed, int(part.fingerprint[:15], 16))
+            samples = numbers[sources == source]
+            begins = starts_of(samples, seed=own, n_tokens=len(part), block_size=block_size)
+            starts[sources == source] = begin + begins
+            begin += len(part)
+        return starts
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-        """Return tokens starts[i] ... starts[i] + length - 1 for each i, (n, length), across shard borders."""
-        if len(self._shards) == 1:  # all rows in one copy, twice as fast as row by row
-            return sliding_window_view(self._shards[0], length)[starts].astype(np.int64)
-        return windows_of(self, starts, length)
+        """Return tokens starts[i] ... starts[i] + length - 1 for each i, (n, length), across the borders of arrays."""
+        if len(self.arrays) == 1:  # all rows in one copy, twice as fast as row by row
+            return sliding_window_view(self.arrays[0], length)[starts].astype(np.int64)
+        rows = [self.tokens(start, start + length) for start in starts.tolist()]
+        return np.array(rows, dtype=np.int64).reshape(len(starts), length)
 
     def weights(self, starts: NDArray[np.int64], length: int) -> NDArray[np.float32] | None:
-        """Return None: all tokens count the same as targets. (Other splits return weights, (n, length).)"""
+        """Return None: all tokens count the same as targets. (Conversations have weights, (n, length).)"""
         return None
 
     def tokens(self, start: int, stop: int) -> NDArray[Any]:
         """Return tokens start ... stop - 1, cut to the split's ends as a slice is."""
-        pieces = [self._shards[n][first:end] for n, first, end in spans(self._starts, start, stop)]
-        return np.concatenate(pieces) if pieces else np.zeros(0, dtype=self._dtype)
+        some = slice(bisect.bisect_right(self._begins, start) - 1, bisect.bisect_left(self._begins, stop))
+        arrays = zip(self._begins[some], self.arrays[some], strict=False)
+        return np.concatenate([self.arrays[0][:0], *(array[max(0, start - at) : stop - at] for at, array in arrays)])
+
+    def passes(self, n_tokens: int, block_size: int) -> float:
+        """Return how many times so many tokens of training pass over the split."""
+        return n_tokens / len(self)
+
+    def describe(self, block_size: int) -> list[str]:
+        """Return nothing: all tokens are learned. (Conversations say what of them is.)"""
+        return []
 
 
-def spans(begins: list[int], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Yield which parts of a text hold tokens start ... stop - 1: the number of each, and from where to where in it.
+def open_split(folder: Path, name: str, tokenizer: Tokenizer) -> TokenSplit:
+    """Open a split's shards and check all of them that can be checked quickly."""
+    sidecar = _read_sidecar(folder, name, tokenizer)
+    arrays, dtype = [], np.dtype(sidecar["dtype"])
+    is_small = dtype.itemsize * sidecar["tokens"] <= VERIFY_BYTES
+    for entry in sidecar["shards"]:
+        path = folder / entry["file"]
+        arrays.append(open_shard(path, entry["tokens"], dtype, sidecar["header_bytes"]))
+        changed = is_small and sha256_of(path) != entry["sha256"]
+        if changed or sidecar["max_token"] >= tokenizer.vocab_size:
+            refuse_strange_token(path, arrays[-1], tokenizer)
+        if changed:
+            raise UserFault(f"{path} was changed since it was made: its SHA-256 is not that of {name}.json")
+    return TokenSplit(name, tokenizer, arrays, sidecar["bytes"], sidecar["fingerprint"])
 
-    Part n is tokens begins[n] ... begins[n + 1] - 1.
-    """
-    stop = min(stop, begins[-1])
-    for number in (
-        range(bisect.bisect_right(begins, start) - 1, bisect.bisect_left(begins, stop)) if start < stop else ()
-    ):
-        yield number, max(0, start - begins[number]), stop - begins[number]
 
-
-def windows_of(split: Any, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    """Return windows as `TokenSplit.windows` does, row by row."""
-    rows = [split.tokens(start, start + length) for start in starts.tolist()]
-    return np.array(rows, dtype=np.int64).reshape(len(starts), length)
+def mix_splits(parts: dict[str, TokenSplit], shares: Mapping[str, float]) -> TokenSplit:
+    """Return one split of several sources, one source behind the other; the shares are relative to their sum."""
+    first, total = next(iter(parts.values())), sum(shares[name] for name in parts)
+    return TokenSplit(
+        first.name,
+        first.tokenizer,
+        [array for part in parts.values() for array in part.arrays],
+        sum(part.bytes for part in parts.values()),
+        fingerprint([part.fingerprint for part in parts.values()]),
+        parts=parts,
+        shares={name: shares[name] / total for name in parts},
+    )
 
 
 def shard_name(split: str, number: int) -> str:
@@ -137,11 +187,6 @@ def _read_sidecar(folder: Path, name: str, tokenizer: Tokenizer) -> dict[str, An
     """Return what a split's sidecar says of its shards; a damaged one, or of another tokenizer, is refused."""
     path = folder / f"{name}.json"
     sidecar: dict[str, Any] = read_json(path)
-    if not isinstance(sidecar, dict) or sidecar.get("format") != _FORMAT or sidecar.get("version") != 1:
-        raise UserFault(f'{path} is not a sidecar of ours; wanted "format": "{_FORMAT}", "version": 1')
-    if sidecar.get("tokenizer_hash") != tokenizer.hash:
-        made = f"were made by a {sidecar.get('tokenizer')} tokenizer, SHA-256 {str(sidecar.get('tokenizer_hash'))[:12]}"
-        raise UserFault(f"the tokens of {folder} {made}; the tokenizer here is {tokenizer.name}, {tokenizer.hash[:12]}")
     with contextlib.suppress(LookupError, TypeError):
         shards = sidecar["shards"]
         if (
@@ -151,7 +196,7 @@ def _read_sidecar(folder: Path, name: str, tokenizer: Tokenizer) -> dict[str, An
             and sum(shard["tokens"] for shard in shards) == sidecar["tokens"]
         ):
             return sidecar
-    raise UserFault(f"{path} lacks the counts or the dtype of its shards, or names others: it is damaged")
+    raise UserFault(f"{path} does not fit the shards and the tokenizer beside it: one of these files is damaged")
 
 
 def open_shard(path: Path, tokens: int, dtype: np.dtype[Any], header_bytes: int = HEADER_BYTES) -> NDArray[Any]:

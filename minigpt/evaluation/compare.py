@@ -22,8 +22,8 @@ from minigpt.config.convert import shown, values
 from minigpt.config.run_names import with_role
 from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import document_end
+from minigpt.data.chat.packing import Split
 from minigpt.data.prepared import open_prepared
-from minigpt.data.text import Split
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.evaluation.interval import LEVEL, Array, Difference, difference, too_few
 from minigpt.faults import UserFault

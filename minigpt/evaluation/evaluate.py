@@ -14,7 +14,8 @@ from minigpt.config.commands import EvaluateConfig
 from minigpt.data.batch import document_end
 from minigpt.data.chat.roles import ends_of
 from minigpt.data.readers.document import ReadOptions
-from minigpt.data.text import Text, read_text
+from minigpt.data.shards import TokenSplit
+from minigpt.data.text import read_text
 from minigpt.data.tokenizer import scheme_of
 from minigpt.evaluation.compare import by_unit, results_of, units_of, verdict
 from minigpt.evaluation.interval import LEVEL, difference, too_few
@@ -66,9 +67,9 @@ def _check_stride(stride: int | None, models: Models) -> None:
         raise UserFault(f"stride={stride}: the context has {block_size} tokens. Use at most so many")
 
 
-def _open_text(path: str, models: Models, config: EvaluateConfig, say: Say) -> list[Text]:
+def _open_text(path: str, models: Models, config: EvaluateConfig, say: Say) -> list[TokenSplit]:
     """Return a text as each model's tokens."""
-    file, texts = Path(path).expanduser(), dict[str, Text]()
+    file, texts = Path(path).expanduser(), dict[str, TokenSplit]()
     for tokenizer in (loaded.tokenizer for loaded in models):
         if tokenizer.hash not in texts:
             raw = scheme_of(tokenizer.name).takes_any_bytes
@@ -86,7 +87,7 @@ def _open_questions(path: str, models: Models) -> tuple[list[Question], list[lis
 
 
 def _score_text(
-    path: str, texts: list[Text], models: Models, stride: int | None, say: Say
+    path: str, texts: list[TokenSplit], models: Models, stride: int | None, say: Say
 ) -> tuple[dict[str, Any], TextScore]:
     """Score a text and print the figures; return them, and the first model's score."""
     say(f"\n{path}: {size_text(texts[0].bytes)}, {texts[0].words:,} words, {texts[0].lines:,} lines")

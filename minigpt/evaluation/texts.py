@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from minigpt.data.text import Text
+from minigpt.data.shards import TokenSplit
 from minigpt.files import replaced
 from minigpt.model.evaluate import Score, nats_and_right, token_losses, unpredicted_places, windows_at_once
 from minigpt.model.gpt import GPT
@@ -27,7 +27,7 @@ from minigpt.model.gpt import GPT
 class TextScore:
     """How well a model predicts a text."""
 
-    text: Text
+    text: TokenSplit
     nats: NDArray[np.float32]  # of each token but the first
     right: NDArray[np.bool_]  # whether it was the likeliest one
     unpredicted: NDArray[np.int64]  # places of tokens without figures: 0, and where a document kept apart begins
@@ -57,7 +57,7 @@ class TextScore:
 
 def score_text(
     model: GPT,
-    text: Text,
+    text: TokenSplit,
     *,
     stride: int | None = None,
     document_end: int | None = None,

@@ -16,7 +16,7 @@ from minigpt.attention.masks import Documents, find_documents
 from minigpt.model.loss import autocast
 
 if TYPE_CHECKING:  # anything with these attributes will do
-    from minigpt.data.text import Split
+    from minigpt.data.chat.packing import Split
 
 MAX_LOGITS = 1 << 26  # at one time
 MAX_WINDOWS = 64

@@ -5,11 +5,9 @@ from dataclasses import replace
 
 from minigpt.config.commands import PlanConfig
 from minigpt.config.schema import TrainConfig
-from minigpt.data.chat.packing import ConversationSplit
+from minigpt.data.chat.packing import Split
 from minigpt.data.chat.tasks import question
-from minigpt.data.mix import MixedSplit
 from minigpt.data.prepared import Prepared
-from minigpt.data.shards import TokenSplit
 from minigpt.data.sources.find import typed_path
 from minigpt.data.tokenizer import read_tokenizer_json
 from minigpt.machine.choices import Choices, choose, usable_memory
@@ -60,7 +58,7 @@ def describe_plan(
     ]
     if config.objective.name == "grpo":
         lines += describe_questions(config)
-    elif isinstance(prepared.train, ConversationSplit):
+    else:
         lines += prepared.train.describe(model.block_size)
     return "\n".join(lines)
 
@@ -142,12 +140,10 @@ def describe_questions(config: TrainConfig) -> list[str]:
     ]
 
 
-def _passes(train: TokenSplit | MixedSplit | ConversationSplit, tokens: int, block_size: int) -> str:
+def _passes(train: Split, tokens: int, block_size: int) -> str:
     """Return how many passes over the data, or over each source of a mixture, so many tokens are."""
-    if isinstance(train, ConversationSplit):
-        return f"{tokens / block_size / len(train.packs(block_size)[0]):.2f} passes over the data"
-    if not isinstance(train, MixedSplit):
-        return f"{tokens / len(train):.2f} passes over the data"
+    if len(train.parts) == 1:
+        return f"{train.passes(tokens, block_size):.2f} passes over the data"
     parts = ((name, train.shares[name], len(part)) for name, part in train.parts.items())
     return ", ".join(f"{tokens * share / size:.2f} passes over {name} ({share:.2%})" for name, share, size in parts)
 

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from minigpt.config.convert import to_dict
 from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import document_end
-from minigpt.data.mix import MixedSplit, parts_of
-from minigpt.data.shards import TokenSplit
+from minigpt.data.chat.packing import Split
 from minigpt.machine.choices import Choices
 from minigpt.machine.hardware import peak_flops
 from minigpt.machine.sharding import Layout, free_gathered, sample_together
@@ -46,15 +45,15 @@ def validate(
     """
     call_callbacks(trainer, "on_validation_start")
     call_callbacks(trainer, "on_validation_epoch_start")
-    val = job.prepared.val
-    scores = {name: score_split(gpt, split, job, choices, layout) for name, split in parts_of(val).items()}
-    score = mean_score(scores, val.shares) if isinstance(val, MixedSplit) else scores[val.name]
+    val, is_mixture = job.prepared.val, bool(job.prepared.parts)
+    scores = {name: score_split(gpt, split, job, choices, layout) for name, split in val.parts.items()}
+    score = mean_score(scores, val.shares) if is_mixture else scores[val.name]
     columns: dict[str, Any] = {
         "val/loss": score.loss,
         "val/perplexity": score.perplexity,
         "val/bits_per_byte": score.bits_per_byte,
     }
-    if isinstance(val, MixedSplit):
+    if is_mixture:
         columns |= {f"{OF_SOURCE}{name}": part.loss for name, part in scores.items()}
     if not math.isfinite(score.loss):
         columns = dict.fromkeys(columns)
@@ -67,7 +66,7 @@ def validate(
     return columns
 
 
-def score_split(gpt: GPT, split: TokenSplit, job: TrainingJob, choices: Choices, layout: Layout | None) -> Score:
+def score_split(gpt: GPT, split: Split, job: TrainingJob, choices: Choices, layout: Layout | None) -> Score:
     """Return the score of one validation split, over all ranks."""
     config, tokenizer, ranks = job.config, job.prepared.tokenizer, job.processes
     device = next(gpt.parameters()).device

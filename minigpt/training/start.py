@@ -8,13 +8,10 @@ from minigpt.checkpoint.contents import MODEL, read_tensors
 from minigpt.checkpoint.folder import list_checkpoints
 from minigpt.config.run_names import Change, differences
 from minigpt.config.schema import TrainConfig
-from minigpt.data.chat.packing import ConversationSplit
 from minigpt.data.chat.roles import with_roles
-from minigpt.data.mix import parts_of
-from minigpt.data.order import check_length
-from minigpt.data.prepared import CONVERSATIONS, Prepared, open_prepared
+from minigpt.data.prepared import Prepared, open_prepared
 from minigpt.data.preparing.prepare import prepare
-from minigpt.data.tokenizer import Tokenizer, scheme_of
+from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.formats.architecture import is_foreign, read_foreign_config
 from minigpt.formats.huggingface import foreign_tokenizer, read_foreign_weights
@@ -64,7 +61,7 @@ def find_tokens(config: TrainConfig, path: Path, changes: list[Change]) -> Prepa
 
 
 def given_tokenizer(config: TrainConfig, path: Path) -> Tokenizer | None:
-    """Return the tokenizer of `init.from` if this text needs it: a learned one, or one with control tokens.
+    """Return the tokenizer of `init.from`, with which the text is encoded.
 
     A run that continues has it in its checkpoints, and doesn't need `init.from` any more.
     """
@@ -73,10 +70,7 @@ def given_tokenizer(config: TrainConfig, path: Path) -> Tokenizer | None:
         return None
     saved = list_checkpoints(path / "checkpoints")
     tokenizer = load.read_tokenizer(saved[-1]) if saved else tokenizer_of(load.find_checkpoint(source), source)
-    if tokenizer is None or tokenizer.name != name:  # load_weights refuses another one
-        return None
-    has_control = tokenizer.control and config.data.name not in CONVERSATIONS  # which add the same to a fixed one
-    return tokenizer if scheme_of(name).is_learned or name == "file" or has_control else None
+    return None if tokenizer is None or tokenizer.name != name else tokenizer  # load_weights refuses another one
 
 
 def tokenizer_of(origin: Path, source: str) -> Tokenizer | None:
@@ -93,16 +87,8 @@ def tokenizer_of(origin: Path, source: str) -> Tokenizer | None:
 
 def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
     """Refuse data with too few tokens, or a prompt that its tokenizer can't encode, before anything is written."""
-    if not isinstance(prepared.train, ConversationSplit):
-        for name, train in parts_of(prepared.train).items():
-            check_length("train" if name == "train" else f"{name}: train", len(train), config.model.block_size)
     for split in (prepared.train, prepared.val):
-        if isinstance(split, ConversationSplit):
-            split.refuse_small_context(config.model.block_size)
-    for name, val in parts_of(prepared.val).items():
-        if len(val) < 2:
-            remedy = f"Use more text or a larger data.val_fraction (now {config.data.val_fraction:g})"
-            raise UserFault(f"{name}: {len(val)} token to validate on, and predicting one takes 2. {remedy}")
+        split.check_context(config.model.block_size)
     encode_prompt(prepared.tokenizer, config.samples.prompt)
 
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from minigpt.data.chat.roles import learned
 from minigpt.data.order import CIPHER, draw, permute, samples_of_step
 from minigpt.data.shards import TokenSplit
-from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 
 if TYPE_CHECKING:  # `minigpt prepare` never loads it
@@ -25,23 +24,23 @@ EXAMPLES, MAX_SHOWN = 2, 600
 
 
 class ConversationSplit:
-    """One split of conversations, held in memory. `len()` counts tokens.
+    """One split of conversations, held in memory: what a `TokenSplit` is for text. `len()` counts tokens.
 
     Args:
-        split: their tokens, <|endoftext|> between two conversations.
-        tokenizer: one with the control tokens of the roles.
+        split: their tokens, <|endoftext|> between two conversations; its tokenizer has the control tokens of the roles.
 
     Attributes:
-        name, bytes, fingerprint: as of a `TokenSplit`; bytes counts the texts' bytes, and one for each control token.
+        bytes: of the texts, and one for each control token.
         answers: (n,) bool: the tokens that the assistant wrote.
     """
 
-    def __init__(self, split: TokenSplit, tokenizer: Tokenizer):
+    def __init__(self, split: TokenSplit):
         self.name, self.bytes, self.fingerprint = split.name, split.bytes, split.fingerprint
-        assert tokenizer.eot is not None, "config/rules asks for one"
-        self.tokenizer, self.eot = tokenizer, tokenizer.eot
+        assert split.tokenizer.eot is not None, "config/rules asks for one"
+        self.tokenizer, self.eot = split.tokenizer, split.tokenizer.eot
+        self.parts, self.shares = {self.name: self}, {self.name: 1.0}
         self._tokens = split.tokens(0, len(split))
-        self.answers = learned(self._tokens, tokenizer)
+        self.answers = learned(self._tokens, self.tokenizer)
         ends = np.flatnonzero(self._tokens == self.eot) + 1
         self._begins = np.concatenate([[0], ends, [len(self._tokens) + 1]])  # the last: where one more would begin
         self.packs = lru_cache(maxsize=4)(self._packs)
@@ -108,7 +107,7 @@ class ConversationSplit:
         kept[np.minimum(ends, len(self))] -= 1
         return self._tokens[self.answers & np.cumsum(kept[:-1], dtype=np.int8).view(bool)]
 
-    def refuse_small_context(self, block_size: int) -> None:
+    def check_context(self, block_size: int) -> None:
         """Refuse a context in which no token is learned: every answer begins after the end of its window."""
         if not len(self.learned_tokens(block_size)):
             places = np.flatnonzero(self.answers)
@@ -117,6 +116,10 @@ class ConversationSplit:
                 f"no answer of the {self.name} split begins within model.block_size={block_size}: nothing is left to "
                 f"predict. Use model.block_size={nearest} or more, or shorter conversations"
             )
+
+    def passes(self, n_tokens: int, block_size: int) -> float:
+        """Return how many times so many tokens of training, those without weight too, pass over the split."""
+        return n_tokens / block_size / len(self.packs(block_size)[0])
 
     def describe(self, block_size: int) -> list[str]:
         """Return in lines what is learned: counts, and examples with the learned part in [[ ]]."""
@@ -143,3 +146,6 @@ class ConversationSplit:
             text += f"[[{shown}]]" if is_answer else shown
         text = text.replace("]][[", "")
         return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ..."
+
+
+Split = TokenSplit | ConversationSplit  # with one face: anything that has it can be trained on and scored

@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from minigpt.data.chat.packing import Split
 from minigpt.data.measures.kneser_ney import ORDER, KneserNey
 from minigpt.data.measures.overlap import pieces
-from minigpt.data.mix import MixedSplit
 from minigpt.data.prepared import Prepared
-from minigpt.data.shards import TokenSplit
-from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.files import read_json, write_json
 from minigpt.screen import size_text
@@ -38,9 +36,9 @@ def baselines(prepared: Prepared, say: Callable[[str], object]) -> list[Row]:
         prepared: the tokens; in their folder the result is kept, where it can be written.
         say: takes a line before something long begins.
     """
-    if isinstance(prepared.val, MixedSplit):
-        return _of_mixture(prepared, prepared.val, say)
-    if not isinstance(prepared.train, TokenSplit) or not isinstance(prepared.val, TokenSplit):
+    if prepared.parts:
+        return _of_mixture(prepared, say)
+    if prepared.train.answers is not None:
         return []  # of conversations, only the answers count
     path = prepared.folder / "baselines.json"
     with contextlib.suppress(UserFault, LookupError, TypeError):
@@ -49,15 +47,15 @@ def baselines(prepared: Prepared, say: Callable[[str], object]) -> list[Row]:
             rows: list[Row] = kept["baselines"]
             return rows
     say("Measuring the baselines of this text: models that only count or copy (once for a text; Ctrl-C skips it)")
-    rows = _measure(prepared.train, prepared.val, prepared.tokenizer)
+    rows = _measure(prepared.train, prepared.val)
     with contextlib.suppress(OSError):
         write_json(path, {"fingerprint": prepared.fingerprint, "baselines": rows})
     return rows
 
 
-def _of_mixture(prepared: Prepared, val: MixedSplit, say: Callable[[str], object]) -> list[Row]:
+def _of_mixture(prepared: Prepared, say: Callable[[str], object]) -> list[Row]:
     """Return the sources' baselines, each after its own training text, weighted as a mixture's bits per byte are."""
-    by_source = [baselines(part, say) for part in prepared.parts.values()]
+    by_source, val = [baselines(part, say) for part in prepared.parts.values()], prepared.val
     n_bytes = [share * val.parts[name].bytes / len(val.parts[name]) for name, share in val.shares.items()]
     return [
         {
@@ -69,8 +67,8 @@ def _of_mixture(prepared: Prepared, val: MixedSplit, say: Callable[[str], object
     ]
 
 
-def _measure(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> list[Row]:
-    seen, text = sample_of(train, tokenizer, TRAIN_BYTES), sample_of(val, tokenizer, VAL_BYTES)
+def _measure(train: Split, val: Split) -> list[Row]:
+    seen, text = sample_of(train, TRAIN_BYTES), sample_of(val, VAL_BYTES)
     if not text:
         return []
     with ThreadPoolExecutor(1) as thread:
@@ -82,20 +80,21 @@ def _measure(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> list[R
         if len(part) < split.bytes
     )
     return [
-        {"name": f"unigram over {tokenizer.name} tokens", "bits_per_byte": _unigram(train, val, tokenizer), "of": ""},
+        {"name": f"unigram over {train.tokenizer.name} tokens", "bits_per_byte": _unigram(train, val), "of": ""},
         {"name": f"{ORDER}-gram of bytes, Kneser-Ney", "bits_per_byte": ngram, "of": of},
         {"name": "xz after the training text", "bits_per_byte": xz, "of": of},
     ]
 
 
-def sample_of(split: TokenSplit, tokenizer: Tokenizer, n_bytes: int) -> bytes:
+def sample_of(split: Split, n_bytes: int) -> bytes:
     """Return the text of a split; if it is longer than n_bytes, about n_bytes of it."""
     n_tokens = len(split) if split.bytes <= n_bytes else int(n_bytes / split.bytes * len(split))
-    return b"".join(map(tokenizer.decode_bytes, pieces(split, n_tokens)))
+    return b"".join(map(split.tokenizer.decode_bytes, pieces(split, n_tokens)))
 
 
-def _unigram(train: TokenSplit, val: TokenSplit, tokenizer: Tokenizer) -> float:
+def _unigram(train: Split, val: Split) -> float:
     """Return the bits per byte if a token's probability follows its count in the training text, plus one."""
+    tokenizer = train.tokenizer
     seen, counts = (
         sum(np.bincount(piece, minlength=tokenizer.vocab_size) for piece in pieces(split, UNIGRAM_TOKENS))
         for split in (train, val)

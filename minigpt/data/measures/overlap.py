@@ -6,15 +6,12 @@ hardly more than a character), none of them end-of-text. Of a large split, piece
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from minigpt.data.mix import MixedSplit
-from minigpt.data.shards import TokenSplit
-from minigpt.data.tokenizer import Tokenizer
+from minigpt.data.chat.packing import Split
 from minigpt.machine.cores import usable_cores
 from minigpt.seeds import GOLDEN, scramble
 
@@ -27,19 +24,12 @@ _PIECE_TOKENS = 1 << 16
 _FILTER_BITS = 26  # of a hash, at most
 
 
-def pieces(split: TokenSplit | MixedSplit, n_tokens: int) -> Iterator[NDArray[Any]]:
+def pieces(split: Split, n_tokens: int) -> Iterator[NDArray[Any]]:
     """Return all tokens of a split in pieces; of more than n_tokens, about n_tokens in pieces spread evenly over it."""
     starts = np.arange(0, len(split), _PIECE_TOKENS)
     if len(split) > n_tokens:
         starts = np.linspace(0, len(split) - _PIECE_TOKENS, max(1, n_tokens // _PIECE_TOKENS), dtype=np.int64)
     return (split.tokens(start, start + _PIECE_TOKENS) for start in starts.tolist())
-
-
-def measure(folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return what is measured of the tokens in a folder: the statistics of train and val, and their overlap."""
-    train, val = (TokenSplit(folder, name, tokenizer=tokenizer) for name in ("train", "val"))
-    shared = overlap(train, val, tokenizer)
-    return {"train": statistics(train, tokenizer), "val": statistics(val, tokenizer), "overlap": shared}
 
 
 def measured_lines(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -70,41 +60,38 @@ def overlap_warning(summary: dict[str, Any]) -> str | None:
     )
 
 
-def statistics(split: TokenSplit, tokenizer: Tokenizer) -> dict[str, int]:
+def statistics(split: Split) -> dict[str, int]:
     """Return how many documents a split has, the tokens of the median and of the longest, and how many tokens it uses.
 
     Without an end-of-text token documents are not known.
     """
-    used, last, lengths = np.zeros(tokenizer.vocab_size, bool), -1, []
+    used, ends, eot = np.zeros(split.tokenizer.vocab_size, bool), [np.array([-1])], split.tokenizer.eot
     for number, piece in enumerate(pieces(split, len(split))):
         used[piece] = True
-        if tokenizer.eot is not None:
-            ends = number * _PIECE_TOKENS + np.flatnonzero(piece == tokenizer.eot)
-            lengths.append((np.diff(ends, prepend=last) - 1).astype(np.uint32))
-            last = int(ends[-1]) if len(ends) else last
+        ends.append(number * _PIECE_TOKENS + np.flatnonzero(piece == eot))
     counts = {"distinct_tokens": int(used.sum())}
-    if tokenizer.eot is None:
+    if eot is None:
         return counts
-    sizes = np.concatenate([*lengths, np.array([len(split) - last - 1], np.uint32)])
+    sizes = np.diff(np.concatenate(ends), append=len(split)) - 1
     sizes = sizes[sizes > 0] if sizes.any() else sizes[:1]
     return {"documents": len(sizes), "median": int(np.median(sizes)), "longest": int(sizes.max())} | counts
 
 
-def overlap(train: TokenSplit | MixedSplit, val: TokenSplit | MixedSplit, tokenizer: Tokenizer) -> dict[str, Any]:
+def overlap(train: Split, val: Split) -> dict[str, Any]:
     """Return the share of the validation text's grams that stand in the training text: of a mixture, in any source.
 
     Returns:
         share (0 to 1; None without a gram), gram (tokens), of_train and of_val (the parts of the splits looked at).
     """
-    gram = GRAM_TOKENS if val.bytes >= 2 * len(val) else GRAM_CHARACTERS
-    grams = [np.zeros(0, np.uint64), *(_hashes(piece, gram, tokenizer.eot) for piece in pieces(val, VAL_TOKENS))]
+    gram, eot = GRAM_TOKENS if val.bytes >= 2 * len(val) else GRAM_CHARACTERS, val.tokenizer.eot
+    grams = [np.zeros(0, np.uint64), *(_hashes(piece, gram, eot) for piece in pieces(val, VAL_TOKENS))]
     wanted, counts = np.unique(np.concatenate(grams), return_counts=True)
     shift = np.uint64(64 - min(_FILTER_BITS, len(wanted).bit_length() + 5))
     is_known, may_be = np.zeros(len(wanted), bool), np.zeros(1 << (64 - int(shift)), bool)
     may_be[wanted >> shift] = True  # a table of first bits tells most hashes apart, without a search
 
     def look(piece: NDArray[Any]) -> None:
-        hashes = _hashes(piece, gram, tokenizer.eot)
+        hashes = _hashes(piece, gram, eot)
         hashes = np.sort(hashes[may_be[hashes >> shift]])  # in order they are found five times as fast
         places = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
         is_known[places[wanted[places] == hashes]] = True

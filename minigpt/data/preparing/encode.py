@@ -16,15 +16,13 @@ from numpy.typing import NDArray
 
 from minigpt.data.chat.roles import encode_marked
 from minigpt.data.preparing.units import Unit
-from minigpt.data.shards import HEADER_BYTES, HEADS, shard_name
+from minigpt.data.shards import HEADER_BYTES, HEADS, Shard, shard_name
 from minigpt.data.sources.split import count_characters, hash_of, offset
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import UserFault
 from minigpt.files import read_json, replaced, sha256_of, write_json
 
 UNITS = "units"  # folder of what is known of each finished unit, removed at the end
-
-Shard = dict[str, Any]  # file, dtype, header_bytes, tokens, bytes, max_token, sha256
 
 
 @dataclass(frozen=True)

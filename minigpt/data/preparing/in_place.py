@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from minigpt.data.preparing.encode import Shard
-from minigpt.data.shards import HEADER_BYTES, HEADS, open_shard, refuse_strange_token, shard_name
+from minigpt.data.shards import HEADER_BYTES, HEADS, Shard, open_shard, refuse_strange_token, shard_name
 from minigpt.data.sources.corpus import MAGICS, Corpus, token_header
 from minigpt.data.sources.split import count_characters
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer

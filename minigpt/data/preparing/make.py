@@ -14,14 +14,14 @@ from typing import Any
 
 from minigpt.config.schema import WorkConfig
 from minigpt.data.chat.roles import with_roles
-from minigpt.data.measures.overlap import measure, measured_lines
+from minigpt.data.measures.overlap import measured_lines, overlap, statistics
 from minigpt.data.prepared import FORMAT
-from minigpt.data.preparing.encode import UNITS, Plan, Shard, encode_unit
+from minigpt.data.preparing.encode import UNITS, Plan, encode_unit
 from minigpt.data.preparing.engines import Map, workers
 from minigpt.data.preparing.in_place import link_tokens
 from minigpt.data.preparing.scan import Scan, scan_unit
 from minigpt.data.preparing.units import Unit, units_of
-from minigpt.data.shards import fingerprint, write_sidecar
+from minigpt.data.shards import Shard, fingerprint, open_split, write_sidecar
 from minigpt.data.sources.corpus import Corpus
 from minigpt.data.sources.find import local_file
 from minigpt.data.sources.split import HASHES, describe_split, is_fair, offset, small_split
@@ -67,7 +67,7 @@ def make(
                     splits[name].append(shard)
                 progress(unit.size)
         rule, notes, counts = plan.rule, plan.notes, Counter(plan.counts)
-    sidecars = {name: _sidecar(folder, name, tokenizer, shards) for name, shards in splits.items()}
+    sidecars = {name: write_sidecar(folder, name, tokenizer, shards) for name, shards in splits.items()}
     now = ((file, local_file(file.path, file.label)) for file in corpus.files if not file.address)
     is_changed = any((file.size, file.stamp) != (other.size, other.stamp) for file, other in now)
     if is_changed or sum(sidecar["bytes"] for sidecar in sidecars.values()) != counts["bytes"]:
@@ -80,9 +80,10 @@ def make(
         "vocab_size": tokenizer.vocab_size,
         "notes": [*corpus.notes, *notes],
     }
-    for name, facts in measure(folder, tokenizer).items():
-        split = {key: sidecars[name][key] for key in ("tokens", "bytes")} if name in sidecars else {}
-        summary[name] = split | facts
+    opened = {name: open_split(folder, name, tokenizer) for name in sidecars}
+    for name, split in opened.items():
+        summary[name] = {"tokens": len(split), "bytes": split.bytes} | statistics(split)
+    summary["overlap"] = overlap(opened["train"], opened["val"])
     whole = fingerprint([sidecar["fingerprint"] for sidecar in sidecars.values()])
     content = {"format": FORMAT, "keys": keys, "signature": corpus.signature, "fingerprint": whole, "summary": summary}
     write_json(folder / "prepared.json", content)
@@ -90,22 +91,6 @@ def make(
     shutil.rmtree(folder / UNITS, ignore_errors=True)
     for name, line in measured_lines(summary):
         say(f"data: {name}: {line}")
-
-
-def _sidecar(folder: Path, name: str, tokenizer: Tokenizer, shards: list[Shard]) -> dict[str, Any]:
-    """Write the sidecar of a split, and return it."""
-    n_tokens = sum(shard["tokens"] for shard in shards)
-    if n_tokens < 2:
-        raise small_split(name, f"{n_tokens} token" if n_tokens else "no text")
-    facts = {
-        "dtype": shards[0]["dtype"],
-        "header_bytes": shards[0]["header_bytes"],
-        "tokens": n_tokens,
-        "bytes": sum(shard["bytes"] for shard in shards),
-        "max_token": max(shard["max_token"] for shard in shards),
-        "shards": [{key: shard[key] for key in ("file", "tokens", "sha256")} for shard in shards],
-    }
-    return write_sidecar(folder, name, tokenizer, facts)
 
 
 def _planned(
@@ -119,12 +104,11 @@ def _planned(
     scheme, vocab_size = scheme_of(keys["tokenizer"]), keys["vocab_size"] or 0
     learns = given is None and scheme.min_vocab_size > 0
     sampled = min(1.0, LEARN_BYTES / max(1, corpus.size)) if learns else 0.0
-    scan = partial(scan_unit, rule=corpus.rule, val_fraction=keys["val_fraction"], sampled=sampled)
+    how = {"rule": corpus.rule, "val_fraction": keys["val_fraction"], "sampled": sampled}
+    scan = partial(scan_unit, **how, alphabet=given is None and scheme.needs_alphabet)
     progress = Progress("data: reading", corpus.size, say)
     scans, total = list[Scan](), Scan()
-    for unit, part in zip(
-        units, each(partial(scan, alphabet=given is None and scheme.needs_alphabet), units), strict=True
-    ):
+    for unit, part in zip(units, each(scan, units), strict=True):
         scans.append(part)
         total.add(part)
         progress(unit.size)
@@ -136,10 +120,8 @@ def _planned(
     if learns:
         size = sum(len(block) for part in scans for _, _, block in part.sample)
         say(f"data: learning {vocab_size:,} tokens from {size_text(size)} of {size_text(total.counts['bytes'])}")
-    if given is None:
-        learn = partial(_learn, name=keys["tokenizer"], vocab_size=vocab_size, alphabet=total.alphabet)
-        (content,) = each(learn, [_training_text(plan, scans)])
-    tokenizer = given or load_tokenizer(content)
+    train = ([block] for block in _training_text(plan, scans))
+    tokenizer = given or build_tokenizer(keys["tokenizer"], vocab_size=vocab_size, alphabet=total.alphabet, train=train)
     tokenizer = with_roles(tokenizer) if corpus.options.chat else tokenizer
     (folder / UNITS).mkdir(exist_ok=True)
     write_json(folder / "tokenizer.json", tokenizer.to_json())
@@ -179,11 +161,6 @@ def _plan_of(corpus: Corpus, fraction: float, total: Scan, scans: list[Scan]) ->
         shards.append({name: following[name] for name in holds if holds[name] and scan.counts["bytes"]})
         following |= {name: number + 1 for name, number in shards[-1].items()}
     return Plan(rule, border, starts, shards, {**counts}, notes)
-
-
-def _learn(train: list[bytes], *, name: str, vocab_size: int, alphabet: set[str]) -> dict[str, Any]:
-    """Learn a tokenizer, in a process that Ctrl-C ends at once, and return it as JSON."""
-    return build_tokenizer(name, vocab_size=vocab_size, alphabet=alphabet, train=[[text] for text in train]).to_json()
 
 
 def _training_text(plan: Plan, scans: list[Scan]) -> list[bytes]:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import platform
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from minigpt.config.sources import address_hash, display_name
 from minigpt.data.chat.roles import with_roles
 from minigpt.data.chat.tasks import VERSION
 from minigpt.data.measures.overlap import measured_lines, overlap
-from minigpt.data.mix import MixedSplit, short_names
 from minigpt.data.prepared import (
     CONVERSATIONS,
     FORMAT,
@@ -73,27 +73,29 @@ def prepare(
         if tokenizer.file is None:
             raise UserFault("tokenizer=file needs the tokenizer. Add tokenizer.file=PATH of a tokenizer.json")
         given = read_tokenizer_json(typed_path(tokenizer.file), tokenizer.eot)
-    if given is not None and data.name in CONVERSATIONS:
+    is_chat, is_fixed = data.name in CONVERSATIONS, not scheme.is_learned and tokenizer.name != "file"
+    if given is not None and is_fixed and (is_chat or not given.control):
+        given = None  # its tokens are those without it, in the same folder
+    if given is not None and is_chat:
         given = with_roles(given)
     keys, root = _keys(data, tokenizer, given), typed_path(data.dir)
-    known = _known(root, keys)
-    newest = next(iter(known), None)
+    known = [path for path in root.glob("*/prepared.json") if read_prepared(path.parent).get("keys") == keys]
+    newest = max(known, key=lambda path: path.stat().st_mtime_ns).parent if known else None
     try:
         corpus = find_corpus(data, raw=scheme.takes_any_bytes)
-        for folder, content in known.items():
-            if content["signature"] == corpus.signature:
-                with contextlib.suppress(DamagedShards):
-                    return open_folder(folder, say)
-                say(f"data: {folder} has lost a file, or one was changed; preparing it anew")
-                (folder / "prepared.json").unlink(missing_ok=True)
-        corpus = look_inside(corpus, say)
-        if newest and (newest / "prepared.json").is_file():
+        folder = root / _folder_name(keys, corpus.signature)
+        if read_prepared(folder):
+            with contextlib.suppress(DamagedShards):
+                return open_folder(folder, say)
+            say(f"data: {folder} has lost a file, or one was changed; preparing it anew")
+            (folder / "prepared.json").unlink(missing_ok=True)
+        elif newest:
             say(f"data: the source changed since {newest} was prepared; preparing it anew")
+        corpus = look_inside(corpus, say)
         for line in corpus.description():
             say(f"data: {line}")
         if given is None and not scheme.is_learned:  # fetched, perhaps, before gigabytes are read
             given = build_tokenizer(tokenizer.name)
-        folder = root / _folder_name(keys, corpus.signature)
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder, say):
             if not read_prepared(folder):
@@ -123,9 +125,7 @@ def _prepare_mix(
         else:
             corpus: Any = source if source in ("stdlib", "shakespeare_char") else "text"
             alone = replace(data, name=corpus, source=source if corpus == "text" else None, mix={})
-            fixed = not scheme_of(tokenizer.name).is_learned and tokenizer.name != "file"
-            fixed &= given is None or not given.control
-            part = prepare(alone, tokenizer, given=None if fixed else given, work=work, say=say)
+            part = prepare(alone, tokenizer, given=given, work=work, say=say)
         given = given or part.tokenizer
         if part.tokenizer.hash != given.hash or given.name != tokenizer.name:
             got, wanted = (f"{tokens.name}, SHA-256 {tokens.hash[:12]}" for tokens in (part.tokenizer, given))
@@ -135,18 +135,25 @@ def _prepare_mix(
             )
         parts[name] = part
     mixture = mixed(parts, dict(zip(parts, data.mix.values(), strict=True)))
-    if isinstance(mixture.train, MixedSplit) and isinstance(mixture.val, MixedSplit):
-        tokens = fingerprint([mixture.train.fingerprint, mixture.val.fingerprint])
-        path = typed_path(data.dir) / f"mix-{tokens[:10]}.json"
-        if not path.is_file():
-            write_json(path, overlap(mixture.train, mixture.val, mixture.tokenizer))
-        mixture.summary["overlap"] = read_json(path)
+    tokens = fingerprint([mixture.train.fingerprint, mixture.val.fingerprint])
+    path = typed_path(data.dir) / f"mix-{tokens[:10]}.json"
+    if not path.is_file():
+        write_json(path, overlap(mixture.train, mixture.val))
+    mixture.summary["overlap"] = read_json(path)
     for name, line in measured_lines(mixture.summary):
         say(f"data: {name}: {line}")
     return mixture
 
 
-def _keys(data: DataConfig, tokenizer: TokenizerConfig, given: Tokenizer | None = None) -> dict[str, Any]:
+def short_names(sources: Mapping[str, float]) -> dict[str, str]:
+    """Return the sources of a mixture by short names, which rows and the screen use."""
+    names = [re.sub(r"[^\w.+-]+", "-", Path(source.rstrip("/")).stem).strip("-.") or "source" for source in sources]
+    if len({*names}) < len(names):
+        names = [f"{number}-{name}" for number, name in enumerate(names, 1)]
+    return dict(zip(names, sources, strict=True))
+
+
+def _keys(data: DataConfig, tokenizer: TokenizerConfig, given: Tokenizer | None) -> dict[str, Any]:
     """Return all that decides the tokens besides the text itself."""
     scheme, has_source = scheme_of(tokenizer.name, tokenizer.vocab_size), data.name in ("text", "chat")
     val_source = display_name(data.val_source) if has_source and data.val_source is not None else None
@@ -164,13 +171,6 @@ def _keys(data: DataConfig, tokenizer: TokenizerConfig, given: Tokenizer | None 
         "vocab_size": given.vocab_size if given else tokenizer.vocab_size if scheme.min_vocab_size else None,
         "given": given.hash if given else None,
     }
-
-
-def _known(root: Path, keys: dict[str, Any]) -> dict[Path, dict[str, Any]]:
-    """Return the folders prepared with these keys, with their prepared.json; newest first."""
-    paths = sorted(root.glob("*/prepared.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    contents = {path.parent: read_prepared(path.parent) for path in paths}
-    return {folder: content for folder, content in contents.items() if content.get("keys") == keys}
 
 
 def _folder_name(keys: dict[str, Any], signature: str) -> str:

@@ -8,23 +8,16 @@ import torch
 
 from minigpt.attention.masks import find_documents
 from minigpt.data.batch import Batch, MicroBatches
-from minigpt.data.order import window_starts
+from minigpt.data.shards import TokenSplit
+from minigpt.data.tokenizer import build_tokenizer
 
 
-class Squares:
+class Squares(TokenSplit):
     """A split made on the spot: token n is n * n; its weight n, if it has weights."""
 
     def __init__(self, *, weighted: bool = False):
+        super().__init__("train", build_tokenizer("byte"), [np.arange(101) ** 2], 101, "")
         self.weighted = weighted
-
-    def __len__(self) -> int:
-        return 101
-
-    def window_starts(self, step, **place):
-        return window_starts(step, n_tokens=len(self), **place)
-
-    def windows(self, starts, length):
-        return (starts[:, None] + np.arange(length)) ** 2
 
     def weights(self, starts, length):
         return (starts[:, None] + np.arange(length)).astype(np.float32) if self.weighted else None
@@ -37,7 +30,7 @@ def batches(split=None, **more) -> MicroBatches:
 
 def test_targets_are_the_tokens_one_place_later():
     batch = batches()[4]
-    starts = window_starts(1, seed=3, n_tokens=101, block_size=5, sequences=6)[2:4]
+    starts = Squares().window_starts(1, seed=3, block_size=5, sequences=6)[2:4]
     assert batch.tokens.tolist() == [[(start + place) ** 2 for place in range(5)] for start in starts]
     assert batch.targets.tolist() == [[(start + place + 1) ** 2 for place in range(5)] for start in starts]
     assert batch.weights is None

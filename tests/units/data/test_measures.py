@@ -17,24 +17,17 @@ from minigpt.data.measures.baselines import baselines
 from minigpt.data.measures.overlap import overlap, pieces, statistics
 from minigpt.data.prepared import describe
 from minigpt.data.preparing.prepare import prepare
+from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import build_tokenizer
 
 BYTE = build_tokenizer("byte")
 EOT = BYTE.eot
 
 
-class Split:
+def split_of(tokens) -> TokenSplit:
     """A split of byte tokens; 256 is end-of-text."""
-
-    def __init__(self, tokens, name="train"):
-        self.array, self.name = np.array(tokens, np.uint16), name
-        self.bytes = int((self.array != EOT).sum())
-
-    def __len__(self):
-        return len(self.array)
-
-    def tokens(self, start, stop):
-        return self.array[start:stop]
+    array = np.array(tokens, np.uint16)
+    return TokenSplit("train", BYTE, [array], int((array != EOT).sum()), "")
 
 
 def xz_size(content: bytes, size: int) -> int:
@@ -112,7 +105,7 @@ def test_xz_copies_what_it_has_seen_and_nothing_else():
 def test_pieces_are_all_or_a_part_spread_evenly(n, wanted, size):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(overlap_module, "_PIECE_TOKENS", size)
-        found = [piece.tolist() for piece in pieces(Split(range(n)), wanted)]
+        found = [piece.tolist() for piece in pieces(split_of(range(n)), wanted)]
     if n <= wanted:
         assert [token for piece in found for token in piece] == list(range(n))
     else:
@@ -133,7 +126,7 @@ def test_overlap_equals_the_twin(train, val, gram):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(overlap_module, "GRAM_CHARACTERS", gram)
-        found = overlap(Split(train), Split(val), BYTE)
+        found = overlap(split_of(train), split_of(val))
     seen, asked = set(grams(train)), grams(val)
     wanted = sum(each in seen for each in asked) / len(asked) if asked else None
     assert found == {"share": pytest.approx(wanted), "gram": gram, "of_train": 1.0, "of_val": 1.0}
@@ -142,9 +135,9 @@ def test_overlap_equals_the_twin(train, val, gram):
 def test_a_passage_that_both_splits_hold_is_found_wherever_it_lies():
     rng = np.random.default_rng(0)
     train, val = rng.integers(0, 256, 300_000), rng.integers(0, 256, 5_000)
-    assert overlap(Split(train), Split(val), BYTE)["share"] == 0
+    assert overlap(split_of(train), split_of(val))["share"] == 0
     train[200_000:201_000] = val[1_000:2_000]
-    assert overlap(Split(train), Split(val), BYTE)["share"] == pytest.approx(951 / 4951)
+    assert overlap(split_of(train), split_of(val))["share"] == pytest.approx(951 / 4951)
 
 
 @given(tokens=st.lists(st.sampled_from([1, 2, 3, EOT]), min_size=2, max_size=60), size=st.integers(1, 20))
@@ -152,7 +145,7 @@ def test_statistics_equal_the_twin(tokens, size):
     documents = [each for each in "".join("|" if t == EOT else "x" for t in tokens).split("|") if each] or [""]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(overlap_module, "_PIECE_TOKENS", size)
-        found = statistics(Split(tokens), BYTE)
+        found = statistics(split_of(tokens))
     lengths = [len(each) for each in documents]
     assert found["distinct_tokens"] == len(set(tokens))
     if any(lengths):

@@ -6,33 +6,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minigpt.data.batch import MicroBatches
-from minigpt.data.mix import MixedSplit, short_names
 from minigpt.data.order import CYCLE, deal, epoch_windows, quotas
+from minigpt.data.preparing.prepare import short_names
+from minigpt.data.shards import TokenSplit, mix_splits
+from minigpt.data.tokenizer import build_tokenizer
 
 weights = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=6).filter(lambda found: min(found) / sum(found) > 1e-4)
 
 
-class Part:
-    """A source's tokens: numbers that say whose they are."""
-
-    def __init__(self, length, first, fingerprint="0123456789abcdef" * 4):
-        self.name, self.bytes, self.fingerprint = "train", 3 * length, fingerprint
-        self.held = np.arange(first, first + length)
-
-    def __len__(self):
-        return len(self.held)
-
-    def tokens(self, start, stop):
-        return self.held[start:stop]
-
-
 def mixture(shares=(0.7, 0.2, 0.1)):
-    sizes = (103, 41, 66)
-    parts = {
-        name: Part(size, 1000 * number, f"{number + 1:064x}"[::-1])
-        for number, (name, size) in enumerate(zip("abc", sizes, strict=True))
-    }
-    return MixedSplit(parts, dict(zip("abc", shares, strict=True)))
+    """Three sources, whose tokens are numbers that say whose they are."""
+    byte, parts = build_tokenizer("byte"), {}
+    for number, (name, size) in enumerate(zip("abc", (103, 41, 66), strict=True)):
+        tokens = np.arange(1000 * number, 1000 * number + size)
+        parts[name] = TokenSplit("train", byte, [tokens], 3 * size, f"{number + 1:064x}"[::-1])
+    return mix_splits(parts, dict(zip("abc", shares, strict=True)))
 
 
 @given(weights)
@@ -90,7 +78,7 @@ def test_a_batch_is_a_function_of_seed_and_step_alone_however_it_is_dealt():
 
 def test_tokens_are_those_of_the_parts_one_behind_the_other():
     mixed = mixture()
-    whole = np.concatenate([part.held for part in mixed.parts.values()])
+    whole = np.concatenate(mixed.arrays)
     assert len(mixed) == len(whole) == 210
     assert mixed.bytes == 630
     for start, stop in [(0, 210), (100, 106), (103, 144), (0, 0), (200, 300), (103, 103)]:
@@ -103,4 +91,5 @@ def test_sources_have_short_names_of_their_own():
     sources = dict.fromkeys(["texts/books/", "code.jsonl.gz", "https://host/a/code.jsonl.gz?x=1", "/", "stdlib"], 1.0)
     parts = {"a/part.txt": 0.3, "b/part.txt": 0.3, "c/part-2.txt": 0.4}
     assert list(short_names(parts)) == ["1-part", "2-part", "3-part-2"]
-    assert list(short_names(sources)) == ["books", "code.jsonl-2", "code.jsonl-3", "source", "stdlib"]
+    assert list(short_names(sources)) == ["1-books", "2-code.jsonl", "3-code.jsonl", "4-source", "5-stdlib"]
+    assert list(short_names({"texts/books/": 1.0, "stdlib": 1.0})) == ["books", "stdlib"]
