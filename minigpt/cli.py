@@ -23,10 +23,11 @@ from minigpt.redact import redact_arguments
 
 
 def train(arguments: list[str]) -> int:
-    from minigpt.sweep.grid import run_grid, wants_grid
+    options = {argument.partition("=")[0] for argument in arguments if argument.startswith("-")}
+    if not options.isdisjoint(("-m", "--multirun")) and options.isdisjoint(("--help", "-h", "--cfg", "-c")):
+        from minigpt.sweep.settings import read_grid
 
-    if wants_grid(arguments):
-        return run_grid(arguments, command_line("train"))
+        return _load("minigpt.sweep.search:run_sweep")(read_grid(arguments, command_line("train")))
 
     from minigpt.ranks.launch import start_ranks
 

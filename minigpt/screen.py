@@ -102,6 +102,11 @@ def short_number(value: float) -> str:
     return f"{value:.3g}{unit}"
 
 
+def number_of(count: int, thing: str) -> str:
+    """Return a number of things in words: 1 layer, 2 layers."""
+    return f"{count:,} {thing}" + "s" * (count != 1)
+
+
 def duration(seconds: float) -> str:
     """Return the two largest units: 75 -> 1 min 15 s."""
     whole = round(seconds)

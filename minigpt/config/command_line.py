@@ -4,7 +4,6 @@ Single settings never pass through Hydra's grammar: their text is read by the ty
 quotes and braces mean nothing special.
 """
 
-import itertools
 import os
 import re
 from dataclasses import dataclass, field
@@ -21,8 +20,6 @@ from minigpt.redact import redact
 LITERAL = {key for cls in CLASSES.values() for key, setting in settings(cls).items() if setting.literal}
 WHOLE = {"data.mix", *(key for key, setting in settings(TrainConfig).items() if setting.literal)}  # -m: commas are text
 MULTIRUN = ("-m", "--multirun")
-
-Job = list[str]  # a command line
 
 
 @dataclass
@@ -98,23 +95,24 @@ def train_arguments(command: str, arguments: list[str]) -> list[str]:
     return [argument for argument in arguments if argument.partition("=")[0].lstrip("+") not in others]
 
 
-def expand_lists(arguments: list[str]) -> list[tuple[Job, str]]:
-    """Return the command lines of `-m`: one for each combination of the values that are listed, with what varies.
+def split_lists(arguments: list[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the arguments of `-m` that list nothing, and the values of each setting that lists some.
 
-    Lists are `lr=1e-3,3e-3` and `seed=range(1,4)`; the last one changes fastest.
+    Lists are `lr=1e-3,3e-3` and `seed=range(1,4)`.
     """
-    lists = [_alternatives(argument) for argument in arguments if argument not in MULTIRUN]
-    several = [len(values) > 1 for values in lists]
-    return [(list(job), " ".join(itertools.compress(job, several))) for job in itertools.product(*lists)]
-
-
-def _alternatives(argument: str) -> Job:
-    name, _, text = argument.partition("=")
-    if numbers := re.fullmatch(r"range\((-?\d+), *(-?\d+)\)", text):
-        return [f"{name}={number}" for number in range(int(numbers[1]), int(numbers[2]))]
-    plain = not argument.startswith("-") and name.lstrip("+") not in WHOLE and text[:1] not in ("[", "{", "'", '"')
-    values = [value.strip() for value in text.split(",")] if plain else [text]
-    return [f"{name}={value}" for value in values] if len(values) > 1 and all(values) else [argument]
+    shared: list[str] = []
+    lists: dict[str, list[str]] = {}
+    for argument in arguments:
+        key, _, text = argument.lstrip("+").partition("=")
+        plain = not key.startswith("-") and key not in WHOLE and text[:1] not in ("[", "{", "'", '"')
+        texts = [value.strip() for value in text.split(",")] if plain else []
+        if numbers := re.fullmatch(r"range\((-?\d+), *(-?\d+)\)", text):
+            texts = [str(number) for number in range(int(numbers[1]), int(numbers[2]))]
+        if numbers or (len(texts) > 1 and all(texts)):
+            lists[key] = texts
+        elif argument not in MULTIRUN:
+            shared.append(argument)
+    return shared, lists
 
 
 def _read_option(request: Request, name: str, text: str) -> None:

@@ -16,7 +16,7 @@ from minigpt.machine.hardware import Hardware, find_device, memory_of_device
 from minigpt.machine.memory import Memory, step_memory
 from minigpt.model.counting import sizes_of
 from minigpt.model.gpt import GPT
-from minigpt.screen import size_text
+from minigpt.screen import number_of, size_text
 
 VOCABULARIES = {"byte": 257, "char": 128, "gpt2": 50257}  # char: the text decides
 
@@ -54,7 +54,7 @@ def describe_plan(
         f"Length     {length}",
         f"Memory     about {size_text(memory.peak)} of {size_text(room)} per device (estimate): {by_part(memory)}",
         f"Device     {hardware.name}, {choices.precision}, {choices.attention_kernel} attention, "
-        f"{'' if choices.compile else 'not '}compiled, {choices.threads} threads",
+        f"{'' if choices.compile else 'not '}compiled, {number_of(choices.threads, 'thread')}",
     ]
     if config.objective.name == "grpo":
         lines += describe_questions(config)
@@ -146,8 +146,3 @@ def _passes(train: Split, tokens: int, block_size: int) -> str:
         return f"{train.passes(tokens, block_size):.2f} passes over the data"
     parts = ((name, train.shares[name], len(part)) for name, part in train.parts.items())
     return ", ".join(f"{tokens * share / size:.2f} passes over {name} ({share:.2%})" for name, share, size in parts)
-
-
-def number_of(count: int, thing: str) -> str:
-    """Return a number of things in words: 1 layer, 2 layers."""
-    return f"{count:,} {thing}" + "s" * (count != 1)

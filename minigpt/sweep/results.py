@@ -18,7 +18,7 @@ from minigpt.config.convert import as_typed
 from minigpt.files import replaced, write_file
 from minigpt.invocation import typed
 from minigpt.redact import redact_arguments
-from minigpt.screen import duration, table
+from minigpt.screen import duration, number_of, table
 from minigpt.sweep.settings import Sweep
 from minigpt.sweep.space import overrides
 from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, RUNNING, run_dir, run_number
@@ -80,7 +80,7 @@ def summary(sweep: Sweep, trials: Sequence[FrozenTrial]) -> str:
     for row in rows[1:]:
         row[1:2] = [f"{float(row[1]):.4f}" if row[1] else ""]
     states = [STATES[trial.state] for trial in shown_trials(trials)]
-    counts = [f"{len(states) - states.count('running')} of {sweep.trials} trials"]
+    counts = [f"{len(states) - states.count('running')} of {number_of(sweep.trials, 'trial')}"]
     counts += [f"{states.count(state)} {state}" for state in ("pruned", "failed") if state in states]
     return f"{table(rows[: SHOWN + 1])}\n{', '.join(counts)}"
 
@@ -92,7 +92,7 @@ def rerun_command(sweep: Sweep, best: FrozenTrial) -> str:
 
 def draw_picture(sweep: Sweep, study: optuna.Study) -> Path | None:
     """Draw sweep.png, the values over each setting (darker: later trials); return its path, None if there is none."""
-    if best_trial(study.trials) is None:
+    if best_trial(study.trials) is None or not sweep.space:
         return None
     import matplotlib  # here, not above: it takes a second
 

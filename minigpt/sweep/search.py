@@ -27,7 +27,7 @@ from minigpt.machine.cores import usable_cores
 from minigpt.ranks.signals import Signals
 from minigpt.ranks.slurm import requeue
 from minigpt.redact import redact, redact_values
-from minigpt.screen import tell
+from minigpt.screen import number_of, tell
 from minigpt.sweep import results
 from minigpt.sweep.settings import Sweep
 from minigpt.sweep.space import Point, Space, points, rounded
@@ -47,7 +47,8 @@ def run_sweep(sweep: Sweep) -> int:
     with Signals() as signals, contextlib.ExitStack() as opened:
         if not {key.partition(".")[0] for key in sweep.space} & {"data", "tokenizer", "experiment"}:
             prepare(sweep.config.data, sweep.config.tokenizer)  # once, or trials would wait for each other
-        (sweep.folder / "trials").mkdir(parents=True, exist_ok=True)
+        for name in ("trials", "logs"):
+            (sweep.folder / name).mkdir(parents=True, exist_ok=True)
         held = opened.enter_context(open(sweep.folder / "sweep.lock", "a"))
         try:
             lock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -146,7 +147,8 @@ class Loop:
         self.failed = [t for t in current if t.state == FAILED and t.user_attrs.get("code") != NON_FINITE]
         done = f", {len(current) - len(self.left)} done" if current else ""
         done += f", {len(self.failed)} that failed are tried again" if self.failed else ""
-        tell(f"Sweep      {self.sweep.folder}: {self.sweep.trials} trials of {', '.join(self.sweep.space)}{done}")
+        what = number_of(self.sweep.trials, "trial")
+        tell(f"Sweep      {self.sweep.folder}: {what} of {', '.join(self.sweep.space) or 'one setting'}{done}")
 
     def trials(self) -> list[FrozenTrial]:
         """Return all trials as they are now, by number."""
@@ -210,17 +212,18 @@ class Loop:
         trials = self.trials()
         results.write_leaderboard(self.sweep, trials)
         tell(results.summary(self.sweep, trials))
-        tell(
-            f"Results    {self.sweep.folder / 'leaderboard.csv'}   {results.draw_picture(self.sweep, self.study) or ''}"
-        )
-        best = results.best_trial(trials)
-        if best is not None:
+        picture = results.draw_picture(self.sweep, self.study)
+        tell(f"Results    {self.sweep.folder / 'leaderboard.csv'}   {picture or ''}")
+        if (best := results.best_trial(trials)) is not None:
             tell(f"Train the best again:\n  {results.rerun_command(self.sweep, best)}")
         if self.signals.received is not None:
             tell("Stopped, each trial with a checkpoint. The same command continues the sweep.")
             requeue(tell, asked=self.signals.received == signal.SIGUSR1)
             return STOPPED
-        failed = sum(trial.state == FAILED for trial in results.shown_trials(trials))
-        if failed:
-            tell(f"{failed} trial(s) failed. Remove the cause; the same command tries all but non-finite ones again")
-        return TRIALS_FAILED if failed else FINISHED
+        failed = sorted((t for t in results.shown_trials(trials) if t.state == FAILED), key=run_number)
+        if not failed:
+            return FINISHED
+        what = number_of(len(failed), "trial")
+        tell(f"{what} failed. Remove the cause; the same command tries all but non-finite ones again")
+        code = failed[0].user_attrs.get("code") if self.sweep.runs else None  # None, too, of one that hung
+        return TRIALS_FAILED if code is None else 128 - code if code < 0 else code

@@ -3,19 +3,22 @@
 import contextlib
 import io
 import itertools
+import json
 import os
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minigpt.config.command_line import train_arguments
-from minigpt.config.compose import compose
-from minigpt.config.convert import values
-from minigpt.config.run_names import config_hash
+from minigpt.config.command_line import split_lists, train_arguments
+from minigpt.config.compose import compose, first_stage
+from minigpt.config.convert import settings, value_from_text, values
+from minigpt.config.run_names import config_hash, default_run_dir
 from minigpt.config.schema import SweepConfig, TrainConfig
 from minigpt.config.yaml_files import find_groups
 from minigpt.faults import UserFault
+from minigpt.screen import note
 
 TRIALS = 20  # by default
 MAX_CHECKED, MAX_SHOWN = 64, 5  # points that are tried before the first trial, impossible ones that are named
@@ -32,6 +35,7 @@ class Sweep:
     trials: int
     folder: Path
     train: list[str]  # the command that trains
+    runs: dict[frozenset[str], Path]  # of `train -m`: settings of a trial -> its run directory, as `train` names it
 
     @property
     def mark_tokens(self) -> int:
@@ -39,23 +43,48 @@ class Sweep:
         return self.config.search.prune_every_tokens or self.config.validate.every_steps * self.config.batch_tokens
 
 
-def read_sweep(arguments: list[str], train: list[str]) -> Sweep:
+def read_grid(arguments: list[str], train: list[str]) -> Sweep:
+    """Return the sweep of `train -m`: a grid of the listed values, each trial in the run directory of its settings."""
+    shared, lists = split_lists(arguments)
+    known = settings(TrainConfig)
+    space = {
+        key: {"choices": [value_from_text(known[key].kind, text) if key in known else text for text in texts]}
+        for key, texts in lists.items()
+    }
+    first = [f"{key}={text}" for key, (text, *_) in lists.items()]
+    own = ["search.sampler=grid", "sweep.max_failures=0", "sweep.hang_minutes=0"]
+    return read_sweep([*own, *shared, *first, f"search.space={json.dumps(space)}"], train, is_grid=True)
+
+
+def read_sweep(arguments: list[str], train: list[str], is_grid: bool = False) -> Sweep:
     """Return the sweep that a command line describes; `train` is the command that trains, before its settings."""
     config = compose("sweep", arguments)
-    from minigpt.sweep.space import points, read_space
+    from minigpt.sweep.space import overrides, points, read_space
 
-    shared = train_arguments("sweep", arguments)
     space, faults = read_space(config.search.space, find_groups(TrainConfig), config.search.sampler)
-    faults = faults or _unfit_search(config) + _unfit_points(config, space, shared)
+    if is_grid and config.seeds > 1:
+        faults.append("seeds= is for minigpt sweep. List them: seed=1,2,3.")
     if faults:
-        raise UserFault(*dict.fromkeys(faults))
+        raise UserFault(*faults)
+    shared = [word for word in train_arguments("sweep", arguments) if word.partition("=")[0].lstrip("+") not in space]
+    corners = [overrides(point) for point in itertools.islice(points(space), 10_000)]
+    if len(corners) > MAX_CHECKED and not is_grid:
+        corners = random.Random(0).sample(corners, MAX_CHECKED)
+    configs = _compose_points(corners, shared)
+    incomparable, runs = _incomparable(configs, config.sweep.metric), {}
+    if is_grid:
+        runs = _run_dirs(configs, corners, shared)
+        for sentence in incomparable:
+            note(f"Note: {sentence}")
+    elif faults := _unfit_search(config) + incomparable:
+        raise UserFault(*faults)
     search = ["own", *(word.partition("=")[2] for word in arguments if word.startswith("search="))][-1]
-    name = "-".join(part.replace("/", "-") for part in (config.experiment, search))
+    name = "-".join(part.replace("/", "-") for part in (config.experiment, "grid" if is_grid else search))
     folder = Path(os.path.expanduser(config.sweep.dir or f"sweeps/{name}-{config_hash(config)}"))
     trials = config.trials or TRIALS
     if config.search.sampler == "grid":
         trials = len(list(itertools.islice(points(space), config.trials)))
-    return Sweep(config, shared, space, trials, folder, train)
+    return Sweep(config, shared, space, trials, folder, train, runs)
 
 
 def _unfit_search(config: SweepConfig) -> list[str]:
@@ -71,28 +100,53 @@ def _unfit_search(config: SweepConfig) -> list[str]:
     return faults
 
 
-def _unfit_points(config: SweepConfig, space: dict[str, Any], shared: list[str]) -> list[str]:
-    """Return a sentence for each point of the space that `train` would refuse, or that can't be compared."""
-    from minigpt.sweep.space import overrides, points
-
+def _compose_points(corners: Sequence[list[str]], shared: list[str]) -> list[TrainConfig]:
+    """Return the configs of some points of the space; a fault names the first that `train` would refuse."""
+    configs: list[TrainConfig] = []
     faults: dict[str, str] = {}
-    texts, vocabularies = set(), set()
-    corners = list(itertools.islice(points(space), 10_000))
-    for point in random.Random(0).sample(corners, min(len(corners), MAX_CHECKED)):
+    for words in corners:
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # notes on settings
-                whole = values(compose("train", [*shared, *overrides(point)]))
-            data = {key: whole[key] for key in sorted(whole) if key.startswith("data.") and key != "data.dir"}
-            tokenizer = {key: whole[key] for key in sorted(whole) if key.startswith("tokenizer.")}
-            texts.add(whole["data.val_source"] or str(data))
-            vocabularies.add(str([tokenizer, data if whole["tokenizer.name"] in LEARNED else None]))
+                configs.append(compose("train", [*shared, *words]))
         except UserFault as fault:
             for sentence in fault.faults:
-                faults.setdefault(sentence, f"At {', '.join(overrides(point))}: {sentence}")
-    listed = list(faults.values())[:MAX_SHOWN]
+                faults.setdefault(sentence, f"At {', '.join(words)}: {sentence}")
+    if faults:
+        raise UserFault(*list(faults.values())[:MAX_SHOWN])
+    return configs
+
+
+def _run_dirs(
+    configs: Sequence[TrainConfig], corners: Sequence[list[str]], shared: list[str]
+) -> dict[frozenset[str], Path]:
+    """Return the run directory of each training of a grid; no two may be the same."""
+    words_of: dict[Path, list[str]] = {}
+    faults: list[str] = []
+    for config, words in zip(configs, corners, strict=True):
+        if (before := first_stage(config, [*shared, *words])) is not None:  # a name depends on what the run starts from
+            config.init.source = before.run.dir or default_run_dir(before)
+        folder = Path(os.path.expanduser(config.run.dir or default_run_dir(config)))
+        if folder in words_of:
+            same = f"-m: {' '.join(words_of[folder])} and {' '.join(words)} would have the same run directory, {folder}"
+            faults.append(f"{same}. Leave out run.dir, values that are there twice, and what changes no weights")
+        words_of[folder] = words
+    if faults:
+        raise UserFault(*faults)
+    return {frozenset(words): folder for folder, words in words_of.items()}
+
+
+def _incomparable(configs: Sequence[TrainConfig], metric: str) -> list[str]:
+    """Return why the trials' values can't be compared: other validation texts, other vocabularies."""
+    texts, vocabularies, faults = set(), set(), []
+    for config in configs:
+        now = values(config)
+        data = {key: now[key] for key in sorted(now) if key.startswith("data.") and key != "data.dir"}
+        tokenizer = {key: now[key] for key in sorted(now) if key.startswith("tokenizer.")}
+        texts.add(config.data.val_source or str(data))
+        vocabularies.add(str([tokenizer, data if config.tokenizer.name in LEARNED else None]))
     if len(texts) > 1:
         remedy = "Make a sweep for each, or set data.val_source=FILE for all"
-        listed.append(f"The trials would be validated on different texts. {remedy}.")
-    if len(vocabularies) > 1 and config.sweep.metric == "val/loss":
-        listed.append("val/loss can't be compared between vocabularies. Add sweep.metric=val/bits_per_byte.")
-    return listed
+        faults.append(f"The trials would be validated on different texts. {remedy}.")
+    if len(vocabularies) > 1 and metric == "val/loss":
+        faults.append("val/loss can't be compared between vocabularies. Add sweep.metric=val/bits_per_byte.")
+    return faults

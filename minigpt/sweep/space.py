@@ -28,7 +28,7 @@ def read_space(words: Mapping[str, Any], groups: Container[str], sampler: str) -
     """
     space: Space = {}
     faults = []
-    if not words:
+    if not words and sampler != "grid":
         example = """search.space='{"optimizer.lr": {"low": 1e-4, "high": 1e-2, "log": true}}'"""
         faults.append(f"Nothing is searched. Give a search of configs/search/ (search=lr), or your own: {example}")
     for key in words:

@@ -16,6 +16,7 @@ from minigpt.children import Child
 from minigpt.faults import BUG, FINISHED, INTERRUPTED, MEANINGS, STOPPED
 from minigpt.redact import redact
 from minigpt.rundir.rows import read_rows
+from minigpt.screen import tell
 from minigpt.sweep.settings import Sweep
 from minigpt.sweep.space import overrides
 
@@ -29,6 +30,8 @@ def run_number(trial: FrozenTrial) -> int:
 
 def run_dir(sweep: Sweep, trial: FrozenTrial, place: int) -> Path:
     """Return the run directory of a trial's seed at this place (0, 1, ...)."""
+    if sweep.runs:
+        return sweep.runs[frozenset(overrides(trial.params))]
     number = run_number(trial)
     return sweep.folder / "trials" / (f"{number:04d}" if sweep.config.seeds == 1 else f"{number:04d}-{place}")
 
@@ -64,8 +67,10 @@ class TrialRun:
         self.looks = self.run()  # the sweep's loop advances it
 
     @property
-    def output(self) -> Path:
-        """The file that its trainings print to."""
+    def output(self) -> Path | None:
+        """The file that its trainings print to; None for the screen: `train -m`, one at a time."""
+        if self.sweep.runs and self.sweep.config.workers == 1:
+            return None
         return self.sweep.folder / "logs" / f"{run_number(self.trial):04d}.txt"
 
     def run(self) -> Iterator[None]:
@@ -94,11 +99,12 @@ class TrialRun:
         """Begin or continue the training of the next seed, and watch it; return its exit code, None if it hung."""
         config, run = self.sweep.config, run_dir(self.sweep, self.trial, len(self.values))
         metrics = run / "metrics.jsonl"
-        self.output.parent.mkdir(exist_ok=True)
         # The sweep asks SLURM to queue the job again; its trials must not.
         environment = {"SLURM_JOB_ID": "", "SLURM_ARRAY_JOB_ID": ""}
         if self.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = self.gpus
+        if self.output is None:
+            tell(f"=== Trial {run_number(self.trial)}: {' '.join(overrides(self.trial.params)) or 'as given'}")
         self.child = Child(self.command(run), self.output, environment=environment, lock=self.lock)
         limit, size, alive_at = 60 * config.sweep.hang_minutes or math.inf, 0, time.monotonic()
         while (code := self.child.poll()) is None:
@@ -106,7 +112,7 @@ class TrialRun:
             if self.stopping or self.pruned:
                 self.child.stop()
             # output, too: preparing and a first stage log no rows
-            written = sum(path.stat().st_size for path in (metrics, self.output) if path.exists())
+            written = sum(path.stat().st_size for path in (metrics, self.output) if path and path.exists())
             if written != size:
                 size, alive_at = written, time.monotonic()
                 self.rows = read_rows(metrics)
@@ -120,6 +126,9 @@ class TrialRun:
 
     def command(self, run: Path) -> list[str]:
         """Return the command that trains the next seed."""
+        words = [*self.sweep.train, *self.sweep.shared, *overrides(self.trial.params)]
+        if self.sweep.runs:
+            return words
         config, extra = self.sweep.config, [f"run.dir={run}"]
         if config.seeds > 1:
             extra.append(f"seed={config.seed + len(self.values)}")
@@ -127,7 +136,7 @@ class TrialRun:
             extra.append(f"logger.group={self.sweep.folder.resolve().name}")
         if config.trainer.threads == 0 and "trainer.threads" not in self.trial.params:
             extra.append(f"trainer.threads={self.threads}")
-        return [*self.sweep.train, *self.sweep.shared, *overrides(self.trial.params), *extra]
+        return [*words, *extra]
 
     def judge(self) -> None:
         """Report the first seed's value at each new mark, and note whether the pruner finds it behind."""

@@ -1,5 +1,6 @@
 """Every `minigpt` command in README.md and docs/ is one that minigpt takes: its settings exist and fit together."""
 
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from minigpt import cli
-from minigpt.config.command_line import expand_lists
+from minigpt.config.command_line import split_lists
 from minigpt.config.compose import compose
 from minigpt.config.schema import RETIRED
 from minigpt.faults import UserFault
@@ -58,7 +59,9 @@ def test_a_documented_command_composes(page, command, tmp_path, monkeypatch):
     partly = "..." in words
     words = [word.partition("|")[0] for word in words if word != "..." and not word.startswith("[")]
     name = "train" if name == "demo" else name
-    for job in [words for words, _ in expand_lists(words)] if "-m" in words else [words]:
+    shared, lists = split_lists(words)
+    points = itertools.product(*([f"{key}={text}" for text in texts] for key, texts in lists.items()))
+    for job in [[*shared, *point] for point in points] if "-m" in words else [words]:
         if {"--help", "-h", "--cfg"} & {*job}:
             continue
         try:

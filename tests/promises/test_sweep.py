@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from minigpt.cli import _dispatch
-from minigpt.faults import STOPPED, TRIALS_FAILED, UserFault
+from minigpt.faults import NON_FINITE, STOPPED, TRIALS_FAILED, UserFault
 from minigpt.sweep import results, search
 from minigpt.sweep.search import run_sweep
 from minigpt.sweep.settings import Sweep, read_sweep
@@ -223,7 +223,7 @@ def test_causes_in_words():
 
 
 def test_a_real_sweep_and_a_real_grid(tmp_path, monkeypatch, capfd):
-    """Of one trial and one job: the stub shows what several are."""
+    """Of few trials: the stub shows what more are."""
     monkeypatch.undo()  # with the picture
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -232,7 +232,13 @@ def test_a_real_sweep_and_a_real_grid(tmp_path, monkeypatch, capfd):
     assert _dispatch(["sweep", *words, LR, "trials=1", "sweep.dir=sweep"]) == 0
     assert (tmp_path / "sweep" / "sweep.png").read_bytes().startswith(b"\x89PNG")
     assert _dispatch(["train", "-m", *words, "seed=2"]) == 0
-    line = capfd.readouterr().out.splitlines()[-1]
-    assert "finished" in line
-    assert "val/loss" in line
-    assert len(list((tmp_path / "runs").iterdir())) == 1
+    assert "1 of 1 trial\n" in capfd.readouterr().out
+    (run,) = (tmp_path / "runs").iterdir()
+    assert "seed: 2\n" in (run / "config.yaml").read_text()
+    grid = ["train", "-m", *words, "optimizer.lr=1e30,1e-3", "guard.max_skips=0", "guard.max_rollbacks=0"]
+    assert _dispatch(grid) == NON_FINITE  # as the first that failed
+    printed = capfd.readouterr().out
+    assert "=== Trial 1: optimizer.lr=0.001" in printed
+    assert "trial 0: FAILED training became non-finite (exit 5)  optimizer.lr=1e+30" in printed
+    assert "2 of 2 trials, 1 failed" in printed
+    assert len(list((tmp_path / "runs").iterdir())) == 3

@@ -1,29 +1,30 @@
-"""-m: lists of values become one command line for each combination."""
+"""-m: which arguments list values."""
+
+import re
 
 import pytest
 
-from minigpt.config.command_line import expand_lists
+from minigpt.config.command_line import split_lists
+from minigpt.faults import UserFault
+from minigpt.sweep.settings import read_grid
 
 
-def test_the_last_list_changes_fastest_and_single_values_stay_as_typed():
-    assert expand_lists(["-m", "model=gpt2,gpt-nano", "trainer.max_steps=5", "seed=range(1,4)"]) == [
-        ([f"model={model}", "trainer.max_steps=5", f"seed={seed}"], f"model={model} seed={seed}")
-        for model in ("gpt2", "gpt-nano")
-        for seed in (1, 2, 3)
-    ]
+def test_single_values_stay_as_typed():
+    words = ["-m", "model=gpt2,gpt-nano", "trainer.max_steps=5", "seed=range(1,4)"]
+    assert split_lists(words) == (["trainer.max_steps=5"], {"model": ["gpt2", "gpt-nano"], "seed": ["1", "2", "3"]})
 
 
 @pytest.mark.parametrize(
-    ("argument", "texts"),
+    ("argument", "key", "texts"),
     [
-        ("optimizer.lr=1e-3,3e-3", ["optimizer.lr=1e-3", "optimizer.lr=3e-3"]),
-        ("trainer.max_tokens=null, 100", ["trainer.max_tokens=null", "trainer.max_tokens=100"]),
-        ("+seed=range(1,3)", ["+seed=1", "+seed=2"]),
-        ("adapter=none,lora", ["adapter=none", "adapter=lora"]),  # which is free text in sample alone
+        ("optimizer.lr=1e-3,3e-3", "optimizer.lr", ["1e-3", "3e-3"]),
+        ("trainer.max_tokens=null, 100", "trainer.max_tokens", ["null", "100"]),
+        ("+seed=range(1,3)", "seed", ["1", "2"]),
+        ("adapter=none,lora", "adapter", ["none", "lora"]),  # which is free text in sample alone
     ],
 )
-def test_each_kind_of_list(argument, texts):
-    assert expand_lists(["--multirun", argument]) == [([text], text) for text in texts]
+def test_each_kind_of_list(argument, key, texts):
+    assert split_lists(["--multirun", argument]) == ([], {key: texts})
 
 
 @pytest.mark.parametrize(
@@ -31,4 +32,22 @@ def test_each_kind_of_list(argument, texts):
     ["samples.prompt=one, two", "data.source=a,b", "data.mix=a:1,b:2", "seed=", "seed=1,", "--config-dir=a,b", "seed"],
 )
 def test_what_lists_nothing_stays_as_it_is(argument):
-    assert expand_lists(["-m", argument]) == [([argument], "")]
+    assert split_lists(["-m", argument]) == ([argument], {})
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["seed=1,2", "run.dir=here"], "Leave out run.dir"),
+        (["seed=1,1"], "values that are there twice"),
+        (["seed=1,-2"], "At seed=-2: seed must be at least 0"),
+        (["seed=1,x"], "a choice must be a whole number"),
+        (["sede=1,2"], "No setting 'sede'. Did you mean 'seed'?"),
+        (["seed=1,2", "seeds=2"], "List them: seed=1,2,3"),
+    ],
+)
+def test_what_no_grid_can_train_is_named_before_anything_is_started(tmp_path, monkeypatch, words, says):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserFault, match=re.escape(says)):
+        read_grid(["-m", *words], ["train"])
+    assert not list(tmp_path.iterdir())
