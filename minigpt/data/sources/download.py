@@ -1,23 +1,29 @@
 """Files from the network: those that a URL of any file system names, by fsspec.
 
 A copy gets its name when all of it is there; its folder is named after the URL and the version that its server states.
+What a killed download leaves is continued, if the server sends parts and states a version.
 """
 
+import errno
 import hashlib
 import importlib.util
 import json
+import os
 import posixpath
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from minigpt.data.readers.document import File
 from minigpt.faults import UserFault
-from minigpt.files import replaced
+from minigpt.files import flush, lock
 from minigpt.redact import redact
 from minigpt.screen import Progress, Say, size_text
+
+PARTIAL = 206  # HTTP's status of an answer that is the part asked for
+PIECE_BYTES = 1 << 20
 
 
 class SourceGone(UserFault):
@@ -58,7 +64,7 @@ def list_url(url: str, folder: Path) -> list[File]:
     files = []
     for name, each, info in zip(names, paths, infos, strict=True):
         label = name.removeprefix(root).strip("/")
-        stamp = hashlib.sha256(json.dumps([url, info], sort_keys=True, default=str).encode()).hexdigest()[:16]
+        stamp = _stamp(url, info)
         copy = folder / stamp / label.rpartition("/")[2][-200:]
         files.append(File(copy, label, info.get("size") or 0, stamp, url, each, is_named=paths == [path]))
     return files
@@ -80,15 +86,55 @@ def fetch(files: Sequence[File], say: Say) -> None:
     for file in missing:
         try:
             file.path.parent.mkdir(parents=True, exist_ok=True)
-            with replaced(file.path) as temporary:
-                _file_system(file.address)[0].get_file(file.place, str(temporary))
-                if file.size and (size := temporary.stat().st_size) != file.size:
+            with open(file.path.with_name(f".{file.path.name}.part"), "ab") as copy:
+                lock(copy)
+                copy.seek(0, os.SEEK_END)
+                if file.path.exists():  # another process has fetched it meanwhile
+                    continue
+                _complete(file, copy, progress)
+                if file.size and (size := copy.tell()) != file.size:
+                    copy.truncate(0)
                     raise ConnectionError(f"{size:,} of {file.size:,} bytes came")
+                copy.flush()
+                flush(Path(copy.name))
+                os.replace(copy.name, file.path)
         except Exception as error:
-            if isinstance(error, OSError) and str(file.path.parent) in str(error.filename):
+            full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+            if full or (isinstance(error, OSError) and str(file.path.parent) in str(error.filename)):
                 raise  # a copy can't be written
             raise _gone(file.address, error) from None
-        progress(file.size)
+        flush(file.path.parent)
+
+
+def _complete(file: File, copy: BinaryIO, progress: Callable[[int], object]) -> None:
+    """Append to a copy what it lacks; all of it where the server sends no parts, or states no size or version."""
+    system, options = _file_system(file.address)[0], dict[str, Any]()
+    is_http, info = file.address.startswith(("http://", "https://")), system.info(file.place)
+    if _stamp(file.address, info) != file.stamp:
+        raise ConnectionError("it was changed since it was found; try again")
+    version = info.get("ETag", info.get("Last-Modified", "" if is_http else "stated"))
+    if copy.tell() > file.size or not version:
+        copy.truncate(copy.seek(0))
+    if 0 < copy.tell() == file.size:
+        return
+    if is_http:
+        part = {"Range": f"bytes={copy.tell()}-", "If-Range": version} if copy.tell() else {}
+        options = {"block_size": 0, "size": 1, "headers": {"Accept-Encoding": "identity", **part}}
+    with system.open(file.place, "rb", **options) as source:
+        if not is_http:
+            source.seek(copy.tell())
+        elif source.r.status != PARTIAL:
+            copy.truncate(copy.seek(0))
+        progress(copy.tell())
+        while chunk := source.read(PIECE_BYTES):
+            copy.write(chunk)
+            progress(len(chunk))
+
+
+def _stamp(url: str, info: dict[str, Any]) -> str:
+    """Return a hash of the version of a file that its server states."""
+    version = {key: value for key, value in info.items() if key != "url"}  # a redirection may be signed anew each time
+    return hashlib.sha256(json.dumps([url, version], sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def _file_system(url: str) -> tuple[Any, str]:
