@@ -260,7 +260,7 @@ def add_open_paths(app: FastAPI, engine: Engine) -> None:
 
     @app.get("/health")
     async def health() -> Response:
-        alive, models = engine.thread.is_alive(), engine.models.values()
+        alive, models = not engine.work.done(), engine.models.values()
         counts = {name: sum(len(getattr(served, name)) for served in models) for name in ("writing", "waiting")}
         return JSONResponse({"status": "ok" if alive else "failed", **counts}, 200 if alive else 503)
 

@@ -1,17 +1,14 @@
 """Writes the texts of all requests: one thread, one batch for each model, and per step a token for each of its texts.
 
 A text joins the batch as soon as a row is free and leaves it when it ends, so no request waits for another one's end.
-Only the thread touches the models. Each text is what it would be alone: see sampling/generate.py.
+Only the thread computes with the models. Each text is what it would be alone: see sampling/generate.py.
 """
 
 import asyncio
-import contextlib
 import itertools
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +23,7 @@ from minigpt.sampling.stream import TextStream
 from minigpt.sampling.write import gpt_forward
 from minigpt.serving.views import name_of
 
-MAX_TASKS = 8  # requests of the page that may wait
+MAX_CALLS = 8  # requests of the page that may wait
 
 
 class Busy(Exception):
@@ -112,36 +109,32 @@ class Served:
         forward = gpt_forward(loaded.model, decoder, vocab_size=loaded.tokenizer.vocab_size)
         self.reader = Reader(forward, loaded.model.config.block_size, loaded.model.new_cache, room=rows)
         self.writer = Writer(self.reader)
-        self.waiting: deque[Choice] = deque()
+        self.waiting: list[Choice] = []
         self.writing: dict[TextInProgress, Choice] = {}
 
     def admit(self) -> list[Choice]:
-        """Take texts of the first answer that waits, as many as there are free rows; under the engine's lock.
+        """Take texts of the first answer that waits, as many as there are free rows.
 
         They are of one answer only: reading its prompt holds up the texts that are being written.
         """
-        self.waiting = deque(choice for choice in self.waiting if not choice.answer.cancelled)
-        first = self.waiting[0].answer if self.waiting else None
-        of_first = itertools.takewhile(lambda choice: choice.answer is first, self.waiting)
-        new = list(itertools.islice(of_first, self.rows - len(self.writing)))
-        for _ in new:
-            self.waiting.popleft()
+        self.waiting = [choice for choice in self.waiting if not choice.answer.cancelled]
+        free = self.waiting[: self.rows - len(self.writing)]
+        new = [choice for choice in free if choice.answer is free[0].answer]
+        self.waiting = self.waiting[len(new) :]
+        self.writing |= {choice.text: choice for choice in new}
         return new
 
     def step(self, new: Sequence[Choice]) -> list[tuple[Answer, Piece]]:
         """Let new texts join, and give each text a token; return the pieces that this has added."""
         if new:
             self.writer.join([choice.text for choice in new])
-        self.writing = {**self.writing, **{choice.text: choice for choice in new}}  # other threads read the old one
         for text in [text for text, choice in self.writing.items() if choice.answer.cancelled]:
             self.writer.leave(text)
-        self.writing = {text: choice for text, choice in self.writing.items() if not choice.answer.cancelled}
-        if not self.writing:
-            return []
-        for text, token, logits in self.writer.step():
-            self.writing[text].add(token, logits, self.loaded.tokenizer.token_bytes(token))
-        pieces = [(choice.answer, choice.taken()) for choice in self.writing.values()]
-        self.writing = {text: choice for text, choice in self.writing.items() if not text.ended}
+        writing = {text: choice for text, choice in self.writing.items() if not choice.answer.cancelled}
+        for text, token, logits in self.writer.step() if writing else ():
+            writing[text].add(token, logits, self.loaded.tokenizer.token_bytes(token))
+        pieces = [(choice.answer, choice.taken()) for choice in writing.values()]
+        self.writing = {text: choice for text, choice in writing.items() if not text.ended}
         return pieces
 
     def fail(self, error: Exception) -> list[tuple[Answer, Exception]]:
@@ -167,7 +160,9 @@ def load_models(config: ServeConfig) -> list[Served]:
 
 
 class Engine:
-    """The thread that computes. Used as `async with Engine(...)`, in the event loop of its callers.
+    """Has the answers written, by one thread that computes; all else happens in the event loop.
+
+    Used as `async with Engine(...)`.
 
     Args:
         models: that are served.
@@ -179,85 +174,66 @@ class Engine:
         self.models = {served.name: served for served in models}
         self.queue = queue
         self.on_error = on_error
-        self.tasks: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self.changed = threading.Condition()
+        self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        self.changed = asyncio.Event()
+        self.calls = 0  # of `call` that are not answered yet
         self.stopping = False
-        self.thread = threading.Thread(target=self.run, name="engine", daemon=True)
 
     async def __aenter__(self) -> "Engine":
-        self.loop = asyncio.get_running_loop()
-        self.thread.start()
+        self.work = asyncio.create_task(self.run())
         return self
 
     def stop(self) -> None:
         """End all answers, and accept no more."""
-        with self.changed:
-            self.stopping = True
-            self.changed.notify()
+        self.stopping = True
+        self.changed.set()
 
     async def __aexit__(self, *_: object) -> None:
         self.stop()
-        await asyncio.to_thread(self.thread.join)
+        await self.work
+        await asyncio.to_thread(self.thread.shutdown)
 
     def submit(self, answer: Answer) -> None:
         """Have an answer written; Busy is raised if too many texts wait already."""
         served = self.models[answer.model]
-        choices = [Choice(answer, index) for index in range(len(answer.texts))]
-        with self.changed:
-            held = sum(not choice.answer.cancelled for choice in [*served.writing.values(), *served.waiting])
-            if self.stopping or held + len(choices) > served.rows + self.queue:
-                raise Busy
-            served.waiting.extend(choices)
-            self.changed.notify()
+        held = sum(not choice.answer.cancelled for choice in [*served.writing.values(), *served.waiting])
+        if self.stopping or held + len(answer.texts) > served.rows + self.queue:
+            raise Busy
+        served.waiting += [Choice(answer, index) for index in range(len(answer.texts))]
+        self.changed.set()
 
-    async def call(self, task: Callable[[], Any]) -> Any:
+    async def call(self, task: Callable[..., Any], *arguments: Any) -> Any:
         """Run a function that uses the models between two steps, and return its result, or raise Busy."""
-        future: Future[Any] = Future()
-        with self.changed:
-            if self.stopping or len(self.tasks) >= MAX_TASKS:
-                raise Busy
-            self.tasks.append((task, future))
-            self.changed.notify()
-        return await asyncio.wrap_future(future)
+        if self.stopping or self.calls >= MAX_CALLS:
+            raise Busy
+        self.calls += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.thread, task, *arguments)
+        finally:
+            self.calls -= 1
 
-    def run(self) -> None:
-        """Work until `stop`; an exception ends the answers that it concerns, not the thread."""
-        while True:
-            with self.changed:
-                self.changed.wait_for(
-                    lambda: (
-                        self.stopping or self.tasks or any(one.waiting or one.writing for one in self.models.values())
-                    )
-                )
-                if self.stopping:
-                    break
-                task, future = self.tasks.popleft() if self.tasks else (None, None)
-                new = {served: served.admit() for served in self.models.values()}
-            if task is not None and future is not None and future.set_running_or_notify_cancel():
+    async def run(self) -> None:
+        """Work until `stop`; an exception ends the answers that it concerns, and no others."""
+        loop = asyncio.get_running_loop()
+        while not self.stopping:
+            busy = [served for served in self.models.values() if served.waiting or served.writing]
+            if not busy:
+                self.changed.clear()
+                await self.changed.wait()
+            for served in busy:
+                events: Sequence[tuple[Answer, Piece | Exception]]
                 try:
-                    future.set_result(task())
-                except Exception as error:
-                    future.set_exception(error)
-            for served in self.models.values():
-                try:
-                    self.hand_out(served.step(new[served]))
+                    events = await loop.run_in_executor(self.thread, served.step, served.admit())
                 except Exception as error:
                     self.on_error(error)
-                    self.hand_out(served.fail(error))
-        for _, future in self.tasks:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(Busy())
+                    events = served.fail(error)
+                hand_out(events)
         for served in self.models.values():
-            served.writing = {**served.writing, **{choice.text: choice for choice in served.waiting}}
-            self.hand_out(served.fail(Busy()))
+            served.writing |= {choice.text: choice for choice in served.waiting}
+            hand_out(served.fail(Busy()))
 
-    def hand_out(self, events: Sequence[tuple[Answer, Piece | Exception]]) -> None:
-        """Put events into their answers' queues, in the callers' event loop."""
 
-        def put() -> None:
-            for answer, event in events:
-                answer.events.put_nowait(event)
-
-        if events:
-            with contextlib.suppress(RuntimeError):  # the loop is over
-                self.loop.call_soon_threadsafe(put)
+def hand_out(events: Sequence[tuple[Answer, Piece | Exception]]) -> None:
+    """Put events into their answers' queues."""
+    for answer, event in events:
+        answer.events.put_nowait(event)

@@ -9,6 +9,7 @@ from minigpt.faults import UserFault
 from minigpt.sampling.filters import SamplingOptions
 from minigpt.sampling.native.decoder import native_decoder
 from minigpt.sampling.native.library import find_compiler
+from minigpt.sampling.stream import TextStream
 from minigpt.sampling.write import text_ends, texts_of, write
 from minigpt.serving.engine import Answer, Busy, Engine, Piece, Served
 
@@ -112,12 +113,14 @@ def test_an_error_ends_the_texts_it_touches_and_no_others(loaded):
     asyncio.run(main())
 
 
-def test_questions_of_the_page_are_answered_between_two_steps_by_the_same_thread(loaded):
+def test_questions_of_the_page_are_answered_between_two_steps_by_the_same_thread(loaded, monkeypatch):
     async def main():
         async with engine_of(loaded) as engine:
-            answer = answer_of(loaded, "a", max_new_tokens=10**6)
+            answer, threads, feed = answer_of(loaded, "a", max_new_tokens=10**6), set(), TextStream.feed
+            monkeypatch.setattr(TextStream, "feed", lambda *given: threads.add(threading.get_ident()) or feed(*given))
             engine.submit(answer)
-            assert await engine.call(threading.get_ident) == engine.thread.ident
+            await answer.events.get()
+            assert {await engine.call(threading.get_ident)} == threads
             with pytest.raises(UserFault):
                 await engine.call(lambda: (_ for _ in ()).throw(UserFault("no")))
             answer.cancelled = True
