@@ -25,7 +25,7 @@ from minigpt.faults import CONTROL_PICTURES, UserFault
 from minigpt.sampling.conversation import ConversationTooLong
 from minigpt.serving.engine import Answer, Busy, Engine, Piece, Served
 from minigpt.serving.look import SERVER, page_of
-from minigpt.serving.protocol import ApiError, ChatRequest, CompletionRequest, Order, Reply, read_order, sentence_of
+from minigpt.serving.protocol import ApiError, ChatRequest, CompletionRequest, Reply, read_request, sentence_of
 from minigpt.serving.views import look, next_tokens, score
 
 MAX_BODY_BYTES = 1 << 20
@@ -129,14 +129,13 @@ class Server:
 
     async def write(self, request: Request, body: CompletionRequest | ChatRequest) -> Response:
         """Answer a request for texts, streaming or not."""
-        order = await asyncio.to_thread(read_order, body, self.served(body.model), self.config)
+        reply = await asyncio.to_thread(read_request, body, self.served(body.model), self.config)
         request.scope["minigpt"]["prompt"] = str(body.messages if isinstance(body, ChatRequest) else body.prompt)
-        self.engine.submit(order.answer)
-        pieces = self.pieces(request, order, self.watch(request, order.answer))
-        reply = Reply(order, int(time.time()))
+        self.engine.submit(reply.answer)
+        pieces = self.pieces(request, reply, self.watch(request, reply.answer))
         if body.stream:
-            return StreamingResponse(events(order, reply, pieces), media_type="text/event-stream")
-        wholes = [Piece(index) for index in range(len(order.answer.texts))]
+            return StreamingResponse(events(reply, pieces), media_type="text/event-stream")
+        wholes = [Piece(index) for index in range(len(reply.answer.texts))]
         async for piece in pieces:
             whole = wholes[piece.choice]
             whole.text, whole.ended = whole.text + piece.text, piece.ended
@@ -160,9 +159,9 @@ class Server:
         timer = asyncio.get_running_loop().call_later(self.config.seconds, end, late)
         return [asyncio.create_task(wait_for_disconnect()), timer]
 
-    async def pieces(self, request: Request, order: Order, watches: Sequence[Any]) -> AsyncIterator[Piece]:
+    async def pieces(self, request: Request, reply: Reply, watches: Sequence[Any]) -> AsyncIterator[Piece]:
         """Yield the pieces of an answer until all its texts have ended."""
-        answer, facts, tokens = order.answer, request.scope["minigpt"], 0
+        answer, facts, tokens = reply.answer, request.scope["minigpt"], 0
         left = len(answer.texts)
         try:
             while left:
@@ -185,18 +184,18 @@ class Server:
             for watch in watches:
                 watch.cancel()
             answer.cancelled = True
-            facts["words"] = f" {answer.model}: {sum(map(len, order.prompts))} tokens read, {tokens} written"
+            facts["words"] = f" {answer.model}: {sum(map(len, reply.prompts))} tokens read, {tokens} written"
 
 
-async def events(order: Order, reply: Reply, pieces: AsyncIterator[Piece]) -> AsyncIterator[str]:
+async def events(reply: Reply, pieces: AsyncIterator[Piece]) -> AsyncIterator[str]:
     """Yield a stream of server-sent events. Their JSON is ASCII: some clients divide lines at U+2028 and the like."""
     tokens = 0
     try:
         async for piece in pieces:
             tokens += len(piece.tokens)
-            if piece.text or piece.ended or order.body.return_token_ids or order.answer.top is not None:
+            if piece.text or piece.ended or reply.body.return_token_ids or reply.answer.top is not None:
                 yield f"data: {json.dumps(reply.chunk(piece))}\n\n"
-        if order.body.stream_options.get("include_usage"):
+        if reply.body.stream_options.get("include_usage"):
             yield f"data: {json.dumps(reply.chunk(usage=reply.usage(tokens)))}\n\n"
         yield "data: [DONE]\n\n"
     except ApiError as error:

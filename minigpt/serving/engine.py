@@ -202,13 +202,13 @@ class Engine:
         served.waiting += [Choice(answer, index) for index in range(len(answer.texts))]
         self.changed.set()
 
-    async def call(self, task: Callable[..., Any], *arguments: Any) -> Any:
+    async def call(self, task: Callable[[], Any]) -> Any:
         """Run a function that uses the models between two steps, and return its result, or raise Busy."""
         if self.stopping or self.calls >= MAX_CALLS:
             raise Busy
         self.calls += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self.thread, task, *arguments)
+            return await asyncio.get_running_loop().run_in_executor(self.thread, task)
         finally:
             self.calls -= 1
 

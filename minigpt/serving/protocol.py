@@ -4,6 +4,7 @@ Source: https://platform.openai.com/docs/api-reference (completions, chat, model
 """
 
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -106,18 +107,8 @@ class ChatRequest(WritingRequest):
     top_logprobs: int = Field(0, ge=0, le=MAX_TOP)
 
 
-@dataclass
-class Order:
-    """A request, ready to be written."""
-
-    body: "CompletionRequest | ChatRequest"
-    answer: Answer
-    tokenizer: Tokenizer
-    prompts: Sequence[Sequence[int]]
-
-
-def read_order(body: CompletionRequest | ChatRequest, served: Served, config: ServeConfig) -> Order:
-    """Return what a request asks of a model. More tokens than config.max_tokens are cut to it.
+def read_request(body: CompletionRequest | ChatRequest, served: Served, config: ServeConfig) -> "Reply":
+    """Return the reply to a request, whose answer is ready to be written. A wish above config.max_tokens is cut to it.
 
     A prompt that is longer than the context is refused, since the model would read only its end.
 
@@ -145,8 +136,7 @@ def read_order(body: CompletionRequest | ChatRequest, served: Served, config: Se
         ends = text_ends(tokenizer)
     if len(prompts) * body.n > most:
         raise ApiError(400, f"{len(prompts)} prompts with n={body.n} are more than {most} texts", param="prompt")
-    answer = Answer(body.model, texts_of(prompts, options, body.n, ends), top)
-    return Order(body, answer, tokenizer, prompts)
+    return Reply(body, Answer(body.model, texts_of(prompts, options, body.n, ends), top), tokenizer, prompts)
 
 
 def read_prompts(body: CompletionRequest, tokenizer: Tokenizer, block_size: int) -> list[list[int]]:
@@ -172,20 +162,20 @@ def read_prompts(body: CompletionRequest, tokenizer: Tokenizer, block_size: int)
     return prompts
 
 
+@dataclass
 class Reply:
-    """Turns written texts into JSON.
+    """A request, its answer, and the prompts as tokens: turns the written texts into JSON."""
 
-    Args:
-        order: the request.
-        created: seconds since 1970.
-    """
+    body: CompletionRequest | ChatRequest
+    answer: Answer
+    tokenizer: Tokenizer
+    prompts: Sequence[Sequence[int]]
 
-    def __init__(self, order: Order, created: int):
-        self.order = order
-        self.chat = isinstance(order.body, ChatRequest)
+    def __post_init__(self) -> None:
+        self.chat = isinstance(self.body, ChatRequest)
         self.kind = "chat.completion" if self.chat else "text_completion"
         name = f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(12)}"
-        self.head = {"id": name, "object": self.kind, "created": created, "model": order.answer.model}
+        self.head = {"id": name, "object": self.kind, "created": int(time.time()), "model": self.answer.model}
         self.begun: set[int] = set()  # choices of which a part was sent
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
@@ -201,7 +191,7 @@ class Reply:
 
     def usage(self, written: int) -> dict[str, int]:
         """Return the counts of tokens."""
-        read = sum(map(len, self.order.prompts))
+        read = sum(map(len, self.prompts))
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
     def _choice(self, piece: Piece, *, message: str) -> dict[str, Any]:
@@ -213,17 +203,17 @@ class Reply:
         else:
             choice["text"] = piece.text
         choice["logprobs"] = None
-        if self.order.answer.top is not None:
+        if self.answer.top is not None:
             choice["logprobs"] = (self._chat_logprobs if self.chat else self._logprobs)(piece.tokens)
-        if self.order.body.return_token_ids:
+        if self.body.return_token_ids:
             choice["token_ids"] = [token.id for token in piece.tokens]
-            prompt, number = divmod(piece.choice, len(self.order.answer.texts) // len(self.order.prompts))
+            prompt, number = divmod(piece.choice, len(self.answer.texts) // len(self.prompts))
             if first and number == 0:
-                choice["prompt_token_ids"] = self.order.prompts[prompt]
+                choice["prompt_token_ids"] = self.prompts[prompt]
         return choice
 
     def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
-        name = partial(label, self.order.tokenizer)
+        name = partial(label, self.tokenizer)
         return {
             "tokens": [name(token.id) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
@@ -232,8 +222,8 @@ class Reply:
 
     def _chat_logprobs(self, tokens: Sequence[Token]) -> dict[str, Any]:
         def described(token: int, logprob: float) -> dict[str, Any]:
-            data = self.order.tokenizer.token_bytes(token)
-            return {"token": label(self.order.tokenizer, token), "logprob": logprob, "bytes": list(data)}
+            data = self.tokenizer.token_bytes(token)
+            return {"token": label(self.tokenizer, token), "logprob": logprob, "bytes": list(data)}
 
         content = [
             {**described(token.id, token.logprob), "top_logprobs": [described(*top) for top in token.top]}

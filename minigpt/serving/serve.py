@@ -54,13 +54,9 @@ async def until_told(server: uvicorn.Server, engine: Engine, listening: socket.s
     server.capture_signals = contextlib.nullcontext  # type: ignore  # they are handled here
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop)
-    serving = asyncio.create_task(server.serve([listening]))
-    while not server.started and not serving.done():
-        await asyncio.sleep(0.01)
     host, port = listening.getsockname()[:2]
-    if server.started:
-        print(f"Serving at http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C stops)", flush=True)
-    await serving
+    print(f"Serving at http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C stops)", flush=True)
+    await server.serve([listening])
     note("Stopped.")
     return FINISHED
 

@@ -64,7 +64,7 @@ def distribution(tokenizer: Tokenizer, logits: Tensor, count: int = MOST_LIKELY)
 def next_tokens(loaded: LoadedCheckpoint, tokens: Sequence[int]) -> dict[str, Any]:
     """Return the distribution of the token that follows these."""
     V = loaded.tokenizer.vocab_size
-    if not tokens or not all(type(token) is int and 0 <= token < V for token in tokens):
+    if not tokens or not all(0 <= token < V for token in tokens):
         raise UserFault(f"tokens must be at least one whole number from 0 to {V - 1}")
     window = tokens[window_start(len(tokens), loaded.model.config.block_size) :]
     logits = gpt_forward(loaded.model)(torch.tensor([window]), [len(window)], None)

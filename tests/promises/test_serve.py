@@ -17,7 +17,7 @@ from minigpt.config.compose import compose
 from minigpt.faults import UserFault
 from minigpt.serving.app import make_app
 from minigpt.serving.engine import Engine, Token, load_models
-from minigpt.serving.protocol import ChatRequest, CompletionRequest, Piece, Reply, read_order
+from minigpt.serving.protocol import ChatRequest, CompletionRequest, Piece, read_request
 from minigpt.serving.serve import read_token
 
 HERE = "http://localhost:8000"
@@ -210,8 +210,8 @@ def test_logprobs_in_both_forms(trained):
     config = compose("serve", [f"checkpoint={trained}", "compile=off"])
     (model,) = load_models(config)
     token = Token(104, -0.5, [(104, -0.5), (195, -1.5)])
-    plain = read_order(CompletionRequest(model="run", prompt="ab", logprobs=2), model, config)
-    (choice,) = Reply(plain, 0).whole([Piece(0, "h", [token, Token(256, -2.0)], "end of text")])["choices"]
+    plain = read_request(CompletionRequest(model="run", prompt="ab", logprobs=2), model, config)
+    (choice,) = plain.whole([Piece(0, "h", [token, Token(256, -2.0)], "end of text")])["choices"]
     assert choice["finish_reason"] == "stop"
     assert choice["logprobs"] == {
         "tokens": ["h", "<|endoftext|>"],
@@ -219,8 +219,8 @@ def test_logprobs_in_both_forms(trained):
         "top_logprobs": [{"h": -0.5, "\\xc3": -1.5}, {}],
     }
     fields = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "return_token_ids": True}
-    chat = read_order(ChatRequest(model="run", **fields), model, config)
-    (choice,) = Reply(chat, 0).chunk(Piece(0, "h", [token]))["choices"]
+    chat = read_request(ChatRequest(model="run", **fields), model, config)
+    (choice,) = chat.chunk(Piece(0, "h", [token]))["choices"]
     assert choice["delta"] == {"role": "assistant", "content": "h"}
     assert (choice["token_ids"], choice["prompt_token_ids"]) == ([104], list(chat.prompts[0]))
     top = [{"token": "h", "logprob": -0.5, "bytes": [104]}, {"token": "\\xc3", "logprob": -1.5, "bytes": [195]}]
@@ -240,6 +240,10 @@ def test_the_page_and_its_requests(http):
 
 
 def test_serve_names_what_it_can_not_use(trained, capsys):
-    for words, says in ((["port=70000"], "port must be"), (["rows=33"], "rows must be")):
+    for words, says in (
+        (["port=70000"], "port must be"),
+        (["rows=33"], "rows must be"),
+        (["hosts=a*b"], "Use NAME or"),
+    ):
         with pytest.raises(UserFault, match=says):
             _dispatch(["serve", f"checkpoint={trained}", *words])
