@@ -6,13 +6,11 @@ processes, and every group holds a copy. Gradients are cut and averaged likewise
 Source: Zhao et al. 2023, "PyTorch FSDP"; torch.distributed.fsdp.fully_shard.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from minigpt.config.schema import TrainConfig, TrainerConfig
@@ -67,34 +65,6 @@ def begin_micro_batch(gpt: Any, *, last: bool, reshard: bool) -> None:
     """Set what the next micro-batch does with gathered weights and gradients; `last`: it is its step's last."""
     gpt.set_requires_gradient_sync(last or reshard)
     gpt.set_reshard_after_backward(last or reshard)
-
-
-@torch.no_grad()
-def sample_together(gpt: Any, rank: int, write: Callable[[Callable[..., Tensor]], str | None]) -> str | None:
-    """Let rank 0 write with a sharded model, while the other ranks gather the weights with it; return its text.
-
-    `write` is called on rank 0 with (tokens, lengths, cache) -> (B, V) logits, as the sampling loop wants it.
-    """
-    device = next(gpt.parameters()).device
-    more = torch.ones(1, dtype=torch.int32, device=device)
-
-    def forward(tokens: Tensor, lengths: Sequence[int], cache: None) -> Tensor:
-        with torch.inference_mode(False), torch.no_grad():  # gathered weights may be used for training afterwards
-            dist.broadcast(more, 0)
-            logits = gpt(tokens.clone().to(device))
-        return logits[torch.arange(len(lengths)), torch.tensor(lengths) - 1]
-
-    text: str | None = ""
-    if rank == 0:
-        text = write(forward)
-        dist.broadcast(torch.zeros_like(more), 0)
-    else:
-        dist.broadcast(more, 0)
-        while more.item():
-            gpt(torch.zeros(1, 1, dtype=torch.int64, device=device))
-            dist.broadcast(more, 0)
-    free_gathered(gpt)
-    return text
 
 
 def free_gathered(gpt: GPT) -> None:

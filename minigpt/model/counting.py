@@ -43,11 +43,6 @@ def _sizes(model: tuple[tuple[str, Any], ...], vocab_size: int, adapter: tuple[t
     return Sizes(every, block, matrices, shallow.output_weight.numel(), learning, learning_matrices)
 
 
-def parameter_count(config: ModelConfig, vocab_size: int) -> int:
-    """Return the number of a model's weights, with the padding of its embedding table."""
-    return sizes_of(config, vocab_size).all
-
-
 def attention_width(config: ModelConfig) -> int:
     """Return the width of all heads together."""
     return config.n_head * (config.head_dim or config.n_embd // config.n_head)

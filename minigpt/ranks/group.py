@@ -26,7 +26,6 @@ NEVER = timedelta(days=365)
 GRACE_SECONDS = 1.5  # an error is often caused by another rank's end, whose launcher ends this process meanwhile
 POLL_SECONDS = 0.01
 FIRST_FAULT = "first fault"  # key in the store: the exit code of the rank that failed first
-SAME_COMMAND = "Start all processes of a run with one command, on the same files"
 
 
 @dataclass(frozen=True)
@@ -57,13 +56,14 @@ class Processes:
         work.wait()
         return [value.decode() for value in self.store.multi_get(keys)]
 
-    def require_equal_on_all_ranks(self, what: str, mine: Mapping[str, object], *, remedy: str = SAME_COMMAND) -> None:
+    def require_equal_on_all_ranks(self, what: str, mine: Mapping[str, object]) -> None:
         """Refuse, on every rank, if not all ranks have the same `mine`; name the first rank and keys that differ."""
         first, *others = self.gather("\n".join(f"{key}: {mine[key]!r}" for key in sorted(mine)))
         for rank, text in enumerate(others, 1):
             if text != first:
                 lines, expected = set(text.splitlines()), set(first.splitlines())
                 wrong = f"{'; '.join(sorted(lines - expected))} where rank 0 has {'; '.join(sorted(expected - lines))}"
+                remedy = "Start all processes of a run with one command, on the same files"
                 raise UserFault(f"rank {rank} has {what} other than rank 0: {wrong}. {remedy}")
 
     @contextlib.contextmanager

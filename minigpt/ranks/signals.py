@@ -35,7 +35,6 @@ class Signals:
         self.before_exit: Callable[[], object] = lambda: None
         self._interrupts = 0
         self._old_handlers: dict[int, Any] = {}
-        self._terminals = [stream for stream in (1, 2) if os.isatty(stream)]
 
     def __enter__(self) -> "Signals":
         global _active
@@ -71,9 +70,6 @@ class Signals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         number = signal.SIGINT if number == CTRL_C else number
         self._interrupts += number == signal.SIGINT
-        if number == signal.SIGHUP:  # the terminal is gone, and writing to it would fail
-            for stream in self._terminals:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         if self._interrupts == 2:
             self.before_exit()
             _write("Stopped at once. The same command continues from the last checkpoint, if there is one.")

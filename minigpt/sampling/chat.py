@@ -71,8 +71,8 @@ class Conversation:
 
     def turn(self, max_new_tokens: int) -> Turn:
         """Return what the model reads: the conversation, without its oldest exchanges if it would be too long."""
-        block_size, forgotten = self.loaded.model.config.block_size, 0
-        while True:
+        block_size = self.loaded.model.config.block_size
+        for forgotten in range(0, len(self.messages), 2):
             turn = turn_of(self.loaded.tokenizer, [*self.system, *self.messages[forgotten:]])
             try:
                 refuse_too_long(turn, block_size, max_new_tokens)
@@ -80,7 +80,6 @@ class Conversation:
             except ConversationTooLong:
                 if forgotten == len(self.messages) - 1:
                     raise
-                forgotten += 2
         if forgotten and not self.noted:
             note(f"note: the model reads {block_size} tokens: the oldest messages are left out from now on")
             self.noted = True

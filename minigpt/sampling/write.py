@@ -23,7 +23,7 @@ from minigpt.seeds import fold
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str | bytes, *, allow_special: bool = False) -> list[int]:
-    """Return a prompt as tokens, after those that begin each text; the one of `start_token` if it is empty.
+    """Return a prompt as tokens, after those that begin each text (once); the one of `start_token` if it is empty.
 
     Args:
         tokenizer: the model's.
@@ -32,20 +32,12 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | bytes, *, allow_special: b
     """
     if not prompt:
         return [start_token(tokenizer)[0]]
-    if isinstance(prompt, str):
-        return _begun(tokenizer, tokenizer.encode(prompt, allow_special=allow_special))
-    if not allow_special:
-        return _begun(tokenizer, tokenizer.encode_bytes(prompt).tolist())
-    try:
-        return _begun(tokenizer, tokenizer.encode(prompt.decode(), allow_special=True))
-    except UnicodeDecodeError as error:
-        place = f"byte {prompt[error.start]:#04x} at offset {error.start}"
-        remedy = "Leave allow_special out (then any bytes will do), or save the file as UTF-8"
-        raise UserFault(f"the prompt is not UTF-8 text, which allow_special=true needs: {place}. {remedy}") from None
-
-
-def _begun(tokenizer: Tokenizer, tokens: list[int]) -> list[int]:
-    """Return tokens after those that begin each text, unless they begin so already."""
+    if isinstance(prompt, bytes) and allow_special:
+        prompt = prompt.decode("utf-8", "surrogateescape")  # what is no UTF-8 is refused as a surrogate
+    if isinstance(prompt, bytes):
+        tokens = tokenizer.encode_bytes(prompt).tolist()
+    else:
+        tokens = tokenizer.encode(prompt, allow_special=allow_special)
     start = tokenizer.start
     return tokens if tokens[: len(start)] == start else [*start, *tokens]
 
@@ -136,13 +128,10 @@ def write_texts(
         text.text = stream.text
 
 
-def write_sample(
-    model: GPT, tokenizer: Tokenizer, samples: SamplesConfig, *, seed: int, forward: Forward | None = None
-) -> str:
+def write_sample(model: GPT, tokenizer: Tokenizer, samples: SamplesConfig, *, seed: int) -> str:
     """Return one sample of a model in training, without its prompt; with roles, the prompt is a message.
 
     Training does not notice: the model's mode is restored, and no global random number is drawn.
-    `forward` stands in for the model's own, without a cache, where weights are sharded.
     """
     options = SamplingOptions(samples.max_new_tokens, samples.temperature, samples.top_k, seed=seed)
     if has_roles(tokenizer):
@@ -150,12 +139,11 @@ def write_sample(
         text = TextInProgress(turn.tokens, options, ends=turn.ends)
     else:
         text = TextInProgress(encode_prompt(tokenizer, samples.prompt), options, ends=text_ends(tokenizer))
-    new_cache = model.new_cache if forward is None else None
-    forward = forward or gpt_forward(model, vocab_size=tokenizer.vocab_size)
+    reader = Reader(gpt_forward(model, vocab_size=tokenizer.vocab_size), model.config.block_size, model.new_cache)
     training = model.training
     model.eval()
     try:
-        write_texts(Reader(forward, model.config.block_size, new_cache), tokenizer, [text])
+        write_texts(reader, tokenizer, [text])
     finally:
         model.train(training)
     return text.text

@@ -10,18 +10,18 @@ import lightning as L
 import torch
 import torch.distributed as dist
 
+from minigpt.checkpoint.contents import copy_tensors
 from minigpt.config.convert import to_dict
 from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import document_end
 from minigpt.data.chat.packing import Split
 from minigpt.machine.choices import Choices
 from minigpt.machine.hardware import peak_flops
-from minigpt.machine.sharding import Layout, free_gathered, sample_together
+from minigpt.machine.sharding import Layout, free_gathered
 from minigpt.machine.torch_setup import eager
 from minigpt.model.counting import flops_per_token
 from minigpt.model.evaluate import Score, evaluate, mean_score
-from minigpt.model.gpt import GPT
-from minigpt.model.loss import autocast
+from minigpt.model.gpt import GPT, empty_gpt
 from minigpt.redact import redact_values
 from minigpt.rundir.loggers import Tracker
 from minigpt.rundir.rows import append_row
@@ -98,19 +98,19 @@ def live_sample(gpt: GPT, job: TrainingJob, layout: Layout | None, *, step: int)
 
     Where weights are sharded all ranks call this.
     """
-    config = job.config
-
-    def write(**forward: Any) -> str | None:
-        try:
-            return write_sample(gpt, job.prepared.tokenizer, config.samples, seed=config.seed + step, **forward)
-        except NonFiniteLogits:
+    if layout is not None:  # rank 0 writes with whole weights in main memory
+        weights = copy_tensors(gpt.state_dict(), {} if job.run.writes else None)
+        if not job.run.writes:
             return None
-
-    if layout is None:
-        return write()
-    device = next(gpt.parameters()).device.type
-    with eager(), autocast(device, config.trainer.gather):  # weights gathered in bf16 need it
-        return sample_together(gpt, job.processes.rank, lambda forward: write(forward=forward))
+        if next(gpt.parameters()).is_cuda:
+            torch.cuda.current_stream().synchronize()  # for the copies
+        gpt = empty_gpt(gpt.config, gpt.vocab_size)
+        gpt.load_state_dict(weights)
+    config = job.config
+    try:
+        return write_sample(gpt, job.prepared.tokenizer, config.samples, seed=config.seed + step)
+    except NonFiniteLogits:
+        return None
 
 
 class RunLog:

@@ -43,12 +43,7 @@ def first_try() -> ctypes.CDLL | str:
     try:
         kept = own_folder()
         with contextlib.nullcontext(kept) if kept else tempfile.TemporaryDirectory(prefix="minigpt-") as folder:
-            path = build(Path(folder))
-            try:
-                code = ctypes.CDLL(str(path))  # stays loaded when its file is gone
-            except OSError:  # empty or cut off, as a power failure leaves a file
-                path.unlink()
-                code = ctypes.CDLL(str(build(path.parent)))
+            code = ctypes.CDLL(str(build(Path(folder))))  # stays loaded when its file is gone
     except NoNativeCode as reason:
         return str(reason)
     except (OSError, subprocess.SubprocessError) as error:

@@ -11,7 +11,7 @@ from minigpt.attention.record import record_attention
 from minigpt.config.check import check
 from minigpt.config.schema import ModelConfig, OptimizerConfig, TrainConfig
 from minigpt.data.tokenizer import build_tokenizer
-from minigpt.model.counting import flops_per_token, parameter_count
+from minigpt.model.counting import flops_per_token, sizes_of
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import next_token_loss
 from minigpt.sampling.filters import SamplingOptions
@@ -218,7 +218,7 @@ def test_a_combination_trains_and_both_kernels_agree_in_value_and_gradient(row):
 def test_a_combination_is_counted(row):
     model = make(**options_of(row), kernel="explicit")
     config = model.config
-    assert parameter_count(config, V) == sum(parameter.numel() for parameter in model.parameters())
+    assert sizes_of(config, V).all == sum(parameter.numel() for parameter in model.parameters())
     matrices = sum(each.numel() for each in model.blocks.parameters() if each.dim() == 2)
     dense = 6 * (matrices + model.token_embedding.weight.numel())  # as many as the output layer has, tied or not
     if row in OF_EACH_VALUE:  # what each setting adds does not depend on the others, and counting takes 0.1 s

@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from minigpt.config.schema import AdapterConfig, ModelConfig
-from minigpt.model.counting import flops_per_token, parameter_count, sizes_of
+from minigpt.model.counting import flops_per_token, sizes_of
 from minigpt.model.gpt import GPT
 from minigpt.model.lora import put_on
 from minigpt.model.loss import next_token_loss
@@ -32,7 +32,7 @@ def test_operations_are_those_of_a_real_step(name):
 def test_sizes_are_those_of_a_real_model(name):
     config, adapter = ModelConfig(**SIZES | MODELS[name]), AdapterConfig("lora", rank=3)
     gpt = GPT(config, V)
-    assert parameter_count(config, V) == sum(weight.numel() for weight in gpt.parameters())
+    assert sizes_of(config, V).all == sum(weight.numel() for weight in gpt.parameters())
     put_on(gpt, adapter)
     learning = sum(weight.numel() for weight in gpt.parameters() if weight.requires_grad)
     assert sizes_of(config, V, adapter).learning == learning

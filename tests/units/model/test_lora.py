@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from minigpt.config.schema import AdapterConfig, ModelConfig
-from minigpt.model.counting import parameter_count, sizes_of
+from minigpt.model.counting import sizes_of
 from minigpt.model.gpt import GPT
 from minigpt.model.lora import LoRA, adapter_of, base_of, merge, places, put_on, share
 from minigpt.model.loss import next_token_loss
@@ -104,7 +104,7 @@ def test_the_loss_in_chunks_leaves_a_frozen_output_layer_alone(chunk):
 def test_at_most_2_percent_of_124_million_learn(name):
     file = Path(__file__).parents[3] / "configs" / "model" / f"{name}.yaml"
     config = ModelConfig(**yaml.safe_load(file.read_text()))
-    whole = parameter_count(config, 50257)
+    whole = sizes_of(config, 50257).all
     assert whole > 120e6
     assert 0 < sizes_of(config, 50257, AdapterConfig("lora")).learning <= 0.02 * whole
 

@@ -1,6 +1,5 @@
 """A token's step as native code against its readable twin, the model: the same logits, the same cache."""
 
-import os
 import stat
 from dataclasses import fields
 
@@ -200,20 +199,10 @@ def test_why_it_can_not_be_built_is_told(compiler, monkeypatch, script, says):
         library()
 
 
-@pytest.fixture
-def built():
-    """The library as all processes of this user have it."""
-    return library()._name
-
-
-def test_a_build_that_others_can_write_is_not_run_and_one_that_was_cut_off_is_made_anew(built, compiler):
-    compiler(f'for last; do :; done; cp "{built}" "$last"')
+def test_a_build_that_others_can_write_is_not_run(compiler):
     folder = own_folder()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     folder.chmod(0o777)
     assert own_folder() is None
     folder.chmod(0o755)
-    kept = build(folder)
-    kept.write_bytes(b"\x7fELF cut off")
-    assert library().minigpt_step
-    assert os.stat(kept).st_size > 10_000
+    assert own_folder() == folder

@@ -159,7 +159,7 @@ def test_prompts_are_text_bytes_or_control_tokens():
     for prompt, says in ((b"a\xff", "UTF-8"), ("abz", r"'z'.*position 2"), ("a\ud800", "surrogate")):
         with pytest.raises(UserFault, match=says):
             encode_prompt(CHAR, prompt)
-    with pytest.raises(UserFault, match="byte 0xff at offset 1"):
+    with pytest.raises(UserFault, match="surrogate"):
         encode_prompt(BYTE, b"a\xff", allow_special=True)
 
 
