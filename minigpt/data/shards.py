@@ -34,8 +34,8 @@ Shard = dict[str, Any]  # file, dtype, header_bytes, tokens, bytes, max_token, s
 _FORMAT = "minigpt-shards"
 
 
-def write_sidecar(folder: Path, name: str, tokenizer: Tokenizer, shards: list[Shard]) -> dict[str, Any]:
-    """Write the sidecar of a split whose shards are there, and return it."""
+def write_sidecar(folder: Path, name: str, tokenizer: Tokenizer, shards: list[Shard]) -> None:
+    """Write the sidecar of a split whose shards are there."""
     n_tokens = sum(shard["tokens"] for shard in shards)
     if n_tokens < 2:
         remedy = f"Use more text or a {'smaller' if name == 'train' else 'larger'} data.val_fraction"
@@ -57,7 +57,6 @@ def write_sidecar(folder: Path, name: str, tokenizer: Tokenizer, shards: list[Sh
         "fingerprint": fingerprint([tokenizer.hash, *(shard["sha256"] for shard in shards)]),
     }
     write_json(folder / f"{name}.json", sidecar)
-    return sidecar
 
 
 def fingerprint(parts: list[str]) -> str:

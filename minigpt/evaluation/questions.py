@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from minigpt.data.chat.roles import END, encode_turn, has_roles
-from minigpt.data.readers.chat import BadMessages, is_answer, messages_of
+from minigpt.data.readers.chat import BadRecord, is_answer, messages_of
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.model.evaluate import measure_pass, nats_and_right, windows_at_once
@@ -85,7 +85,7 @@ def read_questions(path: Path) -> list[Question]:
         if line.strip():
             try:
                 questions.append(_question(json.loads(line)))
-            except (ValueError, TypeError, AttributeError, BadMessages) as error:
+            except (ValueError, TypeError, AttributeError, BadRecord) as error:
                 bad.append(f"{path}, line {number:,}: {error}")
     if not questions and not bad:
         bad.append(f"{path} holds no question; wanted JSON lines (docs/EVALUATION.md)")

@@ -11,8 +11,8 @@ import pytest
 
 from minigpt import cli
 from minigpt.config.schema import DataConfig, TokenizerConfig, WorkConfig
-from minigpt.data.preparing import encode, make, units
 from minigpt.data.preparing import prepare as module
+from minigpt.data.preparing import units
 from minigpt.data.preparing.prepare import prepare
 from minigpt.data.sources.corpus import find_corpus, look_inside
 from minigpt.data.tokenizers.scheme import runs
@@ -64,7 +64,7 @@ def test_the_tokens_are_those_of_the_text_in_one_piece(texts, monkeypatch, token
 
 def test_a_unit_that_is_finished_is_not_made_again(texts, monkeypatch):
     wanted = files(made("mixed", "whole").folder)
-    calls, real = [], encode.sha256_of
+    calls, real = [], units.sha256_of
 
     def stop(path):
         calls.append(path)
@@ -72,19 +72,19 @@ def test_a_unit_that_is_finished_is_not_made_again(texts, monkeypatch):
             raise KeyboardInterrupt
         return real(path)
 
-    monkeypatch.setattr(encode, "sha256_of", stop)
+    monkeypatch.setattr(units, "sha256_of", stop)
     with pytest.raises(KeyboardInterrupt):
         made("mixed", "stopped")
-    monkeypatch.setattr(encode, "sha256_of", real)
+    monkeypatch.setattr(units, "sha256_of", real)
     (folder,) = Path("stopped").glob("text-*")
-    records = list((folder / encode.UNITS).iterdir())
+    records = list((folder / units.UNITS).iterdir())
     assert records
     assert not (folder / "prepared.json").exists()
     shard = min(folder.glob("train-*.bin"))
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")  # damaged: this unit is made again
-    written, write = [], encode.write_json
-    monkeypatch.setattr(encode, "write_json", lambda path, content: written.append(path.name) or write(path, content))
-    monkeypatch.setattr(make, "scan_unit", lambda unit, **how: pytest.fail("read again"))
+    written, write = [], units.write_json
+    monkeypatch.setattr(units, "write_json", lambda path, content: written.append(path.name) or write(path, content))
+    monkeypatch.setattr(module, "scan_unit", lambda unit, **how: pytest.fail("read again"))
     assert files(made("mixed", "stopped").folder) == wanted
     corpus = look_inside(find_corpus(DataConfig("text", "mixed")), str)
     assert len(written) == len(units.units_of(corpus, runs)) - len(records) + 1
@@ -142,7 +142,7 @@ def die(unit, **how):
 
 
 def test_a_worker_that_is_killed_is_named_with_the_remedy(texts, monkeypatch):
-    monkeypatch.setattr(make, "scan_unit", die)
+    monkeypatch.setattr(module, "scan_unit", die)
     with pytest.raises(UserFault, match=r"was killed\. If memory is short, use fewer: prepare\.workers=1"):
         made("mixed", "data", workers=2)
 

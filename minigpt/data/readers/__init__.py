@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 
-from minigpt.data.readers.chat import read_chat
 from minigpt.data.readers.document import Document, File, ReadOptions
 from minigpt.data.readers.jsonl import read_jsonl
 from minigpt.data.readers.parquet import read_parquet
@@ -21,7 +20,7 @@ def read(file: File, options: ReadOptions, begin: int = 0, end: int | None = Non
     Raises:
         BadFile: it is not what its name says, or not text.
     """
-    reader = read_chat if options.chat else READERS.get(file.suffix, read_plain)
+    reader = read_jsonl if options.chat else READERS.get(file.suffix, read_plain)
     return reader(file, options, begin, end)
 
 

@@ -1,39 +1,44 @@
-"""JSON lines: each line is a record, and the text under one of its keys is a document."""
+"""JSON lines: each line is a record, and a document: the text under one of its keys, or a conversation."""
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
+from minigpt.data.readers.chat import BadRecord, conversation_of
 from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
 
 
 def read_jsonl(file: File, options: ReadOptions, begin: int = 0, end: int | None = None) -> Iterator[Document]:
-    """Yield the text of each record under `data.key`. Blank lines are skipped; a record with null has no text."""
-    for place, line in lines_of(file, begin, end):
+    """Yield the text of each record under `data.key`, or its conversation as `marked` writes it.
+
+    A record with null, or a conversation in which the assistant says nothing, is an empty document.
+    """
+    for number, (offset, line) in enumerate(records(file, b"\n", begin, end), 1):
+        if not (line := line.strip()):
+            continue
+        place = f"line {number:,}" if begin == 0 else f"the line at byte {offset:,}"
         try:
             record = json.loads(line.decode(options.encoding, options.errors).lstrip("\ufeff"))
-            text = record[options.key]
-            content = b"" if text is None else text.encode("utf-8", options.errors)
+            content = conversation_of(record, options.errors) if options.chat else _text_of(record, options)
         except UnicodeError as error:
-            raise BadFile(f"{file}, {place}: {error}. Write it as UTF-8, or use data.errors=replace") from None
+            remedy = "Write it as UTF-8 without lone surrogates, or use data.errors=replace"
+            raise BadFile(f"{file}, {place}: {error}. {remedy}") from None
         except (ValueError, RecursionError) as error:
-            raise BadFile(
-                f"{file}, {place} is not JSON ({error}). Give one record a line, or name the file .txt"
-            ) from None
-        except (LookupError, TypeError, AttributeError):
-            texts = [name for name in record if isinstance(record[name], str)] if isinstance(record, dict) else []
-            key = texts[0] if len(texts) == 1 else "KEY"
-            raise BadFile(
-                f"{file}, {place}: the record {line[:60].decode(options.encoding, 'replace')} has no text under "
-                f"{options.key!r}. Name another key: data.key={key}, or leave it out: {file.remedy}"
-            ) from None
+            remedy = "Give one record a line, or name the file .txt"
+            raise BadFile(f"{file}, {place} is not JSON ({error}). {remedy}") from None
+        except BadRecord as fault:
+            raise BadFile(f"{file}, {place}: {fault}, or leave it out: {file.remedy}") from None
         yield Document(f"{file.label}, {place}", iter([content] if content else []))
 
 
-def lines_of(file: File, begin: int, end: int | None) -> Iterator[tuple[str, bytes]]:
-    """Yield the lines of a file that are not blank, without white space around them, and each line's place."""
-    for number, (offset, line) in enumerate(records(file, b"\n", begin, end), 1):
-        if line := line.strip():
-            yield f"line {number:,}" if begin == 0 else f"the line at byte {offset:,}", line
+def _text_of(record: Any, options: ReadOptions) -> bytes:
+    if isinstance(record, dict) and isinstance(text := record.get(options.key, 0), str | None):
+        return (text or "").encode("utf-8", options.errors)
+    texts = [name for name in record if isinstance(record[name], str)] if isinstance(record, dict) else []
+    key = texts[0] if len(texts) == 1 else "KEY"
+    raise BadRecord(
+        f"the record {json.dumps(record)[:60]} has no text under {options.key!r}. Name another key: data.key={key}"
+    )
 
 
 def records(file: File, separator: bytes, begin: int, end: int | None) -> Iterator[tuple[int, bytes]]:

@@ -19,7 +19,6 @@ import numpy as np
 
 from minigpt.data.readers.document import Document
 from minigpt.data.readers.plain import DOCUMENT_HEAD_BYTES
-from minigpt.faults import UserFault
 
 HASHES = 1 << 64  # a document whose hash is below the fraction of these is for validation
 
@@ -73,9 +72,3 @@ def describe_split(rule: str, val_fraction: float, val_source: str | None = None
         "content": f"whole documents by the hash of their content, about {val_fraction:g} of them for validation",
         "tail": f"the last {val_fraction:g} of the characters for validation",
     }[rule]
-
-
-def small_split(name: str, got: str) -> UserFault:
-    """Return the fault for a split that is too small to train on or to validate with."""
-    remedy = f"Use more text or a {'smaller' if name == 'train' else 'larger'} data.val_fraction"
-    return UserFault(f"the {name} split has {got}, and predicting one token takes at least 2. {remedy}")
