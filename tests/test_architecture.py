@@ -18,7 +18,7 @@ HOMES = {
     "lightning": ("training.",),
     "hydra": ("config.yaml_files",),
     "omegaconf": ("config.yaml_files",),
-    "huggingface_hub": ("foreign",),
+    "huggingface_hub": ("imported_models",),
     "yaml": ("config.", "report.record", "rundir.run_directory", "sweep."),
     "tiktoken": ("data.tokenizers.",),
     "tokenizers": ("data.tokenizers.",),
@@ -54,7 +54,7 @@ MAY_IMPORT = {
     "checkpoint": "__init__ config data faults files formats model safetensors torch",
     "children": "launcher",
     "cli": "__init__ benchmark config data faults invocation ranks redact report sweep",
-    "config": "__init__ faults files foreign invocation launcher redact hydra omegaconf yaml",
+    "config": "__init__ faults files imported_models invocation launcher redact hydra omegaconf yaml",
     "data": "attention config faults files machine redact screen seeds "
     "aiohttp fsspec jinja2 numpy ray tiktoken tokenizers torch",
     "demo": "config faults invocation launcher report sampling stages training",
@@ -62,8 +62,8 @@ MAY_IMPORT = {
     "export": "__init__ checkpoint config data faults formats model report screen safetensors torch",
     "faults": "launcher",
     "files": "faults",
-    "foreign": "faults files redact huggingface_hub torch",
-    "formats": "config data faults files foreign model numpy safetensors torch",
+    "imported_models": "faults files redact huggingface_hub torch",
+    "formats": "config data faults files imported_models model numpy safetensors torch",
     "invocation": "",
     "launcher": "",
     "machine": "config faults model torch",
@@ -240,7 +240,7 @@ UNSAFE_LOADERS = {f"{c}{name}Loader" for c in ("", "C") for name in ("", "Full",
 FORBIDDEN_IMPORTS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "hydra.utils"}
 # The only exceptions: nanoGPT's files. torch.load must have weights_only=True, the unpickler look nothing up.
 ALLOWED = {
-    "minigpt/foreign.py": ["torch.load(): " + FORBIDDEN_CALLS["torch.load"]],
+    "minigpt/imported_models.py": ["torch.load(): " + FORBIDDEN_CALLS["torch.load"]],
     "minigpt/formats/nanogpt.py": ["pickle"],
 }
 
@@ -272,7 +272,7 @@ def test_nothing_runs_what_a_file_names():
 
 
 def test_torch_load_reads_weights_only_and_the_unpickler_looks_nothing_up():
-    tree = ast.parse((ROOT / "minigpt" / "foreign.py").read_text())
+    tree = ast.parse((ROOT / "minigpt" / "imported_models.py").read_text())
     (call,) = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"]
     assert ast.literal_eval({word.arg: word.value for word in call.keywords}["weights_only"]) is True
     tree = ast.parse((ROOT / "minigpt" / "formats" / "nanogpt.py").read_text())

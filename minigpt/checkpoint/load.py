@@ -25,8 +25,8 @@ from minigpt.config.sources import local_path
 from minigpt.data.chat.roles import has_roles, with_roles
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import NoUsableCheckpoint, UserFault
-from minigpt.formats.architecture import is_foreign, read_foreign_config
-from minigpt.formats.huggingface import VOCABULARY, NoTokenizer, foreign_tokenizer, read_foreign_weights
+from minigpt.formats.architecture import is_imported, read_imported_config
+from minigpt.formats.huggingface import VOCABULARY, NoTokenizer, imported_tokenizer, read_imported_weights
 from minigpt.model.gpt import GPT, empty_gpt
 from minigpt.model.lora import Adapter, merge, share
 from minigpt.model.parts import held_rows, local
@@ -51,7 +51,7 @@ def find_checkpoint(path: str | Path, which: str = "best") -> Path:
     Of a run: which="best" (lowest validation loss) or "latest" (the newest that is whole).
     """
     path = local_path(path)
-    if is_foreign(path):
+    if is_imported(path):
         return path
     if not path.is_dir():
         wrong = "is a file" if path.exists() else "is no such folder"
@@ -83,8 +83,8 @@ def load_checkpoint(path: str | Path, which: str = "best", *, kernel: str = "fus
         kernel: how attention is computed.
     """
     checkpoint = find_checkpoint(path, which)
-    if is_foreign(checkpoint):
-        return _load_foreign(checkpoint, kernel)
+    if is_imported(checkpoint):
+        return _load_imported(checkpoint, kernel)
     config, tokenizer, state = read_config(checkpoint), read_tokenizer(checkpoint), read_json(checkpoint, STATE)
     weights = read_tensors(checkpoint, MODEL)
     if config.model.n_layer > len(weights):
@@ -103,12 +103,12 @@ def merge_own_adapter(model: GPT, checkpoint: Path) -> None:
         merge(model, read_adapter(lambda name: folder.verify_file(checkpoint, name), model, str(checkpoint)))
 
 
-def _load_foreign(path: Path, kernel: str) -> LoadedCheckpoint:
-    config, vocab_size = read_foreign_config(path)
-    weights = read_foreign_weights(path)
+def _load_imported(path: Path, kernel: str) -> LoadedCheckpoint:
+    config, vocab_size = read_imported_config(path)
+    weights = read_imported_weights(path)
     model = empty_gpt(config.model, vocab_size, kernel=kernel)
     load_weights(model, resize_vocabulary(weights, model), str(path))
-    tokenizer = foreign_tokenizer(path)
+    tokenizer = imported_tokenizer(path)
     if isinstance(tokenizer, Tokenizer):
         config.tokenizer.name = tokenizer.name
     return LoadedCheckpoint(model.eval(), cast(Tokenizer, tokenizer), config, {}, path)
@@ -202,7 +202,7 @@ def open_adapter(path: str, which: str, base: LoadedCheckpoint) -> tuple[Path, A
     if (place / ADAPTER_CONFIG).is_file() and not (place / folder.MANIFEST).is_file():
         return place, read_adapter(place.joinpath, base.model, path)
     checkpoint = find_checkpoint(path, which)
-    if is_foreign(checkpoint) or not lists(checkpoint, ADAPTER):
+    if is_imported(checkpoint) or not lists(checkpoint, ADAPTER):
         raise UserFault(f"adapter={path} holds no adapter. Give a run with adapter=lora, or a folder that peft wrote")
     return checkpoint, read_adapter(lambda name: folder.verify_file(checkpoint, name), base.model, str(checkpoint))
 

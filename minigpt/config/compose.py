@@ -24,7 +24,7 @@ from minigpt.config.sources import exists, is_begun, local_path
 from minigpt.config.yaml_files import compose_files, find_groups, to_yaml
 from minigpt.faults import MEANINGS, UserFault
 from minigpt.files import read_json
-from minigpt.foreign import foreign_settings, tokenizer_settings
+from minigpt.imported_models import imported_settings, tokenizer_settings
 from minigpt.invocation import typed
 from minigpt.launcher import PARENT, launched
 from minigpt.redact import redact
@@ -177,11 +177,11 @@ def _of_experiment(request: Request, name: str) -> dict[str, Any]:
 
 
 def _of_model(cls: type, source: str) -> dict[str, Any]:
-    """Return the settings of a run, checkpoint or foreign model. {} if none is there: training says why."""
+    """Return the settings of a run, checkpoint or imported model. {} if none is there: training says why."""
     path = local_path(source)
-    if (foreign := foreign_settings(path)) is not None:
+    if (imported := imported_settings(path)) is not None:
         tokenizer = tokenizer_settings(path)
-        stored = values(stored_config(foreign[0] | tokenizer))
+        stored = values(stored_config(imported[0] | tokenizer))
         return {key: stored[key] for key in _of_weights(cls, ("model.", *tokenizer))}
     for place in ("checkpoints/step-*[0-9]/config.json", "step-*[0-9]/config.json", "config.json"):
         for file in sorted(path.glob(place), reverse=True):

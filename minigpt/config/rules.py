@@ -4,6 +4,7 @@ A rule is a function that yields a sentence for each fault, under `@rule(...)` w
 fails at once, and says so, has no rule.
 """
 
+import difflib
 import glob
 import json
 import math
@@ -64,6 +65,17 @@ def adapters_have_a_model(name: str, source: str | None, strategy: str) -> Itera
         yield f"adapter={name} needs a trained model. Name it: init.from=RUN_OR_FOLDER."
     if name != "none" and strategy in SHARDED:
         yield f"adapter={name} needs the model whole on each device, got trainer.strategy={strategy}. Use trainer=ddp."
+
+
+@rule("adapter.name", "adapter.targets", "model.attention", "model.activation")
+def targets_are_matrices(name: str, targets: str, attention: str, activation: str) -> Iterator[str]:
+    parts = [] if attention == "softmax" else ["q", "k", "v"]
+    known = ["all", *parts, "qkv", "out", *["gate"] * (activation == "swiglu"), "up", "down"]
+    for word in (word.strip() for word in targets.split(",")):
+        if name != "none" and word not in known:
+            close = difflib.get_close_matches(word, known, n=1, cutoff=0.3)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            yield f"adapter.targets: the blocks have no {shown(word)}, but {', '.join(known)}.{hint}"
 
 
 # --- the text ---
@@ -206,12 +218,6 @@ def mps_trains_in_fp32(device: str, precision: str) -> Iterator[str]:
 def run_has_an_end(*limits: float | None) -> Iterator[str]:
     if not any(limits):
         yield "The run has no end: give trainer.max_steps, trainer.max_tokens or trainer.max_minutes."
-
-
-@rule("trainer.patience", "validate.every_steps")
-def patience_needs_validations(patience: int, every_steps: int) -> Iterator[str]:
-    if patience and not every_steps:
-        yield f"trainer.patience={patience} counts validations: set validate.every_steps, or trainer.patience=0."
 
 
 # --- the server ---

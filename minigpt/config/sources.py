@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from minigpt.foreign import hub_folder
+from minigpt.imported_models import hub_folder
 from minigpt.redact import redact
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")

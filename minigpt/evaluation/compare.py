@@ -28,7 +28,7 @@ from minigpt.data.tokenizer import Tokenizer
 from minigpt.evaluation.interval import LEVEL, Array, Difference, difference, too_few
 from minigpt.faults import UserFault
 from minigpt.files import read_json
-from minigpt.formats.architecture import is_foreign
+from minigpt.formats.architecture import is_imported
 from minigpt.machine.hardware import find_named
 from minigpt.model.evaluate import token_losses, unpredicted_places, windows_at_once
 from minigpt.screen import Say
@@ -95,7 +95,7 @@ def open_run(path: str, which: str, data_dir: str | None = None) -> Run:
     """Find a run's checkpoint and, by their fingerprint, its prepared tokens: the text itself is not needed."""
     checkpoint = find_checkpoint(path, which)
     named = checkpoint.parent.parent / "data.json"
-    if is_foreign(checkpoint) or not named.is_file():
+    if is_imported(checkpoint) or not named.is_file():
         remedy = f"minigpt evaluate checkpoint={path} versus=RUN file=TEXT scores it"
         raise UserFault(f"{path} has no validation text: there is no {named}. {remedy}")
     config = read_config(checkpoint)

@@ -6,7 +6,7 @@ from typing import Any
 from minigpt.config.check import stored_config
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.faults import UserFault
-from minigpt.foreign import ACTIVATIONS, FIELDS, ROPE, foreign_settings
+from minigpt.imported_models import ACTIVATIONS, FIELDS, ROPE, imported_settings
 from minigpt.model.gpt import GPT, qk_norm_of
 
 CLASSES = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -70,14 +70,14 @@ def config_json(model: GPT) -> dict[str, Any]:
     return content | ({"mlp_bias": bias_word(config) == "all"} if family == "llama" else {})
 
 
-def is_foreign(path: Path) -> bool:
+def is_imported(path: Path) -> bool:
     """Return whether another program's model is there; one that minigpt can't compute is a fault."""
-    return not (path / "MANIFEST.json").is_file() and foreign_settings(path) is not None
+    return not (path / "MANIFEST.json").is_file() and imported_settings(path) is not None
 
 
-def read_foreign_config(path: Path) -> tuple[TrainConfig, int]:
+def read_imported_config(path: Path) -> tuple[TrainConfig, int]:
     """Return the architecture as a config, whose other settings are the defaults, and the size of the vocabulary."""
-    settings = foreign_settings(path)
+    settings = imported_settings(path)
     assert settings is not None
     try:
         config = stored_config(settings[0])

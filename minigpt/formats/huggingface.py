@@ -21,7 +21,7 @@ from minigpt.data.chat.roles import END, has_roles
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.formats import nanogpt
-from minigpt.formats.architecture import config_json, family_of, read_foreign_config
+from minigpt.formats.architecture import config_json, family_of, read_imported_config
 from minigpt.formats.names import GPT2_NAMES, LLAMA_NAMES, TRANSPOSED, other_names
 from minigpt.formats.tokenizer_json import read_tokenizer, tokenizer_config, tokenizer_json
 from minigpt.model.gpt import GPT, empty_gpt
@@ -33,9 +33,9 @@ _NO_WEIGHT = re.compile(r".*\.(attn\.bias|attn\.masked_bias|rotary_emb\.inv_freq
 # --- in ---
 
 
-def read_foreign_weights(path: Path) -> dict[str, Tensor]:
+def read_imported_weights(path: Path) -> dict[str, Tensor]:
     """Return the weights of another program's model under our names; no rows pad their vocabulary."""
-    config, vocab_size = read_foreign_config(path)
+    config, vocab_size = read_imported_config(path)
     tensors = nanogpt.read_tensors(path) if path.is_file() else _read_folder(path)
     is_gpt2 = config.model.attention == "softmax"
     names = GPT2_NAMES if is_gpt2 else LLAMA_NAMES
@@ -111,7 +111,7 @@ def _read_folder(folder: Path) -> dict[str, Tensor]:
 
 
 class NoTokenizer:
-    """Takes the place of a tokenizer where a foreign model has none that we can use. Any use raises the `reason`."""
+    """Takes the place of a tokenizer where an imported model has none that we can use. Any use raises the `reason`."""
 
     def __init__(self, reason: str, is_there: bool):
         self.reason, self.is_there = reason, is_there
@@ -122,9 +122,9 @@ class NoTokenizer:
         raise UserFault(self.reason)
 
 
-def foreign_tokenizer(path: Path) -> Tokenizer | NoTokenizer:
-    """Return the tokenizer of a foreign model: of its tokenizer.json, or of the meta.pkl beside a ckpt.pt."""
-    vocab_size = read_foreign_config(path)[1]
+def imported_tokenizer(path: Path) -> Tokenizer | NoTokenizer:
+    """Return the tokenizer of an imported model: of its tokenizer.json, or of the meta.pkl beside a ckpt.pt."""
+    vocab_size = read_imported_config(path)[1]
     file = path.with_name("meta.pkl") if path.is_file() else path / "tokenizer.json"
     try:
         tokenizer = nanogpt.read_tokenizer(path, vocab_size) if path.is_file() else read_tokenizer(file)

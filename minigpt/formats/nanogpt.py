@@ -9,7 +9,7 @@ from torch import Tensor
 
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer
 from minigpt.faults import UserFault
-from minigpt.foreign import load_nanogpt
+from minigpt.imported_models import load_nanogpt
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

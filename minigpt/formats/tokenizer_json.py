@@ -13,7 +13,7 @@ from minigpt.data.tokenizer import Tokenizer, read_tokenizer_json
 from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE
 from minigpt.faults import UserFault
 from minigpt.files import read_json
-from minigpt.foreign import kind_of_tokenizer
+from minigpt.imported_models import kind_of_tokenizer
 
 # The form of minigpt/data/chat/roles.py as a Jinja template, which Hugging Face and llama.cpp read.
 TEMPLATE = (
@@ -83,7 +83,7 @@ def tokenizer_config(tokenizer: Tokenizer, block_size: int) -> dict[str, Any]:
     """Return the tokenizer_config.json: text never becomes a control token, and nothing is cleaned up.
 
     For a tokenizer with roles it holds the chat template. The template makes one text of a conversation, so there names
-    of control tokens in a message become control tokens: a program with foreign messages must look for them.
+    of control tokens in a message become control tokens: a program with messages of strangers must look for them.
     """
     chat, names = has_roles(tokenizer), {token: name for name, token in tokenizer.special.items()}
     end = names.get(tokenizer.eot) if tokenizer.eot is not None else None

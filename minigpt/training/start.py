@@ -13,8 +13,8 @@ from minigpt.data.prepared import Prepared, open_prepared
 from minigpt.data.preparing.prepare import prepare
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
-from minigpt.formats.architecture import is_foreign, read_foreign_config
-from minigpt.formats.huggingface import foreign_tokenizer, read_foreign_weights
+from minigpt.formats.architecture import is_imported, read_imported_config
+from minigpt.formats.huggingface import imported_tokenizer, read_imported_weights
 from minigpt.model.gpt import GPT
 from minigpt.model.lora import adapter_of, put_on
 from minigpt.rundir.run_directory import RunDirectory
@@ -75,9 +75,9 @@ def given_tokenizer(config: TrainConfig, path: Path) -> Tokenizer | None:
 
 def tokenizer_of(origin: Path, source: str) -> Tokenizer | None:
     """Return the tokenizer of the checkpoint or other program's model in `origin`; None if it has none."""
-    if not is_foreign(origin):
+    if not is_imported(origin):
         return load.read_tokenizer(origin)
-    tokenizer = foreign_tokenizer(origin)
+    tokenizer = imported_tokenizer(origin)
     if isinstance(tokenizer, Tokenizer):
         return tokenizer
     if tokenizer.is_there:
@@ -104,11 +104,11 @@ def load_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, prepare
     known = tokenizer_of(origin, source)
     if known is not None:
         refuse_other_tokenizer(gpt, config, known, tokenizer)
-    elif tokenizer.vocab_size > read_foreign_config(origin)[1]:
+    elif tokenizer.vocab_size > read_imported_config(origin)[1]:
         raise UserFault(f"init.from={source}: its weights know fewer tokens than tokenizer={tokenizer.name} has")
-    weights = read_foreign_weights(origin) if is_foreign(origin) else load.read_tensors(origin, MODEL)
+    weights = read_imported_weights(origin) if is_imported(origin) else load.read_tensors(origin, MODEL)
     load.load_weights(gpt, load.resize_vocabulary(weights, gpt, known.vocab_size if known else None), str(origin))
-    if not is_foreign(origin):
+    if not is_imported(origin):
         load.merge_own_adapter(gpt, origin)
 
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import minigpt
-from minigpt.cli import COMMANDS
+from minigpt.cli import _dispatch
 from minigpt.config.command_line import LITERAL
 from minigpt.config.commands import CLASSES
 from minigpt.config.compose import compose
@@ -112,10 +112,13 @@ def test_a_run_or_folder_without_its_key_is_answered_with_the_key():
 
 @pytest.mark.parametrize("key", RETIRED)
 def test_what_is_retired_is_refused_by_name_with_what_to_do_instead(key):
-    if key in COMMANDS or any(key in settings(cls) for cls in CLASSES.values()):
-        pytest.skip("it still exists")
-    command = "prepare" if key.startswith("prepare.") else "report" if key == "beside" else "train"
-    assert f"{key} is retired: {RETIRED[key]}." in faults_of(command, f"{key}=1")
+    assert not any(key in settings(cls) for cls in CLASSES.values())
+    owner = {"beside": "report", "prepare.part": "prepare", "prepare.slurm": "prepare", "sweep.storage": "sweep"}
+    owner |= dict.fromkeys(("nanogpt", "huggingface", "curve_steps"), "benchmark")
+    words = [key] if key == "draw-attention" else [owner.get(key, "train"), f"{key}=1"]
+    with pytest.raises(UserFault) as caught:
+        _dispatch(words)
+    assert f"{key} is retired: {RETIRED[key]}." in caught.value.faults
 
 
 def test_a_typed_group_beside_an_experiment_is_that_group_and_the_screen_says_what_it_replaces(capsys):

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from minigpt import foreign
+from minigpt import imported_models
 from minigpt.checkpoint.load import find_checkpoint
 from minigpt.config.compose import compose
 from minigpt.faults import UserFault
@@ -30,9 +30,9 @@ def asked(tmp_path, monkeypatch):
     module = types.SimpleNamespace(snapshot_download=snapshot_download)
     monkeypatch.setitem(sys.modules, "huggingface_hub", module)
     monkeypatch.chdir(tmp_path)
-    foreign.hub_folder.cache_clear()
+    imported_models.hub_folder.cache_clear()
     yield names
-    foreign.hub_folder.cache_clear()
+    imported_models.hub_folder.cache_clear()
 
 
 def test_a_name_on_the_hub_brings_its_architecture_and_is_fetched_once(asked, tmp_path):

@@ -61,6 +61,7 @@ def test_every_number_is_held_to_its_range(cls):
 
 DEVICES, STRATEGY = "trainer.devices", "trainer.strategy"
 TEXT = {"data.name": "text"}
+LORA = {"adapter.name": "lora", "init.from": "here"}
 BROKEN = [
     ({"model.n_head": 12, "model.n_embd": 100}, ["model.n_embd=100", "model.n_head=12", "=96 or 108."]),
     ({"model.n_head": 6, "model.head_dim": 5, "model.attention": "rotary"}, ["heads of 5", "model.head_dim=6."]),
@@ -76,7 +77,6 @@ BROKEN = [
     ({DEVICES: 2, STRATEGY: "fsdp", "trainer.precision": "fp16"}, ["trainer.precision=fp16", "Use bf16 or fp32."]),
     ({"trainer.device": "mps", "trainer.precision": "bf16"}, ["mps", "trainer.precision=fp32"]),
     ({"trainer.max_steps": None}, ["no end", "trainer.max_steps, trainer.max_tokens or trainer.max_minutes"]),
-    ({"trainer.patience": 3, "validate.every_steps": 0}, ["trainer.patience=3 counts validations"]),
     ({"tokenizer.name": ""}, ["tokenizer.name is empty", "Give another"]),
     ({"tokenizer.file": "here"}, ["tokenizer=bpe would ignore tokenizer.file=", "add tokenizer=file"]),
     ({"tokenizer.name": "file", "tokenizer.file": "none"}, ["tokenizer.file='none' is not a file (looked from"]),
@@ -94,6 +94,8 @@ BROKEN = [
     ({"init.from": "runs/none"}, ["init.from='runs/none' does not exist"]),
     ({"init.experiment": "demo", DEVICES: 2, STRATEGY: "ddp"}, ["init.experiment=demo is for one device"]),
     ({"adapter.name": "lora"}, ["adapter=lora needs a trained model"]),
+    ({"adapter.targets": "out,dwon", **LORA}, ["no 'dwon', but all, qkv, out, up, down. Did you mean down?"]),
+    ({"adapter.targets": "q,qkv", **LORA}, ["the blocks have no 'q'", "Did you mean qkv?"]),
     ({"objective.name": "grpo", "init.from": ".", "batch_tokens": 1024}, ["data=stdlib has none. Use data=tasks."]),
 ]
 

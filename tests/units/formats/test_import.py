@@ -274,6 +274,6 @@ def test_gpt2_is_known_by_its_merges_alone(tmp_path, monkeypatch):
     merges = learned()["model"]["merges"]
     listed = "\n".join(map(" ".join, merges))
     monkeypatch.setattr(
-        "minigpt.foreign.VOCAB_SHA256", hashlib.sha256(f"#version: 0.2\n{listed}\n".encode()).hexdigest()
+        "minigpt.imported_models.VOCAB_SHA256", hashlib.sha256(f"#version: 0.2\n{listed}\n".encode()).hexdigest()
     )
     assert minigpt.load(folder(tmp_path, learned())).tokenizer.name == "gpt2"

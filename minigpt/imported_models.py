@@ -98,7 +98,7 @@ def hub_folder(name: str) -> Path:
         ) from None
 
 
-def foreign_settings(path: Path) -> tuple[dict[str, Any], int] | None:
+def imported_settings(path: Path) -> tuple[dict[str, Any], int] | None:
     """Return the settings of `model.` that the weights in a folder, or a ckpt.pt, depend on, and their vocab_size.
 
     None if there is neither a Hugging Face folder nor nanoGPT's file.
@@ -185,7 +185,7 @@ def _nanogpt_settings(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def tokenizer_settings(path: Path) -> dict[str, Any]:
-    """Return the settings of `tokenizer.` that a foreign folder's tokenizer.json stands for; {} without one."""
+    """Return the settings of `tokenizer.` that an imported folder's tokenizer.json stands for; {} without one."""
     if not (path / "tokenizer.json").is_file():
         return {}
     name, tokens, _ = kind_of_tokenizer(read_json(path / "tokenizer.json"))
