@@ -64,7 +64,8 @@ def draw_loss(record: Record, path: Path) -> None:
         draw_metric(rate, record, "lr", "learning\nrate")
         rate.set_xlabel("optimizer steps")
         figure.align_ylabels([loss, rate])
-        loss.set_title(record.name, loc="left", fontsize=13, fontweight="bold", pad=34)
+        lines = -(-len(loss.get_legend_handles_labels()[1]) // 2)  # of the legend, below the title
+        loss.set_title(record.name, loc="left", fontsize=13, fontweight="bold", pad=12 + 19 * lines)
         with replaced(path) as temporary:
             figure.savefig(temporary, format="png", metadata={"Software": None})
 
@@ -96,12 +97,11 @@ def draw_losses(axes: Any, record: Record) -> None:
     if len(values):
         margin = 0.06 * float(np.ptp(values)) or 0.05 * abs(float(values[0])) or 0.5
         axes.set_ylim(values.min() - margin, values.max() + margin)
-        for row in record.baselines if nats else ():
+        for row, line in zip(record.baselines, ("--", "-.", ":"), strict=False) if nats else ():
             base = row["bits_per_byte"] * nats
             if base <= axes.get_ylim()[1]:
-                axes.axhline(base, color=BASELINE, linestyle="--", linewidth=1.4)
-                axes.text(0, base, row["name"], color=BASELINE, va="bottom", fontsize="small")
-        axes.legend(loc="lower left", bbox_to_anchor=(-0.012, 0.99), ncols=3, frameon=False)
+                axes.axhline(base, color=BASELINE, linestyle=line, linewidth=1.4, label=row["name"])
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.012, 0.99), ncols=2, frameon=False)
     else:
         axes.text(0.5, 0.5, "no steps logged yet", transform=axes.transAxes, ha="center", color=RATE)
     axes.set_ylabel("loss, nats per token")

@@ -10,7 +10,7 @@ from minigpt.config.run_names import Change, differences
 from minigpt.config.schema import TrainConfig
 from minigpt.data.chat.roles import with_roles
 from minigpt.data.prepared import Prepared, open_prepared
-from minigpt.data.preparing.prepare import prepare
+from minigpt.data.preparing.prepare import changed_sources, prepare
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.formats.architecture import is_imported, read_imported_config
@@ -49,7 +49,12 @@ def find_tokens(config: TrainConfig, path: Path, changes: list[Change]) -> Prepa
     saved = RunDirectory(path, writes=False).read_json("data.json")
     moved = any(change.key.startswith("data.") and change.key != "data.dir" for change in changes)
     if saved is not None and not moved and (known := open_prepared(config.data.dir, saved, config.data.mix)):
-        tell(f"data: {known.folder}: the tokens that this run began with, whatever the source holds now")
+        tell(f"data: {known.folder}: the tokens that this run began with")
+        if changed := changed_sources(config.data, known):
+            tell(
+                f"Note: {', '.join(changed)} has changed, or is gone, since this run began. The run continues with its "
+                "own tokens; a new run (run.dir=NEW_DIR) takes the text as it is now."
+            )
         return known
     prepared = prepare(config.data, config.tokenizer, given=given_tokenizer(config, path))
     if saved is not None and saved != prepared.facts:

@@ -190,11 +190,24 @@ def test_a_run_continues_on_its_tokens_whatever_became_of_the_source(run, capsys
     run("trainer.max_steps=2")
     facts = (run.path / "data.json").read_bytes()
     (run.folder / "text.txt").write_text("another text " * 99)
+    capsys.readouterr()
     run("trainer.max_steps=4")
-    assert "the tokens that this run began with, whatever the source holds now" in capsys.readouterr().out
+    said = f"Note: {run.folder / 'text.txt'} has changed, or is gone, since this run began. The run continues with its"
+    assert said in capsys.readouterr().out
     (run.folder / "text.txt").unlink()
     run("trainer.max_steps=6")
+    assert said in capsys.readouterr().out
     assert (run.path / "data.json").read_bytes() == facts
+
+
+def test_a_mixture_names_the_source_that_has_changed(texts):
+    for name in ("a.txt", "b.txt"):
+        Path(name).write_text(f"{name} " * 900)
+    config = DataConfig("stdlib", mix={"a.txt": 0.5, "b.txt": 0.5}, dir="data")
+    prepared = module.prepare(config, TokenizerConfig("byte"), say=lambda line: None)
+    assert module.changed_sources(config, prepared) == []
+    Path("b.txt").unlink()
+    assert module.changed_sources(config, prepared) == [os.path.abspath("b.txt")]
 
 
 def test_the_command_prepares_and_names_the_command_that_trains(texts, capsys):

@@ -135,8 +135,7 @@ def _prepare_mix(
                 raise UserFault(f"data.mix: {name} holds conversations. Name their rows: data=chat data.source=FILE")
             part = open_folder(folder, say)
         else:
-            corpus: Any = source if source in ("stdlib", "shakespeare_char") else "text"
-            alone = replace(data, name=corpus, source=source if corpus == "text" else None, mix={})
+            alone = _alone(data, source)
             part = prepare(alone, tokenizer, given=given, work=work, say=say)
         given = given or part.tokenizer
         if part.tokenizer.hash != given.hash or given.name != tokenizer.name:
@@ -163,6 +162,27 @@ def short_names(sources: Mapping[str, float]) -> dict[str, str]:
     if len({*names}) < len(names):
         names = [f"{number}-{name}" for number, name in enumerate(names, 1)]
     return dict(zip(names, sources, strict=True))
+
+
+def _alone(data: DataConfig, source: str) -> DataConfig:
+    """Return the settings for one source of a mixture."""
+    corpus: Any = source if source in ("stdlib", "shakespeare_char") else "text"
+    return replace(data, name=corpus, source=source if corpus == "text" else None, mix={})
+
+
+def changed_sources(data: DataConfig, prepared: Prepared) -> list[str]:
+    """Return the local sources whose files are others, or gone, since these tokens were prepared from them."""
+    names = short_names(data.mix)
+    parts = [(_alone(data, source), prepared.parts[name]) for name, source in names.items()] or [(data, prepared)]
+    changed = []
+    for alone, part in parts:
+        if not alone.source or "://" in alone.source or (typed_path(alone.source) / "prepared.json").is_file():
+            continue
+        with contextlib.suppress(UserFault):  # it is gone, or empty
+            if find_corpus(alone).signature == read_prepared(part.folder).get("signature"):
+                continue
+        changed.append(display_name(alone.source))
+    return changed
 
 
 def _keys(data: DataConfig, tokenizer: TokenizerConfig, given: Tokenizer | None) -> dict[str, Any]:
