@@ -14,7 +14,7 @@ from typing import Any
 from minigpt.checkpoint.folder import list_checkpoints
 from minigpt.children import Child
 from minigpt.config.schema import TrainConfig
-from minigpt.faults import UserFault
+from minigpt.faults import StoppedEarly, UserFault
 from minigpt.ranks.signals import Signals
 from minigpt.rundir.rows import TIMINGS, read_rows
 
@@ -36,18 +36,22 @@ def verify_resume(config: TrainConfig, command: Sequence[str], *, kills: int, fo
         remedy = "Verify with trainer.max_steps=60 trainer.max_minutes=null"
         raise UserFault(f"trainer.max_minutes ends a run by the clock, and two runs at different steps. {remedy}")
     straight, killed, moments, done = folder / "straight", folder / "killed", random.Random(seed), 0
-    with Signals():  # so that a signal kills the training that is running
-        _train(command, straight)
-        print(f"Straight run   {last_checkpoint(straight).name}", flush=True)
-        seconds = float(read_rows(straight / "metrics.jsonl")[-1]["seconds"])
-        while done < kills and _train(command, killed, kill_after=moments.uniform(0, 2 * seconds / (kills + 1))):
-            done += 1
-            newest = max((path.name for path in list_checkpoints(killed / "checkpoints")), default="none")
-            print(f"Kill {done:>3}       newest checkpoint {newest}", flush=True)
-        if not done:
-            remedy = "Verify a longer one: trainer.max_steps=N"
-            raise UserFault(f"the training ended each time before it was to be killed: nothing is proved. {remedy}")
-        _train(command, killed)
+    try:
+        with Signals():  # so that a signal kills the training that is running
+            _train(command, straight)
+            print(f"Straight run   {last_checkpoint(straight).name}", flush=True)
+            seconds = float(read_rows(straight / "metrics.jsonl")[-1]["seconds"])
+            while done < kills and _train(command, killed, kill_after=moments.uniform(0, 2 * seconds / (kills + 1))):
+                done += 1
+                newest = max((path.name for path in list_checkpoints(killed / "checkpoints")), default="none")
+                print(f"Kill {done:>3}       newest checkpoint {newest}", flush=True)
+            if not done:
+                remedy = "Verify a longer one: trainer.max_steps=N"
+                raise UserFault(f"the training ended each time before it was to be killed: nothing is proved. {remedy}")
+            _train(command, killed)
+    except StoppedEarly:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     compared, differences = compare_runs(straight, killed)
     print("\n".join([f"Compared       {compared}", *(f"Different      {line}" for line in differences)]))
     if not differences:

@@ -1,13 +1,14 @@
 """The verdict on exact resume: that it sees every difference, and that its kills are real."""
 
 import json
+import os
 import shutil
 import sys
 
 import pytest
 
 from minigpt.config.schema import TrainConfig, TrainerConfig
-from minigpt.faults import UserFault
+from minigpt.faults import StoppedEarly, UserFault
 from minigpt.rundir.rows import read_rows
 from minigpt.verify import compare_runs, last_checkpoint, verify_resume
 
@@ -106,3 +107,12 @@ def test_a_training_that_no_kill_reached_proves_nothing(tmp_path):
     script.write_text(TRAINING.replace('"event": "continued"', '"event": "other"').replace('"began"', '"other"'))
     with pytest.raises(UserFault, match="nothing is proved"):
         verify_resume(TrainConfig(), [sys.executable, str(script)], kills=1, seed=1, folder=tmp_path)
+
+
+def test_ctrl_c_leaves_no_folder(tmp_path):
+    folder = tmp_path / "verified"
+    folder.mkdir()
+    stop = f"import os, signal, time; os.kill({os.getpid()}, signal.SIGINT); time.sleep(60)"
+    with pytest.raises(StoppedEarly):
+        verify_resume(TrainConfig(), [sys.executable, "-c", stop], kills=1, folder=folder)
+    assert not folder.exists()
