@@ -108,6 +108,29 @@ def test_ranks_whose_parent_was_killed_stop_by_themselves(start, tmp_path):
     time.sleep(0.3)
 
 
+# Two ranks that do nothing; destroying their group waits for the other rank, as NCCL's does.
+DESTROY = """
+import sys, time
+import torch.distributed as dist
+from minigpt.config.schema import TrainerConfig
+from minigpt.ranks.group import joined
+from minigpt.ranks.launch import start_ranks
+from minigpt.ranks.signals import Signals
+trainer = TrainerConfig(strategy="ddp", devices=2)
+if (code := start_ranks(trainer)) is not None:
+    sys.exit(code)
+destroy = dist.destroy_process_group
+dist.destroy_process_group = lambda: (dist.barrier(), destroy())
+with Signals() as signals, joined(trainer, "cpu", signals) as ranks:
+    time.sleep(ranks.rank)
+"""
+
+
+def test_destroying_the_group_may_wait_for_the_other_ranks():
+    done = subprocess.run([sys.executable, "-c", DESTROY], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 TORCHRUN |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29400"}
 SRUN = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}
