@@ -63,8 +63,9 @@ def benchmark(config: BenchmarkConfig, words: Sequence[str]) -> None:
 def describe(measurements: Sequence[Measurement]) -> list[tuple[str, ...]]:
     """Return a row for each name: medians with their ends."""
     rows: list[tuple[str, ...]] = []
-    for name in dict.fromkeys(each["name"] for each in measurements):
-        values = {key: [each[key] for each in measurements if each["name"] == name] for key in measurements[0]}
+    for name in dict.fromkeys(measurement["name"] for measurement in measurements):
+        same = [measurement for measurement in measurements if measurement["name"] == name]
+        values = {key: [measurement[key] for measurement in same] for key in ("ms", "tokens_per_second", "mfu")}
         ms = " to ".join(f"{end(values['ms']):,.4g}" for end in (min, max))
         speed, mfu = statistics.median(values["tokens_per_second"]), statistics.median(values["mfu"])
         rows.append((name, f"{statistics.median(values['ms']):,.4g} ({ms})", f"{speed:,.0f}", f"{mfu:.2%}"))

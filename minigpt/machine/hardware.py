@@ -88,7 +88,7 @@ def probe(device: str = "auto") -> Hardware:
 def asked_threads() -> int:
     """Return the threads that OMP_NUM_THREADS asks for, or 0 if it asks for none.
 
-    torchrun sets it to 1 if nobody has, which is no wish of the user's.
+    torchrun sets it to 1 where it is not set: that asks for none.
     """
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     threads = int(asked) if asked.isascii() and asked.isdigit() else 0

@@ -17,7 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from minigpt.config.schema import TrainerConfig
 from minigpt.faults import BUG, UserFault, explain
-from minigpt.launcher import PARENT, Launched, launched
+from minigpt.launcher import PARENT, Launched
 from minigpt.ranks.launch import check_world_size
 from minigpt.ranks.signals import Signals
 
@@ -85,11 +85,10 @@ def joined(trainer: TrainerConfig, device: str, signals: Signals) -> Iterator[Pr
         device: "cuda" or "cpu" (mps is never more than one device).
         signals: of this process.
     """
-    check_world_size(trainer)
+    place = check_world_size(trainer)
     if trainer.nodes * trainer.devices == 1:
         yield Processes(signals=signals)
         return
-    place = launched(trainer)
     assert place is not None, "ranks/launch.py starts the ranks before they meet here"
     signals.quiet = place.rank > 0
     processes = Processes(place.rank, place.world_size, signals)

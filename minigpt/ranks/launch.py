@@ -8,7 +8,7 @@ import time
 from minigpt.children import Child
 from minigpt.config.schema import TrainerConfig
 from minigpt.faults import BUG, FINISHED, STOPPED, UserFault
-from minigpt.launcher import LAUNCHED, PARENT, launched
+from minigpt.launcher import LAUNCHED, PARENT, Launched, launched
 from minigpt.ranks.signals import CTRL_C, Signals
 
 POLL_SECONDS = 0.05
@@ -22,9 +22,8 @@ def start_ranks(trainer: TrainerConfig) -> int | None:
     Returns:
         The exit code of the run; None if this process is to train itself: it is alone, or one of the ranks.
     """
-    place, count = launched(trainer), trainer.nodes * trainer.devices
-    check_world_size(trainer)
-    if count == 1 or (place is not None and place.world_size > 1):
+    count = trainer.nodes * trainer.devices
+    if check_world_size(trainer) is not None or count == 1:
         return None
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     command = [sys.executable, *sys.orig_argv[1:]]
@@ -63,17 +62,21 @@ def _kill(ranks: list[Child]) -> None:
         rank.wait()
 
 
-def check_world_size(trainer: TrainerConfig) -> None:
-    """Refuse to train if a launcher has started other processes than the config names, or none for several hosts."""
+def check_world_size(trainer: TrainerConfig) -> Launched | None:
+    """Return this process's place among those that a launcher has started; None if it is alone.
+
+    Refused are other processes than the config names, and none for several hosts.
+    """
     place = launched(trainer)
-    wanted = f"trainer.nodes={trainer.nodes} trainer.devices={trainer.devices}"
     if trainer.nodes > 1 and (place is None or place.world_size == 1):
         remedy = f"torchrun --nnodes={trainer.nodes} --nproc-per-node={trainer.devices} ... on each host, or srun"
         raise UserFault(f"trainer.nodes={trainer.nodes}: processes of several hosts need a launcher. Type {remedy}")
     if place is None or place.world_size == 1:
-        return
+        return None
     if (place.nodes, place.world_size) != (trainer.nodes, trainer.nodes * trainer.devices):
         remedy = f"Add trainer=ddp trainer.nodes={place.nodes} trainer.devices={place.local_size}, or start one process"
         other = f"If no launcher did, its variables are left over from another job: unset {' '.join(LAUNCHED)}"
         number = f"{place.world_size} processes were started on {place.nodes} hosts"
+        wanted = f"trainer.nodes={trainer.nodes} trainer.devices={trainer.devices}"
         raise UserFault(f"{number}, but {wanted}. {remedy}. {other}")
+    return place

@@ -58,7 +58,7 @@ class Signals:
             _active = None
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
-            atexit.register(signal.signal, number, signal.SIG_IGN)  # the exit code of a run that ends stays
+            atexit.register(signal.signal, number, signal.SIG_IGN)  # a signal at the very end changes no exit code
         self._old_handlers = {}
 
     def raise_if_received(self) -> None:

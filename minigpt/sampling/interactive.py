@@ -69,7 +69,7 @@ def typed_lines() -> Iterator[str]:
         sys.stdin.reconfigure(errors="replace")  # a byte that is no UTF-8 becomes U+FFFD
     while True:
         try:
-            line = input("> " if sys.stdin.isatty() and sys.stdout.isatty() else "")  # no mark into a file
+            line = input("> " if sys.stdin.isatty() and sys.stdout.isatty() else "")  # a file gets no prompt sign
         except (EOFError, KeyboardInterrupt):
             note("")
             return

@@ -73,14 +73,14 @@ def make_app(engine: Engine, config: ServeConfig, *, token: str | None, say: Cal
     app.add_exception_handler(ClientDisconnect, lambda request, error: Response(status_code=GONE))
     app.add_middleware(CORSMiddleware, allow_origins=config.origins, allow_methods=["GET", "POST"], allow_headers=["*"])
     names = ["localhost", "127.0.0.1", "::1", "[::1]", config.host, socket.gethostname(), *config.hosts]
-    # Nobody whose name points here knows the token.
+    # With a token any name will do: a page whose name was made to point here does not know the token.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=["*"] if token else names, www_redirect=False)
     app.add_middleware(Log, kind=config.log, say=say)
     return app
 
 
 class Log:
-    """Adds headers to each answer, and says a line about it when it ends, whoever has answered.
+    """Adds headers to each answer, a refusal too, and says a line about it when it ends.
 
     Args:
         app: answers the requests; it may leave words, a status and a prompt in scope["minigpt"].

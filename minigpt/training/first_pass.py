@@ -4,6 +4,7 @@ import contextlib
 import functools
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,10 +25,19 @@ from minigpt.screen import tell
 REMEDY = "Use a smaller model or model.block_size, or model.checkpoint_activations=true"
 
 
-def plain_loss(weighted: bool, chunk: int) -> LossFunction:
-    """Return the loss for batches with weights, or without; with `chunk` rows of logits at a time, or all (0)."""
-    loss: LossFunction = weighted_loss_sum if weighted else next_token_loss
-    return functools.partial(loss, chunk=chunk) if chunk else loss
+def text_batches(config: TrainConfig, choices: Choices, prepared: Prepared, **place: Any) -> MicroBatches:
+    """Return a text's micro-batches, without end; `place` says of which rank, from which step on."""
+    return MicroBatches(
+        prepared.train,
+        seed=config.seed,
+        block_size=config.model.block_size,
+        micro_batch=choices.micro_batch,
+        accumulate=choices.accumulate,
+        world_size=choices.devices,
+        pin_memory=choices.device == "cuda",
+        document_end=document_end(config.data, prepared.tokenizer),
+        **place,
+    )
 
 
 def first_pass(
@@ -42,7 +52,8 @@ def first_pass(
     Returns:
         The choices, with a micro-batch that fits everywhere, and the loss to train with.
     """
-    loss = plain = plain_loss(config.data.mask_documents, choices.loss_chunk)
+    plain: LossFunction = weighted_loss_sum if config.data.mask_documents else next_token_loss
+    loss = plain = functools.partial(plain, chunk=choices.loss_chunk) if choices.loss_chunk else plain
     gpt = gpt if sharded else gpt.to(choices.device).train()
     if sharded or (choices.device == "cpu" and not choices.compile):
         return choices, plain
@@ -81,20 +92,12 @@ def first_pass(
 
 def _try_micro_batch(gpt: GPT, config: TrainConfig, choices: Choices, loss: LossFunction, prepared: Prepared) -> None:
     """Compute the first micro-batch forward and backward, with all that a later step holds."""
-    windows = MicroBatches(
-        prepared.train,
-        seed=config.seed,
-        block_size=config.model.block_size,
-        micro_batch=choices.micro_batch,
-        accumulate=1,
-        document_end=document_end(config.data, prepared.tokenizer),
-    )
     held: list[Tensor] = []  # in place of the optimizer's averages
     try:
         for parameter in (parameter for parameter in gpt.parameters() if parameter.requires_grad):
             held += [torch.empty_like(parameter), torch.empty_like(parameter)]
             parameter.grad = torch.zeros_like(parameter)  # the last step's, which the forward pass finds
-        batch = windows[0].to(choices.device)
+        batch = text_batches(config, choices, prepared)[0].to(choices.device)
         weights = (batch.weights, batch.documents) if config.data.mask_documents else ()
         with autocast(choices.device, choices.precision):
             loss(gpt, batch.tokens, batch.targets, *weights).backward()

@@ -107,7 +107,7 @@ def answered(
     is_finite = True
     try:
         texts = write_answers(gpt, questions, tokenizer, answers=answers, seed=config.seed)
-    except NonFiniteLogits:  # the guard's matter
+    except NonFiniteLogits:  # the guard handles it
         is_finite, nothing = False, [tokenizer.special[END]]
         texts = [[*asked.tokens, *nothing] for asked in questions for _ in range(answers)]
     repeated = [asked for asked in questions for _ in range(answers)]

@@ -17,7 +17,7 @@ from minigpt.checkpoint.folder import discard_from, latest_usable, read_manifest
 from minigpt.config.convert import flatten, shown, to_dict
 from minigpt.config.run_names import Change, default_run_dir
 from minigpt.config.schema import TrainConfig
-from minigpt.data.batch import MicroBatches, document_end
+from minigpt.data.batch import MicroBatches
 from minigpt.data.order import batch_of_step
 from minigpt.faults import FINISHED, NonFiniteTraining, StoppedEarly
 from minigpt.machine.choices import Choices, keep_choices
@@ -34,7 +34,7 @@ from minigpt.screen import tell
 from minigpt.seeds import fold
 from minigpt.training import start
 from minigpt.training.finish import finish, refuse_nothing_learned, tell_finished
-from minigpt.training.first_pass import explained_out_of_memory, first_pass
+from minigpt.training.first_pass import explained_out_of_memory, first_pass, text_batches
 from minigpt.training.grpo import Questions
 from minigpt.training.guard import RollBack
 from minigpt.training.lightning_engine import build_trainer, quiet_lightning
@@ -179,22 +179,11 @@ def choose_alike(job: TrainingJob, saved: dict[str, Any] | None) -> Choices:
 
 def micro_batches(job: TrainingJob, choices: Choices, start_step: int) -> MicroBatches | Questions:
     """Return this rank's micro-batches from a step on, without end."""
-    config, prepared, ranks = job.config, job.prepared, job.processes
-    place: dict[str, Any] = {"rank": ranks.rank, "start_step": start_step}
+    place: dict[str, Any] = {"rank": job.processes.rank, "start_step": start_step}
     place["skipped_batches"] = from_rank_zero(job, job.run.skipped_batches)
-    if config.objective.name == "grpo":
-        return Questions(config, choices, prepared.tokenizer, **place)
-    return MicroBatches(
-        prepared.train,
-        seed=config.seed,
-        block_size=config.model.block_size,
-        micro_batch=choices.micro_batch,
-        accumulate=choices.accumulate,
-        world_size=ranks.world_size,
-        pin_memory=choices.device == "cuda",
-        document_end=document_end(config.data, prepared.tokenizer),
-        **place,
-    )
+    if job.config.objective.name == "grpo":
+        return Questions(job.config, choices, job.prepared.tokenizer, **place)
+    return text_batches(job.config, choices, job.prepared, **place)
 
 
 def tell_changed_choices(run: RunDirectory, saved: Mapping[str, Any] | None, choices: Choices) -> None:

@@ -61,7 +61,7 @@ class Saving:
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         self.thread.shutdown()
         if error is not None:
-            self.collect()  # a save that failed is said, too, where the run goes back
+            self.collect()  # a failed save is reported, too, before the run goes back
         if error is None and self.written:
             self.run.event("saved", checkpoints=self.written, seconds_training_waited=round(self.waited, 3))
 

@@ -217,10 +217,10 @@ class LanguageModel(L.LightningModule):
         self.end_steps(at_once=not self.reads_one_step_late)
 
     def end_steps(self, *, at_once: bool) -> None:
-        """End the steps that were made; one that is read late and has no more to do than its row ends after the next.
+        """End the steps that were made. A step whose numbers are read late is ended after the next one is made.
 
-        More to do is what needs the weights as the step leaves them: a validation, a sample, a save or a stop. All
-        ranks decide alike: a stop that another rank has asked for is known here one step later than there.
+        It is ended at once if a validation, a sample, a save or a stop needs the weights as it left them. All ranks
+        decide alike: a stop that one rank asks for is obeyed by all ranks one step later.
         """
         config, every = self.config, self.config.checkpoint.every_steps
         while self.pending:

@@ -99,8 +99,8 @@ class NativeDecoder:
         cache.reserve(cache.longest + 1)
         assert cache.keys.is_contiguous(), "keys and values are a block of memory"
         tokens, logits = tokens.contiguous(), torch.empty(B, self.vocab_size)
-        given = (self.described(cache), self.model, tokens, cache.on_device, cache.keys, cache.values, logits)
-        known = self.step(*(tensor.data_ptr() for tensor in given), B)
+        tensors = (self.described(cache), self.model, tokens, cache.on_device, cache.keys, cache.values, logits)
+        known = self.step(*(tensor.data_ptr() for tensor in tensors), B)
         assert known, f"a token outside 0 .. {self.vocab_size - 1}: {tokens.tolist()}"
         cache.advance(1)
         return logits
