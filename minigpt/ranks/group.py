@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -111,7 +112,26 @@ def _meet(place: Launched) -> dist.Store:
         os.environ["MASTER_ADDR"] = "".join(part or "" for part in host.groups()) if host else ""
     os.environ.setdefault("MASTER_PORT", str(20000 + int(os.environ.get("SLURM_JOB_ID", "0")) % 10000))
     store, _, _ = next(rendezvous("env://", place.rank, place.world_size, timeout=TIMEOUT))
-    return store
+    return _of_this_start(store, place)
+
+
+def _of_this_start(store: dist.Store, place: Launched) -> dist.Store:
+    """Return a part of the store that holds nothing yet: torchrun keeps its store when it starts the ranks again.
+
+    Its hosts count restarts differently. So rank 0 names the start to each process that it meets, until all know it.
+    """
+    name = uuid.uuid4().hex
+    if place.rank:
+        store.set(f"rank {place.rank}", name)
+        fresh = dist.PrefixStore(store.get(f"the start of {name}").decode(), store)
+        fresh.set(f"rank {place.rank} is here", "")
+        return fresh
+    fresh = dist.PrefixStore(name, store)
+    for rank in range(1, place.world_size):
+        while not fresh.check([f"rank {rank} is here"]):
+            store.set(f"the start of {store.get(f'rank {rank}').decode()}", name)
+            time.sleep(POLL_SECONDS)
+    return fresh
 
 
 def _form_group(store: dist.Store, place: Launched, device: str) -> dist.ProcessGroup:
