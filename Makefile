@@ -32,7 +32,7 @@ soak-cluster: setup ## four processes, SLURM (needs root and slurm; skips what i
 
 test-extras: setup ## the tests that need optional packages (installs tensorboard, zstandard, pyarrow, fsspec, gguf, xllamacpp, transformers, peft, lm-eval, fastapi, openai, ray: 640 MB)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt "tensorboard>=2.17" zstandard pyarrow "fsspec[http]" "lm-eval>=0.4.9,<0.5" gguf xllamacpp transformers peft fastapi uvicorn openai httpx "ray>=2.40"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/rundir/test_tensorboard.py tests/extras
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/promises/test_loggers.py tests/promises/test_serve.py tests/promises/test_text_in.py tests/extras
 
 test-pages: setup ## the pages in a headless Chromium, which must be there (installs fastapi, uvicorn, playwright: 150 MB)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt fastapi uvicorn playwright

@@ -25,3 +25,8 @@ def test_every_promise_of_security_md_has_its_test():
     tests = "".join(file.read_text() for file in (ROOT / "tests").rglob("test_*.py"))
     assert len(names) > 10
     assert names - set(re.findall(r"def (test_\w+)", tests)) == set()
+
+
+def test_the_makefile_runs_tests_that_exist():
+    names = re.findall(r"\btests/[\w/.]+", (ROOT / "Makefile").read_text())
+    assert [name for name in names if not (ROOT / name).exists()] == []
