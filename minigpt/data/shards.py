@@ -30,8 +30,7 @@ HEADS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # dtype -> magic and
 HEADER_BYTES = 1024
 VERIFY_BYTES = 1 << 28  # splits up to this size are checked against their SHA-256 whenever they are opened
 
-Shard = dict[str, Any]  # file, dtype, header_bytes, tokens, bytes, max_token, sha256
-_FORMAT = "minigpt-shards"
+Shard = dict[str, Any]  # file, dtype, header_bytes, tokens, bytes, sha256
 
 
 def write_sidecar(folder: Path, name: str, tokenizer: Tokenizer, shards: list[Shard]) -> None:
@@ -46,12 +45,7 @@ def write_sidecar(folder: Path, name: str, tokenizer: Tokenizer, shards: list[Sh
         "header_bytes": shards[0]["header_bytes"],
         "tokens": n_tokens,
         "bytes": sum(shard["bytes"] for shard in shards),
-        "max_token": max(shard["max_token"] for shard in shards),
         "shards": [{key: shard[key] for key in ("file", "tokens", "sha256")} for shard in shards],
-        "format": _FORMAT,
-        "version": 1,
-        "split": name,
-        "vocab_size": tokenizer.vocab_size,
         "tokenizer": tokenizer.name,
         "tokenizer_hash": tokenizer.hash,
         "fingerprint": fingerprint([tokenizer.hash, *(shard["sha256"] for shard in shards)]),
@@ -156,10 +150,7 @@ def open_split(folder: Path, name: str, tokenizer: Tokenizer) -> TokenSplit:
     for entry in sidecar["shards"]:
         path = folder / entry["file"]
         arrays.append(open_shard(path, entry["tokens"], dtype, sidecar["header_bytes"]))
-        changed = is_small and sha256_of(path) != entry["sha256"]
-        if changed or sidecar["max_token"] >= tokenizer.vocab_size:
-            refuse_strange_token(path, arrays[-1], tokenizer)
-        if changed:
+        if is_small and sha256_of(path) != entry["sha256"]:
             raise UserFault(f"{path} was changed since it was made: its SHA-256 is not that of {name}.json")
     return TokenSplit(name, tokenizer, arrays, sidecar["bytes"], sidecar["fingerprint"])
 
@@ -211,11 +202,3 @@ def open_shard(path: Path, tokens: int, dtype: np.dtype[Any], header_bytes: int 
         return np.asarray(np.memmap(path, on_disk, "r", header_bytes) if tokens else np.zeros(0, on_disk))
     except OSError as error:
         raise UserFault(f"{path} can't be read: {error.strerror or error}") from None
-
-
-def refuse_strange_token(path: Path, shard: NDArray[Any], tokenizer: Tokenizer) -> None:
-    """Refuse a shard that holds a token outside the vocabulary, and name the first one."""
-    strange = np.flatnonzero(shard >= tokenizer.vocab_size)
-    if strange.size:
-        held = f"{path} holds token id {int(shard[strange[0]])} at position {int(strange[0]):,}"
-        raise UserFault(f"{held}; the vocab_size of its {tokenizer.name} tokenizer is {tokenizer.vocab_size:,}")

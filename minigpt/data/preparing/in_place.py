@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from minigpt.data.shards import HEADER_BYTES, HEADS, Shard, open_shard, refuse_strange_token, shard_name
-from minigpt.data.sources.corpus import MAGICS, Corpus, token_header
+from minigpt.data.shards import HEADER_BYTES, Shard, open_shard, shard_name
+from minigpt.data.sources.corpus import Corpus, token_header
 from minigpt.data.sources.split import count_characters
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer
 from minigpt.faults import UserFault
@@ -32,7 +32,7 @@ def _tokenizer_of(corpus: Corpus, name: str, stated: Tokenizer | None) -> Tokeni
             f"{path} holds tokens of an alphabet of its own, in meta.pkl, a pickle, which is never opened: "
             "prepare their text with tokenizer=char"
         )
-    if stated is None and header and MAGICS[header[0]] == "uint16":
+    if stated is None and header and header[0] == "uint16":
         return build_tokenizer("gpt2")
     if stated is None:
         remedy = "Name what made them: tokenizer=gpt2 for most of nanoGPT's, or tokenizer=file tokenizer.file=FILE"
@@ -60,20 +60,22 @@ def link_tokens(
     splits, counts = {"train": list[Shard](), "val": list[Shard]()}, Counter[str]()
     for file in corpus.files:
         split = "val" if (file.is_val if has_val_source else "val" in file.path.name) else "train"
-        header, before, largest = token_header(file), counts["bytes"], 0
-        magic, _, n_tokens = header or (HEADS["uint16"][0], 1, file.size // 2)
-        layout: Shard = {"dtype": MAGICS[magic], "header_bytes": HEADER_BYTES if header else 0}
-        tokens = open_shard(file.path, n_tokens, np.dtype(MAGICS[magic]), layout["header_bytes"])
+        header, before = token_header(file), counts["bytes"]
+        dtype, n_tokens = header or ("uint16", file.size // 2)
+        header_bytes = HEADER_BYTES if header else 0
+        tokens = open_shard(file.path, n_tokens, np.dtype(dtype), header_bytes)
         for start in range(0, n_tokens, PIECE_TOKENS):
             piece = np.asarray(tokens[start : start + PIECE_TOKENS])
-            largest = max(largest, int(piece.max()))
-            if largest >= tokenizer.vocab_size:
-                refuse_strange_token(file.path, tokens, tokenizer)
+            if piece.max() >= tokenizer.vocab_size:
+                place = int(np.argmax(piece >= tokenizer.vocab_size))
+                held = f"{file.path} holds token id {piece[place]} at position {start + place:,}"
+                raise UserFault(f"{held}; the vocab_size of its {tokenizer.name} tokenizer is {tokenizer.vocab_size:,}")
             n_bytes, characters = sizes[piece].sum(0).tolist()
             counts.update(bytes=n_bytes, characters=characters, documents=int(np.count_nonzero(piece == tokenizer.eot)))
             progress(piece.nbytes)
-        shard: Shard = {"file": shard_name(split, len(splits[split])), "sha256": sha256_of(file.path), **layout}
-        shard |= {"tokens": n_tokens, "bytes": counts["bytes"] - before, "max_token": largest}
+        shard: Shard = {"file": shard_name(split, len(splits[split])), "sha256": sha256_of(file.path)}
+        shard |= {"dtype": dtype, "header_bytes": header_bytes}
+        shard |= {"tokens": n_tokens, "bytes": counts["bytes"] - before}
         splits[split].append(shard)
         with replaced(folder / shard["file"]) as temporary:
             os.symlink(os.path.abspath(file.path), temporary)

@@ -41,7 +41,7 @@ from minigpt.data.shards import Shard, fingerprint, open_split, write_sidecar
 from minigpt.data.sources.corpus import Corpus, find_corpus, look_inside
 from minigpt.data.sources.download import SourceGone
 from minigpt.data.sources.find import local_file, typed_path
-from minigpt.data.sources.split import HASHES, describe_split, is_fair, offset
+from minigpt.data.sources.split import HASHES, describe_split, offset
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, read_tokenizer_json, scheme_of
 from minigpt.data.tokenizers.scheme import runs
 from minigpt.faults import StorageFailure, UserFault
@@ -310,8 +310,10 @@ def _plan_of(corpus: Corpus, fraction: float, total: Scan, scans: list[Scan]) ->
     if counts["empty"]:
         what = "conversations without an answer" if corpus.options.chat else "records without text"
         notes.append(f"{counts['empty']:,} {what} are passed over, {total.first['empty']} first")
+    held_out = counts["val_bytes"] / max(1, counts["bytes"])  # by whole documents: about as much as it should be?
+    is_fair = fraction / 10 <= held_out <= 5 * fraction and held_out < 1
     border = 1.0 if rule in ("source", "names") else fraction * HASHES
-    if rule == "content" and not corpus.options.chat and not is_fair(counts["val_bytes"], counts["bytes"], fraction):
+    if rule == "content" and not corpus.options.chat and not is_fair:
         rule = "tail"
         notes.append(
             f"split by whole documents, validation has {counts['val_bytes']:,} of {counts['bytes']:,} bytes: the text "

@@ -264,14 +264,12 @@ def _shard(
 ) -> Iterator[tuple[Shard, Callable[[NDArray[Any]], None]]]:
     """Yield what is known of a shard and a function that appends tokens; it has its name if no error occurs."""
     dtype = np.dtype(tokenizer.dtype).newbyteorder("<")
-    shard: Shard = {"file": shard_name(split, number), "dtype": dtype.name, "header_bytes": HEADER_BYTES}
-    shard |= {"tokens": 0, "max_token": 0}
+    shard: Shard = {"file": shard_name(split, number), "dtype": dtype.name, "header_bytes": HEADER_BYTES, "tokens": 0}
     with replaced(folder / shard["file"]) as temporary:
         with open(temporary, "xb") as file:
 
             def write(tokens: NDArray[Any]) -> None:
                 shard["tokens"] += len(tokens)
-                shard["max_token"] = max(shard["max_token"], int(tokens.max(initial=0)))
                 file.write(np.ascontiguousarray(tokens, dtype).data)
 
             file.write(bytes(HEADER_BYTES))

@@ -7,6 +7,7 @@ many documents are in it (minigpt/data/readers).
 """
 
 import codecs
+import contextlib
 import hashlib
 import json
 import re
@@ -23,6 +24,7 @@ from minigpt.data.chat.tasks import task_file
 from minigpt.data.readers import NAMES, READERS, holds_records
 from minigpt.data.readers.document import BadFile, File, ReadOptions
 from minigpt.data.readers.plain import kind_of_binary
+from minigpt.data.shards import HEADS
 from minigpt.data.sources.download import SourceGone, fetch
 from minigpt.data.sources.find import find_files, local_file, typed_path
 from minigpt.faults import UserFault
@@ -31,7 +33,6 @@ from minigpt.screen import Progress, Say, size_text
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-MAGICS = {20240520: "uint16", 20240801: "uint32"}  # the first number of llm.c's shards -> their tokens
 _ROWS = ("jsonl", "ndjson", "JSONL", "NDJSON")
 CONVERSATIONS = ",".join(f"*.{end}{packing}" for end in _ROWS for packing in ("", ".gz", ".zst"))  # of a folder
 
@@ -164,26 +165,26 @@ def look_inside(corpus: Corpus, say: Say) -> Corpus:
     found, beside = [], "beside tokens, which are used; data.exclude=*.bin reads text"
     for file in corpus.found:
         why = file.left_out
-        if tokens and not why:
-            why = "" if file in tokens or file.is_named else beside
-        elif not why:
-            why = _content_to_skip(file, corpus.options.encoding)
-            if file.is_named and why:
-                raise UserFault(f"data.source={file} is {why}; wanted text. Convert it to text first")
+        if tokens:
+            why = why or ("" if file in tokens or file.is_named else beside)
+        elif not why and (why := _content_to_skip(file, corpus.options.encoding)) and file.is_named:
+            raise UserFault(f"data.source={file} is {why}; wanted text. Convert it to text first")
         found.append(replace(file, left_out=why))
         progress(1)
     rule = "tokens" if tokens else corpus.rule
     if rule == "content":
-        found, rule = _by_names(found, corpus.options)
+        found, rule = _by_names(found)
+        read = [file for file in found if not file.left_out]
+        if len(read) == 1 and read[0].is_named and not holds_records(read[0], corpus.options):
+            rule = "tail"
     return _refuse_nothing(replace(corpus, found=found, rule=rule))
 
 
-def token_header(file: File) -> tuple[int, ...] | None:
-    """Return the magic, version and number of tokens with which a shard of llm.c begins; None for another file."""
+def token_header(file: File) -> tuple[str, int] | None:
+    """Return dtype and number of the tokens of a shard of llm.c, as it begins; None for another file."""
     with open(file.path, "rb") as opened:
-        head = opened.read(12)
-    numbers = struct.unpack("<3i", head) if len(head) == 12 else (0, 0, 0)
-    return numbers if numbers[0] in MAGICS else None
+        magic, _, count = struct.unpack("<3i", opened.read(12).ljust(12, b"\0"))
+    return next(((dtype, count) for dtype, (known, _) in HEADS.items() if known == magic), None)
 
 
 def _refuse_nothing(corpus: Corpus) -> Corpus:
@@ -195,22 +196,19 @@ def _refuse_nothing(corpus: Corpus) -> Corpus:
 
 def _token_files(files: Sequence[File]) -> list[File]:
     """Return the files that hold tokens: llm.c's have their first number, nanoGPT's have their names and no header."""
-    bins = [file for file in files if file.path.suffix == ".bin" and file.path.is_file()]
+    bins = [file for file in files if file.path.suffix == ".bin"]
     pair = {"train.bin", "val.bin"} <= {file.path.name for file in bins}
     return [file for file in bins if token_header(file) or (pair and file.path.name in ("train.bin", "val.bin"))]
 
 
 def _content_to_skip(file: File, encoding: str) -> str:
     """Return why a file with this content is not read, or ""."""
-    if not file.path.is_file():
-        return "no plain file"
-    try:
+    with contextlib.suppress(BadFile):  # which is named with all other bad files
         return kind_of_binary(file, encoding) if file.size or file.path.stat().st_size else "empty"
-    except BadFile:
-        return ""  # named with all other bad files
+    return ""
 
 
-def _by_names(found: list[File], options: ReadOptions) -> tuple[list[File], str]:
+def _by_names(found: list[File]) -> tuple[list[File], str]:
     """Return files with what the names of a split that somebody made say of each, and the rule of the split.
 
     As Hugging Face's data sets have it: train-00000-of-00004.parquet and validation-..., or folders train/ and valid/.
@@ -225,10 +223,7 @@ def _by_names(found: list[File], options: ReadOptions) -> tuple[list[File], str]
     sides = {file: side(file) for file in found if not file.left_out}
     words = {*sides.values()}
     if not ({"train", "val"} <= words or words == {"train", "test"}):
-        only = next(iter(sides), None)
-        return found, "content" if len(sides) != 1 or not only or not only.is_named or holds_records(
-            only, options
-        ) else "tail"
+        return found, "content"
     reasons = {"test": "the text to test on, by its name", "": "neither train nor validation by its name"}
     return [
         replace(file, is_val=sides.get(file) == "val", left_out=file.left_out or reasons.get(sides.get(file, ""), ""))

@@ -44,11 +44,6 @@ def _number(content: bytes) -> int:
     return int.from_bytes(hashlib.sha256(content).digest()[:8])
 
 
-def is_fair(val_bytes: int, n_bytes: int, fraction: float) -> bool:
-    """Return whether documents for validation hold about as much text as they should."""
-    return 0 < val_bytes < n_bytes and fraction / 10 <= val_bytes / n_bytes <= 5 * fraction
-
-
 def offset(text: bytes, character: int) -> int:
     """Return where a character of a text begins; the text's length if it lies after the text."""
     if text.isascii() or character <= 0:
