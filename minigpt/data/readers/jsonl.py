@@ -7,6 +7,8 @@ from typing import Any
 from minigpt.data.readers.chat import BadRecord, conversation_of
 from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
 
+HEAD_BYTES = 1 << 12  # read before a part of a file
+
 
 def read_jsonl(file: File, options: ReadOptions, begin: int = 0, end: int | None = None) -> Iterator[Document]:
     """Yield the text of each record under `data.key`, or its conversation as `marked` writes it.
@@ -43,19 +45,20 @@ def _text_of(record: Any, options: ReadOptions) -> bytes:
 
 def records(file: File, separator: bytes, begin: int, end: int | None) -> Iterator[tuple[int, bytes]]:
     """Yield what stands between separators: each record that begins in begin ... end - 1, with the place where."""
-    start = max(0, begin - len(separator))  # a record begins at `begin` if a separator ends there
-    skips, parts = begin > 0, list[bytes]()
+    # Three newlines hold two blank lines, and the first counts: so start after a byte that no separator holds.
+    head = next(file.chunks(max(0, begin - HEAD_BYTES), begin, HEAD_BYTES), b"")
+    start, parts = max(0, begin - 1 - len(head) + len(head.rstrip(separator))), list[bytes]()
     for chunk in file.chunks(start):
         data = parts.pop() + chunk if parts else chunk  # the last piece may end in a part of a separator
         *whole, left = data.split(separator)
         for record in whole:
             content = b"".join([*parts, record])
-            if not skips:
+            if start >= begin:
                 yield start, content
-            start, skips, parts = start + len(content) + len(separator), False, []
+            start, parts = start + len(content) + len(separator), []
             if end is not None and start >= end:
                 return
         keep = len(separator) - 1
         parts += [left[: len(left) - keep], left[len(left) - keep :]] if len(left) > keep else [left]
-    if not skips:
+    if start >= begin:
         yield start, b"".join(parts)
