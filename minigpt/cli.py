@@ -74,16 +74,6 @@ def runs(arguments: list[str]) -> None:
     print("\n\n".join(list_runs(folder) for folder in _compose("runs", arguments).folders))
 
 
-def plan(arguments: list[str]) -> None:
-    try:
-        config = _compose("plan", arguments)
-    except UserFault as fault:
-        if "needs your text" not in str(fault):
-            raise
-        config = _compose("plan", [*arguments, "data.name=stdlib"])  # no text is needed
-    print(_load("minigpt.report.plan:describe_layouts")(config))
-
-
 def slurm(arguments: list[str]) -> None:
     config = _compose("slurm", arguments)
 
@@ -147,7 +137,7 @@ COMMANDS: dict[str, tuple[str, Callable[[list[str]], int | None] | str]] = {
     "export": ("Write a model as a Hugging Face folder or a GGUF file, with a proof.", "minigpt.export:export"),
     "runs": ("List the runs of a folder, or the checkpoints of a run.", runs),
     "report": ("Draw a run's loss.png and report.html again.", report),
-    "plan": ("Tell what memory a training takes on each device, and what fits.", plan),
+    "plan": ("Tell what memory a training takes on each device, and what fits.", "minigpt.report.plan:plan"),
     "slurm": ("Write the script that submits a training to SLURM.", slurm),
     "benchmark": ("Measure tokens per second and MFU of training and sampling on this machine.", benchmark),
     "verify-resume": ("Prove on this machine that a killed run ends with the same bytes.", verify_resume),

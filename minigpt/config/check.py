@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from minigpt.config.commands import PlanConfig
 from minigpt.config.convert import Fault, flatten, read, settings, shown, values
 from minigpt.config.rules import RULES
 from minigpt.config.run_names import default_run_dir
@@ -34,6 +35,8 @@ def find_faults(config: Any) -> list[Fault]:
     wrong = {key for fault in faults for key in fault.keys}
     now = {key: value for key, value in now.items() if key not in wrong}
     rules = [(keys, rule) for keys, rule in RULES if now.keys() >= {*keys}]
+    if isinstance(config, PlanConfig):  # no text is needed
+        rules = [(keys, rule) for keys, rule in rules if "data.source" not in keys]
     return faults + [Fault(keys, sentence) for keys, rule in rules for sentence in rule(*(now[key] for key in keys))]
 
 

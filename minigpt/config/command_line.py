@@ -16,8 +16,6 @@ from minigpt.config.schema import TrainConfig
 from minigpt.config.yaml_files import config_folder, find_groups
 from minigpt.redact import redact
 
-# The values of these are the user's own text and are taken unchanged: null, 123 and ${x} are text here.
-LITERAL = {key for cls in CLASSES.values() for key, setting in settings(cls).items() if setting.literal}
 WHOLE = {"data.mix", *(key for key, setting in settings(TrainConfig).items() if setting.literal)}  # -m: commas are text
 MULTIRUN = ("-m", "--multirun")
 

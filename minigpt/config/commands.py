@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from minigpt.config.schema import Device, PrepareConfig, SampleConfig, SweepConfig, Toggle, TrainConfig, Which
+from minigpt.config.schema import Device, ModelRef, PrepareConfig, SampleConfig, SweepConfig, TrainConfig, Which, Writer
 from minigpt.config.setting import setting
 
 
@@ -33,7 +33,7 @@ class CompareConfig:
 
 
 @dataclass
-class ExportConfig:
+class ExportConfig(ModelRef):
     """Write a model for other programs, read it back, and print the proof that it is the same model.
 
     Examples:
@@ -41,10 +41,8 @@ class ExportConfig:
       minigpt export checkpoint=runs/NAME format=gguf type=q8_0 dir=my-gguf
     """
 
-    checkpoint: str | None = setting(None, "run, checkpoint or Hugging Face folder", "watch", model=True, required=True)
     format: Literal["hf", "gguf"] = setting("hf", "hf: Hugging Face folder; gguf: llama.cpp and Ollama", "watch")
     dir: str | None = setting(None, "a new folder", "watch", folder=True, required=True)
-    which: Which = setting("best", "of a run's checkpoints", "watch")
     type: Literal["f32", "f16", "q8_0"] = setting("f32", "gguf: type of the matrices", "watch")
 
 
@@ -58,7 +56,7 @@ class TextConfig:
 
 
 @dataclass
-class EvaluateConfig:
+class EvaluateConfig(ModelRef):
     """Score texts and questions with a trained GPT.
 
     Of a text: nats per token, bits per byte, perplexity per token and per word, accuracy, over the whole file and by
@@ -70,9 +68,7 @@ class EvaluateConfig:
       minigpt evaluate checkpoint=runs/A versus=runs/B questions=questions.jsonl
     """
 
-    checkpoint: str | None = setting(None, "run, checkpoint or Hugging Face folder", "watch", model=True, required=True)
     versus: str | None = setting(None, "another one, to compare with", "watch", model=True)
-    which: Which = setting("best", "of a run's checkpoints", "watch")
     file: list[str] = setting([], "a text; repeatable", "watch", file=True)
     questions: list[str] = setting([], "JSON lines; repeatable", "watch", file=True)
     json: str | None = setting(None, "a file for the figures; a list where several were given", "watch", literal=True)
@@ -170,7 +166,7 @@ class PlanConfig(TrainConfig):
 
 
 @dataclass
-class ServeConfig:
+class ServeConfig(Writer):
     """Answer OpenAI's protocol over HTTP, and show a page to try models on.
 
     Examples:
@@ -193,13 +189,10 @@ class ServeConfig:
     max_tokens: int = setting(4096, "most tokens of a text", "machine", low=1, high=10**6)
     seconds: float = setting(300.0, "most time for an answer", "machine", above=0, high=10**6)
     log: Literal["none", "requests", "prompts"] = setting("requests", "what is printed about each request", "watch")
-    device: Device = setting("auto", "what computes", "machine")
-    precision: Literal["fp32", "bf16", "int8", "fp64"] = setting("fp32", "int8: weights only", "machine")
-    compile: Toggle = setting("auto", "native code; auto: on a CPU with a C++ compiler", "machine")
 
 
 @dataclass
-class ChatConfig:
+class ChatConfig(Writer, ModelRef):
     """Talk with a trained GPT at the terminal: type a message, /help lists the commands.
 
     Examples:
@@ -208,8 +201,6 @@ class ChatConfig:
       minigpt chat checkpoint=runs/BASE adapter=runs/TUNED
     """
 
-    checkpoint: str | None = setting(None, "run, checkpoint or Hugging Face folder", "watch", model=True, required=True)
-    which: Which = setting("best", "of a run's checkpoints", "watch")
     adapter: str | None = setting(None, "run or peft folder with an adapter for the model", "watch", model=True)
     system: str | None = setting(None, "system message, before all others", "watch", literal=True)
     max_new_tokens: int = setting(256, "most tokens of an answer", "watch", low=1)
@@ -217,13 +208,10 @@ class ChatConfig:
     top_k: int = setting(0, "keep the k most likely tokens; 0 = off", "watch", low=0)
     top_p: float = setting(1.0, "keep the smallest set this likely (nucleus); 1 = off", "watch", above=0, high=1)
     seed: int = setting(1337, "of the first answer; each later answer has the next", "watch", low=0, high=2**32 - 1)
-    device: Device = setting("auto", "what computes", "machine")
-    precision: Literal["fp32", "bf16", "int8", "fp64"] = setting("fp32", "int8: weights only", "machine")
-    compile: Toggle = setting("auto", "native code; auto: on a CPU with a C++ compiler", "machine")
 
 
 @dataclass
-class LookConfig:
+class LookConfig(ModelRef):
     """Write a page that shows the tokens of a text and the attention to them, as one file.
 
     Examples:
@@ -231,11 +219,9 @@ class LookConfig:
       minigpt look checkpoint=runs/NAME text='To be, or not to be' png=attention.png
     """
 
-    checkpoint: str | None = setting(None, "run, checkpoint or Hugging Face folder", "watch", model=True, required=True)
     text: str = setting("", "what the model reads", "watch", literal=True, required=True)
     out: str = setting("look.html", "the file", "watch", literal=True)
     png: str | None = setting(None, "also a picture of each layer's heads", "watch", literal=True)
-    which: Which = setting("best", "of a run's checkpoints", "watch")
 
 
 @dataclass
@@ -250,7 +236,7 @@ class BenchmarkConfig(TrainConfig):
     """
 
     preset: Literal["c0", "c1", "124m", "350m"] = setting(
-        "c0", "c0: nanoGPT's CPU preset, c1: 10.6M, 124m, 350m: GPT-2", "weights"
+        "c0", "c0: nanoGPT's for CPUs, c1: 10.6M, else GPT-2", "weights"
     )
     what: Literal["training", "sampling", "training,sampling"] = setting("training,sampling", "parts", "watch")
     rounds: int = setting(3, "measurements of each part", "watch", low=1, high=10**6)

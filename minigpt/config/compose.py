@@ -40,19 +40,18 @@ OF_ALL = """\
 The text of paths, prompts and the like is taken as it is: only the shell needs quotes, ~ means your home folder."""
 
 
-def compose(command: str, arguments: list[str], cls: type | None = None) -> Any:
+def compose(command: str, arguments: list[str]) -> Any:
     """Return the config that a command line describes.
 
     Args:
         command: one of CLASSES.
         arguments: the command line after the command's name.
-        cls: a config class in place of the command's own, such as one with more settings.
 
     Raises:
         UserFault: with every fault of the command line, the files and the rules (check.py).
         SystemExit: code 0, after --help or --cfg job has printed.
     """
-    request = Request(command, cls or CLASSES[command])
+    request = Request(command, CLASSES[command])
     read_arguments(request, arguments)
     mapping = _read_files(request)
     if request.help:

@@ -49,9 +49,7 @@ class ModelConfig:
     norm_eps: float = setting(1e-5, "of every norm", "weights", above=0, below=1)
     activation: Literal["gelu_tanh", "gelu", "relu_squared", "swiglu"] = setting("gelu_tanh", "gelu: exact", "weights")
     attention: Literal["softmax", "rotary", "linear"] = setting("softmax", "rotary: softmax, RoPE positions", "weights")
-    qk_norm: Literal["auto", "none", "layernorm", "rmsnorm"] = setting(
-        "auto", "norm of q, k of each head; auto: layernorm if rotary", "weights"
-    )
+    qk_norm: Literal["auto", "none", "layernorm", "rmsnorm"] = setting("auto", "auto: layernorm if rotary", "weights")
     rope_theta: float = setting(10_000.0, "rotary: larger turns slower", "weights", low=1, high=1e12)
     rope_scaling: Literal["none", "llama3"] = setting("none", "rotary: positions stretched as in Llama 3", "weights")
     rope_factor: float = setting(8.0, "llama3: slow pairs turn slower by this factor", "weights", low=1)
@@ -86,9 +84,7 @@ class DataConfig:
     encoding: str = setting("utf-8", "encoding of the source files", "weights")
     errors: Literal["strict", "replace"] = setting("strict", "for bytes that are no text in `encoding`", "weights")
     key: str = setting("text", "JSON lines, Parquet: key or column of the text", "weights")
-    separator: str | None = setting(
-        None, "what stands between the documents of a plain text: <|endoftext|>", "weights", literal=True
-    )
+    separator: str | None = setting(None, "between documents of a plain text: <|endoftext|>", "weights", literal=True)
     include: str | None = setting(None, "folder: patterns of files to read: *.md,*.txt", "weights")
     exclude: str | None = setting(None, "folder: patterns of files to leave out", "weights")
     mix: dict[str, float] = setting({}, "several sources in place of one: texts/:0.7,more.jsonl:0.3", "weights")
@@ -227,9 +223,7 @@ class AdapterConfig:
 class ObjectiveConfig:
     """What is learned: the next token of a text, or what a reward asks for."""
 
-    name: Literal["next_token", "grpo"] = setting(
-        "next_token", "grpo: the model answers questions, and right answers become likelier", "weights"
-    )
+    name: Literal["next_token", "grpo"] = setting("next_token", "grpo: right answers become likelier", "weights")
     task: Literal["sort7", "reverse9", "spell", "reverse", "count", "add", "sort", "copy"] = setting(
         "sort7", "grpo: task of the questions (docs/CHAT.md)", "weights"
     )
@@ -298,7 +292,24 @@ class PrepareConfig:
 
 
 @dataclass
-class SampleConfig:
+class ModelRef:
+    """The trained model that a command reads."""
+
+    checkpoint: str | None = setting(None, "run, checkpoint or model", "watch", aka="ckpt", model=True, required=True)
+    which: Which = setting("best", "of a run's checkpoints", "watch")
+
+
+@dataclass
+class Writer:
+    """What computes when a model writes."""
+
+    device: Device = setting("auto", "what computes", "machine")
+    precision: Literal["fp32", "bf16", "int8", "fp64"] = setting("fp32", "int8: weights only", "machine")
+    compile: Toggle = setting("auto", "native code; auto: on a CPU with a C++ compiler", "machine")
+
+
+@dataclass
+class SampleConfig(Writer, ModelRef):
     """Write text with a trained GPT.
 
     Examples:
@@ -307,8 +318,6 @@ class SampleConfig:
       minigpt sample checkpoint=runs/NAME prompt_file=start.txt stop='["\\n\\n"]'
     """
 
-    checkpoint: str | None = setting(None, "run or checkpoint", "watch", aka="ckpt", model=True, required=True)
-    which: Which = setting("best", "of a run's checkpoints", "watch")
     adapter: str | None = setting(None, "run or peft folder with an adapter for the model", "watch", model=True)
     prompt: list[str] = setting([], "may be given several times: a batch", "watch", aka="start", literal=True)
     prompt_file: str | None = setting(None, "a file whose whole text is one prompt", "watch", file=True)
@@ -325,9 +334,6 @@ class SampleConfig:
     interactive: bool = setting(False, "ask for prompts at the terminal", "watch")
     allow_special: bool = setting(False, "let <|endoftext|> in a prompt become the control token", "watch")
     use_cache: bool = setting(True, "KV cache; the text is the same without it", "machine")
-    device: Device = setting("auto", "what computes", "machine")
-    precision: Literal["fp32", "bf16", "int8", "fp64"] = setting("fp32", "int8: weights only", "machine")
-    compile: Toggle = setting("auto", "native code; auto: on a CPU with a C++ compiler", "machine")
 
 
 @dataclass

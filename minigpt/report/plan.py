@@ -16,7 +16,7 @@ from minigpt.machine.hardware import Hardware, find_device, memory_of_device
 from minigpt.machine.memory import Memory, step_memory
 from minigpt.model.counting import sizes_of
 from minigpt.model.gpt import GPT
-from minigpt.screen import number_of, size_text
+from minigpt.screen import Say, number_of, size_text
 
 VOCABULARIES = {"byte": 257, "char": 128, "gpt2": 50257}  # char: the text decides
 
@@ -69,8 +69,8 @@ def by_part(memory: Memory) -> str:
     return ", ".join(f"{part} {size_text(getattr(memory, part))}" for part in parts)
 
 
-def describe_layouts(config: PlanConfig) -> str:
-    """Return the memory of a training with its automatic choices, and what else would fit: `minigpt plan`."""
+def plan(config: PlanConfig, say: Say = print) -> None:
+    """Print the memory of a training with its automatic choices, and what else would fit."""
     V = config.vocab_size or _vocab_size(config)
     if config.memory is None:
         hardware = find_device(config)
@@ -89,34 +89,31 @@ def describe_layouts(config: PlanConfig) -> str:
         f"{choices.precision}, {choices.attention_kernel} attention, {config.optimizer.name}",
         f"Memory     about {size_text(memory.peak)} per device at the most (estimate): {by_part(memory)}",
     ]
-    if memory.peak <= usable:
-        return "\n".join([*lines, "Verdict    it fits"])
-    lines.append("Verdict    it does NOT fit. What would, added to the command:")
-    for words, changed in _alternatives(config):
+    fits = memory.peak <= usable
+    lines.append(f"Verdict    it {'fits' if fits else 'does NOT fit. What would, added to the command:'}")
+    for words, changed in () if fits else _alternatives(config):
         other = choose(changed, hardware, V)
         peak = step_memory(changed, other, V).peak
         if peak <= usable_memory(changed, hardware):
             sizes = f"{other.accumulate} x micro-batch {other.micro_batch}"
             lines.append(f"           {words}  ({size_text(peak)} per device, {sizes})")
-    if lines[-1].startswith("Verdict"):
+    if not fits and lines[-1].startswith("Verdict"):
         lines.append("           nothing that was tried: use a smaller model or model.block_size, or more devices")
-    return "\n".join(lines)
+    say("\n".join(lines))
 
 
 def _alternatives(config: PlanConfig) -> Iterator[tuple[str, PlanConfig]]:
     """Yield words to type and the config with them: checkpointed activations, sharded weights, more devices."""
     trainer, sequences = config.trainer, config.batch_tokens // config.model.block_size
-    layouts = [("", trainer)]
-    if config.adapter.name == "none":  # an adapter needs the model whole
-        for devices in sorted({trainer.devices, 2, 4, 8, 16, 32}):
-            is_new = devices > trainer.devices or (devices == trainer.devices and trainer.strategy != "fsdp")
-            if is_new and devices > 1 and sequences % (devices * trainer.nodes) == 0:
-                sharded = replace(trainer, strategy="fsdp", devices=devices)
-                layouts.append((f"trainer=fsdp trainer.devices={devices}", sharded))
+    layouts = {"": trainer}
+    for devices in sorted({trainer.devices, 2, 4, 8, 16, 32} - {1}):
+        fits_batch = devices >= trainer.devices and sequences % (devices * trainer.nodes) == 0
+        if fits_batch and config.adapter.name == "none":  # an adapter needs the model whole
+            words = f"trainer=fsdp trainer.devices={devices}"
+            layouts[words] = replace(trainer, strategy="fsdp", devices=devices)
     saving = replace(config.model, checkpoint_activations=True)
-    for words, layout in layouts:
-        if words:
-            yield words, replace(config, trainer=layout)
+    for words, layout in layouts.items():
+        yield words, replace(config, trainer=layout)
         if not config.model.checkpoint_activations:
             more = f"{words} model.checkpoint_activations=true".strip()
             yield more, replace(config, trainer=layout, model=saving)

@@ -13,7 +13,7 @@ XL = ["model=gpt2-xl", "tokenizer=gpt2", "batch_tokens=524288", "model.checkpoin
 
 
 def plan(capsys, *words):
-    cli.plan(list(words))
+    cli._dispatch(["plan", *words])
     return capsys.readouterr().out
 
 

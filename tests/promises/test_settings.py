@@ -13,7 +13,6 @@ import yaml
 
 import minigpt
 from minigpt.cli import _dispatch
-from minigpt.config.command_line import LITERAL
 from minigpt.config.commands import CLASSES
 from minigpt.config.compose import compose
 from minigpt.config.convert import from_dict, settings, to_dict, values
@@ -105,7 +104,7 @@ def test_an_unknown_choice_hides_no_other_fault_and_invents_none():
 def test_a_run_or_folder_without_its_key_is_answered_with_the_key():
     assert "Type checkpoint=runs/X" in faults_of("sample", "runs/X")[0]
     assert "Type run.dir=runs/X" in faults_of("report", "runs/X")[0]
-    assert fault_of("sample").startswith("checkpoint is missing: run or checkpoint. Give a run, ")
+    assert fault_of("sample").startswith("checkpoint is missing: run, checkpoint or model. Give a run, ")
     os.makedirs("runs/mine")
     assert fault_of("sample", "checkpoint=runs/none").endswith("Try checkpoint=runs/mine")
 
@@ -155,7 +154,7 @@ TEXTS += ["${oc.env:HOME}", "~/my notes/a,b.txt", "[1, 2]", '{"a": 1}', "back\\s
 
 def test_free_text_reaches_the_program_unchanged(monkeypatch):
     monkeypatch.setattr("minigpt.config.compose.find_faults", lambda config: [])  # such files need not exist
-    literal = [key for key in LITERAL if key in settings(TrainConfig)]
+    literal = [key for key, setting in settings(TrainConfig).items() if setting.literal]
     for text in TEXTS:
         train = compose("train", [*(f"{key}={text}" for key in literal), "data=text", "seed=3"])
         assert {values(train)[key] for key in literal} == {text}

@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 
 from minigpt.config.check import check
+from minigpt.config.commands import CLASSES
 from minigpt.config.compose import compose
 from minigpt.config.convert import SHARES, from_dict, settings, values
 from minigpt.config.run_names import config_hash, default_run_dir, differences
@@ -87,16 +88,17 @@ class ToyTrainConfig(TrainConfig):
 
 def test_a_new_setting_needs_nothing_but_its_declaration(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    config = compose("train", ["toy.size=5", "seed=2"], cls=ToyTrainConfig)
+    monkeypatch.setitem(CLASSES, "train", ToyTrainConfig)
+    config = compose("train", ["toy.size=5", "seed=2"])
     assert (config.toy.size, config.seed) == (5, 2)
     with pytest.raises(UserFault) as caught:
-        compose("train", ["toy.size=10", "toy.color=blue"], cls=ToyTrainConfig)
+        compose("train", ["toy.size=10", "toy.color=blue"])
     assert caught.value.faults == (
         "No setting 'toy.color'. Did you mean 'toy.colour'?",
         "toy.size must be at least 1 and at most 9, got 10.",
     )
     with pytest.raises(SystemExit):
-        compose("train", ["--help"], cls=ToyTrainConfig)
+        compose("train", ["--help"])
     assert "toy.size=3" in capsys.readouterr().out
     assert check(config) == []
     # A run from before the setting keeps its name and continues; one of a later version does not.
