@@ -13,7 +13,6 @@ from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
 from minigpt.machine.cores import memory_limit, usable_cores
 
-MAX_THREADS = 4096
 CPUINFO = Path("/proc/cpuinfo")
 
 # Dense matrix peaks of real chips in TFLOP/s (without sparsity): (bf16 or fp16, fp32 as PyTorch runs it by default).
@@ -92,7 +91,7 @@ def asked_threads() -> int:
     """
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     threads = int(asked) if asked.isascii() and asked.isdigit() else 0
-    return 0 if threads == 1 and "TORCHELASTIC_RUN_ID" in os.environ else min(threads, MAX_THREADS)
+    return 0 if threads == 1 and "TORCHELASTIC_RUN_ID" in os.environ else threads
 
 
 def _cpu_bf16() -> bool:

@@ -182,7 +182,6 @@ class GPT(nn.Module):
         self,
         tokens: Tensor,
         *,
-        positions: Tensor | None = None,
         mask: Tensor | None = None,
         cache: KVCache | None = None,
         documents: Documents | None = None,
@@ -192,11 +191,9 @@ class GPT(nn.Module):
 
         Args:
             tokens: (B, T) ids.
-            positions: (B, T) or (T,), each token's place in its sequence; default 0 .. T - 1, or after what the
-                cache holds. Left-padded prompts give their own.
             mask: bool, broadcastable to (B, 1, T, S), True = may attend; combined with the causal mask.
             cache: keys and values of earlier tokens; these T are appended.
-            documents: where documents lie in the sequences, in place of the three above: positions restart in each
+            documents: where documents lie in the sequences, in place of the two above: positions restart in each
                 document, and no token attends to another document.
             readout: (hidden (B, T, C), output layer's weight (padded V, C)) -> what is returned in place of the logits.
                 A loss without all logits is computed here, inside forward, where FSDP has the weights whole.
@@ -207,7 +204,7 @@ class GPT(nn.Module):
         Raises:
             ValueError: if the sequence, with what the cache holds, is longer than block_size.
         """
-        hidden = self.hidden(tokens, positions=positions, mask=mask, cache=cache, documents=documents)
+        hidden = self.hidden(tokens, mask=mask, cache=cache, documents=documents)
         return self.logits(hidden) if readout is None else readout(hidden, self.output_weight)
 
     def new_cache(self, rows: int) -> KVCache:
@@ -229,7 +226,6 @@ class GPT(nn.Module):
         self,
         tokens: Tensor,
         *,
-        positions: Tensor | None = None,
         mask: Tensor | None = None,
         cache: KVCache | None = None,
         documents: Documents | None = None,
@@ -246,8 +242,7 @@ class GPT(nn.Module):
                 f"GPT: got {past + T} tokens; wanted at most block_size={self.config.block_size}: "
                 "keep the last ones, or train with a larger model.block_size"
             )
-        if cache is not None and positions is None:
-            positions = cache.positions(T)
+        positions = None if cache is None else cache.positions(T)  # None: 0 .. T - 1
         if cache is not None and cache.uniform_length is None:
             mask = combine_masks(cache.mask(T), mask)  # rows of different lengths
 
@@ -259,7 +254,7 @@ class GPT(nn.Module):
         x = self.token_embedding(tokens)  # (B, T, C)
         if self.position_embedding is not None:
             x = x + self.position_embedding(torch.arange(T, device=tokens.device) if positions is None else positions)
-        turns = None  # 0 .. T - 1
+        turns = None
         if self.position_embedding is None and positions is not None:
             turns = attention.angles(positions, x.dtype)  # (B, T, 1, D/2)
         x = self.dropout(x)

@@ -171,7 +171,4 @@ def test_activation_checkpointing_changes_no_loss_and_no_gradient(dropout, kerne
     assert all(grad.equal(twin_grads[name]) for name, grad in grads.items())
 
 
-# Positions and padding
-
-
 # The registries
