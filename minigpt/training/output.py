@@ -123,6 +123,7 @@ class RunLog:
         self.flops, self.peak = 0.0, peak and peak * choices.devices  # FLOPs that frozen weights save aren't counted
         if peak:
             self.flops = flops_per_token(config.model, job.prepared.tokenizer.vocab_size)
+        self.first: tuple[int, float] | None = None  # step and seconds of this process's first row
         self.last_step: int | None = None  # with a row
         self.last_seconds = self.shown_at = 0.0
         self.tracker: Tracker | None = None
@@ -142,7 +143,7 @@ class RunLog:
         speed, tokens = None, self.job.config.batch_tokens
         if self.last_step is not None and seconds > self.last_seconds:
             speed = (step - self.last_step) * tokens / (seconds - self.last_seconds)
-        self.last_step, self.last_seconds = step, seconds
+        self.last_step, self.last_seconds, self.first = step, seconds, self.first or (step, seconds)
         return {
             "step": step,
             "tokens": step * tokens,
@@ -182,7 +183,7 @@ class RunLog:
 
     def _show(self, row: dict[str, Any]) -> None:
         """Show a step's row: a moving line in a terminal; elsewhere a line now and then."""
-        parts = describe(row, self.job.config, self.total_steps)
+        parts = describe(row, self.job.config, self.total_steps, self.first)
         now, moves = time.monotonic(), sys.stdout.isatty()
         if "val/loss" in row or (not moves and (now - self.shown_at >= PLAIN_LINE_SECONDS or row["step"] == 1)):
             tell("  ".join(parts))
@@ -191,8 +192,11 @@ class RunLog:
             move(parts)
 
 
-def describe(row: dict[str, Any], config: TrainConfig, total: int | None) -> list[str]:
-    """Return the parts of a row's line, the most important first; unknown numbers are left out."""
+def describe(row: dict[str, Any], config: TrainConfig, total: int | None, first: tuple[int, float] | None) -> list[str]:
+    """Return the parts of a row's line, the most important first; unknown numbers are left out.
+
+    The time left follows from all steps since the `first` row: one that is slow does not move it far.
+    """
     step, speed, minutes = row["step"], row["tokens_per_second"], config.trainer.max_minutes
     digits = len(f"{total:,}") if total else 1
     parts = [f"step {step:>{digits},}" + (f"/{total:,} {step / total:4.0%}" if total else "")]
@@ -203,8 +207,8 @@ def describe(row: dict[str, Any], config: TrainConfig, total: int | None) -> lis
     if row.get("val/loss") is not None:
         parts.append(f"val {row['val/loss']:.4f} ({row['val/bits_per_byte']:.3f} bits/byte)")
         parts += [f"{key.removeprefix(OF_SOURCE)} {loss:.4f}" for key, loss in row.items() if key.startswith(OF_SOURCE)]
-    if speed:
-        left = [(total - step) * config.batch_tokens / speed] if total else []
+    if speed and first:
+        left = [(total - step) * (row["seconds"] - first[1]) / (step - first[0])] if total else []
         left += [60 * minutes - row["seconds"]] if minutes else []
         parts += [f"ETA {duration(min(left))}"] if min(left) > 0 else []
         parts.append(f"{speed:,.0f} tok/s")
