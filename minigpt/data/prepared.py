@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.data.chat.packing import ConversationSplit, Split
-from minigpt.data.measures.overlap import measured_lines
+from minigpt.data.measures.overlap import overlap_lines
 from minigpt.data.shards import fingerprint, mix_splits, open_split
 from minigpt.data.sources.find import typed_path
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
@@ -125,7 +125,7 @@ def describe(prepared: Prepared) -> list[str]:
         for name, part in prepared.parts.items():
             share = f"mix        {prepared.train.shares[name]:.2%} of the training windows are of {name}"
             lines += [share, *describe(part), ""]
-        return lines + [f"{name:<10} {line}" for name, line in measured_lines(prepared.summary)]
+        return lines + [f"overlap    {line}" for line in overlap_lines(prepared.summary)]
     summary = prepared.summary
     python = f", Python {summary['python']}" if summary.get("python") else ""
     train, val = summary["train"], summary["val"]
@@ -136,7 +136,7 @@ def describe(prepared: Prepared) -> list[str]:
         f"train      {train['tokens']:,} tokens of {train['bytes']:,} bytes "
         f"({train['bytes'] / train['tokens']:.2f} bytes per token)",
         f"validation {val['tokens']:,} tokens of {val['bytes']:,} bytes: {summary['split']}",
-        *(f"{name:<10} {line}" for name, line in measured_lines(summary)),
+        *(f"overlap    {line}" for line in overlap_lines(summary)),
         *(f"note       {note}" for note in summary["notes"]),
         f"tokens     SHA-256 {prepared.fingerprint}",
         f"kept in    {prepared.folder}",

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
-
 from minigpt.data.chat.packing import Split
 from minigpt.data.measures.kneser_ney import ORDER, KneserNey
 from minigpt.data.measures.overlap import pieces
@@ -22,7 +20,6 @@ from minigpt.screen import size_text
 
 TRAIN_BYTES = 1 << 24  # of training text that the n-gram model and xz see at most: half a gigabyte of memory
 VAL_BYTES = 1 << 21  # of validation text at most
-UNIGRAM_TOKENS = 1 << 28  # of each split at most
 BORDER_BYTES = 16  # of the packed text read at a time
 SMALL_BYTES = 1 << 14
 
@@ -80,7 +77,6 @@ def _measure(train: Split, val: Split) -> list[Row]:
         if len(part) < split.bytes
     )
     return [
-        {"name": f"unigram over {train.tokenizer.name} tokens", "bits_per_byte": _unigram(train, val), "of": ""},
         {"name": f"{ORDER}-gram of bytes, Kneser-Ney", "bits_per_byte": ngram, "of": of},
         {"name": "xz after the training text", "bits_per_byte": xz, "of": of},
     ]
@@ -90,18 +86,6 @@ def sample_of(split: Split, n_bytes: int) -> bytes:
     """Return the text of a split; if it is longer than n_bytes, about n_bytes of it."""
     n_tokens = len(split) if split.bytes <= n_bytes else int(n_bytes / split.bytes * len(split))
     return b"".join(map(split.tokenizer.decode_bytes, pieces(split, n_tokens)))
-
-
-def _unigram(train: Split, val: Split) -> float:
-    """Return the bits per byte if a token's probability follows its count in the training text, plus one."""
-    tokenizer = train.tokenizer
-    seen, counts = (
-        sum(np.bincount(piece, minlength=tokenizer.vocab_size) for piece in pieces(split, UNIGRAM_TOKENS))
-        for split in (train, val)
-    )
-    sizes = np.array([len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)])
-    bits = -np.log2((seen + 1) / (np.sum(seen) + tokenizer.vocab_size))
-    return float(counts @ bits / max(1, counts @ sizes))
 
 
 def _xz_bytes(train: bytes, text: bytes) -> int:

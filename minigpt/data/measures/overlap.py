@@ -1,4 +1,4 @@
-"""Statistics of a split, and how much of the validation text also stands in the training text.
+"""How much of the validation text also stands in the training text.
 
 Deduplication finds equal documents; this finds equal passages. A gram is 13 tokens in a row (50 where a token is
 hardly more than a character), none of them end-of-text. Of a large split, pieces spread evenly over it are looked at.
@@ -32,21 +32,16 @@ def pieces(split: Split, n_tokens: int) -> Iterator[NDArray[Any]]:
     return (split.tokens(start, start + _PIECE_TOKENS) for start in starts.tolist())
 
 
-def measured_lines(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what was measured, as a name and a sentence."""
-    for name, split in (("train", summary.get("train", {})), ("validation", summary.get("val", {}))):
-        if "documents" in split:
-            sizes = f"the median one {split['median']:,} tokens, the longest {split['longest']:,}"
-            used = f"{split['distinct_tokens']:,} different tokens"
-            yield name, f"{split['documents']:,} documents, {sizes}; {used}"
+def overlap_lines(summary: dict[str, Any]) -> Iterator[str]:
+    """Yield what was measured in sentences."""
     shared = summary.get("overlap", {})
     if shared.get("share") is not None:
         looked_at = {"training": shared["of_train"], "validation": shared["of_val"]}
         parts = " and ".join(f"{part:.0%} of the {name} text" for name, part in looked_at.items() if part < 1)
         what = f"of the validation text's {shared['gram']}-token sequences stand in the training text, too"
-        yield "overlap", f"{shared['share']:.1%} {what}" + (f" ({parts} looked at)" if parts else "")
+        yield f"{shared['share']:.1%} {what}" + (f" ({parts} looked at)" if parts else "")
         if warning := overlap_warning(summary):
-            yield "overlap", warning
+            yield warning
 
 
 def overlap_warning(summary: dict[str, Any]) -> str | None:
@@ -58,23 +53,6 @@ def overlap_warning(summary: dict[str, Any]) -> str | None:
         f"the validation loss is too good to be true: {share:.0%} of that text stands in the training text, too. "
         "Remove the copies, or validate on another text: data.val_source=FILE"
     )
-
-
-def statistics(split: Split) -> dict[str, int]:
-    """Return how many documents a split has, the tokens of the median and of the longest, and how many tokens it uses.
-
-    Without an end-of-text token documents are not known.
-    """
-    used, ends, eot = np.zeros(split.tokenizer.vocab_size, bool), [np.array([-1])], split.tokenizer.eot
-    for number, piece in enumerate(pieces(split, len(split))):
-        used[piece] = True
-        ends.append(number * _PIECE_TOKENS + np.flatnonzero(piece == eot))
-    counts = {"distinct_tokens": int(used.sum())}
-    if eot is None:
-        return counts
-    sizes = np.diff(np.concatenate(ends), append=len(split)) - 1
-    sizes = sizes[sizes > 0] if sizes.any() else sizes[:1]
-    return {"documents": len(sizes), "median": int(np.median(sizes)), "longest": int(sizes.max())} | counts
 
 
 def overlap(train: Split, val: Split) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from minigpt.config.schema import DataConfig, TokenizerConfig, WorkConfig
 from minigpt.config.sources import address_hash, display_name
 from minigpt.data.chat.roles import with_roles
 from minigpt.data.chat.tasks import VERSION
-from minigpt.data.measures.overlap import measured_lines, overlap, statistics
+from minigpt.data.measures.overlap import overlap, overlap_lines
 from minigpt.data.prepared import (
     CONVERSATIONS,
     FORMAT,
@@ -151,8 +151,8 @@ def _prepare_mix(
     if not path.is_file():
         write_json(path, overlap(mixture.train, mixture.val))
     mixture.summary["overlap"] = read_json(path)
-    for name, line in measured_lines(mixture.summary):
-        say(f"data: {name}: {line}")
+    for line in overlap_lines(mixture.summary):
+        say(f"data: overlap: {line}")
     return mixture
 
 
@@ -253,15 +253,15 @@ def make(
         "notes": [*corpus.notes, *notes],
     }
     for split in (train, val):
-        summary[split.name] = {"tokens": len(split), "bytes": split.bytes} | statistics(split)
+        summary[split.name] = {"tokens": len(split), "bytes": split.bytes}
     summary["overlap"] = overlap(train, val)
     whole = fingerprint([train.fingerprint, val.fingerprint])
     content = {"format": FORMAT, "keys": keys, "signature": corpus.signature, "fingerprint": whole, "summary": summary}
     write_json(folder / "prepared.json", content)
     (folder / PLAN).unlink(missing_ok=True)
     shutil.rmtree(folder / UNITS, ignore_errors=True)
-    for name, line in measured_lines(summary):
-        say(f"data: {name}: {line}")
+    for line in overlap_lines(summary):
+        say(f"data: overlap: {line}")
 
 
 def _planned(
