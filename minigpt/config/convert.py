@@ -17,7 +17,6 @@ from typing import Any, Literal, TypeVar, Union
 
 from minigpt.config.schema import RETIRED
 from minigpt.config.setting import Setting
-from minigpt.faults import UserFault
 from minigpt.redact import redact
 
 Config = TypeVar("Config")
@@ -86,20 +85,11 @@ def flatten(mapping: Mapping[Any, Any], whole: Container[str] = (), prefix: str 
     return flat
 
 
-def from_dict(cls: type[Config], mapping: Mapping[str, Any]) -> Config:
-    """Return the typed config that a mapping describes; settings it doesn't mention keep their defaults.
-
-    Raises:
-        UserFault: there are unknown settings (it names the nearest right ones) or wrong types, all named at once.
-    """
-    config, faults = read(cls, mapping)
-    if faults:
-        raise UserFault(*(fault.sentence for fault in faults))
-    return config
-
-
 def read(cls: type[Config], mapping: Any) -> tuple[Config, list[Fault]]:
-    """Do what from_dict does, but return the faults; a faulty setting keeps its default."""
+    """Return the typed config that a mapping describes, and its faults: unknown settings and wrong types.
+
+    Settings that are not mentioned, or faulty, keep their defaults.
+    """
     config, known = cls(), settings(typing.cast(type, cls))
     if not isinstance(mapping, Mapping):
         return config, [Fault((), f"A config must be a mapping of names to values, got {shown(mapping)}.")]

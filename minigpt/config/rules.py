@@ -202,14 +202,10 @@ def devices_have_a_strategy(devices: int, nodes: int, strategy: str, shards: int
         yield f"{wrong}. {remedy}."
 
 
-@rule("trainer.strategy", "trainer.precision")
-def sharded_weights_are_not_scaled(strategy: str, precision: str) -> Iterator[str]:
+@rule("trainer.strategy", "trainer.device", "trainer.precision")
+def precision_is_possible(strategy: str, device: str, precision: str) -> Iterator[str]:
     if strategy in SHARDED and precision == "fp16":
         yield f"trainer.precision=fp16 scales losses, which trainer.strategy={strategy} can't. Use bf16 or fp32."
-
-
-@rule("trainer.device", "trainer.precision")
-def mps_trains_in_fp32(device: str, precision: str) -> Iterator[str]:
     if device == "mps" and precision in ("bf16", "fp16", "fp64"):
         yield f"trainer.device=mps trains in fp32, got trainer.precision={precision}. Use trainer.precision=fp32."
 

@@ -1,7 +1,6 @@
 """Paths and addresses as settings hold them: a file, a folder, a glob, a URL, or several of these."""
 
 import glob
-import hashlib
 import os
 import re
 from pathlib import Path
@@ -69,13 +68,6 @@ def display_name(source: str) -> str:
     """Return a source with absolute paths and without credentials, as files and names hold it."""
     full = [place if is_url(place) else os.path.abspath(os.path.expanduser(place)) for place in split_list(source)]
     return ",".join(map(redact, full))
-
-
-def address_hash(source: str) -> str:
-    """Return a hash that tells apart addresses which `redact` makes equal, or "". It is slow, against guessing."""
-    if redact(source) == source:
-        return ""
-    return hashlib.scrypt(source.encode(), salt=b"minigpt", n=1 << 14, r=8, p=1, dklen=8).hex()
 
 
 def _may_be(place: str) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.config.schema import DataConfig, TokenizerConfig, WorkConfig
-from minigpt.config.sources import address_hash, display_name
+from minigpt.config.sources import display_name
 from minigpt.data.chat.roles import with_roles
 from minigpt.data.chat.tasks import VERSION
 from minigpt.data.measures.overlap import overlap, overlap_lines
@@ -195,7 +195,6 @@ def _keys(data: DataConfig, tokenizer: TokenizerConfig, given: Tokenizer | None)
         "corpus": data.name,
         "source": display_name(data.source) if has_source and data.source else None,
         "val_source": f"tasks {VERSION}" if data.name == "tasks" else val_source,
-        "address": address_hash(f"{data.source} {data.val_source}") if has_source else "",
         "python": platform.python_version() if data.name == "stdlib" else None,
         "reading": own if has_source else None,
         "val_fraction": 0.0 if val_source is not None or data.name == "tasks" else data.val_fraction,

@@ -10,7 +10,7 @@ import yaml
 from minigpt.config.command_line import train_arguments
 from minigpt.config.commands import CLASSES
 from minigpt.config.compose import compose, first_stage
-from minigpt.config.convert import from_dict, settings, to_dict, values
+from minigpt.config.convert import read, settings, to_dict, values
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.config.yaml_files import config_folder, find_groups
 from minigpt.faults import UserFault
@@ -219,7 +219,7 @@ def run(tmp_path: Path) -> Path:
     folder = tmp_path / "base/checkpoints/step-000000002"
     folder.mkdir(parents=True)
     model = {"n_layer": 3, "n_head": 6, "n_embd": 48, "block_size": 32, "attention": "rotary", "dropout": 0.2}
-    stored = to_dict(from_dict(TrainConfig, {"model": model, "tokenizer": {"name": "char"}, "batch_tokens": 64}))
+    stored = to_dict(read(TrainConfig, {"model": model, "tokenizer": {"name": "char"}, "batch_tokens": 64})[0])
     (folder / "config.json").write_text(json.dumps(stored))
     return tmp_path / "base"
 

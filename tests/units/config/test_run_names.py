@@ -9,7 +9,7 @@ import pytest
 from minigpt.config.check import check
 from minigpt.config.commands import CLASSES
 from minigpt.config.compose import compose
-from minigpt.config.convert import SHARES, from_dict, settings, values
+from minigpt.config.convert import SHARES, read, settings, values
 from minigpt.config.run_names import config_hash, default_run_dir, differences
 from minigpt.config.schema import TrainConfig
 from minigpt.config.setting import setting
@@ -37,7 +37,7 @@ def other_value(about):
 
 def test_the_role_of_a_setting_decides_what_it_does_to_a_run():
     for key, about in settings(TrainConfig).items():
-        config = from_dict(TrainConfig, {key: other_value(about)})
+        config = read(TrainConfig, {key: other_value(about)})[0]
         renamed = config_hash(config) != config_hash(TrainConfig())
         assert renamed == (about.role in ("weights", "content", "schedule")), key
         (change,) = differences(values(TrainConfig()), config)
@@ -50,9 +50,9 @@ def test_a_run_is_named_after_its_experiment_or_its_text(tmp_path, monkeypatch):
     config = TrainConfig(experiment="mine/one")
     assert default_run_dir(config) == f"runs/mine-one-{config_hash(config)}"
     for source, name in (("~/my notes/", "my-notes"), ("a/Hamlet.txt", "Hamlet"), ("/", "text"), (".", tmp_path.name)):
-        config = from_dict(TrainConfig, {"data.name": "text", "data.source": source})
+        config = read(TrainConfig, {"data.name": "text", "data.source": source})[0]
         assert default_run_dir(config) == f"runs/{name}-{config_hash(config)}"
-    mixed = from_dict(TrainConfig, {"data.mix": {"a/one.txt": 1.0, "b/": 2.0}})
+    mixed = read(TrainConfig, {"data.mix": {"a/one.txt": 1.0, "b/": 2.0}})[0]
     assert default_run_dir(mixed).startswith("runs/mix-one-b-")
 
 
@@ -60,12 +60,12 @@ def test_the_spelling_of_a_path_is_no_change(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("texts").mkdir()
     for key, one, other in (("data.source", "texts", "./texts/"), ("init.from", "texts/", "texts")):
-        saved, now = from_dict(TrainConfig, {key: one}), from_dict(TrainConfig, {key: other})
+        saved, now = read(TrainConfig, {key: one})[0], read(TrainConfig, {key: other})[0]
         assert differences(values(saved), now) == []
         assert config_hash(saved) == config_hash(now)
     assert (
         differences(
-            values(TrainConfig()) | {"data.mix": {"texts/": 1.0}}, from_dict(TrainConfig, {"data.mix": {"texts": 1.0}})
+            values(TrainConfig()) | {"data.mix": {"texts/": 1.0}}, read(TrainConfig, {"data.mix": {"texts": 1.0}})[0]
         )
         == []
     )
