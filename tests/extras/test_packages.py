@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from minigpt.config.schema import DataConfig, TokenizerConfig
+from minigpt.config.schema import DataConfig, TokenizerConfig, WorkConfig
+from minigpt.data.preparing import units
 from minigpt.data.preparing.prepare import prepare
 from minigpt.data.readers import read
 from minigpt.data.readers.document import BadFile, File, ReadOptions
@@ -61,3 +62,17 @@ def test_a_folder_of_all_formats(tmp_path):
     data = DataConfig(name="text", source=str(tmp_path / "texts"), dir=str(tmp_path / "data"), val_fraction=0.5)
     prepared = prepare(data, TokenizerConfig(name="byte"), say=lambda line: None)
     assert prepared.summary["documents"] == 4
+
+
+def test_ray_gives_the_tokens_of_one_process(tmp_path, monkeypatch):
+    pytest.importorskip("ray", reason="make test-extras installs ray")
+    monkeypatch.setattr(units, "UNIT_BYTES", 3000)  # several units, some of them parts of a file
+    (tmp_path / "texts").mkdir()
+    for name in "abc":
+        (tmp_path / "texts" / f"{name}.txt").write_text("".join(f"{name} has {n * n % 97} words\n" for n in range(300)))
+    prepared = []
+    for work in (WorkConfig(workers=1), WorkConfig(engine="ray")):
+        data = DataConfig(name="text", source=str(tmp_path / "texts"), dir=str(tmp_path / work.engine))
+        prepared.append(prepare(data, TokenizerConfig(vocab_size=300), work=work, say=lambda line: None))
+    assert len(list(prepared[1].folder.glob("train-*.bin"))) > 1
+    assert prepared[0].fingerprint == prepared[1].fingerprint

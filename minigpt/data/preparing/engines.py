@@ -1,6 +1,7 @@
 """What the units of work are mapped over: this process, one process for each core, or a Ray cluster."""
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -88,13 +89,13 @@ def _ray_cluster() -> Iterator[Map]:
     import ray
 
     def mapped(function: Callable[[Any], Any], jobs: Sequence[Any]) -> Iterator[Any]:
-        remote = ray.remote(lambda job: function(job))  # Ray takes functions only, no partial ones
+        remote: Any = ray.remote(lambda job: function(job))  # Ray takes functions only, no partial ones
         try:
             yield from map(ray.get, [remote.remote(job) for job in jobs])
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
 
-    ray.init(log_to_driver=False, include_dashboard=False, logging_level="warning")
+    ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.WARNING)
     try:
         yield mapped
     finally:
