@@ -1,0 +1,1 @@
+"""Which size a text and a time want. Read law.py first."""

@@ -1,0 +1,173 @@
+"""The law: which model learns most of a text in a given time, and the bits per byte to expect.
+
+A 7-gram model, counted in a second, says how much more text is worth: its bits per byte after b bytes follow a power
+of b. A GPT of N parameters comes to a multiple of that, which falls with N and with the text that it has trained on:
+
+    bits per byte = 7-gram(unique bytes, with repetitions at a discount) * (FLOOR + SIZE N^-a + SEEN bytes^-b)
+
+docs/SIZING.md has the measurements; benchmarks/fit_law.py fits the constants anew. Standard library only.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+# Of the multiple, for N in millions and bytes in millions.
+FLOOR, SIZE, SIZE_POWER, SEEN, SEEN_POWER = 0.55, 0.081, 0.55, 0.289, 0.1
+REPEATS = 1.0  # passes beyond the first are worth at most so many texts of the same length
+USUAL_SLOPE = 0.08  # of 7-grams, until they were counted
+PART = 100_000  # bytes of text behind `kneser_ney_part`
+RANGE = 0.045  # nine of ten texts on which the law was not fitted come within this
+
+BEST_BATCH, BEST_BATCH_TOKENS, BATCH_POWER = 1024, 4e5, 0.5  # tokens of a step; of a training for which it is best
+BATCH_LOSS = 0.011  # of a batch twice or half as large
+
+# Layers, width, context, largest vocabulary.
+SHAPES = (
+    (2, 64, 64, 2048),
+    (2, 96, 64, 2048),
+    (3, 96, 64, 2048),
+    (3, 128, 64, 2048),
+    (4, 128, 128, 2048),
+    (4, 160, 128, 2048),
+    (4, 192, 128, 4096),
+    (5, 224, 128, 4096),
+    (5, 256, 128, 4096),
+    (6, 320, 256, 4096),
+    (6, 384, 256, 8192),
+    (8, 448, 256, 8192),
+    (8, 512, 512, 8192),
+    (10, 640, 512, 16384),
+    (12, 768, 1024, 16384),
+    (16, 1024, 1024, 32768),
+)
+BATCHES = tuple(2**power for power in range(9, 20))
+BYTES_PER_ROW = 256  # of text, at least, for each token of the vocabulary
+LEAST_STEPS = 30
+
+# From this many passes on: dropout, weight decay.
+REGULARIZATION = ((0.0, 0.0, 0.0), (3.0, 0.1, 0.1), (8.0, 0.2, 0.3), (25.0, 0.3, 0.3))
+
+
+@dataclass(frozen=True)
+class Text:
+    """What is measured of a text: bits per byte are those of its validation part, counted after its training part."""
+
+    bytes: int  # of its training part
+    kneser_ney: float  # bits per byte of a 7-gram model
+    xz: float
+    kneser_ney_part: float | None = None  # after PART bytes only, taken evenly from the training part
+
+    def seven_gram(self, n_bytes: float) -> float:
+        """Return the bits per byte of a 7-gram model after so much text of this kind."""
+        slope = USUAL_SLOPE
+        if self.kneser_ney_part and self.bytes > 2 * PART:
+            slope = math.log(self.kneser_ney_part / self.kneser_ney) / math.log(self.bytes / PART)
+        return self.kneser_ney * (n_bytes / self.bytes) ** -slope
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model and how it is trained, with what is expected of it."""
+
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_kv_head: int
+    head_dim: int
+    n_hidden: int
+    vocab_size: int
+    block_size: int
+    batch_tokens: int
+    lr: float
+    matrix_lr: float = 0.015
+    dropout: float = 0.0
+    weight_decay: float = 0.0
+    steps: int = 0
+    warmup_steps: int = 0
+    passes: float = 0.0
+    bits_per_byte: float = math.inf
+    low: float = math.inf
+    high: float = math.inf
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the matrices; the output layer is the embedding."""
+        attention = self.head_dim * (2 * self.n_head + 2 * self.n_kv_head)
+        return self.n_embd * (self.n_layer * (attention + 3 * self.n_hidden) + self.vocab_size)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that it is trained on."""
+        return self.steps * self.batch_tokens
+
+
+def candidates(text: Text) -> Iterator[Size]:
+    """Yield the sizes to choose among, the smallest first, each with all batches."""
+    largest = max(256, 2 ** int(math.log2(max(1, text.bytes / BYTES_PER_ROW))))
+    for layers, width, context, vocabulary in SHAPES:
+        head_dim = 32 if width < 512 else 64
+        heads, hidden = width // head_dim, max(3 * width if width <= 64 else 0, round(2.75 * width / 32) * 32)
+        lr = 0.02 * min(1.0, 128 / width) ** 0.5
+        for batch in BATCHES:
+            shape = (layers, width, heads, heads, head_dim, hidden)
+            yield Size(*shape, min(vocabulary, largest), context, batch, lr)
+
+
+def choose(
+    text: Text, seconds: float, tokens_per_second: Callable[[Size], float], fixed: Mapping[str, Any] | None = None
+) -> Size:
+    """Return the size with the fewest bits per byte that is trained in so many seconds.
+
+    Args:
+        text: as it was measured.
+        seconds: of training.
+        tokens_per_second: the machine's speed for a size.
+        fixed: fields of `Size` that are not to be chosen.
+    """
+    given = dict(fixed or {})
+    sizes = dict.fromkeys(replace(size, **given) for size in candidates(text))
+    trained = [train(text, size, seconds * tokens_per_second(size), given) for size in sizes]
+    return min(trained, key=lambda size: (max(0, LEAST_STEPS - size.steps), size.bits_per_byte))
+
+
+def train(text: Text, size: Size, tokens: float, given: Mapping[str, Any]) -> Size:
+    """Return a size with the training that so many tokens allow; they are rounded, as speeds are not exact."""
+    step = math.log(1.05)
+    rounded = math.exp(step * math.floor(math.log(max(1.0, tokens)) / step))
+    steps = given.get("steps") or max(1, round(rounded / size.batch_tokens))
+    passes = steps * size.batch_tokens * bytes_per_token(size.vocab_size) / text.bytes
+    dropout, weight_decay = next(row[1:] for row in reversed(REGULARIZATION) if passes >= row[0])
+    chosen: dict[str, Any] = {
+        "steps": steps,
+        "dropout": dropout,
+        "weight_decay": weight_decay,
+        "warmup_steps": min(max(5, steps // 50), 200, steps),
+    }
+    size = replace(size, passes=passes, **(chosen | given))
+    bits = bits_per_byte(text, size)
+    return replace(size, bits_per_byte=bits, low=(1 - RANGE) * bits, high=(1 + RANGE) * bits)
+
+
+def bits_per_byte(text: Text, size: Size) -> float:
+    """Return what is expected on the text's validation part."""
+    seen = size.tokens * bytes_per_token(size.vocab_size)
+    again = max(0.0, size.passes - 1)
+    unique = min(seen, text.bytes) + text.bytes * REPEATS * (1 - math.exp(-again / REPEATS))
+    multiple = FLOOR + SIZE * (size.parameters / 1e6) ** -SIZE_POWER + SEEN * (seen / 1e6) ** -SEEN_POWER
+    best = BEST_BATCH * (size.tokens / BEST_BATCH_TOKENS) ** BATCH_POWER
+    return text.seven_gram(unique) * multiple * (1 + BATCH_LOSS * math.log2(size.batch_tokens / best) ** 2)
+
+
+def bytes_per_token(vocabulary: int) -> float:
+    """Return about how much text a token stands for, before the tokens are learnt: within 15 % for most texts."""
+    return 2.85 * (vocabulary / 2048) ** 0.2
+
+
+def outside(text: Text, size: Size) -> str:
+    """Return a sentence if a size or its text is outside of what the law was measured on, else ""."""
+    flops = 6.0 * size.parameters * size.tokens
+    if 2e11 <= flops <= 1e14 and 2e5 <= text.bytes <= 2e7 and size.passes <= 50:
+        return ""
+    return "this is outside of what the law was measured on (2e11 to 1e14 FLOPs, 0.2 to 20 MB of text): trust it less"
