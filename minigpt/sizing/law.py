@@ -16,8 +16,8 @@ from typing import Any
 # Of the multiple, for N in millions and bytes in millions.
 FLOOR, SIZE, SIZE_POWER, SEEN, SEEN_POWER = 0.55, 0.081, 0.55, 0.289, 0.1
 REPEATS = 1.0  # passes beyond the first are worth at most so many texts of the same length
-USUAL_SLOPE = 0.08  # of 7-grams, until they were counted
-PART = 100_000  # bytes of text behind `kneser_ney_part`
+USUAL_SLOPE = 0.07  # of 7-grams, until they were counted
+PART = 8  # `kneser_ney_part` has seen one in so many bytes
 RANGE = 0.045  # nine of ten texts on which the law was not fitted come within this
 
 BEST_BATCH, BEST_BATCH_TOKENS, BATCH_POWER = 1024, 4e5, 0.5  # tokens of a step; of a training for which it is best
@@ -57,13 +57,12 @@ class Text:
     bytes: int  # of its training part
     kneser_ney: float  # bits per byte of a 7-gram model
     xz: float
-    kneser_ney_part: float | None = None  # after PART bytes only, taken evenly from the training part
+    kneser_ney_part: float | None = None  # after 1 / PART of the training text, in pieces spread evenly over it
 
     def seven_gram(self, n_bytes: float) -> float:
         """Return the bits per byte of a 7-gram model after so much text of this kind."""
-        slope = USUAL_SLOPE
-        if self.kneser_ney_part and self.bytes > 2 * PART:
-            slope = math.log(self.kneser_ney_part / self.kneser_ney) / math.log(self.bytes / PART)
+        part = self.kneser_ney_part
+        slope = math.log(part / self.kneser_ney) / math.log(PART) if part else USUAL_SLOPE
         return self.kneser_ney * (n_bytes / self.bytes) ** -slope
 
 
