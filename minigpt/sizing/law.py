@@ -1,9 +1,9 @@
 """The law: which model learns most of a text in a given time, and the bits per byte to expect.
 
-A 7-gram model, counted in a second, says how much more text is worth: its bits per byte after b bytes follow a power
-of b. A GPT of N parameters comes to a multiple of that, which falls with N and with the text that it has trained on:
+A 7-gram model, counted in a second, says how hard a text is, and how much more of it is worth. A GPT of N parameters
+that has seen S bytes, U of them different ones, comes to a multiple of what counting U bytes gives:
 
-    bits per byte = 7-gram(unique bytes, with repetitions at a discount) * (FLOOR + SIZE N^-a + SEEN bytes^-b)
+    bits per byte = 7-gram(U) * (floor + size N^-a + seen S^-b + unique U^-c + overfit N / bytes of the text)
 
 docs/SIZING.md has the measurements; benchmarks/fit_law.py fits the constants anew. Standard library only.
 """
@@ -13,15 +13,26 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-# Of the multiple, for N in millions and bytes in millions.
-FLOOR, SIZE, SIZE_POWER, SEEN, SEEN_POWER = 0.55, 0.081, 0.55, 0.289, 0.1
-REPEATS = 1.0  # passes beyond the first are worth at most so many texts of the same length
 USUAL_SLOPE = 0.07  # of 7-grams, until they were counted
+REPEATS = 30  # passes beyond the first are worth at most so many texts; up to 31 were measured
 PART = 8  # `kneser_ney_part` has seen one in so many bytes
-RANGE = 0.045  # nine of ten texts on which the law was not fitted come within this
+RANGE = 0.07  # nine of ten texts on which the law was not fitted come within this
 
-BEST_BATCH, BEST_BATCH_TOKENS, BATCH_POWER = 1024, 4e5, 0.5  # tokens of a step; of a training for which it is best
-BATCH_LOSS = 0.011  # of a batch twice or half as large
+
+@dataclass(frozen=True)
+class Constants:
+    """What benchmarks/fit_law.py fits, for parameters and bytes in millions: powers, and a factor for each term."""
+
+    size_power: float = 0.3
+    seen_power: float = 0.15
+    unique_power: float = 0.5
+    floor: float = 0.4
+    factors: tuple[float, float, float, float] = (0.177, 0.326, 0.061, 0.0112)
+
+
+CONSTANTS = Constants()
+BATCH_LOSS = 0.011  # of a batch twice or half as large as the best
+BEST_BATCH, BEST_FOR = 1024, 4e5  # tokens of a step; of a training for which it is best. It grows with their root
 
 # Layers, width, context, largest vocabulary.
 SHAPES = (
@@ -58,6 +69,7 @@ class Text:
     kneser_ney: float  # bits per byte of a 7-gram model
     xz: float
     kneser_ney_part: float | None = None  # after 1 / PART of the training text, in pieces spread evenly over it
+    level: float = 1.0  # how much harder than others it is for a GPT, where a training showed that (`calibrated`)
 
     def seven_gram(self, n_bytes: float) -> float:
         """Return the bits per byte of a 7-gram model after so much text of this kind."""
@@ -138,25 +150,41 @@ def train(text: Text, size: Size, tokens: float, given: Mapping[str, Any]) -> Si
     steps = given.get("steps") or max(1, round(rounded / size.batch_tokens))
     passes = steps * size.batch_tokens * bytes_per_token(size.vocab_size) / text.bytes
     dropout, weight_decay = next(row[1:] for row in reversed(REGULARIZATION) if passes >= row[0])
-    chosen: dict[str, Any] = {
-        "steps": steps,
-        "dropout": dropout,
-        "weight_decay": weight_decay,
-        "warmup_steps": min(max(5, steps // 50), 200, steps),
-    }
-    size = replace(size, passes=passes, **(chosen | given))
+    chosen: dict[str, Any] = {"steps": steps, "dropout": dropout, "weight_decay": weight_decay}
+    chosen["warmup_steps"] = min(max(5, steps // 50), 200, steps)
+    chosen.update(given)
+    size = replace(size, passes=passes, **chosen)
     bits = bits_per_byte(text, size)
     return replace(size, bits_per_byte=bits, low=(1 - RANGE) * bits, high=(1 + RANGE) * bits)
 
 
-def bits_per_byte(text: Text, size: Size) -> float:
+def terms(text: Text, size: Size, by: Constants) -> tuple[float, float, float, float]:
+    """Return what is lacking: parameters, text seen, text seen for the first time; and what is learnt by heart."""
+    unique = text.bytes * min(size.passes, 1.0)
+    again = text.bytes * REPEATS * (1 - math.exp(-max(0.0, size.passes - 1) / REPEATS))
+    return (
+        (size.parameters / 1e6) ** -by.size_power,
+        ((unique + again) / 1e6) ** -by.seen_power,
+        (unique / 1e6) ** -by.unique_power,
+        size.parameters / text.bytes,
+    )
+
+
+def counted(text: Text, size: Size) -> float:
+    """Return what the law multiplies: the 7-gram's bits per byte, and what the batch costs."""
+    off = math.log2(size.batch_tokens / BEST_BATCH) - 0.5 * math.log2(size.tokens / BEST_FOR)
+    return text.level * text.seven_gram(text.bytes * min(size.passes, 1.0)) * (1 + BATCH_LOSS * off**2)
+
+
+def bits_per_byte(text: Text, size: Size, by: Constants = CONSTANTS) -> float:
     """Return what is expected on the text's validation part."""
-    seen = size.tokens * bytes_per_token(size.vocab_size)
-    again = max(0.0, size.passes - 1)
-    unique = min(seen, text.bytes) + text.bytes * REPEATS * (1 - math.exp(-again / REPEATS))
-    multiple = FLOOR + SIZE * (size.parameters / 1e6) ** -SIZE_POWER + SEEN * (seen / 1e6) ** -SEEN_POWER
-    best = BEST_BATCH * (size.tokens / BEST_BATCH_TOKENS) ** BATCH_POWER
-    return text.seven_gram(unique) * multiple * (1 + BATCH_LOSS * math.log2(size.batch_tokens / best) ** 2)
+    lacks = sum(factor * term for factor, term in zip(by.factors, terms(text, size, by), strict=True))
+    return counted(text, size) * (by.floor + lacks)
+
+
+def calibrated(text: Text, size: Size, bits: float) -> Text:
+    """Return the text with its level, as a short training of a size showed it."""
+    return replace(text, level=text.level * bits / bits_per_byte(text, size))
 
 
 def bytes_per_token(vocabulary: int) -> float:

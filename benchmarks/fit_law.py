@@ -1,0 +1,75 @@
+"""Fit the law of minigpt/sizing/law.py to law_runs.csv and law_texts.csv beside this file; add rows and run it again.
+
+Prints the constants that law.py holds, and how far each text comes from a law that was fitted on the others alone.
+"""
+
+import csv
+import itertools
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+
+from minigpt.sizing.law import Constants, Size, Text, counted, terms
+
+HERE = Path(__file__).parent
+POWERS = ((0.3, 0.4, 0.5, 0.6), (0.1, 0.15, 0.2, 0.25, 0.3), (0.5, 0.8), (0.4, 0.5, 0.6))  # size, seen, unique; floor
+
+Run = tuple[Text, Size, float]
+
+
+def rows_of(name: str) -> list[dict[str, str]]:
+    with open(HERE / name, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def read(texts: dict[str, Text]) -> list[Run]:
+    whole = {"lr", "matrix_lr", "dropout", "weight_decay", "passes"}
+    names = [field.name for field in fields(Size) if field.name in rows_of("law_runs.csv")[0]]
+    return [
+        (
+            texts[row["text"]],
+            Size(**{n: float(row[n]) if n in whole else int(row[n]) for n in names}),
+            float(row["bits"]),
+        )
+        for row in rows_of("law_runs.csv")
+        if row["fitted"] == "yes"
+    ]
+
+
+def fit(runs: list[Run], by: Constants) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return the four factors, each run's relative error, and its mean square over texts, for powers and a floor."""
+    y = np.array([bits / counted(text, size) for text, size, bits in runs])
+    X = np.array([terms(text, size, by) for text, size, _ in runs]) / y[:, None]
+    of_text = np.array([sum(text == other for other, _, _ in runs) for text, _, _ in runs])
+    weights, used = of_text**-0.5, list(range(4))  # all texts count the same
+    while True:
+        solved = np.linalg.lstsq(X[:, used] * weights[:, None], (1 - by.floor / y) * weights, rcond=None)[0]
+        if min(solved) >= 0:
+            break
+        del used[int(np.argmin(solved))]
+    factors = np.zeros(4)
+    factors[used] = solved
+    errors = X @ factors + by.floor / y - 1
+    return factors, errors, float(np.mean((weights * errors) ** 2))
+
+
+if __name__ == "__main__":
+    numbers = ("kneser_ney", "xz", "kneser_ney_part")
+    texts = {r["text"]: Text(int(r["bytes"]), *(float(r[name]) for name in numbers)) for r in rows_of("law_texts.csv")}
+    runs, left_out = read(texts), []
+    grid = [Constants(*powers) for powers in itertools.product(*POWERS)]
+    best = min(grid, key=lambda by: fit(runs, by)[2])
+    factors, errors, _ = fit(runs, best)
+    print(best)
+    print(f"factors {tuple(round(float(factor), 4) for factor in factors)}")
+    for name, text in texts.items():
+        own, others = [run for run in runs if run[0] == text], [run for run in runs if run[0] != text]
+        if own:
+            by = min(grid, key=lambda by: fit(others, by)[2])
+            factors = fit(others, by)[0]
+            expected = [counted(t, s) * (by.floor + factors @ terms(t, s, by)) / bits - 1 for t, s, bits in own]
+            left_out += [abs(float(error)) for error in expected]
+            print(f"{name:12} left out: {', '.join(f'{100 * error:+.1f}%' for error in expected)}")
+    print(f"fitted: {100 * np.sqrt(np.mean(errors**2)):.1f}% (root mean square)")
+    print(f"left out: {100 * np.median(left_out):.1f}% (median), {100 * np.quantile(left_out, 0.9):.1f}% (nine of ten)")

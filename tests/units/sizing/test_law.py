@@ -1,0 +1,73 @@
+"""The law against its own measurements, and what anyone may expect of it."""
+
+import csv
+import itertools
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from minigpt.sizing.law import Size, Text, bits_per_byte, calibrated, candidates, choose
+
+PYTHON = Text(6_583_878, 1.736, 1.452, 1.982)
+NOTES = Text(260_951, 2.341, 2.367, 3.327)
+SECONDS = [30, 60, 120, 240, 480, 960, 3600, 28800]
+
+
+def speed(size: Size) -> float:
+    """Of two quiet cores."""
+    return 1e11 / (6 * size.parameters)
+
+
+@pytest.mark.parametrize("text", [PYTHON, NOTES])
+def test_more_time_buys_more(text: Text):
+    sizes = [choose(text, seconds, speed) for seconds in SECONDS]
+    assert all(later.bits_per_byte <= 1.002 * sooner.bits_per_byte for sooner, later in itertools.pairwise(sizes))
+    assert all(size.low < size.bits_per_byte < size.high for size in sizes)
+    assert all(size.tokens / speed(size) <= 1.03 * seconds for size, seconds in zip(sizes, SECONDS, strict=True))
+
+
+def test_a_little_more_speed_seldom_changes_the_choice():
+    shapes = [
+        {
+            (size.n_layer, size.n_embd, size.batch_tokens)
+            for size in (choose(PYTHON, s, speed), choose(PYTHON, 1.03 * s, speed))
+        }
+        for s in range(30, 3000, 60)
+    ]
+    assert sum(len(both) > 1 for both in shapes) <= 0.15 * len(shapes)
+
+
+def test_what_is_given_is_kept():
+    size = choose(PYTHON, 60, speed, {"n_layer": 7, "dropout": 0.05, "steps": 11})
+    assert (size.n_layer, size.dropout, size.steps) == (7, 0.05, 11)
+
+
+def test_a_small_text_is_regularized_and_has_a_small_vocabulary():
+    size = choose(NOTES, 240, speed)
+    assert size.passes > 3
+    assert min(size.dropout, size.weight_decay) > 0
+    assert {size.vocab_size for size in candidates(NOTES)} == {512}
+
+
+def test_a_training_shows_how_hard_a_text_is():
+    size = choose(NOTES, 60, speed)
+    harder = calibrated(NOTES, size, 1.1 * size.bits_per_byte)
+    assert choose(harder, 60, speed).bits_per_byte == pytest.approx(1.1 * size.bits_per_byte)
+
+
+def test_the_constants_fit_the_measurements():
+    folder = Path(__file__).parents[3] / "benchmarks"
+    texts = {row["text"]: row for row in csv.DictReader((folder / "law_texts.csv").open())}
+    runs = [row for row in csv.DictReader((folder / "law_runs.csv").open()) if row["fitted"] == "yes"]
+    errors = []
+    for row in runs:
+        of = texts[row["text"]]
+        text = Text(int(of["bytes"]), float(of["kneser_ney"]), float(of["xz"]), float(of["kneser_ney_part"]))
+        errors.append(abs(expected(text, row) / float(row["bits"]) - 1))
+    assert sorted(errors)[int(0.9 * len(errors))] < 0.07
+
+
+def expected(text: Text, row: dict[str, str]) -> float:
+    numbers = {field.name: float(row[field.name]) for field in fields(Size) if field.name in row}
+    return bits_per_byte(text, Size(**numbers))  # type: ignore[arg-type]
