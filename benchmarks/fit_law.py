@@ -13,7 +13,7 @@ import numpy as np
 from minigpt.sizing.law import Constants, Size, Text, counted, terms
 
 HERE = Path(__file__).parent
-POWERS = ((0.3, 0.4, 0.5, 0.6), (0.1, 0.15, 0.2, 0.25, 0.3), (0.5, 0.8), (0.4, 0.5, 0.6))  # size, seen, unique; floor
+POWERS = ((0.2, 0.3, 0.4, 0.5), (0.1, 0.15, 0.2, 0.25), (0.3, 0.5, 0.8), (0.3, 0.4, 0.5))  # size, seen, unique; floor
 
 Run = tuple[Text, Size, float]
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-USUAL_SLOPE = 0.07  # of 7-grams, until they were counted
-REPEATS = 30  # passes beyond the first are worth at most so many texts; up to 31 were measured
+USUAL_SLOPE = 0.06  # of 7-grams, until they were counted, and at most beyond the end of the text
+# Passes beyond the first are worth at most so many of the text: to learn from, and as if they were new.
+REPEATS, NEW_REPEATS = 30.0, 3.0
 PART = 8  # `kneser_ney_part` has seen one in so many bytes
 RANGE = 0.07  # nine of ten texts on which the law was not fitted come within this
 
@@ -23,11 +24,11 @@ RANGE = 0.07  # nine of ten texts on which the law was not fitted come within th
 class Constants:
     """What benchmarks/fit_law.py fits, for parameters and bytes in millions: powers, and a factor for each term."""
 
-    size_power: float = 0.3
-    seen_power: float = 0.15
-    unique_power: float = 0.5
-    floor: float = 0.4
-    factors: tuple[float, float, float, float] = (0.177, 0.326, 0.061, 0.0112)
+    size_power: float = 0.4
+    seen_power: float = 0.1
+    unique_power: float = 0.8
+    floor: float = 0.5
+    factors: tuple[float, float, float, float] = (0.134, 0.258, 0.068, 0.0112)
 
 
 CONSTANTS = Constants()
@@ -39,18 +40,18 @@ SHAPES = (
     (2, 64, 64, 2048),
     (2, 96, 64, 2048),
     (3, 96, 64, 2048),
-    (3, 128, 64, 2048),
-    (4, 128, 128, 2048),
-    (4, 160, 128, 2048),
+    (3, 128, 128, 4096),
+    (4, 128, 128, 4096),
+    (4, 160, 128, 4096),
     (4, 192, 128, 4096),
-    (5, 224, 128, 4096),
-    (5, 256, 128, 4096),
-    (6, 320, 256, 4096),
+    (5, 224, 128, 8192),
+    (5, 256, 128, 8192),
+    (6, 320, 256, 8192),
     (6, 384, 256, 8192),
-    (8, 448, 256, 8192),
-    (8, 512, 512, 8192),
+    (8, 448, 256, 16384),
+    (8, 512, 512, 16384),
     (10, 640, 512, 16384),
-    (12, 768, 1024, 16384),
+    (12, 768, 1024, 32768),
     (16, 1024, 1024, 32768),
 )
 BATCHES = tuple(2**power for power in range(9, 20))
@@ -75,6 +76,8 @@ class Text:
         """Return the bits per byte of a 7-gram model after so much text of this kind."""
         part = self.kneser_ney_part
         slope = math.log(part / self.kneser_ney) / math.log(PART) if part else USUAL_SLOPE
+        if n_bytes > self.bytes:
+            slope = min(slope, USUAL_SLOPE)
         return self.kneser_ney * (n_bytes / self.bytes) ** -slope
 
 
@@ -161,19 +164,24 @@ def train(text: Text, size: Size, tokens: float, given: Mapping[str, Any]) -> Si
 def terms(text: Text, size: Size, by: Constants) -> tuple[float, float, float, float]:
     """Return what is lacking: parameters, text seen, text seen for the first time; and what is learnt by heart."""
     unique = text.bytes * min(size.passes, 1.0)
-    again = text.bytes * REPEATS * (1 - math.exp(-max(0.0, size.passes - 1) / REPEATS))
     return (
         (size.parameters / 1e6) ** -by.size_power,
-        ((unique + again) / 1e6) ** -by.seen_power,
+        (worth(text, size, REPEATS) / 1e6) ** -by.seen_power,
         (unique / 1e6) ** -by.unique_power,
         size.parameters / text.bytes,
     )
 
 
+def worth(text: Text, size: Size, most: float) -> float:
+    """Return how many different bytes all passes are worth. Source: Muennighoff et al. 2023, equation 5."""
+    again = most * (1 - math.exp(-max(0.0, size.passes - 1) / most))
+    return text.bytes * (min(size.passes, 1.0) + again)
+
+
 def counted(text: Text, size: Size) -> float:
     """Return what the law multiplies: the 7-gram's bits per byte, and what the batch costs."""
     off = math.log2(size.batch_tokens / BEST_BATCH) - 0.5 * math.log2(size.tokens / BEST_FOR)
-    return text.level * text.seven_gram(text.bytes * min(size.passes, 1.0)) * (1 + BATCH_LOSS * off**2)
+    return text.level * text.seven_gram(worth(text, size, NEW_REPEATS)) * (1 + BATCH_LOSS * off**2)
 
 
 def bits_per_byte(text: Text, size: Size, by: Constants = CONSTANTS) -> float:
