@@ -4,7 +4,6 @@ Prints the constants that law.py holds, and how far each text comes from a law t
 """
 
 import csv
-import itertools
 from dataclasses import fields
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import numpy as np
 from minigpt.sizing.law import Constants, Size, Text, counted, terms
 
 HERE = Path(__file__).parent
-POWERS = ((0.2, 0.3, 0.4, 0.5), (0.1, 0.15, 0.2, 0.25), (0.3, 0.5, 0.8), (0.3, 0.4, 0.5))  # size, seen, unique; floor
 
 Run = tuple[Text, Size, float]
 
@@ -57,16 +55,12 @@ def fit(runs: list[Run], by: Constants) -> tuple[np.ndarray, np.ndarray, float]:
 if __name__ == "__main__":
     numbers = ("kneser_ney", "xz", "kneser_ney_part")
     texts = {r["text"]: Text(int(r["bytes"]), *(float(r[name]) for name in numbers)) for r in rows_of("law_texts.csv")}
-    runs, left_out = read(texts), []
-    grid = [Constants(*powers) for powers in itertools.product(*POWERS)]
-    best = min(grid, key=lambda by: fit(runs, by)[2])
-    factors, errors, _ = fit(runs, best)
-    print(best)
-    print(f"factors {tuple(round(float(factor), 4) for factor in factors)}")
+    runs, by, left_out = read(texts), Constants(), []
+    factors, errors, _ = fit(runs, by)
+    print(f"factors {tuple(round(float(factor), 4) for factor in factors)} for the powers and the floor of {by}")
     for name, text in texts.items():
         own, others = [run for run in runs if run[0] == text], [run for run in runs if run[0] != text]
         if own:
-            by = min(grid, key=lambda by: fit(others, by)[2])
             factors = fit(others, by)[0]
             expected = [counted(t, s) * (by.floor + factors @ terms(t, s, by)) / bits - 1 for t, s, bits in own]
             left_out += [abs(float(error)) for error in expected]
