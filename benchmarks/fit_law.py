@@ -13,7 +13,8 @@ from minigpt.sizing.law import Constants, Size, Text, counted, terms
 
 HERE = Path(__file__).parent
 
-Run = tuple[Text, Size, float]
+Run = tuple[Text, Size, float, str]  # and the name of a group of equal FLOPs
+ORDER = 2.0  # weight of the differences within such a group: they decide which size is chosen
 
 
 def rows_of(name: str) -> list[dict[str, str]]:
@@ -29,40 +30,47 @@ def read(texts: dict[str, Text]) -> list[Run]:
             texts[row["text"]],
             Size(**{n: float(row[n]) if n in whole else int(row[n]) for n in names}),
             float(row["bits"]),
+            row["equal_flops"],
         )
         for row in rows_of("law_runs.csv")
         if row["fitted"] == "yes"
     ]
 
 
-def fit(runs: list[Run], by: Constants) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return the four factors, each run's relative error, and its mean square over texts, for powers and a floor."""
-    y = np.array([bits / counted(text, size) for text, size, bits in runs])
-    X = np.array([terms(text, size, by) for text, size, _ in runs]) / y[:, None]
-    of_text = np.array([sum(text == other for other, _, _ in runs) for text, _, _ in runs])
-    weights, used = of_text**-0.5, list(range(4))  # all texts count the same
+def fit(runs: list[Run], by: Constants) -> tuple[np.ndarray, np.ndarray]:
+    """Return the four factors, and each run's relative error, for powers and a floor."""
+    y = np.array([bits / counted(text, size) for text, size, bits, _ in runs])
+    X = np.array([terms(text, size, by) for text, size, *_ in runs]) / y[:, None]
+    z, groups = 1 - by.floor / y, np.array([group for *_, group in runs])
+    weights = (
+        np.array([sum(text == other for other, *_ in runs) for text, *_ in runs]) ** -0.5
+    )  # all texts count the same
+    rows, wanted, used = [X * weights[:, None]], [z * weights], list(range(4))
+    for group in set(groups) - {""}:
+        inside = groups == group
+        rows.append(ORDER * (X[inside] - X[inside].mean(0)))
+        wanted.append(ORDER * (z[inside] - z[inside].mean()))
     while True:
-        solved = np.linalg.lstsq(X[:, used] * weights[:, None], (1 - by.floor / y) * weights, rcond=None)[0]
+        solved = np.linalg.lstsq(np.concatenate(rows)[:, used], np.concatenate(wanted), rcond=None)[0]
         if min(solved) >= 0:
             break
         del used[int(np.argmin(solved))]
     factors = np.zeros(4)
     factors[used] = solved
-    errors = X @ factors + by.floor / y - 1
-    return factors, errors, float(np.mean((weights * errors) ** 2))
+    return factors, X @ factors - z
 
 
 if __name__ == "__main__":
     numbers = ("kneser_ney", "xz", "kneser_ney_part")
     texts = {r["text"]: Text(int(r["bytes"]), *(float(r[name]) for name in numbers)) for r in rows_of("law_texts.csv")}
     runs, by, left_out = read(texts), Constants(), []
-    factors, errors, _ = fit(runs, by)
+    factors, errors = fit(runs, by)
     print(f"factors {tuple(round(float(factor), 4) for factor in factors)} for the powers and the floor of {by}")
     for name, text in texts.items():
         own, others = [run for run in runs if run[0] == text], [run for run in runs if run[0] != text]
         if own:
             factors = fit(others, by)[0]
-            expected = [counted(t, s) * (by.floor + factors @ terms(t, s, by)) / bits - 1 for t, s, bits in own]
+            expected = [counted(t, s) * (by.floor + factors @ terms(t, s, by)) / bits - 1 for t, s, bits, _ in own]
             left_out += [abs(float(error)) for error in expected]
             print(f"{name:12} left out: {', '.join(f'{100 * error:+.1f}%' for error in expected)}")
     print(f"fitted: {100 * np.sqrt(np.mean(errors**2)):.1f}% (root mean square)")

@@ -77,6 +77,7 @@ MAY_IMPORT = {
     "seeds": "numpy",
     "serving": "attention checkpoint config data evaluation faults files sampling screen "
     "fastapi matplotlib numpy pydantic starlette torch uvicorn",
+    "sizing": "",
     "stages": "config data evaluation faults launcher",
     "sweep": "children config data faults files invocation machine ranks redact rundir screen "
     "matplotlib numpy optuna torch",
