@@ -28,7 +28,7 @@ class Constants:
     seen_power: float = 0.1
     unique_power: float = 0.8
     floor: float = 0.5
-    factors: tuple[float, float, float, float] = (0.0547, 0.3433, 0.0551, 0.017)
+    factors: tuple[float, float, float, float] = (0.055, 0.3457, 0.0519, 0.0177)
 
 
 CONSTANTS = Constants()
