@@ -30,8 +30,8 @@ soak: setup ## the long trials: hundreds of kills, faults at every system call, 
 soak-cluster: setup ## four processes, SLURM (needs root and slurm; skips what is missing)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cluster -x -s -rs --durations=0 --timeout=1800
 
-test-extras: setup ## the tests that need optional packages (installs tensorboard, zstandard, pyarrow, fsspec, gguf, xllamacpp, transformers, peft, lm-eval, fastapi, openai, ray: 640 MB)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt "tensorboard>=2.17" zstandard pyarrow "fsspec[http]" "lm-eval>=0.4.9,<0.5" gguf xllamacpp transformers peft fastapi uvicorn openai httpx "ray>=2.40"
+test-extras: setup ## the tests that need optional packages (installs tensorboard, zstandard, pyarrow, fsspec, gguf, xllamacpp, transformers, peft, lm-eval, fastapi, openai, nbclient, ray: 650 MB)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt "tensorboard>=2.17" zstandard pyarrow "fsspec[http]" "lm-eval>=0.4.9,<0.5" gguf xllamacpp transformers peft fastapi uvicorn openai httpx nbclient ipykernel "ray>=2.40"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/promises/test_loggers.py tests/promises/test_serve.py tests/promises/test_text_in.py tests/extras
 
 test-pages: setup ## the pages in a headless Chromium, which must be there (installs fastapi, uvicorn, playwright: 150 MB)

@@ -11,9 +11,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minigpt.api import TrainedGPT, compose, load, train
+    from minigpt.api import Run, TrainedGPT, compose, load, train
 
-__all__ = ["TrainedGPT", "compose", "load", "train"]
+__all__ = ["Run", "TrainedGPT", "compose", "load", "train"]
 __version__ = "0.1.0"
 
 # OpenMP's threads wait for each other by spinning. On a machine that does something else as well they burn the very

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import html
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minigpt.config.compose import compose as compose_command
+from minigpt.config.run_names import default_run_dir
 from minigpt.config.schema import SampleConfig, TrainConfig
 from minigpt.faults import FINISHED, STOPPED, UserFault
+from minigpt.rundir.rows import read_rows
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -36,6 +41,10 @@ class TrainedGPT:
     tokenizer: Tokenizer
     config: TrainConfig
     path: Path
+
+    def __repr__(self) -> str:
+        sizes = f"{self.config.model.n_layer} layers x {self.config.model.n_embd}, {self.tokenizer.vocab_size:,} tokens"
+        return f"TrainedGPT({str(self.path)!r}: {sizes})"
 
     def generate(
         self, prompt: str = "", *, max_new_tokens: int = 200, temperature: float = 0.8, seed: int = 1337, **options: Any
@@ -82,6 +91,41 @@ class TrainedGPT:
         return score_text(self.model, tokens, document_end=document_end(self.config.data, self.tokenizer)).score.loss
 
 
+@dataclass(frozen=True)
+class Run:
+    """A run: what `train` returns. A notebook shows its loss and its last sample.
+
+    Attributes:
+        dir: the run directory.
+        code: 0 when the run is finished, 75 when a signal stopped it with a checkpoint.
+    """
+
+    dir: Path
+    code: int = FINISHED
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl: step, tokens, train/loss, val/loss and so on."""
+        return read_rows(self.dir / "metrics.jsonl")
+
+    @property
+    def best(self) -> Path | None:
+        """The checkpoint folder with the lowest validation loss."""
+        from minigpt.checkpoint.folder import best_checkpoint
+
+        return best_checkpoint(self.dir / "checkpoints")
+
+    def load(self, which: str = "best") -> TrainedGPT:
+        """Load the trained model; see `load`."""
+        return load(self.dir, which)
+
+    def _repr_html_(self) -> str:
+        picture, samples = self.dir / "loss.png", read_rows(self.dir / "samples.jsonl")
+        data = base64.b64encode(picture.read_bytes()).decode() if picture.is_file() else ""
+        sample = f"<pre>{html.escape(samples[-1]['text'])}</pre>" if samples else ""
+        return f'<p>{html.escape(str(self.dir))}</p><img src="data:image/png;base64,{data}" alt="loss">{sample}'
+
+
 def load(run: str | Path, which: str = "best") -> TrainedGPT:
     """Load a trained model. Lightning is not imported, and nothing in the folder is run or changed.
 
@@ -100,7 +144,7 @@ def compose(arguments: Sequence[str] = ()) -> TrainConfig:
     return compose_command("train", list(arguments))
 
 
-def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> int:
+def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> Run:
     """Train: begin or continue the run in `config.run.dir`, after the experiment that `init.experiment` names, if any.
 
     Args:
@@ -111,17 +155,16 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> int:
             An experiment that is trained first does not get them.
 
     Returns:
-        0 when the run is finished, 75 when a signal stopped it with a checkpoint. Exceptions: see minigpt.faults.
+        The run. Exceptions: see minigpt.faults.
     """
     from minigpt.ranks.launch import start_ranks
 
     code = start_ranks(config.trainer)
-    if code in (FINISHED, STOPPED):
-        return code
-    if code is not None:
+    if code is None:
+        from minigpt.stages import train_in_stages
+        from minigpt.training.run import train as train_run
+
+        code = train_in_stages(config, [], lambda stage: train_run(stage, callbacks if stage is config else ()))
+    elif code not in (FINISHED, STOPPED):
         raise SystemExit(code)  # a rank has printed the cause
-
-    from minigpt.stages import train_in_stages
-    from minigpt.training.run import train as train_run
-
-    return train_in_stages(config, [], lambda stage: train_run(stage, callbacks if stage is config else ()))
+    return Run(Path(os.path.expanduser(config.run.dir or default_run_dir(config))), code)

@@ -148,7 +148,7 @@ def rehearse(words: list[str]) -> dict[str, Any]:
         mock.patch.object(contents, "pack_tensors", return_value=b"no bytes of a fake tensor"),
         mock.patch.object(contents, "first_non_finite", return_value=None),
     ):
-        code = minigpt.train(minigpt.compose(words))
+        code = minigpt.train(minigpt.compose(words)).code
     waits = [[kind, place, count] for each in seen for (kind, place), count in sorted(each.places.items())]
     return {"code": code, "operators": sum(sum(each.operators.values()) for each in seen), "waits": waits}
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from textwrap import indent
 
 import pytest
@@ -55,8 +56,18 @@ def test_a_run_is_loaded_and_writes_what_the_command_writes(run, capfd):
     assert gpt.loss("how much wood would a woodchuck chuck if " * 4) == pytest.approx(run.rows()[-1]["val/loss"], 0.05)
 
 
+@pytest.mark.report
+def test_a_run_shows_itself(run):
+    path = run("trainer.max_steps=2", "samples.every_steps=2", "samples.max_new_tokens=4")
+    result = minigpt.Run(path)
+    assert result.metrics[-1]["step"] == 2
+    assert result.best == result.load().path
+    assert repr(result.load()).endswith(" tokens)")
+    assert "data:image/png;base64,iVBOR" in result._repr_html_()
+
+
 def test_wrong_names_and_options_are_named(run):
-    with pytest.raises(AttributeError, match="no attribute 'laod'; it offers TrainedGPT, compose, load, train"):
+    with pytest.raises(AttributeError, match="no attribute 'laod'; it offers Run, TrainedGPT, compose, load, train"):
         minigpt.laod  # noqa: B018
     gpt = minigpt.load(run("trainer.max_steps=2"))
     with pytest.raises(UserFault, match="temperature must be at least 0"):
@@ -77,7 +88,8 @@ def test_what_a_config_starts_from_is_trained_first(monkeypatch):
     monkeypatch.setattr("minigpt.training.run.train", trained)
     words = ["experiment=chat_tiny", "data=stdlib", "seed=3", "run.dir=two"]
     callback = Callback()
-    assert minigpt.train(minigpt.compose(words), [callback]) == FINISHED
+    result = minigpt.train(minigpt.compose(words), [callback])
+    assert (result.dir, result.code, result.best) == (Path("two"), FINISHED, None)
     assert seen == [("chat_tiny_base", None, 3, ()), ("chat_tiny", "two-chat_tiny_base", 3, [callback])]
 
 
