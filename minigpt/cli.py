@@ -63,7 +63,10 @@ def sweep(arguments: list[str]) -> int:
 
 def report(arguments: list[str]) -> None:
     config = _compose("report", arguments)
-    run = os.path.expanduser(config.run.dir)
+
+    from minigpt.report.runs import newest_run
+
+    run = os.path.expanduser(config.run.dir or newest_run("runs"))
     _load("minigpt.report.page:write_report")(run)
     print(f"Wrote {os.path.join(run, 'loss.png')} and {os.path.join(run, 'report.html')}")
 

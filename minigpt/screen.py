@@ -1,6 +1,7 @@
 """The one module that prints: numbers as people read them, lines, progress, and on a terminal one line that moves."""
 
 import contextlib
+import os
 import shutil
 import sys
 import time
@@ -11,6 +12,7 @@ from minigpt.faults import CONTROL_PICTURES
 Say = Callable[[str], object]
 
 LINE_SECONDS = 5.0  # between lines
+BAR_COLUMNS = 24
 MOVE_SECONDS = 0.2  # between two states of the moving line
 
 
@@ -35,14 +37,22 @@ def show(text: str) -> None:
     sys.stdout.flush()
 
 
-def move(parts: Sequence[str]) -> None:
-    """Show, on a terminal, a line that the next one replaces, without the last parts if it is too wide."""
+def move(parts: Sequence[str], share: float) -> None:
+    """Show, on a terminal, a line that the next one replaces, without the last parts if it is too wide.
+
+    A bar before it shows the share of the work that is done, in colour unless NO_COLOR is set.
+    """
+    from tqdm import tqdm
+
     width, line = shutil.get_terminal_size().columns - 1, ""
     for part in parts:
         if line and len(line) + 2 + len(part) > width:
             break
         line += f"  {part}" if line else part
-    print(f"\r{line[:width]}\x1b[K", end="", flush=True)
+    colour = None if os.environ.get("NO_COLOR") else "green"
+    room = min(BAR_COLUMNS, width - len(line))
+    bar = tqdm.format_meter(share, 1, 0, ncols=room, bar_format="{bar} ", colour=colour) if room > 4 else ""
+    print(f"\r{bar}{line[:width]}\x1b[K", end="", flush=True)
 
 
 @contextlib.contextmanager
@@ -83,7 +93,7 @@ class Progress:
                 rate = self.done / (now - self.begun)
                 left = duration(max(0, self.total - self.done) / rate)
                 line += f", {rate / self.size:,.1f} {self.unit}/s, {left} left"
-            move([line]) if self.moves else self.say(line)
+            move([line], self.done / self.total) if self.moves else self.say(line)
 
 
 def size_text(n_bytes: float) -> str:

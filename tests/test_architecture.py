@@ -28,6 +28,7 @@ HOMES = {
     "ray": ("data.preparing.engines",),
     "fsspec": ("data.sources.download",),
     "aiohttp": ("data.sources.download",),
+    "tqdm": ("screen",),
     "matplotlib": ("report.", "serving.look", "sweep.results"),
     "optuna": ("sweep.",),
     "wandb": ("rundir.loggers",),
@@ -48,7 +49,7 @@ HOMES = {
 MAY_IMPORT = {
     "__init__": "",
     "__main__": "cli",
-    "api": "checkpoint config data evaluation faults ranks sampling stages training",
+    "api": "checkpoint config data evaluation faults ranks rundir sampling stages training",
     "attention": "numpy torch",
     "benchmark": "config data faults files machine model rundir sampling screen training numpy torch",
     "checkpoint": "__init__ config data faults files formats model safetensors torch",
@@ -73,7 +74,7 @@ MAY_IMPORT = {
     "report": "checkpoint config data faults files machine model rundir screen matplotlib numpy yaml",
     "rundir": "__init__ config faults files invocation redact torch wandb yaml",
     "sampling": "checkpoint config data faults files machine model screen seeds torch",
-    "screen": "faults",
+    "screen": "faults tqdm",
     "seeds": "numpy",
     "serving": "attention checkpoint config data evaluation faults files sampling screen "
     "fastapi matplotlib numpy pydantic starlette torch uvicorn",

@@ -66,9 +66,9 @@ def _wrong_alone(setting: Setting, value: Any) -> Iterator[str]:
     elif setting.file or setting.model:
         for path in value if isinstance(value, list) else [value] if value is not None else []:
             if setting.file and not os.path.isfile(expand(path)):
-                yield f"{key}={shown(path)} is not a file{from_here(path)}. Give a file."
+                yield f"{key}={shown(path)} is not a file{from_here(path)} Give a file."
             elif setting.model and not exists(path) and not is_hub_name(path):
-                yield f"{key}={shown(path)} does not exist{from_here(path)}. {_a_model(key)}"
+                yield f"{key}={shown(path)} does not exist{from_here(path)} {_a_model(key)}"
     elif isinstance(value, str):
         if not value.strip() and (setting.folder or (setting.kind is str and (setting.default or not setting.literal))):
             yield f"{key} is empty. {remedy}"
@@ -87,5 +87,5 @@ def _a_model(key: str) -> str:
     runs = [path for path in glob.glob("runs/*") if os.path.isdir(path)]
     train = f"Train one first: {typed('train')}"
     example = f"Try {key}={max(runs, key=os.path.getmtime)}" if runs else train if key == "checkpoint" else ""
-    kinds = "a run, a checkpoint, a Hugging Face folder, or owner/name as on Hugging Face's hub"
+    kinds = "a run, a checkpoint, a Hugging Face folder, or a name on Hugging Face's hub like openai-community/gpt2"
     return f"Give {kinds}. {example}".strip()

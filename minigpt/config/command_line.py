@@ -70,7 +70,7 @@ def read_arguments(request: Request, arguments: list[str]) -> None:
         elif equals and key in known:
             _read_setting(request, key, text)
         elif words and not name.startswith("-") and (not equals or os.sep in name or os.path.exists(argument)):
-            request.values.setdefault(words, []).append(argument)
+            _read_setting(request, words, argument)
         elif not equals or name.startswith(("-", "~")):
             follows = name.startswith("--") and not equals and waiting and "=" not in waiting[0]
             request.refuse(_not_a_setting(request, name, waiting.pop(0) if follows else text))

@@ -82,7 +82,7 @@ class EvaluateConfig(ModelRef):
 class OneRunConfig:
     """The run directory."""
 
-    dir: str | None = setting(None, "the folder, like runs/demo-1a2b3c4d", "watch", folder=True, required=True)
+    dir: str | None = setting(None, "the run's folder; default: the newest of runs/", "watch", folder=True, words=True)
 
 
 @dataclass
@@ -101,8 +101,9 @@ class RunsConfig:
 class ReportConfig:
     """Draw a run's loss.png and report.html again.
 
-    Example:
-      minigpt report run.dir=runs/NAME
+    Examples:
+      minigpt report
+      minigpt report runs/NAME
     """
 
     run: OneRunConfig = field(default_factory=OneRunConfig)
@@ -176,7 +177,7 @@ class ServeConfig(Writer):
       minigpt serve checkpoint=runs/NAME host=0.0.0.0 token_file=token.txt
     """
 
-    checkpoint: list[str] = setting([], "run or checkpoint; repeatable", "watch", model=True, required=True)
+    checkpoint: list[str] = setting([], "run or checkpoint; repeatable", "watch", model=True, required=True, words=True)
     adapter: list[str] = setting([], "adapter of one of them; repeatable", "watch", model=True)
     which: Which = setting("best", "of a run's checkpoints", "watch")
     host: str = setting("127.0.0.1", "address to listen at; another than this machine's own needs a token", "watch")

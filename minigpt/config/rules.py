@@ -102,7 +102,7 @@ def texts_are_there(
         prepared = glob.glob(os.path.join(glob.escape(expand(folder)), "*", "prepared.json")) if absent else []
         if not any(json.dumps(display_name(text)) in Path(path).read_text(errors="replace") for path in prepared):
             for place in absent:  # and its tokens are not kept, with which training continues
-                yield f"{key}={shown(place)} does not exist{from_here(place)}. Give an existing file or folder."
+                yield f"{key}={shown(place)} does not exist{from_here(place)} Give an existing file or folder."
 
 
 @rule("data.encoding")

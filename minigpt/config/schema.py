@@ -295,7 +295,15 @@ class PrepareConfig:
 class ModelRef:
     """The trained model that a command reads."""
 
-    checkpoint: str | None = setting(None, "run, checkpoint or model", "watch", aka="ckpt", model=True, required=True)
+    checkpoint: str | None = setting(
+        None,
+        "run, checkpoint or model; its key may be left out",
+        "watch",
+        aka="ckpt",
+        model=True,
+        required=True,
+        words=True,
+    )
     which: Which = setting("best", "of a run's checkpoints", "watch")
 
 

@@ -28,7 +28,7 @@ class Setting:
     file: bool = False  # the path of a file that exists
     model: bool = False  # the path of a run, checkpoint, adapter or model that exists, or a model's name on the hub
     aka: str = ""  # its names in other frameworks
-    words: bool = False  # a list of all arguments that are not key=value
+    words: bool = False  # takes the arguments that are not key=value
     key: str = ""  # the name that users type, if it can't be a Python name
     path: tuple[str, ...] = ()  # its name in code, attribute by attribute
     kind: Any = None  # its type

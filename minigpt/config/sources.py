@@ -1,5 +1,6 @@
 """Paths and addresses as settings hold them: a file, a folder, a glob, a URL, or several of these."""
 
+import difflib
 import glob
 import os
 import re
@@ -34,8 +35,12 @@ def exists(place: str) -> bool:
 
 
 def from_here(path: str) -> str:
-    """Return the folder in which a relative path was looked up, as the end of a sentence."""
-    return f" (looked from {os.getcwd()})" if path and not os.path.isabs(os.path.expanduser(path)) else ""
+    """Return the end of a sentence on a path that is missing: where it was looked up, and the closest name there."""
+    place = Path(expand(path))
+    names = os.listdir(place.parent) if place.parent.is_dir() else []
+    near = difflib.get_close_matches(place.name, names, n=1, cutoff=0.8)
+    hint = f" Did you mean {place.parent / near[0]}?" if near else ""
+    return (f" (looked from {os.getcwd()})." if path and not place.is_absolute() else ".") + hint
 
 
 def is_begun(run: str | None) -> bool:

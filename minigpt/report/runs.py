@@ -29,6 +29,14 @@ def list_runs(folder: str) -> str:
     return table([head, *map(describe_run, runs)])
 
 
+def newest_run(folder: str) -> str:
+    """Return the run of a folder that was trained last."""
+    rows = sorted(Path(folder).glob("*/metrics.jsonl"), key=lambda rows: rows.stat().st_mtime)
+    if not rows:
+        raise UserFault(f"no run in {folder}/. Name one: minigpt report run.dir=DIR")
+    return str(rows[-1].parent)
+
+
 def describe_run(run: Path) -> tuple[str, ...]:
     """Return a run's row in the table."""
     record = read_record(run)

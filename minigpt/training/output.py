@@ -27,7 +27,7 @@ from minigpt.rundir.loggers import Tracker
 from minigpt.rundir.rows import append_row
 from minigpt.sampling.generate import NonFiniteLogits
 from minigpt.sampling.write import write_sample
-from minigpt.screen import duration, move, tell
+from minigpt.screen import MOVE_SECONDS, duration, move, tell
 from minigpt.training.guard import StepResult
 from minigpt.training.lightning_engine import call_callbacks, publish
 from minigpt.training.state import RunState, TrainingJob, out_of_patience, steps_of
@@ -126,6 +126,7 @@ class RunLog:
         self.first: tuple[int, float] | None = None  # step and seconds of this process's first row
         self.last_step: int | None = None  # with a row
         self.last_seconds = self.shown_at = 0.0
+        self.val_loss: float | None = None  # of the last validation
         self.tracker: Tracker | None = None
         if self.run.writes:
             settings = redact_values(to_dict(config))
@@ -187,9 +188,11 @@ class RunLog:
         now, moves = time.monotonic(), sys.stdout.isatty()
         if "val/loss" in row or (not moves and (now - self.shown_at >= PLAIN_LINE_SECONDS or row["step"] == 1)):
             tell("  ".join(parts))
+            self.shown_at, self.val_loss = now, row.get("val/loss", self.val_loss)
+        elif moves and now - self.shown_at >= MOVE_SECONDS:
+            parts[2:2] = [f"val {self.val_loss:.4f}"] if self.val_loss else []
+            move(parts, row["step"] / self.total_steps if self.total_steps else 0.0)
             self.shown_at = now
-        elif moves:
-            move(parts)
 
 
 def describe(row: dict[str, Any], config: TrainConfig, total: int | None, first: tuple[int, float] | None) -> list[str]:

@@ -82,6 +82,7 @@ BROKEN = [
     ({"tokenizer.name": "file", "tokenizer.file": "none"}, ["tokenizer.file='none' is not a file (looked from"]),
     ({"tokenizer.name": "char", "data.mask_documents": True}, ["tokenizer=char has none"]),
     (TEXT, ["data=text needs your text. Add data.source=FILE_OR_DIR."]),
+    (TEXT | {"data.source": "heree"}, ["'heree' does not exist", "Did you mean here?"]),
     (TEXT | {"data.source": "no/such"}, ["'no/such' does not exist", "looked from"]),
     (TEXT | {"data.source": "here", "data.val_source": "none"}, ["data.val_source='none' does not exist"]),
     ({"data.source": "book.txt"}, ["would ignore", "add data=text"]),
