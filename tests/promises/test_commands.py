@@ -67,7 +67,6 @@ def test_the_scripts_are_the_commands(script, tmp_path):
         (["sample", "checkpoint=nowhere"], "checkpoint='nowhere' does not exist"),
         (["sample", "nowhere"], "checkpoint='nowhere' does not exist"),
         (["report"], "no run in runs/"),
-        (["train", "init.from=gpt2"], "a name on Hugging Face's hub like openai-community/gpt2"),
         (["train", "trainer.nodes=2", "trainer=ddp", "batch_tokens=65536"], "torchrun --nnodes=2"),
     ],
 )

@@ -84,7 +84,7 @@ def test_the_api_names_the_same_faults():
         (["model.tied=yes"], "model.tied must be true or false, got 'yes'."),
         (["model.bias=kqv"], "none, qkv, attention, all (did you mean qkv?), got 'kqv'."),
         (["optimizer.lr=nan"], "optimizer.lr must be a finite number, got nan."),
-        (["init.from=gpt2"], "owner/name as on Hugging Face's hub"),
+        (["init.from=gpt2"], "a name on Hugging Face's hub"),
         (["--config-dir", "nowhere"], "--config-dir wants a folder with group folders in it, got 'nowhere'."),
     ],
 )
