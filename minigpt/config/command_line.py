@@ -149,12 +149,11 @@ def _not_a_setting(request: Request, name: str, value: str) -> str:
     bare, known, groups = name.lstrip("-~").replace("-", "_"), settings(request.cls), request.groups()
     value = redact(value) if value and value.isprintable() else "VALUE"
     wrong = f"{shown(f'{name} {value}'.removesuffix(' VALUE'))} is not how a setting is written: key=value, no dashes."
-    path = next((key for key in ("checkpoint", "data.source", "run.dir") if key in known), None)
     meant = [f"{group}={name}" for group, choices in groups.items() if name in choices]
     if bare in known or bare in groups:
         return f"{wrong} Type {bare}={value}"
-    if path and (os.sep in name or os.path.exists(name)) and not name.startswith("-"):
-        return f"{wrong} Type {'data=text ' * (path == 'data.source')}{path}={redact(name)}"
+    if "data.source" in known and (os.sep in name or os.path.exists(name)) and not name.startswith("-"):
+        return f"{wrong} Type data=text data.source={redact(name)}"
     return f"{wrong} " + (f"Did you mean {' or '.join(meant)}?" if meant else _unknown(request, bare))
 
 

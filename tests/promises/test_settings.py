@@ -101,10 +101,10 @@ def test_an_unknown_choice_hides_no_other_fault_and_invents_none():
     assert len(faults) == 4  # whether 7 heads divide the width depends on the model that was meant
 
 
-def test_a_run_or_folder_without_its_key_is_answered_with_the_key():
-    assert "Type checkpoint=runs/X" in faults_of("sample", "runs/X")[0]
-    assert "Type run.dir=runs/X" in faults_of("report", "runs/X")[0]
-    assert fault_of("sample").startswith("checkpoint is missing: run, checkpoint or model. Give a run, ")
+def test_a_run_needs_no_key():
+    assert fault_of("sample", "runs/X").startswith("checkpoint='runs/X' does not exist")
+    assert compose("report", ["runs/X"]).run.dir == "runs/X"
+    assert fault_of("sample").startswith("checkpoint is missing: run, checkpoint or model; its key may be left out.")
     os.makedirs("runs/mine")
     assert fault_of("sample", "checkpoint=runs/none").endswith("Try checkpoint=runs/mine")
 
