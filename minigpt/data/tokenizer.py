@@ -85,7 +85,7 @@ class Tokenizer:
         if not allow_special or not self.special:
             return self.encode_bytes(data).tolist()
         if isinstance(self._encoder, FileEncoder) and not self.control:
-            return self._encoder.encode_special(text)
+            return list(self._encoder.with_names.encode(text, add_special_tokens=False).ids)
         tokens: list[int] = []
         names = "|".join(map(re.escape, sorted(self.special, key=len, reverse=True)))
         for number, part in enumerate(re.split(f"({names})", text)):

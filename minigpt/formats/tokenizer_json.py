@@ -100,30 +100,23 @@ def tokenizer_config(tokenizer: Tokenizer, block_size: int) -> dict[str, Any]:
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """Return the tokenizer of a tokenizer.json, with the chat template beside it that is not ours."""
+    """Return the tokenizer of a tokenizer.json, with the chat template beside it, unless that is ours."""
     tokenizer = _read_vocabulary(path)
-    try:
-        tokenizer.template = _template_beside(path, tokenizer.special)
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise UserFault(f"the settings beside {path} can't be read ({type(error).__name__}: {error})") from None
-    return tokenizer
-
-
-def _template_beside(path: Path, special: Mapping[str, int]) -> ChatTemplate | None:
-    """Return the chat template of a folder, unless there is none, or ours."""
     config, generation = (_json_beside(path, name) for name in ("tokenizer_config.json", "generation_config.json"))
     source, file = config.get("chat_template"), path.with_name("chat_template.jinja")
-    if file.is_file():
-        source = file.read_text(errors="replace")
-    elif isinstance(source, list):  # several, each with its name
-        source = {each["name"]: each["template"] for each in source}.get("default")
-    if not source or source == TEMPLATE:
-        return None
-    words = {key: word for key, word in config.items() if key.endswith("_token") and isinstance(word, str | dict)}
-    names = {key: word["content"] if isinstance(word, dict) else word for key, word in words.items()}
-    ends = generation.get("eos_token_id")
-    ends = {special.get(names.get("eos_token", "")), *(ends if isinstance(ends, list) else [ends])}
-    return ChatTemplate(source, names, ends - {None})
+    source = file.read_text(errors="replace") if file.is_file() else source
+    try:
+        if isinstance(source, list):  # several, each with its name
+            source = {each["name"]: each["template"] for each in source}.get("default")
+        if source and source != TEMPLATE:
+            words = {key: word for key, word in config.items() if key.endswith("_token") and word}
+            names = {key: word["content"] if isinstance(word, dict) else word for key, word in words.items()}
+            ends = generation.get("eos_token_id")
+            ends = {tokenizer.special.get(names.get("eos_token", "")), *(ends if isinstance(ends, list) else [ends])}
+            tokenizer.template = ChatTemplate(source, names, ends - {None})
+    except (LookupError, TypeError) as error:
+        raise UserFault(f"the settings beside {path} can't be read ({type(error).__name__}: {error})") from None
+    return tokenizer
 
 
 def _json_beside(path: Path, name: str) -> dict[str, Any]:

@@ -1,17 +1,15 @@
 """The chat_template of another program's model: Jinja, a program by a stranger, which runs in jinja2's sandbox only."""
 
+import functools
 import json
 import re
 import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
 
 from minigpt.faults import UserFault
 
-MAX_CHARACTERS = 1 << 20  # of a template, and of the text that it makes
-# That transformers gives a template, besides the messages.
-VARIABLES = {"add_generation_prompt": True, "tools": None, "documents": None}
+MAX_CHARACTERS = 1 << 20  # of the text that a template makes
 # transformers' own tag, around what an assistant says. It writes nothing.
 _GENERATION = re.compile(r"({%[-+]?\s*)(end)?generation\b")
 
@@ -37,21 +35,16 @@ class ChatTemplate:
         def refuse(message: str) -> None:
             raise ValueError(message)
 
-        def as_json(value: Any, indent: int | None = None) -> str:
-            return json.dumps(value, ensure_ascii=False, indent=indent)
-
-        sandbox = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        sandbox.filters["tojson"] = as_json
-        sandbox.globals |= {"raise_exception": refuse, "strftime_now": time.strftime}
-        text = ""
+        extensions, text = ["jinja2.ext.loopcontrols"], ""
+        sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+        sandbox.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
+        sandbox.globals |= {"raise_exception": refuse, "strftime_now": time.strftime, "tools": None, "documents": None}
         try:
             source = _GENERATION.sub(lambda tag: tag[1] + ("endif" if tag[2] else "if true"), self.source)
-            template = sandbox.from_string(source[: MAX_CHARACTERS + 1])
-            for part in template.generate(messages=messages, **VARIABLES, **self.names):
+            template = sandbox.from_string(source)
+            for part in template.generate(messages=messages, add_generation_prompt=True, **self.names):
                 text += part
-                if max(len(text), len(source)) > MAX_CHARACTERS:
+                if len(text) > MAX_CHARACTERS:
                     refuse(f"more than {MAX_CHARACTERS:,} characters")
         except Exception as error:  # it is a program: it can raise anything
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

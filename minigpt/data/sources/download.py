@@ -22,9 +22,6 @@ from minigpt.files import flush, lock
 from minigpt.redact import redact
 from minigpt.screen import Progress, Say, size_text
 
-PARTIAL = 206  # HTTP's status of an answer that is the part asked for
-PIECE_BYTES = 1 << 20
-
 
 class SourceGone(UserFault):
     """Raised when the text is not where it should be; tokens prepared from it earlier may still be there."""
@@ -99,8 +96,10 @@ def fetch(files: Sequence[File], say: Say) -> None:
                 flush(Path(copy.name))
                 os.replace(copy.name, file.path)
         except Exception as error:
-            full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-            if full or (isinstance(error, OSError) and str(file.path.parent) in str(error.filename)):
+            if (
+                str(file.path.parent) in str(getattr(error, "filename", ""))
+                or getattr(error, "errno", 0) == errno.ENOSPC
+            ):
                 raise  # a copy can't be written
             raise _gone(file.address, error) from None
         flush(file.path.parent)
@@ -113,20 +112,18 @@ def _complete(file: File, copy: BinaryIO, progress: Callable[[int], object]) -> 
     if _stamp(file.address, info) != file.stamp:
         raise ConnectionError("it was changed since it was found; try again")
     version = info.get("ETag", info.get("Last-Modified", "" if is_http else "stated"))
-    if copy.tell() > file.size or not version:
+    if copy.tell() >= file.size or not version:
         copy.truncate(copy.seek(0))
-    if 0 < copy.tell() == file.size:
-        return
     if is_http:
         part = {"Range": f"bytes={copy.tell()}-", "If-Range": version} if copy.tell() else {}
         options = {"block_size": 0, "size": 1, "headers": {"Accept-Encoding": "identity", **part}}
     with system.open(file.place, "rb", **options) as source:
         if not is_http:
             source.seek(copy.tell())
-        elif source.r.status != PARTIAL:
+        elif source.r.status != 206:  # it is no part
             copy.truncate(copy.seek(0))
         progress(copy.tell())
-        while chunk := source.read(PIECE_BYTES):
+        while chunk := source.read(1 << 20):
             copy.write(chunk)
             progress(len(chunk))
 

@@ -69,13 +69,9 @@ class FileEncoder:
                     tokens = [self._single[byte] for byte in (part.encode() if isinstance(part, str) else part)]
                 yield np.array(tokens, dtype=np.int64)
 
-    def encode_special(self, text: str) -> list[int]:
-        """Return the tokens of a text in which names of control tokens are these, with the blanks that they take."""
-        ids: list[int] = self._reader_of_names.encode(text, add_special_tokens=False).ids
-        return ids
-
     @cached_property
-    def _reader_of_names(self) -> Any:
+    def with_names(self) -> Any:
+        """The library, to which the names of control tokens in a text are these."""
         library = open_library(self._content)
         library.encode_special_tokens = False
         return library
