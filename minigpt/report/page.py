@@ -114,16 +114,17 @@ def charts(record: Record) -> str:
     """Return the losses, then learning rate, gradient norm and speed side by side."""
     if not record.rows:
         return "<p>No step has been logged yet.</p>"
-    with drawing(size=(8.6, 3.4), font_size=9) as figure:
-        draw_losses(figure.subplots(), record)
-        large = svg_of(figure, "loss over optimizer steps")
-    small = []
+    large, small = [], []
+    for name, size in (("broad", (8.6, 3.4)), ("narrow", (4.2, 3.4))):  # the page shows the one that fits its width
+        with drawing(size=size, font_size=9) as figure:
+            draw_losses(figure.subplots(), record)
+            large.append(f'<div class="{name}">{svg_of(figure, "loss over optimizer steps")}</div>')
     for key, name in SMALL_CHARTS.items():
         if len(column(record.rows, key)[0]) > 1:
             with drawing(size=(3.6, 1.6), font_size=9) as figure:
                 draw_metric(figure.subplots(), record, key, name)
                 small.append(svg_of(figure, name))
-    return f'{large}<div class="small">{"".join(small)}</div>'
+    return f'{"".join(large)}<div class="small">{"".join(small)}</div>'
 
 
 def samples_section(record: Record) -> str:

@@ -240,6 +240,8 @@ def test_the_report_fits(page, runs):
     shown = [chart.bounding_box() for chart in page.locator("svg, img").all() if chart.is_visible()]
     assert shown
     assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in shown)
+    letters = [text.bounding_box()["height"] for text in page.locator("svg text").all() if text.is_visible()]
+    assert min(letters) > 9  # pixels: they can be read
 
 
 def test_the_page_of_minigpt_look_needs_no_server(page, runs, tmp_path):
