@@ -28,7 +28,7 @@ class Constants:
     seen_power: float = 0.1
     unique_power: float = 0.8
     floor: float = 0.5
-    factors: tuple[float, float, float, float] = (0.055, 0.3457, 0.0519, 0.0177)
+    factors: tuple[float, float, float, float] = (0.0549, 0.3455, 0.0525, 0.0168)
 
 
 CONSTANTS = Constants()
@@ -60,7 +60,7 @@ LEAST_STEPS = 30
 MOST_PASSES = 50  # more were not measured, and teach nothing but the text by heart
 
 # From this many passes on: dropout, weight decay.
-REGULARIZATION = ((0.0, 0.0, 0.0), (3.0, 0.0, 0.3), (10.0, 0.1, 0.3), (20.0, 0.2, 0.3))
+REGULARIZATION = ((0.0, 0.0, 0.0), (3.0, 0.0, 0.3), (6.0, 0.1, 0.3), (12.0, 0.2, 0.3))
 
 
 @dataclass(frozen=True)
