@@ -87,7 +87,7 @@ def test_a_run_on_one_page(finished):
     assert "<td>seed</td><td>4242</td>" in settings
     assert "<td>trainer.max_steps</td>" in others
     labels = re.findall(r'<svg role="img" aria-label="([^"]*)"', source)
-    assert labels == ["loss over optimizer steps", "learning rate", "gradient norm", "tokens/s"]
+    assert labels == [*["loss over optimizer steps"] * 2, "learning rate", "gradient norm", "tokens/s"]
     assert all(f"var(--{colour})" in source for colour in ("train", "val", "rate", "base", "ink", "line"))  # dark, too
     assert "validation, best 2.642 (1.321 bits per byte)" in reader.text("text")
 
