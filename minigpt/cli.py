@@ -77,6 +77,14 @@ def runs(arguments: list[str]) -> None:
     print("\n\n".join(list_runs(folder) for folder in _compose("runs", arguments).folders))
 
 
+def plan(arguments: list[str]) -> None:
+    config = _compose("plan", arguments)
+    if config.budget:
+        print(_load("minigpt.sizing.plan:plan_budgets")(config, _load("minigpt.training.run:measured_alone")))
+    else:
+        _load("minigpt.report.plan:plan")(config)
+
+
 def slurm(arguments: list[str]) -> None:
     config = _compose("slurm", arguments)
 
@@ -140,7 +148,7 @@ COMMANDS: dict[str, tuple[str, Callable[[list[str]], int | None] | str]] = {
     "export": ("Write a model as a Hugging Face folder or a GGUF file, with a proof.", "minigpt.export:export"),
     "runs": ("List the runs of a folder, or the checkpoints of a run.", runs),
     "report": ("Draw a run's loss.png and report.html again.", report),
-    "plan": ("Tell what memory a training takes on each device, and what fits.", "minigpt.report.plan:plan"),
+    "plan": ("Tell what memory a training takes, and what fits; with budget=, what a time buys.", plan),
     "slurm": ("Write the script that submits a training to SLURM.", slurm),
     "benchmark": ("Measure tokens per second and MFU of training and sampling on this machine.", benchmark),
     "verify-resume": ("Prove on this machine that a killed run ends with the same bytes.", verify_resume),

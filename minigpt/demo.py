@@ -11,7 +11,7 @@ from minigpt.config.schema import SampleConfig, TrainConfig
 from minigpt.faults import FINISHED
 from minigpt.invocation import typed
 from minigpt.launcher import launched
-from minigpt.report.record import best_row, number, read_record
+from minigpt.report.record import best_row, number, overfitting, read_record
 from minigpt.sampling.sample import sample
 from minigpt.stages import train_in_stages
 from minigpt.training.run import train
@@ -57,5 +57,8 @@ def comparison(run: Path) -> str:
     for rows, word in ((beaten, "The GPT beats"), (ahead, "Still ahead of it:")):
         named = ", ".join(f"{row.get('name', 'a baseline')} {row['bits_per_byte']:.3f}" for row in rows)
         lines += [f"{word} {named}"] if rows else []
-    lines += ["It needs more steps: trainer.max_steps=N"] if ahead else []
+    if sentence := overfitting(record.rows):
+        lines.append(f"It overfits: {sentence}")
+    elif ahead:
+        lines.append("It needs more steps: trainer.max_steps=N, or budget=TIME")
     return ". ".join(lines)

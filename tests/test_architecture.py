@@ -78,12 +78,12 @@ MAY_IMPORT = {
     "seeds": "numpy",
     "serving": "attention checkpoint config data evaluation faults files sampling screen "
     "fastapi matplotlib numpy pydantic starlette torch uvicorn",
-    "sizing": "",
+    "sizing": "config data faults files invocation machine model ranks redact report screen numpy",
     "stages": "config data evaluation faults launcher",
     "sweep": "children config data faults files invocation machine ranks redact rundir screen "
     "matplotlib numpy optuna torch",
     "training": "__init__ attention checkpoint config data faults formats invocation "
-    "machine model ranks redact report rundir sampling screen seeds lightning torch",
+    "machine model ranks redact report rundir sampling screen seeds sizing lightning numpy torch",
     "verify": "checkpoint children config faults ranks rundir",
 }
 

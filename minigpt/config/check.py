@@ -35,7 +35,7 @@ def find_faults(config: Any) -> list[Fault]:
     wrong = {key for fault in faults for key in fault.keys}
     now = {key: value for key, value in now.items() if key not in wrong}
     rules = [(keys, rule) for keys, rule in RULES if now.keys() >= {*keys}]
-    if isinstance(config, PlanConfig):  # no text is needed
+    if isinstance(config, PlanConfig) and not config.budget:  # no text is needed
         rules = [(keys, rule) for keys, rule in rules if "data.source" not in keys]
     return faults + [Fault(keys, sentence) for keys, rule in rules for sentence in rule(*(now[key] for key in keys))]
 

@@ -28,6 +28,7 @@ class Request:
     cls: type  # of the config
     choices: dict[str, str] = field(default_factory=dict)  # group -> choice
     values: dict[str, Any] = field(default_factory=dict)  # setting -> value
+    chosen: set[str] = field(default_factory=set)  # settings that a typed group has, beside an experiment
     faults: list[Fault] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     folder: Path | None = None  # --config-dir

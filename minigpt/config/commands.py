@@ -155,11 +155,12 @@ class SlurmConfig(TrainConfig):
 class PlanConfig(TrainConfig):
     """Tell what memory a training takes on each device, and what would fit. Takes the settings of `train`.
 
-    Nothing is trained, and no text is needed.
+    Nothing is trained, and no text is needed. With budget=, tell what each of these times would buy on a text.
 
     Examples:
       minigpt plan experiment=gpt2_124m memory=24
       minigpt plan model=gpt2-xl tokenizer=gpt2 memory=24 batch_tokens=524288 trainer=ddp trainer.devices=8
+      minigpt plan data.source=my_texts/ budget=1min,10min,1h,8h
     """
 
     memory: float | None = setting(None, "GB of a device's memory; default: this machine's", "watch", above=0)

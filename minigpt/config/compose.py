@@ -53,12 +53,16 @@ def compose(command: str, arguments: list[str]) -> Any:
     """
     request = Request(command, CLASSES[command])
     read_arguments(request, arguments)
+    if request.values.get("budget") and "experiment" in request.groups():
+        request.choices.setdefault("experiment", "text")
     mapping = _read_files(request)
     if request.help:
         print(_help_page(request, mapping | request.values))
         raise SystemExit(0)
     config: Any
     config, wrong = read(request.cls, mapping | request.values | _inherit(request, mapping | request.values))
+    if isinstance(config, TrainConfig):
+        config.typed = frozenset({*request.values, *request.chosen})
     is_run = command in ("train", "benchmark")
     prints = not is_run or _take_from_launcher(config.trainer, request.values)
     request.refuse_what_is_certain(wrong)
@@ -119,6 +123,7 @@ def _read_files(request: Request) -> dict[str, Any]:
     if changes:
         groups = " ".join(f"{group}={choice}" for group, choice in chosen.items())
         request.notes.append(f"{groups} replaces settings of experiment={experiment}: {', '.join(changes)}.")
+    request.chosen = set(of_groups)
     flat |= of_groups
     for key, value in flat.items():
         if isinstance(value, str) and "${" in value:

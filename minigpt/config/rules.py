@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from minigpt.config.budgets import LEAST_SECONDS, seconds_of
 from minigpt.config.convert import shown
 from minigpt.config.schema import SHARDED
 from minigpt.config.sources import display_name, expand, from_here, missing
@@ -210,10 +211,43 @@ def precision_is_possible(strategy: str, device: str, precision: str) -> Iterato
         yield f"trainer.device=mps trains in fp32, got trainer.precision={precision}. Use trainer.precision=fp32."
 
 
-@rule("trainer.max_steps", "trainer.max_tokens", "trainer.max_minutes")
+@rule("trainer.max_steps", "trainer.max_tokens", "trainer.epochs", "trainer.max_minutes")
 def run_has_an_end(*limits: float | None) -> Iterator[str]:
     if not any(limits):
         yield "The run has no end: give trainer.max_steps, trainer.max_tokens or trainer.max_minutes."
+
+
+@rule("trainer.max_tokens", "trainer.epochs", "data.mix")
+def passes_set_the_steps(max_tokens: int | None, epochs: float | None, mix: Mapping[str, float]) -> Iterator[str]:
+    if epochs and max_tokens:
+        yield f"trainer.epochs={epochs:g} and trainer.max_tokens={max_tokens} both say how long. Leave one out."
+    if epochs and mix:
+        yield f"trainer.epochs={epochs:g}: each source of data.mix has passes of its own. Use trainer.max_tokens."
+
+
+@rule("budget")
+def budgets_are_times(budget: str | None) -> Iterator[str]:
+    for text in budget.split(",") if budget is not None else ():
+        seconds = seconds_of(text)
+        if seconds is None:
+            yield f"budget={shown(text)} is no time: a number and s, min, h or d are wanted, like 90s, 20min, 8h."
+        elif seconds < LEAST_SECONDS:
+            yield f"budget={text} is too short to start, learn something and validate it. Use budget={LEAST_SECONDS}s."
+
+
+@rule("budget", "data.name", "data.mix", "init.from", "init.experiment", "adapter.name", "objective.name")
+def budgets_are_for_texts(
+    budget: str | None, name: str, mix: Mapping[str, float], source: str | None, *others: str | None
+) -> Iterator[str]:
+    if budget and (name in ("chat", "tasks") or mix or source or others != (None, "none", "next_token")):
+        remedy = "Leave it out and give trainer.max_steps"
+        yield f"budget={budget} sizes a new model for one text, not for weights, conversations or data.mix. {remedy}."
+
+
+@rule("budget", "kills")
+def proofs_have_settings(budget: str | None, kills: int) -> Iterator[str]:
+    if budget:
+        yield f"verify-resume trains twice with the same settings. Give those that train budget={budget} prints."
 
 
 # --- the server ---

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from minigpt.config.budgets import seconds_of
 from minigpt.config.convert import settings, values
 from minigpt.config.setting import Role
 from minigpt.config.sources import as_one_spelling, display_name
@@ -73,6 +74,8 @@ def default_run_dir(config: Any) -> str:
 
 def _one_spelling(key: str, value: Any) -> Any:
     """Return a value so that equal paths are equal texts: texts, texts/ and ./texts are one folder."""
+    if key == "budget" and value:
+        return seconds_of(value) or value
     if key == "data.mix" and isinstance(value, Mapping):
         return {as_one_spelling(source): share for source, share in value.items()}
     is_path = key in ("data.source", "data.val_source", "tokenizer.file", "init.from")

@@ -5,6 +5,7 @@ differences from these defaults; the command line comes last. `--help` prints th
 allowed words. A new setting's default must reproduce what was before it.
 """
 
+import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -121,8 +122,11 @@ class ScheduleConfig:
 class TrainerConfig:
     """How long to train, and on what. `auto` is decided by config and hardware, then kept by the run."""
 
-    max_steps: int | None = setting(2000, "optimizer steps", "schedule", aka="max_iters epochs max_epochs", low=1)
+    max_steps: int | None = setting(2000, "optimizer steps", "schedule", aka="max_iters", low=1)
     max_tokens: int | None = setting(None, "tokens to train on; overrides max_steps", "schedule", low=1, high=10**18)
+    epochs: float | None = setting(
+        None, "passes over the training text; overrides max_steps", "schedule", aka="max_epochs", above=0, high=10**6
+    )
     max_minutes: float | None = setting(None, "stop after this much training time as well", "schedule", above=0)
     patience: int = setting(0, "stop after this many validations without a better val/loss; 0 = off", "schedule", low=0)
     device: Device = setting("auto", "what computes", "machine")
@@ -239,8 +243,12 @@ class TrainConfig:
       minigpt train experiment=shakespeare_char_cpu
       minigpt train model=gpt-mini trainer.max_steps=500 optimizer.lr=6e-4 run.dir=runs/mine
       minigpt train data=text data.source=my_texts/ tokenizer=bpe
+      minigpt train data.source=my_texts/ budget=20min
     """
 
+    budget: str | None = setting(
+        None, "time for the whole command: 90s, 20min, 8h; the model and all else is sized for it", "schedule"
+    )
     seed: int = setting(1337, "weights, data order and dropout follow from it", "weights", low=0, high=2**32 - 1)
     batch_tokens: int = setting(4096, "tokens per step, on all devices", "weights", aka="batch_size", low=1, high=2**40)
     experiment: str = setting("default", "name of the chosen experiment; the run directory carries it", "watch")
@@ -259,6 +267,9 @@ class TrainConfig:
     init: InitConfig = field(default_factory=InitConfig)
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    # No settings, but what a budget must know of the command line: what was typed, and when.
+    typed: frozenset[str] = field(default=frozenset(), compare=False)
+    since: float = field(default_factory=time.monotonic, compare=False)
 
 
 @dataclass

@@ -17,6 +17,7 @@ from minigpt.report.record import (
     best_row,
     column,
     number,
+    overfitting,
     read_record,
     source_losses,
     text_of,
@@ -59,7 +60,9 @@ def write_report(run_dir: str | Path) -> None:
 
 def page(record: Record) -> str:
     """Return the run as one HTML page."""
+    sentence = overfitting(record.rows)
     sections = {
+        "Overfitting": f"<p>{escape(sentence)}.</p>" if sentence else "",
         "Loss": charts(record),
         "What it writes": samples_section(record),
         "What happened": events_section(record),

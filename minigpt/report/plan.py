@@ -18,6 +18,7 @@ from minigpt.model.counting import sizes_of
 from minigpt.model.gpt import GPT
 from minigpt.screen import Say, number_of, size_text
 
+MANY_PASSES = 4.5  # without dropout
 VOCABULARIES = {"byte": 257, "char": 128, "gpt2": 50257}  # char: the text decides
 
 
@@ -143,3 +144,15 @@ def _passes(train: Split, tokens: int, block_size: int) -> str:
         return f"{train.passes(tokens, block_size):.2f} passes over the data"
     parts = ((name, train.shares[name], len(part)) for name, part in train.parts.items())
     return ", ".join(f"{tokens * share / size:.2f} passes over {name} ({share:.2%})" for name, share, size in parts)
+
+
+def repetition_warning(config: TrainConfig, train: Split, steps: int | None) -> str | None:
+    """Return a sentence if a text is passed over so often, without dropout, that it will be learned by heart."""
+    if len(train.parts) > 1 or steps is None or config.model.dropout or config.objective.name == "grpo":
+        return None
+    passes = train.passes(steps * config.batch_tokens, config.model.block_size)
+    if passes <= MANY_PASSES:
+        return None
+    remedy = "Type budget=TIME, which sizes for this text, or model.dropout=0.2 optimizer.weight_decay=0.3"
+    few = "fewer steps: trainer.epochs=4"
+    return f"{passes:.0f} passes over the text without dropout: it is learned by heart. {remedy}, or {few}"

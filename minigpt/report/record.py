@@ -16,6 +16,9 @@ from minigpt.faults import UserFault
 from minigpt.files import read_json
 from minigpt.rundir.rows import read_rows
 
+ROSE = 1.01  # a validation loss so much above the best has risen
+FEW = 3  # rows over which training losses are averaged
+
 Row = dict[str, Any]
 Numbers = NDArray[np.float64]
 
@@ -92,6 +95,23 @@ def best_row(rows: list[Row]) -> Row | None:
     """Return the row of the lowest validation loss, the first of equals; None before any validation."""
     validated = (row for row in rows if number(row.get("val/loss")) is not None)
     return min(validated, key=lambda row: row["val/loss"], default=None)
+
+
+def overfitting(rows: list[Row]) -> str | None:
+    """Return what it means, and what to type, if validation rose while training fell; None if it did not."""
+    best, losses = best_row(rows), column(rows, "train/loss")
+    validated = [row for row in rows if number(row.get("val/loss")) is not None]
+    if best is None or validated[-1]["val/loss"] <= ROSE * best["val/loss"]:
+        return None
+    steps, values = losses
+    before, after = values[steps <= best["step"]][-FEW:], values[-FEW:]
+    if not len(before) or after.mean() >= before.mean():
+        return None
+    return (
+        f"from step {best['step']:,} on validation rose from {best['val/loss']:.3f} to {validated[-1]['val/loss']:.3f} "
+        "while training fell: the model learns this text by heart. The best checkpoint is kept; more steps don't help. "
+        "More text does, or budget=TIME, which sizes for this text, or model.dropout=0.2 optimizer.weight_decay=0.3"
+    )
 
 
 def source_losses(row: Row) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from minigpt.checkpoint.folder import DamagedCheckpoint, best_checkpoint, list_checkpoints, read_manifest
 from minigpt.faults import UserFault
-from minigpt.report.record import Row, best_row, number, read_record, text_of
+from minigpt.report.record import Row, best_row, number, overfitting, read_record, text_of
 from minigpt.screen import table
 
 STATES = {"finished": "finished", "stopped": "stopped", "gave_up": "non-finite"}  # by a run's last event
@@ -51,7 +51,7 @@ def describe_run(run: Path) -> tuple[str, ...]:
         steps,
         _figure(best.get("val/loss")),
         _figure(best.get("val/bits_per_byte")),
-        state_of(run, record.events),
+        state_of(run, record.events) + (f", overfits from step {best['step']:,}" if overfitting(record.rows) else ""),
     )
 
 

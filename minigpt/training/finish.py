@@ -1,6 +1,7 @@
 """How a run ends: its report, the last lines on the screen and the exit code."""
 
 import shlex
+import time
 
 from minigpt.config.schema import TrainConfig
 from minigpt.data.measures.baselines import baselines
@@ -10,10 +11,11 @@ from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
 from minigpt.invocation import typed
 from minigpt.ranks.slurm import requeue
 from minigpt.report.page import write_report
-from minigpt.report.record import number, read_baselines
+from minigpt.report.record import number, overfitting, read_baselines
 from minigpt.rundir.rows import read_rows
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.screen import tell
+from minigpt.sizing.dial import outcome
 from minigpt.training.state import RunState, TrainingJob, reached_limit
 
 
@@ -42,7 +44,8 @@ def finish(job: TrainingJob, state: RunState, reason: str | None, *, ask_queue: 
     if reason:
         cause = "a callback" if reason == "callback" else f"trainer.{reason}"
         tell(f"\nEnded after step {state.step:,} by {cause}.")
-    print_results(run)
+    continued = any(event.get("event") == "continued" for event in read_rows(run.events))
+    print_results(run, seconds=None if continued else time.monotonic() - job.config.since)
     if warning := overlap_warning(job.prepared.summary):
         tell(f"Note: {warning}")
     return FINISHED
@@ -69,9 +72,13 @@ def refuse_nothing_learned(state: RunState, config: TrainConfig) -> None:
         )
 
 
-def print_results(run: RunDirectory) -> None:
-    """Print the validation loss and what to think of it, where the files are, and the command that samples."""
-    validations = [row for row in read_rows(run.metrics) if number(row.get("val/perplexity")) is not None]
+def print_results(run: RunDirectory, seconds: float | None = None) -> None:
+    """Print the validation loss and what to think of it, where the files are, and the command that samples.
+
+    `seconds`: that the whole command took, if it is known.
+    """
+    rows, budget = read_rows(run.metrics), run.read_json("budget.json")
+    validations = [row for row in rows if number(row.get("val/perplexity")) is not None]
     if not validations:
         tell(f"Run directory  {run.path} (its metrics.jsonl holds no validation)")
         return
@@ -83,11 +90,13 @@ def print_results(run: RunDirectory) -> None:
         )
         for key in (key for key in row if key.startswith("val/loss/")):
             tell(f"  {key.removeprefix('val/loss/')}  {row[key]:.4f} nats per token")
-    if last["val/loss"] > 1.01 * best["val/loss"]:
-        tell(f"Overfitting    validation loss has risen since step {best['step']:,}: more text helps, more steps don't")
+    if sentence := overfitting(rows):
+        tell(f"Overfitting    {sentence}")
     for row in read_baselines(run.path):
         of = f" (of {row['of']})" if row.get("of") else ""
         tell(f"Baseline       {row['bits_per_byte']:.4f} bits per byte  {row.get('name', '')!s:.60}{of}")
+    for line in outcome(budget, rows, seconds) if budget else ():
+        tell(line)
     tell(f"Run directory  {run.path}")
     tell(f"Picture        {run.path / 'loss.png'}   report  {run.path / 'report.html'}")
     if (run.saved_config() or {}).get("data.name") in CONVERSATIONS:

@@ -2,10 +2,12 @@
 
 import gc
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +16,27 @@ import torch
 
 from minigpt.checkpoint.contents import OPTIMIZER, read_tensors, restore_optimizer
 from minigpt.checkpoint.folder import discard_from, latest_usable, read_manifest, remove_unfinished
+from minigpt.config.budgets import seconds_of
 from minigpt.config.convert import flatten, shown, to_dict
 from minigpt.config.run_names import Change, default_run_dir
 from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import MicroBatches
 from minigpt.data.order import batch_of_step
-from minigpt.faults import FINISHED, NonFiniteTraining, StoppedEarly
+from minigpt.data.prepared import Prepared
+from minigpt.faults import FINISHED, NonFiniteTraining, StoppedEarly, UserFault
 from minigpt.machine.choices import Choices, keep_choices
 from minigpt.machine.hardware import Hardware, find_device
-from minigpt.machine.sharding import make_layout, shard
-from minigpt.machine.torch_setup import set_up_torch
+from minigpt.machine.sharding import Layout, make_layout, shard
+from minigpt.machine.torch_setup import LossFunction, set_up_torch
 from minigpt.model.gpt import GPT
 from minigpt.ranks.group import Processes, joined
 from minigpt.ranks.signals import Signals
-from minigpt.report.plan import describe_plan
+from minigpt.report.plan import describe_plan, repetition_warning
 from minigpt.rundir.rows import cut_rows_after
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.screen import tell
 from minigpt.seeds import fold
+from minigpt.sizing.dial import applied, size_run
 from minigpt.training import start
 from minigpt.training.finish import finish, refuse_nothing_learned, tell_finished
 from minigpt.training.first_pass import explained_out_of_memory, first_pass, text_batches
@@ -40,8 +45,11 @@ from minigpt.training.guard import RollBack
 from minigpt.training.lightning_engine import build_trainer, quiet_lightning
 from minigpt.training.optimizer import build_optimizer
 from minigpt.training.saving import pack_states, restore_states
+from minigpt.training.speed import Stopwatch, noise
 from minigpt.training.state import RunState, TrainingJob, reached_limit, read_run_state, steps_of
 from minigpt.training.step import LanguageModel
+
+BUDGET = "budget.json"
 
 
 def train(config: TrainConfig, callbacks: Sequence[L.Callback] = ()) -> int:
@@ -77,14 +85,65 @@ def train_together(
     """Run one process of a training. Rank 0 writes and prints; the others wait before they read what it writes."""
     processes.require_equal_on_all_ranks("a config", flatten(to_dict(config)))
     least = min(map(int, processes.gather(str(hardware.memory_bytes))))  # choices that follow from it are equal on all
+    budget = None
+    if config.budget:
+        config, budget = with_budget(config, path, hardware, processes)
     with processes.rank_zero_first():
         changes = start.refuse_changed_run(path, config)
         prepared = start.find_tokens(config, path, changes)
+    config = with_epochs(config, prepared)
     processes.require_equal_on_all_ranks("tokens", {"fingerprint": prepared.fingerprint})
     start.refuse_unfit_data(config, prepared)
     with RunDirectory(path, writes=processes.rank == 0) as run:
+        if budget is not None:
+            run.write_json(BUDGET, budget)
         job = TrainingJob(config, replace(hardware, memory_bytes=least), prepared, processes, run, callbacks)
         return begin_or_continue(job, changes)
+
+
+def with_budget(
+    config: TrainConfig, path: Path, hardware: Hardware, processes: Processes
+) -> tuple[TrainConfig, dict[str, Any]]:
+    """Return the config that a budget is worth, and what its run writes down: as it has it, or chosen now."""
+    run = RunDirectory(path, writes=processes.rank == 0)
+    budget: dict[str, Any] | None = json.loads(processes.gather(json.dumps(run.writes and run.read_json(BUDGET)))[0])
+    if not budget:
+        measure = partial(measured, hardware=hardware, processes=processes)
+        budget = size_run(config, hardware.device, measure, processes)
+    elif budget["seconds"] != seconds_of(str(config.budget)):
+        given = f"run.dir={path} was begun with budget={budget['seconds']:g}s, got budget={config.budget}"
+        raise UserFault(f"{given}. Use the former, or another run.dir")
+    settings = {key: value for key, value in budget["settings"].items() if key not in config.typed}
+    return applied(config, settings), budget
+
+
+def measured(config: TrainConfig, vocab_size: int, seconds: float, hardware: Hardware, processes: Processes) -> float:
+    """Return the tokens per second of some seconds of a training on made-up tokens. Nothing is written."""
+    watch, state, run = Stopwatch(seconds), RunState(), RunDirectory(Path(os.devnull), writes=False)
+    job = TrainingJob(config, hardware, noise(vocab_size, config.model.block_size + 1), processes, run, [watch])
+    choices = choose_alike(job, None)
+    config.trainer.max_steps, config.validate.every_steps, config.samples.every_steps = None, 0, 0
+    fit(job, assemble(job, choices, None, state), state)
+    gc.collect()
+    processes.signals.raise_if_received()
+    return float(processes.gather(str(watch.steps_per_second * config.batch_tokens))[0])
+
+
+def measured_alone(config: TrainConfig, vocab_size: int, seconds: float) -> float:
+    """Return what `measured` does for one device, times the number of devices."""
+    devices, trainer = config.trainer.devices * config.trainer.nodes, config.trainer
+    alone = replace(trainer, devices=1, nodes=1, strategy="auto", shards=0)
+    config = replace(config, trainer=alone, batch_tokens=config.batch_tokens // devices)
+    return devices * measured(config, vocab_size, seconds, find_device(config), Processes())
+
+
+def with_epochs(config: TrainConfig, prepared: Prepared) -> TrainConfig:
+    """Return a config whose steps are trainer.epochs passes over the training text, if it names any."""
+    epochs = config.trainer.epochs
+    if epochs is None:
+        return config
+    steps = math.ceil(epochs / prepared.train.passes(config.batch_tokens, config.model.block_size))
+    return replace(config, trainer=replace(config.trainer, max_steps=steps))
 
 
 def begin_or_continue(job: TrainingJob, changes: Sequence[Change]) -> int:
@@ -117,10 +176,47 @@ def train_from(job: TrainingJob, checkpoint: Path | None, state: RunState, chang
     Raises:
         RollBack: the guard asks for it.
     """
-    config, run, prepared, hardware = job.config, job.run, job.prepared, job.hardware
+    config, run, prepared = job.config, job.run, job.prepared
     job.processes.signals.raise_if_received()
     saved_choices = from_rank_zero(job, lambda: run.read_json("choices.json"))
-    choices = choose_alike(job, saved_choices)
+    parts = assemble(job, choose_alike(job, saved_choices), checkpoint, state)
+    choices = parts.choices
+
+    # Nothing was written up to here: a run that is refused stays as it was.
+    run.write_json("data.json", prepared.facts)
+    run.record(config, asdict(choices))
+    removed = cut_rows_after(run.metrics, state.step) if run.writes else 0
+    if run.writes:
+        cut_rows_after(run.samples, state.step)
+    run.event("continued" if checkpoint else "began", step=state.step, rows_written_again=removed)
+    if removed and checkpoint is None:
+        tell(f"WARNING: {run.checkpoints} holds no checkpoint: the run begins again, at step 1, without its rows")
+    tell_changed_choices(run, saved_choices, choices)
+    tell_changed_settings(run, changes)
+    tell(f"Run        {run.path}" + (f", continuing after step {state.step:,}" if checkpoint else ""))
+    plan = describe_plan(config, choices, job.hardware, gpt=parts.gpt, prepared=prepared, total_steps=steps_of(config))
+    print(plan)
+    if not (run.path / BUDGET).exists() and (warning := repetition_warning(config, prepared.train, steps_of(config))):
+        tell(f"WARNING    {warning}")
+    module = fit(job, parts, state)
+    return finish(job, state, module.stop_reason, ask_queue=module.requeue)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a training is put together from."""
+
+    gpt: GPT
+    choices: Choices
+    batches: MicroBatches | Questions
+    optimizer: torch.optim.Optimizer
+    layout: Layout | None
+    loss_function: LossFunction
+
+
+def assemble(job: TrainingJob, choices: Choices, checkpoint: Path | None, state: RunState) -> Parts:
+    """Return model, batches and optimizer as a checkpoint has them, or as they are at the start. Nothing is written."""
+    config, prepared = job.config, job.prepared
     set_up_torch(choices, deterministic=config.trainer.deterministic)
     torch.manual_seed(fold(config.seed))
     gpt = GPT(config.model, prepared.tokenizer.vocab_size, kernel=choices.attention_kernel)
@@ -142,30 +238,27 @@ def train_from(job: TrainingJob, checkpoint: Path | None, state: RunState, chang
     if checkpoint is not None:
         restore_optimizer(read_tensors(checkpoint / OPTIMIZER), optimizer)
         restore_states(job.callbacks, checkpoint)
+    return Parts(gpt, choices, batches, optimizer, layout, loss_function)
 
-    # Nothing was written up to here: a run that is refused stays as it was.
-    run.write_json("data.json", prepared.facts)
-    run.record(config, asdict(choices))
-    removed = cut_rows_after(run.metrics, state.step) if run.writes else 0
-    if run.writes:
-        cut_rows_after(run.samples, state.step)
-    run.event("continued" if checkpoint else "began", step=state.step, rows_written_again=removed)
-    if removed and checkpoint is None:
-        tell(f"WARNING: {run.checkpoints} holds no checkpoint: the run begins again, at step 1, without its rows")
-    tell_changed_choices(run, saved_choices, choices)
-    tell_changed_settings(run, changes)
-    tell(f"Run        {run.path}" + (f", continuing after step {state.step:,}" if checkpoint else ""))
-    print(describe_plan(config, choices, hardware, gpt=gpt, prepared=prepared, total_steps=steps_of(config)))
+
+def fit(job: TrainingJob, parts: Parts, state: RunState) -> LanguageModel:
+    """Train; return the module, which knows why the training ended."""
     module = LanguageModel(
-        gpt, job, choices, optimizer=optimizer, state=state, layout=layout, loss_function=loss_function
+        parts.gpt,
+        job,
+        parts.choices,
+        optimizer=parts.optimizer,
+        state=state,
+        layout=parts.layout,
+        loss_function=parts.loss_function,
     )
     quiet_lightning()
     # Lightning counts steps from here on; the run's state has those before.
     steps_left = None if module.total_steps is None else module.total_steps - state.step
-    trainer = build_trainer(config, choices, steps=steps_left, callbacks=list(job.callbacks))
-    with module.run_log, module.saving, explained_out_of_memory(choices):
-        trainer.fit(module, batches)
-    return finish(job, state, module.stop_reason, ask_queue=module.requeue)
+    trainer = build_trainer(job.config, parts.choices, steps=steps_left, callbacks=list(job.callbacks))
+    with module.run_log, module.saving, explained_out_of_memory(parts.choices):
+        trainer.fit(module, parts.batches)
+    return module
 
 
 def choose_alike(job: TrainingJob, saved: dict[str, Any] | None) -> Choices:
@@ -180,7 +273,7 @@ def choose_alike(job: TrainingJob, saved: dict[str, Any] | None) -> Choices:
 def micro_batches(job: TrainingJob, choices: Choices, start_step: int) -> MicroBatches | Questions:
     """Return this rank's micro-batches from a step on, without end."""
     place: dict[str, Any] = {"rank": job.processes.rank, "start_step": start_step}
-    place["skipped_batches"] = from_rank_zero(job, job.run.skipped_batches)
+    place["skipped_batches"] = from_rank_zero(job, job.run.skipped_batches) or []
     if job.config.objective.name == "grpo":
         return Questions(job.config, choices, job.prepared.tokenizer, **place)
     return text_batches(job.config, choices, job.prepared, **place)

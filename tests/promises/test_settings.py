@@ -74,7 +74,7 @@ def test_the_api_names_the_same_faults():
         (["seed=1,2"], "seed must be a whole number, got '1,2'."),
         (["~trainer.max_steps"], "'~trainer.max_steps' is not how a setting is written: key=value, no dashes."),
         (["--max_steps", "100"], "key=value, no dashes. No setting 'max_steps'. Did you mean 'trainer.max_steps'?"),
-        (["--epochs", "3"], "Here it is trainer.max_steps: optimizer steps."),
+        (["--epochs", "3"], "Did you mean 'trainer.epochs'?"),
         (["--experiment", "text"], "key=value, no dashes. Type experiment=text"),
         (["gpt2"], "key=value, no dashes. Did you mean model=gpt2 or tokenizer=gpt2?"),
         (["texts/book.txt"], "key=value, no dashes. Type data=text data.source=texts/book.txt"),

@@ -70,8 +70,8 @@ def test_a_loss_that_rises_again_is_named(run, capsys):
     path = run()
     capsys.readouterr()
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    better = rows[-1] | {"step": 0, "val/loss": rows[-1]["val/loss"] - 0.5}
+    better = rows[-1] | {"step": 0, "val/loss": rows[-1]["val/loss"] - 0.5, "train/loss": 9.0}
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [better, *rows]))
     run()
     screen = capsys.readouterr().out
-    assert "Overfitting    validation loss has risen since step 0" in screen
+    assert "Overfitting    from step 0 on validation rose from" in screen

@@ -1,0 +1,319 @@
+"""The dial: a text and a time become the settings of a training, by the law and the speed of this machine.
+
+All is chosen before the first step and kept in the run (config.yaml, budget.json); nothing later depends on a clock.
+"""
+
+import copy
+import math
+import os
+import shlex
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from minigpt.config.budgets import seconds_of
+from minigpt.config.check import check
+from minigpt.config.convert import as_typed, assign, values
+from minigpt.config.schema import TrainConfig
+from minigpt.data.measures.baselines import TRAIN_BYTES, VAL_BYTES, baselines, sample_of
+from minigpt.data.measures.kneser_ney import KneserNey
+from minigpt.data.prepared import Prepared
+from minigpt.data.preparing.prepare import prepare
+from minigpt.data.sources.corpus import find_corpus
+from minigpt.faults import UserFault
+from minigpt.invocation import typed
+from minigpt.model.gpt import empty_gpt
+from minigpt.ranks.group import Processes
+from minigpt.redact import redact
+from minigpt.report.plan import count_parameters
+from minigpt.screen import duration, short_number, size_text, table, tell
+from minigpt.sizing.law import PART, Size, Text, choose, outside
+
+# Fields of a Size -> the settings that they are.
+OF_MODEL = ("n_layer", "n_embd", "n_head", "n_kv_head", "head_dim", "n_hidden", "block_size", "dropout")
+OF_MUON = {name: f"optimizer.{name}" for name in ("lr", "matrix_lr", "weight_decay")}
+OF_MUON["warmup_steps"] = "schedule.warmup_steps"
+SETTINGS = {name: f"model.{name}" for name in OF_MODEL} | OF_MUON
+SETTINGS |= {"vocab_size": "tokenizer.vocab_size", "batch_tokens": "batch_tokens", "steps": "trainer.max_steps"}
+
+LENGTHS = {f"trainer.{name}" for name in ("max_steps", "max_tokens", "max_minutes", "epochs")}
+
+LEAST_BYTES = 10_000  # of a text
+PIECES = 32  # of its training part, of each of which the 7-gram reads a part first
+USUAL = (2.0, 2.3)  # bits per byte of 7-grams and xz, until a text's own are known
+GUESS = {"cpu": 1e11, "mps": 1e12, "cuda": 5e13}  # FLOP/s, until a size was measured
+MEASURED = 3  # sizes, at most
+FIRST_STEPS = 3  # that measuring takes at least
+STEP_SECONDS = 0.002  # that a step takes whatever its size is
+ALIKE = 1.25  # FLOPs of a token that differ by less are computed at one rate
+VALIDATIONS, VALIDATION_SHARE = 10, 0.08  # at most, in at most this part of the time
+FORWARD = 2.5  # tokens that are validated in the time of one that is trained on
+LEAST_SHARE = 0.2  # of a budget that training gets at the least
+SLOW = 0.9  # of the measured speed
+SAVE_SECONDS = 120  # between checkpoints, at most
+REPORT_SHARE = 0.5  # the end of a training with its report, as a part of loading torch
+
+Measure = Callable[[TrainConfig, int, float], float]  # config, vocabulary, seconds -> tokens a second, of all devices
+
+
+class Speeds:
+    """Tokens a second of any size, from those that were measured.
+
+    Args:
+        measure: trains a size for some seconds.
+        guess: FLOP/s, until a size was measured.
+        seconds: for a measurement.
+        patience: seconds that all measurements may take.
+        clock: gives seconds that pass, the same on all ranks.
+    """
+
+    def __init__(
+        self, measure: Callable[[Size, float], float], guess: float, patience: float, clock: Callable[[], float]
+    ):
+        self.measure, self.guess, self.patience, self.clock = measure, guess, patience, clock
+        self.rates: dict[float, float] = {}  # FLOPs of a token -> FLOP/s
+        self.spent = self.start = 0.0  # seconds: on measuring; until a training runs
+
+    def __call__(self, size: Size) -> float:
+        """Return tokens a second."""
+        flops = flops_of(size)
+        known = np.log(sorted(self.rates.items())) if self.rates else np.log([(flops, self.guess)])
+        rate = np.exp(np.interp(np.log(flops), *known.T))
+        return float(size.batch_tokens / (STEP_SECONDS + work_of(size) / rate))
+
+    def know(self, size: Size) -> bool:
+        """Measure a size, unless that was done or takes too long; return whether it was."""
+        flops, seconds = flops_of(size), min(2.0, self.patience / 5)
+        is_known = len(self.rates) >= MEASURED or any(1 / ALIKE < flops / other < ALIKE for other in self.rates)
+        least = self.start + FIRST_STEPS * size.batch_tokens / self(size)
+        if is_known or (self.rates and self.spent + least > self.patience):
+            return False
+        began = self.clock()
+        step_seconds = size.batch_tokens / self.measure(size, seconds)
+        self.rates[flops] = work_of(size) / max(step_seconds - STEP_SECONDS, 0.5 * step_seconds)
+        took = self.clock() - began
+        self.spent, self.start = self.spent + took, max(0.0, took - seconds)
+        tell(f"Speed      {self(size):,.0f} tokens/s with {short_number(size.parameters)} parameters")
+        return True
+
+
+class Dial:
+    """Chooses the settings that a config leaves open.
+
+    Args:
+        config: with a budget.
+        device: cpu | mps | cuda.
+        measure: trains a config with a vocabulary for some seconds.
+        seconds: of the budget, a tenth of which is for measuring.
+        processes: of the run; rank 0's times count for all.
+    """
+
+    def __init__(self, config: TrainConfig, device: str, measure: Measure, seconds: float, processes: Processes):
+        self.config, self.processes = config, processes
+        self.started, self.validations = self.elapsed(), VALIDATIONS
+        given = values(config)
+        self.fixed = {name: given[key] for name, key in SETTINGS.items() if key in config.typed}
+        if (width := self.fixed.get("n_embd")) is not None:  # the law's heads and hidden width are of its own widths
+            heads = self.fixed.get("n_head") or max(n for n in range(1, width // 32 + 2) if width % (2 * n) == 0)
+            hidden = self.fixed.get("n_hidden") or math.ceil(8 * width / 3 / 32) * 32
+            kv_heads, dim = self.fixed.get("n_kv_head") or heads, self.fixed.get("head_dim") or width // heads
+            self.fixed |= {"n_head": heads, "n_kv_head": kv_heads, "head_dim": dim, "n_hidden": hidden}
+
+        def measure_size(size: Size, seconds: float) -> float:
+            return measure(applied(config, self.settings(size)), size.vocab_size, seconds)
+
+        self.speeds = Speeds(measure_size, GUESS[device], 0.1 * seconds, self.elapsed)
+
+    def elapsed(self) -> float:
+        """Return the seconds since the command began."""
+        return float(self.processes.gather(str(time.monotonic() - self.config.since))[0])
+
+    def read(self, seconds: float) -> tuple[Prepared, Text]:
+        """Prepare the text, with the vocabulary that is best for this time, and measure it."""
+        data, tokenizer = self.config.data, copy.copy(self.config.tokenizer)
+        corpus = find_corpus(data)
+        if corpus.size < LEAST_BYTES:
+            wanted = f"budget= sizes a model for at least {size_text(LEAST_BYTES)}"
+            raise UserFault(f"{data.source or data.name} holds {size_text(corpus.size)}: {wanted}. Use more text")
+        if tokenizer.name == "bpe" and corpus.rule != "tokens" and "vocab_size" not in self.fixed:
+            text = Text(int((1 - data.val_fraction) * corpus.size), *USUAL)
+            tokenizer.vocab_size = self.settle(text, seconds).vocab_size
+        with self.processes.rank_zero_first():
+            prepared = prepare(data, tokenizer)
+            ngram, xz = baselines(prepared, tell)[-2:]
+        self.fixed["vocab_size"] = prepared.tokenizer.vocab_size
+        text = Text(prepared.train.bytes, ngram["bits_per_byte"], xz["bits_per_byte"], after_part(prepared))
+        return prepared, text
+
+    def settle(self, text: Text, seconds: float) -> Size:
+        """Return the size to train for so many seconds, after what it takes to know its speed."""
+        size = self.whole(choose(text, seconds, self.speeds, self.fixed))
+        while self.speeds.know(size):
+            size = self.whole(choose(text, seconds, self.speeds, self.fixed))
+        return size
+
+    def whole(self, size: Size) -> Size:
+        """Return a size with steps of whole windows on each device."""
+        trainer = self.config.trainer
+        unit = size.block_size * trainer.devices * trainer.nodes * max(1, trainer.micro_batch)
+        if size.batch_tokens % unit == 0 or "batch_tokens" in self.fixed:
+            return size
+        batch = unit * max(1, round(size.batch_tokens / unit))
+        return replace(size, batch_tokens=batch, steps=max(1, size.tokens // batch))
+
+    def settings(self, size: Size) -> dict[str, Any]:
+        """Return the settings that train a size, without those that were typed."""
+        config = self.config
+        left = {} if config.optimizer.name == "muon" else OF_MUON  # for which the law's rates are
+        left = left if config.tokenizer.name == "bpe" else left | {"vocab_size": ""}
+        chosen = {key: getattr(size, name) for name, key in SETTINGS.items() if name not in left}
+        chosen["validate.every_steps"] = math.ceil(size.steps / self.validations)
+        chosen["samples.every_steps"] = math.ceil(size.steps / 2)
+        save = min(size.steps / 4, SAVE_SECONDS * self.speeds(size) / size.batch_tokens)
+        chosen["checkpoint.every_steps"] = math.ceil(save)
+        return {key: value for key, value in chosen.items() if key not in config.typed}
+
+    def choose(self, text: Text, val_tokens: int, budget: str, spent: Callable[[], float]) -> Size:
+        """Return the size for a budget; `spent` gives the seconds of it that are over before training begins.
+
+        What is left is shared by training and validations, whose number is kept for `settings`.
+        """
+        seconds, validation = seconds_of(budget) or 0.0, 0.0
+        for _ in range(3):  # first measuring, then with a validation's time, then with their number
+            left = seconds - spent() - self.speeds.start - REPORT_SHARE * self.started
+            training = left - self.validations * validation
+            if training < LEAST_SHARE * seconds:
+                waited = max(0.0, spent() - sum(os.times()[:4]))  # for other programs, which is no fault of the budget
+                other = seconds - training - waited
+                if other > (1 - LEAST_SHARE) * seconds:
+                    wrong = f"starting, reading and validating take {duration(other)} with this text"
+                    least = 10 * math.ceil(1.5 * other / 10)
+                    raise UserFault(f"budget={budget} is too short: {wrong}. Use budget={least}s or more")
+                if not validation:
+                    tell(f"Busy       other programs took {duration(waited)} of the machine's time: this takes longer")
+                training = LEAST_SHARE * seconds
+            size = self.settle(text, training)
+            validation = val_tokens / (FORWARD * self.speeds(size))
+            self.validations = max(1, min(VALIDATIONS, int(VALIDATION_SHARE * left / validation)))
+        return size
+
+
+def after_part(prepared: Prepared) -> float:
+    """Return the 7-gram's bits per byte after a part of the training text, which tells what more text is worth."""
+    seen, text = sample_of(prepared.train, TRAIN_BYTES), sample_of(prepared.val, VAL_BYTES)
+    length = max(1, len(seen) // PIECES)
+    part = b"".join(seen[start : start + length // PART] for start in range(0, len(seen), length))
+    return KneserNey(part).bits(text) / len(text)
+
+
+def flops_of(size: Size) -> float:
+    """Return about how many floating-point operations a token of training takes."""
+    return 6.0 * size.parameters + 12.0 * size.n_layer * size.n_embd * size.block_size
+
+
+def work_of(size: Size) -> float:
+    """Return the floating-point operations of a step: its tokens, and Muon's fifteen products for each matrix."""
+    attention = size.head_dim * (2 * size.n_head + 2 * size.n_kv_head)
+    matrices = size.n_layer * size.n_embd * (attention + 3 * size.n_hidden)
+    return size.batch_tokens * flops_of(size) + 30.0 * size.n_embd * matrices
+
+
+def applied(config: TrainConfig, settings: dict[str, Any]) -> TrainConfig:
+    """Return a config with these settings and without its budget."""
+    sized = copy.deepcopy(config)
+    for key, value in settings.items():
+        assign(sized, key, value)
+    sized.budget = sized.trainer.max_tokens = sized.trainer.max_minutes = sized.trainer.epochs = None
+    if faults := check(sized):
+        raise UserFault(*faults)
+    return sized
+
+
+HEAD = (
+    "budget", "parameters", "layers x width", "vocabulary", "context", "tokens", "passes", "dropout", "weight decay",
+    "bits per byte", "range",
+)  # fmt: skip
+
+
+def row_of(budget: str, size: Size) -> Sequence[str]:
+    """Return a size as a row of the table."""
+    return (
+        budget,
+        short_number(size.parameters),
+        f"{size.n_layer} x {size.n_embd}",
+        f"{size.vocab_size:,}",
+        f"{size.block_size:,}",
+        short_number(size.tokens),
+        f"{size.passes:.2g}" if size.passes < 10 else f"{size.passes:.0f}",
+        f"{size.dropout:g}",
+        f"{size.weight_decay:g}",
+        f"{size.bits_per_byte:.3f}",
+        f"{size.low:.2f} to {size.high:.2f}",
+    )
+
+
+def size_run(config: TrainConfig, device: str, measure: Measure, processes: Processes) -> dict[str, Any]:
+    """Choose the settings of a run, print them, and return what its budget.json holds."""
+    budget = str(config.budget)
+    if lengths := config.typed & LENGTHS:
+        raise UserFault(f"budget={budget} sets how long is trained. Leave out {', '.join(sorted(lengths))}")
+    if "," in budget:
+        raise UserFault(f"budget={budget}: a training has one. minigpt plan budget={budget} shows what each would buy")
+    seconds = seconds_of(budget) or 0.0
+    dial = Dial(config, device, measure, seconds, processes)
+    prepared, text = dial.read(0.8 * seconds)
+    size = dial.choose(text, len(prepared.val), budget, dial.elapsed)
+    size = replace(size, passes=size.tokens / len(prepared.train))  # the law only knows about how long a token is
+    settings = dial.settings(size)
+    sized = applied(config, settings)
+    given = {key: value for key, value in values(config).items() if key in config.typed - {"budget"}}
+    words = [redact(shlex.quote(f"{key}={as_typed(value)}")) for key, value in (given | settings).items()]
+    ends = dial.elapsed() + size.tokens / dial.speeds(size)
+    if ends < 0.7 * seconds:
+        reason = "more passes over so little text would teach it by heart. More text would use the time"
+        tell(f"Note       this ends after about {duration(ends)}: {reason}")
+    if sentence := outside(text, size):
+        tell(f"Note       {sentence}")
+    tell(f"{table([HEAD, row_of(budget, size)])}\n{of_counting(text)}")
+    tell(f"As typed   {typed('train')} experiment={config.experiment} {' '.join(words)}")
+    return {
+        "seconds": seconds,
+        "parameters": count_parameters(empty_gpt(sized.model, size.vocab_size, device="meta")),
+        "tokens": size.tokens,
+        "passes": size.passes,
+        "tokens_per_second": dial.speeds(size),
+        "predicted_bits_per_byte": size.bits_per_byte,
+        "low": size.low,
+        "high": size.high,
+        "settings": settings,
+    }
+
+
+def of_counting(text: Text) -> str:
+    """Return what models that only count, or copy, reach on a text."""
+    return f"Counting   {text.kneser_ney:.3f} bits per byte (7-gram, Kneser-Ney), {text.xz:.3f} (xz)"
+
+
+def outcome(budget: dict[str, Any], rows: Sequence[dict[str, Any]], seconds: float | None) -> list[str]:
+    """Return lines that say what was expected of a budget's run, and what came.
+
+    Args:
+        budget: of budget.json.
+        rows: of metrics.jsonl.
+        seconds: that the whole command took; None if the run was continued.
+    """
+    bits = [row["val/bits_per_byte"] for row in rows if row.get("val/bits_per_byte")]
+    came = f"; {min(bits):.3f} came" if bits else ""
+    foretold, low, high = (budget[key] for key in ("predicted_bits_per_byte", "low", "high"))
+    lines = [f"Expected       {foretold:.3f} bits per byte ({low:.2f} to {high:.2f}){came}"]
+    if seconds is not None:
+        lines.append(f"Time           {duration(seconds)} of {duration(budget['seconds'])}")
+    speeds = [row["tokens_per_second"] for row in rows if row.get("tokens_per_second")]
+    if speeds and (speed := statistics.median(speeds)) < SLOW * budget["tokens_per_second"]:
+        measured = f"{budget['tokens_per_second']:,.0f} when it was measured"
+        lines.append(f"Slow           {speed:,.0f} tokens/s, {measured}: something else took the machine's time")
+    return lines

@@ -1,0 +1,53 @@
+"""`minigpt plan budget=...`: what some times would buy on a text, as a table and a picture."""
+
+from pathlib import Path
+
+from minigpt.config.budgets import seconds_of
+from minigpt.config.commands import PlanConfig
+from minigpt.files import replaced
+from minigpt.machine.hardware import find_device
+from minigpt.ranks.group import Processes
+from minigpt.report.curves import BASELINE, GRID, VALIDATION, drawing
+from minigpt.screen import table
+from minigpt.sizing.dial import HEAD, Dial, Measure, of_counting, row_of
+from minigpt.sizing.law import Size, Text
+
+PATIENCE = 150.0  # seconds, a tenth of which is for measuring
+START_SECONDS = 6.0  # of a training, from the command to its choice of a size
+
+
+def plan_budgets(config: PlanConfig, measure: Measure) -> str:
+    """Return a table with a row for each budget; draw it beside the prepared text."""
+    budgets = sorted(str(config.budget).split(","), key=lambda budget: seconds_of(budget) or 0.0)
+    dial = Dial(config, find_device(config).device, measure, PATIENCE, Processes())
+    is_free = "vocab_size" not in dial.fixed
+    prepared, text = dial.read(0.8 * (seconds_of(budgets[0]) or 0.0))
+    if is_free and prepared.tokenizer.name == "bpe":
+        del dial.fixed["vocab_size"]
+    sizes = {}
+    for budget in [budgets[0], budgets[-1], *budgets[1:-1]]:  # the ends are measured first
+        sizes[budget] = dial.choose(text, len(prepared.val), budget, lambda: START_SECONDS)
+    rows = [row_of(budget, sizes[budget]) for budget in budgets]
+    picture = prepared.folder / "budget.png"
+    draw({seconds_of(budget) or 0.0: sizes[budget] for budget in budgets}, budgets, text, picture)
+    return f"\n{table([HEAD, *rows])}\n{of_counting(text)}\nPicture    {picture}"
+
+
+def draw(sizes: dict[float, Size], names: list[str], text: Text, path: Path) -> None:
+    """Draw the bits per byte to expect over time, with their range and what counting reaches."""
+    with drawing(size=(6.4, 3.6), font_size=9, dpi=150) as figure, replaced(path) as file:
+        axes, times = figure.subplots(), list(sizes)
+        axes.fill_between(
+            times, [size.low for size in sizes.values()], [size.high for size in sizes.values()], color=GRID
+        )
+        axes.plot(times, [size.bits_per_byte for size in sizes.values()], color=VALIDATION, marker="o")
+        for bits, name in ((text.kneser_ney, "7-gram"), (text.xz, "xz")):
+            axes.axhline(bits, color=BASELINE, linestyle="--")
+            axes.text(times[0], bits, name, color=BASELINE, va="bottom")
+        axes.set_xscale("log")
+        axes.set_xticks(times, names)
+        axes.minorticks_off()
+        axes.set_xlabel("time")
+        axes.set_ylabel("bits per byte to expect")
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.savefig(file, format="png")

@@ -1,0 +1,206 @@
+"""budget=TIME sizes all for my text and machine, says beforehand what I will get, and goes on after a kill."""
+
+import json
+import re
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import lightning
+import pytest
+import yaml
+
+from minigpt import cli, demo
+from minigpt.config.compose import compose
+from minigpt.faults import UserFault
+from minigpt.rundir.rows import read_rows
+from minigpt.sizing import dial, law
+from minigpt.training import run as training
+from tests.units.report.run_folder import metric_rows, write_lines, write_run
+
+SPEED = 4_000.0
+TINY = law.Size(1, 16, 2, 2, 8, 32, 300, 8, 64, lr=0.02)
+
+
+class Killed(lightning.Callback):
+    """Ends a training as a kill does, after some steps."""
+
+    def on_train_batch_end(self, trainer, module, *_):
+        if module.state.step == 7:
+            raise RuntimeError("killed")
+
+
+@pytest.fixture
+def texts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = (
+        f"{number} woodchucks would chuck {number * number % 97} logs if {number} could\n" for number in range(900)
+    )
+    (tmp_path / "text.txt").write_text("".join(lines))
+    return ["data.source=text.txt", "trainer.device=cpu", "trainer.threads=1", "samples.max_new_tokens=2"]
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """A machine whose speed is known, and a law of one size, so that a test takes no longer than its steps."""
+    speeds = [SPEED]
+
+    def choose(text, seconds, tokens_per_second, fixed):
+        size = replace(TINY, steps=12, dropout=0.1, bits_per_byte=2.5, low=2.4, high=2.6, **fixed)
+        size = replace(size, passes=size.tokens / text.bytes)
+        tokens_per_second(size)
+        return size
+
+    monkeypatch.setattr(dial, "choose", choose)
+    monkeypatch.setattr(training, "measured", lambda *_, **__: speeds[0])
+    monkeypatch.setattr(training, "measured_alone", lambda *_, **__: speeds[0])
+    return speeds
+
+
+def train(*words, callbacks=()):
+    config = compose("train", list(words))
+    assert training.train(config, callbacks) == 0
+    return config
+
+
+def test_a_budget_becomes_plain_settings_and_a_prediction(texts, quick, capsys):
+    train(*texts, "budget=10min", "run.dir=a")
+    screen = capsys.readouterr().out
+    assert re.search(r"^budget +parameters +layers x width", screen, re.M)
+    assert re.search(r"^10min +7\.\d+ k +1 x 16 +300 +8 +768 +0\.\d+ +0.1 +0 +2\.500 +2\.40 to 2\.60", screen, re.M)
+    assert re.search(r"Counting +\d\.\d+ bits per byte \(7-gram, Kneser-Ney\), \d\.\d+ \(xz\)", screen)
+    assert re.search(r"Speed +4,000 tokens/s with 7\.\d+ k parameters", screen)
+    assert re.search(r"Expected +2\.500 bits per byte \(2\.40 to 2\.60\); \d\.\d+ came", screen)
+    assert re.search(r"Time +.* of 10 min", screen)
+    budget = json.loads(Path("a/budget.json").read_text())
+    assert budget.keys() >= {"seconds", "parameters", "tokens", "passes", "tokens_per_second"}
+    assert (budget["predicted_bits_per_byte"], budget["low"], budget["high"]) == (2.5, 2.4, 2.6)
+    assert (budget["seconds"], budget["tokens"], budget["tokens_per_second"]) == (600, 768, pytest.approx(SPEED))
+    config = yaml.safe_load(Path("a/config.yaml").read_text())
+    assert (config["budget"], config["experiment"], config["data"]["name"]) == (None, "text", "text")
+    assert (config["model"]["n_layer"], config["trainer"]["max_steps"], config["tokenizer"]["vocab_size"]) == (
+        1,
+        12,
+        300,
+    )
+    assert sum("val/loss" in row for row in read_rows(Path("a/metrics.jsonl"))) == 6
+    (words,) = re.findall(r"As typed +\S*minigpt train (.*)", screen)
+    train(*words.replace("run.dir=a", "run.dir=b").split())  # the settings alone train the same model
+    assert weights("a") == weights("b")
+
+
+def weights(run):
+    (checkpoint,) = Path(run).glob("checkpoints/step-000000012")
+    return (checkpoint / "model.safetensors").read_bytes()
+
+
+def test_a_killed_run_goes_on_to_the_same_bytes_whatever_the_machine_s_speed_is_now(texts, quick, capsys):
+    train(*texts, "budget=600s", "run.dir=whole")
+    words = [*texts, "budget=10min", "checkpoint.every_steps=3"]
+    with pytest.raises(RuntimeError, match="killed"):
+        train(*words, callbacks=[Killed()])
+    quick[0] = SPEED / 3  # another law's choice would follow from it
+    capsys.readouterr()
+    train(*words)
+    screen = capsys.readouterr().out
+    assert "continuing after step 6" in screen
+    assert "Speed" not in screen
+    (folder,) = Path("runs").iterdir()
+    assert weights(folder) == weights("whole")
+    train(*words)
+    assert "This run is finished" in capsys.readouterr().out
+    with pytest.raises(UserFault, match=r"whole was begun with budget=600s, got budget=1min"):
+        train(*texts, "budget=1min", "run.dir=whole")
+
+
+def test_typed_settings_win_over_chosen_ones(texts, quick):
+    train(*texts, "budget=10min", "run.dir=a", "model.n_layer=2", "optimizer.weight_decay=0.25", "tokenizer=byte")
+    config = yaml.safe_load(Path("a/config.yaml").read_text())
+    assert (config["model"]["n_layer"], config["model"]["n_embd"], config["model"]["dropout"]) == (2, 16, 0.1)
+    assert (config["optimizer"]["weight_decay"], config["tokenizer"]["name"]) == (0.25, "byte")
+    settings = json.loads(Path("a/budget.json").read_text())["settings"]
+    assert not settings.keys() & {"model.n_layer", "optimizer.weight_decay", "tokenizer.vocab_size"}
+    config = compose("train", [*texts, "budget=20min", "model=gpt2"])
+    assert config.typed >= {"model.n_layer", "model.block_size", "data.source"}
+    assert not config.typed & {"batch_tokens", "optimizer.lr", "trainer.max_steps", "data.name"}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["budget=20m"], "budget='20m' is no time: a number and s, min, h or d are wanted, like 90s, 20min, 8h."),
+        (["budget=2s"], "budget=2s is too short to start, learn something and validate it. Use budget=15s."),
+        (["budget=1min,1h"], "a training has one. minigpt plan budget=1min,1h shows what each would buy"),
+        (["budget=1min", "trainer.epochs=3"], "sets how long is trained. Leave out trainer.epochs"),
+        (["budget=1min", "trainer.max_steps=9"], "budget=1min sets how long is trained. Leave out trainer.max_steps"),
+        (["budget=1min", "data=tasks"], "sizes a new model for one text"),
+        (
+            ["budget=1min", "data.source=short.txt"],
+            "short.txt holds 40 bytes: budget= sizes a model for at least 10,000",
+        ),
+    ],
+)
+def test_what_no_budget_can_do_is_one_sentence_with_the_least_that_would(texts, quick, words, says):
+    Path("short.txt").write_text("too little to learn from, whatever time\n")
+    with pytest.raises(UserFault, match=re.escape(says)):
+        train(*texts[1:], *([texts[0]] if "data=tasks" not in words else []), *words)
+    assert not Path("runs").exists()
+
+
+def test_a_budget_that_reading_and_validating_use_up_says_what_would_do(texts, quick, monkeypatch):
+    monkeypatch.setattr(dial, "REPORT_SHARE", 1e9)
+    with pytest.raises(
+        UserFault, match=r"budget=30s is too short: .* take .* with this text. Use budget=\d+0s or more"
+    ):
+        train(*texts, "budget=30s")
+
+
+def test_plan_shows_what_each_time_buys(texts, quick, capsys):
+    cli.plan([*texts, "budget=1h,10min"])
+    screen = capsys.readouterr().out
+    rows = re.findall(r"^(\w+) .* 2\.500 +2\.40 to 2\.60$", screen, re.M)
+    assert rows == ["10min", "1h"]
+    assert "7-gram, Kneser-Ney" in screen
+    (picture,) = re.findall(r"Picture +(\S+\.png)", screen)
+    assert Path(picture).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert not Path("runs").exists()
+
+
+def test_the_machine_is_measured_by_training_and_nothing_is_left(texts, tmp_path):
+    config = dial.applied(compose("train", [*texts, "experiment=text"]), {"model.n_layer": 1, "trainer.max_steps": 5})
+    before = sorted(tmp_path.rglob("*"))
+    measure = partial(training.measured, hardware=training.find_device(config), processes=training.Processes())
+    assert measure(config, 512, 0.05) > 100
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_law_spends_more_time_on_larger_models():
+    text = law.Text(7_000_000, 1.75, 1.45)
+    sizes = [law.choose(text, seconds, lambda size: 1e11 / size.parameters / 6) for seconds in (60, 600, 6000)]
+    assert sizes[0].parameters < sizes[1].parameters < sizes[2].parameters
+    assert sizes[0].bits_per_byte > sizes[1].bits_per_byte > sizes[2].bits_per_byte
+    assert all(size.low < size.bits_per_byte < size.high for size in sizes)
+
+
+def test_many_passes_are_named_before_the_first_step_and_overfitting_at_the_end(run, capsys, tmp_path):
+    run("trainer.epochs=5", "batch_tokens=1024")
+    screen = capsys.readouterr().out
+    assert "WARNING    6 passes over the text without dropout: it is learned by heart. Type budget=TIME" in screen
+    assert run.rows()[-1]["tokens"] >= 5 * 1080 > run.rows()[-1]["tokens"] - 1024
+    path = write_run(tmp_path)
+    rows = metric_rows(200)
+    rows[-1]["val/loss"] += 1
+    write_lines(path / "metrics.jsonl", rows)
+    (path / "baseline.json").write_text('{"baselines": [{"name": "xz", "bits_per_byte": 1.0}]}')
+    cli.runs([str(path.parent)])
+    assert "overfits from step 160" in capsys.readouterr().out
+    cli.report([f"run.dir={path}"])
+    assert "the model learns this text by heart" in (path / "report.html").read_text()
+    says = demo.comparison(path)
+    assert "It overfits: from step 160" in says
+    assert "more steps:" not in says
+
+
+def test_experiment_text_validates_ten_times():
+    config = compose("train", ["experiment=text", "data.source=README.md"])
+    assert config.trainer.max_steps >= 10 * config.validate.every_steps
