@@ -1,21 +1,26 @@
 """`minigpt runs`: a table of the runs in a folder, or of the checkpoints of one run."""
 
 import fcntl
+import math
 import os
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from minigpt.checkpoint.folder import DamagedCheckpoint, best_checkpoint, list_checkpoints, read_manifest
+from minigpt.config.convert import settings
+from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
-from minigpt.report.record import Row, best_row, number, overfitting, read_record, text_of
+from minigpt.report.record import Record, best_row, number, overfitting, read_record, text_of
 from minigpt.screen import table
 
 STATES = {"finished": "finished", "stopped": "stopped", "gave_up": "non-finite"}  # by a run's last event
+MOST_COLUMNS = 5  # of settings that differ
 
 
 def list_runs(folder: str) -> str:
-    """Return a table of the runs in a folder, the one that changed last at the end; of a run, its checkpoints."""
+    """Return a table of the runs in a folder, the best of each text first; of a run, its checkpoints."""
     path = Path(os.path.expanduser(folder))
     if not path.is_dir():
         raise UserFault(f"{path}: no such folder. Give a folder of runs, or a run: minigpt runs DIR")
@@ -24,9 +29,24 @@ def list_runs(folder: str) -> str:
     runs = [file.parent for file in path.glob("*/metrics.jsonl")]
     if not runs:
         return f"No run in {path}. Train one: minigpt train run.dir={path / 'NAME'}"
-    head = ("run", "text", "steps", "val/loss", "bits/byte", "state")
-    runs.sort(key=lambda run: (run / "metrics.jsonl").stat().st_mtime)
-    return table([head, *map(describe_run, runs)])
+    records = [read_record(run) for run in runs]
+    varied = differing([record.config for record in records])
+    head = ("run", "text", "steps", "val/loss", "bits/byte", "", "state", *varied)
+    records.sort(key=lambda record: (text_of(record.config), _bits(record), record.name))  # of one text, the best first
+    best = {text_of(record.config): record for record in reversed(records) if _bits(record) < math.inf}
+    rows = [describe_run(record, varied, is_best=best.get(text_of(record.config)) is record) for record in records]
+    return table([head, *rows])
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the settings that decide the weights and differ between runs of the same text, a few at most."""
+    by_text = defaultdict[str, list[Mapping[str, Any]]](list)
+    for config in configs:
+        by_text[text_of(dict(config))].append(config)
+    keys = [key for key, about in settings(TrainConfig).items() if about.role in ("weights", "schedule")]
+    keys = [key for key in keys if key != "experiment"]
+    differ = [key for key in keys if any(len({str(c.get(key)) for c in alike}) > 1 for alike in by_text.values())]
+    return differ[:MOST_COLUMNS]
 
 
 def newest_run(folder: str) -> str:
@@ -37,35 +57,37 @@ def newest_run(folder: str) -> str:
     return str(rows[-1].parent)
 
 
-def describe_run(run: Path) -> tuple[str, ...]:
+def describe_run(record: Record, varied: Sequence[str] = (), *, is_best: bool = False) -> tuple[str, ...]:
     """Return a run's row in the table."""
-    record = read_record(run)
     config, best = record.config, best_row(record.rows) or {}
-    steps = f"{record.rows[-1]['step'] if record.rows else 0:,}"
-    if config.get("trainer.max_steps") and not config.get("trainer.max_tokens"):
-        steps += f" of {config['trainer.max_steps']:,}"
     text = ", ".join(Path(place).name for place in text_of(config).split(", "))
     return (
-        run.name,
+        record.name,
         f"{text}, {config.get('tokenizer.name', '?')}",
-        steps,
+        f"{record.rows[-1]['step'] if record.rows else 0:,}",
         _figure(best.get("val/loss")),
         _figure(best.get("val/bits_per_byte")),
-        state_of(run, record.events) + (f", overfits from step {best['step']:,}" if overfitting(record.rows) else ""),
+        "best" if is_best else "",
+        state_of(record) + (f", overfits from step {best['step']:,}" if overfitting(record.rows) else ""),
+        *(str(config.get(key, "-")) for key in varied),
     )
 
 
-def state_of(run: Path, events: Sequence[Row]) -> str:
-    """Return "running" for a run that is training now, else how it ended."""
+def state_of(record: Record) -> str:
+    """Return "running" for a run that is training now, else how it ended, and at which of its steps."""
+    turns = [event["event"] for event in record.events if event.get("event") in ("began", "continued", *STATES)]
+    state = STATES.get(turns[-1], "interrupted") if turns else "interrupted"
     try:
-        with open(run / "run.lock") as lock:
+        with open(record.path / "run.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return "running"
+        state = "running"
     except OSError:
         pass  # no lock, or a file system without
-    turns = [event["event"] for event in events if event.get("event") in ("began", "continued", *STATES)]
-    return STATES.get(turns[-1], "interrupted") if turns else "interrupted"
+    step, steps = record.rows[-1]["step"] if record.rows else 0, record.config.get("trainer.max_steps")
+    if state == "finished" or not steps or record.config.get("trainer.max_tokens"):
+        return state
+    return f"{state} at {step:,} of {steps:,}"
 
 
 def list_checkpoints_of(run: Path) -> str:
@@ -79,6 +101,11 @@ def list_checkpoints_of(run: Path) -> str:
             loss, note = "-", f"damaged: {damage}"
         rows.append((str(path), loss, note))
     return table(rows) if len(rows) > 1 else f"{run} has no checkpoint yet."
+
+
+def _bits(record: Record) -> float:
+    bits = number((best_row(record.rows) or {}).get("val/bits_per_byte"))
+    return math.inf if bits is None else bits
 
 
 def _figure(value: Any) -> str:

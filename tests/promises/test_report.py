@@ -128,22 +128,23 @@ def test_what_is_no_run_is_named(tmp_path):
         minigpt_command(["report", f"run.dir={tmp_path}", "beside=x"])
 
 
-def test_runs_lists_name_text_size_steps_validation_and_state(finished, capsys):
+def test_runs_lists_the_best_of_a_text_first_and_the_settings_that_differ(finished, capsys):
     run = finished
-    other = shutil.copytree(run, run.with_name("other"))
-    os.utime(other / "metrics.jsonl", (1.7e9, 1.7e9))
+    other = shutil.copytree(run, run.with_name("a-worse-one"))
+    (other / "config.yaml").write_text((run / "config.yaml").read_text().replace("seed: 4242", "seed: 7"))
+    lines = (other / "metrics.jsonl").read_text().splitlines()
+    (other / "metrics.jsonl").write_text("\n".join(lines[:-4]) + "\n")  # without the best validation
     (run / "events.jsonl").write_text('{"event": "finished"}\n{"event": "skipped"}\n')
     minigpt_command(["runs", str(run.parent)])
     head, first, second = capsys.readouterr().out.splitlines()
-    assert head.split()[:3] == ["run", "text", "steps"]
-    cells = [cell.strip() for cell in first.split("  ") if cell]
-    assert cells[0] == "other"  # the one that changed last is at the end
-    assert cells[2:] == ["200 of 2,000", "2.6418", "1.3209", "interrupted"]
-    assert "finished" in second
+    assert head.split() == ["run", "text", "steps", "val/loss", "bits/byte", "state", "seed"]
+    cells = [[cell.strip() for cell in line.split("  ") if cell] for line in (first, second)]
+    assert (cells[0][0], cells[0][2:]) == (run.name, ["200", "2.6418", "1.3209", "best", "finished", "4242"])
+    assert (cells[1][0], cells[1][-2:]) == ("a-worse-one", ["interrupted at 160 of 2,000", "7"])
     with open(other / "run.lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         minigpt_command(["runs", str(run.parent)])
-    assert "running" in capsys.readouterr().out.splitlines()[1]
+    assert "running at 160" in capsys.readouterr().out.splitlines()[2]
 
 
 def test_runs_lists_the_checkpoints_of_a_run(run, capsys):

@@ -9,6 +9,7 @@ from minigpt.config.compose import compose
 from minigpt.data.prepared import describe
 from minigpt.data.preparing.prepare import prepare
 from minigpt.faults import UserFault
+from minigpt.report.record import read_record
 from minigpt.report.runs import describe_run
 from minigpt.training.run import train
 
@@ -46,7 +47,7 @@ def test_each_source_has_a_validation_loss_in_rows_screen_and_report(mixed, caps
     assert "Note: the validation loss is too good to be true: " in screen.split("Run directory")[-1]
     report = (path / "report.html").read_text()
     assert "validation loss on notes" in report
-    assert "wood, notes.jsonl" in describe_run(path)[1]
+    assert "wood, notes.jsonl" in describe_run(read_record(path))[1]
     assert f"{notes:.4f}" in report
 
 
