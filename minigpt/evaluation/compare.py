@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -170,6 +170,7 @@ class Units:
     sizes: Array  # predicted tokens (or bytes), (units,)
     in_bytes: bool
     are_documents: bool
+    drawn: bool  # documents held out at random
     left_out: NDArray[np.int64]  # places of tokens that one of the models does not predict: they count for none
 
     @property
@@ -183,7 +184,7 @@ class Units:
         return "documents" if self.are_documents else "windows"
 
 
-def units_of(texts: Sequence[tuple[Split, Tokenizer, int]], ends: Sequence[int | None] = ()) -> Units:
+def units_of(texts: Sequence[tuple[Split, Tokenizer, int]], ends: Sequence[int | None], *, drawn: bool) -> Units:
     """Return the documents of one text, or windows as long as the longest context.
 
     With several tokenizers they are measured in bytes, and a token belongs to the unit of its last byte.
@@ -191,6 +192,7 @@ def units_of(texts: Sequence[tuple[Split, Tokenizer, int]], ends: Sequence[int |
     Args:
         texts: the text as each model's tokens, the tokenizer, and the model's context length.
         ends: for each model the token after a document, if it keeps documents apart.
+        drawn: whether documents were held out at random.
     """
     first, tokenizer, _ = texts[0]
     if any(getattr(split, "answers", None) is not None for split, _, _ in texts):
@@ -211,7 +213,7 @@ def units_of(texts: Sequence[tuple[Split, Tokenizer, int]], ends: Sequence[int |
     edges[0] = 0 if in_bytes else 1  # the first token is not predicted
     edges = np.unique(np.append(edges[edges < total], total))
     sizes = np.diff(edges) - np.histogram(left_out, edges)[0]
-    return Units(edges, sizes.astype(float), in_bytes, are_documents, left_out)
+    return Units(edges, sizes.astype(float), in_bytes, are_documents, are_documents and drawn, left_out)
 
 
 def _token_bytes(tokenizer: Tokenizer) -> NDArray[np.int64]:
@@ -239,7 +241,8 @@ def by_unit(units: Units, split: Split, tokenizer: Tokenizer, losses: Iterable[N
 def score(runs: Sequence[Run], *, device: str, say: Say = print) -> tuple[Units, dict[str, Array]]:
     """Return the units of the runs' common text, and each run's loss summed over each unit, by its weights."""
     ends = [document_end(run.config.data, run.tokenizer) for run in runs]
-    units = units_of([(run.val, run.tokenizer, run.config.model.block_size) for run in runs], ends)
+    texts = [(run.val, run.tokenizer, run.config.model.block_size) for run in runs]
+    units = units_of(texts, ends, drawn=any(run.config.data.val_source is None for run in runs))
     losses = {}
     for number, (run, end) in enumerate(zip(runs, ends, strict=True), 1):
         say(f"Scoring {number}/{len(runs)}  {run.path}, {run.checkpoint.name}: {len(run.val) - 1:,} tokens")
@@ -271,9 +274,7 @@ def report(sides: Sequence[Side], units: Units, losses: dict[str, Array]) -> lis
     level = 1 - (1 - LEVEL) / math.comb(len(sides), 2)  # all pairs at once (Bonferroni), whichever is the best
     if reason := too_few(units.sizes, documents=units.are_documents, name=units.name):
         return [*lines, "", f"cannot tell: {reason}. Use more text: a larger data.val_fraction, or a data.val_source"]
-    between = {
-        name: difference(stacked[best], stacked[name], units.sizes, documents=units.are_documents) for name in others
-    }
+    between = {name: difference(stacked[best], stacked[name], units.sizes, drawn=units.drawn) for name in others}
     verdicts = {name: verdict(best, name, pair, units.loss, level) for name, pair in between.items()}
     scopes = dict.fromkeys(scope(pair, best, name) for name, pair in between.items())
     if len(others) == 1:
@@ -289,6 +290,8 @@ def verdict(a: str, b: str, between: Difference, unit: str, level: float = LEVEL
         return f"{b if between.value < 0 else a} is better by {plus_minus(abs(between.value), half)} {unit}"
     if between.value == 0:
         advice = "they are equal"
+    elif between.seed_variance is None and not between.drawn:
+        advice = "passages of one text are too alike; documents drawn at random may tell"
     elif between.seed_variance is None:
         times = max(1.1, between.text_missing(level))
         advice = f"about {times:.2g} times as {more} would" if times < 100 else "they are all but equal"
@@ -307,6 +310,9 @@ def scope(between: Difference, a: str, b: str) -> str:
     spread = f"Runs of one side differ by {math.sqrt(between.seed_variance):.4f} (standard deviation over seeds)."
     if 1 in between.seeds:
         spread += f" {a if between.seeds[0] == 1 else b} has one seed: it is taken to scatter as the other does."
+    if not between.drawn:
+        half = replace(between, text_variance=0.0).half_width(LEVEL)
+        spread += f" On this very text, over seeds alone, {b} - {a} = {plus_minus(between.value, half)}."
     return f"{spread} This judges the settings, on text of this kind."
 
 

@@ -104,7 +104,9 @@ def _score_text(
     differences = {}
     if len(models) > 1:
         sizes = [loaded.config.model.block_size for loaded in models]
-        units = units_of([(text, text.tokenizer, size) for text, size in zip(texts, sizes, strict=True)], ends)
+        units = units_of(
+            [(text, text.tokenizer, size) for text, size in zip(texts, sizes, strict=True)], ends, drawn=False
+        )
         sums = [by_unit(units, score.text, score.text.tokenizer, [score.nats]) for score in scores]
         differences["difference"] = _difference(sums, units.sizes, units.loss, units.name, "much text", say)
     return _entry(path, models, [score.figures() for score in scores], differences), scores[0]
@@ -145,10 +147,9 @@ def _difference(
     sums: list[NDArray[Any]], sizes: NDArray[Any], unit: str, name: str, more: str, say: Say
 ) -> dict[str, Any] | None:
     """Print which of two models is better, by the paired interval of `compare`; return the difference B - A."""
-    documents = name != "windows"  # questions are as independent as documents
-    if reason := too_few(sizes, documents=documents, name=name):
+    if reason := too_few(sizes, documents=name != "windows", name=name):
         say(f"  cannot tell which is better: {reason}")
         return None
-    between = difference(sums[0][None], sums[1][None], sizes, documents=documents)
+    between = difference(sums[0][None], sums[1][None], sizes, drawn=name == "questions")
     say(f"  {verdict('A', 'B', between, unit, more=more)}")
     return {"value": between.value, "plus_minus": between.half_width(LEVEL), "level": LEVEL, "unit": unit}

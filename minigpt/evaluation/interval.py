@@ -1,9 +1,9 @@
-"""How sure the difference of two sides is: blocks of the text, and seeds.
+"""How sure the difference of two sides is: the text, and seeds.
 
 There are two sources of chance. The text: another text of its kind would have other documents, or other passages where
-it has no documents. Ten blocks of neighbours tell how much their difference scatters. The seeds: another seed of the
-same settings gives other weights. With one seed a side only the first source can be judged, and the difference is that
-of two checkpoints.
+it has no documents that were drawn at random. How much their difference scatters is told by leaving out one document,
+or one of ten passages, at a time. The seeds: another seed of the same settings gives other weights. With one seed a
+side only the first source can be judged, and the difference is that of two checkpoints.
 """
 
 import math
@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 LEVEL = 0.95
-BLOCKS = 10  # into which a text is cut
-MIN_BLOCKS = 8  # fewer can be made if a document is longer than a tenth of the text
+BLOCKS = 10  # passages into which a text is cut that was not drawn at random
 MIN_DOCUMENTS, MIN_WINDOWS = 10, 100
-# The variance of a mean falls with the length of the text to this power. Documents are drawn independently. Passages of
-# one text are alike over any distance: on five real texts 0.4 covers, 1 covers half as often as it says
-# (docs/EVALUATION.md). Source: Beran 1994, "Statistics for Long-Memory Processes", section 1.1.
-DOCUMENTS_FALL, PASSAGES_FALL = 1.0, 0.4
+# The variance of a mean falls with the length of the text to this power: to 1 if its documents were drawn at random.
+# Passages of one text, and neighbouring documents, are alike over any distance: on five real texts 0.3 covers 92 to
+# 100 of 100 (docs/EVALUATION.md). Source: Beran 1994, "Statistics for Long-Memory Processes", section 1.1.
+DRAWN_FALL, PASSAGES_FALL = 1.0, 0.3
 
 
 @dataclass(frozen=True)
@@ -32,12 +31,12 @@ class Difference:
     seeds: tuple[int, int]  # runs of A and of B
     seed_variance: float | None  # of one run's mean loss, over seeds; None with one seed a side
     text_variance: float  # of `value`, over texts
-    blocks: int  # from which the text variance was estimated
-    fall: float = DOCUMENTS_FALL  # the power of the text's length with which its variance falls
+    text_freedom: float  # degrees of freedom of that estimate
+    drawn: bool = True  # whether the parts of the text were drawn at random
 
     def half_width(self, level: float, *, more_seeds: int = 0) -> float:
         """Return half the width of the interval that holds the truth so often, as if each side had `more_seeds`."""
-        sources = [(self.text_variance, self.blocks - 1)]
+        sources = [(self.text_variance, self.text_freedom)]
         if self.seed_variance is not None:
             a, b = (count + more_seeds for count in self.seeds)
             sources.append((self.seed_variance * (1 / a + 1 / b), a + b - 2))
@@ -56,8 +55,8 @@ class Difference:
         return next(enough, None)
 
     def text_missing(self, level: float) -> float:
-        """Return how many times as much text would tell two checkpoints apart if `value` is right."""
-        return float((self.half_width(level) / abs(self.value)) ** (2 / self.fall))
+        """Return how many times as many documents would tell two checkpoints apart if `value` is right."""
+        return float((self.half_width(level) / abs(self.value)) ** 2)
 
 
 def too_few(sizes: Array, *, documents: bool, name: str) -> str:
@@ -65,26 +64,30 @@ def too_few(sizes: Array, *, documents: bool, name: str) -> str:
     wanted = MIN_DOCUMENTS if documents else MIN_WINDOWS
     if len(sizes) < wanted:
         return f"there are {len(sizes):,} {name}; at least {wanted} are wanted"
-    if len(_edges(sizes)) <= MIN_BLOCKS:
-        return f"a few of the {len(sizes):,} {name} hold most of the text"
+    # So many of equal length would tell as much. Source: Kish 1965, "Survey Sampling", section 11.7.
+    effective = sizes.sum() ** 2 / (sizes**2).sum()
+    if documents and effective < wanted - 0.01:
+        return f"a few of the {len(sizes):,} {name} hold most of the text: they count as {effective:.1f} of {wanted}"
     return ""
 
 
-def difference(a: Array, b: Array, sizes: Array, *, documents: bool) -> Difference:
+def difference(a: Array, b: Array, sizes: Array, *, drawn: bool) -> Difference:
     """Compare two sides on the same units of a text; `too_few` must have nothing to say about them.
 
     Args:
         a: (runs of A, units): each run's loss summed over each unit.
         b: (runs of B, units).
         sizes: (units,): tokens (or bytes) of each.
-        documents: whether the units are documents; else windows of one text.
+        drawn: whether the units were drawn at random; else neighbours are alike.
     """
-    fall = DOCUMENTS_FALL if documents else PASSAGES_FALL
-    edges = _edges(sizes)
-    a, b, sizes = (np.add.reduceat(x, edges[:-1], axis=-1) for x in (a, b, sizes))
+    if not drawn:
+        ends = np.concatenate([[0.0], np.cumsum(sizes)])
+        edges = np.unique([np.abs(ends - place).argmin() for place in np.linspace(0, ends[-1], BLOCKS + 1)])
+        a, b, sizes = (np.add.reduceat(x, edges[:-1], axis=-1) for x in (a, b, sizes))
+    fall = DRAWN_FALL if drawn else PASSAGES_FALL
     between = b.mean(axis=0) - a.mean(axis=0)
     value = between.sum() / sizes.sum()
-    text_variance = _over_texts(between, sizes, fall)
+    text_variance, text_freedom = _over_texts(between, sizes, fall)
     seed_variance = None
     spare = len(a) + len(b) - 2
     if spare:
@@ -92,26 +95,23 @@ def difference(a: Array, b: Array, sizes: Array, *, documents: bool) -> Differen
         deviations = [run - side.mean(axis=0) for side in (a, b) for run in side]
         seed_variance = sum((run.sum() / sizes.sum()) ** 2 for run in deviations) / spare
         # The interaction of seeds and texts is in the variance over seeds already.
-        twice = sum(_over_texts(run, sizes, fall) for run in deviations) / spare * (1 / len(a) + 1 / len(b))
+        twice = sum(_over_texts(run, sizes, fall)[0] for run in deviations) / spare * (1 / len(a) + 1 / len(b))
         text_variance = max(0.0, text_variance - twice)
-    return Difference(float(value), (len(a), len(b)), seed_variance, text_variance, len(sizes), fall)
+    return Difference(float(value), (len(a), len(b)), seed_variance, text_variance, text_freedom, drawn)
 
 
-def _edges(sizes: Array) -> NDArray[np.int64]:
-    """Return where the blocks of neighbouring units begin, and the end of the last: of about equal sizes."""
-    ends = np.concatenate([[0.0], np.cumsum(sizes)])
-    wanted = np.linspace(0, ends[-1], BLOCKS + 1)
-    return np.unique([np.abs(ends - place).argmin() for place in wanted])
+def _over_texts(x: Array, sizes: Array, fall: float) -> tuple[float, float]:
+    """Return the variance of x.sum() / sizes.sum(), over texts, and the degrees of freedom of that estimate.
 
-
-def _over_texts(x: Array, sizes: Array, fall: float) -> float:
-    """Return the variance of x.sum() / sizes.sum(), over texts, from blocks (n,).
-
-    It is that of a block's mean, divided by n ** fall. The blocks' own mean, from which they deviate, varies as well,
-    which takes 1 from n ** fall.
+    It is the jackknife's: what leaving out each unit would change, squared and summed. The variance falls with the
+    number n of units to the power `fall`, and their own mean, from which they deviate, varies as well: n - 1 becomes
+    n ** fall - 1. Sources: Miller 1974, "The Jackknife - A Review"; the degrees of freedom as in `half_width`, with
+    the variance of each square estimated from its own square.
     """
-    deviations = x - x.sum() / sizes.sum() * sizes  # each block's part in the error of a ratio of sums
-    return float((deviations**2).sum() / sizes.sum() ** 2 * len(x) / (len(x) ** fall - 1))
+    changes = (x - x.sum() / sizes.sum() * sizes) / (sizes.sum() - sizes)
+    variance = (changes**2).sum()
+    freedom = 2 * variance**2 / (changes**4).sum() if variance else len(x) - 1.0
+    return float(variance * (len(x) - 1) / (len(x) ** fall - 1)), float(freedom)
 
 
 def t_quantile(probability: float, freedom: float) -> float:

@@ -1,7 +1,5 @@
 """The interval holds what it says: of documents, of a text alike over any distance, with one seed and several."""
 
-import math
-
 import numpy as np
 import pytest
 
@@ -30,7 +28,7 @@ def pairs(seed: int, runs: tuple[int, int], truth: float, *, fall: float, seed_s
     a, b = (rng.standard_normal((PAIRS, count, 1)) * seed_spread + text for count in runs)
     sizes = np.full(UNITS, 64.0)
     losses = zip(a * sizes, (b + taste + truth) * sizes, strict=True)
-    return [difference(a, b, sizes, documents=fall == 1.0) for a, b in losses]
+    return [difference(a, b, sizes, drawn=fall == 1.0) for a, b in losses]
 
 
 def alarms(found: list[Difference], truth: float = 0.0) -> int:
@@ -43,10 +41,24 @@ def test_of_two_checkpoints_as_many_intervals_miss_as_stated(truth, fall, least,
     assert least <= alarms(pairs(2, (1, 1), truth, fall=fall), truth) <= most
 
 
-def test_blocks_taken_as_independent_would_miss_three_times_as_often():
-    found = pairs(2, (1, 1), 0.0, fall=0.5)
-    naive = [each.text_variance * (each.blocks**each.fall - 1) / (each.blocks - 1) for each in found]
-    assert sum(abs(each.value) > t_quantile(0.975, 9) * math.sqrt(v) for each, v in zip(found, naive, strict=True)) > 30
+def misses(seed: int, *, drawn: bool) -> int:
+    """How often 40 of 400 documents miss the difference of all: of unequal length, and neighbours are alike."""
+    rng, count = np.random.default_rng(seed), 0
+    for taste in alike(rng, PAIRS, fall=0.4):
+        sizes, first = np.exp(rng.standard_normal(UNITS)), rng.integers(UNITS - 40)
+        some = np.sort(rng.choice(UNITS, 40, replace=False)) if drawn else np.arange(first, first + 40)
+        losses = taste * sizes
+        found = difference(np.zeros((1, 40)), losses[None, some], sizes[some], drawn=drawn)
+        count += abs(found.value - losses.sum() / sizes.sum()) > found.half_width(LEVEL)
+    return count
+
+
+def test_documents_drawn_at_random_are_independent_though_neighbours_are_alike():
+    assert 3 <= misses(3, drawn=True) <= 14
+
+
+def test_neighbouring_documents_are_not_independent():
+    assert misses(3, drawn=False) <= 14  # ten blocks, taken as independent, miss 42
 
 
 @pytest.mark.parametrize("runs", [(2, 2), (3, 3), (1, 4)])
@@ -59,8 +71,8 @@ def test_documents_of_unequal_length_count_by_their_tokens():
     sizes = np.array([10.0] * 39 + [1.0])
     a = np.full((1, 40), 5.0) * sizes
     b = a + np.array([0.0] * 39 + [4.0])
-    assert difference(a, b, sizes, documents=True).value == pytest.approx(4 / 391)
-    assert difference(a, a * 1.1, sizes, documents=True).half_width(LEVEL) == pytest.approx(0, abs=1e-12)
+    assert difference(a, b, sizes, drawn=True).value == pytest.approx(4 / 391)
+    assert difference(a, a * 1.1, sizes, drawn=True).half_width(LEVEL) == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +80,7 @@ def test_documents_of_unequal_length_count_by_their_tokens():
     [
         ([9.0] * 9, True, "there are 9 documents; at least 10 are wanted"),
         ([9.0] * 10, True, ""),
-        ([1.0] * 10 + [90.0], True, "a few of the 11 documents hold most of the text"),
+        ([1.0] * 40 + [40.0], True, "a few of the 41 documents hold most of the text: they count as 3.9 of 10"),
         ([9.0] * 99, False, "there are 99 documents; at least 100 are wanted"),
         ([9.0] * 100, False, ""),
     ],
@@ -84,7 +96,7 @@ def test_quantiles_of_students_t(freedom, wanted):
 
 
 def test_seeds_that_are_missing_are_enough_and_one_less_is_not():
-    found = Difference(0.01, (2, 2), seed_variance=1e-4, text_variance=1e-6, blocks=50)
+    found = Difference(0.01, (2, 2), seed_variance=1e-4, text_variance=1e-6, text_freedom=49)
     missing = found.seeds_missing(LEVEL)
     assert missing is not None
     assert found.half_width(LEVEL, more_seeds=missing) < 0.01 <= found.half_width(LEVEL, more_seeds=missing - 1)
@@ -92,7 +104,7 @@ def test_seeds_that_are_missing_are_enough_and_one_less_is_not():
 
 
 def test_the_verdict_names_the_better_side_or_what_would_tell():
-    found = Difference(-0.012, (3, 3), seed_variance=1e-6, text_variance=1e-6, blocks=100)
+    found = Difference(-0.012, (3, 3), seed_variance=1e-6, text_variance=1e-6, text_freedom=99)
     half = found.half_width(LEVEL)
     assert verdict("A", "B", found, UNIT) == f"B is better by 0.0120 +- {half:.4f} nats per token"
     assert verdict("A", "B", Difference(0.012, (3, 3), 1e-6, 1e-6, 100), UNIT).startswith("A is better by 0.0120 +- ")
@@ -103,5 +115,8 @@ def test_the_verdict_names_the_better_side_or_what_would_tell():
     assert "they are equal" in verdict("A", "B", Difference(0.0, (1, 1), None, 0.0, 100), UNIT)
     assert "these two checkpoints, not the settings" in scope(Difference(0.1, (1, 1), None, 1e-4, 9), "A", "B")
     assert "B has one seed" in scope(Difference(0.1, (3, 1), 1e-4, 1e-4, 9), "A", "B")
+    passage = Difference(0.1, (3, 3), 6e-4, 1.0, 9, drawn=False)  # t with 4 degrees of freedom: 2.776 * 0.02
+    assert "On this very text, over seeds alone, B - A = 0.100 +- 0.056." in scope(passage, "A", "B")
+    assert "documents drawn at random may" in verdict("A", "B", Difference(0.1, (1, 1), None, 1.0, 9, False), UNIT)
     assert plus_minus(0.0123, 0.0042) == "0.0123 +- 0.0042"
     assert plus_minus(-2e-6, 3e-7) == "-0.00000200 +- 0.00000030"
