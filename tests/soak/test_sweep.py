@@ -20,8 +20,8 @@ SPACE = (
     """search.space={"optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": true}, "model.n_layer": {"choices": [1, 2]}}"""
 )
 SWEEP = [
-    SPACE, "trials=6", "search.startup_trials=3", "search.pruner=median", "trainer.max_steps=1500",
-    "logger.every_steps=50", "samples.every_steps=0", "validate.every_steps=250", "checkpoint.every_steps=50",
+    SPACE, "trials=5", "search.startup_trials=3", "search.pruner=median", "trainer.max_steps=600",
+    "logger.every_steps=50", "samples.every_steps=0", "validate.every_steps=100", "checkpoint.every_steps=25",
 ]  # fmt: skip  # long beside the start of a process, so that kills meet trainings
 LEFT_OUT = ("samples.", "logger.", "validate.", "checkpoint.", "run.dir=")
 
