@@ -88,15 +88,8 @@ def restore_optimizer(tensors: Mapping[str, Tensor], optimizer: torch.optim.Opti
     """
     if not tensors:
         return
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    matrices = getattr(optimizer, "matrices", ())  # Muon's
-    state: dict[int, dict[str, Tensor]] = {}
-    for index, parameter in enumerate(parameters):
-        names = ("momentum",) if parameter in matrices else ("exp_avg", "exp_avg_sq")
-        state[index] = {name: torch.zeros_like(parameter.detach()) for name in names}
-        if parameter not in matrices:
-            state[index]["step"] = torch.zeros((), device=parameter.device)
-    averages = {f"{index}.{name}": tensor for index, named in state.items() for name, tensor in named.items()}
+    _make_averages(optimizer)
+    averages = optimizer_tensors(optimizer)
     if difference := first_difference(averages, tensors):
         raise UserFault(f"{OPTIMIZER} is not of this model and optimizer: {difference}. Use another checkpoint")
     rows = {
@@ -106,7 +99,19 @@ def restore_optimizer(tensors: Mapping[str, Tensor], optimizer: torch.optim.Opti
         raise UserFault(f"{OPTIMIZER} holds a non-finite average ({broken}). Use an earlier checkpoint")
     for name, tensor in averages.items():
         local(tensor).copy_(rows[name])
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _make_averages(optimizer: torch.optim.Optimizer) -> None:
+    """Make a step of length 0: an optimizer names and makes its averages where it needs them first."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
 
 
 def first_difference(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:

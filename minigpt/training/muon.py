@@ -86,9 +86,6 @@ class Muon(torch.optim.AdamW):
         self.matrices, self.momentum, self.products, self.parts = set(in_blocks), momentum, products, parts or {}
         self.group = group
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        torch.optim.Optimizer.__setstate__(self, state)  # AdamW's wants a "step" of every parameter, matrices too
-
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update every parameter that has a gradient."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from minigpt.checkpoint.contents import optimizer_tensors, restore_optimizer
+from minigpt.checkpoint.contents import optimizer_tensors
 from minigpt.config.schema import ModelConfig, OptimizerConfig
 from minigpt.model.gpt import GPT
 from minigpt.training.muon import Muon, orthogonal
@@ -132,25 +132,6 @@ def test_a_run_with_it_continues_to_the_same_bytes(run, precision):
     shutil.rmtree(run.path / "checkpoints/step-000000006")
     run(*settings)
     assert compare_runs(straight, run.path)[1] == []
-
-
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_state_that_is_put_back_lies_where_an_uninterrupted_run_has_it(name):
-    """Shown on meta parameters, as a GPU's: a CPU "step" beside them would end the fused kernel."""
-    gpt = GPT(ModelConfig(n_layer=1, n_head=2, n_embd=8, block_size=4), 31)
-    config = OptimizerConfig(name=name)
-    for parameter in gpt.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    before = build_optimizer(config, gpt)
-    before.step()
-    with torch.device("meta"):
-        elsewhere = GPT(ModelConfig(n_layer=1, n_head=2, n_embd=8, block_size=4), 31)
-    restored = build_optimizer(config, elsewhere)
-    restore_optimizer(optimizer_tensors(before), restored)
-    values = [(key, value) for state in restored.state.values() for key, value in state.items()]
-    assert {key for key, _ in values} >= {"step", "exp_avg", "exp_avg_sq"}
-    assert {(key, value.device.type) for key, value in values} == {(key, "meta") for key, _ in values}
-    assert all(value.dtype == torch.float32 for _, value in values)
 
 
 def test_a_skip_that_is_decided_on_the_device_leaves_weights_and_averages_as_they_were():
