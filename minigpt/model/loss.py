@@ -8,6 +8,7 @@ Source: Hsu et al. 2024, "Liger Kernel: Efficient Triton Kernels for LLM Trainin
 """
 
 import contextlib
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,12 @@ def autocast(device: str, precision: str) -> contextlib.AbstractContextManager:
     """Return a context that computes matrix products in bf16 or fp16 where `precision` says so, the rest in fp32."""
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     return torch.autocast(device, half) if half else contextlib.nullcontext()
+
+
+def plain_loss(weighted: bool, chunk: int) -> Callable[..., Tensor]:
+    """Return the loss of batches with weights or without; with `chunk` rows of logits at a time, or all (0)."""
+    loss: Callable[..., Tensor] = weighted_loss_sum if weighted else next_token_loss
+    return partial(loss, chunk=chunk) if chunk else loss
 
 
 def next_token_loss(gpt: nn.Module, tokens: Tensor, targets: Tensor, *, chunk: int = 0) -> Tensor:

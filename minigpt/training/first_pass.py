@@ -1,7 +1,6 @@
 """The loss before step 1: compiled, and with a micro-batch that fits the device's memory."""
 
 import contextlib
-import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ from minigpt.faults import UserFault
 from minigpt.machine.choices import Choices
 from minigpt.machine.torch_setup import LossFunction, compiled_loss, is_out_of_memory
 from minigpt.model.gpt import GPT
-from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
+from minigpt.model.loss import autocast, plain_loss
 from minigpt.ranks.group import Processes
 from minigpt.screen import tell
 
@@ -52,8 +51,7 @@ def first_pass(
     Returns:
         The choices, with a micro-batch that fits everywhere, and the loss to train with.
     """
-    plain: LossFunction = weighted_loss_sum if config.data.mask_documents else next_token_loss
-    loss = plain = functools.partial(plain, chunk=choices.loss_chunk) if choices.loss_chunk else plain
+    loss = plain = plain_loss(config.data.mask_documents, choices.loss_chunk)
     gpt = gpt if sharded else gpt.to(choices.device).train()
     if sharded or (choices.device == "cpu" and not choices.compile):
         return choices, plain

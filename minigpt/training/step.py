@@ -9,7 +9,6 @@ import math
 import signal
 from collections.abc import Callable
 from dataclasses import astuple
-from functools import partial
 from typing import Any
 
 import lightning as L
@@ -21,7 +20,7 @@ from minigpt.data.batch import Batch
 from minigpt.machine.choices import Choices
 from minigpt.machine.sharding import Layout, begin_micro_batch
 from minigpt.model.gpt import GPT
-from minigpt.model.loss import autocast, next_token_loss, weighted_loss_sum
+from minigpt.model.loss import autocast, plain_loss
 from minigpt.model.parts import local
 from minigpt.seeds import fold
 from minigpt.training.grpo import Question, answered
@@ -113,13 +112,12 @@ class LanguageModel(L.LightningModule):
         full, chunk = self.choices.micro_batch * self.config.model.block_size, self.choices.loss_chunk
         with autocast(self.choices.device, self.choices.precision):
             if batch.weights is None and batch.tokens.numel() == full:
-                loss = self.loss_function or partial(next_token_loss, chunk=chunk)
+                loss = self.loss_function or plain_loss(False, chunk)
                 return loss(self.gpt, batch.tokens, batch.targets), None
             weights = torch.ones_like(batch.tokens, dtype=torch.float32) if batch.weights is None else batch.weights
             compiled = None if batch.weights is None else self.loss_function
-            total = (compiled or partial(weighted_loss_sum, chunk=chunk))(
-                self.gpt, batch.tokens, batch.targets, weights, batch.documents
-            )
+            loss = compiled or plain_loss(True, chunk)
+            total = loss(self.gpt, batch.tokens, batch.targets, weights, batch.documents)
         weight = weights.sum(dtype=total.dtype) if batch.divisor is None else total.new_tensor(batch.divisor)
         return total / full, weight / full
 
