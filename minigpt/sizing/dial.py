@@ -31,7 +31,7 @@ from minigpt.ranks.group import Processes
 from minigpt.redact import redact
 from minigpt.report.plan import count_parameters
 from minigpt.screen import duration, short_number, size_text, table, tell
-from minigpt.sizing.law import PART, Size, Text, choose, outside
+from minigpt.sizing.law import MOST_PASSES, PART, Size, Text, choose, outside
 
 # Fields of a Size -> the settings that they are.
 OF_MODEL = ("n_layer", "n_embd", "n_head", "n_kv_head", "head_dim", "n_hidden", "block_size", "dropout")
@@ -273,11 +273,13 @@ def size_run(config: TrainConfig, device: str, measure: Measure, processes: Proc
     given = {key: value for key, value in values(config).items() if key in config.typed - {"budget"}}
     words = [redact(shlex.quote(f"{key}={as_typed(value)}")) for key, value in (given | settings).items()]
     ends = dial.elapsed() + size.tokens / dial.speeds(size)
-    if ends < 0.7 * seconds:
+    if size.passes > 0.7 * MOST_PASSES and ends < 0.7 * seconds:
         reason = "more passes over so little text would teach it by heart. More text would use the time"
         tell(f"Note       this ends after about {duration(ends)}: {reason}")
     if sentence := outside(text, size):
         tell(f"Note       {sentence}")
+    if (config.model.attention, config.model.activation, config.optimizer.name) != ("rotary", "swiglu", "muon"):
+        tell("Note       the law was measured with Qwen3's block and Muon: with others, trust it less")
     tell(f"{table([HEAD, row_of(budget, size)])}\n{of_counting(text)}")
     tell(f"As typed   {typed('train')} experiment={config.experiment} {' '.join(words)}")
     return {
