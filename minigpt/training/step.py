@@ -109,15 +109,15 @@ class LanguageModel(L.LightningModule):
         Sums of weighted losses and of weights give the exact mean of a step, however its weight is spread. A full
         micro-batch without weights has the weight 1, here None, and its loss is the mean.
         """
-        full, chunk = self.choices.micro_batch * self.config.model.block_size, self.choices.loss_chunk
+        full = self.choices.micro_batch * self.config.model.block_size
+        whole = batch.weights is None and batch.tokens.numel() == full
+        plain = plain_loss(not whole, self.choices.loss_chunk)
         with autocast(self.choices.device, self.choices.precision):
-            if batch.weights is None and batch.tokens.numel() == full:
-                loss = self.loss_function or plain_loss(False, chunk)
-                return loss(self.gpt, batch.tokens, batch.targets), None
+            if whole:
+                return (self.loss_function or plain)(self.gpt, batch.tokens, batch.targets), None
             weights = torch.ones_like(batch.tokens, dtype=torch.float32) if batch.weights is None else batch.weights
             compiled = None if batch.weights is None else self.loss_function
-            loss = compiled or plain_loss(True, chunk)
-            total = loss(self.gpt, batch.tokens, batch.targets, weights, batch.documents)
+            total = (compiled or plain)(self.gpt, batch.tokens, batch.targets, weights, batch.documents)
         weight = weights.sum(dtype=total.dtype) if batch.divisor is None else total.new_tensor(batch.divisor)
         return total / full, weight / full
 

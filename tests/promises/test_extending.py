@@ -37,8 +37,10 @@ def run(folder, *command):
 def test_block_loss_optimizer_schedule_and_reader_train_together(extended):
     (extended / "page.html").write_text("<html><b>Hello</b> world, " + "more text " * 300 + "</html>")
     parts = ["model.activation=mish", "objective.smoothing=0.1", "optimizer=sgd", "schedule=square_root"]
-    text = ["data=text", "data.source=page.html", "tokenizer=byte"]
-    run(extended, "-m", "minigpt", "train", *text, *parts, *SMALL, "run.dir=runs/a")
+    text = ["data=text", "data.source=page.html", "tokenizer=byte", "data.mask_documents=true"]
+    for steps in (1, 2):  # the second command continues, with the optimizer's averages
+        words = [*text, *parts, *SMALL, f"trainer.max_steps={steps}", "run.dir=runs/a"]
+        run(extended, "-m", "minigpt", "train", *words)
     row = json.loads((extended / "runs/a/metrics.jsonl").read_text().splitlines()[-1])
     assert row["step"] == 2
     assert row["val/loss"] == pytest.approx(5.5, abs=0.3)  # ln 256, before anything is learned
