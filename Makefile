@@ -16,7 +16,7 @@ help: ## this list
 setup: ## make .venv with everything needed (quick when nothing changed)
 	@PYTHON='$(PYTHON)' $(if $(TORCH_INDEX),TORCH_INDEX='$(TORCH_INDEX)') sh scripts/setup.sh
 
-demo: setup ## train a small GPT on text this machine already has, and let it write
+demo: setup ## train a small GPT on text this machine already has, and print a sample
 	@$(BIN)/minigpt demo $(ARGS)
 
 test: check ## lint, types and tests

@@ -44,11 +44,11 @@ def prepare(arguments: list[str]) -> None:
     if config.ray.address:
         os.environ["RAY_ADDRESS"] = config.ray.address  # Ray looks for its cluster there
 
-    prepare_tokens = _load("minigpt.data.preparing.prepare:prepare")
+    find_or_make = _load("minigpt.data.preparing.prepare:find_or_make")
     from minigpt.data.prepared import describe
 
     with Signals():
-        prepared = prepare_tokens(config.data, config.tokenizer, work=config.prepare)
+        prepared = find_or_make(config.data, config.tokenizer, work=config.prepare)
     print("\n".join(describe(prepared)))
     text = [word for word in redact_arguments(arguments) if not word.startswith(("prepare.", "ray."))]
     print(f"\nTrain on it:\n  {typed('train')} {shlex.join(text)}".rstrip())
@@ -117,12 +117,12 @@ def look(arguments: list[str]) -> None:
 
 
 def demo(arguments: list[str]) -> int:
-    """Train a small GPT on text that this machine already has, and let it write.
+    """Train a small GPT on text that this machine already has, and print a sample.
 
     Usage: minigpt demo [settings, as minigpt train takes them]
 
-    The same as `minigpt train experiment=demo`, a minute or two on two CPU cores, and afterwards the comparison with
-    models that only count or copy the same text, a sample, and where the report is.
+    The same as `minigpt train experiment=demo`, a minute or two on two CPU cores, and afterwards the
+    comparison with models that only count or copy the same text, a sample, and where the report is.
     minigpt train --help lists the settings.
 
     Example: minigpt demo data=text data.source=my_texts/ trainer.max_steps=500
@@ -143,19 +143,19 @@ COMMANDS: dict[str, tuple[str, Callable[[list[str]], int | None] | str]] = {
     "sample": ("Write text with a trained GPT.", "minigpt.sampling.sample:sample"),
     "sweep": ("Search for better settings: many trainings, on all devices.", sweep),
     "prepare": ("Turn text into token files, without training.", prepare),
-    "compare": ("Tell which run predicts better, and how sure that is.", "minigpt.evaluation.compare:compare"),
+    "compare": ("Say which run predicts better, and how certain that is.", "minigpt.evaluation.compare:compare"),
     "evaluate": ("Score texts: perplexity, bits per byte, accuracy.", "minigpt.evaluation.evaluate:evaluate"),
     "export": ("Write a model as a Hugging Face folder or a GGUF file, with a proof.", "minigpt.export:export"),
     "runs": ("List the runs of a folder, or the checkpoints of a run.", runs),
     "report": ("Draw a run's loss.png and report.html again.", report),
-    "plan": ("Tell what memory a training takes, and what fits; with budget=, what a time buys.", plan),
+    "plan": ("Estimate the memory of a training; with budget=, the result of each time.", plan),
     "slurm": ("Write the script that submits a training to SLURM.", slurm),
     "benchmark": ("Measure tokens per second and MFU of training and sampling on this machine.", benchmark),
     "verify-resume": ("Prove on this machine that a killed run ends with the same bytes.", verify_resume),
-    "look": ("Write a page, or a picture, of the tokens of a text and the attention to them.", look),
+    "look": ("Show the tokens of a text and the attention to them: a page or a picture.", look),
     "chat": ("Talk with a trained GPT.", "minigpt.sampling.chat:chat"),
-    "serve": ("Answer OpenAI's protocol over HTTP, with a page to try models on.", "minigpt.serving.serve:serve"),
-    "demo": ("Train a small GPT on text that this machine already has, and let it write.", demo),
+    "serve": ("Serve models over HTTP: OpenAI's protocol, and a page to try them.", "minigpt.serving.serve:serve"),
+    "demo": ("Train a small GPT on text that this machine already has, and print a sample.", demo),
 }
 
 MEANT = {"list": "runs", "ls": "runs", "generate": "sample", "eval": "evaluate", "tune": "sweep", "server": "serve"}
@@ -193,7 +193,7 @@ def _dispatch(words: list[str]) -> int | None:
     print("Usage: minigpt COMMAND [group=choice] [key=value ...]\n")
     for command, (line, _) in COMMANDS.items():
         print(f"  {command:<16}{line}")
-    print("\nminigpt COMMAND --help lists what a command takes; minigpt train --help has the exit codes, too.")
+    print("\nminigpt COMMAND --help lists what a command takes; minigpt train --help all has the exit codes, too.")
     return FINISHED
 
 

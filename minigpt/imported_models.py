@@ -152,7 +152,7 @@ def _rotation(given: dict[str, Any], origin: str) -> dict[str, Any]:
     if kind == "llama3":
         if missing := ROPE.keys() - rope.keys():
             raise UserFault(f"{origin}: rope_type llama3 without {min(missing)}")
-        model |= {"rope_scaling": "llama3"} | {ours: rope[key] for key, ours in ROPE.items()}
+        model |= {"rope_scaling": "llama3"} | {setting: rope[key] for key, setting in ROPE.items()}
     elif kind != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise UserFault(f"{origin}: {rope} are rotary positions that minigpt lacks; it has default and llama3")
     return model

@@ -35,5 +35,5 @@ def _program(path: Path) -> str:
     """Return the name of a program if the shell finds it by its name, else its path."""
     if shutil.which(path.name) == str(path):
         return path.name
-    here = Path.cwd()
-    return shlex.quote(str(path.relative_to(here)) if path.is_relative_to(here) else str(path))
+    folder = Path.cwd()
+    return shlex.quote(str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path))

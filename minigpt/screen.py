@@ -1,4 +1,4 @@
-"""The one module that prints: numbers as people read them, lines, progress, and on a terminal one line that moves."""
+"""The one module that prints: numbers as people read them, lines, progress, and one line that moves where it can."""
 
 import contextlib
 import os
@@ -16,11 +16,22 @@ BAR_COLUMNS = 24
 MOVE_SECONDS = 0.2  # between two states of the moving line
 
 
+def can_move() -> bool:
+    """Whether stdout is a terminal's or a notebook's, in both of which a carriage return begins the line again."""
+    return sys.stdout.isatty() or type(sys.stdout).__module__ == "ipykernel.iostream"
+
+
+def cleared() -> str:
+    """Return what clears the moving line; a notebook knows no escape for it."""
+    width = shutil.get_terminal_size().columns - 1
+    return "\r\x1b[K" if sys.stdout.isatty() else f"\r{' ' * width}\r"
+
+
 def tell(line: str) -> None:
     """Print a line in place of the moving one, with control characters made visible."""
     line = line.translate(CONTROL_PICTURES)
     with contextlib.suppress(OSError):  # a terminal that was closed must not keep a training from its last save
-        print(f"\r\x1b[K{line}" if sys.stdout.isatty() else line, flush=True)
+        print(cleared() + line if can_move() else line, flush=True)
 
 
 def note(text: str) -> None:
@@ -38,7 +49,7 @@ def show(text: str) -> None:
 
 
 def move(parts: Sequence[str], share: float) -> None:
-    """Show, on a terminal, a line that the next one replaces, without the last parts if it is too wide.
+    """Show, in a terminal or a notebook, a line that the next one replaces, without the last parts if it is too wide.
 
     A bar before it shows the share of the work that is done, in colour unless NO_COLOR is set.
     """
@@ -49,10 +60,10 @@ def move(parts: Sequence[str], share: float) -> None:
         if line and len(line) + 2 + len(part) > width:
             break
         line += f"  {part}" if line else part
-    colour = None if os.environ.get("NO_COLOR") else "green"
+    colour = "green" if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else None
     room = min(BAR_COLUMNS, width - len(line))
     bar = tqdm.format_meter(share, 1, 0, ncols=room, bar_format="{bar} ", colour=colour) if room > 4 else ""
-    print(f"\r{bar}{line[:width]}\x1b[K", end="", flush=True)
+    print(f"{cleared()}{bar}{line[:width]}", end="", flush=True)
 
 
 @contextlib.contextmanager
@@ -61,8 +72,8 @@ def moving_line() -> Iterator[None]:
     try:
         yield
     finally:
-        if sys.stdout.isatty():
-            print("\r\x1b[K", end="", flush=True)
+        if can_move():
+            print(cleared(), end="", flush=True)
 
 
 class Progress:
@@ -80,7 +91,7 @@ class Progress:
         self.what, self.total, self.say, self.unit, self.size = what, total, say, unit, size
         self.done = 0
         self.begun = self.shown = time.monotonic()
-        self.moves = say is tell and sys.stdout.isatty()
+        self.moves = say is tell and can_move()
 
     def __call__(self, count: int) -> None:
         """Add to the count."""
@@ -112,9 +123,9 @@ def short_number(value: float) -> str:
     return f"{value:.3g}{unit}"
 
 
-def number_of(count: int, thing: str) -> str:
+def number_of(count: int, noun: str) -> str:
     """Return a number of things in words: 1 layer, 2 layers."""
-    return f"{count:,} {thing}" + "s" * (count != 1)
+    return f"{count:,} {noun}" + "s" * (count != 1)
 
 
 def duration(seconds: float) -> str:
@@ -122,8 +133,8 @@ def duration(seconds: float) -> str:
     whole = round(seconds)
     for size, unit, smaller, smaller_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= size:
-            rest = whole % size // smaller
-            return f"{whole // size} {unit} {rest} {smaller_unit}" if rest else f"{whole // size} {unit}"
+            remainder = whole % size // smaller
+            return f"{whole // size} {unit} {remainder} {smaller_unit}" if remainder else f"{whole // size} {unit}"
     return f"{whole} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 

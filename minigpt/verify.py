@@ -69,24 +69,24 @@ def last_checkpoint(run: Path) -> Path:
     return list_checkpoints(run / "checkpoints")[-1]
 
 
-def compare_runs(one: Path, other: Path) -> tuple[str, list[str]]:
+def compare_runs(first_run: Path, second_run: Path) -> tuple[str, list[str]]:
     """Compare the last checkpoints, all rows of metrics.jsonl except their timings, and the samples.
 
     Returns what was compared, and a line for each difference.
     """
-    first, second = last_checkpoint(one), last_checkpoint(other)
+    first, second = last_checkpoint(first_run), last_checkpoint(second_run)
     differences = [] if first.name == second.name else [f"the last checkpoint: {first.name} and {second.name}"]
     names = sorted({path.name for folder in (first, second) for path in folder.iterdir()})
     _, mismatched, missing = filecmp.cmpfiles(first, second, names, shallow=False)
     differences += [f"{name}: other bytes" for name in sorted(mismatched + missing)]
-    rows, other_rows = (read_rows(run / "metrics.jsonl") for run in (one, other))
+    rows, other_rows = (read_rows(run / "metrics.jsonl") for run in (first_run, second_run))
     for row, other_row in itertools.zip_longest(rows, other_rows, fillvalue=dict[str, Any]()):
         keys = {key for key in row.keys() | other_row.keys() if row.get(key) != other_row.get(key)} - set(TIMINGS)
         if keys:
             where = f"metrics.jsonl ({len(rows)} and {len(other_rows)} rows), step {(row or other_row).get('step')}"
             differences.append(f"{where}: {', '.join(sorted(keys))}")
             break
-    if read_rows(one / "samples.jsonl") != read_rows(other / "samples.jsonl"):
+    if read_rows(first_run / "samples.jsonl") != read_rows(second_run / "samples.jsonl"):
         differences.append("samples.jsonl: other texts")
     return f"{len(names)} files of {first.name}, {len(rows)} rows of metrics.jsonl, samples.jsonl", differences
 

@@ -81,8 +81,8 @@ def read_stamp() -> dict[str, str]:
         stamp = json.loads(STAMP.read_text())
     except (OSError, ValueError):
         stamp = None
-    ours = isinstance(stamp, dict) or STAMP.is_file()  # a damaged stamp is ours, too
-    if VENV.is_symlink() or (os.path.lexists(VENV) and not ours and not (VENV.is_dir() and not any(VENV.iterdir()))):
+    is_own = isinstance(stamp, dict) or STAMP.is_file()  # a damaged stamp is ours, too
+    if VENV.is_symlink() or (os.path.lexists(VENV) and not is_own and not (VENV.is_dir() and not any(VENV.iterdir()))):
         what = f"a link to {os.readlink(VENV)}" if VENV.is_symlink() else "not an environment that `make setup` made"
         raise SetupError(
             f"{VENV} is {what}, so it is left alone: move it away (mv .venv ...), then `make setup` again."
@@ -132,8 +132,8 @@ def install(base: str, torch_index: str, *, anew: bool) -> None:
     stamp = {"inputs": "", "base": base, "root": str(ROOT), "torch_index": torch_index}
     STAMP.write_text(json.dumps(stamp))
     if anew:
-        made = subprocess.run([base, "-m", "venv", VENV], capture_output=True, text=True, env=environment)
-        if made.returncode:
+        created = subprocess.run([base, "-m", "venv", VENV], capture_output=True, text=True, env=environment)
+        if created.returncode:
             version = f"{sys.version_info.major}.{sys.version_info.minor}"
             raise SetupError(
                 f"this Python {version} can't make environments: install its venv (Debian, Ubuntu: sudo apt install "
@@ -167,21 +167,21 @@ def pip_install(*wanted: str, environment: dict[str, str]) -> None:
     """
     # setuptools calls compat transitional: it says so with ten lines, and constraints.txt names a version that has it.
     quiet = {"PYTHONWARNINGS": "ignore:Compat editable installs", "PIP_BUILD_CONSTRAINT": "constraints.txt"}
-    said = []
+    lines = []
     with subprocess.Popen(
         pip_command(*wanted), cwd=ROOT, env=environment | quiet, stderr=subprocess.PIPE, text=True, errors="replace"
     ) as process:
         try:
             for line in process.stderr or ():
-                said.append(line)
+                lines.append(line)
                 sys.stderr.write(line)
         except BaseException:
             let_end(process)
             raise
     if process.returncode:
         with contextlib.suppress(OSError):  # the disk may be full
-            LOG.write_text("".join(said), encoding="utf-8")
-        raise SetupError(explain("".join(said)))
+            LOG.write_text("".join(lines), encoding="utf-8")
+        raise SetupError(explain("".join(lines)))
 
 
 def let_end(process: subprocess.Popen) -> None:

@@ -87,14 +87,16 @@ def _no_report():
     """Drawing a report takes longer than a tiny run: a test that looks at one is marked `report`."""
     from minigpt.training import finish
 
-    real, finish.write_report = finish.write_report, lambda path: None
+    real = finish.write_report, finish.keep_token_losses
+    finish.write_report, finish.keep_token_losses = lambda path: None, lambda job: None
     return real
 
 
 @pytest.fixture(autouse=True)
 def _report(request, monkeypatch, _no_report):
     if request.node.get_closest_marker("report"):
-        monkeypatch.setattr("minigpt.training.finish.write_report", _no_report)
+        monkeypatch.setattr("minigpt.training.finish.write_report", _no_report[0])
+        monkeypatch.setattr("minigpt.training.finish.keep_token_losses", _no_report[1])
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The project's own attention. Read functional.py first, then layers.py; masks.py holds who may see whom.
+"""The project's own attention. Read functional.py first, then layers.py; masks.py defines which token sees which.
 
-linear.py is another way to attend, record.py looks at what a model attends to. docs/ATTENTION.md is the tour.
+linear.py is another way to attend, record.py records attention weights. docs/ATTENTION.md is the tour.
 """

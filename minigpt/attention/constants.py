@@ -1,7 +1,7 @@
-"""Tensors that follow from sizes alone. Each is made once, and compiled code holds it as a constant.
+"""Tensors that depend on sizes alone. Each is computed once, and compiled code holds it as a constant.
 
-A compiler that saw the formulas would put them into its loops: it would compute a power, a sine and a cosine for each
-number of q and k, and compare two positions for each score.
+Otherwise the compiler would put the formulas into its loops: a power, a sine and a cosine for each number of q and k,
+and a comparison of two positions for each score.
 """
 
 import functools

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 
 def nothing_is_rounded(x: Tensor, weight: Tensor) -> bool:
-    """Return whether x is not rounded before the weight, one for all vectors, multiplies it: a kernel may do both."""
+    """Return whether one kernel may normalise x and multiply by the weight: no rounding comes in between."""
     return weight.shape == x.shape[-1:] and weight.dtype == x.dtype == torch.promote_types(x.dtype, torch.float32)
 
 
@@ -47,9 +47,9 @@ class RMSNormOnCPU(torch.autograd.Function):
         if weight_learns:
             g = gradient.to(r.dtype) if x.dtype == torch.float16 else gradient  # a product in fp16 could overflow
             by_vector = (g * rounded[0]).reshape(-1, *weight.shape)
-            d_weight = by_vector.sum(0, dtype=r.dtype).to(weight.dtype)  # and so could a sum
-        one = torch.ones(x.shape[-1], dtype=r.dtype, device=x.device)
-        return _backward(gradient * weight.to(x.dtype), x, r, one, False)[0], d_weight, None
+            d_weight = by_vector.sum(0, dtype=r.dtype).to(weight.dtype)  # a sum in fp16 could overflow, too
+        ones = torch.ones(x.shape[-1], dtype=r.dtype, device=x.device)
+        return _backward(gradient * weight.to(x.dtype), x, r, ones, False)[0], d_weight, None
 
 
 def _backward(g: Tensor, x: Tensor, r: Tensor, weight: Tensor, weight_learns: bool) -> tuple[Tensor, Tensor | None]:

@@ -19,7 +19,7 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tenso
     """Return how much each query attends to each key: softmax(q k^T / sqrt(Dk)).
 
     Hidden scores become minus infinity BEFORE the softmax, since exp(-inf) = 0 (a score of 0 would
-    not hide anything: exp(0) = 1). A query with nothing left to attend gets weights of zero.
+    not hide anything: exp(0) = 1). A query without any visible key gets weights of zero.
 
     Args:
         q: (..., T, Dk).
@@ -63,8 +63,8 @@ def explicit_attention(
 def explicit_causal_attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float = 0.0) -> Tensor:
     """Compute `explicit_attention` under the causal mask with fewer passes over the scores, for training.
 
-    Every row has a key to attend (itself), so hiding is one sum with a bias of 0 and minus infinity. The queries are
-    scaled instead of the scores: they are fewer numbers.
+    Every query sees at least its own key, so masking is one sum with a bias of 0 and minus infinity. The queries are
+    scaled instead of the scores, which are more numbers.
 
     Args:
         q: (..., T, Dk).
@@ -105,7 +105,7 @@ def fused_attention(
     mask = combine_masks(mask, causal_mask(T, S, device=q.device) if causal else None)
     assert mask is not None
     mask = torch.atleast_2d(mask)  # the kernel wants a row dimension
-    nothing = ~mask.any(dim=-1, keepdim=True)  # these rows attend to anything in the kernel; their output is set to 0
+    nothing = ~mask.any(dim=-1, keepdim=True)  # rows without any visible key: their output is set to 0
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask | nothing, dropout_p=dropout_p)
     return out.masked_fill(nothing, 0.0)
 
@@ -114,7 +114,7 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> T
     """Compute causal attention document by document in one kernel: scores between documents are never computed.
 
     Args:
-        q: (B, H, T, D), of a device, dtype and D that `varlen_fits` accepts.
+        q: (B, H, T, D); `varlen_fits` must accept its device, dtype and D.
         k: (B, H, T, D).
         v: (B, H, T, D).
         documents: of the B sequences.
@@ -135,7 +135,7 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> T
 
 
 def varlen_fits(x: Tensor, D: int) -> bool:
-    """Return whether `varlen_attention` takes heads of width D of x: on an NVIDIA GPU since Ampere, in 16 bits."""
+    """Return whether `varlen_attention` supports x with heads of width D: 16 bits on an NVIDIA GPU since Ampere."""
     if not x.is_cuda or _kernel_dtype(x) not in (torch.float16, torch.bfloat16) or D % 8 or D > 256:
         return False
     return torch.version.cuda is not None and torch.cuda.get_device_properties(x.device).major >= 8
@@ -147,7 +147,7 @@ def _kernel_dtype(x: Tensor) -> torch.dtype:
 
 
 def require_one_width(q: Tensor, k: Tensor) -> None:
-    """Refuse queries and keys that can't be compared."""
+    """Refuse queries and keys of different widths."""
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(
             f"attention: got queries of width {q.shape[-1]} and keys of width {k.shape[-1]}; "

@@ -33,9 +33,9 @@ class SelfAttention(nn.Module):
 
     Args:
         d_in: width of the tokens.
-        d_k: width of queries and keys, which are compared with each other.
-        d_v: width of values, which are what a token passes on.
-        causal: look back only.
+        d_k: width of queries and keys.
+        d_v: width of values.
+        causal: attend to earlier tokens only.
 
     Source: Vaswani et al. 2017, section 3.2.1.
     """
@@ -70,11 +70,11 @@ class KeyValueStore(Protocol):
 
 
 Angles = tuple[Tensor, Tensor]  # cosines and sines, broadcastable to (B, T, H, D/2): see rotary.py
-Mask = Tensor | Documents | None  # what narrows causal attention; None = nothing
+Mask = Tensor | Documents | None  # in addition to the causal mask; None = nothing
 
 
 def _narrowed(mask: Mask, q: Tensor, k: Tensor) -> Tensor | None:
-    """Return the causal and the given mask together. The T queries are the last of S: a single one sees all keys."""
+    """Combine the causal and the given mask. The T queries are the last of S, so a single query sees all keys."""
     T, S = q.shape[-2], k.shape[-2]
     mask = document_mask(mask.positions) if isinstance(mask, Documents) else mask
     return combine_masks(kept_causal_mask(T, S, q.device) if T > 1 else None, mask)
@@ -87,7 +87,7 @@ def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout_p: float) -> 
 
 
 def _linear(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout_p: float) -> Tensor:
-    """Compute linear attention, without dropout: in chunks if all keys are new and none is hidden, else by weights."""
+    """Compute linear attention without dropout: in chunks without mask and cache, else by weights."""
     if mask is None and q.shape[-2] == k.shape[-2]:
         return chunked_linear_attention(q, k, v)
     return explicit_linear_attention(q, k, v, _narrowed(mask, q, k))
@@ -105,8 +105,8 @@ KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, Mask, float], Tensor]] = {
     "fused": _fused,
 }
 
-# Norms of queries and keys, head by head, before they are turned, (B, T, H + G, D) -> the same: a constructor from
-# H, G and D.
+# Norms of queries and keys, head by head, before rotation, (B, T, H + G, D) -> the same: a constructor from H, G
+# and D.
 QK_NORMS: dict[str, Callable[..., nn.Module]] = {
     "layernorm": lambda H, G, D, eps: nn.LayerNorm(D, eps, elementwise_affine=False),
     "rmsnorm": QueryKeyRMSNorm,
@@ -116,7 +116,7 @@ QK_NORMS: dict[str, Callable[..., nn.Module]] = {
 class CausalSelfAttention(nn.Module):
     """The GPT's attention: H heads of width D look back over the sequence at once.
 
-    It is causal whatever mask is given: a mask hides more, never less.
+    It is always causal: a mask can only hide more.
 
     Args:
         n_embd: width C of the input and output.
@@ -125,7 +125,7 @@ class CausalSelfAttention(nn.Module):
         head_dim: D; None = C / H.
         rotary: turn queries and keys by their positions (see rotary.py): the layer then knows the order.
         rope_theta: rotary only: the base of its angles.
-        rope_scaling: rotary only: what slows them; None = nothing.
+        rope_scaling: rotary only: how the angles are scaled; None = not at all.
         qk_norm: how queries and keys are normalised, head by head: None or a name in QK_NORMS.
         norm_eps: of that norm.
         bias: biases of queries, keys and values.
@@ -173,7 +173,7 @@ class CausalSelfAttention(nn.Module):
         self.out = nn.Linear(n_head * self.head_dim, n_embd, bias=bias if out_bias is None else out_bias)
 
     def project(self, x: Tensor, angles: Angles | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q (B, H, T, D) and k, v (B, G, T, D) of x (B, T, C); q and k normalised and turned if so chosen."""
+        """Return q (B, H, T, D) and k, v (B, G, T, D) of x (B, T, C); q and k normalised and rotated if configured."""
         B, T, _ = x.shape
         H, G, D = self.n_head, self.n_kv_head, self.head_dim
         qkv = self.qkv(x).view(B, T, H + 2 * G, D)
@@ -198,9 +198,9 @@ class CausalSelfAttention(nn.Module):
         return angles(positions[..., None], self.head_dim, dtype, *self.rope)
 
     def document_mask(self, documents: Documents, like: Tensor) -> Tensor | Documents:
-        """Return a mask for `forward` that keeps documents apart, once for all layers.
+        """Return a mask for `forward` that keeps attention within documents, once for all layers.
 
-        It is `documents` itself where a kernel handles them one by one; device and dtype of `like` decide that.
+        It is `documents` itself if a kernel handles documents (this depends on device and dtype of `like`).
         """
         dropout = self.dropout if self.training else 0.0
         one_by_one = self.attend is _fused and not dropout and varlen_fits(like, self.head_dim)
@@ -221,7 +221,7 @@ class CausalSelfAttention(nn.Module):
         """Attend.
 
         Args:
-            x: (B, T, C), the last T of the S tokens that the cache then holds.
+            x: (B, T, C), the last T of S tokens, the cached ones included.
             mask: bool, broadcastable to (B, H, T, S), True = may attend; combined with the causal mask. Or what
                 `document_mask` returned.
             cache: earlier keys and values; the new ones are appended to it.
@@ -243,7 +243,7 @@ class CausalSelfAttention(nn.Module):
 
 
 def _refuse_misfits(layer: CausalSelfAttention, n_embd: int) -> None:
-    """Refuse sizes of a CausalSelfAttention that don't fit together, and say which would."""
+    """Refuse sizes of a CausalSelfAttention that don't fit together, and name sizes that would."""
     H, G, D = layer.n_head, layer.n_kv_head, layer.head_dim
     if G < 1 or H % G:
         fitting = [number for number in range(1, H + 1) if H % number == 0]
@@ -256,9 +256,9 @@ def _refuse_misfits(layer: CausalSelfAttention, n_embd: int) -> None:
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention from one sequence into another, the context, of any length and width.
+    """Multi-head attention from one sequence to another (the context) of any length and width.
 
-    With the sequence itself as context it is self-attention in both directions, as in an encoder.
+    If the context is the sequence itself, it is an encoder's self-attention in both directions.
 
     Args:
         n_embd: width C of the input and output.
@@ -302,7 +302,7 @@ class CrossAttention(nn.Module):
         return attention_weights(q, k, mask)
 
 
-# The GPT's choice of attention, by name (model.attention=...), and those that need no position embedding.
+# The GPT's attention by name (model.attention=...), and the names that need no position embedding.
 ATTENTION: dict[str, Callable[..., nn.Module]] = {
     "softmax": CausalSelfAttention,
     "rotary": partial(CausalSelfAttention, rotary=True),

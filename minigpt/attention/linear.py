@@ -3,7 +3,7 @@
     out_t = phi(q_t) (sum_{s<=t} phi(k_s) v_s^T) / (phi(q_t) . sum_{s<=t} phi(k_s)),    phi(x) = elu(x) + 1
 
 The sums don't depend on the query: they are carried along the sequence, and the work grows with T, not T^2.
-The weights a query gives to the past still exist (positive, summing to 1); they are merely never written down.
+The weights of a query still exist (positive, summing to 1), but they are never stored.
 Everything is computed in fp32 at least, autocast or not, since the sums run over the whole past.
 
 Shapes as in functional.py. Source: Katharopoulos et al. 2020, "Transformers are RNNs", equations 7 and 9 to 12.
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-EPS = 1e-6  # the least denominator: where every phi has underflowed to 0, the output is 0 and not 0 / 0
+EPS = 1e-6  # smallest denominator: if every phi underflows to 0, the output is 0, not 0 / 0
 
 
 def _without_autocast(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -37,7 +37,7 @@ def feature_map(x: Tensor) -> Tensor:
 
 
 def running_sum(x: Tensor, dim: int) -> Tensor:
-    """Return x.cumsum(dim); on a GPU, where torch's is not deterministic, as a matrix product if it must be."""
+    """Return x.cumsum(dim). On a GPU torch's cumsum is not deterministic: a matrix product, if that is required."""
     if not (x.is_cuda and torch.are_deterministic_algorithms_enabled()):
         return x.cumsum(dim)
     lower = x.new_ones(x.shape[dim], x.shape[dim]).tril()
@@ -48,8 +48,7 @@ def running_sum(x: Tensor, dim: int) -> Tensor:
 def linear_attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return the weights of linear attention: phi(q) phi(k)^T, hidden ones set to 0, each row divided by its sum.
 
-    Setting them to zero is right here, and wrong before a softmax: nothing is exponentiated afterwards, and the
-    division comes last.
+    Zeros are right here and would be wrong before a softmax: no exponential follows, and the division comes last.
 
     Args:
         q: (..., T, Dk).
@@ -57,7 +56,7 @@ def linear_attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -
         mask: bool, broadcastable to (..., T, S), True = may attend; None = no constraint.
 
     Returns:
-        (..., T, S), fp32 or fp64; each row sums to 1, or is zero where nothing is left to attend.
+        (..., T, S), fp32 or fp64; each row sums to 1, or is zero if no key is visible.
     """
     similarity = feature_map(q) @ feature_map(k).transpose(-2, -1)
     if mask is not None:

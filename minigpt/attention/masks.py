@@ -49,11 +49,11 @@ def padding_mask(lengths: Tensor, S: int, side: str = "right") -> Tensor:
 
 
 class Documents(NamedTuple):
-    """Where documents lie in sequences that hold several, none of which is to see another (see `find_documents`).
+    """The borders of documents in sequences, if attention stays within a document (see `find_documents`).
 
     Attributes:
         positions: (B, T), each token's place in its document, or in the part of it that the sequence holds.
-        starts: (N + 1,) int32: where the documents begin when the sequences are laid end to end; the rest is B * T.
+        starts: (N + 1,) int32: where the documents begin in the concatenated sequences; unused entries are B * T.
     """
 
     positions: Tensor
@@ -68,7 +68,7 @@ def find_documents(tokens: Tensor, end: int) -> Documents:
         end: the end-of-text token, the last of its document.
 
     Returns:
-        The documents; N is a power of two, so that compiled code meets few lengths.
+        The documents; N is a power of two, so that code is compiled for few lengths.
     """
     B, T = tokens.shape
     begins = F.pad(tokens[:, :-1] == end, (1, 0), value=True)

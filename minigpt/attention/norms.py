@@ -1,4 +1,4 @@
-"""Root mean square norm: a layer norm that leaves the mean in."""
+"""Root mean square norm: a layer norm that does not subtract the mean."""
 
 import torch
 import torch.nn as nn
@@ -25,9 +25,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
     if x.device.type == "cpu" and not torch.compiler.is_compiling():  # the same, with a faster backward pass
         return RMSNormOnCPU.apply(x, weight, eps)
-    if nothing_is_rounded(x, weight):  # one kernel, which keeps x alone for the backward pass
+    if nothing_is_rounded(x, weight):  # one kernel, which stores only x for the backward pass
         return F.rms_norm(x, x.shape[-1:], weight, eps)
-    with torch.autocast(x.device.type, enabled=False):  # on a GPU it would copy x to fp32, and keep that
+    with torch.autocast(x.device.type, enabled=False):  # on a GPU autocast would store a copy of x in fp32
         y = F.rms_norm(x, x.shape[-1:], eps=eps)
     return (weight * y).to(x.dtype)  # a weight in fp32, as under autocast, would make it fp32
 

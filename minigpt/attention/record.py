@@ -1,4 +1,4 @@
-"""A recorder of attention weights: it computes them beside a model's forward pass, which stays as it is."""
+"""Record attention weights during a model's forward pass, which does not change."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +11,9 @@ from torch import Tensor
 
 @contextmanager
 def record_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Record the attention weights of every layer in `model` that can state them.
+    """Record the attention weights of every layer in `model` that has a method `weights`.
 
-    A layer can if it has a method `weights` that takes what its `forward` takes. Just before the layer's own
+    `weights` takes the same arguments as `forward`. Just before the layer's own
     forward pass that method is called on the same arguments, without gradients and without drawing random numbers:
     the model's outputs are the same bits inside and outside. (The layer's forward pass then writes the same keys
     into the KV cache, over those that the recording wrote.) The cost is each layer's scores, computed once more::

@@ -15,10 +15,10 @@ THETA = 10_000.0  # the slowest pair of numbers turns once in 2 pi times about t
 
 
 class Llama3Scaling(NamedTuple):
-    """Llama 3.1's way to a longer context than that of its first training: it slows the pairs that turn slowest.
+    """Llama 3.1's scaling for a longer context than that of its pre-training: it slows the slowest pairs.
 
-    A pair that turns more than `high_freq_factor` times within the original context keeps its pace, one that turns
-    less than `low_freq_factor` times turns `factor` times slower, and between the two the pace changes smoothly.
+    Pairs that turn more than `high_freq_factor` times within the original context keep their frequency; pairs that
+    turn less than `low_freq_factor` times get 1 / `factor` of it; in between the frequency changes smoothly.
 
     Source: Grattafiori et al. 2024, "The Llama 3 Herd of Models"; the model's own published code.
     """
@@ -29,7 +29,7 @@ class Llama3Scaling(NamedTuple):
     original_context: int  # tokens
 
     def slowed(self, frequencies: Tensor) -> Tensor:
-        """Return the new pace of each pair, in radians per position."""
+        """Return the scaled frequencies, in radians per position."""
         turns = self.original_context * frequencies / (2 * math.pi)
         kept = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
         return (kept + (1 - kept) / self.factor) * frequencies
@@ -44,7 +44,7 @@ def angles(
         positions: any shape, counted from 0.
         D: width of the vectors to turn, even.
         dtype: of the result. The angles are computed in fp32 at least: bf16 cannot represent position 257.
-        theta: the base: the larger, the slower the slow pairs turn, and the further apart they tell positions.
+        theta: the base: a larger base slows the slow pairs, which then distinguish positions further apart.
         scaling: changes the frequencies of the pairs; None = leave them.
 
     Returns:

@@ -1,8 +1,8 @@
 """Adapters in the layout of peft, Hugging Face's library: adapter_config.json and adapter_model.safetensors.
 
-The tensors have the names that the matrices have in a Hugging Face folder of the model, so peft can load them into what
-`minigpt export format=hf` writes of it. The label of the tensors' file holds the hashes of the model and of the
-tokenizer with which they were trained.
+The tensors are named as in a Hugging Face folder of the model, so peft can load them into a model from
+`minigpt export format=hf`. The label of the tensors' file holds the hashes of the model and of the tokenizer with
+which they were trained.
 """
 
 import hashlib
@@ -25,8 +25,8 @@ from minigpt.model.lora import Adapter, Place, adapter_of, base_of, places
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PREFIX, BASE, WORDS = "base_model.model.", "base_sha256", "tokenizer_sha256"
 _GATE = {"mlp.gate": "mlp.c_gate"}  # which GPT-2 lacks
-# Fields that change no result here; any other must be empty. (What `layers_...` and `target_...` say, the tensors'
-# names say, too.)
+# Fields that change no result here; any other must be empty. (The tensors' names repeat the content of `layers_...`
+# and `target_...`.)
 _NAMES = """
     peft_type task_type base_model_name_or_path revision peft_version auto_mapping inference_mode r lora_alpha
     lora_dropout fan_in_fan_out target_modules exclude_modules layers_to_transform layers_pattern init_lora_weights
@@ -39,9 +39,8 @@ _PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")  # other st
 def base_hash(gpt: GPT) -> str:
     """Return the SHA-256 of a model's blocks, the same for a run and for an export of it.
 
-    It is taken in fp32, without an adapter. Left out are biases of zero, of which an export adds some, and embeddings
-    and output layer: conversations add tokens, a smaller block_size has fewer positions, and files don't hold the rows
-    that pad a vocabulary.
+    It is computed in fp32, without an adapter. Biases of zero are left out, since an export adds some; so are the
+    embeddings and the output layer, whose rows differ with control tokens, block_size and padding.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(base_of(gpt).items()):
@@ -78,7 +77,7 @@ def config_json(gpt: GPT) -> dict[str, Any]:
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": None,  # peft would look for a path of ours on the hub
+        "base_model_name_or_path": None,  # peft would look for a local path on the hub
         "r": adapter.rank,
         "lora_alpha": adapter.alpha,
         "lora_dropout": 0.0,

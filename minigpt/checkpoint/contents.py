@@ -17,7 +17,7 @@ from minigpt.model.parts import held_rows, local
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 STATE, CONFIG, TOKENIZER = "state.json", "config.json", "tokenizer.json"
 CALLBACKS = "callbacks.json"  # only where a user's own callbacks have state
-LABEL = "minigpt"  # the one key of our metadata: safetensors writes several in any order
+LABEL = "minigpt"  # the only key of the metadata: safetensors writes several keys in any order
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -30,8 +30,8 @@ def copy_tensors(tensors: Mapping[str, Tensor], memory: dict[str, Tensor] | None
     """Copy tensors into main memory, where they stay as they are while training goes on.
 
     A sharded tensor is gathered from all processes, which must all call this, one tensor at a time. The copies are kept
-    in `memory`, which later calls overwrite; None: this process only gives its shards. From a GPU they are
-    complete when the current stream is.
+    in `memory`, which later calls overwrite; None: this process only sends its shards. Copies from a GPU are
+    complete when its current stream is.
     """
     for name, tensor in tensors.items():
         whole: Any = tensor.detach()
@@ -102,7 +102,7 @@ def restore_optimizer(tensors: Mapping[str, Tensor], optimizer: torch.optim.Opti
 
 
 def _make_averages(optimizer: torch.optim.Optimizer) -> None:
-    """Make a step of length 0: an optimizer names and makes its averages where it needs them first."""
+    """Make a step of length 0, in which an optimizer creates and names its averages."""
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0

@@ -29,7 +29,7 @@ _NAME = re.compile(r"step-(\d{9,})")
 
 
 class DamagedCheckpoint(UserFault):
-    """A checkpoint folder whose contents are not what its manifest says."""
+    """A checkpoint folder does not match its manifest."""
 
 
 def step_of(path: Path) -> int:
@@ -39,7 +39,7 @@ def step_of(path: Path) -> int:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Return all checkpoint folders, oldest first, verified or not. Links don't count: they lead to another run."""
+    """Return all checkpoint folders, oldest first, verified or not. Links are skipped: they lead to another run."""
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:
@@ -47,12 +47,12 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted((path for path in folders if step_of(path) >= 0), key=step_of)
 
 
-def require_space(folder: Path, need: int, what: str) -> None:
+def require_space(folder: Path, need: int, name: str) -> None:
     """Refuse to write `need` bytes to a disk with less free space."""
     free = shutil.disk_usage(folder).free
     if free < need:
         raise StorageFailure(
-            f"{what} needs {need / 1e6:.1f} MB in {folder}, and {free / 1e6:.1f} MB are free. Free some space, choose "
+            f"{name} needs {need / 1e6:.1f} MB in {folder}, and {free / 1e6:.1f} MB are free. Free some space, choose "
             "another run.dir, or keep fewer checkpoints (checkpoint.keep_last, checkpoint.keep_every_steps)"
         )
 
@@ -127,7 +127,7 @@ def sealed(manifest: Mapping[str, Any]) -> bytes:
 
 
 def _read(path: Path, read: Callable[[Path], Any]) -> Any:
-    """Return what `read` makes of a checkpoint's file. A missing file is damage; a disk that can't be read is not."""
+    """Call `read` on a checkpoint's file. A missing file counts as damage; an unreadable disk does not."""
     try:
         return read(path)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
@@ -138,7 +138,7 @@ def _read(path: Path, read: Callable[[Path], Any]) -> Any:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint folder, checked itself (for the other files see `verify`).
+    """Return the manifest of a checkpoint folder after checking its own hash (`verify` checks the other files).
 
     Raises:
         DamagedCheckpoint: it is missing or changed.
@@ -190,7 +190,7 @@ def verify_file(path: Path, name: str) -> Path:
 def set_aside(path: Path) -> Path:
     """Rename a damaged checkpoint to `<name>.damaged`, so that it is neither used nor lost."""
     target = path.with_name(path.name + ".damaged")
-    shutil.rmtree(target, ignore_errors=True)  # of the same step, from an earlier time
+    shutil.rmtree(target, ignore_errors=True)  # an older damaged one of the same step
     os.rename(path, target)
     return target
 
@@ -218,7 +218,7 @@ def latest_usable(folder: Path, *, say: Callable[[str], object] = print) -> Path
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what killed processes left half written. Only the process that holds the run's lock may call this."""
+    """Remove half-written folders of killed processes. Only the process that holds the run's lock may call this."""
     for path in folder.glob(".step-*.tmp*"):
         shutil.rmtree(path, ignore_errors=True)
 

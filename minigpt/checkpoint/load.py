@@ -46,9 +46,9 @@ class LoadedCheckpoint:
 
 
 def find_checkpoint(path: str | Path, which: str = "best") -> Path:
-    """Return the checkpoint folder meant by a run directory or checkpoint directory; another program's model as it is.
+    """Return the checkpoint folder that a path names; the path of another program's model is returned unchanged.
 
-    Of a run: which="best" (lowest validation loss) or "latest" (the newest that is whole).
+    In a run directory, which="best" has the lowest validation loss, "latest" is the newest that verifies.
     """
     path = local_path(path)
     if is_imported(path):
@@ -117,8 +117,8 @@ def _load_imported(path: Path, kernel: str) -> LoadedCheckpoint:
 def resize_vocabulary(weights: Mapping[str, Tensor], model: GPT, known: int | None = None) -> dict[str, Tensor]:
     """Pad or cut the vocabulary's rows to the model's size, and cut positions beyond block_size.
 
-    Rows of tokens from `known` on are new: the model's own start, moved and stretched to the known rows' mean and
-    deviation. Smaller rows would keep their logits near zero, and with frozen weights never be written.
+    Rows of tokens >= `known` are new: their initial values are shifted and scaled to the mean and deviation of the
+    known rows. With smaller rows their logits would stay near zero, and with frozen weights they would never be drawn.
     """
     resized, start = dict(weights), model.state_dict()
     for name in (*VOCABULARY, POSITIONS):
@@ -155,7 +155,7 @@ def read_json(checkpoint: Path, name: str) -> dict[str, Any]:
 
 
 def read_config(checkpoint: Path) -> TrainConfig:
-    """Return the config of a checkpoint. Its values are taken as they stand: nothing in them is resolved or called."""
+    """Return the config of a checkpoint. Its values are used literally: nothing in them is resolved or called."""
     return _parsed(checkpoint, CONFIG, stored_config)
 
 
@@ -213,7 +213,7 @@ def load_with_adapter(path: str, which: str, bases: Sequence[LoadedCheckpoint]) 
     Args:
         path: a run with adapter=lora, a checkpoint of one, or a folder that peft wrote.
         which: of a run, "best" or "latest".
-        bases: models just loaded, in fp32, among which the adapter's is found by its hash.
+        bases: loaded models in fp32; the hash in the adapter selects its own.
     """
     place, faults, hashes = Path(path), list[UserFault](), list[str]()
     for base in bases:

@@ -8,5 +8,5 @@ LEAST_SECONDS = 15  # of a budget: starting, reading, validating and the report 
 
 def seconds_of(text: str) -> float | None:
     """Return a time in seconds; None if the text is none."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d)", text.strip())
-    return float(found[1]) * SECONDS[found[2]] if found else None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d)", text.strip())
+    return float(match[1]) * SECONDS[match[2]] if match else None

@@ -1,4 +1,4 @@
-"""What a config is checked for beyond its types: the range of each setting, and the rules. Standard library only.
+"""Checks of a config beyond types: the range of each setting, and the rules. Standard library only.
 
 Every fault is reported at once. A rule is skipped while a setting that it reads is itself out of range: one mistake,
 one sentence.
@@ -7,6 +7,7 @@ one sentence.
 import glob
 import operator
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -43,10 +44,10 @@ def find_faults(config: Any) -> list[Fault]:
 def stored_config(content: Any) -> TrainConfig:
     """Return the config in a checkpoint, or the one whose model another program stored.
 
-    Other versions have other settings, and paths belong to another machine: only the model's settings must be right.
+    Only the settings of the model must be valid: others may come from another version, and paths from another machine.
 
     Raises:
-        UserFault: what is wrong first.
+        UserFault: the first fault.
     """
     known = settings(TrainConfig)
     flat = flatten(content, known) if isinstance(content, Mapping) else {}
@@ -59,16 +60,17 @@ def stored_config(content: Any) -> TrainConfig:
 
 
 def _wrong_alone(setting: Setting, value: Any) -> Iterator[str]:
-    """Yield what is wrong with the value of one setting, whatever the others are."""
+    """Yield the faults of one setting's value that do not depend on other settings."""
     key, remedy = setting.key, "Give another, or leave it out."
     if setting.required and (not value or value == [""]):
-        yield f"{key} is missing: {setting.meaning}. {_a_model(key) if setting.model else f'Give {key}=...'}"
+        yield f"{key} is missing: {setting.meaning}.{_a_model(key) if setting.model else f' Give {key}=...'}"
     elif setting.file or setting.model:
         for path in value if isinstance(value, list) else [value] if value is not None else []:
             if setting.file and not os.path.isfile(expand(path)):
                 yield f"{key}={shown(path)} is not a file{from_here(path)} Give a file."
             elif setting.model and not exists(path) and not is_hub_name(path):
-                yield f"{key}={shown(path)} does not exist{from_here(path)} {_a_model(key)}"
+                place = from_here(path)
+                yield f"{key}={shown(path)} does not exist{place}{'' if place.endswith('?') else _a_model(key, path)}"
     elif isinstance(value, str):
         if not value.strip() and (setting.folder or (setting.kind is str and (setting.default or not setting.literal))):
             yield f"{key} is empty. {remedy}"
@@ -82,10 +84,12 @@ def _wrong_alone(setting: Setting, value: Any) -> Iterator[str]:
             yield f"{key} must be {' and '.join(f'{words} {stated[words]}' for words in stated)}, got {shown(value)}."
 
 
-def _a_model(key: str) -> str:
-    """Return what to type for a setting that names a trained model: the newest run, if there is one."""
+def _a_model(key: str, typed_name: str = "") -> str:
+    """Return an example for a setting that names a trained model: the newest run, if there is one."""
+    if re.fullmatch(r"gpt2(-medium|-large|-xl)?", typed_name):
+        return f" Type {key}=openai-community/{typed_name}"
     runs = [path for path in glob.glob("runs/*") if os.path.isdir(path)]
     train = f"Train one first: {typed('train')}"
     example = f"Try {key}={max(runs, key=os.path.getmtime)}" if runs else train if key == "checkpoint" else ""
     kinds = "a run, a checkpoint, a Hugging Face folder, or a name on Hugging Face's hub like openai-community/gpt2"
-    return f"Give {kinds}. {example}".strip()
+    return f" Give {kinds}. {example}".rstrip()

@@ -33,7 +33,7 @@ class Request:
     notes: list[str] = field(default_factory=list)
     folder: Path | None = None  # --config-dir
     show: bool = False  # --cfg job
-    help: bool = False
+    help: str = ""  # "usual" settings, or "all"
 
     def refuse(self, sentence: str, *keys: str) -> None:
         """Note a fault of some settings, or of a group without a known file; "experiment" stands for all settings."""
@@ -62,8 +62,9 @@ def read_arguments(request: Request, arguments: list[str]) -> None:
         argument = waiting.pop(0)
         name, equals, text = argument.partition("=")
         key = name.removeprefix("+").removeprefix("+")
-        if argument in ("--help", "-h"):
-            request.help = True
+        if name in ("--help", "-h"):
+            asked = waiting.pop(0) if waiting[:1] == ["all"] else text
+            request.help = "all" if "all" in (asked, request.help) else "usual"
         elif name in ("--cfg", "-c", "--config-dir", "-cd"):
             _read_option(request, name, text if equals else waiting.pop(0) if waiting else "")
         elif equals and key in groups:
@@ -151,10 +152,11 @@ def _not_a_setting(request: Request, name: str, value: str) -> str:
     value = redact(value) if value and value.isprintable() else "VALUE"
     wrong = f"{shown(f'{name} {value}'.removesuffix(' VALUE'))} is not how a setting is written: key=value, no dashes."
     meant = [f"{group}={name}" for group, choices in groups.items() if name in choices]
-    if bare in known or bare in groups:
-        return f"{wrong} Type {bare}={value}"
+    right = [bare] if bare in known or bare in groups else [key for key in known if key.rpartition(".")[2] == bare]
+    if len(right) == 1:
+        return f"{wrong} Type {right[0]}={value}"
     if "data.source" in known and (os.sep in name or os.path.exists(name)) and not name.startswith("-"):
-        return f"{wrong} Type data=text data.source={redact(name)}"
+        return f"{wrong} Type {'experiment' if 'experiment' in groups else 'data'}=text data.source={redact(name)}"
     return f"{wrong} " + (f"Did you mean {' or '.join(meant)}?" if meant else _unknown(request, bare))
 
 

@@ -16,10 +16,11 @@ class TokensConfig:
 
 @dataclass
 class CompareConfig:
-    """Tell which run predicts better, and how sure that is.
+    """Say which run predicts better, and how certain that is.
 
-    Each run's best checkpoint is scored on the whole validation split, window by window, and the paired differences are
-    judged. Runs that differ in nothing but the seed are one side. `RUN ... vs RUN ...` divides the sides by hand.
+    Each run's best checkpoint is scored on the whole validation split, window by window, and the
+    paired differences are judged. Runs that differ in nothing but the seed are one side.
+    `RUN ... vs RUN ...` divides the sides by hand.
 
     Examples:
       minigpt compare runs/A runs/B
@@ -27,8 +28,8 @@ class CompareConfig:
     """
 
     runs: list[str] = setting([], "runs or checkpoints, and `vs`", "watch", literal=True, words=True, required=True)
-    which: Which = setting("best", "of a run's checkpoints", "watch")
-    device: Device = setting("auto", "what computes", "machine")
+    which: Which = setting("best", "which checkpoint of a run", "watch")
+    device: Device = setting("auto", "where to compute", "machine")
     data: TokensConfig = field(default_factory=TokensConfig)
 
 
@@ -59,22 +60,22 @@ class TextConfig:
 class EvaluateConfig(ModelRef):
     """Score texts and questions with a trained GPT.
 
-    Of a text: nats per token, bits per byte, perplexity per token and per word, accuracy, over the whole file and by
-    the rule of val/loss. Of questions: accuracy, plain and length-normalised.
+    Of a text: nats per token, bits per byte, perplexity per token and per word, accuracy, over the
+    whole file and by the rule of val/loss. Of questions: accuracy, plain and length-normalised.
 
     Examples:
       minigpt evaluate checkpoint=runs/NAME file=test.txt
-      minigpt evaluate checkpoint=runs/NAME file=a.txt file=b.txt json=figures.json per_token=tokens.jsonl
+      minigpt evaluate runs/NAME file=a.txt file=b.txt json=out.json per_token=t.jsonl
       minigpt evaluate checkpoint=runs/A versus=runs/B questions=questions.jsonl
     """
 
-    versus: str | None = setting(None, "another one, to compare with", "watch", model=True)
+    versus: str | None = setting(None, "another run or model, to compare with", "watch", model=True)
     file: list[str] = setting([], "a text; repeatable", "watch", file=True)
     questions: list[str] = setting([], "JSON lines; repeatable", "watch", file=True)
     json: str | None = setting(None, "a file for the figures; a list where several were given", "watch", literal=True)
     per_token: str | None = setting(None, "a file for each token's loss, as JSON lines", "watch", literal=True)
     stride: int | None = setting(None, "tokens from window to window; default: the context length", "watch", low=1)
-    device: Device = setting("auto", "what computes", "machine")
+    device: Device = setting("auto", "where to compute", "machine")
     data: TextConfig = field(default_factory=TextConfig)
 
 
@@ -111,10 +112,12 @@ class ReportConfig:
 
 @dataclass
 class VerifyResumeConfig(TrainConfig):
-    """Prove on this machine that a killed run ends with the same bytes. Takes the settings of `train`, too.
+    """Prove on this machine that a killed run ends with the same bytes.
 
-    It trains twice, once in one go and once killed with SIGKILL at random moments, and compares every byte.
-    Exit code 0: the same bytes, 1: other bytes.
+    Takes the settings of `train`, too.
+
+    It trains twice, once in one go and once killed with SIGKILL at random moments, and compares
+    every byte. Exit code 0: the same bytes, 1: other bytes.
 
     Example:
       minigpt verify-resume experiment=demo trainer.max_steps=60 kills=5
@@ -140,11 +143,12 @@ class JobConfig:
 class SlurmConfig(TrainConfig):
     """Write the script that submits a training to SLURM. Takes the settings of `train`, too.
 
-    Before its time limit, or when it is preempted, the job saves and is queued again; `scancel` ends it for good.
+    Before its time limit, or when it is preempted, the job saves and is queued again; `scancel` ends
+    it for good.
 
     Examples:
-      minigpt slurm experiment=gpt2_124m data.source=my_texts/ trainer=ddp trainer.devices=8 job.partition=gpu
-      minigpt slurm model=gpt2-xl tokenizer=gpt2 trainer=hsdp trainer.nodes=2 trainer.devices=8 batch_tokens=524288
+      minigpt slurm experiment=gpt2_124m data.source=my_texts/ trainer=ddp trainer.devices=8
+      minigpt slurm model=gpt2 tokenizer=gpt2 trainer=ddp trainer.nodes=2 trainer.devices=8
       minigpt slurm experiment=demo trainer.device=cpu job.time=00:30:00 job.file=demo.sbatch
     """
 
@@ -153,23 +157,26 @@ class SlurmConfig(TrainConfig):
 
 @dataclass
 class PlanConfig(TrainConfig):
-    """Tell what memory a training takes on each device, and what would fit. Takes the settings of `train`.
+    """Estimate the memory of a training on each device, and what would fit. Takes the settings of `train`.
 
-    Nothing is trained, and no text is needed. With budget=, tell what each of these times would buy on a text.
+    Nothing is trained, and no text is needed. With budget=, forecast the result of each of these times
+    on a text.
 
     Examples:
+      minigpt plan experiment=gpt2_124m card=H100
       minigpt plan experiment=gpt2_124m memory=24
-      minigpt plan model=gpt2-xl tokenizer=gpt2 memory=24 batch_tokens=524288 trainer=ddp trainer.devices=8
+      minigpt plan model=gpt2-xl tokenizer=gpt2 memory=24 trainer=ddp trainer.devices=8
       minigpt plan data.source=my_texts/ budget=1min,10min,1h,8h
     """
 
     memory: float | None = setting(None, "GB of a device's memory; default: this machine's", "watch", above=0)
+    card: str | None = setting(None, "a GPU, as nvidia-smi names it: H100, RTX 4090, ...", "watch", literal=True)
     vocab_size: int = setting(0, "tokens; 0 = as the tokenizer says, char: 128", "watch", low=0, high=2**31 - 1)
 
 
 @dataclass
 class ServeConfig(Writer):
-    """Answer OpenAI's protocol over HTTP, and show a page to try models on.
+    """Serve models over HTTP with OpenAI's protocol, and a page to try them.
 
     Examples:
       minigpt serve checkpoint=runs/NAME
@@ -180,7 +187,7 @@ class ServeConfig(Writer):
 
     checkpoint: list[str] = setting([], "run or checkpoint; repeatable", "watch", model=True, required=True, words=True)
     adapter: list[str] = setting([], "adapter of one of them; repeatable", "watch", model=True)
-    which: Which = setting("best", "of a run's checkpoints", "watch")
+    which: Which = setting("best", "which checkpoint of a run", "watch")
     host: str = setting("127.0.0.1", "address to listen at; another than this machine's own needs a token", "watch")
     port: int = setting(8000, "0 = any free port", "watch", low=0, high=65535)
     token_file: str | None = setting(None, "a file with the token; or MINIGPT_TOKEN", "watch", file=True)
@@ -188,8 +195,8 @@ class ServeConfig(Writer):
     origins: list[str] = setting([], "https://... whose pages may use it; repeatable", "watch", literal=True)
     rows: int = setting(16, "texts written at a time, of each model", "machine", low=1, high=32)
     queue: int = setting(64, "texts that may wait, of each model", "machine", low=0, high=10_000)
-    max_tokens: int = setting(4096, "most tokens of a text", "machine", low=1, high=10**6)
-    seconds: float = setting(300.0, "most time for an answer", "machine", above=0, high=10**6)
+    max_tokens: int = setting(4096, "largest number of tokens in a text", "machine", low=1, high=10**6)
+    seconds: float = setting(300.0, "time limit of an answer", "machine", above=0, high=10**6)
     log: Literal["none", "requests", "prompts"] = setting("requests", "what is printed about each request", "watch")
 
 
@@ -230,15 +237,15 @@ class LookConfig(ModelRef):
 class BenchmarkConfig(TrainConfig):
     """Measure minigpt's speed on this machine. Takes the settings of `train`, too.
 
-    The text is made on the spot; nothing is downloaded. benchmarks/peers.py compares with other programs.
+    The text is made on the spot; nothing is downloaded. benchmarks/peers.py compares with others.
 
     Examples:
       minigpt benchmark preset=c0
       minigpt benchmark preset=124m what=training trainer.compile=on
     """
 
-    preset: Literal["c0", "c1", "124m", "350m"] = setting(
-        "c0", "c0: nanoGPT's for CPUs, c1: 10.6M, else GPT-2", "weights"
+    preset: Literal["c0", "c1", "124m", "350m", "gpu"] = setting(
+        "c0", "c0 and c1: nanoGPT's for CPUs, else GPT-2; gpu: 124m on one", "weights"
     )
     what: Literal["training", "sampling", "training,sampling"] = setting("training,sampling", "parts", "watch")
     rounds: int = setting(3, "measurements of each part", "watch", low=1, high=10**6)

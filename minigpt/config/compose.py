@@ -29,15 +29,19 @@ from minigpt.invocation import typed
 from minigpt.launcher import PARENT, launched
 from minigpt.redact import redact
 
-TAKEN_OVER = ("seed", "data.dir", "trainer.precision")  # by a first stage, besides settings with the role `machine`
-WIDTH = 118
+TAKEN_OVER = ("seed", "data.dir", "trainer.precision")  # by the first stage, like settings of the role `machine`
+WIDTH = 98  # of help pages
 OF_GROUPS = """\
 Write group=choice to take a file of configs/, key=value for a single setting. The last one wins.
 --config-dir DIR     also look for group files in DIR, e.g. DIR/experiment/mine.yaml
 -m                   of train: train each combination of lists like optimizer.lr=1e-3,3e-3 seed=1,2"""
 OF_ALL = """\
 --cfg job            print the composed configuration as YAML and stop
-The text of paths, prompts and the like is taken as it is: only the shell needs quotes, ~ means your home folder."""
+The text of paths, prompts and the like is taken as it is: only the shell needs quotes.
+~ means your home folder."""
+USUAL = """data.source budget run.dir tokenizer.vocab_size model.n_layer model.n_head model.n_embd model.block_size
+model.dropout batch_tokens optimizer.lr trainer.max_steps trainer.epochs trainer.max_minutes trainer.device
+validate.every_steps checkpoint.every_steps samples.prompt init.from seed"""  # settings of `train --help`
 
 
 def compose(command: str, arguments: list[str]) -> Any:
@@ -67,7 +71,7 @@ def compose(command: str, arguments: list[str]) -> Any:
     prints = not is_run or _take_from_launcher(config.trainer, request.values)
     request.refuse_what_is_certain(wrong)
     request.refuse_what_is_certain(find_faults(config))
-    for note in request.notes if prints else []:  # before the faults: one may be the reason for them
+    for note in request.notes if prints else []:  # before the faults, which a note may explain
         print(f"Note: {note}", file=sys.stderr)
     if request.faults:
         raise UserFault(*dict.fromkeys(fault.sentence for fault in request.faults))
@@ -80,8 +84,8 @@ def compose(command: str, arguments: list[str]) -> Any:
 def first_stage(config: TrainConfig, arguments: list[str]) -> TrainConfig | None:
     """Return the config of the training that `init.experiment` names, or None.
 
-    It takes over seed, folder of tokens and settings of the machine from the second stage, where they are not the
-    defaults; `arguments` are those of the second, whose --config-dir holds for both.
+    Where the second stage (`config`, from `arguments`) changes seed, data.dir or settings of the machine, the first
+    uses the same values; --config-dir holds for both.
     """
     name = config.init.experiment
     if name is None or config.init.source is not None:
@@ -107,7 +111,7 @@ def _read_files(request: Request) -> dict[str, Any]:
     except ValueError as error:
         request.refuse(f"The config files don't compose: {' '.join(redact(str(error)).split())[:600]}", "experiment")
         return {}
-    if isinstance(composed.get("experiment"), Mapping):  # Hydra takes its settings for those of its group
+    if isinstance(composed.get("experiment"), Mapping):  # Hydra puts its settings below its group
         first = "must begin with the line # @package _global_."
         request.refuse(f"experiment={shown(experiment)}: its file, or one in its defaults, {first}", "experiment")
         return {}
@@ -133,10 +137,10 @@ def _read_files(request: Request) -> dict[str, Any]:
 
 
 def _inherit(request: Request, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `init.from` or `init.experiment` says about model and tokenizer; refuse what was typed otherwise.
+    """Return the settings of model and tokenizer of the weights in `init.from` or `init.experiment`.
 
     Args:
-        request: gets a fault for each typed setting that the weights do not have, and a note about the others.
+        request: receives a fault for each typed setting that contradicts the weights, and a note about the others.
         given: all settings, flat.
     """
     source, name, run = given.get("init.from"), given.get("init.experiment"), given.get("run.dir")
@@ -181,7 +185,7 @@ def _of_experiment(request: Request, name: str) -> dict[str, Any]:
 
 
 def _of_model(cls: type, source: str) -> dict[str, Any]:
-    """Return the settings of a run, checkpoint or imported model. {} if none is there: training says why."""
+    """Return the settings of a run, checkpoint or imported model. {} if there is none: training then reports it."""
     path = local_path(source)
     if (imported := imported_settings(path)) is not None:
         tokenizer = tokenizer_settings(path)
@@ -189,14 +193,14 @@ def _of_model(cls: type, source: str) -> dict[str, Any]:
         return {key: stored[key] for key in _of_weights(cls, ("model.", *tokenizer))}
     for place in ("checkpoints/step-*[0-9]/config.json", "step-*[0-9]/config.json", "config.json"):
         for file in sorted(path.glob(place), reverse=True):
-            with contextlib.suppress(UserFault):  # the training says what is wrong
+            with contextlib.suppress(UserFault):  # training reports the fault
                 stored = values(stored_config(read_json(file)))
                 return {key: stored[key] for key in _of_weights(cls)}
     return {}
 
 
 def _take_from_launcher(trainer: TrainerConfig, typed: Mapping[str, Any]) -> bool:
-    """Take hosts and devices from torchrun or srun if a strategy for several was chosen and they were left out.
+    """Take hosts and devices from torchrun or srun, if a strategy for several devices leaves them open.
 
     Returns:
         Whether this process prints notes.
@@ -212,30 +216,43 @@ def _take_from_launcher(trainer: TrainerConfig, typed: Mapping[str, Any]) -> boo
 
 
 def _help_page(request: Request, chosen: Mapping[str, Any]) -> str:
-    """Return the page for a command, with the values that files and settings beside --help have chosen.
+    """Return the --help page of a command, with the values that typed files and settings give.
 
-    If the command starts trainings, its own settings come first, then those of `train`.
+    If the command starts trainings, its own settings come first, then the usual ones of `train`, or with `--help all`
+    all of them, by section.
     """
     command, cls, groups = request.command, request.cls, request.groups()
     codes = ", ".join(f"{code} {meaning}" for code, meaning in MEANINGS.items())
-    known, train = settings(cls), settings(TrainConfig) if cls is not TrainConfig else {}
+    known, train = settings(cls), settings(TrainConfig) if issubclass(cls, TrainConfig) else {}
+    short = train and request.help != "all"
     lines = [(inspect.getdoc(cls) or "").replace(f"minigpt {command}", typed(command)), ""]
-    lines += [*([OF_GROUPS] if groups else []), OF_ALL, *_wrapped(f"Exit codes: {codes}", 12)]
+    lines += [OF_GROUPS] if groups else []
+    every = f"--help all           each of the {len(known)} settings, and the exit codes"
+    lines += [every] if short else [OF_ALL, *_wrapped(f"Exit codes: {codes}", 12)]
     if "experiment" in groups:
         lines += ["", "Experiments, experiment=NAME:"]
         for choice, file in groups["experiment"].items():
             lines += _wrapped(f"  {choice:<28}{_summary(file)}", 30)
+    if short:
+        lines += ["", "Groups:"]
+        for group in sorted(groups.keys() - {"experiment"}):
+            lines += _wrapped(f"  {group}={' | '.join(groups[group])}", 4)
+        lines += ["", "Settings that people use, with their values here:"]
+    order = [*(key for key in known if key not in train), *(USUAL.split() if short else train)]
     heading = ""
-    for key in sorted(known, key=lambda key: key in train):
+    for key in order:
         section = key.rpartition(".")[0]
         about = f"{section}: {typing.get_type_hints(cls)[section].__doc__}" if section else ""
-        about = about or f"Settings{' of its trainings' if key in train else ''}: value (type) meaning"
-        if heading != about:
+        its = " of its trainings" if key in train and order[0] not in train else ""
+        about = about or f"Settings{its}: value (type) meaning"
+        if heading != about and not short:
             heading, choices = about, " | ".join(groups.get(section, {}))
-            lines += ["", heading, *_wrapped(f"  {section}={choices}" if choices else "", 4)]
+            lines += ["", *_wrapped(heading, 4), *_wrapped(f"  {section}={choices}" if choices else "", 4)]
         value = chosen.get(key, known[key].default)
         start = f"  {key}={value if isinstance(value, str) else json.dumps(value)}"
-        lines += _wrapped(f"{start:<38} ({in_words(known[key].kind)}) {known[key].meaning}".rstrip(), 40)
+        kind, column = in_words(known[key].kind), 30 if short else 40
+        kind = f"({kind}) " if not short or kind.startswith("one of") else ""
+        lines += _wrapped(f"{start:<{column - 1}} {kind}{known[key].meaning}".rstrip(), column)
     return "\n".join(lines)
 
 

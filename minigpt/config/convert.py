@@ -20,7 +20,7 @@ from minigpt.config.setting import Setting
 from minigpt.redact import redact
 
 Config = TypeVar("Config")
-SHARES = dict[str, float]  # the kind of a setting that holds names with shares
+SHARES = dict[str, float]  # the type of a setting that holds names with shares
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +109,7 @@ def read(cls: type[Config], mapping: Any) -> tuple[Config, list[Fault]]:
 
 
 def union_members(kind: Any) -> tuple[Any, ...]:
-    """Return the types that a type allows: int and NoneType for `int | None`."""
+    """Return the members of a union: int and NoneType for `int | None`."""
     return typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
@@ -126,7 +126,7 @@ def in_words(kind: Any) -> str:
 
 
 def checked_value(kind: Any, value: Any) -> tuple[Any, str]:
-    """Return the value converted to this type and "", or the value and in words what was wanted."""
+    """Return the converted value and "", or the value and a description of the type that was wanted."""
     part, *null = union_members(kind)
     if int in null:  # words or a number
         checked, wanted = (value, "") if type(value) is int else checked_value(part, value)
@@ -158,9 +158,9 @@ def checked_value(kind: Any, value: Any) -> tuple[Any, str]:
 
 
 def value_from_text(kind: Any, text: str) -> Any:
-    """Return the value that text typed at a terminal stands for in a setting of this type.
+    """Convert text typed at a terminal to a value of this type.
 
-    Text that is no value of this type is returned as it is, and `checked_value` refuses it.
+    Text that can't be converted is returned unchanged, and `checked_value` refuses it.
     """
     part, *null = union_members(kind)
     if type(None) in null and text.lower() in ("null", "none"):
@@ -196,7 +196,7 @@ def shown(value: Any) -> str:
 
 
 def no_setting(key: str, known: Iterable[str]) -> str:
-    """Return the sentence for an unknown setting: what to do instead if it is retired, else the nearest right ones."""
+    """Return the message for an unknown setting: its replacement if it is retired, else the closest names."""
     if key in RETIRED:
         return f"{key} is retired: {RETIRED[key]}."
     meant = nearest(key, known)

@@ -91,7 +91,10 @@ def texts_are_there(
     elif not mix and name in ("text", "chat") and not source:
         yield f"data={name} needs your {'text' if name == 'text' else 'conversations'}. Add data.source=FILE_OR_DIR."
     elif not mix and name not in ("text", "chat") and (val_source or (source and name != "shakespeare_char")):
-        yield f"data={name} would ignore data.source and data.val_source. To train on your text, add data=text."
+        yield (
+            f"data={name} would ignore data.source and data.val_source. To train on your text, add experiment=text "
+            "(about a minute), budget=20min (sized for your time), or data=text (with settings of your own)."
+        )
     for source, share in mix.items():
         if not share > 0:
             yield f"data.mix gives {shown(display_name(source))} the share {share:g}; wanted a number above 0."

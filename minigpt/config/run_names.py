@@ -1,4 +1,4 @@
-"""What the roles of the settings mean for a run: its name, and what may change when it continues."""
+"""The name of a run, and the settings that may change when it continues: both follow from the settings' roles."""
 
 import dataclasses
 import hashlib
@@ -41,9 +41,9 @@ def with_role(cls: type, *roles: Role) -> set[str]:
 
 
 def differences(saved: Mapping[str, Any], config: Any) -> list[Change]:
-    """Return the settings in which a config differs from a stored one, flat and as it was written: without secrets.
+    """Return the settings that differ between a stored config (flat, without secrets) and a new one.
 
-    A setting that the stored one lacks had its default.
+    A setting that the stored config lacks had its default.
     """
     known, now = settings(config.__class__), redact_values(values(config))
     was = {key: setting.default for key, setting in known.items()} | dict(saved)
@@ -63,13 +63,15 @@ def config_hash(config: Any) -> str:
 
 
 def default_run_dir(config: Any) -> str:
-    """Return runs/<experiment or text>-<hash>."""
-    name = config.experiment
-    if name == "default" and config.data.name in ("text", "chat") and config.data.source:
-        name = _as_name(Path(display_name(config.data.source)).stem) or "text"
-    elif name == "default" and config.data.mix:
-        name = _as_name("-".join(["mix", *(Path(source).stem for source in config.data.mix)]))
-    return f"runs/{name.replace('/', '-')}-{config_hash(config)}"
+    """Return runs/EXPERIMENT-TEXT-SHAPE-HASH, like text-md-3x128-a1b2c3; the SHAPE of a budget is its time."""
+    parts = [] if config.experiment == "default" else [config.experiment.replace("/", "-")]
+    if config.data.mix:
+        parts.append(_as_name("-".join(["mix", *(Path(source).stem for source in config.data.mix)])))
+    elif config.data.name in ("text", "chat") and config.data.source:
+        parts.append(_as_name(Path(display_name(config.data.source)).stem) or "text")
+    seconds = seconds_of(str(config.budget))
+    shape = f"{seconds / 60:.4g}min" if seconds else f"{config.model.n_layer}x{config.model.n_embd}"
+    return f"runs/{'-'.join([*(parts or ['default']), shape, config_hash(config)[:6]])}"
 
 
 def _one_spelling(key: str, value: Any) -> Any:

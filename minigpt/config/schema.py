@@ -2,7 +2,7 @@
 
 Standard library only, so a config can be read and checked without torch. YAML files under configs/ hold named
 differences from these defaults; the command line comes last. `--help` prints the meanings. Literal types hold the
-allowed words. A new setting's default must reproduce what was before it.
+allowed words. A new setting's default must keep the old behaviour.
 """
 
 import time
@@ -16,7 +16,7 @@ Toggle = Literal["auto", "on", "off"]
 SHARDED = ("fsdp", "hsdp")  # strategies under which a device holds a part of the weights
 Which = Literal["best", "latest"]
 
-# Settings and commands that are no more -> what to do instead. They are refused with this sentence until version 1.0.
+# Retired settings and commands -> the sentence with which they are refused until version 1.0: what to do instead.
 RETIRED = {
     "data.workers": "batches are made in the training process, hundreds of times as fast as it trains. Leave it out",
     "data.shards": "copy the prepared folder to this machine and give data.mix=FOLDER:1",
@@ -129,7 +129,7 @@ class TrainerConfig:
     )
     max_minutes: float | None = setting(None, "stop after this much training time as well", "schedule", above=0)
     patience: int = setting(0, "stop after this many validations without a better val/loss; 0 = off", "schedule", low=0)
-    device: Device = setting("auto", "what computes", "machine")
+    device: Device = setting("auto", "where to compute", "machine")
     devices: int = setting(1, "processes on each host; more than one needs a strategy", "machine", low=1, high=65_536)
     nodes: int = setting(1, "hosts; more than one needs torchrun or srun", "machine", low=1, high=65_536)
     strategy: Literal["auto", "ddp", "fsdp", "hsdp"] = setting(
@@ -202,7 +202,9 @@ class LoggerConfig:
 class RunConfig:
     """The run directory."""
 
-    dir: str | None = setting(None, "default runs/<experiment>-<hash>", "watch", aka="out_dir output_dir", folder=True)
+    dir: str | None = setting(
+        None, "default runs/EXPERIMENT-TEXT-SHAPE-HASH", "watch", aka="out_dir output_dir", folder=True
+    )
 
 
 @dataclass
@@ -247,7 +249,7 @@ class TrainConfig:
     """
 
     budget: str | None = setting(
-        None, "time for the whole command: 90s, 20min, 8h; the model and all else is sized for it", "schedule"
+        None, "time for the whole command (90s, 20min, 8h), which sizes the model and its training", "schedule"
     )
     seed: int = setting(1337, "weights, data order and dropout follow from it", "weights", low=0, high=2**32 - 1)
     batch_tokens: int = setting(4096, "tokens per step, on all devices", "weights", aka="batch_size", low=1, high=2**40)
@@ -267,14 +269,14 @@ class TrainConfig:
     init: InitConfig = field(default_factory=InitConfig)
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    # No settings, but what a budget must know of the command line: what was typed, and when.
+    # Not settings, but facts about the command line that budget= needs: typed keys, and the time.
     typed: frozenset[str] = field(default=frozenset(), compare=False)
     since: float = field(default_factory=time.monotonic, compare=False)
 
 
 @dataclass
 class WorkConfig:
-    """How the work of preparing is shared out. The tokens are the same, whatever is chosen."""
+    """How the work of preparing is distributed. The tokens are the same for every choice."""
 
     workers: int = setting(0, "processes that encode; 0: one for each core", "machine", low=0, high=4096)
     engine: Literal["processes", "ray"] = setting("processes", "ray: on a Ray cluster (an extra)", "machine")
@@ -315,14 +317,14 @@ class ModelRef:
         required=True,
         words=True,
     )
-    which: Which = setting("best", "of a run's checkpoints", "watch")
+    which: Which = setting("best", "which checkpoint of a run", "watch")
 
 
 @dataclass
 class Writer:
-    """What computes when a model writes."""
+    """Device, precision and code with which a model writes."""
 
-    device: Device = setting("auto", "what computes", "machine")
+    device: Device = setting("auto", "where to compute", "machine")
     precision: Literal["fp32", "bf16", "int8", "fp64"] = setting("fp32", "int8: weights only", "machine")
     compile: Toggle = setting("auto", "native code; auto: on a CPU with a C++ compiler", "machine")
 
@@ -333,7 +335,7 @@ class SampleConfig(Writer, ModelRef):
 
     Examples:
       minigpt sample checkpoint=runs/NAME prompt="def f(x):"
-      minigpt sample checkpoint=runs/NAME prompt=Once prompt=Twice temperature=0 max_new_tokens=50
+      minigpt sample runs/NAME prompt=Once prompt=Twice temperature=0 max_new_tokens=50
       minigpt sample checkpoint=runs/NAME prompt_file=start.txt stop='["\\n\\n"]'
     """
 
@@ -357,7 +359,7 @@ class SampleConfig(Writer, ModelRef):
 
 @dataclass
 class SearchConfig:
-    """What a sweep searches, and how: configs/search/NAME.yaml, or settings of your own."""
+    """The search space of a sweep and its method: configs/search/NAME.yaml, or your own settings."""
 
     space: dict[str, Any] = setting({}, "setting -> {low, high, log or step} or {choices: [...]}", "weights")
     sampler: Literal["tpe", "random", "grid"] = setting("tpe", "how the next trial's values are chosen", "weights")
@@ -380,12 +382,14 @@ class SweepSettings:
 
 @dataclass
 class SweepConfig(TrainConfig):
-    """Search for better settings by many trainings. Every setting of `train` can be given, too: all trials share it.
+    """Search for better settings by many trainings.
+
+    Every setting of `train` can be given, too: all trials share it.
 
     Examples:
       minigpt sweep search=lr experiment=demo trials=12 workers=2
       minigpt sweep search=shakespeare_char_cpu experiment=shakespeare_char_cpu seeds=3
-      minigpt sweep search.space='{"model.n_layer": {"choices": [2, 4, 6]}}' search.sampler=grid
+      minigpt sweep search.space='{"model.n_layer": {"choices": [2,4]}}' search.sampler=grid
     """
 
     trials: int | None = setting(None, "how many, finished ones included; default 20, or the grid", "watch", low=1)

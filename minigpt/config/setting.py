@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-# What a setting decides:
+# The role of a setting: what it changes.
 #   weights   the trained weights; fixed for a run. It is part of the run's name.
-#   content   the weights, through the files at this path. Their content is compared instead: the path may change.
+#   content   the weights, through the files at this path. The path may change if the content of the files is the same.
 #   schedule  the weights from now on; it may change when a run continues. It is part of the run's name.
 #   machine   where and how fast the work is done; it may change.
 #   watch     only what is shown or kept, and where; it may change.
@@ -27,7 +27,7 @@ class Setting:
     folder: bool = False  # a path that is a folder, or can become one
     file: bool = False  # the path of a file that exists
     model: bool = False  # the path of a run, checkpoint, adapter or model that exists, or a model's name on the hub
-    aka: str = ""  # its names in other frameworks
+    aka: str = ""  # its name in other frameworks
     words: bool = False  # takes the arguments that are not key=value
     key: str = ""  # the name that users type, if it can't be a Python name
     path: tuple[str, ...] = ()  # its name in code, attribute by attribute

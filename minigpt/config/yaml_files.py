@@ -43,14 +43,14 @@ def compose_files(command: str, choices: Mapping[str, str], folder: Path | None)
     return copy.deepcopy(compose(command, tuple(choices.items()), folder, config_folder()))
 
 
-def _composed(command: str, choices: tuple[tuple[str, str], ...], folder: Path | None, ours: Path) -> dict[str, Any]:
+def _composed(command: str, choices: tuple[tuple[str, str], ...], folder: Path | None, shipped: Path) -> dict[str, Any]:
     import hydra  # here, so that a command without files does not wait for it
     from omegaconf import OmegaConf
 
     overrides = [f"{group}={_quoted(choice)}" for group, choice in choices]
     overrides += [f"hydra.searchpath=[{_quoted(f'file://{folder}')}]"] if folder else []
     try:
-        with hydra.initialize_config_dir(str(ours), version_base="1.3"):
+        with hydra.initialize_config_dir(str(shipped), version_base="1.3"):
             composed: Any = OmegaConf.to_container(hydra.compose(command, overrides=overrides), resolve=False)
     except Exception as error:  # Hydra raises KeyError, TypeError and AssertionError, too, for a file it doesn't expect
         raise ValueError(str(error) or repr(error.__cause__ or error)) from error

@@ -1,6 +1,6 @@
 """Batches: which tokens a micro-batch holds is a pure function of its index.
 
-Nothing is made ahead in other processes or threads: a micro-batch is copied from a memory map in a fraction of a
+There are no worker processes: a micro-batch is copied from a memory map in a fraction of a
 millisecond, hundreds of times as fast as a model trains on it (docs/PERFORMANCE.md).
 """
 
@@ -27,7 +27,7 @@ class Batch:
         tokens: (B, T) int64.
         targets: (B, T) int64, the tokens one place later.
         weights: (B, T) float32, how much each target counts in the loss; None if all count the same.
-        documents: where they lie in the windows, if none of them is to see another.
+        documents: those in the windows, if attention stays within a document.
         divisor: what the sum of the weighted losses is divided by; None: the sum of the weights. A step's loss is the
             sum of weighted losses over all its batches, divided by the sum of their divisors.
     """
@@ -83,7 +83,7 @@ class MicroBatches:
         skipped_batches: (first, last) batches that no step trains on (see minigpt.data.order).
         start_step: optimizer steps already done.
         pin_memory: whether iterating gives batches in page-locked memory, for copying to a GPU.
-        document_end: the token behind each document, if no document is to see another (see `document_end`).
+        document_end: the token after each document, if attention stays within a document (see `document_end`).
     """
 
     split: Split
@@ -112,9 +112,9 @@ class MicroBatches:
             block_size=self.block_size,
             sequences=self.accumulate * self.world_size * self.micro_batch,
         )
-        mine = starts.reshape(self.accumulate, self.world_size, self.micro_batch)[part, self.rank]
-        windows = torch.from_numpy(self.split.windows(mine, self.block_size + 1))
-        weights = self.split.weights(mine + 1, self.block_size)
+        rank_starts = starts.reshape(self.accumulate, self.world_size, self.micro_batch)[part, self.rank]
+        windows = torch.from_numpy(self.split.windows(rank_starts, self.block_size + 1))
+        weights = self.split.weights(rank_starts + 1, self.block_size)
         batch = Batch(
             windows[:, :-1].contiguous(),
             windows[:, 1:].contiguous(),
@@ -124,7 +124,7 @@ class MicroBatches:
 
 
 def mask_between_documents(batch: Batch, end: int) -> Batch:
-    """Return a batch whose documents don't see each other; what follows an end-of-text is no target."""
+    """Return a batch in which attention stays within a document; the token after an end-of-text is no target."""
     inside = (batch.tokens != end).float()
     weights = inside if batch.weights is None else batch.weights * inside
     return Batch(batch.tokens, batch.targets, weights, find_documents(batch.tokens, end))

@@ -25,7 +25,7 @@ from minigpt.seeds import GOLDEN, MASK_64, scramble
 
 CYCLE = 1 << 16  # samples in which a mixture comes out even
 _ROUNDS = 6
-OFFSET, CIPHER = 1, 2  # what a draw is for
+OFFSET, CIPHER = 1, 2  # purposes of random words
 
 
 def check_length(split: str, n_tokens: int, block_size: int) -> None:
@@ -54,8 +54,8 @@ def starts_of(samples: NDArray[np.uint64], *, seed: int, n_tokens: int, block_si
     W = epoch_windows(n_tokens, block_size)
     epochs, places = np.divmod(samples, np.uint64(W))
     offset_range = min(block_size, n_tokens - W * block_size)
-    offsets = draw(seed, epochs, OFFSET) % np.uint64(offset_range)
-    windows = permute(places, W, draw(seed, epochs, CIPHER))
+    offsets = random_words(seed, epochs, OFFSET) % np.uint64(offset_range)
+    windows = permute(places, W, random_words(seed, epochs, CIPHER))
     return (offsets + windows * np.uint64(block_size)).astype(np.int64)
 
 
@@ -99,8 +99,8 @@ def _cycle(quotas: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.uint6
     return source[order], rank[order]
 
 
-def draw(seed: int, epochs: NDArray[np.uint64], purpose: int) -> NDArray[np.uint64]:
-    """Return one random word for each epoch, for this purpose."""
+def random_words(seed: int, epochs: NDArray[np.uint64], purpose: int) -> NDArray[np.uint64]:
+    """Return one random word (64 bits) for each epoch."""
     start = np.array([(seed * 4 + purpose) * GOLDEN & MASK_64], dtype=np.uint64)
     return scramble(scramble(start) + epochs * np.uint64(GOLDEN))
 

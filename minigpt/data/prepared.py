@@ -1,4 +1,4 @@
-"""Prepared tokens: what is known of them, how they are found again and opened, and the lock on their folder."""
+"""Prepared tokens: finding them again, opening them, and the lock on their folder."""
 
 import contextlib
 import fcntl
@@ -38,7 +38,7 @@ class Prepared:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a run writes down to recognise its tokens (see `open_prepared`)."""
+        """The entries of a run's data.json, by which `open_prepared` finds its tokens."""
         facts: dict[str, Any] = {"fingerprint": self.fingerprint, "tokenizer": self.tokenizer.hash}
         if self.parts:
             prints = {name: part.fingerprint for name, part in self.parts.items()}
@@ -52,7 +52,7 @@ def open_prepared(data_dir: str, facts: Mapping[str, Any], named: Iterable[str] 
     Args:
         data_dir: where they are looked for.
         facts: of the run (see `Prepared.facts`).
-        named: the sources of the run's mixture, among which are folders that were prepared elsewhere.
+        named: the sources of the run's mixture; some may be prepared folders outside data_dir.
 
     Raises:
         DamagedShards: they are there, but a file was changed or lost since they were prepared.
@@ -68,7 +68,7 @@ def open_prepared(data_dir: str, facts: Mapping[str, Any], named: Iterable[str] 
     return None
 
 
-def open_folder(folder: Path, say: Say = lambda line: None) -> Prepared:
+def open_folder(folder: Path) -> Prepared:
     """Open a folder that holds a prepared.json.
 
     Raises:
@@ -83,7 +83,6 @@ def open_folder(folder: Path, say: Say = lambda line: None) -> Prepared:
     is_chat, summary = content["keys"]["corpus"] in CONVERSATIONS, content["summary"]
     train, val = (ConversationSplit(split) if is_chat else split for split in splits)
     whole = fingerprint([split.fingerprint for split in splits])
-    say(f"data: {folder}: {len(train):,} tokens to train on, {len(val):,} to validate on ({summary['split']})")
     return Prepared(folder, tokenizer, train, val, whole, summary)
 
 
@@ -106,20 +105,28 @@ def mixed(parts: dict[str, Prepared], shares: dict[str, float]) -> Prepared:
 
 @contextlib.contextmanager
 def locked(folder: Path, say: Say) -> Iterator[None]:
-    """Lock a folder for one process, and remove what killed processes have left there; a lock ends with its process."""
+    """Lock a folder for this process, and remove the temporary files of killed ones; a lock ends with its process."""
     with open(folder / ".lock", "a+b") as file:
         try:
-            alone = lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # on file systems without locks, all write the same bytes
+            held = lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # on file systems without locks, all write the same bytes
         except BlockingIOError:
             say(f"data: another process is preparing {folder}; waiting for it")
-            alone = lock(file)
-        for left_over in folder.rglob("*.tmp") if alone else ():
+            held = lock(file)
+        for left_over in folder.rglob("*.tmp") if held else ():
             left_over.unlink(missing_ok=True)
         yield
 
 
+def describe_briefly(prepared: Prepared) -> Iterator[str]:
+    """Yield a line for each prepared folder, and what the splits have in common."""
+    for part in prepared.parts.values() or [prepared]:
+        sizes = f"{len(part.train):,} tokens to train on, {len(part.val):,} to validate on"
+        yield f"{part.folder}: {sizes} ({part.summary['split']})"
+    yield from (f"overlap: {line}" for line in overlap_lines(prepared.summary))
+
+
 def describe(prepared: Prepared) -> list[str]:
-    """Return the summary as lines for the terminal."""
+    """Return the summary as the lines that `minigpt prepare` prints."""
     if prepared.parts:
         lines = []
         for name, part in prepared.parts.items():

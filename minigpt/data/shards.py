@@ -11,7 +11,7 @@ import bisect
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,14 @@ from minigpt.seeds import fold
 
 HEADS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # dtype -> magic and version
 HEADER_BYTES = 1024
+CHUNK_TOKENS = 1 << 20  # searched at one time
 VERIFY_BYTES = 1 << 28  # splits up to this size are checked against their SHA-256 whenever they are opened
 
 Shard = dict[str, Any]  # file, dtype, header_bytes, tokens, bytes, sha256
 
 
 def write_sidecar(folder: Path, name: str, tokenizer: Tokenizer, shards: list[Shard]) -> None:
-    """Write the sidecar of a split whose shards are there."""
+    """Write the sidecar of a split, after its shards."""
     n_tokens = sum(shard["tokens"] for shard in shards)
     if n_tokens < 2:
         remedy = f"Use more text or a {'smaller' if name == 'train' else 'larger'} data.val_fraction"
@@ -64,7 +65,7 @@ class TokenSplit:
 
     Attributes:
         name: train | val; of a text that is scored, text.
-        tokenizer: whose tokens they are.
+        tokenizer: the one that made the tokens.
         arrays: the shards, memory-mapped, or arrays in memory.
         bytes: bytes of text behind the tokens (end-of-text tokens stand for none).
         fingerprint: SHA-256 (hex) of tokenizer and tokens, whatever the shares of a mixture are.
@@ -96,7 +97,7 @@ class TokenSplit:
         return int(self._begins[-1])
 
     def check_context(self, block_size: int) -> None:
-        """Refuse to train on a source that doesn't hold a single window. (Validation needs none.)"""
+        """Refuse a training source that is shorter than a window. (Validation text may be shorter.)"""
         for name, part in self.parts.items() if self.name == "train" else ():
             check_length(self.name if part is self else f"{name}: {self.name}", len(part), block_size)
 
@@ -109,9 +110,9 @@ class TokenSplit:
         sources, numbers = deal(samples_of_step(step, sequences), self.quotas)
         starts, begin = np.empty(sequences, np.int64), 0
         for source, part in enumerate(self.parts.values()):
-            own = seed if len(self.parts) == 1 else fold(seed, int(part.fingerprint[:15], 16))
+            source_seed = seed if len(self.parts) == 1 else fold(seed, int(part.fingerprint[:15], 16))
             samples = numbers[sources == source]
-            begins = starts_of(samples, seed=own, n_tokens=len(part), block_size=block_size)
+            begins = starts_of(samples, seed=source_seed, n_tokens=len(part), block_size=block_size)
             starts[sources == source] = begin + begins
             begin += len(part)
         return starts
@@ -129,16 +130,55 @@ class TokenSplit:
 
     def tokens(self, start: int, stop: int) -> NDArray[Any]:
         """Return tokens start ... stop - 1, cut to the split's ends as a slice is."""
-        some = slice(bisect.bisect_right(self._begins, start) - 1, bisect.bisect_left(self._begins, stop))
-        arrays = zip(self._begins[some], self.arrays[some], strict=False)
-        return np.concatenate([self.arrays[0][:0], *(array[max(0, start - at) : stop - at] for at, array in arrays)])
+        covered = slice(bisect.bisect_right(self._begins, start) - 1, bisect.bisect_left(self._begins, stop))
+        arrays = zip(self._begins[covered], self.arrays[covered], strict=False)
+        return np.concatenate(
+            [self.arrays[0][:0], *(array[max(0, start - left) : stop - left] for left, array in arrays)]
+        )
+
+    def scored_windows(
+        self, block_size: int, batch: int, stride: int | None = None
+    ) -> Iterator[tuple[NDArray[np.int64], int, None]]:
+        """Yield windows that predict each token once: up to `batch` of block_size + 1 tokens, then the shorter tail.
+
+        Window w predicts tokens w * block_size + 1 .. (w + 1) * block_size. With a stride below block_size windows
+        overlap: one begins every `stride` tokens, and its first block_size - stride tokens are context only.
+
+        Yields:
+            The windows; how many of the last tokens of each are predicted; None, since all of these count.
+        """
+        stride = stride or block_size
+        shared, predicted = block_size - stride, len(self) - 1
+        whole = max(0, (predicted - shared) // stride)
+        alone = min(whole, 1) if shared else 0  # the first window has nothing before it: all of it is predicted
+        batches = [(0, alone, block_size)] * alone
+        batches += [(first, min(first + batch, whole), stride) for first in range(alone, whole, batch)]
+        for first, last, new in batches:
+            yield self.windows(np.arange(first, last, dtype=np.int64) * stride, block_size + 1), new, None
+        start = whole * stride  # the tail's window reads the tokens shared with the window before it, too
+        done = start + shared if whole else 0
+        if predicted > done:
+            yield self.windows(np.array([start], dtype=np.int64), predicted - start + 1), predicted - done, None
+
+    def unpredicted_places(self, document_end: int | None = None) -> NDArray[np.int64]:
+        """Return the places of the tokens that have no context: the first, and those that follow a `document_end`."""
+        places = [np.zeros(1, dtype=np.int64)]
+        for start in range(0, len(self) - 1 if document_end is not None else 0, CHUNK_TOKENS):
+            piece = self.tokens(start, min(start + CHUNK_TOKENS, len(self) - 1))
+            places.append(np.flatnonzero(piece == document_end) + start + 1)
+        return np.concatenate(places)
+
+    def predicted(self, block_size: int, document_end: int | None = None) -> tuple[int, int]:
+        """Return how many tokens the scored windows predict, and the bytes of text in them."""
+        places = self.unpredicted_places(document_end)
+        return len(self) - len(places), self.bytes - self.tokenizer.count_bytes(self.windows(places, 1))
 
     def passes(self, n_tokens: int, block_size: int) -> float:
         """Return how many times so many tokens of training pass over the split."""
         return n_tokens / len(self)
 
     def describe(self, block_size: int) -> list[str]:
-        """Return nothing: all tokens are learned. (Conversations say what of them is.)"""
+        """Return []: all tokens are learned. (A split of conversations describes which of them are.)"""
         return []
 
 
@@ -174,7 +214,7 @@ def shard_name(split: str, number: int) -> str:
 
 
 def _read_sidecar(folder: Path, name: str, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return what a split's sidecar says of its shards; a damaged one, or of another tokenizer, is refused."""
+    """Return the content of a split's sidecar; a damaged one, or one of another tokenizer, is refused."""
     path = folder / f"{name}.json"
     sidecar: dict[str, Any] = read_json(path)
     with contextlib.suppress(LookupError, TypeError):

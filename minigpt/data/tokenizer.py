@@ -7,6 +7,7 @@ byte, bpe and gpt2 round-trip any bytes, char any text over its alphabet. Text i
 """
 
 import base64
+import codecs
 import hashlib
 import json
 import re
@@ -133,6 +134,11 @@ class Tokenizer:
         """Return the bytes of one token inside a text, b"" for a control token."""
         return self._table[token]
 
+    def count_bytes(self, tokens: NDArray[np.integer]) -> int:
+        """Return the sum of the bytes of tokens, of any shape."""
+        counts = np.bincount(tokens.flatten(), minlength=self.vocab_size)
+        return int(counts @ [len(content) for content in self._table])
+
     def extended(self, control: Sequence[str]) -> "Tokenizer":
         """Return this tokenizer with more control tokens; the numbers of all others stay."""
         return Tokenizer(self.name, self._given, self.rules, control=[*self.control, *control])
@@ -158,13 +164,20 @@ class Tokenizer:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
+    """Return what each token adds to the text; a character that consists of several tokens is at the last of them."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    texts = [decoder.decode(tokenizer.token_bytes(token)) for token in tokens]
+    return [*texts[:-1], texts[-1] + decoder.decode(b"", True)] if texts else []
+
+
 def utf8(text: str) -> bytes:
     """Return a text's bytes; a lone surrogate is refused with its position."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        what = f"a lone surrogate U+{ord(text[error.start]):04X} at character {error.start:,}"
-        raise UserFault(f"text holds {what}: it stands for no character. Save it as UTF-8 and try again") from None
+        surrogate = f"a lone surrogate U+{ord(text[error.start]):04X} at character {error.start:,}"
+        raise UserFault(f"text holds {surrogate}: it stands for no character. Save it as UTF-8 and try again") from None
 
 
 def scheme_of(name: str, vocab_size: int | None = None) -> Scheme:

@@ -30,14 +30,14 @@ from minigpt.faults import UserFault
 from minigpt.files import read_json
 from minigpt.formats.architecture import is_imported
 from minigpt.machine.hardware import find_named
-from minigpt.model.evaluate import token_losses, unpredicted_places, windows_at_once
+from minigpt.model.evaluate import token_losses, windows_at_once
 from minigpt.screen import Say
 
 PIECE = 1 << 20  # tokens decoded at one time
 
 
 @dataclass(frozen=True)
-class Run:
+class ComparedRun:
     """A checkpoint to compare, and the text it is validated on."""
 
     path: str  # as it was typed
@@ -54,7 +54,7 @@ class Side:
     """Runs of the same settings."""
 
     name: str  # A, B, ...
-    runs: list[Run]
+    runs: list[ComparedRun]
     label: str  # their path, and what is different from the first side
 
 
@@ -65,7 +65,7 @@ def compare(config: CompareConfig, say: Say = print) -> None:
         raise UserFault("compare needs two runs or more, and runs on both sides of `vs`: RUN_A RUN_B")
     paths = list(itertools.chain(*groups))
     runs = results_of([partial(open_run, path, config.which, config.data.dir) for path in paths])
-    sides: dict[object, list[Run]] = {}
+    sides: dict[object, list[ComparedRun]] = {}
     for number, run in zip(np.repeat(range(len(groups)), list(map(len, groups))).tolist(), runs, strict=True):
         sides.setdefault(number if len(groups) > 1 else repr(settings_of(run)), []).append(run)
     check_comparable(list(sides.values()))
@@ -91,7 +91,7 @@ def results_of(calls: Sequence[Callable[[], Any]]) -> list[Any]:
 # --- runs and sides ---
 
 
-def open_run(path: str, which: str, data_dir: str | None = None) -> Run:
+def open_run(path: str, which: str, data_dir: str | None = None) -> ComparedRun:
     """Find a run's checkpoint and, by their fingerprint, its prepared tokens: the text itself is not needed."""
     checkpoint = find_checkpoint(path, which)
     named = checkpoint.parent.parent / "data.json"
@@ -107,10 +107,10 @@ def open_run(path: str, which: str, data_dir: str | None = None) -> Run:
     files = read_manifest(checkpoint)["files"]
     weights = " ".join(str(files[name]["sha256"]) for name in (MODEL, ADAPTER) if name in files)
     trained_on = str(prepared.train.fingerprint)
-    return Run(path, checkpoint, config, prepared.tokenizer, prepared.val, weights, trained_on)
+    return ComparedRun(path, checkpoint, config, prepared.tokenizer, prepared.val, weights, trained_on)
 
 
-def check_comparable(sides: Sequence[Sequence[Run]]) -> None:
+def check_comparable(sides: Sequence[Sequence[ComparedRun]]) -> None:
     """Refuse runs with different validation texts, equal weights, and equal seeds on one side."""
     first, *others = runs = list(itertools.chain(*sides))
     texts = {run.val.fingerprint: val_text_sha256(run) for run in {run.val.fingerprint: run for run in runs}.values()}
@@ -130,7 +130,7 @@ def check_comparable(sides: Sequence[Sequence[Run]]) -> None:
         raise UserFault(*faults)
 
 
-def val_text_sha256(run: Run) -> str:
+def val_text_sha256(run: ComparedRun) -> str:
     """Return the SHA-256 of the validation text, whatever its tokenizer."""
     digest = hashlib.sha256()
     for start in range(0, len(run.val), PIECE):
@@ -138,7 +138,7 @@ def val_text_sha256(run: Run) -> str:
     return digest.hexdigest()
 
 
-def settings_of(run: Run) -> dict[str, object]:
+def settings_of(run: ComparedRun) -> dict[str, object]:
     """Return what decides how good the model becomes, the seed aside: settings, training text, a named checkpoint."""
     deciding = with_role(TrainConfig, "weights", "schedule") - {"seed"}
     kept: dict[str, object] = {key: value for key, value in values(run.config).items() if key in deciding}
@@ -146,7 +146,7 @@ def settings_of(run: Run) -> dict[str, object]:
     return kept | ({"checkpoint": run.checkpoint.name} if Path(run.path).expanduser() == run.checkpoint else {})
 
 
-def name_sides(groups: Sequence[list[Run]]) -> list[Side]:
+def name_sides(groups: Sequence[list[ComparedRun]]) -> list[Side]:
     """Return the sides A, B, ..., labelled with what is different from the first."""
     first, sides = settings_of(groups[0][0]), []
     for number, runs in enumerate(groups):
@@ -184,7 +184,7 @@ class Units:
         return "documents" if self.are_documents else "windows"
 
 
-def units_of(texts: Sequence[tuple[Split, Tokenizer, int]], ends: Sequence[int | None], *, drawn: bool) -> Units:
+def text_units(texts: Sequence[tuple[Split, Tokenizer, int]], ends: Sequence[int | None], *, drawn: bool) -> Units:
     """Return the documents of one text, or windows as long as the longest context.
 
     With several tokenizers they are measured in bytes, and a token belongs to the unit of its last byte.
@@ -195,14 +195,14 @@ def units_of(texts: Sequence[tuple[Split, Tokenizer, int]], ends: Sequence[int |
         drawn: whether documents were held out at random.
     """
     first, tokenizer, _ = texts[0]
-    if any(getattr(split, "answers", None) is not None for split, _, _ in texts):
+    if any(split.answers is not None for split, _, _ in texts):
         raise UserFault("runs of data=chat predict answers alone. Compare their val/loss yourself")
     in_bytes = any(split.fingerprint != first.fingerprint for split, _, _ in texts)
     end = next((end for end in ends if end is not None), None)
     if in_bytes and end is not None:
         raise UserFault("with data.mask_documents=true only runs of one tokenizer can be compared")
-    left_out = unpredicted_places(first, end)[1:]
-    edges = unpredicted_places(first, tokenizer.eot)
+    left_out = first.unpredicted_places(end)[1:]
+    edges = first.unpredicted_places(tokenizer.eot)
     total = first.bytes if in_bytes else len(first)
     are_documents = len(edges) > 1
     if in_bytes and are_documents:
@@ -238,11 +238,11 @@ def by_unit(units: Units, split: Split, tokenizer: Tokenizer, losses: Iterable[N
     return sums / math.log(2) if units.in_bytes else sums
 
 
-def score(runs: Sequence[Run], *, device: str, say: Say = print) -> tuple[Units, dict[str, Array]]:
+def score(runs: Sequence[ComparedRun], *, device: str, say: Say = print) -> tuple[Units, dict[str, Array]]:
     """Return the units of the runs' common text, and each run's loss summed over each unit, by its weights."""
     ends = [document_end(run.config.data, run.tokenizer) for run in runs]
     texts = [(run.val, run.tokenizer, run.config.model.block_size) for run in runs]
-    units = units_of(texts, ends, drawn=any(run.config.data.val_source is None for run in runs))
+    units = text_units(texts, ends, drawn=any(run.config.data.val_source is None for run in runs))
     losses = {}
     for number, (run, end) in enumerate(zip(runs, ends, strict=True), 1):
         say(f"Scoring {number}/{len(runs)}  {run.path}, {run.checkpoint.name}: {len(run.val) - 1:,} tokens")

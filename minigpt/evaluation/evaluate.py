@@ -17,7 +17,7 @@ from minigpt.data.readers.document import ReadOptions
 from minigpt.data.shards import TokenSplit
 from minigpt.data.text import read_text
 from minigpt.data.tokenizer import scheme_of
-from minigpt.evaluation.compare import by_unit, results_of, units_of, verdict
+from minigpt.evaluation.compare import by_unit, results_of, text_units, verdict
 from minigpt.evaluation.interval import LEVEL, difference, too_few
 from minigpt.evaluation.questions import Pair, Question, encode_questions, judge, read_questions, score_pairs
 from minigpt.evaluation.texts import TextScore, score_text, write_tokens
@@ -104,7 +104,7 @@ def _score_text(
     differences = {}
     if len(models) > 1:
         sizes = [loaded.config.model.block_size for loaded in models]
-        units = units_of(
+        units = text_units(
             [(text, text.tokenizer, size) for text, size in zip(texts, sizes, strict=True)], ends, drawn=False
         )
         sums = [by_unit(units, score.text, score.text.tokenizer, [score.nats]) for score in scores]

@@ -148,9 +148,9 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> Pair:
     So a token that reaches over the border is predicted: "the " and "cat" are "the" and " cat". In place of an empty
     context stands the token that a text starts from.
     """
-    whole, alone = tokenizer.encode(context + continuation), tokenizer.encode(context)
-    differ = (place for place, (a, b) in enumerate(zip(whole, alone, strict=False)) if a != b)
-    cut = next(differ, min(len(alone), len(whole) - 1))
+    whole, before = tokenizer.encode(context + continuation), tokenizer.encode(context)
+    differ = (place for place, (a, b) in enumerate(zip(whole, before, strict=False)) if a != b)
+    cut = next(differ, min(len(before), len(whole) - 1))
     return [*tokenizer.start, *whole[:cut]] or [start_token(tokenizer)[0]], whole[cut:]
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from minigpt.data.shards import TokenSplit
 from minigpt.files import replaced
-from minigpt.model.evaluate import Score, nats_and_right, token_losses, unpredicted_places, windows_at_once
+from minigpt.model.evaluate import Score, nats_and_right, token_losses, windows_at_once
 from minigpt.model.gpt import GPT
 
 
@@ -81,7 +81,7 @@ def score_text(
         pieces.append(piece.cpu().numpy())
         progress(len(piece))
     losses, right = np.concatenate(pieces).T
-    return TextScore(text, losses, right > 0, unpredicted_places(text, document_end))
+    return TextScore(text, losses, right > 0, text.unpredicted_places(document_end))
 
 
 def write_tokens(path: Path, names: Sequence[str], scores: Sequence[TextScore]) -> None:

@@ -55,7 +55,7 @@ def config_json(model: GPT) -> dict[str, Any]:
     attention: Any = model.blocks[0].attention
     mlp: Any = model.blocks[0].mlp
     sizes = {"n_kv_head": attention.n_kv_head, "head_dim": attention.head_dim, "n_hidden": mlp.up.out_features}
-    words = {ours: word for word, ours in reversed(ACTIVATIONS["gpt2" if family == "gpt2" else "llama"].items())}
+    words = {name: word for word, name in reversed(ACTIVATIONS["gpt2" if family == "gpt2" else "llama"].items())}
     values = {**vars(config), **sizes, "activation": words[config.activation]}
     content: dict[str, Any] = {"architectures": [CLASSES[family]], "model_type": family, "vocab_size": model.vocab_size}
     content |= {key: values[setting] for key, (setting, _) in FIELDS[family].items()}

@@ -107,7 +107,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     source = file.read_text(errors="replace") if file.is_file() else source
     try:
         if isinstance(source, list):  # several, each with its name
-            source = {each["name"]: each["template"] for each in source}.get("default")
+            source = {template["name"]: template["template"] for template in source}.get("default")
         if source and source != TEMPLATE:
             words = {key: word for key, word in config.items() if key.endswith("_token") and word}
             names = {key: word["content"] if isinstance(word, dict) else word for key, word in words.items()}

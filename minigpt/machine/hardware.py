@@ -6,6 +6,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -15,23 +16,33 @@ from minigpt.machine.cores import memory_limit, usable_cores
 
 CPUINFO = Path("/proc/cpuinfo")
 
-# Dense matrix peaks of real chips in TFLOP/s (without sparsity): (bf16 or fp16, fp32 as PyTorch runs it by default).
-# Source: the makers' data sheets.
-PEAKS: dict[str, tuple[float, float]] = {
-    r"B200|GB200": (2250.0, 80.0),
-    r"H100 NVL": (835.0, 60.0),
-    r"H100.*PCIe": (756.0, 51.0),
-    r"H200|H100|GH200": (989.4, 66.9),
-    r"A100": (312.0, 19.5),
-    r"A10G": (70.0, 31.5),
-    r"L40S": (362.0, 91.6),
-    r"L4\b": (121.0, 30.3),
-    r"V100": (125.0, 15.7),
-    r"T4\b": (65.0, 8.1),
-    r"RTX 5090": (209.5, 104.8),
-    r"RTX 4090": (165.2, 82.6),
-    r"RTX 3090$": (71.0, 35.6),
-    r"RTX A6000": (154.8, 38.7),
+
+class Card(NamedTuple):
+    """A GPU by its maker's data sheet."""
+
+    half: float  # dense TFLOP/s of matrix products in bf16 or fp16, without sparsity
+    single: float  # TFLOP/s in fp32 as PyTorch runs it by default
+    bandwidth: float  # TB/s of its memory
+    memory: float  # GB
+
+
+CARDS = {  # of variants with one name the fastest
+    r"B200|GB200": Card(2250.0, 80.0, 8.0, 180),
+    r"H100 NVL": Card(835.0, 60.0, 3.94, 94),
+    r"H100.*PCIe": Card(756.0, 51.0, 2.04, 80),
+    r"GH200": Card(989.4, 66.9, 4.9, 96),
+    r"H200": Card(989.4, 66.9, 4.8, 141),
+    r"H100": Card(989.4, 66.9, 3.36, 80),
+    r"A100": Card(312.0, 19.5, 2.04, 80),
+    r"A10G": Card(70.0, 31.5, 0.6, 24),
+    r"L40S": Card(362.0, 91.6, 0.864, 48),
+    r"L4\b": Card(121.0, 30.3, 0.3, 24),
+    r"V100": Card(125.0, 15.7, 0.9, 16),
+    r"T4\b": Card(65.0, 8.1, 0.32, 16),
+    r"RTX 5090": Card(209.5, 104.8, 1.79, 32),
+    r"RTX 4090": Card(165.2, 82.6, 1.01, 24),
+    r"RTX 3090$": Card(71.0, 35.6, 0.936, 24),
+    r"RTX A6000": Card(154.8, 38.7, 0.768, 48),
 }
 
 
@@ -112,11 +123,14 @@ def memory_of_device(hardware: Hardware, processes: int) -> float:
     return hardware.memory_bytes / (processes if hardware.device == "cpu" else 1)
 
 
+def card_of(name: str) -> Card | None:
+    """Return the data sheet of a GPU by its name, or None if it is not in the table."""
+    if "Laptop" in name:  # a laptop's chip of the same name is another
+        return None
+    return next((card for pattern, card in CARDS.items() if re.search(pattern, name)), None)
+
+
 def peak_flops(hardware: Hardware, precision: str) -> float | None:
     """Return the device's dense peak in FLOP/s for MFU, or None if it is not in the table."""
-    if hardware.device != "cuda" or "Laptop" in hardware.name:  # a laptop's chip of the same name is another
-        return None
-    for pattern, (half, single) in PEAKS.items():
-        if re.search(pattern, hardware.name):
-            return 1e12 * (half if precision in ("bf16", "fp16") else single)
-    return None
+    card = card_of(hardware.name) if hardware.device == "cuda" else None
+    return card and 1e12 * (card.half if precision in ("bf16", "fp16") else card.single)

@@ -51,12 +51,14 @@ def step_memory(config: TrainConfig, choices: "Choices", vocab_size: int) -> Mem
     activations = layers * kept + tokens * (wide + (half or wide)) * model.n_embd
     rows = min(choices.loss_chunk or tokens, tokens)
     logits, table = rows * math.ceil(vocab_size / 64) * 64, wide * sizes.output  # its gradient, where it is computed
+    # A GPU's log softmax reads 16-bit logits, and its gradient is 16 bits wide; a CPU makes 32-bit copies.
+    copy = half if half and choices.device == "cuda" else wide
     if choices.loss_chunk:
         logits = logits * (2 * wide + half) + sizes.output * (wide + 2 * half)
         head = 2 * table
     else:
-        logits = logits * 3 * wide
-        head = max(logits, 2 * logits // 3 + table)
+        head = max(logits * (2 * wide + copy), 2 * wide * logits + table)
+        logits *= wide + copy + (half if copy == wide else 0)
 
     weights, gradients = (math.ceil(wide * numbers / shards) for numbers in (sizes.all, sizes.learning))
     muon = config.optimizer.name == "muon"  # one average of a matrix in place of two
@@ -67,9 +69,11 @@ def step_memory(config: TrainConfig, choices: "Choices", vocab_size: int) -> Mem
     root, whole = wide * (sizes.all - layers * sizes.block), wide * sizes.all
     # FSDP2 gathers a block's weights and the next one's; the root's stay, and gradients are whole before they are sent.
     at_loss, at_head, at_block, at_end = [2 * whole] * 4 if shards > 1 else [0] * 4
-    if shards > 1 and choices.reshard:
-        at_loss, at_head, at_end = root, root + 2 * wide * sizes.block, 2 * root
-        at_block = at_head + root + wide * sizes.block
+    at_first = at_block
+    if shards > 1 and (choices.reshard or choices.accumulate == 1):  # a step's last backward pass frees and sends all
+        at_loss, at_end = root if choices.reshard else whole, 2 * root
+        at_head, at_block = (at_loss + n * wide * sizes.block + (n - 2) * root for n in (2, 3))
+        at_first = at_block - at_loss + root
     # Gradients that exist in the backward pass from its start: of earlier micro-batches, and DDP's buckets.
     early = gradients if choices.accumulate > 1 or (choices.devices > 1 and shards == 1) else 0
     in_block = block // 2 + (
@@ -79,7 +83,7 @@ def step_memory(config: TrainConfig, choices: "Choices", vocab_size: int) -> Mem
         gradients + activations + copies + logits + at_loss,  # the last step's gradients are not freed yet
         early + activations + copies + head + at_head,
         early + activations + copies + in_block + at_block,  # the last block's backward pass
-        gradients + block + in_block + copies + at_block,  # the first block's
+        gradients + block + in_block + copies + at_first,  # the first block's
         gradients + table + at_end,  # the embedding's
         gradients + update,
     )

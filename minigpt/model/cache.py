@@ -1,7 +1,7 @@
 """The KV cache: keys and values of tokens already read, so that each is computed once.
 
-Rows may hold different numbers of tokens: row b's lie in columns 0 .. lengths[b] - 1. A prompt shorter than
-its neighbours is read with padding behind it and then trimmed; the next token overwrites the padding.
+Rows may hold different numbers of tokens: those of row b are in columns 0 .. lengths[b] - 1. A prompt shorter than
+its neighbours is padded on the right, read and trimmed; the next token overwrites the padding.
 A cache may have room for more rows than it holds: new rows `join` at the end, and the last row takes the place of one
 that leaves.
 """
@@ -23,10 +23,10 @@ class LayerCache:
         self.layer = layer
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write T new keys and values behind what each row holds.
+        """Append T keys and values to each row.
 
         Args:
-            k: (B, G, T, D), B = the rows that are held.
+            k: (B, G, T, D), B = the rows in use.
             v: (B, G, T, D).
 
         Returns:
@@ -73,8 +73,8 @@ class KVCache:
             self.keys, self.values = functional.pad(self.keys, more), functional.pad(self.values, more)
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
-        """Trim (or, after a padded read, correct) how many columns of each row are real."""
-        self.on_device = torch.tensor(lengths, dtype=torch.int64).to(self.keys.device)  # (B,): the lengths once more
+        """Set how many columns each row uses, to trim rows or after a padded read."""
+        self.on_device = torch.tensor(lengths, dtype=torch.int64).to(self.keys.device)  # (B,): a copy
         self._count(list(lengths))
 
     def advance(self, T: int) -> None:
@@ -124,7 +124,7 @@ class KVCache:
         self.set_lengths(self.lengths[:-1])
 
     def put(self, rows: Sequence[int], part: "KVCache") -> None:
-        """Write a part that was `select`ed or read apart into these rows."""
+        """Copy a part into these rows: one that `select` returned, or a cache that was filled separately."""
         self.reserve(part.longest)
         self.keys[:, list(rows), :, : part.longest] = part.keys[:, : len(rows), :, : part.longest]
         self.values[:, list(rows), :, : part.longest] = part.values[:, : len(rows), :, : part.longest]

@@ -9,18 +9,16 @@ import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from minigpt.attention.masks import Documents, find_documents
 from minigpt.model.loss import autocast
 
-if TYPE_CHECKING:  # anything with these attributes will do
+if TYPE_CHECKING:
     from minigpt.data.chat.packing import Split
 
 MAX_LOGITS = 1 << 26  # at one time
 MAX_WINDOWS = 64
-CHUNK_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Score:
 
 
 def mean_score(scores: Mapping[str, Score], shares: Mapping[str, float]) -> Score:
-    """Return the score of a text in which each source has its share of the tokens."""
+    """Return the mean score of several sources, weighted by their shares of the tokens."""
     tokens = sum(score.tokens for score in scores.values())
     nats = sum(shares[name] * score.loss for name, score in scores.items())
     n_bytes = sum(shares[name] * score.bytes / score.tokens for name, score in scores.items())
@@ -60,46 +58,6 @@ def windows_at_once(block_size: int, vocab_size: int) -> int:
     return min(MAX_WINDOWS, max(1, MAX_LOGITS // (block_size * vocab_size)))
 
 
-def grid_batches(
-    split: "Split", block_size: int, batch: int, stride: int | None = None
-) -> Iterator[tuple[Tensor, int]]:
-    """Yield the split's windows: (n, block_size + 1) tokens each time, then the shorter tail alone.
-
-    Side by side: window w predicts tokens w * block_size + 1 .. (w + 1) * block_size. With a stride below block_size
-    they overlap: one begins every `stride` tokens, and its first block_size - stride tokens are only read again.
-
-    Also yields how many of the last tokens of each window are predicted.
-    """
-    stride = stride or block_size
-    shared, predicted = block_size - stride, len(split) - 1
-    whole = max(0, (predicted - shared) // stride)
-    alone = min(whole, 1) if shared else 0  # the first window has nothing before it: all of it is predicted
-    batches = [(0, alone, block_size)] * alone
-    batches += [(first, min(first + batch, whole), stride) for first in range(alone, whole, batch)]
-    for first, last, new in batches:
-        starts = np.arange(first, last, dtype=np.int64) * stride
-        yield torch.from_numpy(split.windows(starts, block_size + 1)), new
-    start = whole * stride  # the tail's window reads the tokens shared with the window before it, too
-    done = start + shared if whole else 0
-    if predicted > done:
-        tail = split.windows(np.array([start], dtype=np.int64), predicted - start + 1)
-        yield torch.from_numpy(tail), predicted - done
-
-
-def unpredicted_places(split: "Split", document_end: int | None) -> NDArray[np.int64]:
-    """Return the places of the tokens that are not predicted: the split's first, and what follows a `document_end`.
-
-    In conversations they are all tokens outside the answers.
-    """
-    if (answers := getattr(split, "answers", None)) is not None:
-        return np.flatnonzero(~answers)
-    places = [np.zeros(1, dtype=np.int64)]
-    for start in range(0, len(split) - 1 if document_end is not None else 0, CHUNK_TOKENS):
-        piece = split.tokens(start, min(start + CHUNK_TOKENS, len(split) - 1))
-        places.append(np.flatnonzero(piece == document_end) + start + 1)
-    return np.concatenate(places)
-
-
 def nats(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the loss (n,) of each target (n,), of logits (n, V)."""
     return F.cross_entropy(logits, targets, reduction="none")
@@ -108,7 +66,7 @@ def nats(logits: Tensor, targets: Tensor) -> Tensor:
 def nats_and_right(logits: Tensor, targets: Tensor, alike: Tensor | None = None) -> Tensor:
     """Return, for logits (n, V), each target's loss and whether it is the most likely token: (n, 2).
 
-    Where the target is one of the tokens `alike` (k,), the most likely one may be any of these.
+    If the target is one of the tokens `alike` (k,), it counts as right when the most likely token is any of them.
     """
     likeliest = logits.argmax(-1)
     right = likeliest == targets
@@ -124,9 +82,9 @@ def measure_pass(
     measure: Callable[[Tensor, Tensor], Tensor] = nats,
     **options: Any,
 ) -> Tensor:
-    """Return what `measure` makes of the targets and the logits that predict them, those of the last positions.
+    """Apply `measure` to the targets and the logits that predict them: the logits of the last positions.
 
-    Where a single window has more than MAX_LOGITS logits, they are made and measured in pieces.
+    A window with more than MAX_LOGITS logits is computed and measured in pieces.
 
     Args:
         model: (B, T) tokens -> (B, T, V) logits; only a GPT, whose V is known, is measured in pieces.
@@ -186,66 +144,54 @@ def token_losses(
         rank: of this process, which scores every world_size-th batch: the scores of all ranks add up.
         world_size: number of processes.
         stride: tokens from a window to the next; None: block_size, side by side.
-        document_end: the token after each document, if no document is to see another. The loss of the token that
-            follows it is 0.
-        measure: logits (n, V) and targets (n,) to what is yielded, in place of the losses.
-        together: whether a forward pass needs all ranks (sharded weights): then each rank makes the same number.
+        document_end: the token after each document, if attention stays within a document. The loss of the token
+            that follows it is 0.
+        measure: computes the values to yield, losses by default, from logits (n, V) and targets (n,).
+        together: whether a forward pass needs all ranks (sharded weights): then all ranks run equally many.
 
     Yields:
         (n,) on the device, for each forward pass; of conversations only the tokens that the assistant wrote.
     """
     was_training = model.training
     model.eval()
-    number, windows = -1, torch.zeros(1, 2, dtype=torch.int64)
-    packed = getattr(split, "packed_batches", None)  # of conversations: their own windows, and what is learned there
-    batches = packed(block_size, batch) if packed else grid_batches(split, block_size, batch, stride)
-    for number, (windows, new) in enumerate(batches):
+    number, tokens = -1, torch.zeros(1, 2, dtype=torch.int64)
+    for number, (windows, new, counted) in enumerate(split.scored_windows(block_size, batch, stride)):
+        tokens = torch.from_numpy(windows)
         if number % world_size != rank:
             continue
         apart = {}
         if document_end is not None:
-            documents = find_documents(windows[:, :-1], document_end)
+            documents = find_documents(tokens[:, :-1], document_end)
             apart = {"documents": Documents(*(_sent(part, device) for part in documents))}
-        windows, learned = _sent(windows, device), None
-        if packed:
-            learned, new = _sent(new.flatten().nonzero()[:, 0], device), block_size
+        chosen = None if counted is None else _sent(torch.from_numpy(np.flatnonzero(counted)), device)
+        tokens = _sent(tokens, device)
         with autocast(torch.device(device).type, precision):
-            measured = measure_pass(model, windows[:, :-1], windows[:, -new:], measure, **apart)
+            measured = measure_pass(model, tokens[:, :-1], tokens[:, -new:], measure, **apart)
         if document_end is not None:
-            measured[windows[:, -new - 1 : -1].flatten() == document_end] = 0.0
-        yield measured if learned is None else measured[learned]
+            measured[tokens[:, -new - 1 : -1].flatten() == document_end] = 0.0
+        yield measured if chosen is None else measured[chosen]
     if together and rank > number % world_size:
         with autocast(torch.device(device).type, precision):
-            model(windows[:1, :-1].to(device))
+            model(tokens[:1, :-1].to(device))
     model.train(was_training)
 
 
-def evaluate(model: nn.Module, split: "Split", *, token_bytes: Callable[[int], bytes], **options: Any) -> Score:
+def evaluate(
+    model: nn.Module, split: "Split", *, block_size: int, document_end: int | None = None, **options: Any
+) -> Score:
     """Score the whole split, tail included, weighted by tokens.
 
     Args:
         model: left in the mode it came in.
         split: tokens.
-        token_bytes: the text of a token.
+        block_size: T of the windows.
+        document_end: the token after each document, if attention stays within a document.
         **options: as for `token_losses`.
 
     Returns:
-        The score of this rank's share; nats summed in fp64.
+        The score; its nats are those of this rank's share, summed in fp64.
     """
-
-    def text_bytes(tokens: NDArray[Any]) -> int:
-        different, counts = np.unique(tokens, return_counts=True)
-        return sum(len(token_bytes(int(token))) * int(count) for token, count in zip(different, counts, strict=True))
-
-    learned_tokens = getattr(split, "learned_tokens", None)  # of conversations
-    if learned_tokens is not None:
-        n_bytes, left_out = text_bytes(learned_tokens(options["block_size"])), 0
-    else:
-        places = unpredicted_places(split, options.get("document_end"))
-        n_bytes, left_out = split.bytes - text_bytes(split.windows(places, 1)), len(places) - 1
     nats: Tensor | float = 0.0  # summed on the device and read once
-    predicted = 0 if options.get("rank") else -left_out
-    for losses in token_losses(model, split, **options):
+    for losses in token_losses(model, split, block_size=block_size, document_end=document_end, **options):
         nats = nats + (losses.cpu() if losses.device.type == "mps" else losses).double().sum()  # MPS has no fp64
-        predicted += losses.numel()
-    return Score(float(nats), predicted, n_bytes)
+    return Score(float(nats), *split.predicted(block_size, document_end))

@@ -2,8 +2,8 @@
 
     tokens -> token embeddings + position embeddings -> n_layer blocks -> final norm -> logits
 
-A block looks around (attention), then thinks (MLP), and adds what it found to the stream of
-vectors that runs through the whole model. Shapes: B batch, T length, C width (n_embd), V vocabulary.
+A block adds to the stream of vectors what attention reads from earlier tokens, then what an MLP computes from each
+token alone. Shapes: B batch, T length, C width (n_embd), V vocabulary.
 
 Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (GPT-2).
 """
@@ -124,7 +124,7 @@ def norm_of(config: ModelConfig) -> nn.Module:
 
 
 def qk_norm_of(config: ModelConfig) -> str | None:
-    """Return the norm of queries and keys; "auto", as before it was a setting, is a layer norm with rotary only."""
+    """Return the norm of queries and keys; "auto" is a layer norm with rotary positions, and none without."""
     auto = "layernorm" if config.attention == "rotary" else "none"
     chosen = auto if config.qk_norm == "auto" else config.qk_norm
     return None if chosen == "none" else chosen
@@ -193,16 +193,16 @@ class GPT(nn.Module):
             tokens: (B, T) ids.
             mask: bool, broadcastable to (B, 1, T, S), True = may attend; combined with the causal mask.
             cache: keys and values of earlier tokens; these T are appended.
-            documents: where documents lie in the sequences, in place of the two above: positions restart in each
+            documents: the documents in the sequences, given instead of mask and cache: positions restart in each
                 document, and no token attends to another document.
-            readout: (hidden (B, T, C), output layer's weight (padded V, C)) -> what is returned in place of the logits.
-                A loss without all logits is computed here, inside forward, where FSDP has the weights whole.
+            readout: computes the result from hidden (B, T, C) and the output layer's weight (padded V, C), so that not
+                all logits need to exist. It runs inside forward, where FSDP has gathered the weights.
 
         Returns:
             (B, T, V), or what `readout` returns.
 
         Raises:
-            ValueError: if the sequence, with what the cache holds, is longer than block_size.
+            ValueError: if sequence and cache together are longer than block_size.
         """
         hidden = self.hidden(tokens, mask=mask, cache=cache, documents=documents)
         return self.logits(hidden) if readout is None else readout(hidden, self.output_weight)
@@ -269,7 +269,7 @@ class GPT(nn.Module):
 
 
 def empty_gpt(config: ModelConfig, vocab_size: int, *, kernel: str = "fused", device: str = "cpu") -> GPT:
-    """Return a GPT without drawing its weights, which takes seconds for a large one.
+    """Return a GPT with uninitialised weights: drawing them takes seconds for a large model.
 
     `device="meta"` gives names and shapes only, at no cost in memory; other arguments as for `GPT`.
     """
@@ -278,7 +278,7 @@ def empty_gpt(config: ModelConfig, vocab_size: int, *, kernel: str = "fused", de
 
 
 class _Unfilled(TorchFunctionMode):
-    """Skips the functions of torch.nn.init: drawing on the meta device would import torch's compiler, for a second."""
+    """Skips the functions of torch.nn.init: on the meta device they would import torch's compiler, which takes 1 s."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

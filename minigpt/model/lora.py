@@ -26,7 +26,7 @@ MARK = ".adapter."  # in the names of its parameters
 
 @dataclass(frozen=True)
 class Place:
-    """A matrix of a block: a layer's whole weight, or one of several that are stacked in it by rows."""
+    """A matrix of a block: a layer's weight, or some rows of a weight that stacks several matrices."""
 
     layer: str  # blocks.0.attention.qkv
     part: int  # its number among the stacked ones
@@ -119,16 +119,16 @@ class NewRows(nn.Module):
 
 
 def _learn_rows(layer: Any, tokens: range) -> None:
-    """Let some rows of an embedding or output layer learn: its weight is then put together at each use."""
+    """Let some rows of an embedding or output layer learn: each use then assembles the weight."""
     layer.adapter = NewRows(layer.weight, tokens)
     weight = property(lambda layer: layer.adapter(layer._parameters["weight"]))
     layer.__class__ = type(type(layer).__name__, (type(layer),), {"weight": weight})
 
 
 def put_on(gpt: GPT, config: AdapterConfig, new_tokens: range = range(0)) -> None:
-    """Freeze a model and put an adapter beside its matrices; until it is trained it adds zero.
+    """Freeze a model and put an adapter beside its matrices; an untrained adapter adds zero.
 
-    The embeddings of `new_tokens` learn, too.
+    The embeddings of `new_tokens` also learn.
     """
     gpt.requires_grad_(False)
     for table in (gpt.token_embedding, gpt.output):
@@ -141,7 +141,7 @@ def put_on(gpt: GPT, config: AdapterConfig, new_tokens: range = range(0)) -> Non
 
 
 def base_of(gpt: GPT) -> dict[str, Tensor]:
-    """Return a model's weights without those of its adapter, but with what new tokens learned."""
+    """Return a model's weights without its adapter, but with the trained rows of new tokens."""
     weights = {name: tensor for name, tensor in gpt.state_dict().items() if MARK not in name}
     for name, layer in (("token_embedding", gpt.token_embedding), ("output", gpt.output)):
         if layer is not None and hasattr(layer, "adapter"):

@@ -64,7 +64,7 @@ def weighted_loss_sum(
         tokens: (B, T).
         targets: (B, T), the tokens one place later.
         weights: (B, T), how much each target counts; 0 = not at all.
-        documents: of the sequences, if none of them is to see another.
+        documents: those in the sequences, if attention stays within a document.
         chunk: as for `next_token_loss`.
     """
     options: dict[str, Any] = {} if documents is None else {"documents": documents}
@@ -82,10 +82,10 @@ def _in_chunks(gpt: Any, targets: Tensor, weights: Tensor | None, chunk: int) ->
 def chunked_loss_sum(
     hidden: Tensor, table: Tensor, targets: Tensor, *, weights: Tensor | None, vocab_size: int, chunk: int
 ) -> Tensor:
-    """Return what `weighted_loss_sum` does, in fp32 or wider.
+    """Compute `weighted_loss_sum` in fp32 or wider, with `chunk` rows of logits at a time.
 
     Args:
-        hidden: (B, T, C), what the output layer reads.
+        hidden: (B, T, C), the output layer's input.
         table: (V or more, C), the output layer's weight; rows from V on are padding.
         targets: (B, T).
         weights: (B, T), or None if all targets count the same.
@@ -100,7 +100,7 @@ def chunked_loss_sum(
     return _sum_and_gradients(rows, table.to(dtype), *flat, vocab_size, chunk, table.requires_grad)[0]
 
 
-# An operator of its own, so that the compiler takes it as one, and DDP's cuts of a compiled graph stay possible.
+# A custom operator: the compiler does not look inside, and DDP can still split the compiled graph.
 @torch.library.custom_op("minigpt::chunked_loss", mutates_args=())
 def _sum_and_gradients(
     hidden: Tensor, table: Tensor, targets: Tensor, weights: Tensor, vocab_size: int, chunk: int, learns: bool
@@ -111,11 +111,11 @@ def _sum_and_gradients(
     rows = (hidden, targets[:, None], weights[:, None], by_hidden)
     parts = zip(*(tensor.split(chunk) for tensor in rows), strict=True)
     for x, target, weight, by_x in parts:
-        scores = x @ table.T  # (chunk, padded V), whose memory the gradients take
+        scores = x @ table.T  # (chunk, padded V); the gradients reuse this memory
         scores[:, vocab_size:] = -torch.inf  # padding has no probability, and so no gradient
         losses = torch.log_softmax(scores, dim=-1, dtype=weights.dtype)
         total -= (losses.gather(-1, target) * weight).sum()
-        # A row's loss by its logits: their probabilities, less 1 at the target.
+        # The gradient of a row's loss by its logits: the probabilities, minus 1 at the target.
         scores.copy_(losses.exp_().scatter_add_(-1, target, -torch.ones_like(weight)))
         torch.mm(scores, table, out=by_x).mul_(weight)
         if not learns:

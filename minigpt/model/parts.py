@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this process's part of a sharded tensor (a DTensor), sharing its memory; any other as it is."""
+    """Return this process's part of a sharded tensor (a DTensor), sharing its memory; any other tensor unchanged."""
     whole: Any = tensor
     return whole.to_local() if hasattr(whole, "to_local") else tensor
 

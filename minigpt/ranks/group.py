@@ -57,15 +57,15 @@ class Processes:
         work.wait()
         return [value.decode() for value in self.store.multi_get(keys)]
 
-    def require_equal_on_all_ranks(self, what: str, mine: Mapping[str, object]) -> None:
+    def require_equal_on_all_ranks(self, name: str, values: Mapping[str, object]) -> None:
         """Refuse, on every rank, if not all ranks have the same `mine`; name the first rank and keys that differ."""
-        first, *others = self.gather("\n".join(f"{key}: {mine[key]!r}" for key in sorted(mine)))
+        first, *others = self.gather("\n".join(f"{key}: {values[key]!r}" for key in sorted(values)))
         for rank, text in enumerate(others, 1):
             if text != first:
                 lines, expected = set(text.splitlines()), set(first.splitlines())
                 wrong = f"{'; '.join(sorted(lines - expected))} where rank 0 has {'; '.join(sorted(expected - lines))}"
                 remedy = "Start all processes of a run with one command, on the same files"
-                raise UserFault(f"rank {rank} has {what} other than rank 0: {wrong}. {remedy}")
+                raise UserFault(f"rank {rank} has {name} other than rank 0: {wrong}. {remedy}")
 
     @contextlib.contextmanager
     def rank_zero_first(self) -> Iterator[None]:

@@ -75,8 +75,8 @@ def check_world_size(trainer: TrainerConfig) -> Launched | None:
         return None
     if (place.nodes, place.world_size) != (trainer.nodes, trainer.nodes * trainer.devices):
         remedy = f"Add trainer=ddp trainer.nodes={place.nodes} trainer.devices={place.local_size}, or start one process"
-        other = f"If no launcher did, its variables are left over from another job: unset {' '.join(LAUNCHED)}"
+        advice = f"If no launcher did, its variables are left over from another job: unset {' '.join(LAUNCHED)}"
         number = f"{place.world_size} processes were started on {place.nodes} hosts"
         wanted = f"trainer.nodes={trainer.nodes} trainer.devices={trainer.devices}"
-        raise UserFault(f"{number}, but {wanted}. {remedy}. {other}")
+        raise UserFault(f"{number}, but {wanted}. {remedy}. {advice}")
     return place

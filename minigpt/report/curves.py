@@ -3,18 +3,20 @@
 import contextlib
 import html
 import io
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from minigpt.files import replaced
-from minigpt.report.record import Numbers, Record, best_row, column, nats_per_bit, number
+from minigpt.report.record import Numbers, Record, Row, best_row, column, nats_per_bit, number
 from minigpt.screen import short_number
 
 TRAIN, VALIDATION, RATE, BASELINE = "#2f6fde", "#e2571e", "#7a869a", "#1a9a6c"
 INK, LINE, GRID = "#27313f", "#c5ccd6", "#e8ebf0"
+REWARD = "train/reward"
 STYLES = {TRAIN: "train", VALIDATION: "val", RATE: "rate", BASELINE: "base", INK: "ink", LINE: "line", GRID: "line"}
 
 
@@ -33,10 +35,15 @@ def drawing(*, size: tuple[float, float], font_size: float, dpi: int = 100) -> I
         yield Figure(figsize=size, dpi=dpi, facecolor="white", layout="constrained")
 
 
-def svg_of(figure: Any, label: str) -> str:
-    """Return a figure as an SVG element in the page's own colours; the label is for those who can't see it."""
+def svg(label: str, size: tuple[float, float], draw: Callable[..., None], *facts: Any) -> str:
+    """Return what `draw` makes of axes and facts as an SVG element in the page's own colours.
+
+    The label is for those who can't see it.
+    """
     file = io.StringIO()
-    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    with drawing(size=size, font_size=9) as figure:
+        draw(figure.subplots(), *facts)
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     text = file.getvalue()
     for colour, name in STYLES.items():
         text = text.replace(colour, f"var(--{name})")
@@ -57,10 +64,7 @@ def draw_loss(record: Record, path: Path) -> None:
     """Draw loss.png: training and validation loss above, or the reward that is learned; the learning rate below."""
     with drawing(size=(10, 5.6), font_size=11, dpi=150) as figure:
         loss, rate = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [6, 1]})
-        if len(column(record.rows, "train/reward")[0]):
-            draw_metric(loss, record, "train/reward", "mean reward of a step's answers")
-        else:
-            draw_losses(loss, record)
+        draw_learned(loss, record)
         draw_metric(rate, record, "lr", "learning\nrate")
         rate.set_xlabel("optimizer steps")
         figure.align_ylabels([loss, rate])
@@ -68,6 +72,14 @@ def draw_loss(record: Record, path: Path) -> None:
         loss.set_title(record.name, loc="left", fontsize=13, fontweight="bold", pad=12 + 19 * lines)
         with replaced(path) as temporary:
             figure.savefig(temporary, format="png", metadata={"Software": None})
+
+
+def draw_learned(axes: Any, record: Record) -> None:
+    """Draw what is learned: the losses, or a reward."""
+    if len(column(record.rows, REWARD)[0]):
+        draw_metric(axes, record, REWARD, "mean reward of a step's answers")
+    else:
+        draw_losses(axes, record)
 
 
 def draw_losses(axes: Any, record: Record) -> None:
@@ -88,7 +100,7 @@ def draw_losses(axes: Any, record: Record) -> None:
         steps, losses = column(record.rows, "val/loss")
         bits = number(best.get("val/bits_per_byte"))
         text = f"validation, best {best['val/loss']:.3f}" + (f" ({bits:.3f} bits per byte)" if bits is not None else "")
-        axes.plot(steps, losses, color=VALIDATION, marker=".", linewidth=1.4, label=text)
+        axes.plot(steps, losses, color=VALIDATION, marker="." if len(losses) < 60 else "", linewidth=1.4, label=text)
         visible.append(losses)
     nats = nats_per_bit(record.rows)
     if nats is not None:
@@ -114,6 +126,7 @@ def draw_metric(axes: Any, record: Record, key: str, name: str) -> None:
     steps, values = column(record.rows, key)
     _open_axes(axes, record)
     axes.set_ylabel(name, fontsize=9)
+    axes.yaxis.set_major_formatter(_short)
     axes.plot(steps, values, color=RATE, linewidth=1.4)
     if len(values):
         usual, highest = float(np.percentile(values, 99)), float(values.max())
@@ -121,10 +134,49 @@ def draw_metric(axes: Any, record: Record, key: str, name: str) -> None:
         axes.set_ylim(0, 1.15 * high or 1)
 
 
+def draw_layers(axes: Any, record: Record, prefix: str) -> None:
+    """Draw a metric of each layer over the validated steps: the later a layer, the stronger its line."""
+    names = sorted({key.removeprefix(prefix) for row in record.rows for key in row if key.startswith(prefix)})
+    layers = sorted(filter(str.isdigit, names), key=int)
+    for place, layer in enumerate(layers):
+        label = f"layer {layer}" if layer in (layers[0], layers[-1]) else None
+        strength = 0.3 + 0.7 * (place + 1) / len(layers)
+        steps, values = column(record.rows, prefix + layer)
+        axes.plot(steps, smooth(values), color=TRAIN, alpha=strength, linewidth=1.2, label=label)
+    if "embedding" in names:
+        axes.plot(*column(record.rows, f"{prefix}embedding"), color=VALIDATION, linewidth=1.4, label="embedding")
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.03, 0.98), ncols=3, frameon=False)
+    _open_axes(axes, record)
+    axes.set_ylim(0, None)
+    axes.yaxis.set_major_formatter(_short)
+
+
+def draw_positions(axes: Any, positions: list[Row]) -> None:
+    """Draw the loss by the place of a token in its window, with two standard errors to either side."""
+    places = [math.sqrt(row["first"] * row["last"]) for row in positions]
+    losses, errors = (np.array([row[key] for row in positions]) for key in ("nats", "error"))
+    axes.fill_between(places, losses - 2 * errors, losses + 2 * errors, color=TRAIN, alpha=0.18, linewidth=0)
+    axes.plot(places, losses, color=TRAIN, marker=".", linewidth=1.6)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda place, _: f"{place:,.0f}")
+    axes.set_xlabel("tokens read before it in the window")
+    plain(axes)
+
+
 def _open_axes(axes: Any, record: Record) -> None:
     """Prepare axes over all steps of a run: no frame above and to the right, and faint horizontal lines."""
     axes.set_xlim(0, 1.006 * max((row["step"] for row in record.rows), default=1) or 1)  # room for half a point
+    plain(axes)
+    axes.xaxis.set_major_formatter(lambda step, _: f"{step:,.0f}" if step < 1e5 else short_number(step))
+    axes.locator_params(axis="x", integer=True, nbins=6)
+
+
+def _short(value: float, _: int) -> str:
+    return f"{value:g}" if value < 1e4 else short_number(value)
+
+
+def plain(axes: Any) -> None:
+    """Give axes the look of the report: no frame above and to the right, and faint horizontal lines."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.xaxis.set_major_formatter(lambda step, _: f"{step:,.0f}" if step < 1e5 else short_number(step))

@@ -7,31 +7,34 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from minigpt.config.convert import values
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import StorageFailure
 from minigpt.files import write_file
-from minigpt.report.curves import draw_loss, draw_losses, draw_metric, drawing, svg_of
+from minigpt.report.curves import draw_layers, draw_learned, draw_loss, draw_metric, draw_positions, svg
 from minigpt.report.record import (
     Record,
+    advice,
     best_row,
     column,
     number,
-    overfitting,
     read_record,
     source_losses,
     text_of,
     training_seconds,
+    verdict,
 )
 from minigpt.screen import duration, short_number
 
-SAMPLES_SHOWN = 8  # the others fold away
+SAMPLES_SHOWN = 4  # side by side; the others fold away
 SMALL_CHARTS = {
-    "train/reward": "reward",
     "lr": "learning rate",
     "train/grad_norm": "gradient norm",
     "tokens_per_second": "tokens/s",
 }
+LAYER_CHARTS = {"train/grad_norm/": "Norm of the gradient", "train/update/": "Size of a step's update, |ΔW| / |W|"}
 # No script can run, whatever a sample or a setting holds.
 PAGE = """<!doctype html>
 <html lang="en">
@@ -40,7 +43,7 @@ PAGE = """<!doctype html>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <title>{name} · minigpt</title>
 <style>{style}</style>
-<header><h1>{name}</h1><p>{summary}</p></header>
+<header><h1>{name}</h1><p class="verdict">{verdict}</p><p>{remedy}</p><p>{summary}</p></header>
 <div class="figures">{figures}</div>
 {body}
 </html>
@@ -60,20 +63,22 @@ def write_report(run_dir: str | Path) -> None:
 
 def page(record: Record) -> str:
     """Return the run as one HTML page."""
-    sentence = overfitting(record.rows)
     sections = {
-        "Overfitting": f"<p>{escape(sentence)}.</p>" if sentence else "",
-        "Loss": charts(record),
+        "What it learned": charts(record),
         "What it writes": samples_section(record),
-        "What happened": events_section(record),
-        "Settings": settings_section(record.config),
-        "Chosen for this machine": table(record.choices.items()),
-        "Environment": table(record.environment.items()),
+        "What is hard for it": tokens_section(record),
+        "Layer by layer": layers_section(record),
+        "Settings": settings_section(record),
+        "The rest": events_section(record)
+        + folded("Chosen for this machine", table(record.choices.items(), "pairs"))
+        + folded("Environment", table(record.environment.items(), "pairs")),
     }
     figure = "<div><b>{}</b><span>{}</span><small>{}</small></div>"
     return PAGE.format(
         name=escape(record.name),
         style=Path(__file__).with_name("page.css").read_text(),
+        verdict=escape(verdict(record)),
+        remedy=escape(advice(record)),
         summary=escape(summary(record)),
         figures="".join(figure.format(*map(escape, card)) for card in cards(record)),
         body="".join(f"<section><h2>{title}</h2>{part}</section>" for title, part in sections.items() if part),
@@ -95,7 +100,7 @@ def cards(record: Record) -> Iterator[tuple[str, str, str]]:
     rows, best = record.rows, best_row(record.rows)
     if best:
         final = column(rows, "val/loss")[1][-1]
-        note = f"best, step {best['step']:,}; final {final:.4f}"
+        note = f"best, step {best['step']:,}" + (f"; final {final:.4f}" if final != best["val/loss"] else ", the last")
         yield f"{best['val/loss']:.4f}", "validation loss, nats per token", note
         bits = number(best.get("val/bits_per_byte"))
         if bits is not None:
@@ -109,7 +114,7 @@ def cards(record: Record) -> Iterator[tuple[str, str, str]]:
         yield duration(seconds), "of training", ""
     speeds, uses = column(rows, "tokens_per_second")[1], column(rows, "mfu")[1]
     if len(speeds):
-        note = f"MFU {statistics.median(uses):.1%}" if len(uses) else ""
+        note = f"MFU {statistics.median(uses):.1%}" if len(uses) and statistics.median(uses) >= 0.001 else ""
         yield short_number(statistics.median(speeds)), "tokens per second", note
 
 
@@ -117,43 +122,78 @@ def charts(record: Record) -> str:
     """Return the losses, then learning rate, gradient norm and speed side by side."""
     if not record.rows:
         return "<p>No step has been logged yet.</p>"
-    large, small = [], []
-    for name, size in (("broad", (8.6, 3.4)), ("narrow", (4.2, 3.4))):  # the page shows the one that fits its width
-        with drawing(size=size, font_size=9) as figure:
-            draw_losses(figure.subplots(), record)
-            large.append(f'<div class="{name}">{svg_of(figure, "loss over optimizer steps")}</div>')
-    for key, name in SMALL_CHARTS.items():
-        if len(column(record.rows, key)[0]) > 1:
-            with drawing(size=(3.6, 1.6), font_size=9) as figure:
-                draw_metric(figure.subplots(), record, key, name)
-                small.append(svg_of(figure, name))
+    label, sizes = "what is learned over optimizer steps", {"broad": (8.6, 3.4), "narrow": (4.2, 3.4)}
+    large = [f'<div class="{name}">{svg(label, size, draw_learned, record)}</div>' for name, size in sizes.items()]
+    shown = {key: name for key, name in SMALL_CHARTS.items() if len(column(record.rows, key)[0]) > 1}
+    small = [svg(name, (3.6, 1.6), draw_metric, record, key, name) for key, name in shown.items()]
     return f'{"".join(large)}<div class="small">{"".join(small)}</div>'
 
 
 def samples_section(record: Record) -> str:
-    """Return the last samples, and the earlier ones folded away."""
-    frame = '<h3>step {}</h3><pre class="sample">{}</pre>'
-    samples = [frame.format(escape(str(sample["step"])), escape(sample["text"].rstrip())) for sample in record.samples]
-    earlier = samples[:-SAMPLES_SHOWN]
-    return "".join(samples[-SAMPLES_SHOWN:]) + folded(f"{len(earlier)} earlier", "".join(earlier))
+    """Return what the prompt became as training went on: some samples side by side, and all of them folded away."""
+    losses = dict(zip(*map(np.ndarray.tolist, column(record.rows, "val/loss")), strict=True))
+    samples = []
+    for sample in record.samples:
+        loss = f" · validation {losses[sample['step']]:.2f}" if sample["step"] in losses else ""
+        text = f'<pre class="sample">{escape(sample["text"].rstrip())}</pre>'
+        samples.append(f"<div><h3>step {sample['step']:,}{loss}</h3>{text}</div>")
+    if not samples:
+        return ""
+    prompt = record.config.get("samples.prompt")
+    shown = sorted(set(np.linspace(0, len(samples) - 1, SAMPLES_SHOWN).round().astype(int).tolist()))
+    others = [sample for place, sample in enumerate(samples) if place not in shown]
+    columns = "".join(samples[place] for place in shown)
+    began = f'<p class="soft">Each goes on from <code>{escape(prompt)}</code></p>' if prompt else ""
+    beside = f'{began}<div class="beside" tabindex="0">{columns}</div>'
+    return beside + folded(f"{len(others)} between them", "".join(others))
+
+
+def tokens_section(record: Record) -> str:
+    """Return some validation text, each token coloured by its loss, and the loss by the place in the window."""
+    tokens, positions = record.tokens.get("tokens", []), record.tokens.get("positions", [])
+    if not tokens or not positions:
+        return ""
+    frame = '<i style="--nats:{0:.1f}" title="{0:.2f} nats">{1}</i>'
+    text = "".join(
+        escape(token["text"]) if number(token["nats"]) is None else frame.format(token["nats"], escape(token["text"]))
+        for token in tokens
+    )
+    scale = "".join(f'<i style="--nats:{nats}"> {nats} </i>' for nats in range(0, 10, 3))
+    of, step = record.tokens.get("of", ""), record.tokens.get("step")
+    about = f"The beginning of the validation text{of}; nats that the best model, of step {step}, "
+    picture = svg("loss by place in the window", (4.6, 2.2), draw_positions, positions)
+    place = f'<div class="half"><h3>Mean loss by place in the window</h3>{picture}</div>'
+    about = f'<p class="soft heat">{escape(about)}lost at each token: <span>{scale} or more</span></p>'
+    return f'{about}<pre class="sample heat" tabindex="0">{text}</pre>{place}'
+
+
+def layers_section(record: Record) -> str:
+    """Return each layer's gradient norm and size of update over the steps, side by side."""
+    keys = {key for row in record.rows for key in row}
+    shown = {of: name for of, name in LAYER_CHARTS.items() if any(key.startswith(of) for key in keys)}
+    frame = "<div><h3>{}</h3>{}</div>"
+    parts = [frame.format(name, svg(name, (4.4, 2.2), draw_layers, record, of)) for of, name in shown.items()]
+    return f'<div class="small">{"".join(parts)}</div>' if parts else ""
 
 
 def events_section(record: Record) -> str:
-    """Return starts, restarts, stops and warnings."""
+    """Return starts, restarts, stops and warnings, folded away."""
     rows = []
     for event in record.events:
         facts = {key: value for key, value in event.items() if key not in ("time", "event")}
         words = ", ".join(f"{key.replace('_', ' ')} {cell_text(value)}" for key, value in facts.items())
         rows.append((str(event.get("time", "")).replace("T", " ")[:19], event.get("event", ""), words))
-    return table(rows)
+    kinds = ", ".join(dict.fromkeys(cell_text(kind).replace("_", " ") for _, kind, _ in rows))
+    return folded(f"What happened: {escape(kinds)}", table(rows))
 
 
-def settings_section(config: dict[str, Any]) -> str:
-    """Return the settings that differ from their defaults; the others are folded away."""
-    defaults = values(TrainConfig())
+def settings_section(record: Record) -> str:
+    """Return the command, and the settings that differ from their defaults; the others are folded away."""
+    config, defaults = record.config, values(TrainConfig())
     changed = [(key, value) for key, value in config.items() if value != defaults.get(key)]
     others = [(key, value) for key, value in config.items() if value == defaults.get(key)]
-    return table(changed) + folded(f"{len(others)} that have their default", table(others))
+    command = f'<pre class="sample">{escape(record.command.strip())}</pre>' if record.command.strip() else ""
+    return command + table(changed, "pairs") + folded(f"{len(others)} that have their default", table(others, "pairs"))
 
 
 def folded(title: str, part: str) -> str:
@@ -161,11 +201,11 @@ def folded(title: str, part: str) -> str:
     return f"<details><summary>{title}</summary>{part}</details>" if part else ""
 
 
-def table(rows: Iterable[Sequence[Any]]) -> str:
-    """Return rows of cells as a table; "" if there are no rows."""
+def table(rows: Iterable[Sequence[Any]], look: str = "wide") -> str:
+    """Return rows of cells as a table; "" if there are no rows. "pairs" is a look for names and values."""
     cells = ("".join(f"<td>{escape(cell_text(cell))}</td>" for cell in row) for row in rows)
     lines = "".join(f"<tr>{line}</tr>" for line in cells)
-    return f'<div class="wide"><table>{lines}</table></div>' if lines else ""
+    return f'<div class="{look}"><table>{lines}</table></div>' if lines else ""
 
 
 def cell_text(value: Any) -> str:

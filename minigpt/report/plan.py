@@ -1,5 +1,6 @@
 """The plan of a run: what is printed before its first step, and by `minigpt plan`."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,10 +11,12 @@ from minigpt.data.chat.tasks import question
 from minigpt.data.prepared import Prepared
 from minigpt.data.sources.find import typed_path
 from minigpt.data.tokenizer import read_tokenizer_json
+from minigpt.faults import UserFault
 from minigpt.machine.choices import Choices, choose, usable_memory
 from minigpt.machine.cores import usable_cores
-from minigpt.machine.hardware import Hardware, find_device, memory_of_device
+from minigpt.machine.hardware import Hardware, card_of, find_device, memory_of_device
 from minigpt.machine.memory import Memory, step_memory
+from minigpt.machine.roofline import most_tokens_per_second
 from minigpt.model.counting import sizes_of
 from minigpt.model.gpt import GPT
 from minigpt.screen import Say, number_of, size_text
@@ -42,7 +45,10 @@ def describe_plan(
     else:
         tokens = total_steps * config.batch_tokens
         passes = _passes(prepared.train, tokens, model.block_size)
-        length = f"{total_steps:,} steps = {tokens:,} tokens = {passes}, {tokens / parameters:.1f} tokens per parameter"
+        length = f"{total_steps:,} steps = {tokens:,} tokens = {passes}"
+        length += f", {tokens / parameters:.1f} tokens per parameter" if tokens >= 0.1 * parameters else ""
+    parts = f"{number_of(choices.devices, 'device')} x {choices.accumulate} x micro-batch {choices.micro_batch}"
+    parts = "" if choices.devices == choices.accumulate == 1 else f" = {parts}"
     shared = f" ({model.n_kv_head} of keys and values)" if 0 < model.n_kv_head < model.n_head else ""
     lines = [
         f"Model      {parameters:,} parameters: {number_of(model.n_layer, 'layer')}, "
@@ -50,8 +56,7 @@ def describe_plan(
         f"vocabulary {gpt.vocab_size:,}",
         f"Data       {len(prepared.train):,} training tokens, {len(prepared.val):,} validation tokens "
         f"({'mix' if config.data.mix else config.data.name}, {prepared.tokenizer.name} tokenizer)",
-        f"Step       {config.batch_tokens:,} tokens = {sequences} windows of {model.block_size} = "
-        f"{number_of(choices.devices, 'device')} x {choices.accumulate} x micro-batch {choices.micro_batch}",
+        f"Step       {config.batch_tokens:,} tokens = {sequences} windows of {model.block_size}{parts}",
         f"Length     {length}",
         f"Memory     about {size_text(memory.peak)} of {size_text(room)} per device (estimate): {by_part(memory)}",
         f"Device     {hardware.name}, {choices.precision}, {choices.attention_kernel} attention, "
@@ -67,17 +72,13 @@ def describe_plan(
 def by_part(memory: Memory) -> str:
     """Return what each part of a step's memory takes."""
     parts = ("weights", "gradients", "optimizer", "activations", "logits", "working")
-    return ", ".join(f"{part} {size_text(getattr(memory, part))}" for part in parts)
+    return ", ".join(f"{part} {size_text(size)}" for part in parts if (size := getattr(memory, part)))
 
 
 def plan(config: PlanConfig, say: Say = print) -> None:
     """Print the memory of a training with its automatic choices, and what else would fit."""
     V = config.vocab_size or _vocab_size(config)
-    if config.memory is None:
-        hardware = find_device(config)
-    else:
-        device = "cpu" if config.trainer.device == "cpu" else "cuda"
-        hardware = Hardware(device, f"{device} device", usable_cores(), True, int(1e9 * config.memory))
+    hardware = _hardware(config)
     choices, usable = choose(config, hardware, V), usable_memory(config, hardware)
     memory = step_memory(config, choices, V)
     of_device = memory_of_device(hardware, config.trainer.devices)
@@ -90,6 +91,11 @@ def plan(config: PlanConfig, say: Say = print) -> None:
         f"{choices.precision}, {choices.attention_kernel} attention, {config.optimizer.name}",
         f"Memory     about {size_text(memory.peak)} per device at the most (estimate): {by_part(memory)}",
     ]
+    if most := most_tokens_per_second(config, choices, hardware, V):
+        lines.append(
+            f"Speed      at most {most:,.0f} tokens/s (roofline of this card: products and update at its published "
+            "peaks; not measured)"
+        )
     fits = memory.peak <= usable
     lines.append(f"Verdict    it {'fits' if fits else 'does NOT fit. What would, added to the command:'}")
     for words, changed in () if fits else _alternatives(config):
@@ -101,6 +107,20 @@ def plan(config: PlanConfig, say: Say = print) -> None:
     if not fits and lines[-1].startswith("Verdict"):
         lines.append("           nothing that was tried: use a smaller model or model.block_size, or more devices")
     say("\n".join(lines))
+
+
+def _hardware(config: PlanConfig) -> Hardware:
+    """Return the device that is planned for: this machine's, or one of which a name or its memory is given."""
+    if config.memory is None and config.card is None:
+        return find_device(config)
+    device, card = "cpu" if config.trainer.device == "cpu" else "cuda", card_of(config.card or "")
+    if config.card and card is None:
+        raise UserFault(
+            f"card={config.card} is not in our table of cards. Use memory=GB instead, or a name such as H100"
+        )
+    memory = config.memory or (card and card.memory) or 0.0
+    has_bf16 = not re.search("V100|T4", config.card or "")
+    return Hardware(device, config.card or f"{device} device", usable_cores(), has_bf16, int(1e9 * memory))
 
 
 def _alternatives(config: PlanConfig) -> Iterator[tuple[str, PlanConfig]]:
@@ -116,8 +136,8 @@ def _alternatives(config: PlanConfig) -> Iterator[tuple[str, PlanConfig]]:
     for words, layout in layouts.items():
         yield words, replace(config, trainer=layout)
         if not config.model.checkpoint_activations:
-            more = f"{words} model.checkpoint_activations=true".strip()
-            yield more, replace(config, trainer=layout, model=saving)
+            checkpointed = f"{words} model.checkpoint_activations=true".strip()
+            yield checkpointed, replace(config, trainer=layout, model=saving)
 
 
 def _vocab_size(config: PlanConfig) -> int:
@@ -132,7 +152,7 @@ def describe_questions(config: TrainConfig) -> list[str]:
     objective, sequences = config.objective, config.batch_tokens // config.model.block_size
     asked, answer = question(objective.task, config.seed, 0)
     return [
-        f"Reward     1 for an answer that is right to the last character, else 0. A step asks "
+        f"Reward     1 for an answer that is right to the last character, else up to 0.2. A step asks "
         f"{number_of(sequences // objective.answers, 'question')} of {objective.task}, {objective.answers} times each:",
         f"             {asked} -> {answer}",
     ]

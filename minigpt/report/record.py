@@ -16,8 +16,10 @@ from minigpt.faults import UserFault
 from minigpt.files import read_json
 from minigpt.rundir.rows import read_rows
 
-ROSE = 1.01  # a validation loss so much above the best has risen
+ROSE = 1.01  # a validation loss so much above another has risen from it, or was to fall to it
+LATE = 0.75  # of the steps: whether the loss fell since then tells whether it still falls
 FEW = 3  # rows over which training losses are averaged
+STATES = {"finished": "finished", "stopped": "stopped", "gave_up": "non-finite"}  # by a run's last event
 
 Row = dict[str, Any]
 Numbers = NDArray[np.float64]
@@ -35,6 +37,8 @@ class Record:
     choices: dict[str, Any]
     environment: dict[str, Any]
     baselines: list[Row]  # baseline.json, if they were measured: name, bits_per_byte and of which part of the text
+    tokens: dict[str, Any]  # tokens.json: the losses of some validation text, as training/token_losses.py has them
+    command: str  # that was typed, or ""
     parameters: int | None  # None: no checkpoint to count them in
 
     @property
@@ -53,11 +57,13 @@ def read_record(run_dir: str | Path) -> Record:
         path=path,
         rows=[rows[step] for step in sorted(rows)],  # a step that was written twice counts once, as last written
         events=read_rows(path / "events.jsonl"),
-        samples=read_rows(path / "samples.jsonl"),
+        samples=[row for row in read_rows(path / "samples.jsonl") if type(row.get("step")) is int and "text" in row],
         config=flatten(read_mapping(path / "config.yaml")),
         choices=read_mapping(path / "choices.json"),
         environment=read_mapping(path / "environment.json"),
         baselines=read_baselines(path),
+        tokens=read_mapping(path / "tokens.json"),
+        command=(path / "command.txt").read_text(errors="replace") if (path / "command.txt").is_file() else "",
         parameters=count_parameters(path / "checkpoints"),
     )
 
@@ -97,21 +103,65 @@ def best_row(rows: list[Row]) -> Row | None:
     return min(validated, key=lambda row: row["val/loss"], default=None)
 
 
-def overfitting(rows: list[Row]) -> str | None:
-    """Return what it means, and what to type, if validation rose while training fell; None if it did not."""
-    best, losses = best_row(rows), column(rows, "train/loss")
+def stage(record: Record, unended: str) -> str:
+    """Return how a run ended, by its last event, and at which of its steps; `unended` is the word if it did not."""
+    turns = [event["event"] for event in record.events if event.get("event") in ("began", "continued", *STATES)]
+    state = STATES.get("".join(turns[-1:]), unended)
+    step, steps = record.rows[-1]["step"] if record.rows else 0, record.config.get("trainer.max_steps")
+    if state == "finished" or not steps or record.config.get("trainer.max_tokens"):
+        return state
+    return f"{state} at {step:,} of {steps:,}"
+
+
+def trend(rows: list[Row]) -> tuple[str, str]:
+    """Return where the validation loss was heading when the rows end, and what would help; "" and "" if unknown."""
     validated = [row for row in rows if number(row.get("val/loss")) is not None]
-    if best is None or validated[-1]["val/loss"] <= ROSE * best["val/loss"]:
-        return None
-    steps, values = losses
-    before, after = values[steps <= best["step"]][-FEW:], values[-FEW:]
-    if not len(before) or after.mean() >= before.mean():
-        return None
-    return (
-        f"from step {best['step']:,} on validation rose from {best['val/loss']:.3f} to {validated[-1]['val/loss']:.3f} "
-        "while training fell: the model learns this text by heart. The best checkpoint is kept; more steps don't help. "
-        "More text does, or budget=TIME, which sizes for this text, or model.dropout=0.2 optimizer.weight_decay=0.3"
-    )
+    before = [row for row in validated if row["step"] <= LATE * validated[-1]["step"]]
+    if not before:
+        return "", ""
+    best, first, last = best_row(rows) or {}, before[-1], validated[-1]
+    if last["val/loss"] > ROSE * best["val/loss"]:
+        steps, losses = column(rows, "train/loss")
+        earlier, after = losses[steps <= best["step"]][-FEW:], losses[-FEW:]
+        rose = f"Validation rose from {best['val/loss']:.3f} to {last['val/loss']:.3f}"
+        if len(earlier) and after.mean() < earlier.mean():
+            why = f"{rose} while training fell: the model learns this text by heart. The best checkpoint is kept. Type"
+            remedy = "budget=TIME, which sizes for this text, or model.dropout=0.2 optimizer.weight_decay=0.3"
+            return f"overfit after step {best['step']:,}: more text would help, more steps would not", f"{why} {remedy}"
+        return f"risen after step {best['step']:,}", f"{rose}. A lower optimizer.lr may help"
+    if first["val/loss"] > ROSE * last["val/loss"]:
+        return "still falling: more time would help", "Type trainer.max_steps=N, or budget=TIME"
+    level = f"level since step {first['step']:,}: more steps would hardly help"
+    return level, "A larger model or more text may: budget=TIME sizes for the text"
+
+
+def verdict(record: Record) -> str:
+    """Return in one sentence how good a run is, beside models that only count, and where its loss was heading."""
+    best, (_, rewards) = best_row(record.rows), column(record.rows, "train/reward")
+    bits = number((best or {}).get("val/bits_per_byte"))
+    parts = ["not validated"] if best is None else [f"validation loss {best['val/loss']:.3f}"]
+    if bits is not None:
+        parts = [f"{bits:.3f} bits per byte"]
+        for row in record.baselines:
+            side, name = "ahead of" if bits < row["bits_per_byte"] else "behind", row["name"].partition(" ")[0]
+            what = "copying" if name == "xz" else "counting"
+            parts.append(f"{side} {what} ({name} {row['bits_per_byte']:.3f})")
+    state, heading = stage(record, "unfinished"), trend(record.rows)[0]
+    if len(rewards):  # then no text is learned
+        parts, heading = [f"mean reward {rewards[-FEW:].mean():.2f}, at first {rewards[:FEW].mean():.2f}"], ""
+    if state == "finished":
+        return ", ".join([*parts, *filter(None, [heading])])
+    if state.startswith(STATES["gave_up"]):
+        heading = "a lower optimizer.lr may help"
+    elif not heading.startswith("overfit"):
+        heading = "the same command continues"
+    return f"{state}: {', '.join(parts)}; {heading}"
+
+
+def advice(record: Record) -> str:
+    """Return what to type, if the verdict says where the loss was heading; else ""."""
+    heading, remedy = trend(record.rows)
+    return remedy if heading in verdict(record) else ""
 
 
 def source_losses(row: Row) -> dict[str, float]:

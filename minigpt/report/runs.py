@@ -5,6 +5,7 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,9 @@ from minigpt.checkpoint.folder import DamagedCheckpoint, best_checkpoint, list_c
 from minigpt.config.convert import settings
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
-from minigpt.report.record import Record, best_row, number, overfitting, read_record, text_of
+from minigpt.report.record import Record, best_row, number, read_record, stage, text_of, trend
 from minigpt.screen import table
 
-STATES = {"finished": "finished", "stopped": "stopped", "gave_up": "non-finite"}  # by a run's last event
 MOST_COLUMNS = 5  # of settings that differ
 
 
@@ -68,26 +68,23 @@ def describe_run(record: Record, varied: Sequence[str] = (), *, is_best: bool = 
         _figure(best.get("val/loss")),
         _figure(best.get("val/bits_per_byte")),
         "best" if is_best else "",
-        state_of(record) + (f", overfits from step {best['step']:,}" if overfitting(record.rows) else ""),
+        ", ".join(
+            [state_of(record), *(word for word in [trend(record.rows)[0].partition(":")[0]] if "overfit" in word)]
+        ),
         *(str(config.get(key, "-")) for key in varied),
     )
 
 
 def state_of(record: Record) -> str:
     """Return "running" for a run that is training now, else how it ended, and at which of its steps."""
-    turns = [event["event"] for event in record.events if event.get("event") in ("began", "continued", *STATES)]
-    state = STATES.get(turns[-1], "interrupted") if turns else "interrupted"
     try:
         with open(record.path / "run.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        state = "running"
+        return stage(replace(record, events=[]), "running")
     except OSError:
         pass  # no lock, or a file system without
-    step, steps = record.rows[-1]["step"] if record.rows else 0, record.config.get("trainer.max_steps")
-    if state == "finished" or not steps or record.config.get("trainer.max_tokens"):
-        return state
-    return f"{state} at {step:,} of {steps:,}"
+    return stage(record, "interrupted")
 
 
 def list_checkpoints_of(run: Path) -> str:

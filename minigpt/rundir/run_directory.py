@@ -80,8 +80,8 @@ class RunDirectory:
                     self.checkpoints.rmdir()
                     self.path.rmdir()
             self._lock_file.close()
-        here = isinstance(error, OSError) and str(error.filename or "").startswith(str(self.path))
-        if isinstance(error, OSError) and (here or error.errno in DISK_ERRORS):
+        is_of_run = isinstance(error, OSError) and str(error.filename or "").startswith(str(self.path))
+        if isinstance(error, OSError) and (is_of_run or error.errno in DISK_ERRORS):
             raise self._unwritable(error) from error
 
     def _unwritable(self, error: OSError) -> StorageFailure:

@@ -40,9 +40,9 @@ class Conversation:
         self.noted = False  # whether a note has said that the oldest messages are left out
 
     def answer(self, message: str, options: SamplingOptions) -> None:
-        """Answer a message, and show the answer and its speed. After Ctrl-C the text so far is the answer.
+        """Print the answer to a message, and its speed. Ctrl-C ends the answer early.
 
-        A message that can't be encoded, or that the context can't hold, is forgotten.
+        A message that can't be encoded, or that is too long for the context, is dropped.
         """
         message = message.strip()
         if not message:
@@ -70,7 +70,7 @@ class Conversation:
         note(f"{len(text.written):,} tokens in {time.perf_counter() - started:.1f} s; seed {options.seed}")
 
     def turn(self, max_new_tokens: int) -> Turn:
-        """Return what the model reads: the conversation, without its oldest exchanges if it would be too long."""
+        """Return the tokens of the conversation, without its oldest exchanges if it is too long."""
         block_size = self.loaded.model.config.block_size
         for forgotten in range(0, len(self.messages), 2):
             turn = turn_of(self.loaded.tokenizer, [*self.system, *self.messages[forgotten:]])

@@ -16,7 +16,7 @@ ROLES = {"system": "System", "developer": "System", "user": "User", "assistant":
 
 
 class ConversationTooLong(UserFault):
-    """The context can't hold the messages and an answer."""
+    """Messages and answer are longer than the context."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,22 @@ def turn_of(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> Turn
     return Turn([*tokenizer.start, *tokenizer.encode("".join([*lines, "Assistant:"]))], ends_of(tokenizer), ["\nUser:"])
 
 
+def has_conversations(tokenizer: Tokenizer) -> bool:
+    """Return whether a model with this tokenizer was trained on conversations."""
+    return tokenizer.template is not None or has_roles(tokenizer)
+
+
 def form_of(tokenizer: Tokenizer) -> str:
-    """Return in words how a model reads messages."""
-    if tokenizer.template or has_roles(tokenizer):
+    """Return a name for the form in which a model reads messages."""
+    if has_conversations(tokenizer):
         return "messages by its own chat_template" if tokenizer.template else "messages as data=chat trained it"
     return "a plain transcript, as it has no chat_template, and may not answer"
 
 
 def refuse_too_long(turn: Turn, block_size: int, max_new_tokens: int) -> None:
-    """Refuse messages that leave an answer less than a quarter of the context, if it may be as long as that.
+    """Refuse messages that leave less than a quarter of the context (or max_new_tokens) for the answer.
 
-    The model would read only the end of longer ones. `chat` and the page then leave out the oldest exchange.
+    The model would lose their beginning. `chat` and the page then leave out the oldest exchange.
     """
     room = block_size - min(max_new_tokens, block_size // 4)
     if len(turn.tokens) > room:

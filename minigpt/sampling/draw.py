@@ -1,6 +1,6 @@
 """Drawing a token, with random numbers that are a function of (seed, sample, position) and nothing else.
 
-No generator is carried along, so nothing else that is drawn, written or batched beside a sample can change it.
+There is no generator with a state, so a sample does not depend on other texts or on earlier draws.
 """
 
 import torch
@@ -24,7 +24,7 @@ def uniform(seed: int, sample: int, position: int) -> float:
     return (state >> 11) * 2.0**-53  # the 53 bits a double holds
 
 
-def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
+def sample_tokens(logits: Tensor, uniforms: Tensor) -> Tensor:
     """Draw one token per row: the first whose cumulative probability exceeds the row's random number.
 
     The sum runs over the vocabulary in order and in double precision, so a row's token depends on nothing but its own

@@ -1,4 +1,4 @@
-"""What shapes the choice of the next token: pure functions, logits (B, V) in, logits (B, V) out.
+"""Filters of the next token's logits: pure functions, logits (B, V) in, logits (B, V) out.
 
 A token that is ruled out gets minus infinity; the likeliest token is never ruled out.
 """
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-NUCLEUS = 512  # likeliest tokens, which mostly hold top_p: they are found much faster than the whole order
+NUCLEUS = 512  # likeliest tokens: they usually cover top_p, and finding them is much faster than a full sort
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How a text is continued. Ranges are those of `minigpt sample` (config/schema.py), and are not checked here."""
+    """Options of sampling. Their ranges are checked in config/schema.py, not here."""
 
     max_new_tokens: int = 256
     temperature: float = 0.8

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from minigpt.faults import UserFault
 from minigpt.model.cache import KVCache
-from minigpt.sampling.draw import draw, uniform, upload
+from minigpt.sampling.draw import sample_tokens, uniform, upload
 from minigpt.sampling.filters import SamplingOptions, filter_rows
 
 # A language model: (B, T) ids on the CPU, padded right to T, and the B real lengths -> (B, V) logits after each row's
@@ -28,13 +28,13 @@ class NonFiniteLogits(UserFault):
 
 @dataclass(eq=False)
 class TextInProgress:
-    """A text that is written, with options of its own."""
+    """A text being written, with its own options."""
 
     tokens: list[int]  # the prompt, at least one token, and what was written
     options: SamplingOptions
     number: int = 0  # which of its prompt's samples it is
     ends: frozenset[int] = frozenset()  # tokens that end it and are no part of it
-    text: str = ""  # what the written tokens say; `write_texts` sets it
+    text: str = ""  # decoded from the new tokens; set by `write_texts`
     ended: str = ""  # "length" | "end of text" | "stopped", which the caller sets
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ def generate(reader: "Reader", texts: Sequence[TextInProgress]) -> Iterator[tupl
 
 
 class Writer:
-    """Texts that grow together, a token per step. They join and leave between two steps; a text that ends leaves."""
+    """Texts that grow together, one token per step. Texts join and leave between steps; a text that ends leaves."""
 
     def __init__(self, reader: "Reader"):
         self.reader = reader
@@ -85,7 +85,7 @@ class Writer:
 
     @torch.inference_mode()
     def join(self, texts: Sequence[TextInProgress]) -> None:
-        """Add texts to those that grow; their prompts are read now."""
+        """Add texts, and read their prompts."""
         assert all(text.tokens for text in texts), "there must be a token to start from, e.g. end-of-text"
         self.reader.join([text.tokens for text in texts])
         self.texts += texts
@@ -93,7 +93,7 @@ class Writer:
 
     @torch.inference_mode()
     def leave(self, text: TextInProgress) -> None:
-        """Remove a text, as it is."""
+        """Remove an unfinished text."""
         index = self.texts.index(text)
         self.reader.leave(index)
         self.texts[index] = self.texts[-1]
@@ -105,8 +105,8 @@ class Writer:
         """Give each text its next token. Texts that have ended leave when the iterator is exhausted.
 
         Yields:
-            Each text with its new token and the logits (V,), fp64, that it was drawn from; not for a token that ends
-            the text. The caller may set `ended`.
+            Each text, its new token, and the logits (V,), fp64, from which the token was drawn; nothing for a token
+            that ends the text. The caller may set `ended`.
 
         Raises:
             NonFiniteLogits: the model's logits are NaN or infinite.
@@ -118,7 +118,7 @@ class Writer:
             self.seen = tokens_seen([text.tokens for text in texts], logits)
         uniforms = [uniform(text.options.seed, text.number, len(text.tokens)) for text in texts]
         numbers = upload(torch.tensor(uniforms, dtype=torch.float64), logits.device)
-        drawn = draw(filter_rows(logits, self.seen, [text.options for text in texts]), numbers)
+        drawn = sample_tokens(filter_rows(logits, self.seen, [text.options for text in texts]), numbers)
         if self.seen is not None:
             self.seen.scatter_(1, drawn[:, None], True)
         for index, (text, token) in enumerate(zip(texts, read_tokens(drawn, logits), strict=True)):
@@ -129,7 +129,7 @@ class Writer:
             if len(text.tokens) - text.prompt_length >= text.options.max_new_tokens:
                 text.ended = "length"
             yield text, token, logits[index]
-        for text in reversed(texts):  # from the end, where nothing has to move up
+        for text in reversed(texts):  # from the end, so that no row moves
             if text.ended:
                 self.leave(text)
 
@@ -161,9 +161,9 @@ class Reader:
     Args:
         forward: the model.
         block_size: its window, in tokens.
-        new_cache: makes an empty KV cache of so many rows; None: no cache is used.
-        room: rows of the cache, for texts that come and go. Each is then read on its own, so that its numbers are the
-            same with or without others. None: all texts come at once, and are read together.
+        new_cache: makes an empty KV cache with a number of rows; None: no cache.
+        room: rows of the cache, if texts join and leave. Each prompt is then read alone, so that its logits do not
+            depend on other texts. None: all texts come at once, and are read together.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Reader:
         return self.read([text[-1:] for text in texts], self.cache)
 
     def join(self, texts: Sequence[Sequence[int]]) -> None:
-        """Read texts except for their last tokens, and add them after the others."""
+        """Read all tokens of new texts but the last, and append their rows."""
         if self.new_cache is None:
             return
         starts = [window_start(len(text), self.block_size) for text in texts]

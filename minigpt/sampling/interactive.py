@@ -29,14 +29,14 @@ def prompt_loop(
     answer: Callable[[str, SamplingOptions], object],
     commands: Mapping[str, tuple[str, Callable[[], object]]] | None = None,
 ) -> None:
-    """Have typed lines answered until /quit, the end of the input, or Ctrl-C at the prompt.
+    """Call `answer` for each typed line until /quit, the end of the input, or Ctrl-C at the prompt.
 
     Ctrl-C while the model writes stops that text only. Every text has its own seed, counted up from the options'.
 
     Args:
         options: to start with; commands change them.
         answer: shows what the model writes after a line.
-        commands: others, beside those of SHORT: what each does, in words and as a function.
+        commands: further commands: for each a description and a function.
     """
     commands = commands or {}
     for line in typed_lines():

@@ -31,8 +31,8 @@ def sample(config: SampleConfig) -> int:
     decoder = choose_decoder(loaded.model, config.compile if config.use_cache else "off", config.precision)
     if config.interactive:
         note("Type the beginning of a text. /help lists the commands, /quit or Ctrl-D leaves.")
-        one = replace(config, prompt_file=None, num_samples=1, stream=True)
-        prompt_loop(options, lambda line, options: write_prompts(loaded, decoder, replace(one, prompt=[line]), options))
+        once = replace(config, prompt_file=None, num_samples=1, stream=True)
+        prompt_loop(options, lambda line, now: write_prompts(loaded, decoder, replace(once, prompt=[line]), now))
     else:
         write_prompts(loaded, decoder, config, options)
     return FINISHED
@@ -60,7 +60,7 @@ def move(loaded: LoadedCheckpoint, device: str, precision: str) -> None:
 
 
 def choose_decoder(model: GPT, compile: str, precision: str) -> NativeDecoder | None:
-    """Return native code for a token's step if it is wanted and works; None = the model's own step."""
+    """Return the native decoder if it is wanted and works; None = decode with the model itself."""
     if compile == "off":
         return None
     try:
@@ -90,7 +90,7 @@ def write_prompts(
     streaming = config.stream and len(prompts) * config.num_samples == 1
     started = time.perf_counter()
     try:
-        if streaming and not config.interactive:  # an interactive prompt is on the screen already, as it was typed
+        if streaming and not config.interactive:  # the user has just typed an interactive prompt
             show(beginnings[0])
         texts = write(
             loaded.model,
@@ -104,7 +104,7 @@ def write_prompts(
         )
     finally:
         if streaming:
-            show("\n")  # the next message, also that on Ctrl-C, has a line of its own
+            show("\n")  # so that the next message begins a new line, also after Ctrl-C
     seconds = time.perf_counter() - started
     for index, text in enumerate(texts if not streaming else ()):
         prompt, number = divmod(index, config.num_samples)
@@ -120,9 +120,9 @@ def write_prompts(
 
 
 def beginning(number: int, prompt: str | bytes, tokens: Sequence[int], block_size: int) -> str:
-    """Return what is shown before a text: its prompt; a note says which part of it the model does not read."""
-    unread = window_start(len(tokens), block_size)
-    if unread:
+    """Return the prompt as shown before a text; print a note if it is longer than the model's window."""
+    n_left_out = window_start(len(tokens), block_size)
+    if n_left_out:
         window = f"{len(tokens):,} tokens and the model's window {block_size}"
-        note(f"note: prompt {number} has {window}: it reads the last {len(tokens) - unread}")
+        note(f"note: prompt {number} has {window}: it reads the last {len(tokens) - n_left_out}")
     return prompt if isinstance(prompt, str) else prompt.decode(errors="replace")

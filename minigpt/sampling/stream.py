@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 
 class TextStream:
-    """Turns the bytes of tokens into text that can be shown at once.
+    """Turns the bytes of tokens into text that can be shown immediately.
 
-    A token may hold a part of a character, or a part of a stop string. What could still become either is held
-    back until it is decided. At the end `text` is `cut_at_stop(all bytes).decode(errors="replace")`.
+    A token may end inside a character or a stop string. Bytes that could still become either are held back until it is
+    decided. At the end `text` is `cut_at_stop(all bytes).decode(errors="replace")`.
 
     Args:
         stop: strings before which the text ends, each at least one character.
@@ -22,7 +22,7 @@ class TextStream:
         self.text = ""
 
     def feed(self, data: bytes) -> str:
-        """Take one token's bytes; return the text that is now certain. After a stop string only `finish` follows."""
+        """Take one token's bytes; return the text that is now certain. After a stop string, call `finish`."""
         self.held += data
         kept = cut_at_stop(self.held, self.stop)
         self.stopped, self.held = len(kept) < len(self.held), kept
@@ -52,5 +52,5 @@ def cut_at_stop(data: bytes, stop: Sequence[bytes]) -> bytes:
     That is the one found first when reading byte by byte, so the cut does not depend on how the text happens to be
     divided into tokens.
     """
-    places = [(at + len(text), at) for text in stop if (at := data.find(text)) >= 0]
+    places = [(begin + len(text), begin) for text in stop if (begin := data.find(text)) >= 0]
     return data[: min(places)[1]] if places else data

@@ -23,7 +23,7 @@ from minigpt.seeds import fold
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str | bytes, *, allow_special: bool = False) -> list[int]:
-    """Return a prompt as tokens, after those that begin each text (once); the one of `start_token` if it is empty.
+    """Return a prompt's tokens after those that begin each text; for an empty prompt, that of `start_token`.
 
     Args:
         tokenizer: the model's.
@@ -33,7 +33,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | bytes, *, allow_special: b
     if not prompt:
         return [start_token(tokenizer)[0]]
     if isinstance(prompt, bytes) and allow_special:
-        prompt = prompt.decode("utf-8", "surrogateescape")  # what is no UTF-8 is refused as a surrogate
+        prompt = prompt.decode("utf-8", "surrogateescape")  # bad bytes become surrogates, which are refused
     if isinstance(prompt, bytes):
         tokens = tokenizer.encode_bytes(prompt).tolist()
     else:
@@ -43,7 +43,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | bytes, *, allow_special: b
 
 
 def start_token(tokenizer: Tokenizer) -> tuple[int, str]:
-    """Return where a text without a prompt starts, as token and name.
+    """Return token and name of the token from which a text without a prompt starts.
 
     It is the file's own token, else end-of-text, else a newline, else token 0.
     """
@@ -97,10 +97,10 @@ def text_ends(tokenizer: Tokenizer) -> frozenset[int]:
 def texts_of(
     prompts: Sequence[Sequence[int]], options: SamplingOptions, num_samples: int, ends: frozenset[int]
 ) -> list[TextInProgress]:
-    """Return the texts that continue each prompt `num_samples` times.
+    """Return `num_samples` new texts for each prompt.
 
-    No two of them share random numbers: those of a text follow from the seed, its prompt, and how many samples of the
-    same prompt come before it. So other prompts beside it change nothing.
+    Each text has its own random numbers, which follow from the seed, its prompt and its number among the samples of
+    this prompt: other prompts in the same call change nothing.
     """
     texts, samples = [], Counter[tuple[int, ...]]()
     for prompt in map(tuple, prompts):

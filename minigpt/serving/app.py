@@ -22,11 +22,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minigpt.config.commands import ServeConfig
 from minigpt.faults import CONTROL_PICTURES, UserFault
-from minigpt.sampling.conversation import ConversationTooLong
+from minigpt.sampling.conversation import ConversationTooLong, has_conversations
 from minigpt.serving.engine import Answer, Busy, Engine, Piece, Served
 from minigpt.serving.look import SERVER, page_of
 from minigpt.serving.protocol import ApiError, ChatRequest, CompletionRequest, Reply, read_request, sentence_of
-from minigpt.serving.views import look, next_tokens, score
+from minigpt.serving.views import kinds, lens, look, next_tokens, score
 
 MAX_BODY_BYTES = 1 << 20
 GONE = 499  # nginx's number for a client that went away
@@ -217,7 +217,9 @@ def paths(server: Server) -> APIRouter:
     router, models = APIRouter(), server.engine.models
 
     def described(served: Served) -> dict[str, Any]:
-        return {"id": served.name, "object": "model", "created": served.created, "owned_by": "minigpt"}
+        about = {"id": served.name, "object": "model", "created": served.created, "owned_by": "minigpt"}
+        loaded = served.loaded  # the page begins with the run's own prompt, and a conversation where one was learned
+        return about | {"prompt": loaded.config.samples.prompt, "conversations": has_conversations(loaded.tokenizer)}
 
     @router.get("/v1/models")
     async def list_models() -> dict[str, Any]:
@@ -236,11 +238,13 @@ def paths(server: Server) -> APIRouter:
         return await server.write(request, body)
 
     @router.post("/api/{view}")
-    async def view(view: Literal["next", "look", "score"], body: ViewRequest) -> Response:
+    async def view(view: Literal["next", "look", "kinds", "lens", "score"], body: ViewRequest) -> Response:
         served = server.served(body.model)
         views = {
             "next": lambda: next_tokens(served.loaded, body.tokens),
             "look": lambda: look(served.name, served.loaded, body.text),
+            "kinds": lambda: kinds(served.loaded, body.text),
+            "lens": lambda: lens(served.loaded, body.text),
             "score": lambda: score(served.loaded, body.text),
         }
         return JSONResponse(await server.engine.call(views[view]))

@@ -15,13 +15,21 @@ from minigpt.checkpoint.load import load_checkpoint
 from minigpt.config.commands import LookConfig
 from minigpt.faults import StorageFailure
 from minigpt.files import replaced, write_file
+from minigpt.serving.views import kinds, lens, name_of
 from minigpt.serving.views import look as view_of
-from minigpt.serving.views import name_of
 
 MOST_NAMED = 32  # tokens that are written at the edges of the picture
 FOLDER = Path(__file__).with_name("page")
-SHARED = ("dom", "chances", "tokens", "attention", "look")
-SERVER = (*SHARED, "api", "write", "chat", "surprise", "main")  # in the order in which they import each other
+SHARED = ("dom", "chances", "tokens", "attention", "lens", "look")
+SERVER = (
+    *SHARED,
+    "api",
+    "write",
+    "markdown",
+    "chat",
+    "surprise",
+    "main",
+)  # in the order in which they import each other
 AT_REST = (*SHARED, "at_rest")
 
 PAGE = """<!doctype html>
@@ -74,6 +82,7 @@ def look(config: LookConfig) -> list[Path]:
     assert config.checkpoint is not None, "config/rules asks for it"
     loaded = load_checkpoint(config.checkpoint, config.which)
     view = view_of(name_of(loaded.path), loaded, config.text)
+    view |= {"kinds": kinds(loaded, config.text), "lens": lens(loaded, config.text)}
     if view["cut"]:
         print(f"The text is longer than a picture: its first {len(view['tokens'])} tokens are shown.")
     page, picture = Path(os.path.expanduser(config.out)), config.png and Path(os.path.expanduser(config.png))
@@ -102,7 +111,8 @@ def write_picture(path: Path, view: dict[str, Any]) -> None:
     for layer, head in np.ndindex(layers, heads):
         axes: Any = grid[layer, head]
         axes.imshow(np.sqrt(weights[layer, head]), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-        axes.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=8)
+        kind = view["kinds"][layer][head]["kind"]
+        axes.set_title(f"layer {layer + 1}, head {head + 1}{kind and f': {kind}'}", fontsize=8)
         if T <= MOST_NAMED:
             axes.set_xticks(range(T), names, fontsize=5, rotation=90)
             axes.set_yticks(range(T), names, fontsize=5)

@@ -1,7 +1,6 @@
-"""The page's views of a model, as JSON: its choice of the next token, its attention, its surprise at a text."""
+"""The page's views of a model, as JSON: its choice of the next token, its attention and layers, its surprise."""
 
 import base64
-import codecs
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minigpt.attention.kinds import first_token, induction, previous_token
 from minigpt.attention.record import record_attention
 from minigpt.checkpoint.load import LoadedCheckpoint
 from minigpt.data.text import encode_documents
-from minigpt.data.tokenizer import Tokenizer, utf8
+from minigpt.data.tokenizer import Tokenizer, pieces, utf8
 from minigpt.evaluation.texts import score_text
 from minigpt.faults import UserFault
 from minigpt.sampling.generate import window_start
@@ -21,19 +21,14 @@ from minigpt.sampling.write import gpt_forward
 MOST_LIKELY = 40  # tokens that are named
 MAX_SCORED = 4096  # tokens of a text that is scored: meanwhile answers that are being written wait
 MAX_LOOKED_AT, MAX_WEIGHTS = 128, 2_000_000  # tokens, and attention weights of all heads
+REPEATED = (4, 25)  # sequences, and random tokens in each, which is then repeated
+NAMED_FROM = 0.4  # a head is named after its highest score, if that is so high
 
 
 def name_of(path: Path) -> str:
     """Return the name of a checkpoint: its run's, else that of its folder or file."""
     path = path.resolve()
     return path.parents[1].name if path.parent.name == "checkpoints" else path.name
-
-
-def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """Return what each token adds to the text; a character that consists of several tokens is at the last of them."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    texts = [decoder.decode(tokenizer.token_bytes(token)) for token in tokens]
-    return [*texts[:-1], texts[-1] + decoder.decode(b"", True)] if texts else []
 
 
 def label(tokenizer: Tokenizer, token: int) -> str:
@@ -94,17 +89,11 @@ def look(name: str, loaded: LoadedCheckpoint, text: str) -> dict[str, Any]:
         name; tokens: text, nats and the distribution that it was drawn from; cut: tokens left out; attention:
         layers, heads, and the weights (layer, head, query, key) in units of 1/65535, little-endian 16 bits, base64.
     """
-    tokens = loaded.tokenizer.encode(text)
-    if not tokens:
-        raise UserFault('text: got an empty one; wanted at least one character. Give text="..."')
-    config = loaded.config.model
-    fits = int((MAX_WEIGHTS / (config.n_layer * config.n_head)) ** 0.5)
-    T = min(len(tokens), config.block_size, MAX_LOOKED_AT, max(fits, 2))
-    read = torch.tensor([tokens[:T]], device=loaded.model.token_embedding.weight.device)
-    with record_attention(loaded.model) as recorded:
-        logits = loaded.model(read)[0]
-    weights = torch.stack([layer[0].float().cpu() for layer in recorded.values()])  # (L, H, T, T)
-    texts = pieces(loaded.tokenizer, tokens[:T])
+    tokens, cut = tokens_to_look_at(loaded, text)
+    T = len(tokens)
+    logits, weights = read(loaded, [tokens])
+    logits, weights = logits[0], weights[:, 0]
+    texts = pieces(loaded.tokenizer, tokens)
     shown: list[dict[str, Any]] = [{"text": texts[0], "nats": None}]
     for place in range(1, T):
         logprobs = logits[place - 1].double().log_softmax(-1)
@@ -112,4 +101,84 @@ def look(name: str, loaded: LoadedCheckpoint, text: str) -> dict[str, Any]:
         shown.append({"text": texts[place], "nats": round(-float(logprobs[tokens[place]]), 4), **chances})
     packed = (weights * 65535).round().to(torch.int32).numpy().astype("<u2").tobytes()
     attention = {"layers": weights.shape[0], "heads": weights.shape[1], "weights": base64.b64encode(packed).decode()}
-    return {"name": name, "tokens": shown, "cut": len(tokens) - T, "attention": attention}
+    return {"name": name, "tokens": shown, "cut": cut, "attention": attention}
+
+
+def tokens_to_look_at(loaded: LoadedCheckpoint, text: str) -> tuple[list[int], int]:
+    """Return a text's first tokens, as many as can be shown, and how many more it has."""
+    tokens = loaded.tokenizer.encode(text)
+    if not tokens:
+        raise UserFault('text: got an empty one; wanted at least one character. Give text="..."')
+    config = loaded.config.model
+    fits = int((MAX_WEIGHTS / (config.n_layer * config.n_head)) ** 0.5)
+    shown = tokens[: min(config.block_size, MAX_LOOKED_AT, max(fits, 2))]
+    return shown, len(tokens) - len(shown)
+
+
+def read(loaded: LoadedCheckpoint, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Return the logits (B, T, V) of rows of tokens, and the attention weights (L, B, H, T, T)."""
+    with record_attention(loaded.model) as recorded:
+        logits = loaded.model(torch.tensor(rows, device=loaded.model.token_embedding.weight.device))
+    return logits, torch.stack([layer.float().cpu() for layer in recorded.values()])
+
+
+@torch.inference_mode()
+def kinds(loaded: LoadedCheckpoint, text: str) -> list[list[dict[str, Any]]]:
+    """Return the scores of every head (see attention/kinds.py) and the kind that follows, layer by layer.
+
+    Two are of the text, if it has the three tokens that they need; induction is of random tokens that are repeated.
+    """
+    scores = {}
+    tokens, _ = tokens_to_look_at(loaded, text)
+    if len(tokens) > 2:
+        weights = read(loaded, [tokens])[1][:, 0]
+        scores = {"previous": previous_token(weights), "first": first_token(weights)}
+    rows, period = REPEATED[0], min(REPEATED[1], loaded.config.model.block_size // 2)
+    if period > 1:
+        plain = torch.tensor(
+            [token for token in range(loaded.tokenizer.vocab_size) if token not in loaded.tokenizer.names]
+        )
+        drawn = plain[torch.randint(len(plain), (rows, period), generator=torch.Generator().manual_seed(0))]
+        scores["induction"] = induction(read(loaded, drawn.repeat(1, 2).tolist())[1], period).mean(1)
+
+    def head(layer: int, place: int) -> dict[str, Any]:
+        own = {name: round(float(each[layer, place]), 3) for name, each in scores.items()}
+        highest = max(own, key=lambda name: own[name], default="")
+        return own | {"kind": highest if own.get(highest, 0) >= NAMED_FROM else ""}
+
+    config = loaded.config.model
+    return [[head(layer, place) for place in range(config.n_head)] for layer in range(config.n_layer)]
+
+
+@torch.inference_mode()
+def lens(loaded: LoadedCheckpoint, text: str) -> list[list[dict[str, Any]]]:
+    """Return what the model would say after each layer: the stream through the final norm and the output layer.
+
+    Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
+
+    Returns:
+        For the embedding and every layer, for each token but the first: top and share, the likeliest token and its
+        probability; rank and nats of the token that stands there.
+    """
+    tokens, _ = tokens_to_look_at(loaded, text)
+    model, streams = loaded.model, []
+    places = [*model.blocks, model.final_norm]
+    hooks = [place.register_forward_pre_hook(lambda _, given: streams.append(given[0])) for place in places]
+    try:
+        model.hidden(torch.tensor([tokens], device=model.token_embedding.weight.device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    found, true = [], torch.tensor(tokens[1:], dtype=torch.long)[:, None]
+    for stream in streams:
+        logprobs = model.logits(model.final_norm(stream[0, :-1])).double().cpu().log_softmax(-1)  # (T - 1, V)
+        nats, (highest, likeliest) = -logprobs.gather(1, true), logprobs.max(-1)
+        ranks = 1 + (logprobs > -nats).sum(-1)
+        columns = zip(likeliest.tolist(), highest.exp().tolist(), ranks.tolist(), nats[:, 0].tolist(), strict=True)
+        found.append(
+            [
+                {"top": label(loaded.tokenizer, top), "share": round(share, 4), "rank": rank, "nats": round(own, 4)}
+                for top, share, rank, own in columns
+            ]
+        )
+    return found

@@ -1,1 +1,1 @@
-"""Which size a text and a time want. Read law.py first."""
+"""The best model size for a text and a training time. Read law.py first."""

@@ -1,4 +1,4 @@
-"""The dial: a text and a time become the settings of a training, by the law and the speed of this machine.
+"""budget=TIME: choose the settings of a training for a text and a time, by the law and this machine's speed.
 
 All is chosen before the first step and kept in the run (config.yaml, budget.json); nothing later depends on a clock.
 """
@@ -33,7 +33,7 @@ from minigpt.report.plan import count_parameters
 from minigpt.screen import duration, short_number, size_text, table, tell
 from minigpt.sizing.law import MOST_PASSES, PART, Size, Text, choose, outside
 
-# Fields of a Size -> the settings that they are.
+# Fields of a Size -> names of settings.
 OF_MODEL = ("n_layer", "n_embd", "n_head", "n_kv_head", "head_dim", "n_hidden", "block_size", "dropout")
 OF_MUON = {name: f"optimizer.{name}" for name in ("lr", "matrix_lr", "weight_decay")}
 OF_MUON["warmup_steps"] = "schedule.warmup_steps"
@@ -43,30 +43,30 @@ SETTINGS |= {"vocab_size": "tokenizer.vocab_size", "batch_tokens": "batch_tokens
 LENGTHS = {f"trainer.{name}" for name in ("max_steps", "max_tokens", "max_minutes", "epochs")}
 
 LEAST_BYTES = 10_000  # of a text
-PIECES = 32  # of its training part, of each of which the 7-gram reads a part first
-USUAL = (2.0, 2.3)  # bits per byte of 7-grams and xz, until a text's own are known
+PIECES = 32  # of the training text; the 7-gram first reads a part of each
+USUAL = (2.0, 2.3)  # bits per byte of 7-gram and xz, before a text is measured
 GUESS = {"cpu": 1e11, "mps": 1e12, "cuda": 5e13}  # FLOP/s, until a size was measured
 MEASURED = 3  # sizes, at most
-FIRST_STEPS = 3  # that measuring takes at least
-STEP_SECONDS = 0.002  # that a step takes whatever its size is
-ALIKE = 1.25  # FLOPs of a token that differ by less are computed at one rate
-VALIDATIONS, VALIDATION_SHARE = 10, 0.08  # at most, in at most this part of the time
-FORWARD = 2.5  # tokens that are validated in the time of one that is trained on
-LEAST_SHARE = 0.2  # of a budget that training gets at the least
+FIRST_STEPS = 3  # at least, in a measurement
+STEP_SECONDS = 0.002  # overhead of a step of any size
+ALIKE = 1.25  # sizes whose FLOPs per token differ by less share one rate
+VALIDATIONS, VALIDATION_SHARE = 10, 0.08  # at most; at most this share of the time
+FORWARD = 2.5  # tokens validated in the time of training on one
+LEAST_SHARE = 0.2  # of a budget, at least, for training
 SLOW = 0.9  # of the measured speed
 SAVE_SECONDS = 120  # between checkpoints, at most
-REPORT_SHARE = 0.5  # the end of a training with its report, as a part of loading torch
+REPORT_SHARE = 0.5  # the time of the final report / the time of loading torch
 
 Measure = Callable[[TrainConfig, int, float], float]  # config, vocabulary, seconds -> tokens a second, of all devices
 
 
 class Speeds:
-    """Tokens a second of any size, from those that were measured.
+    """Estimates tokens per second for any size from a few measured sizes.
 
     Args:
         measure: trains a size for some seconds.
         guess: FLOP/s, until a size was measured.
-        seconds: for a measurement.
+        seconds: of one measurement.
         patience: seconds that all measurements may take.
         clock: gives seconds that pass, the same on all ranks.
     """
@@ -86,7 +86,7 @@ class Speeds:
         return float(size.batch_tokens / (STEP_SECONDS + work_of(size) / rate))
 
     def know(self, size: Size) -> bool:
-        """Measure a size, unless that was done or takes too long; return whether it was."""
+        """Measure a size unless its speed is known or time is short; return whether it was measured."""
         flops, seconds = flops_of(size), min(2.0, self.patience / 5)
         is_known = len(self.rates) >= MEASURED or any(1 / ALIKE < flops / other < ALIKE for other in self.rates)
         least = self.start + FIRST_STEPS * size.batch_tokens / self(size)
@@ -108,8 +108,8 @@ class Dial:
         config: with a budget.
         device: cpu | mps | cuda.
         measure: trains a config with a vocabulary for some seconds.
-        seconds: of the budget, a tenth of which is for measuring.
-        processes: of the run; rank 0's times count for all.
+        seconds: the budget; measuring takes up to a tenth of it.
+        processes: of the run; all ranks use the times of rank 0.
     """
 
     def __init__(self, config: TrainConfig, device: str, measure: Measure, seconds: float, processes: Processes):
@@ -117,7 +117,7 @@ class Dial:
         self.started, self.validations = self.elapsed(), VALIDATIONS
         given = values(config)
         self.fixed = {name: given[key] for name, key in SETTINGS.items() if key in config.typed}
-        if (width := self.fixed.get("n_embd")) is not None:  # the law's heads and hidden width are of its own widths
+        if (width := self.fixed.get("n_embd")) is not None:  # the law chooses heads and hidden width for its own widths
             heads = self.fixed.get("n_head") or max(n for n in range(1, width // 32 + 2) if width % (2 * n) == 0)
             hidden = self.fixed.get("n_hidden") or math.ceil(8 * width / 3 / 32) * 32
             kv_heads, dim = self.fixed.get("n_kv_head") or heads, self.fixed.get("head_dim") or width // heads
@@ -150,14 +150,14 @@ class Dial:
         return prepared, text
 
     def settle(self, text: Text, seconds: float) -> Size:
-        """Return the size to train for so many seconds, after what it takes to know its speed."""
+        """Choose a size for so many seconds of training; measure speeds until the choice is stable."""
         size = self.whole(choose(text, seconds, self.speeds, self.fixed))
         while self.speeds.know(size):
             size = self.whole(choose(text, seconds, self.speeds, self.fixed))
         return size
 
     def whole(self, size: Size) -> Size:
-        """Return a size with steps of whole windows on each device."""
+        """Return a size whose batch is a whole number of windows on each device."""
         trainer = self.config.trainer
         unit = size.block_size * trainer.devices * trainer.nodes * max(1, trainer.micro_batch)
         if size.batch_tokens % unit == 0 or "batch_tokens" in self.fixed:
@@ -168,7 +168,7 @@ class Dial:
     def settings(self, size: Size) -> dict[str, Any]:
         """Return the settings that train a size, without those that were typed."""
         config = self.config
-        left = {} if config.optimizer.name == "muon" else OF_MUON  # for which the law's rates are
+        left = {} if config.optimizer.name == "muon" else OF_MUON  # the optimizer for which the law was fitted
         left = left if config.tokenizer.name == "bpe" else left | {"vocab_size": ""}
         chosen = {key: getattr(size, name) for name, key in SETTINGS.items() if name not in left}
         chosen["validate.every_steps"] = math.ceil(size.steps / self.validations)
@@ -178,16 +178,16 @@ class Dial:
         return {key: value for key, value in chosen.items() if key not in config.typed}
 
     def choose(self, text: Text, val_tokens: int, budget: str, spent: Callable[[], float]) -> Size:
-        """Return the size for a budget; `spent` gives the seconds of it that are over before training begins.
+        """Return the size for a budget; `spent` returns how many of its seconds have passed before training.
 
-        What is left is shared by training and validations, whose number is kept for `settings`.
+        Training and validations share the remaining time; the number of validations is kept for `settings`.
         """
         seconds, validation = seconds_of(budget) or 0.0, 0.0
-        for _ in range(3):  # first measuring, then with a validation's time, then with their number
+        for _ in range(3):  # each round knows better what the validations take
             left = seconds - spent() - self.speeds.start - REPORT_SHARE * self.started
             training = left - self.validations * validation
             if training < LEAST_SHARE * seconds:
-                waited = max(0.0, spent() - sum(os.times()[:4]))  # for other programs, which is no fault of the budget
+                waited = max(0.0, spent() - sum(os.times()[:4]))  # for other programs: not charged to the budget
                 other = seconds - training - waited
                 if other > (1 - LEAST_SHARE) * seconds:
                     wrong = f"starting, reading and validating take {duration(other)} with this text"
@@ -203,7 +203,7 @@ class Dial:
 
 
 def after_part(prepared: Prepared) -> float:
-    """Return the 7-gram's bits per byte after a part of the training text, which tells what more text is worth."""
+    """Return the 7-gram's bits per byte after a part of the training text: it shows how much more text helps."""
     seen, text = sample_of(prepared.train, TRAIN_BYTES), sample_of(prepared.val, VAL_BYTES)
     length = max(1, len(seen) // PIECES)
     part = b"".join(seen[start : start + length // PART] for start in range(0, len(seen), length))
@@ -267,7 +267,7 @@ def size_run(config: TrainConfig, device: str, measure: Measure, processes: Proc
     dial = Dial(config, device, measure, seconds, processes)
     prepared, text = dial.read(0.8 * seconds)
     size = dial.choose(text, len(prepared.val), budget, dial.elapsed)
-    size = replace(size, passes=size.tokens / len(prepared.train))  # the law only knows about how long a token is
+    size = replace(size, passes=size.tokens / len(prepared.train))  # the law only estimates bytes per token
     settings = dial.settings(size)
     sized = applied(config, settings)
     given = {key: value for key, value in values(config).items() if key in config.typed - {"budget"}}
@@ -296,22 +296,22 @@ def size_run(config: TrainConfig, device: str, measure: Measure, processes: Proc
 
 
 def of_counting(text: Text) -> str:
-    """Return what models that only count, or copy, reach on a text."""
+    """Return a line with the bits per byte of the baselines."""
     return f"Counting   {text.kneser_ney:.3f} bits per byte (7-gram, Kneser-Ney), {text.xz:.3f} (xz)"
 
 
 def outcome(budget: dict[str, Any], rows: Sequence[dict[str, Any]], seconds: float | None) -> list[str]:
-    """Return lines that say what was expected of a budget's run, and what came.
+    """Return lines that compare the result of a run with the forecast for its budget.
 
     Args:
         budget: of budget.json.
         rows: of metrics.jsonl.
-        seconds: that the whole command took; None if the run was continued.
+        seconds: the time of the whole command; None if the run was continued.
     """
     bits = [row["val/bits_per_byte"] for row in rows if row.get("val/bits_per_byte")]
-    came = f"; {min(bits):.3f} came" if bits else ""
+    reached = f"; reached {min(bits):.3f}" if bits else ""
     foretold, low, high = (budget[key] for key in ("predicted_bits_per_byte", "low", "high"))
-    lines = [f"Expected       {foretold:.3f} bits per byte ({low:.2f} to {high:.2f}){came}"]
+    lines = [f"Expected       {foretold:.3f} bits per byte ({low:.2f} to {high:.2f}){reached}"]
     if seconds is not None:
         lines.append(f"Time           {duration(seconds)} of {duration(budget['seconds'])}")
     speeds = [row["tokens_per_second"] for row in rows if row.get("tokens_per_second")]

@@ -1,7 +1,7 @@
-"""The law: which model learns most of a text in a given time, and the bits per byte to expect.
+"""The law: the model with the lowest expected bits per byte for a text and a training time.
 
-A 7-gram model, counted in a second, says how hard a text is, and how much more of it is worth. A GPT of N parameters
-that has seen S bytes, U of them different ones, comes to a multiple of what counting U bytes gives:
+A 7-gram model, counted in a second, shows how hard a text is, and how much more text would help. The expected loss of
+a GPT with N parameters, trained on S bytes of which U are unique, is a multiple of the 7-gram's on U bytes:
 
     bits per byte = 7-gram(U) * (floor + size N^-a + seen S^-b + unique U^-c + overfit N / bytes of the text)
 
@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-USUAL_SLOPE = 0.06  # of 7-grams, until they were counted, and at most beyond the end of the text
-# Passes beyond the first are worth at most so many of the text: to learn from, and as if they were new.
+USUAL_SLOPE = 0.06  # of 7-grams before they are counted; also the most beyond the end of the text
+# Repeated passes are worth at most so many passes of new text: for learning, and for unique bytes.
 REPEATS, NEW_REPEATS = 30.0, 2.0
-PART = 8  # `kneser_ney_part` has seen one in so many bytes
-RANGE = 0.08  # nine of ten texts on which the law was not fitted come within this
+PART = 8  # `kneser_ney_part` is measured after 1 / PART of the text
+RANGE = 0.08  # relative error; nine of ten texts outside the fit stay within it
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Constants:
     seen_power: float = 0.1
     unique_power: float = 0.8
     floor: float = 0.5
-    factors: tuple[float, float, float, float] = (0.0549, 0.3455, 0.0525, 0.0168)
+    factors: tuple[float, float, float, float] = (0.0553, 0.3691, 0.0387, 0.0196)
 
 
 CONSTANTS = Constants()
-BATCH_LOSS = 0.011  # of a batch twice or half as large as the best
-BEST_BATCH, BEST_FOR = 1024, 4e5  # tokens of a step; of a training for which it is best. It grows with their root
+BATCH_LOSS = 0.011  # added by a batch twice or half the best size
+BEST_BATCH, BEST_FOR = 1024, 4e5  # best tokens per step, for this many training tokens; it grows with their square root
 
 # Layers, width, context, largest vocabulary.
 SHAPES = (
@@ -57,7 +57,7 @@ SHAPES = (
 BATCHES = tuple(2**power for power in range(9, 20))
 BYTES_PER_ROW = 100  # of text, at least, for each token of the vocabulary
 LEAST_STEPS = 30
-MOST_PASSES = 50  # more were not measured, and teach nothing but the text by heart
+MOST_PASSES = 50  # more were not measured; they only memorise the text
 
 # From this many passes on: dropout, weight decay.
 REGULARIZATION = ((0.0, 0.0, 0.0), (3.0, 0.0, 0.3), (6.0, 0.1, 0.3), (12.0, 0.2, 0.3))
@@ -65,7 +65,7 @@ REGULARIZATION = ((0.0, 0.0, 0.0), (3.0, 0.0, 0.3), (6.0, 0.1, 0.3), (12.0, 0.2,
 
 @dataclass(frozen=True)
 class Text:
-    """What is measured of a text: bits per byte are those of its validation part, counted after its training part."""
+    """Measurements of a text. Bits per byte are those of its validation part, after counting its training part."""
 
     bytes: int  # of its training part
     kneser_ney: float  # bits per byte of a 7-gram model
@@ -73,7 +73,7 @@ class Text:
     kneser_ney_part: float | None = None  # after 1 / PART of the training text, in pieces spread evenly over it
 
     def seven_gram(self, n_bytes: float) -> float:
-        """Return the bits per byte of a 7-gram model after so much text of this kind."""
+        """Return the bits per byte of a 7-gram model after n_bytes of such text."""
         part = self.kneser_ney_part
         slope = math.log(part / self.kneser_ney) / math.log(PART) if part else USUAL_SLOPE
         if n_bytes > self.bytes:
@@ -83,7 +83,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Size:
-    """A model and how it is trained, with what is expected of it."""
+    """A model, its training, and the expected bits per byte."""
 
     n_layer: int
     n_embd: int
@@ -113,12 +113,12 @@ class Size:
 
     @property
     def tokens(self) -> int:
-        """Tokens that it is trained on."""
+        """Tokens of training."""
         return self.steps * self.batch_tokens
 
 
 def candidates(text: Text) -> Iterator[Size]:
-    """Yield the sizes to choose among, the smallest first, each with all batches."""
+    """Yield all sizes, the smallest first, each with every batch size."""
     largest = max(256, 2 ** int(math.log2(max(1, text.bytes / BYTES_PER_ROW))))
     for layers, width, context, vocabulary in SHAPES:
         head_dim = 32 if width < 512 else 64
@@ -132,13 +132,13 @@ def candidates(text: Text) -> Iterator[Size]:
 def choose(
     text: Text, seconds: float, tokens_per_second: Callable[[Size], float], fixed: Mapping[str, Any] | None = None
 ) -> Size:
-    """Return the size with the fewest bits per byte that is trained in so many seconds.
+    """Return the size with the fewest expected bits per byte after so many seconds of training.
 
     Args:
         text: as it was measured.
         seconds: of training.
         tokens_per_second: the machine's speed for a size.
-        fixed: fields of `Size` that are not to be chosen.
+        fixed: fields of `Size` with given values.
     """
     given = dict(fixed or {})
     sizes = dict.fromkeys(replace(size, **given) for size in candidates(text))
@@ -147,7 +147,7 @@ def choose(
 
 
 def train(text: Text, size: Size, tokens: float, given: Mapping[str, Any]) -> Size:
-    """Return a size with the training that so many tokens allow; they are rounded, as speeds are not exact."""
+    """Return a size with the steps, rates and dropout for so many tokens (rounded, since speeds vary)."""
     step = math.log(1.05)
     most = MOST_PASSES * text.bytes / bytes_per_token(size.vocab_size)
     rounded = min(most, math.exp(step * math.floor(math.log(max(1.0, tokens)) / step)))
@@ -163,7 +163,7 @@ def train(text: Text, size: Size, tokens: float, given: Mapping[str, Any]) -> Si
 
 
 def terms(text: Text, size: Size, by: Constants) -> tuple[float, float, float, float]:
-    """Return what is lacking: parameters, text seen, text seen for the first time; and what is learnt by heart."""
+    """Return the four losses of the law: from few parameters, few bytes, few unique bytes, and overfitting."""
     unique = text.bytes * min(size.passes, 1.0)
     return (
         (size.parameters / 1e6) ** -by.size_power,
@@ -174,30 +174,30 @@ def terms(text: Text, size: Size, by: Constants) -> tuple[float, float, float, f
 
 
 def worth(text: Text, size: Size, most: float) -> float:
-    """Return how many different bytes all passes are worth. Source: Muennighoff et al. 2023, equation 5."""
+    """Return the unique bytes that all passes are worth. Source: Muennighoff et al. 2023, equation 5."""
     again = most * (1 - math.exp(-max(0.0, size.passes - 1) / most))
     return text.bytes * (min(size.passes, 1.0) + again)
 
 
 def counted(text: Text, size: Size) -> float:
-    """Return what the law multiplies: the 7-gram's bits per byte, and what the batch costs."""
+    """Return the law's factor: the 7-gram's bits per byte, times the cost of a batch that is not the best size."""
     off = math.log2(size.batch_tokens / BEST_BATCH) - 0.5 * math.log2(size.tokens / BEST_FOR)
     return text.seven_gram(worth(text, size, NEW_REPEATS)) * (1 + BATCH_LOSS * off**2)
 
 
 def bits_per_byte(text: Text, size: Size, by: Constants = CONSTANTS) -> float:
-    """Return what is expected on the text's validation part."""
+    """Return the expected bits per byte of the validation text."""
     lacks = sum(factor * term for factor, term in zip(by.factors, terms(text, size, by), strict=True))
     return counted(text, size) * (by.floor + lacks)
 
 
 def bytes_per_token(vocabulary: int) -> float:
-    """Return about how much text a token stands for, before the tokens are learnt: within 15 % for most texts."""
+    """Estimate the bytes per token of a vocabulary before it is learned: within 15 % for most texts."""
     return 2.85 * (vocabulary / 2048) ** 0.2
 
 
 def outside(text: Text, size: Size) -> str:
-    """Return a sentence if a size or its text is outside of what the law was measured on, else ""."""
+    """Return a warning if a size or its text is outside the range of the law's measurements, else ""."""
     flops = 6.0 * size.parameters * size.tokens
     if 2e11 <= flops <= 1e14 and 2e5 <= text.bytes <= 2e7 and size.passes <= 50:
         return ""

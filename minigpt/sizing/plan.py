@@ -1,4 +1,4 @@
-"""`minigpt plan budget=...`: what some times would buy on a text, as a table and a picture."""
+"""`minigpt plan budget=...`: the expected result of several training times, as a table and a picture."""
 
 from pathlib import Path
 
@@ -7,13 +7,13 @@ from minigpt.config.commands import PlanConfig
 from minigpt.files import replaced
 from minigpt.machine.hardware import find_device
 from minigpt.ranks.group import Processes
-from minigpt.report.curves import BASELINE, GRID, VALIDATION, drawing
+from minigpt.report.curves import BASELINE, GRID, VALIDATION, drawing, plain
 from minigpt.screen import table
 from minigpt.sizing.dial import HEAD, Dial, Measure, of_counting, row_of
 from minigpt.sizing.law import Size, Text
 
-PATIENCE = 150.0  # seconds, a tenth of which is for measuring
-START_SECONDS = 6.0  # of a training, from the command to its choice of a size
+PATIENCE = 150.0  # seconds; measuring takes up to a tenth of them
+START_SECONDS = 6.0  # from typing `train` to the choice of a size
 
 
 def plan_budgets(config: PlanConfig, measure: Measure) -> str:
@@ -29,12 +29,12 @@ def plan_budgets(config: PlanConfig, measure: Measure) -> str:
         sizes[budget] = dial.choose(text, len(prepared.val), budget, lambda: START_SECONDS)
     rows = [row_of(budget, sizes[budget]) for budget in budgets]
     picture = prepared.folder / "budget.png"
-    draw({seconds_of(budget) or 0.0: sizes[budget] for budget in budgets}, budgets, text, picture)
+    plot_sizes({seconds_of(budget) or 0.0: sizes[budget] for budget in budgets}, budgets, text, picture)
     return f"\n{table([HEAD, *rows])}\n{of_counting(text)}\nPicture    {picture}"
 
 
-def draw(sizes: dict[float, Size], names: list[str], text: Text, path: Path) -> None:
-    """Draw the bits per byte to expect over time, with their range and what counting reaches."""
+def plot_sizes(sizes: dict[float, Size], names: list[str], text: Text, path: Path) -> None:
+    """Draw the bits per byte to expect over time, with their range and the baselines."""
     with drawing(size=(6.4, 3.6), font_size=9, dpi=150) as figure, replaced(path) as file:
         axes, times = figure.subplots(), list(sizes)
         axes.fill_between(
@@ -49,5 +49,5 @@ def draw(sizes: dict[float, Size], names: list[str], text: Text, path: Path) -> 
         axes.minorticks_off()
         axes.set_xlabel("time")
         axes.set_ylabel("bits per byte to expect")
-        axes.spines[["top", "right"]].set_visible(False)
+        plain(axes)
         figure.savefig(file, format="png")

@@ -212,10 +212,10 @@ class Loop:
         trials = self.trials()
         results.write_leaderboard(self.sweep, trials)
         tell(results.summary(self.sweep, trials))
-        picture = results.draw_picture(self.sweep, self.study)
+        picture = results.draw_picture(self.sweep, trials)
         tell(f"Results    {self.sweep.folder / 'leaderboard.csv'}   {picture or ''}")
-        if (best := results.best_trial(trials)) is not None:
-            tell(f"Train the best again:\n  {results.rerun_command(self.sweep, best)}")
+        if winner := results.winner(self.sweep, trials):
+            tell(winner)
         if self.signals.received is not None:
             tell("Stopped, each trial with a checkpoint. The same command continues the sweep.")
             requeue(tell, asked=self.signals.received == signal.SIGUSR1)

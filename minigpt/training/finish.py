@@ -11,12 +11,13 @@ from minigpt.faults import FINISHED, STOPPED, NonFiniteTraining, StoppedEarly
 from minigpt.invocation import typed
 from minigpt.ranks.slurm import requeue
 from minigpt.report.page import write_report
-from minigpt.report.record import number, overfitting, read_baselines
+from minigpt.report.record import advice, number, read_baselines, read_record, verdict
 from minigpt.rundir.rows import read_rows
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.screen import tell
 from minigpt.sizing.dial import outcome
 from minigpt.training.state import RunState, TrainingJob, reached_limit
+from minigpt.training.token_losses import measure_token_losses
 
 
 def finish(job: TrainingJob, state: RunState, reason: str | None, *, ask_queue: bool) -> int:
@@ -26,12 +27,13 @@ def finish(job: TrainingJob, state: RunState, reason: str | None, *, ask_queue: 
     asked for the job to be queued again.
     """
     run, limit = job.run, reached_limit(state, job.config)
-    reason = reason or (None if limit else "callback")  # which can end a training before the first step
+    reason = reason or (None if limit else "callback")  # a callback can end a training before its first step
     if not run.writes:
         return STOPPED if reason == "signal" else FINISHED
     run.event("stopped" if reason == "signal" else "finished", step=state.step, reason=reason or limit)
     if reason != "signal":
         keep_baselines(job)
+        keep_token_losses(job)
     try:
         write_report(run.path)
     except Exception as error:  # a failed report must not spoil a finished training
@@ -52,15 +54,24 @@ def finish(job: TrainingJob, state: RunState, reason: str | None, *, ask_queue: 
 
 
 def keep_baselines(job: TrainingJob) -> None:
-    """Measure the baselines of this text, unless that was done, for the report and the last lines."""
+    """Measure the baselines of this text once, for the report and the last lines."""
     try:
         job.processes.signals.raise_if_received()
         rows = baselines(job.prepared, say=tell)
         job.run.write_json("baseline.json", {"fingerprint": job.prepared.fingerprint, "baselines": rows})
-    except (Exception, StoppedEarly) as error:  # which must not spoil a finished training
+    except (Exception, StoppedEarly) as error:  # it must not spoil a finished training
         tell(f"The baselines were left out: {type(error).__name__}: {error}")
     finally:
         job.processes.signals.noted_only = True
+
+
+def keep_token_losses(job: TrainingJob) -> None:
+    """Measure for the report how hard the tokens of some validation text are for the best model."""
+    try:
+        if losses := measure_token_losses(job):
+            job.run.write_json("tokens.json", losses)
+    except Exception as error:  # it must not spoil a finished training
+        tell(f"The losses of single tokens were left out: {type(error).__name__}: {error}")
 
 
 def refuse_nothing_learned(state: RunState, config: TrainConfig) -> None:
@@ -73,9 +84,9 @@ def refuse_nothing_learned(state: RunState, config: TrainConfig) -> None:
 
 
 def print_results(run: RunDirectory, seconds: float | None = None) -> None:
-    """Print the validation loss and what to think of it, where the files are, and the command that samples.
+    """Print the validation loss and a judgement of it, the paths of the files, and the command that samples.
 
-    `seconds`: that the whole command took, if it is known.
+    `seconds`: the time of the whole command, if it is known.
     """
     rows, budget = read_rows(run.metrics), run.read_json("budget.json")
     validations = [row for row in rows if number(row.get("val/perplexity")) is not None]
@@ -90,8 +101,8 @@ def print_results(run: RunDirectory, seconds: float | None = None) -> None:
         )
         for key in (key for key in row if key.startswith("val/loss/")):
             tell(f"  {key.removeprefix('val/loss/')}  {row[key]:.4f} nats per token")
-    if sentence := overfitting(rows):
-        tell(f"Overfitting    {sentence}")
+    record = read_record(run.path)
+    tell(f"Verdict        {verdict(record)}\n               {advice(record)}".rstrip())
     for row in read_baselines(run.path):
         of = f" (of {row['of']})" if row.get("of") else ""
         tell(f"Baseline       {row['bits_per_byte']:.4f} bits per byte  {row.get('name', '')!s:.60}{of}")
@@ -106,7 +117,7 @@ def print_results(run: RunDirectory, seconds: float | None = None) -> None:
 
 
 def tell_finished(run: RunDirectory, state: RunState, limit: str) -> None:
-    """Say that the run was finished before, print its results again and how to start another."""
+    """Print that the run was finished before, its results, and how to start another."""
     if run.writes:
         tell(f"This run is finished: {state.step:,} steps, its trainer.{limit}.")
         print_results(run)

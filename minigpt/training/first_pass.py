@@ -25,7 +25,7 @@ REMEDY = "Use a smaller model or model.block_size, or model.checkpoint_activatio
 
 
 def text_batches(config: TrainConfig, choices: Choices, prepared: Prepared, **place: Any) -> MicroBatches:
-    """Return a text's micro-batches, without end; `place` says of which rank, from which step on."""
+    """Return an endless stream of a text's micro-batches; `place` holds rank and first step."""
     return MicroBatches(
         prepared.train,
         seed=config.seed,
@@ -42,11 +42,11 @@ def text_batches(config: TrainConfig, choices: Choices, prepared: Prepared, **pl
 def first_pass(
     gpt: GPT, config: TrainConfig, choices: Choices, *, prepared: Prepared, processes: Processes, sharded: bool
 ) -> tuple[Choices, LossFunction]:
-    """Compute one micro-batch forward and backward; halve it until it fits, and do without a compiler that fails.
+    """Compute one micro-batch forward and backward; halve it until it fits, and do not compile if the compiler fails.
 
-    The ranks agree afterwards: no collective is part of what may fail on one of them. With sharded weights, whose
-    forward pass is one, and on a CPU, whose system ends a process without an error, the formula of machine/memory.py
-    decides alone.
+    The trial contains no collective, since it may fail on one rank; the ranks agree afterwards. There is no trial with
+    sharded weights, whose forward pass is a collective, nor on a CPU, where the system kills a process without an
+    error: the formula of machine/memory.py decides.
 
     Returns:
         The choices, with a micro-batch that fits everywhere, and the loss to train with.
@@ -59,7 +59,7 @@ def first_pass(
     if choices.compile:
         tell("Compiling the training step (once; up to a minute or two) ...")
         loss = compiled_loss(choices.device, plain)
-        torch._dynamo.config.optimize_ddp = not config.model.checkpoint_activations  # the two don't go together
+        torch._dynamo.config.optimize_ddp = not config.model.checkpoint_activations  # the two are incompatible
         if dist.is_initialized():
             # Compiled here, the backward pass is cut where DDP's buckets end, so that gradients are sent before its
             # end. The constructor is a collective: its errors are not the compiler's.
@@ -77,7 +77,7 @@ def first_pass(
                 tell(f"Memory     out of memory: continuing with micro-batches of {smaller}, the same step")
             elif is_out_of_memory(error):
                 raise UserFault(f"not even one sequence fits the device's memory. {REMEDY}") from error
-            elif choices.compile:  # compilers fail in many ways, none of which may stop a run
+            elif choices.compile:  # a failing compiler must not stop a run
                 torch._dynamo.reset()
                 reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
                 tell(f"torch.compile does not work here ({reason}); continuing without it")
@@ -89,12 +89,12 @@ def first_pass(
 
 
 def _try_micro_batch(gpt: GPT, config: TrainConfig, choices: Choices, loss: LossFunction, prepared: Prepared) -> None:
-    """Compute the first micro-batch forward and backward, with all that a later step holds."""
-    held: list[Tensor] = []  # in place of the optimizer's averages
+    """Compute the first micro-batch forward and backward, with as much memory in use as in a later step."""
+    held: list[Tensor] = []  # stand-ins for the optimizer's averages
     try:
         for parameter in (parameter for parameter in gpt.parameters() if parameter.requires_grad):
             held += [torch.empty_like(parameter), torch.empty_like(parameter)]
-            parameter.grad = torch.zeros_like(parameter)  # the last step's, which the forward pass finds
+            parameter.grad = torch.zeros_like(parameter)  # gradients exist during a later forward pass
         batch = text_batches(config, choices, prepared)[0].to(choices.device)
         weights = (batch.weights, batch.documents) if config.data.mask_documents else ()
         with autocast(choices.device, choices.precision):

@@ -1,15 +1,15 @@
 """GRPO: the model answers questions, and answers that were right become likelier than those that were wrong.
 
 A step asks P questions and lets the model write G answers to each, with the weights as they are. The reward R of an
-answer is 1 if it is right to the last character, its end included, else 0; its advantage A is R minus the mean of the
-G rewards of its question. The loss is
+answer is 1 if it is right to the last character, its end included, else at most PART; its advantage A is R minus the
+mean of the G rewards of its question. The loss is
 
     L = - 1 / (P G)  sum_i  A_i  sum_t  log p(token t of answer i | question, its tokens before t)
 
-which is the cross-entropy of the answers, each weighted with its advantage and divided by their number: a Batch like
-any other. One update is made with each answer, so the policy that learns is the one that wrote (the ratio of
-the two is 1 and nothing is clipped), and the gradient is REINFORCE's with the group's mean as its baseline. There is no
-KL term, and so no second model in memory.
+the mean over answers of their cross-entropy, weighted with the advantage: an ordinary Batch. Each answer is used for
+one update, so the policy that learns is the policy that wrote (their ratio is 1 and nothing is clipped), and the
+gradient is that of REINFORCE with the group's mean as its baseline. There is no KL term, and so no second model in
+memory.
 
 Source: Shao et al. 2024, "DeepSeekMath", section 4.1 (the group as baseline); Liu et al. 2025, "Understanding
 R1-Zero-Like Training" (Dr. GRPO), section 3: A is not divided by the group's deviation, nor the sum over t by an
@@ -37,19 +37,21 @@ from minigpt.sampling.generate import NonFiniteLogits, Reader, TextInProgress, g
 from minigpt.sampling.write import gpt_forward
 from minigpt.seeds import fold
 
+PART = 0.2  # so that a model which is never wholly right learns, too
+
 
 @dataclass(frozen=True)
-class Question:
+class CheckedQuestion:
     """One question of a step."""
 
-    number: int  # of all that a run asks
+    number: int  # counted over the whole run
     tokens: list[int]  # up to <|assistant|>
     answer: str  # the right one
 
 
 @dataclass
 class Questions:
-    """The questions of each micro-batch of one rank, in the place of a text's windows: a pure function of its index.
+    """The questions of each micro-batch of one rank, used like a text's windows: a pure function of its index.
 
     Args:
         config: of the run.
@@ -77,11 +79,11 @@ class Questions:
                 f"objective.answers={answers}. {remedy}"
             )
 
-    def __iter__(self) -> Iterator[list[Question]]:
+    def __iter__(self) -> Iterator[list[CheckedQuestion]]:
         for index in itertools.count(self.start_step * self.choices.accumulate):
             yield self[index]
 
-    def __getitem__(self, index: int) -> list[Question]:
+    def __getitem__(self, index: int) -> list[CheckedQuestion]:
         """Return the questions of the micro-batch with this number."""
         objective, choices = self.config.objective, self.choices
         step, part = divmod(index, choices.accumulate)
@@ -92,12 +94,12 @@ class Questions:
         for number in range(first, first + count):
             text, answer = question(objective.task, self.config.seed, number)
             tokens = encode_turn(self.tokenizer, [{"role": "user", "content": text}])
-            questions.append(Question(number, tokens, answer))
+            questions.append(CheckedQuestion(number, tokens, answer))
         return questions
 
 
 def answered(
-    gpt: GPT, questions: Sequence[Question], *, config: TrainConfig, choices: Choices, tokenizer: Tokenizer
+    gpt: GPT, questions: Sequence[CheckedQuestion], *, config: TrainConfig, choices: Choices, tokenizer: Tokenizer
 ) -> tuple[Batch, Tensor]:
     """Let the model answer; return the answers weighted with their advantages, and their mean reward, ().
 
@@ -122,7 +124,7 @@ def answered(
 
 
 def write_answers(
-    gpt: GPT, questions: Sequence[Question], tokenizer: Tokenizer, *, answers: int, seed: int
+    gpt: GPT, questions: Sequence[CheckedQuestion], tokenizer: Tokenizer, *, answers: int, seed: int
 ) -> list[list[int]]:
     """Let a model answer each question several times, at temperature 1: the loss is that of the unchanged distribution.
 
@@ -149,11 +151,20 @@ def write_answers(
     return [text.tokens for text in texts]
 
 
-def reward(tokenizer: Tokenizer, question: Question, answer: Sequence[int]) -> float:
-    """Return 1.0 for tokens that are the right answer and <|end|>, else 0.0."""
+def reward(tokenizer: Tokenizer, question: CheckedQuestion, answer: Sequence[int]) -> float:
+    """Return 1.0 for tokens that are the right answer and <|end|>.
+
+    Another answer that ends with <|end|> earns PART times the share of the right one with which it begins.
+    """
     *text, last = answer
-    ended = last == tokenizer.special[END] and not {*text} & {*tokenizer.special.values()}
-    return float(ended and tokenizer.decode(text) == question.answer)
+    if last != tokenizer.special[END] or {*text} & {*tokenizer.special.values()}:
+        return 0.0
+    written = tokenizer.decode(text)
+    if written == question.answer:
+        return 1.0
+    pairs = zip(written, question.answer, strict=False)
+    right = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return PART * right / len(question.answer)
 
 
 def advantages(rewards: Tensor, answers: int) -> Tensor:

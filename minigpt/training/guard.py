@@ -1,8 +1,7 @@
-"""The guard before the update: what is not finite, or a wild outlier, never reaches the weights.
+"""The guard before the update: a loss or gradient that is not finite, or an outlier, never reaches the weights.
 
 A bad step is skipped: its gradients are dropped (not multiplied by zero, which keeps a NaN a NaN). After too many in a
-row the run goes back to the last good checkpoint and leaves the bad batches out, for good; after too many returns it
-ends.
+row the run goes back to the last good checkpoint and skips the bad batches for good; after too many returns it ends.
 """
 
 import functools
@@ -76,7 +75,7 @@ def fault_of(loss: float, grad_norm: float, window: Sequence[float], config: Gua
 
 
 def judge(job: TrainingJob, state: RunState, result: StepResult) -> None:
-    """Count bad steps in a row, and say that the step after `state.step` was skipped; too many raise RollBack."""
+    """Count bad steps in a row and report a skipped one; raise RollBack if there are too many."""
     rules, run, step = job.config.guard, job.run, state.step + 1
     if result.overflow:
         run.event("overflow", step=step)

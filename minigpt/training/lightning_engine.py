@@ -22,7 +22,7 @@ def quiet_lightning() -> None:
     for message in (
         ".*GPU available but not used.*",
         ".*isinstance.treespec, LeafSpec.*",
-        ".*FSDP2-wrapped module.*returned a view.*",  # the logits without padding, which nothing changes in place
+        ".*FSDP2-wrapped module.*returned a view.*",  # the logits without padding; nothing changes them in place
     ):
         warnings.filterwarnings("ignore", message=message)
 
@@ -30,8 +30,8 @@ def quiet_lightning() -> None:
 class JoinedRanks(LightningEnvironment):
     """The environment of processes that have formed their group already (ranks/group.py).
 
-    Given explicitly, so that Lightning does not look for torchrun or SLURM itself, handles no signal for them, and
-    reads no rank from variables that another job may have left behind.
+    It is given explicitly: otherwise Lightning would look for torchrun or SLURM, handle their signals, and read ranks
+    from variables that another job may have left behind.
     """
 
     @property
@@ -55,7 +55,7 @@ class JoinedRanks(LightningEnvironment):
 def build_trainer(
     config: TrainConfig, choices: Choices, *, steps: int | None, callbacks: list[L.Callback]
 ) -> L.Trainer:
-    """Return a Trainer that makes optimizer steps and nothing else: so many, or without end (None)."""
+    """Return a Trainer that only makes optimizer steps: `steps` of them, or without end (None)."""
     strategy: Any = "auto"
     backend = "cpu:gloo,cuda:nccl" if choices.device == "cuda" else "gloo"
     sharded = config.trainer.strategy in SHARDED
@@ -102,7 +102,7 @@ def build_trainer(
 
 
 def call_callbacks(trainer: L.Trainer, hook: str, *arguments: Any) -> None:
-    """Call a hook of every callback, in their order, as the loops that are switched off would."""
+    """Call a hook of every callback in order, as Lightning's disabled loops would."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         getattr(callback, hook)(trainer, trainer.lightning_module, *arguments)
 

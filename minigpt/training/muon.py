@@ -51,13 +51,13 @@ class Muon(torch.optim.AdamW):
 
     Args:
         matrices: 2-d parameters.
-        others: all other parameters, of which the 2-d ones are decayed.
-        lr: of AdamW's part. Each group's is its `initial_lr`, which a schedule multiplies.
+        others: all other parameters; the 2-d ones are decayed.
+        lr: of AdamW's part. It is the `initial_lr` of its groups, which a schedule multiplies.
         matrix_lr: of Muon's part: the update of a square matrix has singular values of about this size.
         momentum: decay of the matrices' averaged gradient (Nesterov's form).
-        products: dtype of the iteration: bf16 where the hardware multiplies it fast.
-        parts: rows of the matrices that a parameter stacks; each is made orthogonal on its own.
-        group: the processes that hold the parameters in shards; None where they are whole.
+        products: dtype of the iteration: bf16 if the hardware is fast in it.
+        parts: rows of the matrices that a parameter stacks; each is made orthogonal separately.
+        group: the processes that hold shards of the parameters; None if they are whole.
         options: AdamW's betas, eps, and weight_decay (decoupled, on all 2-d parameters).
     """
 
@@ -101,7 +101,7 @@ class Muon(torch.optim.AdamW):
         if moved:
             self.move_matrices(moved, group["lr"], group["weight_decay"])
         for parameter in moved:
-            parameter.grad = None  # so that AdamW passes over it
+            parameter.grad = None  # so that AdamW skips it
         super().step()
         for parameter, gradient in zip(moved, gradients, strict=True):
             parameter.grad = gradient
@@ -167,7 +167,7 @@ def orthogonalize_sharded(
     orthogonalize: Callable[[list[int], list[Tensor]], list[Tensor]],
     group: dist.ProcessGroup,
 ) -> list[Tensor]:
-    """Make sharded matrices orthogonal, each in one process, its owner: rows travel there and back in two exchanges.
+    """Make sharded matrices orthogonal, each in one process, its owner: two exchanges carry the rows there and back.
 
     Args:
         parts: this process's rows of each matrix, of one dtype.
@@ -187,15 +187,15 @@ def orthogonalize_sharded(
         owned[owner].append(index)
     owned = [sorted(indices) for indices in owned]
 
-    def shape_of(index: int, other: int) -> Shape:
-        first, end = rows_of(shapes[index][0], other, size)
+    def shape_of(index: int, peer: int) -> Shape:
+        first, end = rows_of(shapes[index][0], peer, size)
         return end - first, shapes[index][1]
 
-    incoming = [[shape_of(index, other) for index in owned[rank]] for other in range(size)]
+    incoming = [[shape_of(index, peer) for index in owned[rank]] for peer in range(size)]
     pieces = exchange([[parts[index] for index in indices] for indices in owned], incoming, group, like=parts[0])
     updates = orthogonalize(owned[rank], [torch.cat(rows) for rows in zip(*pieces, strict=True)])
     cut = [update.split([shape[index][0] for shape in incoming]) for index, update in enumerate(updates)]
-    outgoing = [[rows[other] for rows in cut] for other in range(size)]
+    outgoing = [[rows[peer] for rows in cut] for peer in range(size)]
     returning = [[shape_of(index, rank) for index in indices] for indices in owned]
     received = exchange(outgoing, returning, group, like=parts[0])
     by_index = dict(zip(itertools.chain(*owned), itertools.chain(*received), strict=True))

@@ -1,4 +1,4 @@
-"""The run's one optimizer (AdamW or Muon), and its learning rate as a pure function of how far the run is."""
+"""The run's one optimizer (AdamW or Muon), and its learning rate as a pure function of the run's progress."""
 
 import math
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def muon(
 ) -> torch.optim.Optimizer:
     """Return an optimizer with Muon for the matrices of the blocks, AdamW for embeddings, output layer and vectors.
 
-    With `split_qkv` queries, keys and values, which a layer stacks, are made orthogonal each on its own.
+    With `split_qkv`, the stacked matrices of queries, keys and values are made orthogonal separately.
     """
     parts: dict[Tensor, list[int]] = {}
     for layer in model.modules() if config.split_qkv else ():
@@ -73,7 +73,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 def build_optimizer(
     config: OptimizerConfig, model: nn.Module, *, precision: str = "fp32", group: dist.ProcessGroup | None = None
 ) -> torch.optim.Optimizer:
-    """Return the optimizer that `optimizer.name` stands for, over all parameters of a model on its device that learn.
+    """Return the optimizer that `optimizer.name` names, over all parameters that learn, on the model's device.
 
     Each group has its peak learning rate as `initial_lr`, which the schedule multiplies. `precision` is that of the
     run's matrix products (Muon's are in fp32 if it is fp16); `group` holds the model in shards, if any.
@@ -116,7 +116,7 @@ def lr_factor(step: int, progress: float, total_steps: int | None, config: Sched
     """Return the factor on the peak learning rate for one optimizer step.
 
     It is (step + 1) / (warmup_steps + 1) during warm-up (as in nanoGPT), then the shape's value, down to
-    `final_lr_fraction`; the lower of the two where time is up before the warm-up is over.
+    `final_lr_fraction`; the lower of the two if time ends during the warm-up.
 
     Args:
         step: optimizer steps done before this one (the first is 0).

@@ -1,8 +1,8 @@
-"""What a run shows and keeps of its steps: validations, live samples and rows."""
+"""Validations, live samples and rows of a run: on the screen and in files."""
 
 import math
-import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +27,19 @@ from minigpt.rundir.loggers import Tracker
 from minigpt.rundir.rows import append_row
 from minigpt.sampling.generate import NonFiniteLogits
 from minigpt.sampling.write import write_sample
-from minigpt.screen import MOVE_SECONDS, duration, move, tell
+from minigpt.screen import MOVE_SECONDS, can_move, duration, move, tell
 from minigpt.training.guard import StepResult
 from minigpt.training.lightning_engine import call_callbacks, publish
 from minigpt.training.state import RunState, TrainingJob, out_of_patience, steps_of
 
-OF_SOURCE = "val/loss/"  # followed by the name of a mixture's source: its column
-PLAIN_LINE_SECONDS = 5.0  # without a terminal, at most one line in this time, validations apart
+OF_SOURCE = "val/loss/"  # + the name of a source of a mixture: its column
+PLAIN_LINE_SECONDS = 5.0  # between lines without a terminal, except for validations
 
 
 def validate(
     gpt: GPT, job: TrainingJob, choices: Choices, state: RunState, trainer: L.Trainer, layout: Layout | None
 ) -> dict[str, Any]:
-    """Score the whole validation split (of a mixture, that of each source), and note the best loss in `state`.
+    """Score the whole validation split (of a mixture, each source's), and record the best loss in `state`.
 
     Returns columns of the step's row; None where the loss is not finite.
     """
@@ -78,7 +78,6 @@ def score_split(gpt: GPT, split: Split, job: TrainingJob, choices: Choices, layo
             batch=choices.validation_batch,
             device=device,
             precision=choices.precision,
-            token_bytes=tokenizer.token_bytes,
             document_end=document_end(config.data, tokenizer),
             rank=ranks.rank,
             world_size=ranks.world_size,
@@ -88,9 +87,9 @@ def score_split(gpt: GPT, split: Split, job: TrainingJob, choices: Choices, layo
         free_gathered(gpt)
     if ranks.world_size == 1:
         return score
-    sums = torch.tensor([score.nats, score.tokens], dtype=torch.float64, device=device)
-    dist.all_reduce(sums)
-    return Score(float(sums[0]), int(sums[1]), score.bytes)
+    nats = torch.tensor(score.nats, dtype=torch.float64, device=device)
+    dist.all_reduce(nats)
+    return replace(score, nats=float(nats))
 
 
 def live_sample(gpt: GPT, job: TrainingJob, layout: Layout | None, *, step: int) -> str | None:
@@ -120,7 +119,7 @@ class RunLog:
         config, self.run, self.job = job.config, job.run, job
         self.total_steps = steps_of(config)
         peak = peak_flops(job.hardware, choices.precision) if config.adapter.name == "none" else None
-        self.flops, self.peak = 0.0, peak and peak * choices.devices  # FLOPs that frozen weights save aren't counted
+        self.flops, self.peak = 0.0, peak and peak * choices.devices  # counts frozen weights as if they learned
         if peak:
             self.flops = flops_per_token(config.model, job.prepared.tokenizer.vocab_size)
         self.first: tuple[int, float] | None = None  # step and seconds of this process's first row
@@ -157,7 +156,7 @@ class RunLog:
         }
 
     def write(self, row: dict[str, Any]) -> None:
-        """Write a row everywhere."""
+        """Write a row to file, tracker and screen."""
         if self.run.writes:
             self._append(self.run.metrics, row)
             assert self.tracker is not None
@@ -176,7 +175,7 @@ class RunLog:
         tell(f"{f'--- sample at step {step:,} {rule}':.65}\n{text.rstrip()}\n{rule}")
 
     def _append(self, path: Path, row: dict[str, Any]) -> None:
-        """Add a row to a file. A disk that refuses it costs this row and a warning."""
+        """Append a row to a file. If the disk fails, this row is lost, with a warning."""
         try:
             append_row(path, row)
         except OSError as error:
@@ -185,7 +184,7 @@ class RunLog:
     def _show(self, row: dict[str, Any]) -> None:
         """Show a step's row: a moving line in a terminal; elsewhere a line now and then."""
         parts = describe(row, self.job.config, self.total_steps, self.first)
-        now, moves = time.monotonic(), sys.stdout.isatty()
+        now, moves = time.monotonic(), can_move()
         if "val/loss" in row or (not moves and (now - self.shown_at >= PLAIN_LINE_SECONDS or row["step"] == 1)):
             tell("  ".join(parts))
             self.shown_at, self.val_loss = now, row.get("val/loss", self.val_loss)
@@ -198,7 +197,7 @@ class RunLog:
 def describe(row: dict[str, Any], config: TrainConfig, total: int | None, first: tuple[int, float] | None) -> list[str]:
     """Return the parts of a row's line, the most important first; unknown numbers are left out.
 
-    The time left follows from all steps since the `first` row: one that is slow does not move it far.
+    The time left follows from all steps since the `first` row, so one slow step changes it little.
     """
     step, speed, minutes = row["step"], row["tokens_per_second"], config.trainer.max_minutes
     digits = len(f"{total:,}") if total else 1
@@ -216,4 +215,4 @@ def describe(row: dict[str, Any], config: TrainConfig, total: int | None, first:
         parts += [f"ETA {duration(min(left))}"] if min(left) > 0 else []
         parts.append(f"{speed:,.0f} tok/s")
     parts.append(f"lr {row['lr']:.2e}")
-    return [*parts, f"MFU {row['mfu']:.1%}"] if row["mfu"] is not None else parts
+    return [*parts, f"MFU {row['mfu']:.1%}"] if (row["mfu"] or 0) >= 0.001 else parts

@@ -1,4 +1,4 @@
-"""A training run from config to finished model: begin it, or continue it where it stands."""
+"""A training run from config to finished model: begin it, or continue it from its last checkpoint."""
 
 import gc
 import json
@@ -57,8 +57,8 @@ def train(config: TrainConfig, callbacks: Sequence[L.Callback] = ()) -> int:
 
     Args:
         config: composed and checked.
-        callbacks: Lightning callbacks of your own, called after what belongs to a step is done. They get all hooks of
-            training, and around our validations and saves on_validation_start, _epoch_start, _epoch_end and _end, and
+        callbacks: your own Lightning callbacks, called when a step is complete. They get all hooks of
+            training, and around validations and saves on_validation_start, _epoch_start, _epoch_end and _end, and
             on rank 0 on_save_checkpoint. `trainer.callback_metrics` holds the last row; `trainer.should_stop = True`
             ends the training with a checkpoint. What `state_dict()` returns must be JSON; it is saved, and handed to
             `load_state_dict()` when the run continues.
@@ -84,7 +84,7 @@ def train_together(
 ) -> int:
     """Run one process of a training. Rank 0 writes and prints; the others wait before they read what it writes."""
     processes.require_equal_on_all_ranks("a config", flatten(to_dict(config)))
-    least = min(map(int, processes.gather(str(hardware.memory_bytes))))  # choices that follow from it are equal on all
+    least = min(map(int, processes.gather(str(hardware.memory_bytes))))  # so that all ranks make the same choices
     budget = None
     if config.budget:
         config, budget = with_budget(config, path, hardware, processes)
@@ -104,7 +104,7 @@ def train_together(
 def with_budget(
     config: TrainConfig, path: Path, hardware: Hardware, processes: Processes
 ) -> tuple[TrainConfig, dict[str, Any]]:
-    """Return the config that a budget is worth, and what its run writes down: as it has it, or chosen now."""
+    """Return the config with the settings that a budget chooses, now or when the run began, and its budget.json."""
     run = RunDirectory(path, writes=processes.rank == 0)
     budget: dict[str, Any] | None = json.loads(processes.gather(json.dumps(run.writes and run.read_json(BUDGET)))[0])
     if not budget:
@@ -118,7 +118,7 @@ def with_budget(
 
 
 def measured(config: TrainConfig, vocab_size: int, seconds: float, hardware: Hardware, processes: Processes) -> float:
-    """Return the tokens per second of some seconds of a training on made-up tokens. Nothing is written."""
+    """Train on random tokens for some seconds; return the tokens per second. Nothing is written."""
     watch, state, run = Stopwatch(seconds), RunState(), RunDirectory(Path(os.devnull), writes=False)
     job = TrainingJob(config, hardware, noise(vocab_size, config.model.block_size + 1), processes, run, [watch])
     choices = choose_alike(job, None)
@@ -130,7 +130,7 @@ def measured(config: TrainConfig, vocab_size: int, seconds: float, hardware: Har
 
 
 def measured_alone(config: TrainConfig, vocab_size: int, seconds: float) -> float:
-    """Return what `measured` does for one device, times the number of devices."""
+    """Return the speed that `measured` finds on one device, times the number of devices."""
     devices, trainer = config.trainer.devices * config.trainer.nodes, config.trainer
     alone = replace(trainer, devices=1, nodes=1, strategy="auto", shards=0)
     config = replace(config, trainer=alone, batch_tokens=config.batch_tokens // devices)
@@ -147,12 +147,12 @@ def with_epochs(config: TrainConfig, prepared: Prepared) -> TrainConfig:
 
 
 def begin_or_continue(job: TrainingJob, changes: Sequence[Change]) -> int:
-    """Train in a run directory that is ours, going back to a checkpoint as often as the guard allows."""
+    """Train in a locked run directory; go back to a checkpoint as often as the guard allows."""
     run = job.run
     if run.writes:
         remove_unfinished(run.checkpoints)
     while True:
-        newest = latest_usable(run.checkpoints) if run.writes else None  # rank 0 compares every byte for all ranks
+        newest = latest_usable(run.checkpoints) if run.writes else None  # rank 0 verifies it for all ranks
         name = from_rank_zero(job, lambda: newest and newest.name)  # noqa: B023 - called at once
         checkpoint = run.checkpoints / name if name else None
         manifest = read_manifest(checkpoint)["sha256"] if checkpoint else None
@@ -166,7 +166,7 @@ def begin_or_continue(job: TrainingJob, changes: Sequence[Change]) -> int:
             return train_from(job, checkpoint, state, changes)
         except RollBack as request:
             roll_back(job, *request.args)
-        gc.collect()  # the model that was trained is in a circle with its trainer
+        gc.collect()  # model and trainer refer to each other
         changes = ()
 
 
@@ -182,7 +182,7 @@ def train_from(job: TrainingJob, checkpoint: Path | None, state: RunState, chang
     parts = assemble(job, choose_alike(job, saved_choices), checkpoint, state)
     choices = parts.choices
 
-    # Nothing was written up to here: a run that is refused stays as it was.
+    # Nothing was written before this line: a refused run is unchanged.
     run.write_json("data.json", prepared.facts)
     run.record(config, asdict(choices))
     removed = cut_rows_after(run.metrics, state.step) if run.writes else 0
@@ -204,7 +204,7 @@ def train_from(job: TrainingJob, checkpoint: Path | None, state: RunState, chang
 
 @dataclass(frozen=True)
 class Parts:
-    """What a training is put together from."""
+    """The objects of a training."""
 
     gpt: GPT
     choices: Choices
@@ -215,7 +215,7 @@ class Parts:
 
 
 def assemble(job: TrainingJob, choices: Choices, checkpoint: Path | None, state: RunState) -> Parts:
-    """Return model, batches and optimizer as a checkpoint has them, or as they are at the start. Nothing is written."""
+    """Return model, batches and optimizer, from a checkpoint or new. Nothing is written."""
     config, prepared = job.config, job.prepared
     set_up_torch(choices, deterministic=config.trainer.deterministic)
     torch.manual_seed(fold(config.seed))
@@ -242,7 +242,7 @@ def assemble(job: TrainingJob, choices: Choices, checkpoint: Path | None, state:
 
 
 def fit(job: TrainingJob, parts: Parts, state: RunState) -> LanguageModel:
-    """Train; return the module, which knows why the training ended."""
+    """Train; return the module, whose `stop_reason` says why the training ended."""
     module = LanguageModel(
         parts.gpt,
         job,
@@ -253,7 +253,7 @@ def fit(job: TrainingJob, parts: Parts, state: RunState) -> LanguageModel:
         loss_function=parts.loss_function,
     )
     quiet_lightning()
-    # Lightning counts steps from here on; the run's state has those before.
+    # Lightning counts the steps of this process; `state` counts those of the run.
     steps_left = None if module.total_steps is None else module.total_steps - state.step
     trainer = build_trainer(job.config, parts.choices, steps=steps_left, callbacks=list(job.callbacks))
     with module.run_log, module.saving, explained_out_of_memory(parts.choices):
@@ -264,7 +264,7 @@ def fit(job: TrainingJob, parts: Parts, state: RunState) -> LanguageModel:
 def choose_alike(job: TrainingJob, saved: dict[str, Any] | None) -> Choices:
     """Return the choices for this config and hardware, or the run's own, equal on all ranks."""
     choices = keep_choices(saved, job.config, job.hardware, job.prepared.tokenizer.vocab_size)
-    threads = int(job.processes.gather(str(choices.threads))[0])  # hosts may have unlike numbers of cores
+    threads = int(job.processes.gather(str(choices.threads))[0])  # hosts may differ in their number of cores
     choices = replace(choices, threads=threads)
     job.processes.require_equal_on_all_ranks("choices", asdict(choices))
     return choices
@@ -280,7 +280,7 @@ def micro_batches(job: TrainingJob, choices: Choices, start_step: int) -> MicroB
 
 
 def tell_changed_choices(run: RunDirectory, saved: Mapping[str, Any] | None, choices: Choices) -> None:
-    """Print and write to events.jsonl which choices have changed in a run: they change the last bits."""
+    """Report, on the screen and in events.jsonl, changed choices: they change the last bits of the results."""
     now = asdict(choices)
     changed = {name: value for name, value in (saved or {}).items() if value != now[name]}
     if changed:
@@ -290,7 +290,7 @@ def tell_changed_choices(run: RunDirectory, saved: Mapping[str, Any] | None, cho
 
 
 def tell_changed_settings(run: RunDirectory, changes: Sequence[Change]) -> None:
-    """Print and write to events.jsonl which settings have changed since the run was trained last."""
+    """Report, on the screen and in events.jsonl, settings that have changed since the run last stopped."""
     for change in changes:
         run.event("changed", setting=change.key, was=change.was, now=change.now)
         if not change.key.startswith(("logger.", "run.", "experiment", "data.")):
@@ -298,7 +298,7 @@ def tell_changed_settings(run: RunDirectory, changes: Sequence[Change]) -> None:
 
 
 def roll_back(job: TrainingJob, first_step: int, last_step: int) -> None:
-    """Leave out the bad batches from now on, and drop the checkpoints made among them.
+    """Skip the bad batches from now on, and remove the checkpoints made during them.
 
     Raises:
         NonFiniteTraining: the run has gone back too often.
@@ -316,8 +316,8 @@ def roll_back(job: TrainingJob, first_step: int, last_step: int) -> None:
         )
     window = [batch_of_step(step - 1, skipped_batches) for step in (first_step, last_step)]
     if run.writes:
-        # In this order: killed in between, the run meets the bad batches again. The other way round it would continue
-        # from a checkpoint made among them as if it had been made without them.
+        # In this order: if killed in between, the run meets the bad batches again. In the other order it would continue
+        # from a checkpoint that was trained on them.
         discard_from(run.checkpoints, first_step)
         run.write_json("skipped_batches.json", [*skipped_batches, window])
     run.event("rolled_back", first_step=first_step, last_step=last_step, batches_passed_over=window)
@@ -326,7 +326,7 @@ def roll_back(job: TrainingJob, first_step: int, last_step: int) -> None:
 
 
 def from_rank_zero(job: TrainingJob, read: Callable[[], Any]) -> Any:
-    """Return on all ranks what rank 0 reads in the run directory, as JSON.
+    """Return on all ranks the JSON that rank 0 reads in the run directory.
 
     Over NFS, another host may not see a file for half a minute after rank 0 has written it.
     """

@@ -1,7 +1,7 @@
 """Writing checkpoints while training continues.
 
-Training waits while the weights are copied in memory; a thread brings the copy to the disk. There is one such thread
-and one copy, so a save waits for the one before it, and the end of a run waits for its last.
+Training waits while the weights are copied in memory; a thread writes the copy to the disk. There is one thread and
+one copy, so a save waits for the save before it, and the end of a run waits for the last one.
 """
 
 import time
@@ -33,7 +33,7 @@ Files = dict[str, bytes]  # contents by file name
 class Saving:
     """Writes a run's checkpoints: rank 0 does, after all ranks have gathered sharded weights for it.
 
-    A save that fails costs a warning, and the next one that is due tries again; the last of a run must succeed.
+    If a save fails, a warning is printed and the next due save tries again; the last save of a run must succeed.
     """
 
     def __init__(self, job: TrainingJob, gpt: GPT, optimizer: torch.optim.Optimizer):
@@ -45,14 +45,14 @@ class Saving:
             contents.CONFIG: contents.to_json(plain),
             contents.TOKENIZER: contents.to_json(tokenizer.to_json()),
         }
-        self.labels: dict[str, Mapping[str, str]] = {}  # metadata in the headers of files of tensors, by file name
+        self.labels: dict[str, Mapping[str, str]] = {}  # metadata of tensor files, by file name
         if config.adapter.name != "none" and self.run.writes:
             self.fixed[ADAPTER_CONFIG] = contents.to_json(config_json(gpt))
             self.labels[ADAPTER] = {BASE: base_hash(gpt), WORDS: tokenizer.hash}
         self.copies: dict[str, dict[str, Tensor]] = {}  # in main memory, by file name
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saving")
         self.writing: Future[None] | None = None
-        self.durable_step = -1  # of the newest checkpoint that was written
+        self.durable_step = -1  # step of the newest checkpoint on the disk
         self.written, self.waited = 0, 0.0  # checkpoints; seconds that training waited for them
 
     def __enter__(self) -> "Saving":
@@ -61,7 +61,7 @@ class Saving:
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         self.thread.shutdown()
         if error is not None:
-            self.collect()  # a failed save is reported, too, before the run goes back
+            self.collect()  # reports a failed save before the run goes back
         if error is None and self.written:
             self.run.event("saved", checkpoints=self.written, seconds_training_waited=round(self.waited, 3))
 
@@ -79,11 +79,11 @@ class Saving:
         at_once = min(existing + saves, self.keep.keep_last + 2)  # the best, and a new one before an old one is removed
         count = max(at_once - existing, 1)
         if self.run.writes:
-            what = f"what this run keeps (checkpoints to come: {count} of {size / 1e6:.1f} MB)"
-            require_space(self.run.checkpoints, count * size, what)
+            name = f"what this run keeps (checkpoints to come: {count} of {size / 1e6:.1f} MB)"
+            require_space(self.run.checkpoints, count * size, name)
 
     def save(self, state: RunState, val_loss: float | None, *, last: bool) -> None:
-        """Copy a run's weights and averages and have them written. All ranks call this where weights are sharded.
+        """Copy weights and optimizer averages, and start writing them. With sharded weights, all ranks call this.
 
         Raises:
             StorageFailure, NonFiniteTraining: it is the last save, which must be durable when this returns.
@@ -108,7 +108,7 @@ class Saving:
         self.waited += time.perf_counter() - began
 
     def _write(self, step: int, files: Files, facts: Mapping[str, Any]) -> None:
-        """Bring a checkpoint to the disk, then remove what is no longer needed (in the thread)."""
+        """Write a checkpoint, then remove old ones (in the thread)."""
         for file, tensors in self.copies.items():
             if name := contents.first_non_finite(tensors):
                 raise NonFiniteTraining(f"{name} of {file} is not finite after step {step}; no checkpoint is written")
@@ -120,7 +120,7 @@ class Saving:
         prune(self.run.checkpoints, keep_last=self.keep.keep_last, keep_every_steps=self.keep.keep_every_steps)
 
     def collect(self, *, last: bool = False, wait: bool = True) -> None:
-        """Wait for the checkpoint that is being written, if any; say so if it failed, or raise if it is the last."""
+        """Wait for the checkpoint being written, if any; if it failed, warn, or raise if it is the last."""
         if self.writing is None or not (wait or self.writing.done()):
             return
         writing, self.writing = self.writing, None
@@ -134,7 +134,7 @@ class Saving:
 
 
 def pack_states(callbacks: Sequence[L.Callback]) -> Files:
-    """Return the file that holds what the callbacks' `state_dict()` return (JSON), if any returns something."""
+    """Return callbacks.json with the callbacks' non-empty `state_dict()`; no file if all are empty."""
     states = {callback.state_key: state for callback in callbacks if (state := callback.state_dict())}
     try:
         return {contents.CALLBACKS: contents.to_json(states)} if states else {}
@@ -143,7 +143,7 @@ def pack_states(callbacks: Sequence[L.Callback]) -> Files:
 
 
 def restore_states(callbacks: Sequence[L.Callback], checkpoint: Path) -> None:
-    """Give each callback the state that a checkpoint holds of it."""
+    """Restore the state of each callback from a checkpoint."""
     if callbacks and load.lists(checkpoint, contents.CALLBACKS):
         states = load.read_json(checkpoint, contents.CALLBACKS)
         for callback in callbacks:

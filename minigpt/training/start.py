@@ -1,4 +1,4 @@
-"""Before the first step: what is refused, which tokens a run trains on, and which weights it begins with."""
+"""Before the first step: checks, the tokens of the run, and its first weights."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def refuse_changed_run(path: Path, config: TrainConfig) -> list[Change]:
 def find_tokens(config: TrainConfig, path: Path, changes: list[Change]) -> Prepared:
     """Return the tokens to train on: those with which the run in `path` began, or those of a new run's text.
 
-    A run that has begun finds its tokens by their fingerprint, whatever has become of the text since.
+    A run that has begun finds its tokens by their fingerprint, even if the text was changed or removed.
     """
     saved = RunDirectory(path, writes=False).read_json("data.json")
     moved = any(change.key.startswith("data.") and change.key != "data.dir" for change in changes)
@@ -98,8 +98,8 @@ def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:
 
 
 def load_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, prepared: Prepared) -> None:
-    """Load the weights of the run's checkpoint, or of `init.from`, which must know the tokens of this data."""
-    if checkpoint is not None:  # rank 0 has compared every byte just now
+    """Load the weights of the run's checkpoint, or of `init.from`, which must have the same tokenizer as the data."""
+    if checkpoint is not None:  # rank 0 has just verified it
         load.load_weights(gpt, read_tensors(checkpoint / MODEL), str(checkpoint))
         return
     source, tokenizer = config.init.source, prepared.tokenizer
@@ -118,11 +118,11 @@ def load_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, prepare
 
 
 def refuse_other_tokenizer(gpt: GPT, config: TrainConfig, known: Tokenizer, tokenizer: Tokenizer) -> None:
-    """Refuse data with another tokenizer than the weights know, or with control tokens that they can't learn."""
+    """Refuse data whose tokenizer is not that of the weights, or has control tokens that they can't learn."""
     source, count = f"init.from={config.init.source}", tokenizer.vocab_size - known.vocab_size
     if tokenizer.hash not in (known.hash, with_roles(known).hash):
-        other = known.name != tokenizer.name
-        remedy = f"Use tokenizer={known.name}" if other else "Give it as text, not as tokens: data.source=FILE"
+        is_other_kind = known.name != tokenizer.name
+        remedy = f"Use tokenizer={known.name}" if is_other_kind else "Give it as text, not as tokens: data.source=FILE"
         raise UserFault(
             f"{source}: its weights know a {known.name} tokenizer of {known.vocab_size:,} tokens (SHA-256 "
             f"{known.hash[:12]}), and this data has a {tokenizer.name} tokenizer of {tokenizer.vocab_size:,} "
@@ -137,9 +137,9 @@ def refuse_other_tokenizer(gpt: GPT, config: TrainConfig, known: Tokenizer, toke
 
 
 def put_adapter_on(gpt: GPT, config: TrainConfig, checkpoint: Path | None, tokenizer: Tokenizer) -> None:
-    """Put the config's adapter, if any, on a model with its weights: a new one, or as the checkpoint has it.
+    """Put the config's adapter, if any, on a model: a new one, or that of the checkpoint.
 
-    The control tokens of conversations learn beside it.
+    The embeddings of control tokens learn with it.
     """
     if config.adapter.name == "none":
         return

@@ -1,4 +1,4 @@
-"""What a training works with, where it stands, and when it ends."""
+"""The inputs of a training, its progress, and when it ends."""
 
 import contextlib
 import math
@@ -20,7 +20,7 @@ from minigpt.rundir.run_directory import RunDirectory
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What a training needs; it stays the same when the run goes back to an earlier checkpoint."""
+    """The inputs of a training; they stay the same when the run goes back to an earlier checkpoint."""
 
     config: TrainConfig
     hardware: Hardware
@@ -32,7 +32,7 @@ class TrainingJob:
 
 @dataclass
 class RunState:
-    """Where a run stands. Saved with each checkpoint, and equal for equal runs."""
+    """Progress of a run. Saved with each checkpoint, and equal for equal runs."""
 
     step: int = 0  # optimizer steps done
     best_step: int = 0  # of the lowest val/loss so far
@@ -47,7 +47,7 @@ class RunState:
 
 @dataclass(frozen=True)
 class StopRequest:
-    """What one process asks for, or all of them together; obeyed when an optimizer step ends."""
+    """Requests of one process, or of all together; obeyed at the end of an optimizer step."""
 
     stop: bool = False  # after this step, with a checkpoint; the same command continues the run
     requeue: bool = False  # and SLURM is asked to run the job again
@@ -87,7 +87,7 @@ def reached_limit(state: RunState, config: TrainConfig) -> str | None:
 
 
 def is_due(step: int, *every_steps: int) -> bool:
-    """Return whether something that is done every `every_steps` steps is due at `step`; 0 = never."""
+    """Return whether work that is done every `every_steps` steps is due at `step`; 0 = never."""
     return any(every > 0 and step % every == 0 for every in every_steps)
 
 

@@ -23,8 +23,9 @@ from minigpt.model.gpt import GPT
 from minigpt.model.loss import autocast, plain_loss
 from minigpt.model.parts import local
 from minigpt.seeds import fold
-from minigpt.training.grpo import Question, answered
+from minigpt.training.grpo import CheckedQuestion, answered
 from minigpt.training.guard import Measurement, StepResult, fault_of, judge, scale, scale_on_device
+from minigpt.training.layers import LayerWatch
 from minigpt.training.lightning_engine import call_callbacks, publish
 from minigpt.training.optimizer import lr_factor
 from minigpt.training.output import RunLog, live_sample, validate
@@ -33,7 +34,7 @@ from minigpt.training.state import Clock, RunState, StopRequest, TrainingJob, is
 
 
 class LanguageModel(L.LightningModule):
-    """Trains a GPT from where `state` stands, which each step changes.
+    """Trains a GPT from the step in `state`, which each step updates.
 
     `optimizer` has its averages at that step; `loss_function` is compiled, for batches with weights or for batches
     without; `layout` is that of sharded weights.
@@ -55,13 +56,14 @@ class LanguageModel(L.LightningModule):
         self.gpt, self.job, self.config, self.choices = gpt, job, config, choices
         self.optimizer, self.state, self.layout = optimizer, state, layout
         self.loss_function = loss_function
-        self.total_steps = steps_of(config)  # None when only max_minutes limits the run
+        self.total_steps = steps_of(config)  # None if only max_minutes limits the run
         self.clock = Clock(state.seconds)
         self.seconds = state.seconds  # as all ranks know them
+        self.layers = LayerWatch(gpt, 0 if layout else config.validate.every_steps)
         self.run_log = RunLog(job, choices, state.step)
         self.saving = Saving(job, gpt, optimizer)
         self.first_micro_batch = state.step * choices.accumulate
-        self.micro_batches: list[tuple[Tensor, Tensor | None, Tensor | None]] = []  # loss, weight, reward; of this step
+        self.micro_batches: list[tuple[Tensor, Tensor | None, float]] = []  # loss, weight, reward; of this step
         # A GPU doesn't wait for the host to read a step's numbers, unless spikes are to be judged before the update.
         self.reads_one_step_late = choices.device == "cuda" and not config.guard.spike_zscore
         self.pending: list[Measurement] = []  # of steps made, oldest first
@@ -81,7 +83,7 @@ class LanguageModel(L.LightningModule):
         return self.optimizer
 
     def on_train_start(self) -> None:
-        self.job.processes.signals.noted_only = True  # from here on a signal waits for the end of a step
+        self.job.processes.signals.noted_only = True  # from now on a signal is obeyed at the end of a step
         self.saving.begin(self.state.step)
         self.clock.start()
         self.defer_callbacks_stop()
@@ -89,16 +91,17 @@ class LanguageModel(L.LightningModule):
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         return batch.to(device, non_blocking=True) if isinstance(batch, Batch) else batch
 
-    def training_step(self, batch: Batch | list[Question], batch_idx: int) -> Tensor:
+    def training_step(self, batch: Batch | list[CheckedQuestion], batch_idx: int) -> Tensor:
         """Return the loss of a micro-batch. Its random numbers follow from seed, micro-batch and rank alone."""
         seed_device(fold(self.config.seed, self.first_micro_batch + batch_idx, self.trainer.global_rank), self.device)
         if self.layout is not None:
             last = (batch_idx + 1) % self.choices.accumulate == 0
             begin_micro_batch(self.gpt, last=last, reshard=self.choices.reshard)
-        reward = None
+        reward = 0.0
         if not isinstance(batch, Batch):  # answered here: Lightning fetches a batch before the previous step is made
             tokenizer = self.job.prepared.tokenizer
-            batch, reward = answered(self.gpt, batch, config=self.config, choices=self.choices, tokenizer=tokenizer)
+            batch, mean = answered(self.gpt, batch, config=self.config, choices=self.choices, tokenizer=tokenizer)
+            reward = float(mean)
         loss, weight = self.loss_of(batch)
         self.micro_batches.append((loss.detach(), weight, reward))
         return self.scaler.scale(loss)
@@ -106,8 +109,8 @@ class LanguageModel(L.LightningModule):
     def loss_of(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Return loss and weight of a micro-batch, both divided by the number of tokens that a full one has.
 
-        Sums of weighted losses and of weights give the exact mean of a step, however its weight is spread. A full
-        micro-batch without weights has the weight 1, here None, and its loss is the mean.
+        The sum of weighted losses over the sum of weights is the exact mean of a step, even if micro-batches differ in
+        weight. A full micro-batch without weights has weight 1, returned as None.
         """
         full = self.choices.micro_batch * self.config.model.block_size
         whole = batch.weights is None and batch.tokens.numel() == full
@@ -118,7 +121,7 @@ class LanguageModel(L.LightningModule):
             weights = torch.ones_like(batch.tokens, dtype=torch.float32) if batch.weights is None else batch.weights
             compiled = None if batch.weights is None else self.loss_function
             total = (compiled or plain)(self.gpt, batch.tokens, batch.targets, weights, batch.documents)
-        weight = weights.sum(dtype=total.dtype) if batch.divisor is None else total.new_tensor(batch.divisor)
+        weight = weights.sum(dtype=total.dtype) if batch.divisor is None else total.new_full((), batch.divisor)
         return total / full, weight / full
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -142,10 +145,12 @@ class LanguageModel(L.LightningModule):
             self.scaler.unscale_(optimizer)
         parameters, limit = list(self.gpt.parameters()), self.config.optimizer.grad_clip
         gradients = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-        numbers = self.measure(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
+        norms = torch.stack(torch._foreach_norm(gradients))
+        numbers = self.measure(torch.linalg.vector_norm(norms))
         self.scaler.update()  # lower from here on if a gradient overflowed
         lr = self.config.optimizer.lr * self.lr_factor(self.state.step + len(self.pending))
         self.pending.append(Measurement(numbers, lr))
+        self.layers.look(self.state.step + len(self.pending), norms)
         if self.reads_one_step_late:
             optimizer.found_inf = scale_on_device(gradients, numbers, limit)  # type: ignore[attr-defined]
             return
@@ -154,21 +159,21 @@ class LanguageModel(L.LightningModule):
             scale(gradients, result.grad_norm, limit, result.weight)
         else:
             for parameter in parameters:
-                parameter.grad = None  # an optimizer passes over parameters without one
+                parameter.grad = None  # an optimizer skips parameters without a gradient
 
     def measure(self, grad_norm: Tensor) -> Tensor:
         """Return the step's loss, gradient norm, mean weight, scale and mean reward, over micro-batches and ranks.
 
-        With several ranks the time used and the requests to stop travel in the same all-reduce; with sharded weights,
-        so does the squared norm of each rank's part.
+        With several ranks, the same all-reduce carries the time used and requests to stop; with sharded weights, also
+        the squared gradient norm of each rank's part.
         """
         losses, weights, rewards = zip(*self.micro_batches, strict=True)
         self.micro_batches.clear()
         loss = torch.stack(losses).mean()
-        one = torch.ones_like(loss)
-        weight = torch.stack([one if weight is None else weight for weight in weights]).mean()
-        reward = torch.stack([0 * one if reward is None else reward.to(loss) for reward in rewards]).mean()
-        numbers = torch.stack([loss, grad_norm.to(loss), weight, self.scaler.scale(one), reward])
+        ones = torch.ones_like(loss)
+        weight = torch.stack([ones if weight is None else weight for weight in weights]).mean()
+        reward = torch.stack([torch.full_like(loss, reward) for reward in rewards]).mean()
+        numbers = torch.stack([loss, grad_norm.to(loss), weight, self.scaler.scale(ones), reward])
         ranks, parts = self.trainer.world_size, self.layout.parts if self.layout else 0
         if ranks > 1:
             if parts:
@@ -185,7 +190,7 @@ class LanguageModel(L.LightningModule):
 
     @property
     def request(self) -> StopRequest:
-        """What this rank asks for now."""
+        """The current request of this rank."""
         minutes, received = self.config.trainer.max_minutes, self.job.processes.signals.received
         out_of_time = minutes is not None and self.clock.seconds >= 60 * minutes
         by_callback = self.callback_asked or self.trainer.should_stop
@@ -193,7 +198,7 @@ class LanguageModel(L.LightningModule):
         return StopRequest(stop, received == signal.SIGUSR1, out_of_time, by_callback)
 
     def result_of(self, measurement: Measurement) -> StepResult:
-        """Return a step's result, as the host reads it."""
+        """Read a step's numbers on the host; return its result."""
         loss, grad_norm, weight, loss_scale, reward, *extra = measurement.values
         self.seconds, request = self.clock.seconds, self.request
         if extra:
@@ -201,7 +206,7 @@ class LanguageModel(L.LightningModule):
             request = StopRequest(*(value > 0 for value in asked))
         overflow = loss_scale > 1 and math.isfinite(loss) and not math.isfinite(grad_norm)
         fault = None
-        if weight and not overflow:  # if no token of a batch is learned, 0 / 0 is no fault: there is no update
+        if weight and not overflow:  # without a learned token the loss 0 / 0 is no fault, and there is no update
             fault = fault_of(loss, grad_norm, self.state.recent_losses, self.config.guard)
         return StepResult(loss, grad_norm, weight, measurement.lr, fault, overflow, request, reward)
 
@@ -215,10 +220,10 @@ class LanguageModel(L.LightningModule):
         self.end_steps(at_once=not self.reads_one_step_late)
 
     def end_steps(self, *, at_once: bool) -> None:
-        """End the steps that were made. A step whose numbers are read late is ended after the next one is made.
+        """End the steps that were made. If numbers are read late, a step ends after the next one was queued.
 
-        It is ended at once if a validation, a sample, a save or a stop needs the weights as it left them. All ranks
-        decide alike: a stop that one rank asks for is obeyed by all ranks one step later.
+        It ends immediately if a validation, sample, save or stop needs its weights. All ranks decide alike: they obey
+        a stop that one rank requests one step later.
         """
         config, every = self.config, self.config.checkpoint.every_steps
         while self.pending:
@@ -233,7 +238,7 @@ class LanguageModel(L.LightningModule):
     def end_step(self, result: StepResult, *, is_newest: bool) -> None:
         """Judge a step, then validate, write its row and a sample, and decide whether training ends here.
 
-        `is_newest`: the weights are still those of this step, so that it may have more than a row.
+        `is_newest`: the weights are still those of this step, so it can be validated, sampled and saved.
         """
         config, state, ranks = self.config, self.state, self.trainer.world_size
         judge(self.job, state, result)
@@ -246,10 +251,11 @@ class LanguageModel(L.LightningModule):
         validates = is_due(state.step, config.validate.every_steps) or self.is_last()
         if validates or state.step == 1 or is_due(state.step, config.logger.every_steps):
             row = self.run_log.row(state.step, result, self.clock.seconds)
-            if config.objective.name == "grpo":  # then the loss is about 0, whatever is learned
+            if config.objective.name == "grpo":  # its loss stays near 0 and shows no progress
                 row |= {"train/loss": None, "train/reward": result.reward}
         if validates:
             with self.clock.paused():
+                row |= self.layers.columns(result.weight)
                 row |= validate(self.gpt, self.job, self.choices, state, self.trainer, self.layout)
             if state.patience_over:
                 self.stop_reason = "patience"
@@ -298,7 +304,7 @@ class LanguageModel(L.LightningModule):
             with self.clock.paused():
                 if writes:
                     call_callbacks(self.trainer, "on_save_checkpoint", {"global_step": state.step})
-                if minutes:  # the run may be over by another rank's clock
+                if minutes:  # another rank's clock may have ended the run
                     state.seconds = max(self.clock.seconds, 60.0 * minutes * (self.stop_reason == "max_minutes"))
                 if self.scaler.is_enabled():
                     state.loss_scale = self.scaler.get_scale()
@@ -306,7 +312,7 @@ class LanguageModel(L.LightningModule):
                 self.saving.save(state, val_loss, last=last)
 
     def defer_callbacks_stop(self) -> None:
-        """Defer a stop that a callback of this rank asks for to the next step's all-reduce, so that all ranks stop.
+        """Send a callback's request to stop with the next step's all-reduce, so that all ranks stop together.
 
         Lightning calls this after the callbacks and before it looks at should_stop.
         """
@@ -315,7 +321,7 @@ class LanguageModel(L.LightningModule):
             self.trainer.should_stop = False
 
     def on_train_end(self) -> None:
-        """End what is left when a callback ends the training after the last step was saved."""
+        """End the remaining steps if a callback ends the training."""
         self.end_steps(at_once=True)
         self.on_train_batch_end()
         if self.stop_reason is None and not self.is_last():

@@ -27,9 +27,9 @@ class ServerProcess:
 
     def __enter__(self) -> "ServerProcess":
         line = self.process.stdout.readline()
-        found = re.fullmatch(r"Serving at (http://\S+:(\d+)) \(Ctrl-C stops\)\n", line)
-        assert found, line + self.said()
-        self.url, self.port = found[1], int(found[2])
+        match = re.fullmatch(r"Serving at (http://\S+:(\d+)) \(Ctrl-C stops\)\n", line)
+        assert match, line + self.said()
+        self.url, self.port = match[1], int(match[2])
         return self
 
     def __exit__(self, *_: object) -> None:

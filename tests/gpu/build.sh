@@ -1,13 +1,13 @@
 #!/bin/sh
 # Make the environment of `make rehearse-gpu`: torch's CUDA build and a stand-in for the CUDA runtime, in .venv-gpu.
-# sh tests/gpu/build.sh PYTHON: PYTHON is the interpreter of .venv. Needs a C compiler and 3.5 GB of disk.
+# sh tests/gpu/build.sh PYTHON: PYTHON is the interpreter of .venv. Needs a C compiler and 5 GB of disk.
 set -eu
 cd "$(dirname "$0")/../.."
 venv=$PWD/.venv-gpu
 here=$PWD/tests/gpu
 version=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
 if [ ! -e "$venv/complete-$version" ]; then
-    echo "Making .venv-gpu with torch $version for CUDA: a download of about 3 GB, 3.5 GB of disk, some minutes"
+    echo "Making .venv-gpu with torch $version for CUDA: a download of about 3 GB, 5 GB of disk, some minutes"
     "$1" -m venv "$venv"
     # torch from the index itself: a folder of CPU builds that pip is set up to look into would come first.
     PIP_FIND_LINKS='' PIP_CONFIG_FILE=/dev/null "$venv/bin/python" -m pip install -q "torch==$version" numpy

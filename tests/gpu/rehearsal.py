@@ -1,9 +1,10 @@
 """A training on a GPU that is not there: the real program on fake tensors, and a count of every wait for the device.
 
-    .venv-gpu/python tests/gpu/rehearsal.py key=value ...
+    .venv-gpu/python tests/gpu/rehearsal.py [COMMAND] key=value ... -- [COMMAND] key=value ...
 
-runs minigpt.train under FakeTensorMode: each operator checks shapes, dtypes and devices as on the card, and nothing is
-computed. A checkpoint's tensors are stand-ins. The last line is JSON: the exit code, and the waits by kind and place.
+runs commands of minigpt, one after the other, under FakeTensorMode: each operator checks shapes, dtypes and devices as
+on the card, and nothing is computed. A checkpoint's tensors are stand-ins. The last line is JSON, for each command: its
+exit code, its peak of memory, and the waits by kind and place.
 """
 
 import collections
@@ -11,18 +12,26 @@ import contextlib
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from minigpt.checkpoint.contents import pack_tensors
+from minigpt.model.loss import _sum_and_gradients as chunked_loss
+
 NUMBER = 3.0  # what a fake device answers when the host asks for a number
+LARGEST_FILE = 1 << 26  # bytes; of larger models a checkpoint holds no weights
+A_NUMBER, FOR_AN_EVENT, FOR_ALL = "a number read", "a wait for an event", "a wait for all that was queued"
 TO_HOST, TO_DEVICE = "a blocking copy to the host", "a blocking copy to the device"
 
 
@@ -33,7 +42,7 @@ class Waits:
     places: collections.Counter[tuple[str, str]] = field(default_factory=collections.Counter)
     operators: collections.Counter[str] = field(default_factory=collections.Counter)
 
-    def note(self, kind: str) -> None:
+    def note(self, kind: str, *_: object) -> None:
         frames = [frame for frame in traceback.extract_stack() if "/minigpt/" in frame.filename]
         place = f"{frames[-1].filename.split('/minigpt/')[-1]}:{frames[-1].lineno}" if frames else "outside of minigpt"
         self.places[kind, place] += 1
@@ -43,15 +52,43 @@ class Waits:
         return sum(self.places.values())
 
 
-class Watch(TorchDispatchMode):
-    """Counts operators and waits, and answers what a fake tensor can't."""
+class Memory:
+    """Bytes of the storages that live on the device, each in blocks of 512 bytes as its allocator hands them out."""
 
-    def __init__(self, waits: Waits):
+    def __init__(self) -> None:
+        self.sizes: dict[int, int] = {}
+        self.now = self.most = 0
+
+    def see(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage that is new or has another size, until it is freed."""
+        key = storage._cdata
+        if key not in self.sizes:
+            weakref.finalize(storage, lambda: self.resize(key, 0))
+        self.resize(key, -(-storage.nbytes() // 512) * 512)
+
+    def resize(self, key: int, size: int) -> None:
+        """Note that a storage now has this size."""
+        self.now += size - self.sizes.pop(key, 0)
+        if size:
+            self.sizes[key] = size
+        self.most = max(self.most, self.now)
+
+
+class Watch(TorchDispatchMode):
+    """Counts operators, waits and memory, and answers what a fake tensor can't."""
+
+    def __init__(self, waits: Waits, memory: Memory):
         super().__init__()
-        self.waits = waits
+        self.waits, self.memory = waits, memory
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        result = self._answer(function, args, kwargs or {})
+        for value in tree_leaves(result):
+            if isinstance(value, FakeTensor) and value.device.type == "cuda":
+                self.memory.see(value.untyped_storage())
+        return result
+
+    def _answer(self, function: Any, args: Any, kwargs: Any) -> Any:
         name = str(function)
         if name == "aten._pin_memory.default":
             return args[0].clone()
@@ -61,6 +98,9 @@ class Watch(TorchDispatchMode):
                 with unset_fake_temporarily():  # what the host computes is real
                     return function(*args, **kwargs)
         self.waits.operators[name] += 1
+        if name == "minigpt.chunked_loss.default":  # step by step, for its memory
+            with self:
+                return chunked_loss._init_fn(*args, **kwargs)
         if name == "aten.is_pinned.default":
             return True
         if name == "aten.nonzero.default" and args[0].device.type == "cuda":
@@ -68,7 +108,7 @@ class Watch(TorchDispatchMode):
             return torch.zeros(5, args[0].dim(), dtype=torch.long, device=args[0].device)
         if name == "aten._local_scalar_dense.default" and isinstance(args[0], FakeTensor):
             if args[0].device.type == "cuda":
-                self.waits.note("a number read")
+                self.waits.note(A_NUMBER)
             dtype = args[0].dtype
             return NUMBER if dtype.is_floating_point else dtype == torch.bool or int(NUMBER)
         self._note_copies(name, args, kwargs)
@@ -117,41 +157,90 @@ def list_of(tensor: FakeTensor) -> Any:
 
 
 @contextlib.contextmanager
-def fake_device() -> Iterator[Waits]:
+def fake_device() -> Iterator[tuple[Waits, Memory]]:
     """Let tensors be fake in a `with` block."""
-    waits = Waits()
+    waits, memory, resize = Waits(), Memory(), torch.UntypedStorage.resize_
+
+    def resize_storage(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        result = resize(storage, size)  # how sharded weights are freed and gathered anew
+        if storage._cdata in memory.sizes or size:
+            memory.see(storage)
+        return result
+
+    def read(tensor: FakeTensor) -> Any:
+        if tensor.is_cuda:
+            waits.note(A_NUMBER)
+        return list_of(tensor)
+
     with (
+        mock.patch.object(torch.UntypedStorage, "resize_", resize_storage),
         mock.patch.object(nn.Module, "_apply", apply_to_fake),
-        mock.patch.object(FakeTensor, "tolist", list_of),
+        mock.patch.object(FakeTensor, "tolist", read),
+        mock.patch.object(FakeTensor, "numpy", lambda tensor: np.full(tensor.shape, NUMBER)),
+        mock.patch.object(torch.cuda.Event, "synchronize", partial(waits.note, FOR_AN_EVENT)),
+        mock.patch.object(torch.cuda.Stream, "synchronize", partial(waits.note, FOR_ALL)),
+        mock.patch.object(torch.cuda, "synchronize", partial(waits.note, FOR_ALL)),
         FakeTensorMode(allow_non_fake_inputs=True),
-        Watch(waits),
+        Watch(waits, memory),
     ):
-        yield waits
+        yield waits, memory
 
 
-def rehearse(words: list[str]) -> dict[str, Any]:
-    """Train with these settings, on a fake device from the model on."""
-    import minigpt
+def stand_in(tensors: Mapping[str, Tensor], label: Mapping[str, str] | None = None) -> bytes:
+    """A checkpoint's file of fake tensors: zeros, or a few bytes in place of a large model's."""
+    if sum(tensor.nbytes for tensor in tensors.values()) > LARGEST_FILE:
+        return b"no bytes of a fake tensor"
+    with unset_fake_temporarily():
+        return pack_tensors(
+            {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors.items()}, label
+        )
+
+
+def rehearse(words: Sequence[str]) -> dict[str, Any]:
+    """Run a command of minigpt, `train` if none is named, on a fake device; a training is fake from the model on.
+
+    A word numbers=a,b,c,d,e is the loss, gradient norm, weight, scale and reward that each step then answers with.
+    """
+    from minigpt import cli, stages
     from minigpt.checkpoint import contents
-    from minigpt.training import run
+    from minigpt.training import finish, run
 
-    seen: list[Waits] = []
+    numbers = [list(map(float, word[8:].split(","))) for word in words if word.startswith("numbers=")]
+    words = [word for word in words if not word.startswith("numbers=")]
+    seen: list[tuple[Waits, Memory]] = []
+    real_train_from, real_list = run.train_from, list_of
 
-    def train_from(*arguments: Any) -> int:
-        with fake_device() as waits:
-            seen.append(waits)
-            return real_train_from(*arguments)
+    def on_device(call: Callable[..., Any]) -> Callable[..., Any]:
+        def fake(*arguments: Any) -> Any:
+            with fake_device() as watched:
+                seen.append(watched)
+                return call(*arguments)
 
-    real_train_from = run.train_from
+        return fake
+
+    def answers(tensor: FakeTensor) -> Any:
+        return numbers[0] if numbers and tensor.shape == (5,) else real_list(tensor)
+
+    trains = "=" in words[0]
+    command = on_device(cli._dispatch) if not trains and "export" not in words else cli._dispatch
     with (
-        mock.patch.object(run, "train_from", train_from),
-        mock.patch.object(contents, "pack_tensors", return_value=b"no bytes of a fake tensor"),
+        mock.patch.object(run, "train_from", on_device(real_train_from)),
+        mock.patch.object(stages, "ask", on_device(stages.ask)),
+        mock.patch.object(finish, "keep_baselines"),
+        mock.patch.object(contents, "pack_tensors", stand_in),
         mock.patch.object(contents, "first_non_finite", return_value=None),
+        mock.patch.dict(globals(), list_of=answers),
     ):
-        code = minigpt.train(minigpt.compose(words)).code
-    waits = [[kind, place, count] for each in seen for (kind, place), count in sorted(each.places.items())]
-    return {"code": code, "operators": sum(sum(each.operators.values()) for each in seen), "waits": waits}
+        try:
+            code, error = command(["train"] * trains + words) or 0, ""
+        except Exception as fault:
+            code, error = getattr(fault, "exit_code", 1), traceback.format_exc()
+    waits = sum((record.places for record, _ in seen), collections.Counter[tuple[str, str]]())
+    return {"code": code, "error": error, "peak": max((memory.most for _, memory in seen), default=0)} | {
+        "waits": [[kind, place, count] for (kind, place), count in sorted(waits.items())]
+    }
 
 
 if __name__ == "__main__":
-    print(json.dumps(rehearse(sys.argv[1:])))
+    commands = " ".join(sys.argv[1:]).split(" -- ")
+    print(json.dumps([rehearse(command.split()) for command in commands]))

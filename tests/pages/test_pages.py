@@ -3,8 +3,10 @@
 With PICTURES=DIR screenshots are kept there.
 """
 
+import itertools
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -24,7 +26,8 @@ if CHROMIUM is None:
 
 LOOKS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
 LEARNED = ["model.n_embd=32", "model.block_size=96", "batch_tokens=288", "optimizer.lr=1e-2"]  # that the text goes on
-READY = "[role=tabpanel]:not([hidden]) button.main:not([disabled])"
+PANEL = "[role=tabpanel]:not([hidden])"
+READY = f"{PANEL} button.main:not([disabled])"
 EVIL = "<img src=x onerror=alert(1)><script>alert(1)</script> &amp;"
 
 
@@ -81,8 +84,30 @@ def text_of(page, selector):
     return page.locator(selector).first.text_content()
 
 
-def test_tokens_appear_and_a_click_goes_on_from_another(page, server):
+def unfolded(page, server):
+    """Open the page, with its settings unfolded on a narrow screen, too."""
     page.goto(server.url)
+    page.wait_for_selector("#prompt")
+    page.evaluate("document.querySelector('.settings').open = true")
+
+
+def test_the_page_opens_with_a_sample_that_typing_ends(page, server):
+    page.goto(server.url)
+    page.wait_for_selector(READY)
+    assert len(text_of(page, ".pane .text")) > 20
+    asked = []
+    page.route("**/v1/completions", lambda route: asked.append(route.request.post_data_json))  # never answered
+    page.reload()
+    page.wait_for_selector("button.main:disabled")
+    assert (asked[0]["prompt"], asked[0]["max_tokens"]) == ("", 60)
+    page.keyboard.press("Tab")
+    page.focus("#prompt")
+    page.keyboard.type("h")
+    page.wait_for_selector(READY)
+
+
+def test_tokens_appear_and_a_click_goes_on_from_another(page, server):
+    unfolded(page, server)
     page.fill("#prompt", "how much")
     page.fill("#tokens", "30")
     page.click("text=Write >> nth=1")
@@ -132,8 +157,56 @@ def test_the_keyboard_alone_will_do(page, server):
     assert page.locator("#message").is_visible()
 
 
-def test_two_models_side_by_side_and_stop(page, server):
+def test_the_prompt_is_first_and_a_narrow_screen_folds_the_settings(page, server):
     page.goto(server.url)
+    page.wait_for_selector(".token")
+    narrow = page.viewport_size["width"] < 500
+    places = [page.locator(each).first.bounding_box()["y"] for each in ("#prompt", ".settings", ".panes")]
+    assert places == sorted(places)
+    assert page.locator("#tokens").is_visible() is not narrow
+    if narrow:
+        page.click("summary")
+    sizes = page.eval_on_selector_all("input, select, textarea", "all => all.map(x => getComputedStyle(x).fontSize)")
+    assert {float(size.removesuffix("px")) for size in sizes} == {16.0}  # iOS zooms into smaller ones
+    page.click("role=tab[name='Surprise']")
+    assert not page.locator("#tokens").is_visible()  # nothing is drawn there
+    assert page.locator("[aria-label=model]").is_visible()
+
+
+def test_the_seed_changes_unless_it_is_kept(page, server):
+    seeds, texts = [], []
+    page.on("request", lambda asking: "completions" in asking.url and seeds.append(asking.post_data_json["seed"]))
+    unfolded(page, server)
+    page.fill("#prompt", "how")
+    page.fill("#tokens", "30")
+    for kept in (False, False, True, True):
+        page.set_checked("[aria-label='keep the seed']", kept)
+        page.click("text=Write >> nth=1")
+        page.wait_for_selector(READY)
+        texts.append(text_of(page, ".pane .text"))
+    assert len(set(seeds)) == 3  # the opening's, the first, the second
+    assert texts[1] == texts[2] == texts[3]
+    assert f"seed {seeds[-1]}" in text_of(page, ".pane .soft")
+
+
+def test_the_page_follows_what_is_written_until_one_scrolls_away(page, server):
+    unfolded(page, server)
+    page.set_viewport_size({**page.viewport_size, "height": 420})
+    page.fill("#tokens", "100000")
+    page.fill("#prompt", "how")
+    page.click("text=Write >> nth=1")
+    while page.evaluate("window.scrollY") < 50:
+        page.wait_for_timeout(50)
+    end = "document.querySelector('.pane').getBoundingClientRect().bottom - window.innerHeight"
+    assert page.evaluate(end) < 30
+    page.evaluate("window.scrollTo(0, 0)")
+    page.wait_for_timeout(300)
+    assert page.evaluate("window.scrollY") == 0
+    page.click("text=Stop")
+
+
+def test_two_models_side_by_side_and_stop(page, server):
+    unfolded(page, server)
     page.select_option("[aria-label='second model']", "wide")
     page.fill("#prompt", "how")
     page.fill("#tokens", "100000")
@@ -148,7 +221,7 @@ def test_two_models_side_by_side_and_stop(page, server):
 
 
 def test_a_conversation(page, server):
-    page.goto(server.url)
+    unfolded(page, server)
     evil = EVIL[: EVIL.index("<script>")]  # all of it fits the context
     page.fill("#tokens", "10")
     page.click("role=tab[name='Chat']")
@@ -158,7 +231,7 @@ def test_a_conversation(page, server):
     page.fill("#message", "and you?")
     page.click("text=Send")
     page.wait_for_selector(READY)
-    messages = page.locator(".message span").all()
+    messages = page.locator(".message .body").all()
     assert [messages[0].text_content(), messages[2].text_content()] == [evil, "and you?"]
     assert len(messages) == 4
     page.click("text=New conversation")
@@ -173,7 +246,7 @@ def test_a_message_that_fails_leaves_no_trace_and_enter_that_ends_a_composition_
     assert page.locator(".message").count() == 0
     page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, body='{"error": {"message": "no"}}'))
     page.keyboard.press("Enter")
-    page.wait_for_selector(".error")
+    page.wait_for_selector(".error:not(:empty)")
     assert page.locator(".message").count() == 0
     assert page.input_value("#message") == "how"
     page.unroute("**/v1/chat/completions")
@@ -181,6 +254,120 @@ def test_a_message_that_fails_leaves_no_trace_and_enter_that_ends_a_composition_
         page.keyboard.press("Enter")
     assert sent.value.post_data_json["messages"] == [{"role": "user", "content": "how"}]
     page.wait_for_selector(READY)
+
+
+def spoken(page):
+    """The messages that stand on the page."""
+    return [body.text_content() for body in page.locator(".message .body").all()]
+
+
+def answers(page, *texts):
+    """Have the next requests of Chat answered with these texts; return the bodies of the requests."""
+    asked, left = [], list(texts)
+
+    def answer(route):
+        asked.append(route.request.post_data_json)
+        pieces = [left[0][:4], left.pop(0)[4:]]
+        chunks = [json.dumps({"choices": [{"index": 0, "delta": {"content": piece}}]}) for piece in pieces]
+        body = "".join(f"data: {chunk}\n\n" for chunk in [*chunks, "[DONE]"])
+        route.fulfill(body=body, content_type="text/event-stream")
+
+    page.route("**/v1/chat/completions", answer)
+    return asked
+
+
+def test_a_message_is_edited_and_an_answer_written_again(page, server):
+    page.goto(server.url)
+    page.click("role=tab[name='Chat']")
+    assert "This model has not learned conversations" in text_of(page, f"{PANEL} .soft")
+    asked = answers(page, "one", "two", "three", "four", "five")
+    for message in ("a", "b"):
+        page.fill("#message", message)
+        page.keyboard.press("Enter")
+        page.wait_for_selector(READY)
+    assert spoken(page) == ["a", "one", "b", "two"]
+    page.click("text=Again >> nth=1")
+    page.wait_for_selector("text=three")
+    assert spoken(page) == ["a", "one", "b", "three"]
+    assert asked[1]["messages"] == asked[2]["messages"]
+    assert asked[1]["seed"] != asked[2]["seed"]
+    page.click("text=System text")
+    page.fill("#system", "Be kind.")
+    page.click("text=Edit >> nth=0")
+    page.fill("[aria-label='changed message']", "c")
+    page.keyboard.press("Escape")
+    assert spoken(page) == ["a", "one", "b", "three"]
+    page.click("text=Edit >> nth=0")
+    page.fill("[aria-label='changed message']", "c")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=four")
+    assert spoken(page) == ["c", "four"]
+    wanted = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "c"}]
+    assert asked[3]["messages"] == wanted
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, body='{"error": {"message": "no"}}'))
+    page.click("text=Again")
+    page.wait_for_selector(".error:not(:empty)")
+    assert spoken(page) == ["c", "four"]  # what failed left the answer that was there
+    assert page.input_value("#message") == ""
+    page.click("text=Edit")
+    page.fill("[aria-label='changed message']", "d")
+    page.click("text=Send again")
+    page.wait_for_selector(READY)
+    assert spoken(page) == ["c", "four"]
+    assert page.input_value("#message") == "d"  # not lost
+
+
+def test_an_answers_markdown_becomes_elements_and_its_html_stays_text(page, server):
+    page.goto(server.url)
+    page.click("role=tab[name='Chat']")
+    written = (
+        f"# Head\nA **bold *both*** word, _thin_, `a*b*` 2 * 3 * 4 snake_case_name\n{EVIL}\n\n3. three\n4. four\n- x"
+    )
+    answers(page, f"{written}\n\n```python\nif **a**:\n\n    <b>\n```\nend **open")
+    page.fill("#message", "**mine**")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=end **open")
+    page.wait_for_selector(READY)
+    body = page.locator(".message.assistant .body")
+    found = body.evaluate("node => [...node.querySelectorAll('*')].map(x => [x.localName, x.textContent])")
+    assert found == [
+        ["p", "Head"],
+        ["strong", "Head"],
+        ["p", f"A bold both word, thin, a*b* 2 * 3 * 4 snake_case_name\n{EVIL}"],
+        ["strong", "bold both"],
+        ["em", "both"],
+        ["em", "thin"],
+        ["code", "a*b*"],
+        ["ol", "threefour"],
+        ["li", "three"],
+        ["li", "four"],
+        ["ul", "x"],
+        ["li", "x"],
+        ["pre", "if **a**:\n\n    <b>"],
+        ["code", "if **a**:\n\n    <b>"],
+        ["p", "end **open"],
+    ]
+    assert body.locator("ol").get_attribute("start") == "3"
+    assert spoken(page)[0] == "**mine**"
+
+
+def test_a_model_that_talks_opens_with_an_example_which_ones_own_message_ends(page, server):
+    def about(route):
+        found = route.fetch().json()
+        found["data"][0] |= {"conversations": True, "prompt": "how much"}
+        route.fulfill(json=found)
+
+    page.route("**/v1/models", about)
+    asked = answers(page, "hello", "again")
+    page.goto(server.url)
+    page.wait_for_selector("text=An example")
+    assert spoken(page) == ["how much", "hello"]
+    assert not page.locator("text=has not learned conversations").is_visible()
+    page.fill("#message", "mine")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=again")
+    assert spoken(page) == ["mine", "again"]
+    assert asked[1]["messages"] == [{"role": "user", "content": "mine"}]
 
 
 def test_what_a_model_writes_stays_text(page, server):
@@ -204,7 +391,9 @@ def test_what_a_model_writes_stays_text(page, server):
 
 def test_attention_on_hover_and_by_keys(page, server):
     page.goto(server.url)
+    page.wait_for_selector(READY)
     page.click("role=tab[name='Attention']")
+    assert page.input_value("#looked") == text_of(page, ".pane .text")  # what was written
     page.fill("#looked", "how much")
     page.click("text=Look")
     page.wait_for_selector(".matrix")
@@ -218,9 +407,38 @@ def test_attention_on_hover_and_by_keys(page, server):
     page.focus(".matrix")
     page.keyboard.press("ArrowUp")
     assert text_of(page, ".said") != said
-    page.locator(".pane .text").first.locator(".token").nth(3).click()
+    page.focus(f"{PANEL} .attention .token[tabindex='0']")
+    page.keyboard.press("Home")
+    page.keyboard.press("Enter")
+    assert "(row 1)" in text_of(page, ".said")
+    page.locator(f"{PANEL} .pane .text").first.locator(".token").nth(3).click()
     page.wait_for_selector(".chance")
-    assert "In place of token 4" in text_of(page, ".chances p")
+    assert "In place of token 4" in text_of(page, f"{PANEL} .chances p")
+
+
+def test_kinds_of_heads_and_the_lens_are_computed_when_asked_for(page, server):
+    asked = []
+    page.on("request", lambda asking: asked.append(asking.url.rpartition("/")[2]))
+    page.goto(server.url)
+    page.click("role=tab[name='Attention']")
+    page.fill("#looked", "how much")
+    page.click("text=Look")
+    page.wait_for_selector(".matrix")
+    assert not {"kinds", "lens"} & {*asked}
+    page.click("text=Name the heads")
+    page.wait_for_selector(".heads span:has-text('.')")
+    assert re.fullmatch(r"(prev|first|ind) 0\.\d\d|ind 1\.00", text_of(page, ".heads span"))
+    assert re.search(r"; previous 0\.\d\d; first 0\.\d\d; induction [01]\.\d\d$", text_of(page, ".said"))
+    page.click("text=What each layer would say")
+    page.wait_for_selector(".lens")
+    assert [row.text_content() for row in page.locator(".lens tbody th").all()] == ["embedding", "layer 1"]
+    assert "token 8" in text_of(page, ".lens caption")
+    page.locator(f"{PANEL} .pane .text").first.locator(".token").nth(3).click()
+    assert "token 4" in text_of(page, ".lens caption")
+    last = page.locator(".lens tbody tr").last.locator("td").all_text_contents()
+    top, share = text_of(page, f"{PANEL} .chance code"), text_of(page, f"{PANEL} .share")
+    assert last[0].replace("\u00a0", " ") == f"{top} {share}"  # what the last layer says is what the model says
+    assert page.get_by_text("What each layer would say").count() == 0
 
 
 def test_the_servers_refusals_are_shown(page, server):
@@ -231,7 +449,7 @@ def test_the_servers_refusals_are_shown(page, server):
         page.click("text=Measure")
     assert answer.value.status == 400
     page.wait_for_selector(".error:not(:empty)")
-    assert "wanted from 2 to 4,096" in text_of(page, ".pane ~ .error, .panes .error")
+    assert "wanted from 2 to 4,096" in text_of(page, ".error:not(:empty)")
 
 
 def test_the_report_fits(page, runs):
@@ -242,6 +460,18 @@ def test_the_report_fits(page, runs):
     assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in shown)
     letters = [text.bounding_box()["height"] for text in page.locator("svg text").all() if text.is_visible()]
     assert min(letters) > 9  # pixels: they can be read
+    for chart in page.locator("svg").all():
+        boxes = [text.bounding_box() for text in chart.locator("text").all() if text.is_visible()]
+        assert [(a, b) for a, b in itertools.combinations(boxes, 2) if overlap(a, b)] == []
+
+
+def overlap(a, b):
+    """Whether two labels collide; a pixel is the room around the letters."""
+    apart = (
+        a[way] + a[size] - 1 <= b[way] or b[way] + b[size] - 1 <= a[way]
+        for way, size in (("x", "width"), ("y", "height"))
+    )
+    return not any(apart)
 
 
 def test_the_page_of_minigpt_look_needs_no_server(page, runs, tmp_path):
@@ -256,6 +486,10 @@ def test_the_page_of_minigpt_look_needs_no_server(page, runs, tmp_path):
     assert text_of(page, ".share") != before
     page.locator(".heads button").last.click()
     assert "head 2" in text_of(page, ".said")
+    page.click("text=Name the heads")
+    page.click("text=What each layer would say")
+    assert page.locator(".lens tbody tr").count() == 2
+    assert "induction" in text_of(page, ".said")
 
 
 def test_the_page_asks_for_the_token(page, runs, tmp_path):

@@ -1,5 +1,8 @@
-"""`import minigpt` does what the commands do, and imports only what each use needs."""
+"""`import io
+import io
+import minigpt` does what the commands do, and imports only what each use needs."""
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +69,18 @@ def test_a_run_shows_itself(run):
     assert "data:image/png;base64,iVBOR" in result._repr_html_()
 
 
+def test_progress_in_a_notebook_is_one_line_that_updates(run, monkeypatch):
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    monkeypatch.setattr("sys.stdout", stream)
+    monkeypatch.setattr("minigpt.training.output.MOVE_SECONDS", 0)
+    run("trainer.max_steps=3", "validate.every_steps=3")
+    shown = [line.rpartition("\r")[2] for line in stream.getvalue().splitlines(keepends=True)]
+    assert stream.getvalue().count("step 1/3") == stream.getvalue().count("step 2/3") == 1
+    assert not any("step 1/3" in line or "step 2/3" in line for line in shown)  # the next line took its place
+    assert any(line.startswith("step 3/3") and line.endswith("\n") for line in shown)
+    assert "\x1b" not in stream.getvalue()
+
+
 def test_wrong_names_and_options_are_named(run):
     with pytest.raises(AttributeError, match="no attribute 'laod'; it offers Run, TrainedGPT, compose, load, train"):
         minigpt.laod  # noqa: B018
@@ -93,7 +108,7 @@ def test_what_a_config_starts_from_is_trained_first(monkeypatch):
     assert seen == [("chat_tiny_base", None, 3, ()), ("chat_tiny", "two-chat_tiny_base", 3, [callback])]
 
 
-def test_the_demo_shows_a_finished_run_beside_the_baselines(monkeypatch, run, capsys):
+def test_the_demo_shows_a_sample_of_a_finished_run_and_what_to_type(monkeypatch, run, capsys):
     monkeypatch.setattr(demo_module, "sample", lambda config: print(f"[sample {config.checkpoint} {config.prompt}]"))
     path = run("trainer.max_steps=2")
     config = TrainConfig(run=RunConfig(dir=str(path)))
@@ -104,8 +119,6 @@ def test_the_demo_shows_a_finished_run_beside_the_baselines(monkeypatch, run, ca
     assert demo(config) == FINISHED
     shown = capsys.readouterr().out
     parts = (
-        "bits per byte (lower is better)",
-        "Still ahead of it: ",
         f"[sample {path} ['def']]",
         "loss.png",
         "Now you",

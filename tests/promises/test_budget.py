@@ -10,9 +10,10 @@ import lightning
 import pytest
 import yaml
 
-from minigpt import cli, demo
+from minigpt import cli
 from minigpt.config.compose import compose
 from minigpt.faults import UserFault
+from minigpt.report.record import read_record, verdict
 from minigpt.rundir.rows import read_rows
 from minigpt.sizing import dial, law
 from minigpt.training import run as training
@@ -70,7 +71,7 @@ def test_a_budget_becomes_plain_settings_and_a_prediction(texts, quick, capsys):
     assert re.search(r"^10min +7\.\d+ k +1 x 16 +300 +8 +768 +0\.\d+ +0.1 +0 +2\.500 +2\.40 to 2\.60", screen, re.M)
     assert re.search(r"Counting +\d\.\d+ bits per byte \(7-gram, Kneser-Ney\), \d\.\d+ \(xz\)", screen)
     assert re.search(r"Speed +4,000 tokens/s with 7\.\d+ k parameters", screen)
-    assert re.search(r"Expected +2\.500 bits per byte \(2\.40 to 2\.60\); \d\.\d+ came", screen)
+    assert re.search(r"Expected +2\.500 bits per byte \(2\.40 to 2\.60\); reached \d\.\d+", screen)
     assert re.search(r"Time +.* of 10 min", screen)
     budget = json.loads(Path("a/budget.json").read_text())
     assert budget.keys() >= {"seconds", "parameters", "tokens", "passes", "tokens_per_second"}
@@ -193,12 +194,12 @@ def test_many_passes_are_named_before_the_first_step_and_overfitting_at_the_end(
     write_lines(path / "metrics.jsonl", rows)
     (path / "baseline.json").write_text('{"baselines": [{"name": "xz", "bits_per_byte": 1.0}]}')
     cli.runs([str(path.parent)])
-    assert "overfits from step 160" in capsys.readouterr().out
+    assert "overfit after step 160" in capsys.readouterr().out
     cli.report([f"run.dir={path}"])
     assert "the model learns this text by heart" in (path / "report.html").read_text()
-    says = demo.comparison(path)
-    assert "It overfits: from step 160" in says
-    assert "more steps:" not in says
+    says = verdict(read_record(path))
+    assert says.endswith("overfit after step 160: more text would help, more steps would not")
+    assert "still falling" not in says
 
 
 def test_experiment_text_validates_ten_times():

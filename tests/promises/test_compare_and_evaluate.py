@@ -167,9 +167,9 @@ def test_two_models_on_texts_and_questions(place, tmp_path, capsys, name, unit):
     assert (between["unit"], between["level"]) == (unit, 0.95)
     assert between["plus_minus"] > 0
     assert " is better by" in shown
-    for each in answers:
-        accuracy = each["versus"]["difference"]
-        assert accuracy["value"] == pytest.approx(each["accuracy"] - each["versus"]["accuracy"])
+    for result in answers:
+        accuracy = result["versus"]["difference"]
+        assert accuracy["value"] == pytest.approx(result["accuracy"] - result["versus"]["accuracy"])
         assert accuracy["unit"] == "wrong answers per question"
     rows = [json.loads(line) for line in (tmp_path / "tokens.jsonl").read_text().splitlines()]
     assert len(rows) == figures["tokens"] + 1

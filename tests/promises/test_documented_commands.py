@@ -26,8 +26,8 @@ def commands(page: Path) -> list[str]:
     lines = re.findall(r"^(?: {4}|> )\s*(.*)$", text, re.M) + re.findall(r"`([^`\n]*)`", text)
     lines += [line for block in re.findall(r"^```\w*\n(.*?)^```", text, re.M | re.S) for line in block.splitlines()]
     start = r"^(?:[\w./]*/)?minigpt .*|-m minigpt .*|^python scripts/(?:train|sample|sweep|prepare_data)\.py.*"
-    found = [re.search(start, line.strip()) for line in lines]
-    return [match[0].strip() for match in found if match]
+    matches = [re.search(start, line.strip()) for line in lines]
+    return [match[0].strip() for match in matches if match]
 
 
 def words_of(command: str) -> list[str]:

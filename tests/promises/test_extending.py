@@ -1,6 +1,7 @@
 """A block, loss, optimizer, schedule, reader, tokenizer, template is a few lines: the diffs of docs/EXTEND.md work."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -29,7 +30,10 @@ def extended(tmp_path_factory):
 
 def run(folder, *command):
     """Run Python in the copy, whose minigpt comes first on the path."""
-    result = subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=100)
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}  # the second command reads what the first has compiled
+    result = subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=100
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 

@@ -129,7 +129,7 @@ def rows(run, name: str) -> list[dict]:
 def test_the_reward_stands_in_the_rows(place):
     earned = [row["train/reward"] for row in rows(place, "whole")]
     assert len(earned) == 6
-    assert all(0 < each < 1 and each * 16 % 1 == 0 for each in earned)
+    assert all(0 < share < 1 and share * 16 % 1 == 0 for share in earned)
     assert {row["train/loss"] for row in rows(place, "whole")} == {None}
     assert all("train/reward" not in row for row in rows(place, "base"))
 

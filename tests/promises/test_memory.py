@@ -27,6 +27,15 @@ def test_plan_prints_parameters_memory_and_micro_batch(capsys):
     assert text.endswith("it fits\n")
 
 
+def test_a_card_by_name_bounds_the_speed_and_one_that_is_not_known_is_refused(capsys):
+    text = plan(capsys, "experiment=gpt2_124m", "card=RTX 4090")
+    assert "1 x RTX 4090, 24.0 GB" in text
+    assert re.search(r"Speed +at most 20\d,\d{3} tokens/s \(roofline of this card: .* not measured\)", text)
+    assert "Speed" not in plan(capsys, "experiment=gpt2_124m", "memory=24")
+    with pytest.raises(ValueError, match=r"card=GTX 9 is not .* Use memory=GB instead"):
+        plan(capsys, "experiment=gpt2_124m", "card=GTX 9")
+
+
 def test_plan_says_what_would_fit_and_the_training_then_chooses_what_plan_said(capsys):
     text = plan(capsys, *XL, "trainer=ddp", "trainer.devices=8")
     assert "it does NOT fit. What would, added to the command:" in text

@@ -168,7 +168,7 @@ def test_tokens_are_found_again_and_made_anew_when_the_source_changes(texts, mon
     first, said = made("mixed", "data"), list[str]()
     monkeypatch.setattr(module, "make", lambda *_, **__: pytest.fail("made again"))
     assert made("mixed", "data", say=said.append).folder == first.folder
-    assert len(said) == 1
+    assert said[0].startswith(f"data: {first.folder}: ")
     monkeypatch.undo()
     os.chdir(texts)
     Path("mixed/new.txt").write_text("one more document")
@@ -210,8 +210,9 @@ def test_a_mixture_names_the_source_that_has_changed(texts):
     assert module.changed_sources(config, prepared) == [os.path.abspath("b.txt")]
 
 
-def test_the_command_prepares_and_names_the_command_that_trains(texts, capsys):
+def test_the_command_prints_the_counts_once_and_names_the_command_that_trains(texts, capsys):
     cli.prepare(["data=text", "data.source=long.txt", "tokenizer=byte", "prepare.workers=1"])
     printed = capsys.readouterr().out
     assert "kept in    data/text-long.txt-byte-" in printed
+    assert printed.count("data/text-long.txt-byte-") == printed.count("sequences stand in the training text") == 1
     assert "train data=text data.source=long.txt tokenizer=byte" in printed

@@ -80,14 +80,17 @@ def test_a_run_on_one_page(finished):
     assert "setting trainer.patience, was 0, now false" in text
     shown, _, folded = source.partition("<details>")
     assert "<b>1</b> ${x}" in reader.text("pre")
-    assert shown.count('class="sample"') == 8
-    assert folded.count('class="sample"') == 92
-    settings, others = source.split("<h2>Settings</h2>")[1].split("<details>")
+    assert shown.count('class="sample"') == 4
+    assert folded.count('class="sample"') == 96
+    assert re.findall(r"<h3>step (\d+)", shown) == ["1", "34", "67", "100"]
+    settings, others, *rest = source.split("<h2>Settings</h2>")[1].split("<details>")
     assert settings.count("<tr>") == 1
     assert "<td>seed</td><td>4242</td>" in settings
     assert "<td>trainer.max_steps</td>" in others
+    summaries = [re.match("<summary>(.*?)</summary>", part)[1] for part in rest]
+    assert summaries == ["What happened: changed", "Chosen for this machine", "Environment"]
     labels = re.findall(r'<svg role="img" aria-label="([^"]*)"', source)
-    assert labels == [*["loss over optimizer steps"] * 2, "learning rate", "gradient norm", "tokens/s"]
+    assert labels == [*["what is learned over optimizer steps"] * 2, "learning rate", "gradient norm", "tokens/s"]
     assert all(f"var(--{colour})" in source for colour in ("train", "val", "rate", "base", "ink", "line"))  # dark, too
     assert "validation, best 2.642 (1.321 bits per byte)" in reader.text("text")
 

@@ -234,6 +234,7 @@ def test_the_page_and_its_requests(http):
     assert http.get("/docs").status_code == http.get("/openapi.json").status_code == 404
     assert len(http.post("/api/next", json={"model": "run", "tokens": [104, 111]}).json()["top"]) == 40
     assert http.post("/api/next", json={"model": "run", "tokens": []}).status_code == 400
+    assert http.get("/v1/models/run").json().items() >= {"prompt": "", "conversations": False}.items()
     assert http.post("/api/score", json={"model": "run", "text": "how much"}).json()["nats_per_token"] > 0
     view = http.post("/api/look", json={"model": "run", "text": "how"}).json()["attention"]
     assert len(base64.b64decode(view["weights"])) == 2 * view["layers"] * view["heads"] * 9

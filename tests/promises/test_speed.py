@@ -74,3 +74,9 @@ def test_a_training_of_nanogpt_is_timed_by_its_lines(tmp_path):
     (tmp_path / "train.py").write_text("raise SystemExit('no CUDA')")
     with pytest.raises(UserFault, match="ended with exit code 1: no CUDA"):
         peers.run_nanogpt(tmp_path, [peers.sys.executable, "-u", "train.py"], 1)
+
+
+def test_the_preset_for_gpus_is_gpt2_on_a_gpu_with_its_own_choices():
+    config, words = read_benchmark(["preset=gpu"])
+    assert "trainer.device=cuda" in words
+    assert (config.model.n_embd, config.trainer.precision, config.trainer.compile) == (768, "auto", "auto")

@@ -34,7 +34,7 @@ def poison(monkeypatch, bad_batches, factor=float("nan")):
         loss = real(self, batch, batch_idx)
         if number in bad_batches:
             loss = loss * factor
-            self.micro_batches[-1] = (loss.detach(), None, None)
+            self.micro_batches[-1] = (loss.detach(), None, 0.0)
         return loss
 
     monkeypatch.setattr(LanguageModel, "training_step", training_step)

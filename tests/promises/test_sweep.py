@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -95,6 +96,8 @@ def test_a_whole_sweep_ends_with_a_leaderboard_and_the_command_that_trains_the_b
     command = printed.split("Train the best again:\n  ")[1].splitlines()[0]
     assert "train data=text" in command
     assert command.endswith(f"optimizer.lr={rows[0]['optimizer.lr']}")
+    assert f"Best       optimizer.lr={rows[0]['optimizer.lr']}: val/loss {values[0]:.4f}; the next has" in printed
+    assert re.search(rf"compare \S+/{rows[0]['run.dir']} \S+/{rows[1]['run.dir']}\n", printed)
     one()
     assert len(one.log()) == 16  # nothing was trained again
     one("trials=9")
@@ -231,14 +234,12 @@ def test_a_real_sweep_and_a_real_grid(tmp_path, monkeypatch, capfd):
     words = [*TINY, "data.source=text.txt", "trainer.max_steps=2", "validate.every_steps=1"]
     assert _dispatch(["sweep", *words, LR, "trials=1", "sweep.dir=sweep"]) == 0
     assert (tmp_path / "sweep" / "sweep.png").read_bytes().startswith(b"\x89PNG")
-    assert _dispatch(["train", "-m", *words, "seed=2"]) == 0
-    assert "1 of 1 trial\n" in capfd.readouterr().out
-    (run,) = (tmp_path / "runs").iterdir()
-    assert "seed: 2\n" in (run / "config.yaml").read_text()
-    grid = ["train", "-m", *words, "optimizer.lr=1e30,1e-3", "guard.max_skips=0", "guard.max_rollbacks=0"]
+    grid = ["train", "-m", *words, "seed=2", "optimizer.lr=1e30,1e-3", "guard.max_skips=0", "guard.max_rollbacks=0"]
     assert _dispatch(grid) == NON_FINITE  # as the first that failed
     printed = capfd.readouterr().out
     assert "=== Trial 1: optimizer.lr=0.001" in printed
     assert "trial 0: FAILED training became non-finite (exit 5)  optimizer.lr=1e+30" in printed
     assert "2 of 2 trials, 1 failed" in printed
-    assert len(list((tmp_path / "runs").iterdir())) == 3
+    runs = list((tmp_path / "runs").iterdir())
+    assert len(runs) == 2
+    assert all("seed: 2\n" in (run / "config.yaml").read_text() for run in runs)

@@ -148,7 +148,7 @@ def test_what_is_read_and_what_is_left_out_is_said(folder):
 def test_all_files_that_can_not_be_read_are_named_with_the_remedy(folder):
     write(folder / "t" / "a.txt", "fine")
     write(folder / "t" / "b.txt", b"0123456789\xe9")
-    write(folder / "t" / "c.jsonl", '{"text": "x"}\n{"body": "y"}\n')
+    write(folder / "t" / "c.jsonl", '{"text": "x"}\n{"body": "y", "head": "z"}\n')
     write(folder / "t" / "d.jsonl", '{"text": "cut')
     write(folder / "t" / "e.txt.gz", gzip.compress(b"x" * 999)[:-9])
     with pytest.raises(UserFault) as fault:
@@ -159,7 +159,7 @@ def test_all_files_that_can_not_be_read_are_named_with_the_remedy(folder):
         "line 1 is not JSON",
         "cut or no gzip file",
     )
-    remedies = ("data.errors=replace", "data.key=body", "name the file .txt", "data.exclude=e.txt.gz")
+    remedies = ("data.errors=replace", "data.key=body or data.key=head", "name the file .txt", "data.exclude=e.txt.gz")
     for sentence, name, remedy in zip(fault.value.faults, names, remedies, strict=True):
         assert name in sentence
         assert remedy in sentence
@@ -180,7 +180,7 @@ def test_a_text_at_a_url_is_fetched_once_and_its_tokens_outlive_the_copy(folder,
             copy.is_dir() or copy.unlink()
         again, said = made("memory://corpus")
         assert again.folder == prepared.folder
-        assert len(said) == 1
+        assert "fetching" not in "".join(said)
     finally:
         memory.rm("/corpus", recursive=True)
     again, said = made("memory://corpus")

@@ -31,9 +31,9 @@ def train(run, *settings):
 def assert_close(one, other, within):
     rows = [[json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()] for path in (one, other)]
     assert [row["step"] for row in rows[0]] == [row["step"] for row in rows[1]]
-    for mine, theirs in zip(*rows, strict=True):
-        for key in (key for key in mine if "loss" in key):
-            assert mine[key] == pytest.approx(theirs[key], abs=within)
+    for row, other_row in zip(*rows, strict=True):
+        for key in (key for key in row if "loss" in key):
+            assert row[key] == pytest.approx(other_row[key], abs=within)
 
 
 @pytest.fixture(scope="module")

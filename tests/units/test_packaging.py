@@ -67,10 +67,10 @@ def test_a_wheel_trains_and_samples_without_the_checkout(tmp_path):
         *((kind, "minigpt", ".") for kind in ("*.py", "*.cpp", "*.js", "*.css")),
         ("*.yaml", "configs", "configs"),
     )
-    for kind, top, there in ((kind, ROOT / top, there) for kind, top, there in places):
+    for kind, top, folder in ((kind, ROOT / top, folder) for kind, top, folder in places):
         wanted = {file.relative_to(top) for file in top.rglob(kind)}
         assert {
-            file.relative_to(installed / "minigpt" / there) for file in (installed / "minigpt" / there).rglob(kind)
+            file.relative_to(installed / "minigpt" / folder) for file in (installed / "minigpt" / folder).rglob(kind)
         } == wanted
 
     facts = next(installed.glob("*.dist-info"))

@@ -7,18 +7,15 @@ no weight: that one is learned in its own window. A conversation longer than a w
 import itertools
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from minigpt.data.chat.roles import learned
-from minigpt.data.order import CIPHER, draw, permute, samples_of_step
+from minigpt.data.order import CIPHER, permute, random_words, samples_of_step
 from minigpt.data.shards import TokenSplit
 from minigpt.faults import UserFault
-
-if TYPE_CHECKING:  # `minigpt prepare` never loads it
-    from torch import Tensor
 
 EXAMPLES, MAX_SHOWN = 2, 600
 
@@ -65,7 +62,7 @@ class ConversationSplit:
         """Return where the windows of batch `step` begin: each window once an epoch, in an order drawn for it."""
         starts, _ = self.packs(block_size)
         epochs, places = np.divmod(samples_of_step(step, sequences), np.uint64(len(starts)))
-        order = permute(places, len(starts), draw(seed, epochs, CIPHER)).astype(np.int64)
+        order = permute(places, len(starts), random_words(seed, epochs, CIPHER)).astype(np.int64)
         return starts[order]
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
@@ -90,15 +87,26 @@ class ConversationSplit:
         """Return tokens as `TokenSplit.tokens` does."""
         return self._tokens[start:stop]
 
-    def packed_batches(self, block_size: int, batch: int) -> Iterator["tuple[Tensor, Tensor]"]:
-        """Yield an epoch's windows in order, (n, block_size + 1), and which targets are learned, (n, block_size)."""
-        import torch
+    def scored_windows(
+        self, block_size: int, batch: int, stride: int | None = None
+    ) -> Iterator[tuple[NDArray[np.int64], int, NDArray[np.bool_]]]:
+        """Yield an epoch's windows in order, (n, block_size + 1), block_size, and which targets count, (n, block_size).
 
+        They begin where conversations begin, whatever the stride.
+        """
         starts, _ = self.packs(block_size)
         for first in range(0, len(starts), batch):
-            some = starts[first : first + batch]
-            weights = torch.from_numpy(self.weights(some + 1, block_size)).bool()
-            yield torch.from_numpy(self.windows(some, block_size + 1)), weights
+            batch_starts = starts[first : first + batch]
+            yield self.windows(batch_starts, block_size + 1), block_size, self.weights(batch_starts + 1, block_size) > 0
+
+    def unpredicted_places(self, document_end: int | None = None) -> NDArray[np.int64]:
+        """Return the places of all tokens outside the answers."""
+        return np.flatnonzero(~self.answers)
+
+    def predicted(self, block_size: int, document_end: int | None = None) -> tuple[int, int]:
+        """Return how many tokens windows of this size learn, and the bytes of text in them."""
+        tokens = self.learned_tokens(block_size)
+        return len(tokens), self.tokenizer.count_bytes(tokens)
 
     def learned_tokens(self, block_size: int) -> NDArray[Any]:
         """Return the tokens that windows of this size learn, in order."""
@@ -122,7 +130,7 @@ class ConversationSplit:
         return n_tokens / block_size / len(self.packs(block_size)[0])
 
     def describe(self, block_size: int) -> list[str]:
-        """Return in lines what is learned: counts, and examples with the learned part in [[ ]]."""
+        """Return lines with counts of learned tokens, and examples with the learned part in [[ ]]."""
         lengths = np.diff(self._begins) - 1
         long = np.flatnonzero(lengths > block_size + 1)
         taught, all_tokens = len(self.learned_tokens(block_size)), len(self) - len(lengths) + 1
@@ -148,4 +156,4 @@ class ConversationSplit:
         return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ..."
 
 
-Split = TokenSplit | ConversationSplit  # with one face: anything that has it can be trained on and scored
+Split = TokenSplit | ConversationSplit  # one face: either can be trained on and scored

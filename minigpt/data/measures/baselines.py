@@ -23,10 +23,10 @@ VAL_BYTES = 1 << 21  # of validation text at most
 BORDER_BYTES = 16  # of the packed text read at a time
 SMALL_BYTES = 1 << 14
 
-Row = dict[str, Any]
+Baseline = dict[str, Any]
 
 
-def baselines(prepared: Prepared, say: Callable[[str], object]) -> list[Row]:
+def baselines(prepared: Prepared, say: Callable[[str], object]) -> list[Baseline]:
     """Return the baselines of these tokens, measured now or before: name, bits_per_byte, and of which text.
 
     Args:
@@ -41,7 +41,7 @@ def baselines(prepared: Prepared, say: Callable[[str], object]) -> list[Row]:
     with contextlib.suppress(UserFault, LookupError, TypeError):
         kept = read_json(path)
         if kept["fingerprint"] == prepared.fingerprint:
-            rows: list[Row] = kept["baselines"]
+            rows: list[Baseline] = kept["baselines"]
             return rows
     say("Measuring the baselines of this text: models that only count or copy (once for a text; Ctrl-C skips it)")
     rows = _measure(prepared.train, prepared.val)
@@ -50,7 +50,7 @@ def baselines(prepared: Prepared, say: Callable[[str], object]) -> list[Row]:
     return rows
 
 
-def _of_mixture(prepared: Prepared, say: Callable[[str], object]) -> list[Row]:
+def _of_mixture(prepared: Prepared, say: Callable[[str], object]) -> list[Baseline]:
     """Return the sources' baselines, each after its own training text, weighted as a mixture's bits per byte are."""
     by_source, val = [baselines(part, say) for part in prepared.parts.values()], prepared.val
     n_bytes = [share * val.parts[name].bytes / len(val.parts[name]) for name, share in val.shares.items()]
@@ -64,7 +64,7 @@ def _of_mixture(prepared: Prepared, say: Callable[[str], object]) -> list[Row]:
     ]
 
 
-def _measure(train: Split, val: Split) -> list[Row]:
+def _measure(train: Split, val: Split) -> list[Baseline]:
     seen, text = sample_of(train, TRAIN_BYTES), sample_of(val, VAL_BYTES)
     if not text:
         return []

@@ -68,14 +68,14 @@ def overlap(train: Split, val: Split) -> dict[str, Any]:
     is_known, may_be = np.zeros(len(wanted), bool), np.zeros(1 << (64 - int(shift)), bool)
     may_be[wanted >> shift] = True  # a table of first bits tells most hashes apart, without a search
 
-    def look(piece: NDArray[Any]) -> None:
+    def mark_known(piece: NDArray[Any]) -> None:
         hashes = _hashes(piece, gram, eot)
         hashes = np.sort(hashes[may_be[hashes >> shift]])  # in order they are found five times as fast
         places = np.minimum(np.searchsorted(wanted, hashes), len(wanted) - 1)
         is_known[places[wanted[places] == hashes]] = True
 
     with ThreadPoolExecutor(usable_cores()) as threads:  # NumPy lets others compute meanwhile
-        list(threads.map(look, pieces(train, TRAIN_TOKENS) if len(wanted) else ()))
+        list(threads.map(mark_known, pieces(train, TRAIN_TOKENS) if len(wanted) else ()))
     share = float(counts[is_known].sum() / counts.sum()) if len(wanted) else None
     looked_at = {"of_train": min(1.0, TRAIN_TOKENS / len(train)), "of_val": min(1.0, VAL_TOKENS / len(val))}
     return {"share": share, "gram": gram, **looked_at}

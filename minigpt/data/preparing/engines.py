@@ -1,4 +1,4 @@
-"""What the units of work are mapped over: this process, one process for each core, or a Ray cluster."""
+"""Three ways to map a function over units of work: in this process, on all cores, or on a Ray cluster."""
 
 import contextlib
 import logging
@@ -16,13 +16,13 @@ from typing import Any
 
 from minigpt.faults import UserFault
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # that this process obeys for all
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # handled by this process, not by its workers
 
 Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]  # as Python's own map
 
 
 def workers(engine: str, count: int) -> contextlib.AbstractContextManager[Map]:
-    """Return a context that yields a function that works as `map` does.
+    """Return a context that yields a parallel `map`.
 
     Args:
         engine: processes | ray.
@@ -35,7 +35,7 @@ def workers(engine: str, count: int) -> contextlib.AbstractContextManager[Map]:
 
 @contextlib.contextmanager
 def _processes(count: int) -> Iterator[Map]:
-    """Start processes, which end when the block ends or this process does, however that happens."""
+    """Start processes that end with the block, or with this process even if it is killed."""
     context = get_context("spawn")
     lifeline, end = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(count, context, initializer=_end_with, initargs=(lifeline,))
@@ -72,7 +72,7 @@ def _end_with(lifeline: Connection) -> None:
 
 @contextlib.contextmanager
 def _not_inherited() -> Iterator[None]:
-    """Start processes that Ctrl-C does not reach, and that don't run the user's script again when they are started."""
+    """Start processes that Ctrl-C does not reach and that don't run the user's script again."""
     main = sys.modules["__main__"]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     sys.modules["__main__"] = ModuleType("__main__")

@@ -23,12 +23,13 @@ from minigpt.config.schema import DataConfig, TokenizerConfig, WorkConfig
 from minigpt.config.sources import display_name
 from minigpt.data.chat.roles import with_roles
 from minigpt.data.chat.tasks import VERSION
-from minigpt.data.measures.overlap import overlap, overlap_lines
+from minigpt.data.measures.overlap import overlap
 from minigpt.data.prepared import (
     CONVERSATIONS,
     FORMAT,
     DamagedShards,
     Prepared,
+    describe_briefly,
     locked,
     mixed,
     open_folder,
@@ -36,7 +37,7 @@ from minigpt.data.prepared import (
 )
 from minigpt.data.preparing.engines import Map, workers
 from minigpt.data.preparing.in_place import link_tokens
-from minigpt.data.preparing.units import UNITS, Plan, Scan, Unit, encode_unit, scan_unit, units_of
+from minigpt.data.preparing.units import UNITS, Scan, SplitPlan, Unit, encode_unit, scan_unit, units_of
 from minigpt.data.shards import Shard, fingerprint, open_split, write_sidecar
 from minigpt.data.sources.corpus import Corpus, find_corpus, look_inside
 from minigpt.data.sources.download import SourceGone
@@ -53,8 +54,16 @@ PLAN = "plan.json"
 LEARN_BYTES = 1 << 27  # a BPE vocabulary is learned from about so much of the training text at most: a minute or less
 
 
+def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, say: Say = tell, **options: Any) -> Prepared:
+    """Call `find_or_make`, and describe the tokens in a line or two."""
+    prepared = find_or_make(data, tokenizer, say=say, **options)
+    for line in describe_briefly(prepared):
+        say(f"data: {line}")
+    return prepared
+
+
 @moving_line()
-def prepare(
+def find_or_make(
     data: DataConfig,
     tokenizer: TokenizerConfig,
     *,
@@ -87,7 +96,7 @@ def prepare(
         given = read_tokenizer_json(typed_path(tokenizer.file), tokenizer.eot)
     is_chat, is_fixed = data.name in CONVERSATIONS, not scheme.is_learned and tokenizer.name != "file"
     if given is not None and is_fixed and (is_chat or not given.control):
-        given = None  # its tokens are those without it, in the same folder
+        given = None  # the tokens and their folder are the same without it
     if given is not None and is_chat:
         given = with_roles(given)
     keys, root = _keys(data, tokenizer, given), typed_path(data.dir)
@@ -98,7 +107,7 @@ def prepare(
         folder = root / _folder_name(keys, corpus.signature)
         if read_prepared(folder):
             with contextlib.suppress(DamagedShards):
-                return open_folder(folder, say)
+                return open_folder(folder)
             say(f"data: {folder} has lost a file, or one was changed; preparing it anew")
             (folder / "prepared.json").unlink(missing_ok=True)
         elif newest:
@@ -106,18 +115,18 @@ def prepare(
         corpus = look_inside(corpus, say)
         for line in corpus.description():
             say(f"data: {line}")
-        if given is None and not scheme.is_learned:  # fetched, perhaps, before gigabytes are read
+        if given is None and not scheme.is_learned:  # it may be downloaded: better before gigabytes are read
             given = build_tokenizer(tokenizer.name)
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder, say):
             if not read_prepared(folder):
                 make(folder, keys, corpus, given, work=work or WorkConfig(), say=say)
-        return open_folder(folder, say)
+        return open_folder(folder)
     except SourceGone as fault:
         if newest is None:
             raise
         say(f"data: {fault}. Using the tokens prepared from it earlier")
-        return open_folder(newest, say)
+        return open_folder(newest)
     except OSError as error:
         wrong = f"{error.filename or root} can't be written: {error.strerror or error}"
         raise StorageFailure(f"{wrong}. Make room or choose another folder: data.dir=DIR") from error
@@ -133,10 +142,10 @@ def _prepare_mix(
         if (folder / "prepared.json").is_file():
             if read_prepared(folder).get("keys", {}).get("corpus") in CONVERSATIONS:
                 raise UserFault(f"data.mix: {name} holds conversations. Name their rows: data=chat data.source=FILE")
-            part = open_folder(folder, say)
+            part = open_folder(folder)
         else:
-            alone = _alone(data, source)
-            part = prepare(alone, tokenizer, given=given, work=work, say=say)
+            source_data = _of_source(data, source)
+            part = find_or_make(source_data, tokenizer, given=given, work=work, say=say)
         given = given or part.tokenizer
         if part.tokenizer.hash != given.hash or given.name != tokenizer.name:
             got, wanted = (f"{tokens.name}, SHA-256 {tokens.hash[:12]}" for tokens in (part.tokenizer, given))
@@ -151,8 +160,6 @@ def _prepare_mix(
     if not path.is_file():
         write_json(path, overlap(mixture.train, mixture.val))
     mixture.summary["overlap"] = read_json(path)
-    for line in overlap_lines(mixture.summary):
-        say(f"data: overlap: {line}")
     return mixture
 
 
@@ -164,39 +171,39 @@ def short_names(sources: Mapping[str, float]) -> dict[str, str]:
     return dict(zip(names, sources, strict=True))
 
 
-def _alone(data: DataConfig, source: str) -> DataConfig:
+def _of_source(data: DataConfig, source: str) -> DataConfig:
     """Return the settings for one source of a mixture."""
     corpus: Any = source if source in ("stdlib", "shakespeare_char") else "text"
     return replace(data, name=corpus, source=source if corpus == "text" else None, mix={})
 
 
 def changed_sources(data: DataConfig, prepared: Prepared) -> list[str]:
-    """Return the local sources whose files are others, or gone, since these tokens were prepared from them."""
+    """Return the local sources that were changed or removed after these tokens were prepared."""
     names = short_names(data.mix)
-    parts = [(_alone(data, source), prepared.parts[name]) for name, source in names.items()] or [(data, prepared)]
+    parts = [(_of_source(data, source), prepared.parts[name]) for name, source in names.items()] or [(data, prepared)]
     changed = []
-    for alone, part in parts:
-        if not alone.source or "://" in alone.source or (typed_path(alone.source) / "prepared.json").is_file():
+    for settings, part in parts:
+        if not settings.source or "://" in settings.source or (typed_path(settings.source) / "prepared.json").is_file():
             continue
         with contextlib.suppress(UserFault):  # it is gone, or empty
-            if find_corpus(alone).signature == read_prepared(part.folder).get("signature"):
+            if find_corpus(settings).signature == read_prepared(part.folder).get("signature"):
                 continue
-        changed.append(display_name(alone.source))
+        changed.append(display_name(settings.source))
     return changed
 
 
 def _keys(data: DataConfig, tokenizer: TokenizerConfig, given: Tokenizer | None) -> dict[str, Any]:
-    """Return all that decides the tokens besides the text itself."""
+    """Return all settings that determine the tokens."""
     scheme, has_source = scheme_of(tokenizer.name, tokenizer.vocab_size), data.name in ("text", "chat")
     val_source = display_name(data.val_source) if has_source and data.val_source is not None else None
-    own = {key: getattr(data, key) for key in ("key", "include", "exclude", "separator", "encoding", "errors")}
+    reading = {key: getattr(data, key) for key in ("key", "include", "exclude", "separator", "encoding", "errors")}
     return {
         "format": FORMAT,
         "corpus": data.name,
         "source": display_name(data.source) if has_source and data.source else None,
         "val_source": f"tasks {VERSION}" if data.name == "tasks" else val_source,
         "python": platform.python_version() if data.name == "stdlib" else None,
-        "reading": own if has_source else None,
+        "reading": reading if has_source else None,
         "val_fraction": 0.0 if val_source is not None or data.name == "tasks" else data.val_fraction,
         "tokenizer": tokenizer.name,
         "vocab_size": given.vocab_size if given else tokenizer.vocab_size if scheme.min_vocab_size else None,
@@ -227,11 +234,11 @@ def make(
         tokenizer, splits, counts = link_tokens(folder, corpus, keys["tokenizer"], given, say)
     else:
         units = units_of(corpus, runs if given is None else given.runs)
-        with workers(work.engine, min(work.workers or usable_cores(), len(units))) as each:
-            tokenizer, plan = _planned(folder, keys, corpus, units, given, each, say)
+        with workers(work.engine, min(work.workers or usable_cores(), len(units))) as run:
+            tokenizer, plan = _planned(folder, keys, corpus, units, given, run, say)
             progress = Progress(f"data: encoding with tokenizer={tokenizer.name}", corpus.size, say)
             splits = {"train": list[Shard](), "val": list[Shard]()}
-            for unit, record in zip(units, each(partial(encode_unit, folder=folder, plan=plan), units), strict=True):
+            for unit, record in zip(units, run(partial(encode_unit, folder=folder, plan=plan), units), strict=True):
                 for name, shard in record.items():
                     splits[name].append(shard)
                 progress(unit.size)
@@ -239,8 +246,8 @@ def make(
     for name, shards in splits.items():
         write_sidecar(folder, name, tokenizer, shards)
     train, val = (open_split(folder, name, tokenizer) for name in splits)
-    now = ((file, local_file(file.path, file.label)) for file in corpus.files if not file.address)
-    is_changed = any((file.size, file.stamp) != (other.size, other.stamp) for file, other in now)
+    pairs = ((file, local_file(file.path, file.label)) for file in corpus.files if not file.address)
+    is_changed = any((file.size, file.stamp) != (now.size, now.stamp) for file, now in pairs)
     if is_changed or train.bytes + val.bytes != counts["bytes"]:
         raise UserFault("the source was changed while it was read; wait until it is complete and run this again")
     write_json(folder / "tokenizer.json", tokenizer.to_json())
@@ -259,16 +266,14 @@ def make(
     write_json(folder / "prepared.json", content)
     (folder / PLAN).unlink(missing_ok=True)
     shutil.rmtree(folder / UNITS, ignore_errors=True)
-    for line in overlap_lines(summary):
-        say(f"data: overlap: {line}")
 
 
 def _planned(
-    folder: Path, keys: dict[str, Any], corpus: Corpus, units: list[Unit], given: Tokenizer | None, each: Map, say: Say
-) -> tuple[Tokenizer, Plan]:
-    """Read the text for the first time. Return the tokenizer, learned if none is given, and the plan, and keep both."""
-    with contextlib.suppress(UserFault, LookupError, TypeError):  # of a process that was killed
-        known = Plan(**read_json(folder / PLAN))
+    folder: Path, keys: dict[str, Any], corpus: Corpus, units: list[Unit], given: Tokenizer | None, run: Map, say: Say
+) -> tuple[Tokenizer, SplitPlan]:
+    """Read the text for the first time; return and store the tokenizer (learned if none is given) and the plan."""
+    with contextlib.suppress(UserFault, LookupError, TypeError):  # the plan of a process that was killed
+        known = SplitPlan(**read_json(folder / PLAN))
         if len(known.shards) == len(units):
             return load_tokenizer(read_json(folder / "tokenizer.json")), known
     scheme, vocab_size = scheme_of(keys["tokenizer"]), keys["vocab_size"] or 0
@@ -278,7 +283,7 @@ def _planned(
     scan = partial(scan_unit, **how, alphabet=given is None and scheme.needs_alphabet)
     progress = Progress("data: reading", corpus.size, say)
     scans, total = list[Scan](), Scan()
-    for unit, part in zip(units, each(scan, units), strict=True):
+    for unit, part in zip(units, run(scan, units), strict=True):
         scans.append(part)
         total.add(part)
         progress(unit.size)
@@ -299,7 +304,7 @@ def _planned(
     return tokenizer, plan
 
 
-def _plan_of(corpus: Corpus, fraction: float, total: Scan, scans: list[Scan]) -> Plan:
+def _plan_of(corpus: Corpus, fraction: float, total: Scan, scans: list[Scan]) -> SplitPlan:
     """Decide how a text is split."""
     rule, counts, notes = corpus.rule, total.counts, list[str]()
     if counts["not_utf8"]:
@@ -330,11 +335,11 @@ def _plan_of(corpus: Corpus, fraction: float, total: Scan, scans: list[Scan]) ->
             holds = {"train": highest >= border, "val": lowest < border}
         shards.append({name: following[name] for name in holds if holds[name] and scan.counts["bytes"]})
         following |= {name: number + 1 for name, number in shards[-1].items()}
-    return Plan(rule, border, starts, shards, {**counts}, notes)
+    return SplitPlan(rule, border, starts, shards, {**counts}, notes)
 
 
-def _training_text(plan: Plan, scans: list[Scan]) -> list[bytes]:
-    """Return what the first reading kept of the training text."""
+def _training_text(plan: SplitPlan, scans: list[Scan]) -> list[bytes]:
+    """Return the blocks of training text that the first reading sampled."""
     blocks = [(start, *kept) for start, scan in zip(plan.starts, scans, strict=False) for kept in scan.sample]
     if plan.rule == "tail":
         return [block[: offset(block, int(plan.border) - start - before)] for start, _, before, block in blocks]

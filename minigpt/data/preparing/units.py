@@ -35,9 +35,9 @@ UNIT_BYTES = 1 << 23  # of files; larger if there were more than MAX_UNITS
 MAX_UNITS = 256
 WINDOW_BYTES = 1 << 20  # read to find a place where a text may be cut
 BLOCK_BYTES = 1 << 14  # a sample is made of blocks of this size
-UNITS = "units"  # folder of what is known of each finished unit, removed at the end
+UNITS = "units"  # folder with a record of each finished unit, removed at the end
 
-Runs = Callable[[Iterable[bytes]], Iterator[bytes]]  # of a tokenizer: pieces of a text that can be encoded alone
+Runs = Callable[[Iterable[bytes]], Iterator[bytes]]  # cuts a text into pieces that can be encoded alone
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Part:
     end: int | None = None
 
     def documents(self, options: ReadOptions) -> Iterator[Document]:
-        """Yield the documents that begin in it; of a text without records, that part of it."""
+        """Yield the documents that begin in this part; a text without records gives the part itself."""
         return read(self.file, options, self.begin, self.end)
 
 
@@ -87,7 +87,7 @@ def units_of(corpus: Corpus, pieces: Runs) -> list[Unit]:
 
 
 def _cut(file: File, place: int, options: ReadOptions, pieces: Runs) -> int | None:
-    """Return where a file can be cut near a place, or None. Records are found by those who read them."""
+    """Return where a file can be cut near a place, or None. The reader of a file with records finds their borders."""
     if not can_be_cut(file, options):
         return None
     if holds_records(file, options):
@@ -102,7 +102,7 @@ def _cut(file: File, place: int, options: ReadOptions, pieces: Runs) -> int | No
 
 @dataclass
 class Scan:
-    """What a reading of a unit, or of several, has found."""
+    """Counts and samples from reading one unit or several."""
 
     counts: Counter[str] = field(default_factory=Counter)  # documents, bytes, characters, empty, not_utf8
     first: dict[str, str] = field(default_factory=dict)  # label of the first document that is empty, or not_utf8
@@ -112,7 +112,7 @@ class Scan:
     sample: list[tuple[int, int, bytes]] = field(default_factory=list)  # document's hash, characters before, a block
 
     def add(self, other: "Scan") -> None:
-        """Add what was found in the next unit. (Its sample and its hashes stay its own.)"""
+        """Add the counts of the next unit, but not its sample and its hashes."""
         self.counts += other.counts
         self.first = other.first | self.first
         self.bad += [sentence for sentence in other.bad if sentence not in self.bad]
@@ -124,8 +124,8 @@ def scan_unit(unit: Unit, *, rule: str, val_fraction: float, alphabet: bool, sam
 
     Args:
         unit: of the text.
-        rule: of the split, which takes documents by their hash.
-        val_fraction: of the hashes that are for validation.
+        rule: of the split (minigpt/data/sources/split.py).
+        val_fraction: the fraction of the hashes that is held out.
         alphabet: whether the characters are collected.
         sampled: the fraction of the text that is kept to learn from.
     """
@@ -172,7 +172,7 @@ def _count(document: Document, chunks: Iterable[bytes], scan: Scan, alphabet: bo
 
 
 def _sample(chunks: Iterable[bytes], hash: int, scan: Scan, sampled: float, unit: int) -> None:
-    """Keep the blocks of a document that are drawn: the same on every machine."""
+    """Keep a random sample of a document's blocks: the same on every machine."""
     characters = scan.counts["characters"]
     for block in runs(chunks, RUN_BYTES if sampled >= 1 else BLOCK_BYTES):
         scan.counts["blocks"] += 1
@@ -185,7 +185,7 @@ def _sample(chunks: Iterable[bytes], hash: int, scan: Scan, sampled: float, unit
 
 
 @dataclass(frozen=True)
-class Plan:
+class SplitPlan:
     """How a text is divided, found by reading all of it.
 
     Attributes:
@@ -194,7 +194,7 @@ class Plan:
         starts: tail: the characters before each unit.
         shards: for each unit, the number of its shard in each split that it has text for.
         counts: of the whole text.
-        notes: what a user may not expect in it.
+        notes: sentences for the user about surprises in the text.
     """
 
     rule: str
@@ -205,7 +205,7 @@ class Plan:
     notes: list[str]
 
 
-def encode_unit(unit: Unit, *, folder: Path, plan: Plan) -> dict[str, Shard]:
+def encode_unit(unit: Unit, *, folder: Path, plan: SplitPlan) -> dict[str, Shard]:
     """Write the shards of a unit into a folder that holds the tokenizer, unless they are there; describe them.
 
     Raises:
@@ -237,7 +237,7 @@ def encode_unit(unit: Unit, *, folder: Path, plan: Plan) -> dict[str, Shard]:
     return written
 
 
-def _pieces(unit: Unit, plan: Plan, sizes: Counter[str]) -> Iterator[tuple[int, bool, str, bytes]]:
+def _pieces(unit: Unit, plan: SplitPlan, sizes: Counter[str]) -> Iterator[tuple[int, bool, str, bytes]]:
     """Yield the text of a unit: number of the document, whether it began in another unit, train | val, and a chunk.
 
     The bytes of each split are counted in `sizes`.
@@ -262,7 +262,7 @@ def _pieces(unit: Unit, plan: Plan, sizes: Counter[str]) -> Iterator[tuple[int, 
 def _shard(
     folder: Path, split: str, number: int, tokenizer: Tokenizer
 ) -> Iterator[tuple[Shard, Callable[[NDArray[Any]], None]]]:
-    """Yield what is known of a shard and a function that appends tokens; it has its name if no error occurs."""
+    """Yield a shard's record and a function that appends tokens; the file gets its name if no error occurs."""
     dtype = np.dtype(tokenizer.dtype).newbyteorder("<")
     shard: Shard = {"file": shard_name(split, number), "dtype": dtype.name, "header_bytes": HEADER_BYTES, "tokens": 0}
     with replaced(folder / shard["file"]) as temporary:

@@ -44,10 +44,10 @@ def messages_of(record: Any) -> list[dict[str, str]]:
     if isinstance(record.get("messages"), list):
         if record.get("completion"):
             raise BadRecord("the record has both 'messages' and 'completion'")
-        return [_message(each, f"messages[{place}]") for place, each in enumerate(record["messages"])]
+        return [_message(message, f"messages[{place}]") for place, message in enumerate(record["messages"])]
     prompt, completion = record.get("prompt"), record.get("completion")
     if isinstance(prompt, list) and isinstance(completion, list):
-        return [_message(each, f"message {place}") for place, each in enumerate([*prompt, *completion])]
+        return [_message(message, f"message {place}") for place, message in enumerate([*prompt, *completion])]
     if isinstance(prompt, str) and isinstance(completion, str):
         return [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
     raise BadRecord(f"the record has {', '.join(map(repr, list(record)[:8])) or 'nothing'}")

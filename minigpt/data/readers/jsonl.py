@@ -37,10 +37,8 @@ def _text_of(record: Any, options: ReadOptions) -> bytes:
     if isinstance(record, dict) and isinstance(text := record.get(options.key, 0), str | None):
         return (text or "").encode("utf-8", options.errors)
     texts = [name for name in record if isinstance(record[name], str)] if isinstance(record, dict) else []
-    key = texts[0] if len(texts) == 1 else "KEY"
-    raise BadRecord(
-        f"the record {json.dumps(record)[:60]} has no text under {options.key!r}. Name another key: data.key={key}"
-    )
+    keys = " or ".join(f"data.key={key}" for key in texts[:5] or ["KEY"])
+    raise BadRecord(f"the record {json.dumps(record)[:60]} has no text under {options.key!r}. Name another key: {keys}")
 
 
 def records(file: File, separator: bytes, begin: int, end: int | None) -> Iterator[tuple[int, bytes]]:

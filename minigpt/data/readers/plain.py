@@ -69,8 +69,8 @@ def kind_of_binary(file: File, encoding: str) -> str:
 def _remedy(file: File, options: ReadOptions) -> str:
     if kind := kind_of_binary(file, options.encoding):
         return f"The file is {kind}. Leave it out: {file.remedy}"
-    other = "utf-16" if next(file.chunks(size=HEAD_BYTES), b"").startswith(UTF16) else "latin-1"
+    guess = "utf-16" if next(file.chunks(size=HEAD_BYTES), b"").startswith(UTF16) else "latin-1"
     return (
-        f"If the text is in another encoding: data.encoding={other}; to read bad bytes as U+FFFD: data.errors=replace; "
+        f"If the text is in another encoding: data.encoding={guess}; to read bad bytes as U+FFFD: data.errors=replace; "
         f"to train on the bytes as they are: tokenizer=byte; to leave it out: {file.remedy}"
     )

@@ -128,27 +128,27 @@ def find_corpus(data: DataConfig, *, raw: bool = False) -> Corpus:
     """
     options, rule = ReadOptions(raw=raw), "tail"
     if data.name == "stdlib":
-        found, rule = _stdlib(), "label"
+        files, rule = _stdlib(), "label"
     elif data.name == "shakespeare_char":
-        found = [_shakespeare(data)]
+        files = [_shakespeare(data)]
     elif data.name == "tasks":
         parts = (local_file(task_file(typed_path(data.dir), part), f"{part}.jsonl") for part in ("train", "val"))
-        found = [replace(file, is_val=file.label == "val.jsonl") for file in parts]
+        files = [replace(file, is_val=file.label == "val.jsonl") for file in parts]
         options, rule = ReadOptions(chat=True), "source"
     else:
         chat = data.name == "chat"
         encoding = codecs.lookup(data.encoding).name
         options = ReadOptions(encoding, data.errors, raw, data.key, chat, data.separator or None)
         data = replace(data, include=data.include or CONVERSATIONS) if chat else data
-        found, rule = find_files("source", data), "content"
+        files, rule = find_files("source", data), "content"
         if data.val_source is not None:
             val, rule = find_files("val_source", data), "source"
             held_out = {file.path.resolve() for file in val if not file.left_out}
-            shared = {file: "in data.val_source" for file in found if file.path.resolve() in held_out}
-            found = [replace(file, left_out=file.left_out or shared.get(file, "")) for file in found] + val
-    facts = [(file.label, file.size, file.stamp, file.is_val) for file in found if not file.left_out]
+            shared = {file: "in data.val_source" for file in files if file.path.resolve() in held_out}
+            files = [replace(file, left_out=file.left_out or shared.get(file, "")) for file in files] + val
+    facts = [(file.label, file.size, file.stamp, file.is_val) for file in files if not file.left_out]
     signature = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-    return _refuse_nothing(Corpus(data.name, found, options, rule, signature))
+    return _refuse_nothing(Corpus(data.name, files, options, rule, signature))
 
 
 def look_inside(corpus: Corpus, say: Say) -> Corpus:
@@ -162,22 +162,22 @@ def look_inside(corpus: Corpus, say: Say) -> Corpus:
         return corpus
     tokens = set(_token_files(corpus.files))
     progress = Progress("data: looking into the files", len(corpus.found), say, unit="files", size=1)
-    found, beside = [], "beside tokens, which are used; data.exclude=*.bin reads text"
+    files, beside = [], "beside tokens, which are used; data.exclude=*.bin reads text"
     for file in corpus.found:
         why = file.left_out
         if tokens:
             why = why or ("" if file in tokens or file.is_named else beside)
         elif not why and (why := _content_to_skip(file, corpus.options.encoding)) and file.is_named:
             raise UserFault(f"data.source={file} is {why}; wanted text. Convert it to text first")
-        found.append(replace(file, left_out=why))
+        files.append(replace(file, left_out=why))
         progress(1)
     rule = "tokens" if tokens else corpus.rule
     if rule == "content":
-        found, rule = _by_names(found)
-        read = [file for file in found if not file.left_out]
+        files, rule = _by_names(files)
+        read = [file for file in files if not file.left_out]
         if len(read) == 1 and read[0].is_named and not holds_records(read[0], corpus.options):
             rule = "tail"
-    return _refuse_nothing(replace(corpus, found=found, rule=rule))
+    return _refuse_nothing(replace(corpus, found=files, rule=rule))
 
 
 def token_header(file: File) -> tuple[str, int] | None:
@@ -208,7 +208,7 @@ def _content_to_skip(file: File, encoding: str) -> str:
     return ""
 
 
-def _by_names(found: list[File]) -> tuple[list[File], str]:
+def _by_names(files: list[File]) -> tuple[list[File], str]:
     """Return files with what the names of a split that somebody made say of each, and the rule of the split.
 
     As Hugging Face's data sets have it: train-00000-of-00004.parquet and validation-..., or folders train/ and valid/.
@@ -220,14 +220,14 @@ def _by_names(found: list[File]) -> tuple[list[File], str]:
         match = _SIDE.fullmatch(stem) if file.suffix in _SIDE_ENDS else None
         return _SIDES[match[1]] if match else _SIDES.get(folder.partition("/")[0], "")
 
-    sides = {file: side(file) for file in found if not file.left_out}
+    sides = {file: side(file) for file in files if not file.left_out}
     words = {*sides.values()}
     if not ({"train", "val"} <= words or words == {"train", "test"}):
-        return found, "content"
+        return files, "content"
     reasons = {"test": "the text to test on, by its name", "": "neither train nor validation by its name"}
     return [
         replace(file, is_val=sides.get(file) == "val", left_out=file.left_out or reasons.get(sides.get(file, ""), ""))
-        for file in found
+        for file in files
     ], "names" if "val" in words else "content"
 
 

@@ -41,14 +41,14 @@ def list_url(url: str, folder: Path) -> list[File]:
         system, path = _file_system(url)
         is_http = url.startswith(("http://", "https://"))
         if "*" in path:
-            paths = [each for each in system.glob(path) if is_http or not system.isdir(each)]
+            paths = [address for address in system.glob(path) if is_http or not system.isdir(address)]
         elif path.endswith("/") if is_http else system.isdir(path):  # a web server has no folders, but pages that list
             paths = system.find(path)
         else:
             paths = [path]
         if not paths:
             raise FileNotFoundError("nothing is there")
-        infos = [system.info(each) for each in paths]
+        infos = [system.info(address) for address in paths]
     except ImportError as error:
         raise UserFault(
             f"data.source={redact(url)} needs a package that is not here ({redact(str(error))}). Type: "
@@ -56,14 +56,14 @@ def list_url(url: str, folder: Path) -> list[File]:
         ) from None
     except Exception as error:  # of aiohttp, botocore, fsspec ...: not all of them are an OSError
         raise _gone(url, error) from None
-    names = [unquote(urlsplit(each).path) if is_http else each for each in paths]
+    names = [unquote(urlsplit(address).path) if is_http else address for address in paths]
     root = posixpath.commonpath([posixpath.dirname(name) for name in names])
     files = []
-    for name, each, info in zip(names, paths, infos, strict=True):
+    for name, address, info in zip(names, paths, infos, strict=True):
         label = name.removeprefix(root).strip("/")
         stamp = _stamp(url, info)
         copy = folder / stamp / label.rpartition("/")[2][-200:]
-        files.append(File(copy, label, info.get("size") or 0, stamp, url, each, is_named=paths == [path]))
+        files.append(File(copy, label, info.get("size") or 0, stamp, url, address, is_named=paths == [path]))
     return files
 
 

@@ -27,7 +27,7 @@ def find_files(key: str, data: DataConfig) -> list[File]:
     by_path = dict[str, File]()
     for place in listed:
         prefix = f"{Path(place).name}/" if len(listed) > 1 else ""
-        for file in _look(key, place, data, prefix):
+        for file in _files_at(key, place, data, prefix):
             by_path.setdefault(os.path.abspath(file.path), replace(file, is_val=key == "val_source"))
     return list(by_path.values())
 
@@ -43,7 +43,7 @@ def local_file(path: Path, label: str) -> File:
     return File(path, label, status.st_size, str(status.st_mtime_ns))
 
 
-def _look(key: str, place: str, data: DataConfig, prefix: str) -> list[File]:
+def _files_at(key: str, place: str, data: DataConfig, prefix: str) -> list[File]:
     """Return the files at one place, in bytewise order of their labels, which begin with `prefix` inside a folder."""
     path, data_dir = typed_path(place), typed_path(data.dir)
     if is_url(place) and not path.exists():

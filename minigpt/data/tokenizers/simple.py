@@ -50,10 +50,10 @@ class CharEncoder:
             raise UserFault(f"tokenizer=char needs UTF-8 text, got {got}; use tokenizer=bpe or byte") from None
         tokens = self._table[np.minimum(codes, len(self._table) - 1)]
         if tokens.size and tokens.min() < 0:
-            at = int(np.argmax(tokens < 0))
-            what = f"character {chr(codes[at])!r} (U+{codes[at]:04X}) at position {position + at:,}"
+            index = int(np.argmax(tokens < 0))
+            unknown = f"character {chr(codes[index])!r} (U+{codes[index]:04X}) at position {position + index:,}"
             known = f"the alphabet of {(self._table >= 0).sum():,} characters that tokenizer=char was made from"
-            raise UserFault(f"{what} is not in {known}. Leave it out, or train with tokenizer=bpe or byte")
+            raise UserFault(f"{unknown} is not in {known}. Leave it out, or train with tokenizer=bpe or byte")
         return tokens
 
 

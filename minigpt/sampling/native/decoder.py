@@ -16,21 +16,21 @@ from minigpt.model.gpt import GPT, empty_gpt, qk_norm_of
 from minigpt.sampling.native.library import NoNativeCode, library
 
 MAX_ROWS = 32  # a larger batch is matrix products, which torch's own kernels do as well
-MAX_THREADS = 16  # they wait for each other seven times per layer
+MAX_THREADS = 16  # the threads wait for each other seven times per layer
 STEP = 64  # inputs are padded to a multiple of so many values (decode.cpp)
 ATTENTIONS = ("softmax", "rotary")
 ACTIVATIONS = {"gelu_tanh": 0, "gelu": 1, "relu_squared": 2, "swiglu": 3}
 NORMS = {None: 0, "layernorm": 1, "rmsnorm": 2}
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}  # of the trial, relative; bf16's is the plain model's own error
-# The choices of ModelConfig that decode.cpp knows. All else follows from the weights' shapes and the table of angles.
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}  # relative, in the trial; bf16: the plain model's own error
+# Settings of ModelConfig that decode.cpp supports. The rest follows from the weights' shapes and the table of angles.
 WORDS = {"activation": ACTIVATIONS, "attention": ATTENTIONS, "norm": NORMS, "qk_norm": ("auto", "none", *NORMS)}
 
 
 class NativeDecoder:
     """A GPT's step for one token per row. It reads the model's weights as they are when it is made.
 
-    With int8 it keeps them in 8 bits: the model's must have been rounded by `round_to_int8`.
+    With int8 it stores them in 8 bits; `round_to_int8` must have rounded those of the model.
     """
 
     @torch.no_grad()
@@ -38,7 +38,7 @@ class NativeDecoder:
         self.step = library().minigpt_step
         self.config, self.vocab_size, self.dtype = model.config, model.vocab_size, model.token_embedding.weight.dtype
         self.weights = torch.int8 if int8 else self.dtype
-        self.kept: list[Tensor] = []  # what the addresses point to
+        self.kept: list[Tensor] = []  # tensors at the addresses
         layers: list[int] = []
         for block in model.blocks:
             parts: Any = dict(block.named_modules())
@@ -82,7 +82,7 @@ class NativeDecoder:
         return [self.keep(F.pad(weight, (0, padding)) if padding else weight), *self.vectors(scale)]
 
     def __call__(self, tokens: Tensor, cache: KVCache) -> Tensor:
-        """Return the logits after one more token per row, which the cache then holds.
+        """Append one token per row to the cache, and return the logits after it.
 
         Args:
             tokens: (B, 1) ids.
@@ -106,7 +106,7 @@ class NativeDecoder:
         return logits
 
     def described(self, cache: KVCache) -> Tensor:
-        """Return what decode.cpp calls Sizes: fifteen integers, and a double in the eight bytes of another."""
+        """Return the struct Sizes of decode.cpp: fifteen int64, and a double stored in the eight bytes of another."""
         config = self.config
         columns = cache.keys.shape[3]
         numbers = [*self.sizes, columns, cache.keys.shape[1], DTYPES[self.weights], DTYPES[cache.keys.dtype]]
@@ -140,10 +140,10 @@ def round_to_int8(model: GPT) -> None:
 
 
 def native_decoder(model: GPT, *, int8: bool = False) -> NativeDecoder:
-    """Return a decoder, after a trial in which it agreed with its model.
+    """Return a decoder after a trial: its logits must agree with those of the model.
 
     Raises:
-        NoNativeCode: decode.cpp can't be built here, does not know this kind of model, or does not agree with it.
+        NoNativeCode: decode.cpp can't be built here, does not support this model, or disagrees with it.
     """
     if reason := why_not(model):
         raise NoNativeCode(reason)
@@ -154,7 +154,7 @@ def native_decoder(model: GPT, *, int8: bool = False) -> NativeDecoder:
 
 
 def why_not(model: GPT) -> str:
-    """Return why decode.cpp can't compute this model; "" if it can. It knows all but linear attention."""
+    """Return why decode.cpp can't compute this model; "" if it can. It supports all but linear attention."""
     weight, config = model.token_embedding.weight, model.config
     if weight.device.type != "cpu" or weight.dtype not in TOLERANCE:
         return f"decode.cpp is for the CPU, in fp32, bf16 or int8; got {weight.device.type} and {weight.dtype}"

@@ -1,5 +1,6 @@
 // Attention, layer by head: rows are queries (the token that attends), columns keys (what it attends to).
-import { el, visible } from "./dom.js";
+import { el, onDemand, visible } from "./dom.js";
+import { tokenLine } from "./tokens.js";
 
 export function unpack({ weights }) {
   const bytes = Uint8Array.from(atob(weights), (each) => each.charCodeAt(0));
@@ -9,7 +10,12 @@ export function unpack({ weights }) {
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-export function attentionView(data) {
+const SHORT = { previous: "prev", first: "first", induction: "ind" };
+const KINDS =
+  "previous: mean attention to the token before. first: to the first token of the text. induction: in 25 random tokens " +
+  "that are repeated, to the token after the earlier occurrence (Olsson et al. 2022). The highest is shown, bold from 0.4.";
+
+export function attentionView(data, more) {
   const { layers, heads } = data.attention,
     names = data.tokens.map((token) => visible(token.text) || "·"),
     T = names.length;
@@ -23,16 +29,26 @@ export function attentionView(data) {
     "aria-label": "attention of one head: arrow keys move",
   });
   const said = el("p", { class: "said", "aria-live": "polite" });
-  const line = el("div", { class: "text" }),
-    spans = names.map((name, place) =>
-      el(
-        "span",
-        { class: "token", on: { mouseenter: () => move(place, state.key), click: () => move(place, state.key) } },
-        data.tokens[place].text || name,
-      ),
-    );
-  line.append(...spans);
-  const buttons = [];
+  const text = el("div", { class: "text" }),
+    line = tokenLine(text, { name: "queries", pick: look });
+  data.tokens.forEach((token, place) =>
+    line.add(token.text || names[place]).addEventListener("mouseenter", () => look(place)),
+  );
+  const buttons = [],
+    labels = [];
+  let kinds = null;
+  const name = onDemand("Name the heads", async () => {
+    kinds = await more("kinds");
+    labels.forEach((label, place) => {
+      const { kind, ...scores } = kinds[Math.floor(place / heads)][place % heads],
+        [[highest, score]] = Object.entries(scores).sort(([, one], [, other]) => other - one);
+      label.textContent = `${SHORT[highest]} ${score.toFixed(2)}`;
+      label.classList.toggle("named", kind !== "");
+    });
+    about.hidden = false;
+    move(state.query, state.key);
+  });
+  const about = el("p", { class: "soft", hidden: true }, KINDS);
 
   function thumbnail(layer, head) {
     const canvas = el("canvas", { width: T, height: T }),
@@ -50,7 +66,7 @@ export function attentionView(data) {
     const size = Math.min(matrix.clientWidth || 640, 640),
       ratio = window.devicePixelRatio || 1;
     const longest = Math.max(...names.map((name) => [...name].length)),
-      labels = T <= 48;
+      labels = (0.8 * size) / T >= 8; // pixels
     const edge = labels ? Math.min(size / 4, 9 + 7 * longest) : 4,
       cell = (size - edge) / T,
       context = matrix.getContext("2d");
@@ -98,23 +114,31 @@ export function attentionView(data) {
     state.query = Math.max(0, Math.min(T - 1, query));
     state.key = Math.max(0, Math.min(state.query, key));
     const share = (100 * weight(state.query, state.key)).toFixed(1);
-    said.textContent = `layer ${state.layer + 1}, head ${state.head + 1}: query ${names[state.query]} (row ${state.query + 1}) attends to key ${names[state.key]} (column ${state.key + 1}) with ${share} %`;
-    spans.forEach((span, place) => {
+    const scores = kinds ? Object.entries(kinds[state.layer][state.head]).filter(([key]) => key !== "kind") : [],
+      about = scores.map(([key, score]) => `; ${key} ${score.toFixed(2)}`).join("");
+    said.textContent = `layer ${state.layer + 1}, head ${state.head + 1}: query ${names[state.query]} (row ${state.query + 1}) attends to key ${names[state.key]} (column ${state.key + 1}) with ${share} %${about}`;
+    line.mark(state.query);
+    line.spans.forEach((span, place) => {
       span.style.setProperty(
         "background",
         place <= state.query
           ? `rgb(${colour("--cell")} / ${0.75 * Math.sqrt(weight(state.query, place))})`
           : "none",
       );
-      span.classList.toggle("on", place === state.query);
     });
     draw();
+  }
+
+  // A query, and the key that it attends to most.
+  function look(query) {
+    const row = names.map((_, key) => (key <= query ? weight(query, key) : 0));
+    move(query, row.indexOf(Math.max(...row)));
   }
 
   function select(layer, head) {
     Object.assign(state, { layer, head });
     buttons.forEach((button, place) => button.setAttribute("aria-pressed", String(place === layer * heads + head)));
-    move(state.query, state.key);
+    look(state.query);
   }
 
   const place = (event) => Math.floor((event - state.edge) / state.cell);
@@ -133,7 +157,7 @@ export function attentionView(data) {
     el(
       "div",
       {},
-      el("span", {}, `layer ${layer + 1}`),
+      el("h3", {}, `layer ${layer + 1}`),
       ...Array.from({ length: heads }, (_, head) => {
         const button = el(
           "button",
@@ -144,8 +168,10 @@ export function attentionView(data) {
           },
           thumbnail(layer, head),
         );
+        const label = el("span", {}, String(head + 1));
         buttons.push(button);
-        return button;
+        labels.push(label);
+        return el("figure", {}, button, label);
       }),
     ),
   );
@@ -163,9 +189,13 @@ export function attentionView(data) {
       { class: "soft" },
       "Rows: queries (the token that attends). Columns: keys (what it attends to). Colour: square root of the weight.",
     ),
-    el("div", { class: "heads" }, ...rows),
-    said,
-    line,
-    matrix,
+    name,
+    about,
+    el(
+      "div",
+      { class: "attention" },
+      el("div", { class: "heads" }, ...rows),
+      el("div", {}, said, text, matrix),
+    ),
   );
 }

@@ -31,7 +31,8 @@ function tokenForm() {
   });
 }
 
-function settingsOf(names) {
+function settingsOf(abouts) {
+  const names = abouts.map((model) => model.id);
   const choice = (label, more) =>
     el(
       "select",
@@ -46,31 +47,47 @@ function settingsOf(names) {
     top = el("input", { type: "range", min: "0.05", max: "1", step: "0.05", value: "1", "aria-label": "top-p" });
   const tokens = number("tokens", 200, 1, 100000),
     seed = number("seed", "", 0, 4294967295);
-  seed.placeholder = "any";
+  const keep = el("input", { type: "checkbox", "aria-label": "keep the seed" }),
+    drawing = [field("temperature", temperature), field("top-p", top), field("tokens", tokens), field("seed", seed)];
+  drawing.push(field("keep seed", keep));
+  seed.addEventListener("input", () => (keep.checked = seed.value !== ""));
+  const choices = [field("model", first), ...(names.length > 1 ? [field("beside", second)] : [])];
   const node = el(
-    "div",
-    { class: "row settings" },
-    field("Model", first),
-    ...(names.length > 1 ? [field("beside", second)] : []),
-    field("temperature", temperature),
-    field("top-p", top),
-    field("tokens", tokens),
-    field("seed", seed),
+    "details",
+    { class: "settings" },
+    el("summary", {}, "Settings"),
+    el("div", { class: "row" }, ...choices, ...drawing),
   );
+  const wide = matchMedia("(min-width: 501px)"), // a narrow screen has them folded
+    unfold = () => (node.open = wide.matches);
+  wide.addEventListener("change", unfold);
+  unfold();
+
+  // Stand below the prompt of a view; those who only read need the models, and not how tokens are drawn.
+  function below(row, { draws }) {
+    row.after(node);
+    drawing.forEach((each) => (each.hidden = !draws));
+    node.hidden = !draws && names.length === 1;
+  }
   return {
+    below,
     node,
     temperature,
+    about: (name) => abouts.find((model) => model.id === name),
+    nextSeed() {
+      if (!keep.checked) seed.value = String(Math.floor(Math.random() * 1e6));
+    },
     models: () => [first.value, ...(second.value && second.value !== first.value ? [second.value] : [])],
     options: () => ({
       temperature: Number(temperature.value),
       top_p: Number(top.value),
       max_tokens: Number(tokens.value),
-      ...(seed.value === "" ? {} : { seed: Number(seed.value) }),
+      seed: Number(seed.value),
     }),
   };
 }
 
-function tabs(views) {
+function tabs(views, selected, first) {
   const buttons = [],
     panels = [];
   const select = (place) => {
@@ -79,6 +96,7 @@ function tabs(views) {
       button.tabIndex = each === place ? 0 : -1;
       panels[each].hidden = each !== place;
     });
+    selected(panels[place], buttons[place].textContent);
   };
   for (const [name, view] of Object.entries(views)) {
     const place = buttons.length;
@@ -98,22 +116,31 @@ function tabs(views) {
     );
     panels.push(el("div", { role: "tabpanel", "aria-labelledby": `tab-${place}` }, view));
   }
-  select(0);
+  select(first);
   return [el("div", { role: "tablist" }, ...buttons), ...panels];
 }
 
 whenRefused(tokenForm);
 try {
-  const settings = settingsOf((await ask("/v1/models")).data.map((model) => model.id));
-  main.append(
-    settings.node,
-    ...tabs({
-      Write: writeView(settings),
-      Chat: chatView(settings),
-      Attention: lookingView(settings),
-      Surprise: surpriseView(settings),
-    }),
-  );
+  const models = (await ask("/v1/models")).data,
+    settings = settingsOf(models),
+    write = writeView(settings),
+    chat = chatView(settings);
+  const views = {
+    Write: write.node,
+    Chat: chat.node,
+    Attention: lookingView(settings),
+    Surprise: surpriseView(settings),
+  };
+  const selected = (panel, name) => {
+    const draws = name === "Write" || name === "Chat";
+    settings.below(panel.querySelector(".row"), { draws });
+    if (!draws) panel.querySelector("textarea").value ||= write.text(); // something to begin with
+  };
+  const [first] = models,
+    talks = first.conversations && first.prompt !== "";
+  main.append(...tabs(views, selected, talks ? 1 : 0));
+  (talks ? chat : write).open(first.prompt);
 } catch (fault) {
   main.append(el("p", { class: "error", role: "alert" }, fault.message));
 }

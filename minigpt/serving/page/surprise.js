@@ -31,7 +31,8 @@ export const lookingView = (settings) =>
   textView(settings, {
     id: "looked",
     button: "Look",
-    show: async (model, text) => lookView(await ask("/api/look", { model, text })),
+    show: async (model, text) => 
+      lookView(await ask("/api/look", { model, text }), (view) => ask(`/api/${view}`, { model, text })),
   });
 
 async function measured(model, text) {

@@ -1,8 +1,10 @@
 // Plain writing: tokens appear as they are made; a click on one shows what it could have been, and goes on from there.
 import { ask, stream } from "./api.js";
 import { chancesView } from "./chances.js";
-import { el, field } from "./dom.js";
+import { el, field, follower } from "./dom.js";
 import { tokenLine } from "./tokens.js";
+
+const OPENING_TOKENS = 60;
 
 export function writeView(settings) {
   const prompt = el("textarea", { id: "prompt", "aria-label": "prompt", placeholder: "The beginning of a text" });
@@ -14,11 +16,14 @@ export function writeView(settings) {
   );
   const where = el("div", { class: "panes" });
   let panes = [],
-    busy = 0;
+    busy = 0,
+    opening = false; // the sample with which the page opens: whoever types ends it
 
   prompt.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) start();
   });
+
+  prompt.addEventListener("input", () => opening && panes.forEach((pane) => pane.stop()));
 
   function working(change) {
     busy += change;
@@ -26,14 +31,22 @@ export function writeView(settings) {
     stop.disabled = busy === 0;
   }
 
-  function start() {
+  function start(opens) {
+    opening = opens === true;
     panes.forEach((pane) => pane.stop());
     panes = settings.models().map((model) => paneOf(model, settings, working));
     where.replaceChildren(...panes.map((pane) => pane.node));
-    panes.forEach((pane) => pane.write(prompt.value));
+    if (!opening) panes[0].node.scrollIntoView({ block: "nearest" });
+    settings.nextSeed();
+    panes.forEach((pane) => pane.write(prompt.value, opening ? OPENING_TOKENS : Infinity));
   }
 
-  return el(
+  function open(text) {
+    prompt.value = text;
+    start(true);
+  }
+
+  const node = el(
     "section",
     {},
     prompt,
@@ -44,12 +57,13 @@ export function writeView(settings) {
       stop,
       el(
         "span",
-        { class: "soft" },
+        { class: "soft keys" },
         "Ctrl-Enter writes; Tab and arrow keys reach a token, Enter opens it, Escape closes",
       ),
     ),
     where,
   );
+  return { node, open, text: () => panes[0]?.text() ?? "" };
 }
 
 function paneOf(model, settings, working) {
@@ -63,17 +77,20 @@ function paneOf(model, settings, working) {
     written = [],
     abort = null;
 
-  async function write(start) {
+  async function write(start, most = Infinity) {
     stop();
     const mine = (abort = new AbortController());
     const began = performance.now();
+    const follow = follower(node);
     let count = 0,
       waiting = [];
     error.textContent = "";
-    if (typeof start === "string") begin.textContent = start || "∅";
+    if (typeof start === "string") begin.textContent = start;
     working(1);
     try {
-      const body = { model, prompt: start, return_token_ids: true, ...settings.options() };
+      const options = settings.options(),
+        body = { model, prompt: start, return_token_ids: true, ...options };
+      body.max_tokens = Math.min(options.max_tokens, most);
       if (typeof start !== "string") body.truncate_prompt_tokens = -1; // a long text goes on with its end
       for await (const chunk of stream("/v1/completions", body, mine.signal)) {
         const choice = chunk.choices[0];
@@ -82,9 +99,11 @@ function paneOf(model, settings, working) {
         waiting = [...waiting, ...choice.token_ids];
         if (!choice.text) continue; // a part of a character
         written.push({ ids: waiting, text: choice.text });
-        line.add(choice.text);
         waiting = [];
-        said.textContent = `${count} tokens, ${(count / ((performance.now() - began) / 1000)).toFixed(0)} per second`;
+        const rate = (count / ((performance.now() - began) / 1000)).toFixed(0);
+        line.add(choice.text);
+        said.textContent = `${count} tokens, ${rate} per second, seed ${options.seed}`;
+        follow();
       }
     } catch (fault) {
       if (!mine.signal.aborted) error.textContent = fault.message;
@@ -114,7 +133,8 @@ function paneOf(model, settings, working) {
       });
       const close = el("button", { type: "button", on: { click: shut } }, "Close");
       chances.replaceChildren(
-        el("p", {}, `Token ${place + 1} could have been, at temperature `, mirror(settings.temperature), ":"),
+        el("p", {}, `Token ${place + 1} could have been:`),
+        mirror(settings.temperature),
         view,
         close,
       );
@@ -130,6 +150,7 @@ function paneOf(model, settings, working) {
     line.cut(place);
     written = [...written.slice(0, place), { ids: [other.id], text: other.text }];
     line.add(other.text);
+    settings.nextSeed();
     write(start);
   }
 
@@ -149,7 +170,7 @@ function paneOf(model, settings, working) {
     error,
     chances,
   );
-  return { node, write, stop };
+  return { node, write, stop, text: () => begin.textContent + body.textContent };
 }
 
 // A second slider for the same value, close to the bars that it moves.
@@ -166,5 +187,5 @@ function mirror(slider) {
     slider.value = own.value;
     slider.dispatchEvent(new Event("input"));
   });
-  return field("", own);
+  return field("temperature", own);
 }

@@ -144,8 +144,8 @@ def test_fused_causal_is_bottom_right_aligned_and_equals_explicit(T, past, paddi
     both = combine_masks(mask, causal_mask(T, S))
     out, grads = gradients(lambda q, k, v: fused_attention(q, k, v, mask, causal=True), tensors)
     twin, twin_grads = gradients(lambda q, k, v: explicit_attention(q, k, v, both)[0], tensors)
-    for ours, theirs in zip((out, *grads), (twin, *twin_grads), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    for ours, reference in zip((out, *grads), (twin, *twin_grads), strict=True):
+        torch.testing.assert_close(ours, reference, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("shape", MASK_SHAPES, ids=str)

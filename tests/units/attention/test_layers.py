@@ -125,10 +125,10 @@ def repeated(layer, groups, **options):
     G, D = layer.n_kv_head, layer.head_dim
     twin = make(CausalSelfAttention, C, groups * G, head_dim=D, **options)
     sizes = [groups * G * D, G * D, G * D]
-    for mine, theirs in ((layer.qkv.weight, twin.qkv.weight), (layer.qkv.bias, twin.qkv.bias)):
+    for mine, reference in ((layer.qkv.weight, twin.qkv.weight), (layer.qkv.bias, twin.qkv.bias)):
         q, *kv = mine.detach().split(sizes)
         kv = [part.unflatten(0, (G, D)).repeat_interleave(groups, dim=0).flatten(0, 1) for part in kv]
-        theirs.data = torch.cat([q, *kv])
+        reference.data = torch.cat([q, *kv])
     twin.out.load_state_dict(layer.out.state_dict())
     if options.get("qk_norm") == "rmsnorm":
         twin.qk_norm.load_state_dict(layer.qk_norm.state_dict())

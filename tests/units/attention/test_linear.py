@@ -49,9 +49,9 @@ def test_recurrent_equals_chunked_in_value_and_gradient(T, chunk, seed):
     recurrent = gradients(recurrent_linear_attention, tensors)
     chunked = gradients(lambda q, k, v: chunked_linear_attention(q, k, v, chunk=chunk), tensors)
     written_down = gradients(by_weights, tensors)
-    for twin, ours, theirs in zip(recurrent, chunked, written_down, strict=True):
+    for twin, ours, reference in zip(recurrent, chunked, written_down, strict=True):
         torch.testing.assert_close(ours, twin, rtol=0, atol=1e-11)
-        torch.testing.assert_close(theirs, twin, rtol=0, atol=1e-11)
+        torch.testing.assert_close(reference, twin, rtol=0, atol=1e-11)
 
 
 @settings(max_examples=30)

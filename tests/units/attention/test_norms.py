@@ -60,16 +60,16 @@ def test_on_a_cpu_it_is_torchs_norm_to_the_bit_with_the_gradients_of_the_formula
     )
     results = []
     for norm, kind in ((rms_norm, None), (_formula, None), (_formula, torch.float64)):
-        ours, its = (each.detach().to(kind or each.dtype).requires_grad_() for each in (x, weight))
-        out = norm(ours, its, 1e-3)
+        result, its = (each.detach().to(kind or each.dtype).requires_grad_() for each in (x, weight))
+        out = norm(result, its, 1e-3)
         out.backward(g.to(out.dtype))
-        results.append((out, ours.grad, its.grad))
+        results.append((out, result.grad, its.grad))
     (out, *gradients), (same, *_), (_, *exact) = results
     assert out.equal(same)
     tolerances = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.02}
-    for mine, theirs in zip(gradients, exact, strict=True):
-        assert mine.shape == theirs.shape
-        assert (mine - theirs).norm() <= max(tolerances[dtype], tolerances[weight.dtype]) * theirs.norm()
+    for mine, reference in zip(gradients, exact, strict=True):
+        assert mine.shape == reference.shape
+        assert (mine - reference).norm() <= max(tolerances[dtype], tolerances[weight.dtype]) * reference.norm()
 
 
 def _formula(x, weight, eps):

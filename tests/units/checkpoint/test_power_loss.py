@@ -76,10 +76,10 @@ class Disk:
         self.root = Folder()
 
     def find(self, path):
-        found = self.root
+        node = self.root
         for name in Path(path).parts:
-            found = found.names[name]
-        return found
+            node = node.names[name]
+        return node
 
     def play(self, kind, path, other=None):
         parent, name = self.find(os.path.dirname(path)), os.path.basename(path)
@@ -97,7 +97,7 @@ class Disk:
             target = self.find(path)
             target.flushed = target.data if isinstance(target, File) else dict(target.names)
 
-    def after_power_loss(self, place, keep_names, part, found=None):
+    def after_power_loss(self, place, keep_names, part, node=None):
         """Lay out what is left.
 
         Args:
@@ -105,8 +105,8 @@ class Disk:
             keep_names: of the checkpoints' folder, and of the folders in it: whether names that were not flushed stay.
             part: how much of a file that was not flushed stays, 0 to 1.
         """
-        found = found or self.root
-        for name, inner in (found.names if keep_names[0] else found.flushed).items():
+        node = node or self.root
+        for name, inner in (node.names if keep_names[0] else node.flushed).items():
             if isinstance(inner, Folder):
                 (place / name).mkdir()
                 self.after_power_loss(place / name, keep_names[1:], part, inner)

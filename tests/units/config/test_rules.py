@@ -85,7 +85,7 @@ BROKEN = [
     (TEXT | {"data.source": "heree"}, ["'heree' does not exist", "Did you mean here?"]),
     (TEXT | {"data.source": "no/such"}, ["'no/such' does not exist", "looked from"]),
     (TEXT | {"data.source": "here", "data.val_source": "none"}, ["data.val_source='none' does not exist"]),
-    ({"data.source": "book.txt"}, ["would ignore", "add data=text"]),
+    ({"data.source": "book.txt"}, ["would ignore", "add experiment=text"]),
     ({"data.mix": {"none": 1.0}}, ["data.mix='none' does not exist"]),
     ({"data.mix": {"here": 0.0}}, ["the share 0; wanted a number above 0"]),
     ({"data.name": "tasks"}, ["Use data.mask_documents=true."]),

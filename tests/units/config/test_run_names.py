@@ -48,12 +48,17 @@ def test_the_role_of_a_setting_decides_what_it_does_to_a_run():
 def test_a_run_is_named_after_its_experiment_or_its_text(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = TrainConfig(experiment="mine/one")
-    assert default_run_dir(config) == f"runs/mine-one-{config_hash(config)}"
+    config.model.n_layer = 3
+    assert default_run_dir(config) == f"runs/mine-one-3x128-{config_hash(config)[:6]}"
+    config.budget = "90s"
+    assert default_run_dir(config) == f"runs/mine-one-1.5min-{config_hash(config)[:6]}"
     for source, name in (("~/my notes/", "my-notes"), ("a/Hamlet.txt", "Hamlet"), ("/", "text"), (".", tmp_path.name)):
         config = read(TrainConfig, {"data.name": "text", "data.source": source})[0]
-        assert default_run_dir(config) == f"runs/{name}-{config_hash(config)}"
+        assert default_run_dir(config) == f"runs/{name}-4x128-{config_hash(config)[:6]}"
+        config.experiment = "text"
+        assert default_run_dir(config) == f"runs/text-{name}-4x128-{config_hash(config)[:6]}"
     mixed = read(TrainConfig, {"data.mix": {"a/one.txt": 1.0, "b/": 2.0}})[0]
-    assert default_run_dir(mixed).startswith("runs/mix-one-b-")
+    assert default_run_dir(mixed).startswith("runs/mix-one-b-4x128-")
 
 
 def test_the_spelling_of_a_path_is_no_change(tmp_path, monkeypatch):

@@ -107,7 +107,7 @@ def test_the_assistants_tokens_and_the_end_are_learned():
 def test_an_epoch_learns_each_conversation_once_and_whole(talks, block_size):
     prepared, _ = talks(*many())
     split = prepared.train
-    windows = list(split.packed_batches(block_size, batch=3))
+    windows = [(windows, learned) for windows, _, learned in split.scored_windows(block_size, batch=3)]
     learned_text = [
         text_of(row[1:][weights]) for tokens, part in windows for row, weights in zip(tokens, part, strict=True)
     ]
@@ -165,7 +165,7 @@ def test_the_validation_loss_is_the_mean_over_answers_alone(talks):
     prepared, _ = talks(*many())
     split, gpt = prepared.val, gpt_of(prepared.tokenizer)
     options = {"block_size": 40, "batch": 2, "device": "cpu", "precision": "fp64", "document_end": BYTE.eot}
-    score = evaluate(gpt, split, token_bytes=prepared.tokenizer.token_bytes, **options)
+    score = evaluate(gpt, split, **options)
     text = text_of(split.tokens(0, len(split)))
     nats, tokens, n_bytes = 0.0, 0, 0
     for each in text.split("<|endoftext|>"):

@@ -31,8 +31,8 @@ def pairs(seed: int, runs: tuple[int, int], truth: float, *, fall: float, seed_s
     return [difference(a, b, sizes, drawn=fall == 1.0) for a, b in losses]
 
 
-def alarms(found: list[Difference], truth: float = 0.0) -> int:
-    return sum(abs(each.value - truth) > each.half_width(LEVEL) for each in found)
+def alarms(results: list[Difference], truth: float = 0.0) -> int:
+    return sum(abs(result.value - truth) > result.half_width(LEVEL) for result in results)
 
 
 @pytest.mark.parametrize("truth", [0.0, -0.8])
@@ -48,8 +48,8 @@ def misses(seed: int, *, drawn: bool) -> int:
         sizes, first = np.exp(rng.standard_normal(UNITS)), rng.integers(UNITS - 40)
         some = np.sort(rng.choice(UNITS, 40, replace=False)) if drawn else np.arange(first, first + 40)
         losses = taste * sizes
-        found = difference(np.zeros((1, 40)), losses[None, some], sizes[some], drawn=drawn)
-        count += abs(found.value - losses.sum() / sizes.sum()) > found.half_width(LEVEL)
+        result = difference(np.zeros((1, 40)), losses[None, some], sizes[some], drawn=drawn)
+        count += abs(result.value - losses.sum() / sizes.sum()) > result.half_width(LEVEL)
     return count
 
 
@@ -96,17 +96,17 @@ def test_quantiles_of_students_t(freedom, wanted):
 
 
 def test_seeds_that_are_missing_are_enough_and_one_less_is_not():
-    found = Difference(0.01, (2, 2), seed_variance=1e-4, text_variance=1e-6, text_freedom=49)
-    missing = found.seeds_missing(LEVEL)
+    result = Difference(0.01, (2, 2), seed_variance=1e-4, text_variance=1e-6, text_freedom=49)
+    missing = result.seeds_missing(LEVEL)
     assert missing is not None
-    assert found.half_width(LEVEL, more_seeds=missing) < 0.01 <= found.half_width(LEVEL, more_seeds=missing - 1)
+    assert result.half_width(LEVEL, more_seeds=missing) < 0.01 <= result.half_width(LEVEL, more_seeds=missing - 1)
     assert Difference(0.01, (2, 2), 1e-4, 1e-4, 50).seeds_missing(LEVEL) is None  # the text alone is too short
 
 
 def test_the_verdict_names_the_better_side_or_what_would_tell():
-    found = Difference(-0.012, (3, 3), seed_variance=1e-6, text_variance=1e-6, text_freedom=99)
-    half = found.half_width(LEVEL)
-    assert verdict("A", "B", found, UNIT) == f"B is better by 0.0120 +- {half:.4f} nats per token"
+    result = Difference(-0.012, (3, 3), seed_variance=1e-6, text_variance=1e-6, text_freedom=99)
+    half = result.half_width(LEVEL)
+    assert verdict("A", "B", result, UNIT) == f"B is better by 0.0120 +- {half:.4f} nats per token"
     assert verdict("A", "B", Difference(0.012, (3, 3), 1e-6, 1e-6, 100), UNIT).startswith("A is better by 0.0120 +- ")
     assert "seeds a side would" in verdict("A", "B", Difference(0.01, (2, 2), 1e-4, 1e-6, 100), UNIT)
     assert "more seeds alone would not" in verdict("A", "B", Difference(0.001, (2, 2), 1e-4, 1e-4, 100), UNIT)

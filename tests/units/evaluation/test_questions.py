@@ -20,12 +20,12 @@ def plain_score(model, context: list[int], following: list[int]) -> tuple[float,
 
 def test_likelihoods_are_those_of_a_plain_loop(byte):
     texts = [("how mu", "ch"), ("", "wo"), ("w", "ood w"), ("how much", " "), ("if ", "hozoom")]
-    pairs = [encode_pair(byte.tokenizer, *each) for each in texts]
+    pairs = [encode_pair(byte.tokenizer, *text) for text in texts]
     assert pairs[1][0] == [byte.tokenizer.eot]
     with torch.inference_mode():
-        for (found, greedy), pair in zip(score_pairs(byte.model, pairs), pairs, strict=True):
+        for (score, greedy), pair in zip(score_pairs(byte.model, pairs), pairs, strict=True):
             wanted, right = plain_score(byte.model, *pair)
-            assert (found, greedy) == (pytest.approx(wanted, abs=1e-4), right)
+            assert (score, greedy) == (pytest.approx(wanted, abs=1e-4), right)
 
 
 BPE = Tokenizer("bpe", [*(bytes([b]) for b in range(256)), b" c", b" ca", b" cat", b"th", b"the"])

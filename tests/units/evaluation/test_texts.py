@@ -31,10 +31,10 @@ def test_every_token_but_the_first_is_scored_by_the_rule(runs, text, name, strid
     tokens = encode_documents(gpt.tokenizer, [[content.encode()]])
     with torch.inference_mode():
         wanted = plain_losses(gpt, gpt.tokenizer.encode(content), stride or gpt.model.config.block_size)
-    found = score_text(gpt.model, tokens, stride=stride)
-    assert found.nats.tolist() == pytest.approx(wanted, abs=1e-4)
-    assert len(wanted) == len(tokens) - 1 == found.score.tokens
-    figures = found.figures()
+    scored = score_text(gpt.model, tokens, stride=stride)
+    assert scored.nats.tolist() == pytest.approx(wanted, abs=1e-4)
+    assert len(wanted) == len(tokens) - 1 == scored.score.tokens
+    figures = scored.figures()
     size = len(content.encode()) - len(gpt.tokenizer.token_bytes(gpt.tokenizer.encode(content)[0]))
     assert figures["bytes"] == size
     assert figures["nats_per_token"] == pytest.approx(sum(wanted) / len(wanted), rel=1e-5)
@@ -62,11 +62,11 @@ def test_records_are_documents_with_end_of_text_between_them(byte, tmp_path):
 
 def test_each_token_is_written_with_its_place(byte, tmp_path):
     content = "chück\n".encode()
-    found = score_text(byte.model, encode_documents(byte.tokenizer, [[content]]))
-    write_tokens(tmp_path / "tokens.jsonl", ["x.txt"], [found])
+    scored = score_text(byte.model, encode_documents(byte.tokenizer, [[content]]))
+    write_tokens(tmp_path / "tokens.jsonl", ["x.txt"], [scored])
     rows = [json.loads(line) for line in (tmp_path / "tokens.jsonl").read_text().splitlines()]
     assert [row["token"] for row in rows] == list(content)
     assert [row["place"] for row in rows] == list(range(len(content)))
     assert rows[0] == {"file": "x.txt", "place": 0, "token": 99, "text": "c", "nats": None, "right": None}
-    assert sum(row["nats"] for row in rows[1:]) == pytest.approx(found.score.nats)
+    assert sum(row["nats"] for row in rows[1:]) == pytest.approx(scored.score.nats)
     assert rows[2]["text"] == "\ufffd"  # half a character

@@ -57,38 +57,38 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     if config["model_type"] == "gpt2":
         C, V = config["n_embd"], config["vocab_size"]
         F_ = config.get("n_inner") or 4 * C
-        found: dict[str, tuple[int, ...]] = {"transformer.wte.weight": (V, C)}
-        found["transformer.wpe.weight"] = (config["n_positions"], C)
+        expected: dict[str, tuple[int, ...]] = {"transformer.wte.weight": (V, C)}
+        expected["transformer.wpe.weight"] = (config["n_positions"], C)
         for layer in range(config["n_layer"]):
             block = f"transformer.h.{layer}."
             for name in ("ln_1", "ln_2"):
-                found |= {f"{block}{name}.weight": (C,), f"{block}{name}.bias": (C,)}
+                expected |= {f"{block}{name}.weight": (C,), f"{block}{name}.bias": (C,)}
             sizes = {"attn.c_attn": (C, 3 * C), "attn.c_proj": (C, C), "mlp.c_fc": (C, F_), "mlp.c_proj": (F_, C)}
             for name, size in sizes.items():
-                found |= {f"{block}{name}.weight": size, f"{block}{name}.bias": size[1:]}
-        found |= {"transformer.ln_f.weight": (C,), "transformer.ln_f.bias": (C,)}
+                expected |= {f"{block}{name}.weight": size, f"{block}{name}.bias": size[1:]}
+        expected |= {"transformer.ln_f.weight": (C,), "transformer.ln_f.bias": (C,)}
     else:
         C, V, F_ = config["hidden_size"], config["vocab_size"], config["intermediate_size"]
         H, G = config["num_attention_heads"], config["num_key_value_heads"]
         D = config.get("head_dim", C // H)
         bias, qwen2 = config.get("attention_bias", False), config["model_type"] == "qwen2"
-        found = {"model.embed_tokens.weight": (V, C), "model.norm.weight": (C,)}
+        expected = {"model.embed_tokens.weight": (V, C), "model.norm.weight": (C,)}
         for layer in range(config["num_hidden_layers"]):
             block = f"model.layers.{layer}."
-            found |= {f"{block}input_layernorm.weight": (C,), f"{block}post_attention_layernorm.weight": (C,)}
+            expected |= {f"{block}input_layernorm.weight": (C,), f"{block}post_attention_layernorm.weight": (C,)}
             sizes = {"self_attn.q_proj": (H * D, C), "self_attn.k_proj": (G * D, C), "self_attn.v_proj": (G * D, C)}
             sizes |= {"self_attn.o_proj": (C, H * D)}
             sizes |= {"mlp.gate_proj": (F_, C), "mlp.up_proj": (F_, C), "mlp.down_proj": (C, F_)}
             for name, size in sizes.items():
-                found[f"{block}{name}.weight"] = size
+                expected[f"{block}{name}.weight"] = size
                 out = name.endswith("o_proj")
                 if config.get("mlp_bias") if "mlp" in name else bias or (qwen2 and not out):
-                    found[f"{block}{name}.bias"] = size[:1]
+                    expected[f"{block}{name}.bias"] = size[:1]
             if config["model_type"] == "qwen3":
-                found |= {f"{block}self_attn.{each}_norm.weight": (D,) for each in "qk"}
+                expected |= {f"{block}self_attn.{letter}_norm.weight": (D,) for letter in "qk"}
     if not config.get("tie_word_embeddings", config["model_type"] == "gpt2"):
-        found["lm_head.weight"] = (V, C)
-    return found
+        expected["lm_head.weight"] = (V, C)
+    return expected
 
 
 def write_folder(folder: Path, config: dict[str, Any], *, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
@@ -168,7 +168,7 @@ def _llama(config: dict[str, Any], w: dict[str, Tensor], tokens: Tensor) -> Tens
     for layer in range(config["num_hidden_layers"]):
         block = f"model.layers.{layer}."
         inner = norm(x, block + "input_layernorm")
-        q, k, v = (linear(inner, f"{block}self_attn.{each}_proj").view(T, -1, D).transpose(0, 1) for each in "qkv")
+        q, k, v = (linear(inner, f"{block}self_attn.{letter}_proj").view(T, -1, D).transpose(0, 1) for letter in "qkv")
         if config["model_type"] == "qwen3":
             q, k = norm(q, block + "self_attn.q_norm"), norm(k, block + "self_attn.k_norm")
         q, k, v = turn(q), turn(k).repeat_interleave(H // G, 0), v.repeat_interleave(H // G, 0)
@@ -181,13 +181,13 @@ def _llama(config: dict[str, Any], w: dict[str, Tensor], tokens: Tensor) -> Tens
 
 def learned(first: bool = False, **changes: object) -> dict:
     """A tokenizer.json as the tokenizers library's trainer writes it, its end-of-text the first token or the last."""
-    made = tokenizers.Tokenizer(models.BPE())
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet, special = pre_tokenizers.ByteLevel.alphabet(), [END_OF_TEXT] if first else []
     trainer = trainers.BpeTrainer(initial_alphabet=alphabet, special_tokens=special, show_progress=False)
-    made.train_from_iterator(["how much wood would a woodchuck chuck if " * 5], trainer)
-    made.add_special_tokens([END_OF_TEXT])
-    return json.loads(made.to_str()) | changes
+    tokenizer.train_from_iterator(["how much wood would a woodchuck chuck if " * 5], trainer)
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return json.loads(tokenizer.to_str()) | changes
 
 
 # As Qwen2.5's and Llama 3.1's files have them, without tools.

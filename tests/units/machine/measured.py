@@ -48,22 +48,24 @@ def shard(gpt, trainer, choices):
         dist.init_process_group("fake", rank=0, world_size=choices.devices, store=FakeStore())
     shards = shard_count(trainer)
     sizes = (choices.devices,) if shards == choices.devices else (choices.devices // shards, shards)
-    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("copy", "part")[-len(sizes) :])
+    mesh = init_device_mesh(choices.device, sizes, mesh_dim_names=("copy", "part")[-len(sizes) :])
     for block in gpt.blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward=choices.reshard)
     fully_shard(gpt, mesh=mesh, reshard_after_forward=False)
 
 
-def measure(case: dict) -> tuple[int, int]:
+def measure(case: dict, device: str = "cpu", allocated=allocated) -> tuple[int, int]:
     """What a step takes in bytes, and what the formula says.
 
     Args:
         case: "vocabulary", "how" (allocated: by torch's allocator; resident: by the process), fields of ModelConfig in
             "model", of TrainerConfig in "trainer", of Choices in "choices", and "optimizer".
+        device: where to compute.
+        allocated: bytes at the fullest moment of a step on that device, beside what there was before it.
     """
     V, model = case["vocabulary"], ModelConfig(**case["model"])
     chosen = {"precision": "fp32", "attention_kernel": "fused", "devices": 1, "accumulate": 1} | case["choices"]
-    choices = Choices(device="cpu", compile=False, validation_batch=1, threads=1, **chosen)
+    choices = Choices(device=device, compile=False, validation_batch=1, threads=1, **chosen)
     trainer = TrainerConfig(**case.get("trainer", {}))
     optimizer_config = OptimizerConfig(name=case.get("optimizer", "adamw"))
     config = TrainConfig(model=model, trainer=trainer, optimizer=optimizer_config, data=DataConfig())
@@ -72,24 +74,25 @@ def measure(case: dict) -> tuple[int, int]:
         measure({**case, "how": "allocated", "model": {**case["model"], "n_layer": 1, "n_head": 1, "n_embd": 16}})
         keep_freed_memory()
     before = peak_resident()
-    gpt = GPT(model, V, kernel=choices.attention_kernel).train()
+    with torch.device(device):
+        gpt = GPT(model, V, kernel=choices.attention_kernel).train()
     if sharded:
         shard(gpt, trainer, choices)
     optimizer = build_optimizer(optimizer_config, gpt, precision=choices.precision)
-    tokens = torch.zeros(choices.micro_batch, model.block_size, dtype=torch.int64)
+    tokens = torch.zeros(choices.micro_batch, model.block_size, dtype=torch.int64, device=device)
 
     def step() -> None:
         for part in range(choices.accumulate):
             if sharded:
                 begin_micro_batch(gpt, last=part == choices.accumulate - 1, reshard=choices.reshard)
-            with autocast("cpu", choices.precision):
+            with autocast(device, choices.precision):
                 loss = next_token_loss(gpt, tokens, tokens, chunk=choices.loss_chunk)
             if part == 0:
                 optimizer.zero_grad()  # as Lightning does: between the forward and the backward pass
             loss.backward()
         for parameter in gpt.parameters():
             parameter.grad = torch.zeros_like(parameter) if sharded else parameter.grad  # nobody has sent any
-        optimizer.found_inf = torch.zeros(())  # as the guard of a run sets it
+        optimizer.found_inf = torch.zeros((), device=device)  # as the guard of a run sets it
         optimizer.step()
 
     step()
@@ -100,7 +103,7 @@ def measure(case: dict) -> tuple[int, int]:
     shards = [weight.to_local() if sharded else weight for weight in gpt.parameters()]
     held = 2 * sum(weight.nbytes for weight in shards)  # with their gradients
     for state in optimizer.state.values():
-        held += sum((each.to_local() if hasattr(each, "to_local") else each).nbytes for each in state.values())
+        held += sum((tensor.to_local() if hasattr(tensor, "to_local") else tensor).nbytes for tensor in state.values())
     return held + allocated(step), formula
 
 

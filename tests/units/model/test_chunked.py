@@ -34,8 +34,8 @@ def test_it_is_the_plain_loss_in_value_and_gradient(chunk, tied, weighted):
             return weighted_loss_sum(gpt, tokens, targets, weights, chunk=chunk) / 3  # as a step divides it
         return next_token_loss(gpt, tokens, targets, chunk=chunk)
 
-    for found, wanted in zip(loss_and_gradients(loss(chunk), gpt), loss_and_gradients(loss(0), gpt), strict=True):
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    for result, wanted in zip(loss_and_gradients(loss(chunk), gpt), loss_and_gradients(loss(0), gpt), strict=True):
+        torch.testing.assert_close(result, wanted, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
@@ -49,8 +49,8 @@ def test_in_half_precision_it_is_as_near_to_fp64_as_the_plain_one(precision):
         with autocast("cpu", precision):
             loss = weighted_loss_sum(gpt, tokens, targets, weights, chunk=chunk)
         assert loss.dtype == torch.float32
-        found = loss_and_gradients(loss, gpt)
-        return [float((one - other).norm() / other.norm()) for one, other in zip(found, exact, strict=True)]
+        result = loss_and_gradients(loss, gpt)
+        return [float((one - other).norm() / other.norm()) for one, other in zip(result, exact, strict=True)]
 
     for mine, plain in zip(error(4), error(0), strict=True):
         assert mine < 2 * plain + 1e-6

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from minigpt.report.curves import draw_loss, draw_losses, draw_metric, smooth
+from minigpt.report.curves import draw_layers, draw_learned, draw_loss, draw_losses, draw_metric, smooth
 from minigpt.report.record import best_row, column, read_record, training_seconds
 from tests.units.report.run_folder import write_run
 
@@ -65,15 +65,32 @@ def test_a_spike_of_a_metric_does_not_flatten_the_rest(finished):
     assert axes.get_ylim() == (0, pytest.approx(1.15e-3))
 
 
+def test_a_reward_is_drawn_in_place_of_a_loss_and_steps_are_whole_numbers(finished):
+    record, axes = read_record(finished), Figure().subplots()
+    record.rows = [{"step": step, "train/loss": None, "train/reward": step / 20} for step in range(1, 21)]
+    draw_learned(axes, record)
+    assert axes.get_ylabel() == "mean reward of a step's answers"
+    assert all(step == int(step) for step in axes.get_xticks())
+
+
+def test_every_layer_has_its_line(finished):
+    record, axes = read_record(finished), Figure().subplots()
+    record.rows = [{"step": step, **{f"x/{layer}": 0.1 for layer in (*range(12), "embedding")}} for step in (5, 9)]
+    draw_layers(axes, record, "x/")
+    assert len(axes.lines) == 13
+    assert axes.get_legend_handles_labels()[1] == ["layer 0", "layer 11", "embedding"]
+
+
 def test_damaged_rows_and_files_are_left_out(finished):
     with open(finished / "metrics.jsonl", "a") as file:
         file.write('[1, 2]\n{"step": true}\n\xff\n{"step": 100, "train/loss": 9.5}\n{"step": 220, "tra')
+    (finished / "samples.jsonl").write_text('{"step": "x", "text": ""}\n{"step": 3}\n')
     (finished / "choices.json").write_text("{")
     (finished / "checkpoints" / "step-000000200" / "model.safetensors").write_bytes(b"\xff" * 8 + b"{}")
     record = read_record(finished)
     assert [row["step"] for row in record.rows] == list(range(10, 201, 10))
     assert record.rows[9] == {"step": 100, "train/loss": 9.5}  # the last one written counts
-    assert (record.choices, record.parameters) == ({}, None)
+    assert (record.choices, record.samples, record.parameters) == ({}, [], None)
 
 
 def test_columns_times_and_best():

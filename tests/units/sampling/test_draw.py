@@ -7,12 +7,11 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from minigpt.sampling.draw import draw as draw_tensor
-from minigpt.sampling.draw import uniform
+from minigpt.sampling.draw import sample_tokens, uniform
 
 
 def draw(logits, numbers):
-    return draw_tensor(logits.double(), torch.tensor(numbers, dtype=torch.float64)).tolist()
+    return sample_tokens(logits.double(), torch.tensor(numbers, dtype=torch.float64)).tolist()
 
 
 def test_uniform_is_uniform_and_each_argument_matters():

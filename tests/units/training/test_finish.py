@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import signal
+import statistics
 
 import pytest
 
 from minigpt.config.compose import compose
-from minigpt.training import finish
+from minigpt.training import finish, token_losses
 from minigpt.training.run import train
 
 TINY = (
@@ -66,6 +68,33 @@ def test_trouble_with_them_does_not_spoil_the_training(run, capsys, monkeypatch)
     assert "The baselines were left out: MemoryError: too large" in capsys.readouterr().out
 
 
+@pytest.mark.report
+def test_the_losses_of_tokens_are_those_of_the_best_validation(run):
+    path = run("a", "trainer.max_steps=30", "validate.every_steps=10", "optimizer.lr=1e-2")
+    found = json.loads((path / "tokens.json").read_text())
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    best = min((row for row in rows if "val/loss" in row), key=lambda row: row["val/loss"])
+    losses = [token["nats"] for token in found["tokens"][1:]]
+    assert found["tokens"][0]["nats"] is None
+    assert (found["step"], statistics.mean(losses)) == (best["step"], pytest.approx(best["val/loss"], abs=1e-3))
+    assert [(each["first"], each["last"]) for each in found["positions"]] == [(1, 1), (2, 2), (3, 4), (5, 8)]
+    assert found["positions"][1]["nats"] == pytest.approx(statistics.mean(losses[1::8]), abs=1e-3)
+    assert "".join(token["text"] for token in found["tokens"]) in "A text about this and that. " * 50
+    page = (path / "report.html").read_text()
+    assert f'title="{losses[0]:.2f} nats"' in page
+    assert 'aria-label="loss by place in the window"' in page
+
+
+@pytest.mark.report
+def test_what_can_not_be_measured_does_not_spoil_the_training(run, capsys, monkeypatch):
+    monkeypatch.setattr(token_losses, "CPU_FLOPS", 1.0)
+    assert not (run() / "tokens.json").exists()  # too large
+    monkeypatch.setattr(token_losses, "best_checkpoint", lambda folder: folder / "gone")
+    monkeypatch.setattr(token_losses, "CPU_FLOPS", 1e9)
+    assert (run("b") / "report.html").exists()
+    assert "The losses of single tokens were left out: UserFault: " in capsys.readouterr().out
+
+
 def test_a_loss_that_rises_again_is_named(run, capsys):
     path = run()
     capsys.readouterr()
@@ -74,4 +103,5 @@ def test_a_loss_that_rises_again_is_named(run, capsys):
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [better, *rows]))
     run()
     screen = capsys.readouterr().out
-    assert "Overfitting    from step 0 on validation rose from" in screen
+    assert re.search(r"^Verdict        \S+ bits per byte, .*overfit after step 0: ", screen, re.MULTILINE)
+    assert "Validation rose from" in screen

@@ -18,7 +18,7 @@ from minigpt.model.loss import weighted_loss_sum
 from minigpt.ranks.group import Processes
 from minigpt.rundir.run_directory import RunDirectory
 from minigpt.training import grpo
-from minigpt.training.grpo import Question, Questions, advantages, answered, reward, weighted, write_answers
+from minigpt.training.grpo import CheckedQuestion, Questions, advantages, answered, reward, weighted, write_answers
 from minigpt.training.state import RunState, TrainingJob
 from minigpt.training.step import LanguageModel
 
@@ -51,9 +51,9 @@ def module_of(gpt: GPT, config: TrainConfig) -> LanguageModel:
     return LanguageModel(gpt, job, CHOICES, optimizer=torch.optim.SGD(gpt.parameters()), state=RunState())
 
 
-def question(number: int, asked: str, answer: str) -> Question:
+def question(number: int, asked: str, answer: str) -> CheckedQuestion:
     special = TOKENIZER.special
-    return Question(number, [special["<|user|>"], *TOKENIZER.encode(asked), special["<|assistant|>"]], answer)
+    return CheckedQuestion(number, [special["<|user|>"], *TOKENIZER.encode(asked), special["<|assistant|>"]], answer)
 
 
 # --- the reward ---
@@ -65,8 +65,8 @@ END_TOKEN, USER, ASSISTANT = (TOKENIZER.special[name] for name in (END, "<|user|
     ("answer", "earned"),
     [
         ([*b"7 12", END_TOKEN], 1.0),
-        ([*b"7 13", END_TOKEN], 0.0),
-        ([*b"7 1", END_TOKEN], 0.0),  # part of it
+        ([*b"7 13", END_TOKEN], 0.15),
+        ([*b"7 1", END_TOKEN], 0.15),  # three of four characters
         ([*b" 7 12", END_TOKEN], 0.0),
         ([END_TOKEN], 0.0),
         ([*b"7 12"], 0.0),  # never said that it was done
@@ -74,12 +74,13 @@ END_TOKEN, USER, ASSISTANT = (TOKENIZER.special[name] for name in (END, "<|user|
         ([*b"7 12", USER], 0.0),  # another end than the assistant's
         ([*b"7 12", TOKENIZER.eot], 0.0),
         ([*b"7 12", *b"<|end|>"], 0.0),  # text is no control token
+        ([*b"7 12", *b"<|end|>", END_TOKEN], 0.2),
         ([*b"7 12", END_TOKEN, *b" 7"], 0.0),
         ([*b"3", USER, ASSISTANT, *b"7 12", END_TOKEN], 0.0),  # a turn that it made up
     ],
 )
-def test_only_the_right_answer_and_its_end_are_rewarded(answer, earned):
-    assert reward(TOKENIZER, question(0, "sort 12 7", "7 12"), answer) == earned
+def test_the_right_answer_and_its_end_earn_one_and_its_beginning_a_part(answer, earned):
+    assert reward(TOKENIZER, question(0, "sort 12 7", "7 12"), answer) == pytest.approx(earned)
 
 
 def test_nothing_is_written_behind_the_end_of_an_answer_nor_much_beyond_the_right_one(monkeypatch):
@@ -109,7 +110,7 @@ def test_nothing_is_written_behind_the_end_of_an_answer_nor_much_beyond_the_righ
     assert [reward(TOKENIZER, each, answer) for each, answer in zip(asked, answers, strict=True)] == [1.0, 0.0, 0.0]
 
 
-def written(gpt: GPT, asked: list[Question], *, answers: int = 4, seed: int = 5) -> list[list[int]]:
+def written(gpt: GPT, asked: list[CheckedQuestion], *, answers: int = 4, seed: int = 5) -> list[list[int]]:
     return write_answers(gpt, asked, TOKENIZER, answers=answers, seed=seed)
 
 

@@ -103,8 +103,8 @@ def test_the_rest_moves_as_by_torchs_adamw():
     for _ in range(3):
         muon.step()
         adamw.step()
-    for ours, theirs in zip(others, twins, strict=True):
-        assert torch.equal(ours, theirs)
+    for ours, reference in zip(others, twins, strict=True):
+        assert torch.equal(ours, reference)
 
 
 def test_the_matrices_of_the_blocks_are_muons_and_every_parameter_has_one_group():

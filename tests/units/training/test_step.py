@@ -47,7 +47,7 @@ def gradients_after_clipping(size: float, limit: float) -> tuple[list[torch.Tens
     config.optimizer.grad_clip = limit
     module = module_of(gpt, config)
     module._trainer = SimpleNamespace(world_size=1, should_stop=False)
-    module.micro_batches = [(torch.tensor(2.0), None, None), (torch.tensor(4.0), None, None)]
+    module.micro_batches = [(torch.tensor(2.0), None, 0.0), (torch.tensor(4.0), None, 0.0)]
     theirs = [torch.nn.Parameter(torch.zeros_like(parameter)) for parameter in gpt.parameters()]
     for parameter, copy in zip(gpt.parameters(), theirs, strict=True):
         copy.grad = parameter.grad.clone()
@@ -152,7 +152,7 @@ def test_a_step_that_the_device_decides_on_has_the_bytes_of_one_that_the_host_do
         loss = real(self, batch, batch_idx)
         if number in (3, 7, 8):
             loss = loss * float("nan")
-            self.micro_batches[-1] = (loss.detach(), None, None)
+            self.micro_batches[-1] = (loss.detach(), None, 0.0)
         return loss
 
     monkeypatch.setattr(LanguageModel, "training_step", training_step)

@@ -58,7 +58,7 @@ def backward(module, batches):
     """A step's forward and backward passes, as the Trainer makes them."""
     for batch in batches:
         loss, weight = module.loss_of(batch)
-        module.micro_batches.append((loss.detach(), weight, None))
+        module.micro_batches.append((loss.detach(), weight, 0.0))
         (loss / len(batches)).backward()
 
 

@@ -1,0 +1,66 @@
+"""What a run's files say about how good it is."""
+
+import pytest
+
+from minigpt.report.record import advice, read_record, trend, verdict
+from tests.units.report.run_folder import write_run
+
+COUNTING = [{"name": "7-gram of bytes", "bits_per_byte": 1.5}, {"name": "xz", "bits_per_byte": 2.0}]
+
+
+def record_of(folder, losses, event="finished", train=(3.0, 2.0, 1.0, 0.5), limit=40, baselines=COUNTING):
+    """Return a run's record with a validation at step 10, 20, ... of 2 nats a bit per byte; None: without one."""
+    record = read_record(write_run(folder))
+    record.rows = [{"step": 10 * n, "train/loss": loss} for n, loss in enumerate(train, 1)]
+    for row, loss in zip(record.rows, losses, strict=False):
+        row |= {"val/loss": loss, "val/bits_per_byte": loss / 2} if loss else {}
+    record.events, record.baselines, record.config["trainer.max_steps"] = [{"event": event}], list(baselines), limit
+    return record
+
+
+@pytest.mark.parametrize(
+    ("losses", "more", "wanted"),
+    [
+        (
+            (5, 4, 3, 2.5),
+            {},
+            "1.250 bits per byte, ahead of counting (7-gram 1.500), ahead of copying (xz 2.000), still falling: more",
+        ),
+        (
+            (5, 4, 3.2, 3.19),
+            {},
+            "1.595 bits per byte, behind counting (7-gram 1.500), ahead of copying (xz 2.000), level since step 30",
+        ),
+        (
+            (5, 3, 4, 5),
+            {},
+            "1.500 bits per byte, behind counting (7-gram 1.500), ahead of copying (xz 2.000), overfit after step 20",
+        ),
+        ((5, 3, 4, 5), {"train": (3, 2, 3, 4)}, "copying (xz 2.000), risen after step 20"),
+        ((5, 4, 3, 2.5), {"baselines": ()}, "1.250 bits per byte, still falling"),
+        ((5, 4), {"event": "stopped", "limit": 480}, "stopped at 40 of 480: 2.000 bits per byte, behind counting"),
+        ((5, 4), {"event": "began", "limit": 480}, "unfinished at 40 of 480: 2.000 bits per byte"),
+        ((5, 4), {"event": "gave_up", "limit": 480}, "; a lower optimizer.lr may help"),
+        ((5, 3, 4, 5), {"event": "stopped", "limit": 480}, "; overfit after step 20"),
+        ((4,), {"train": (3,)}, "2.000 bits per byte, behind counting (7-gram 1.500)"),
+        ((), {}, "not validated"),
+        ((), {"train": (), "event": "began", "limit": None}, "unfinished: not validated; the same command continues"),
+    ],
+)
+def test_a_verdict_is_one_sentence(tmp_path, losses, more, wanted):
+    sentence = verdict(record_of(tmp_path, losses, **more))
+    assert wanted in sentence
+    assert ". " not in sentence
+
+
+def test_the_verdict_on_a_reward(tmp_path):
+    record = record_of(tmp_path, (5, 4, 3, 2))
+    for row in record.rows:
+        row["train/reward"] = row["step"] / 100
+    assert verdict(record) == "mean reward 0.30, at first 0.20"
+
+
+def test_a_trend_names_what_to_type(tmp_path):
+    assert trend([]) == ("", "")
+    assert "budget=TIME" in advice(record_of(tmp_path / "a", (5, 4, 3, 2)))
+    assert advice(record_of(tmp_path / "b", (5, 4, 3, 2), "stopped", limit=90)) == ""  # the same command continues
