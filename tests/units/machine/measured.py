@@ -4,6 +4,7 @@ Several devices are one process that talks to itself: torch's group for tests, w
 memory of rank 0.
 """
 
+import gc
 import json
 import re
 import sys
@@ -29,6 +30,7 @@ def peak_resident() -> int:
 
 def allocated(step) -> int:
     """Bytes at the fullest moment of a step, beside what there was before it."""
+    gc.collect()  # garbage of an earlier test that is freed during the step would be subtracted
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiled:
         step()
     now = most = 0
