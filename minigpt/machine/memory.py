@@ -76,14 +76,12 @@ def step_memory(config: TrainConfig, choices: "Choices", vocab_size: int) -> Mem
         at_first = at_block - at_loss + root
     # Gradients that exist in the backward pass from its start: of earlier micro-batches, and DDP's buckets.
     early = gradients if choices.accumulate > 1 or (choices.devices > 1 and shards == 1) else 0
-    in_block = block // 2 + (
-        block if model.checkpoint_activations else 0
-    )  # gradients in it, and what it computes again
+    in_block = 5 * block // 4 if model.checkpoint_activations else block // 2  # recomputed, and gradients; measured
     moments = (
         gradients + activations + copies + logits + at_loss,  # the last step's gradients are not freed yet
         early + activations + copies + head + at_head,
         early + activations + copies + in_block + at_block,  # the last block's backward pass
-        gradients + block + in_block + copies + at_first,  # the first block's
+        gradients + kept + in_block + copies + at_first,  # the first block's
         gradients + table + at_end,  # the embedding's
         gradients + update,
     )
