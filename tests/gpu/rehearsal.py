@@ -44,7 +44,7 @@ class Waits:
 
     def note(self, kind: str, *_: object) -> None:
         frames = [frame for frame in traceback.extract_stack() if "/minigpt/" in frame.filename]
-        place = f"{frames[-1].filename.split('/minigpt/')[-1]}:{frames[-1].lineno}" if frames else "outside of minigpt"
+        place = f"{frames[-1].filename.split('/minigpt/')[-1]}:{frames[-1].name}" if frames else "outside of minigpt"
         self.places[kind, place] += 1
 
     @property
