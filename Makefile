@@ -4,7 +4,7 @@
 #   TORCH_INDEX=URL              where to take torch from, e.g. https://download.pytorch.org/whl/cpu
 #   ARGS="key=value ..."         settings for `make demo`, as minigpt train takes them
 
-.PHONY: help setup demo test test-extras test-pages soak soak-cluster rehearse-gpu docs check clean
+.PHONY: help setup demo test suite test-extras test-pages soak soak-cluster rehearse-gpu docs check clean
 .DEFAULT_GOAL := help
 
 BIN := .venv/bin
@@ -19,7 +19,10 @@ setup: ## make .venv with everything needed (quick when nothing changed)
 demo: setup ## train a small GPT on text this machine already has, and print a sample
 	@$(BIN)/minigpt demo $(ARGS)
 
-test: check ## lint, types and tests
+test: ## lint, types and tests
+	@$(MAKE) --no-print-directory -j2 check suite  # mypy needs one core while the tests' processes wait for others
+
+suite: setup
 	@# Three workers with a thread each: on two cores one computes while another waits for a process. Neighbours share
 	@# what they have made, so each worker begins with one third, and takes from the others' when its own is done.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
