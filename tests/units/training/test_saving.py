@@ -5,13 +5,17 @@ import os
 import time
 from pathlib import Path
 
+import lightning as L
 import pytest
+import torch
 
 from minigpt.checkpoint import folder
 from minigpt.checkpoint.folder import list_checkpoints
+from minigpt.config.compose import compose
 from minigpt.faults import StorageFailure
 from minigpt.rundir.rows import read_rows
 from minigpt.training import output, saving
+from minigpt.training.run import train
 
 SETTINGS = ["trainer.max_steps=12", "checkpoint.every_steps=2", "logger.every_steps=1"]
 
@@ -71,3 +75,21 @@ def test_training_does_not_wait_for_a_slow_disk(run, monkeypatch):
     (first, begun, done), (last, *_) = writes
     assert (first, last) == (4, 8)
     assert done > begun, "training stood still while the checkpoint of step 4 was written"
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted where Linux lists them")
+def test_a_save_leaves_the_threads_of_a_step_alone(run):
+    """torch's operators in the saving thread would start more threads, and each later step takes 1.6 times as long."""
+    threads: list[int] = []
+
+    class Count(L.Callback):
+        def on_train_batch_end(self, *_: object) -> None:
+            threads.append(len(os.listdir("/proc/self/task")))
+
+    settings = ("trainer.threads=2", "model.n_embd=256", "checkpoint.every_steps=2", "validate.every_steps=0")
+    try:
+        assert train(compose("train", run.arguments(*settings)), callbacks=[Count()]) == 0
+    finally:
+        torch.set_num_threads(1)
+    assert len(list_checkpoints(run.path / "checkpoints")) > 1
+    assert max(threads) <= threads[0] + 1  # that which writes
