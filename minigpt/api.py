@@ -129,9 +129,8 @@ class Run:
 def load(run: str | Path, which: str = "best") -> TrainedGPT:
     """Load a trained model. Lightning is not imported, and nothing in the folder is run or changed.
 
-    Args:
-        run: a run directory (`runs/NAME`) or a checkpoint folder in it.
-        which: of a run, "best" (lowest validation loss) or "latest".
+    `run` is a run directory (`runs/NAME`) or a checkpoint folder in it; `which`, of a run, is "best" (lowest validation
+    loss) or "latest".
     """
     from minigpt.checkpoint.load import load_checkpoint
 

@@ -16,15 +16,7 @@ from minigpt.training.run import train
 
 
 def demo(config: TrainConfig, arguments: Sequence[str] = ()) -> int:
-    """Train, then show the result. A finished run is shown again, an unfinished one goes on.
-
-    Args:
-        config: composed and checked.
-        arguments: of the command line.
-
-    Returns:
-        What `train` returns.
-    """
+    """Train, then show the result; return what `train` returns. A finished run is shown again."""
     place = launched(config.trainer)
     code = train_in_stages(config, arguments, train)
     if code != FINISHED or (place is not None and place.rank):

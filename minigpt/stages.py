@@ -21,10 +21,7 @@ from minigpt.launcher import launched
 def train_in_stages(config: TrainConfig, arguments: Sequence[str], train: Callable[[TrainConfig], int]) -> int:
     """Train the first stage, if the config names one, then the config itself.
 
-    Args:
-        config: composed and checked. Its `init.from` is set when the first stage is done.
-        arguments: of the command line, if there is one.
-        train: trains one stage.
+    The config's `init.from` is set when the first stage is done. `train` trains one stage.
     """
     place = launched(config.trainer)
     prints = place is None or place.rank == 0

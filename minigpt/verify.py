@@ -23,9 +23,7 @@ def verify_resume(config: TrainConfig, command: Sequence[str], *, kills: int, fo
     """Run a training twice, once in one go and once killed with SIGKILL at random moments, and compare.
 
     Args:
-        config: the settings of the training.
         command: starts the training when `run.dir=...` is added.
-        kills: how many.
         folder: where the two runs go; removed if they are equal.
         seed: decides the moments of the kills.
 

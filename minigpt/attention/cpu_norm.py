@@ -1,7 +1,7 @@
 """The root mean square norm on a CPU, with a backward pass that reads and writes memory a few times only.
 
-torch computes this norm on a CPU as a chain of elementwise operations, and its backward pass as a chain twice as long:
-each reads and writes whole tensors. For y = x r with r = 1 / sqrt(mean(x^2) + eps), a gradient g of y gives
+On a CPU, torch computes this norm and its backward pass as chains of elementwise operations, each of which reads and
+writes whole tensors. For y = x r with r = 1 / sqrt(mean(x^2) + eps), a gradient g of y gives
 
     dx = r (g - y mean(g y))
 

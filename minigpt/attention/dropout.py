@@ -17,12 +17,9 @@ def dropout(x: Tensor, p: float, *, training: bool = True) -> Tensor:
     that torch's generator seeds: the same seed gives the same bits.
 
     Args:
-        x: any shape, floating point.
-        p: probability of zero, in [0, 1).
+        x: any shape, floating point; the result has its shape and dtype.
+        p: in [0, 1).
         training: False = leave x as it is.
-
-    Returns:
-        The shape and dtype of x.
 
     Source: Srivastava et al. 2014, "Dropout".
     """

@@ -22,8 +22,7 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tenso
     not hide anything: exp(0) = 1). A query without any visible key gets weights of zero.
 
     Args:
-        q: (..., T, Dk).
-        k: (..., S, Dk).
+        q, k: (..., T, Dk) and (..., S, Dk).
         mask: bool, broadcastable to (..., T, S), True = may attend; None = no constraint.
 
     Returns:
@@ -46,9 +45,7 @@ def explicit_attention(
     """Compute attention step by step: the weights, then the weighted sum of the values.
 
     Args:
-        q: (..., T, Dk).
-        k: (..., S, Dk).
-        v: (..., S, Dv); Dv may differ from Dk.
+        q, k, v: (..., T, Dk), (..., S, Dk) and (..., S, Dv); Dv may differ from Dk.
         mask: bool, broadcastable to (..., T, S), True = may attend; None = no constraint.
         dropout_p: probability of dropping a weight.
 
@@ -67,9 +64,7 @@ def explicit_causal_attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_p: flo
     scaled instead of the scores, which are more numbers.
 
     Args:
-        q: (..., T, Dk).
-        k: (..., S, Dk), S >= T.
-        v: (..., S, Dv).
+        q, k, v: (..., T, Dk), (..., S, Dk) and (..., S, Dv), S >= T.
         dropout_p: probability of dropping a weight.
 
     Returns:
@@ -86,9 +81,7 @@ def fused_attention(
     """Compute the same attention in one kernel, which never writes the T x S weights to memory.
 
     Args:
-        q: (..., T, Dk).
-        k: (..., S, Dk).
-        v: (..., S, Dv).
+        q, k, v: (..., T, Dk), (..., S, Dk) and (..., S, Dv).
         mask: as in `explicit_attention`.
         causal: apply `causal_mask(T, S)` as well.
         dropout_p: probability of dropping a weight.
@@ -114,9 +107,7 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> T
     """Compute causal attention document by document in one kernel: scores between documents are never computed.
 
     Args:
-        q: (B, H, T, D); `varlen_fits` must accept its device, dtype and D.
-        k: (B, H, T, D).
-        v: (B, H, T, D).
+        q, k, v: (B, H, T, D); `varlen_fits` must accept their device, dtype and D.
         documents: of the B sequences.
 
     Returns:

@@ -29,7 +29,7 @@ from minigpt.attention.rotary import THETA, Llama3Scaling, angles, turn
 
 
 class SelfAttention(nn.Module):
-    """One head of self-attention, to learn from: three projections, the scores, the weighted sum. Five products.
+    """One head of self-attention, written to be read: three projections, the scores, the weighted sum.
 
     Args:
         d_in: width of the tokens.

@@ -51,8 +51,7 @@ def linear_attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -
     Zeros are right here and would be wrong before a softmax: no exponential follows, and the division comes last.
 
     Args:
-        q: (..., T, Dk).
-        k: (..., S, Dk).
+        q, k: (..., T, Dk) and (..., S, Dk).
         mask: bool, broadcastable to (..., T, S), True = may attend; None = no constraint.
 
     Returns:
@@ -69,9 +68,7 @@ def explicit_linear_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | No
     """Compute linear attention step by step, as `explicit_attention` does: the weights, then the weighted sum.
 
     Args:
-        q: (..., T, Dk).
-        k: (..., S, Dk).
-        v: (..., S, Dv).
+        q, k, v: (..., T, Dk), (..., S, Dk) and (..., S, Dv).
         mask: bool, broadcastable to (..., T, S), True = may attend; None = no constraint.
 
     Returns:
@@ -86,9 +83,7 @@ def recurrent_linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Compute causal linear attention as a recurrence: one state of fixed size, written and read token by token.
 
     Args:
-        q: (..., T, Dk).
-        k: (..., T, Dk).
-        v: (..., T, Dv).
+        q, k, v: (..., T, Dk), (..., T, Dk) and (..., T, Dv).
 
     Returns:
         out (..., T, Dv).
@@ -111,9 +106,7 @@ def chunked_linear_attention(q: Tensor, k: Tensor, v: Tensor, *, chunk: int = 64
     """Compute causal linear attention in parallel: matrix products within chunks of the sequence, the state between.
 
     Args:
-        q: (..., T, Dk).
-        k: (..., T, Dk).
-        v: (..., T, Dv).
+        q, k, v: (..., T, Dk), (..., T, Dk) and (..., T, Dv).
         chunk: tokens per chunk L.
 
     Returns:

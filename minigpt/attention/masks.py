@@ -80,14 +80,7 @@ def find_documents(tokens: Tensor, end: int) -> Documents:
 
 
 def document_mask(positions: Tensor) -> Tensor:
-    """Return a mask that hides the other documents of a sequence.
-
-    Args:
-        positions: (B, T), each token's place in its document.
-
-    Returns:
-        (B, 1, T, T) bool, to be combined with other masks by `combine_masks`.
-    """
+    """Return a mask (B, 1, T, T) that hides the other documents, from each token's place in its document, (B, T)."""
     first = torch.arange(positions.shape[1], device=positions.device) - positions  # where its document begins
     return (first[:, :, None] == first[:, None, :])[:, None]
 

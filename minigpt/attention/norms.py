@@ -14,12 +14,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     It is computed in fp32 at least and rounded to x's dtype before the weight multiplies it, as in Llama and Qwen.
 
     Args:
-        x: (..., C).
+        x: (..., C); the result has its shape and dtype.
         weight: (C,), or of more of x's last dimensions: (H, D) for x (..., H, D).
         eps: added to the mean square.
-
-    Returns:
-        The shape and dtype of x.
 
     Source: Zhang & Sennrich 2019, "Root Mean Square Layer Normalization".
     """

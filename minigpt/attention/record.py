@@ -13,10 +13,9 @@ from torch import Tensor
 def record_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Record the attention weights of every layer in `model` that has a method `weights`.
 
-    `weights` takes the same arguments as `forward`. Just before the layer's own
-    forward pass that method is called on the same arguments, without gradients and without drawing random numbers:
-    the model's outputs are the same bits inside and outside. (The layer's forward pass then writes the same keys
-    into the KV cache, over those that the recording wrote.) The cost is each layer's scores, computed once more::
+    Just before a layer's forward pass, `weights` is called with the same arguments, without gradients and without
+    drawing random numbers, so the model's outputs are the same bits. (The forward pass then writes the same keys into
+    the KV cache, over those that the recording wrote.) The cost is each layer's scores, computed once more::
 
         with record_attention(model) as recorded:
             model(tokens)

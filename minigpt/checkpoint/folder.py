@@ -60,7 +60,7 @@ def require_space(folder: Path, need: int, name: str) -> None:
 def write_checkpoint(
     folder: Path, step: int, files: Mapping[str, bytes], facts: Mapping[str, Any], *, after: Sequence[Path] = ()
 ) -> Path:
-    """Write `folder/step-<step>/` durably: whole, or not at all; then read it back.
+    """Write `folder/step-<step>/` durably: whole, or not at all; read it back; return its path.
 
     Args:
         folder: the run's checkpoints/ folder, which must exist.
@@ -68,9 +68,6 @@ def write_checkpoint(
         files: contents by file name.
         facts: further entries of the manifest (no times and no paths: equal runs give equal bytes).
         after: files that must be on the disk before the checkpoint is.
-
-    Returns:
-        The checkpoint's folder.
 
     Raises:
         StorageFailure: the disk is full or not writable, or gives back other bytes than it was given. Earlier
@@ -104,11 +101,7 @@ def write_checkpoint(
 
 
 def _write_flushed(path: Path, content: bytes) -> dict[str, Any]:
-    """Write a file to the disk and drop it from the page cache, so that reading it back reads the disk.
-
-    Returns:
-        Its entry in the manifest.
-    """
+    """Write a file to the disk, drop it from the page cache, so that reading reads the disk; return its entry."""
     with open(path, "wb") as file:
         file.write(content)
         file.flush()

@@ -75,12 +75,9 @@ def find_checkpoint(path: str | Path, which: str = "best") -> Path:
 
 
 def load_checkpoint(path: str | Path, which: str = "best", *, kernel: str = "fused") -> LoadedCheckpoint:
-    """Load model and tokenizer.
+    """Load model and tokenizer of a run or checkpoint directory, a Hugging Face folder, or nanoGPT's ckpt.pt.
 
-    Args:
-        path: a run directory or a checkpoint directory, a Hugging Face folder, or nanoGPT's ckpt.pt.
-        which: of a run, "best" or "latest".
-        kernel: how attention is computed.
+    `which`, of a run, is "best" or "latest"; `kernel` is how attention is computed.
     """
     checkpoint = find_checkpoint(path, which)
     if is_imported(checkpoint):

@@ -45,11 +45,7 @@ validate.every_steps checkpoint.every_steps samples.prompt init.from seed"""  # 
 
 
 def compose(command: str, arguments: list[str]) -> Any:
-    """Return the config that a command line describes.
-
-    Args:
-        command: one of CLASSES.
-        arguments: the command line after the command's name.
+    """Return the config that a command line describes: `command`, one of CLASSES, and the arguments after it.
 
     Raises:
         UserFault: with every fault of the command line, the files and the rules (check.py).
@@ -200,11 +196,7 @@ def _of_model(cls: type, source: str) -> dict[str, Any]:
 
 
 def _take_from_launcher(trainer: TrainerConfig, typed: Mapping[str, Any]) -> bool:
-    """Take hosts and devices from torchrun or srun, if a strategy for several devices leaves them open.
-
-    Returns:
-        Whether this process prints notes.
-    """
+    """Take hosts and devices from torchrun or srun, if they are left open; return whether this process prints notes."""
     place = launched(trainer)
     if place is None or place.world_size == 1 or trainer.strategy == "auto":
         return True

@@ -72,10 +72,7 @@ def assign(config: Any, key: str, value: Any) -> None:
 def flatten(mapping: Mapping[Any, Any], whole: Container[str] = (), prefix: str = "") -> dict[str, Any]:
     """Return nested dictionaries as one: {"model": {"bias": True}} -> {"model.bias": True}.
 
-    Args:
-        mapping: may be nested or already flat. An empty dictionary in it is a value.
-        whole: names whose dictionaries are kept as values.
-        prefix: of all names.
+    An empty dictionary is a value, and so are the dictionaries of the names in `whole`.
     """
     flat: dict[str, Any] = {}
     for key, value in mapping.items():

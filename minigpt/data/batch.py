@@ -78,8 +78,7 @@ class MicroBatches:
         block_size: T.
         micro_batch: sequences per forward pass and device.
         accumulate: forward passes per optimizer step.
-        rank: of this process.
-        world_size: number of processes.
+        rank, world_size: number of this process, and of processes.
         skipped_batches: (first, last) batches that no step trains on (see minigpt.data.order).
         start_step: optimizer steps already done.
         pin_memory: whether iterating gives batches in page-locked memory, for copying to a GPU.

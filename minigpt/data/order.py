@@ -79,7 +79,7 @@ def deal(samples: NDArray[np.uint64], quotas: tuple[int, ...]) -> tuple[NDArray[
 
     Args:
         samples: their numbers in the run, (n,).
-        quotas: of each source in a cycle (see `quotas`).
+        quotas: samples of each source in a cycle (see `quotas`).
 
     Returns:
         The source of each sample, and the sample's number among those of its source; (n,) each.
@@ -137,9 +137,7 @@ def _encipher(places: NDArray[np.uint64], a: int, b: int, keys: NDArray[np.uint6
 def batch_of_step(step: int, skipped_batches: Sequence[Sequence[int]]) -> int:
     """Return the number of the batch that a step trains on: the step-th of those that are not skipped.
 
-    Args:
-        step: optimizer steps done before.
-        skipped_batches: (first, last) batch numbers of each window, both included.
+    `skipped_batches` holds (first, last) batch numbers of each window, both included.
     """
     batch, left_out = step, -1  # the last batch that the windows so far leave out: they may overlap
     for first, last in sorted(skipped_batches, key=tuple):

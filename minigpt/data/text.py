@@ -54,11 +54,7 @@ def encode_documents(
 def read_text(path: Path, tokenizer: Tokenizer, options: ReadOptions, progress: Callable[[int], object]) -> TokenSplit:
     """Read a file as `data.source` is read, JSON lines and .gz too.
 
-    Args:
-        path: the file.
-        tokenizer: to cut it with.
-        options: how its bytes become text.
-        progress: called with the number of bytes read since the last call.
+    `progress` is called with the number of bytes read since the last call.
 
     Raises:
         UserFault: it can't be read or is no text, or it holds a character that the tokenizer does not know, or too

@@ -72,7 +72,7 @@ def too_few(sizes: Array, *, documents: bool, name: str) -> str:
 
 
 def difference(a: Array, b: Array, sizes: Array, *, drawn: bool) -> Difference:
-    """Compare two sides on the same units of a text; `too_few` must have nothing to say about them.
+    """Compare two sides on the same units of a text; `too_few` must return nothing for them.
 
     Args:
         a: (runs of A, units): each run's loss summed over each unit.

@@ -66,8 +66,6 @@ def score_text(
     """Score a whole text of two tokens or more with a model in fp32.
 
     Args:
-        model: on any device.
-        text: to score.
         stride: tokens from a window to the next, block_size at most; None: block_size.
         document_end: the token after each document, if no document is to see another.
         progress: called with the number of tokens predicted since the last call.

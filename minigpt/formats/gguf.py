@@ -65,12 +65,7 @@ def refuse_what_llama_cpp_lacks(model: GPT, tokenizer: Tokenizer | None) -> Toke
 def write_gguf(folder: Path, model: GPT, tokenizer: Tokenizer | None, kind: str, name: str) -> Path:
     """Make a folder, write the model and a Modelfile for Ollama into it, and return the path of the GGUF file.
 
-    Args:
-        folder: to make.
-        model: to write.
-        tokenizer: the model's.
-        kind: type of the matrices: f32, f16 or q8_0. Vectors and positions stay f32.
-        name: of the model, for its users.
+    `kind` is the type of the matrices: f32, f16 or q8_0. Vectors and positions stay f32. `name` is shown to users.
     """
     gguf: Any = importlib.import_module("gguf")
     tokenizer = refuse_what_llama_cpp_lacks(model, tokenizer)

@@ -23,11 +23,7 @@ class LayerCache:
         self.layer = layer
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append T keys and values to each row.
-
-        Args:
-            k: (B, G, T, D), B = the rows in use.
-            v: (B, G, T, D).
+        """Append T keys and values, (B, G, T, D) each, to the B rows in use.
 
         Returns:
             All keys and values so far, (B, G, S, D) each, S = the longest row's length, new tokens included.

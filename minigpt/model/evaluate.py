@@ -141,8 +141,7 @@ def token_losses(
         batch: windows per forward pass.
         device: the model's.
         precision: "fp32", "bf16" or "fp64".
-        rank: of this process, which scores every world_size-th batch: the scores of all ranks add up.
-        world_size: number of processes.
+        rank, world_size: this process scores every world_size-th batch; the scores of all ranks add up.
         stride: tokens from a window to the next; None: block_size, side by side.
         document_end: the token after each document, if attention stays within a document. The loss of the token
             that follows it is 0.
@@ -183,10 +182,7 @@ def evaluate(
 
     Args:
         model: left in the mode it came in.
-        split: tokens.
-        block_size: T of the windows.
-        document_end: the token after each document, if attention stays within a document.
-        **options: as for `token_losses`.
+        split, block_size, document_end, **options: as for `token_losses`.
 
     Returns:
         The score; its nats are those of this rank's share, summed in fp64.

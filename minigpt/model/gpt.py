@@ -230,11 +230,7 @@ class GPT(nn.Module):
         cache: KVCache | None = None,
         documents: Documents | None = None,
     ) -> Tensor:
-        """Compute `forward` without the output layer, for callers that need logits at few positions only.
-
-        Returns:
-            (B, T, C).
-        """
+        """Compute `forward` without the output layer, (B, T, C), for callers that need logits at few positions."""
         T = tokens.shape[1]
         past = 0 if cache is None else cache.longest
         if past + T > self.config.block_size:

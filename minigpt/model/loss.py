@@ -60,12 +60,9 @@ def weighted_loss_sum(
     Divided by the sum of all weights of an optimizer step, over micro-batches and ranks, it is the step's loss.
 
     Args:
-        gpt: (B, T) tokens -> (B, T, V) logits.
-        tokens: (B, T).
-        targets: (B, T), the tokens one place later.
+        gpt, tokens, targets, chunk: as for `next_token_loss`.
         weights: (B, T), how much each target counts; 0 = not at all.
         documents: those in the sequences, if attention stays within a document.
-        chunk: as for `next_token_loss`.
     """
     options: dict[str, Any] = {} if documents is None else {"documents": documents}
     if chunk:

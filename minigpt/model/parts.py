@@ -12,13 +12,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def rows_of(rows: int, part: int, parts: int) -> tuple[int, int]:
-    """Return the rows [first, end) of a part, cut as torch.chunk and FSDP2 do: the last part may be shorter.
-
-    Args:
-        rows: of the whole tensor.
-        part: 0 .. parts - 1.
-        parts: into which it is cut.
-    """
+    """Return the rows [first, end) of a part, cut as torch.chunk and FSDP2 do: the last part may be shorter."""
     size = -(-rows // parts)
     return min(part * size, rows), min((part + 1) * size, rows)
 

@@ -79,12 +79,9 @@ class Processes:
 
 @contextlib.contextmanager
 def joined(trainer: TrainerConfig, device: str, signals: Signals) -> Iterator[Processes]:
-    """Form the group of the run's processes for a `with` block. What fails first in any of them ends all of them.
+    """Form the group of the run's processes for a `with` block. The first failure in any of them ends all of them.
 
-    Args:
-        trainer: hosts, devices and strategy.
-        device: "cuda" or "cpu" (mps is never more than one device).
-        signals: of this process.
+    `device` is "cuda" or "cpu" (mps is never more than one device).
     """
     place = check_world_size(trainer)
     if trainer.nodes * trainer.devices == 1:

@@ -22,9 +22,7 @@ def requeue(say: Callable[[str], object], *, asked: bool) -> None:
 
     SIGTERM comes when a job is preempted and when a user cancels it; SLURM's record of the job tells which.
 
-    Args:
-        say: takes a line for the user.
-        asked: whether SIGUSR1 came, before the time limit. Otherwise only a job that is preempted is queued again.
+    `asked`: SIGUSR1 came, before the time limit. Without it only a job that is preempted is queued again.
     """
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     job = f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID')}" if array else os.environ.get("SLURM_JOB_ID")
@@ -44,12 +42,9 @@ def requeue(say: Callable[[str], object], *, asked: bool) -> None:
 
 
 def write_train_script(config: SlurmConfig, command: Sequence[str], typed: str) -> str:
-    """Write the script of a training, all of whose processes are one job step; return a message for the user.
+    """Write the script of a training, whose processes form one job step; return a message for the user.
 
-    Args:
-        config: the job, and the training's devices.
-        command: the words that start the training.
-        typed: the command that wrote the script.
+    `command` starts the training; `typed` is the command that writes the script.
     """
     if redact_arguments(list(command)) != list(command):
         raise UserFault("a setting holds a password or key, which a script must not hold. Use environment variables")

@@ -52,13 +52,7 @@ def filter_logits(logits: Tensor, seen: Tensor | None, options: SamplingOptions)
     The penalty comes first because it corrects the model's own scores. Top-p and min-p work on the probabilities
     after the temperature, among the tokens that are still left.
 
-    Args:
-        logits: (B, V), the model's.
-        seen: (B, V) bool, tokens already in each row's text; None if there is no penalty.
-        options: temperature, top_k, top_p, min_p, repetition_penalty.
-
-    Returns:
-        (B, V).
+    `seen` (B, V) bool are the tokens already in each row's text; None if there is no penalty.
     """
     if seen is not None:
         logits = repetition_penalty(logits, seen, options.repetition_penalty)
@@ -69,9 +63,7 @@ def filter_logits(logits: Tensor, seen: Tensor | None, options: SamplingOptions)
 
 
 def repetition_penalty(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Make tokens that already stand in the text less likely: divide positive logits, multiply negative ones.
-
-    Each seen token is penalised once, however often it occurred.
+    """Make each token that the text holds less likely, once: divide positive logits, multiply negative ones.
 
     Source: Keskar et al. 2019, "CTRL", section 4.1; the split by sign is Hugging Face's, without which a
     penalty would help tokens with negative logits.
@@ -82,9 +74,8 @@ def repetition_penalty(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
 def temperature(logits: Tensor, value: float) -> Tensor:
     """Sharpen (below 1) or flatten (above 1) the distribution: logits / temperature.
 
-    0 is the limit, greedy: only the likeliest token is left, the lowest id among equals.
-
-    The result is shifted so that its largest value is 0: no small temperature overflows.
+    0 is the limit, greedy: only the likeliest token is left, the lowest id among equals. The result is shifted so that
+    its largest value is 0, so a small temperature does not overflow.
 
     Source: Ackley, Hinton and Sejnowski 1985, "A Learning Algorithm for Boltzmann Machines".
     """
@@ -107,9 +98,7 @@ def top_k(logits: Tensor, k: int) -> Tensor:
 
 
 def top_p(logits: Tensor, p: float) -> Tensor:
-    """Keep the nucleus: the likeliest tokens, as few as reach probability p together. 1 = off.
-
-    Among equally likely tokens the lower id comes first.
+    """Keep the nucleus: the fewest likeliest tokens whose sum reaches p; among equals, the lower id first. 1 = off.
 
     Source: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration", section 3.1.
     """

@@ -47,18 +47,12 @@ class TextInProgress:
 
 
 def window_start(length: int, block_size: int) -> int:
-    """Return where the model's window begins in a text of this length.
+    """Return the index of the first token that the model sees in a text of `length` tokens.
 
     The window grows to block_size tokens. When one more comes, the last block_size // 2 tokens are kept and read
-    again from position 0, and the window grows anew. A prompt longer than the window is treated as if it had been
+    again from position 0, and the window grows again. A prompt longer than the window is treated as if it had been
     written token by token, so its last block_size // 2 to block_size tokens are read.
 
-    Args:
-        length: tokens in the text.
-        block_size: tokens the model can see.
-
-    Returns:
-        Index of the first token seen.
     """
     if length <= block_size:
         return 0

@@ -25,10 +25,8 @@ from minigpt.seeds import fold
 def encode_prompt(tokenizer: Tokenizer, prompt: str | bytes, *, allow_special: bool = False) -> list[int]:
     """Return a prompt's tokens after those that begin each text; for an empty prompt, that of `start_token`.
 
-    Args:
-        tokenizer: the model's.
-        prompt: text, or a file's bytes, which need not be UTF-8 if the tokenizer takes any bytes.
-        allow_special: let `<|endoftext|>` become the control token. Otherwise it is text like any other.
+    A file's bytes need not be UTF-8 if the tokenizer takes any bytes. With `allow_special`, `<|endoftext|>` becomes the
+    control token; otherwise it is text.
     """
     if not prompt:
         return [start_token(tokenizer)[0]]

@@ -40,11 +40,7 @@ def make_app(engine: Engine, config: ServeConfig, *, token: str | None, say: Cal
     A page of another origin can make a browser send requests to this machine, and a name can be made to point to it
     (DNS rebinding): so the names in Host and Origin are checked, also where no token is needed.
 
-    Args:
-        engine: writes the texts; it runs while the application does.
-        config: limits, names, and what is logged.
-        token: that clients must send; None: any key is accepted.
-        say: takes a line for each request that is logged.
+    `token` is what clients must send; None: any key is accepted.
     """
 
     @contextlib.asynccontextmanager
@@ -80,12 +76,9 @@ def make_app(engine: Engine, config: ServeConfig, *, token: str | None, say: Cal
 
 
 class Log:
-    """Adds headers to each answer, a refusal too, and says a line about it when it ends.
+    """Adds headers to each answer, a refusal too, and writes a line about it (by the setting log=) when it ends.
 
-    Args:
-        app: answers the requests; it may leave words, a status and a prompt in scope["minigpt"].
-        kind: the setting log=.
-        say: takes the line.
+    The application may leave words for the line, a status and a prompt in scope["minigpt"].
     """
 
     def __init__(self, app: ASGIApp, kind: str, say: Callable[[str], object]):

@@ -52,10 +52,7 @@ PAGE = """<!doctype html>
 def page_of(modules: tuple[str, ...], *, title: str, data: Any = None) -> tuple[str, str]:
     """Return a page and its content security policy, which allows this style and this script only.
 
-    Args:
-        modules: files of page/, each after those that it imports.
-        title: of the page.
-        data: the content of the page's element #data, as JSON.
+    `modules` are files of page/, each after those that it imports; `data` becomes the page's element #data, as JSON.
     """
     style = (FOLDER / "style.css").read_text(encoding="utf-8")
     script = "\n".join(_without_imports((FOLDER / f"{name}.js").read_text(encoding="utf-8")) for name in modules)

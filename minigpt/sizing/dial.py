@@ -303,10 +303,7 @@ def of_counting(text: Text) -> str:
 def outcome(budget: dict[str, Any], rows: Sequence[dict[str, Any]], seconds: float | None) -> list[str]:
     """Return lines that compare the result of a run with the forecast for its budget.
 
-    Args:
-        budget: of budget.json.
-        rows: of metrics.jsonl.
-        seconds: the time of the whole command; None if the run was continued.
+    `budget` is budget.json, `rows` metrics.jsonl, `seconds` the time of the whole command; None of a continued run.
     """
     bits = [row["val/bits_per_byte"] for row in rows if row.get("val/bits_per_byte")]
     reached = f"; reached {min(bits):.3f}" if bits else ""

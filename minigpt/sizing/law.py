@@ -134,11 +134,7 @@ def choose(
 ) -> Size:
     """Return the size with the fewest expected bits per byte after so many seconds of training.
 
-    Args:
-        text: as it was measured.
-        seconds: of training.
-        tokens_per_second: the machine's speed for a size.
-        fixed: fields of `Size` with given values.
+    `tokens_per_second` is the machine's speed for a size; `fixed` holds fields of `Size` with given values.
     """
     given = dict(fixed or {})
     sizes = dict.fromkeys(replace(size, **given) for size in candidates(text))

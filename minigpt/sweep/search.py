@@ -39,7 +39,7 @@ warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
 
 
 def run_sweep(sweep: Sweep) -> int:
-    """Run a sweep to its end: begin or continue it.
+    """Begin or continue a sweep, and run it to its end.
 
     Returns:
         0 when all trials have a result, 6 when some failed or too many failed in a row, 75 when a signal stopped it.

@@ -57,7 +57,7 @@ class Questions:
         config: of the run.
         choices: sizes of micro-batches, in which each sequence is an answer.
         tokenizer: one with the control tokens of the roles.
-        rank, skipped_batches, start_step: as of `MicroBatches`.
+        rank, skipped_batches, start_step: as for `MicroBatches`.
     """
 
     config: TrainConfig

@@ -37,8 +37,7 @@ class LayerWatch:
     def columns(self, mean_weight: float) -> dict[str, Any]:
         """Return columns of the step's row: each layer's gradient norm and |update| / |weights|; {} if none was seen.
 
-        Args:
-            mean_weight: of the step's tokens, by which its gradients are divided.
+        The gradients are divided by the `mean_weight` of the step's tokens.
         """
         if not self.before:
             return {}

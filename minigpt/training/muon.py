@@ -26,11 +26,8 @@ POLYNOMIALS = (
 def orthogonal(matrices: Tensor) -> Tensor:
     """Return nearly the orthogonal matrix closest to each: U V^T of its singular value decomposition U S V^T.
 
-    Args:
-        matrices: (N, rows, columns), rows <= columns; in bf16 or wider.
-
-    Returns:
-        As `matrices`; singular values between about 0.7 and 1.2.
+    `matrices` is (N, rows, columns), rows <= columns, in bf16 or wider; so is the result, whose singular values are
+    between about 0.7 and 1.2.
     """
     X = matrices / (1.02 * torch.linalg.matrix_norm(matrices, keepdim=True) + 1e-7)
     for a, b, c in POLYNOMIALS:
@@ -208,10 +205,9 @@ def exchange(
     """Send each process its tensors, and return those received from each, in one collective.
 
     Args:
-        outgoing: tensors of one dtype, by the process that receives them.
+        outgoing: tensors, by the process that receives them.
         incoming: shapes of the tensors to receive, by the process that sends them.
-        group: the processes.
-        like: of their dtype and device.
+        like: a tensor of the dtype and on the device of all of them.
     """
     sent = torch.cat([like.new_empty(0), *(tensor.flatten() for tensors in outgoing for tensor in tensors)])
     lengths = [[rows * columns for rows, columns in shapes] for shapes in incoming]

@@ -92,11 +92,7 @@ def is_due(step: int, *every_steps: int) -> bool:
 
 
 class Clock:
-    """Counts training time: seconds without validations, samples and saves.
-
-    Args:
-        seconds: counted before, in a run that continues.
-    """
+    """Counts training time without validations, samples and saves, from the `seconds` of the run so far."""
 
     def __init__(self, seconds: float = 0.0):
         self._counted = seconds

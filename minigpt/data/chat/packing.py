@@ -72,11 +72,9 @@ class ConversationSplit:
         return np.where(places < len(self), inside, self.eot).astype(np.int64)
 
     def weights(self, starts: NDArray[np.int64], length: int) -> NDArray[np.float32]:
-        """Return 1 for each of these tokens (n, length) that is learned, else 0.
+        """Return 1 for each target (n, length) that is learned, else 0.
 
-        Args:
-            starts: the second tokens of windows, (n,): their first targets.
-            length: of the windows: block_size.
+        `starts` (n,) are the windows' first targets, that is their second tokens; `length` is block_size.
         """
         begins, ends = self.packs(length)
         ends = ends[np.searchsorted(begins, starts - 1)]

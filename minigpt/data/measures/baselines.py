@@ -29,9 +29,7 @@ Baseline = dict[str, Any]
 def baselines(prepared: Prepared, say: Callable[[str], object]) -> list[Baseline]:
     """Return the baselines of these tokens, measured now or before: name, bits_per_byte, and of which text.
 
-    Args:
-        prepared: the tokens; in their folder the result is kept, where it can be written.
-        say: takes a line before something long begins.
+    The result is kept in the folder of the tokens, if it can be written there.
     """
     if prepared.parts:
         return _of_mixture(prepared, say)

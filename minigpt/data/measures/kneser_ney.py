@@ -33,12 +33,7 @@ class _Table:
 
 
 class KneserNey:
-    """The model of a training text.
-
-    Args:
-        train: the text.
-        order: bytes of the longest gram, at most 8.
-    """
+    """The model of a training text; `order` is the bytes of the longest gram, at most 8."""
 
     def __init__(self, train: bytes, order: int = ORDER):
         self._tables: list[_Table] = []

@@ -1,4 +1,4 @@
-"""How much of the validation text also stands in the training text.
+"""How much of the validation text also occurs in the training text.
 
 Deduplication finds equal documents; this finds equal passages. A gram is 13 tokens in a row (50 where a token is
 hardly more than a character), none of them end-of-text. Of a large split, pieces spread evenly over it are looked at.
@@ -56,7 +56,7 @@ def overlap_warning(summary: dict[str, Any]) -> str | None:
 
 
 def overlap(train: Split, val: Split) -> dict[str, Any]:
-    """Return the share of the validation text's grams that stand in the training text: of a mixture, in any source.
+    """Return the share of the validation text's grams that occur in the training text: of a mixture, in any source.
 
     Returns:
         share (0 to 1; None without a gram), gram (tokens), of_train and of_val (the parts of the splits looked at).

@@ -22,12 +22,7 @@ Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]  # as Pytho
 
 
 def workers(engine: str, count: int) -> contextlib.AbstractContextManager[Map]:
-    """Return a context that yields a parallel `map`.
-
-    Args:
-        engine: processes | ray.
-        count: of processes.
-    """
+    """Return a context that yields a parallel `map` over `count` workers; engine: processes | ray."""
     if engine == "ray":
         return _ray_cluster()
     return _processes(count) if count > 1 else contextlib.nullcontext(map)

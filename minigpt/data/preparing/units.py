@@ -123,7 +123,7 @@ def scan_unit(unit: Unit, *, rule: str, val_fraction: float, alphabet: bool, sam
     """Read a unit.
 
     Args:
-        unit: of the text.
+        unit: part of the text.
         rule: of the split (minigpt/data/sources/split.py).
         val_fraction: the fraction of the hashes that is held out.
         alphabet: whether the characters are collected.

@@ -116,11 +116,9 @@ class Corpus:
 
 
 def find_corpus(data: DataConfig, *, raw: bool = False) -> Corpus:
-    """Return the corpus that a config names, without having opened a file of it. `look_inside` makes it complete.
+    """Return the corpus that a config names, without opening a file of it; `look_inside` completes it.
 
-    Args:
-        data: the config.
-        raw: whether bytes need not be valid UTF-8.
+    With `raw`, bytes need not be valid UTF-8.
 
     Raises:
         SourceGone: the source is missing or can't be fetched.

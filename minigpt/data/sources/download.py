@@ -28,11 +28,9 @@ class SourceGone(UserFault):
 
 
 def list_url(url: str, folder: Path) -> list[File]:
-    """Return the files that a URL names; their copies below `folder` need not be there.
+    """Return the files that a URL names; their copies below `folder` need not exist yet.
 
-    Args:
-        url: of a file, of a folder, or with `*`, for any file system that fsspec knows.
-        folder: for the copies.
+    The URL is of a file, of a folder, or has a `*`, on any file system that fsspec knows.
 
     Raises:
         SourceGone: nothing is there, or the server refuses it.

@@ -73,13 +73,10 @@ def text_and_bytes(data: bytes) -> list[str | bytes]:
 
 
 def train_ranks(size: int, documents: Iterable[Iterable[bytes]]) -> list[bytes]:
-    """Train byte-level BPE with GPT-2's split pattern.
+    """Train byte-level BPE with GPT-2's split pattern; return at most `size` byte strings, the 256 bytes first.
 
-    The Hugging Face trainer is used: it is maintained by a team, has wheels for every platform, and learns
-    10 MB in two seconds. Only its merges are kept, encoding is tiktoken's. Bytes that are no UTF-8 take no part.
-
-    Returns:
-        At most `size` byte strings, the 256 bytes first; fewer if the text has no more pairs to merge.
+    They are fewer if the text has no more pairs to merge. Hugging Face's trainer learns 10 MB in two seconds; only its
+    merges are kept, and tiktoken encodes. Bytes that are not UTF-8 are left out.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 

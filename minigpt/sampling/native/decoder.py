@@ -82,16 +82,10 @@ class NativeDecoder:
         return [self.keep(F.pad(weight, (0, padding)) if padding else weight), *self.vectors(scale)]
 
     def __call__(self, tokens: Tensor, cache: KVCache) -> Tensor:
-        """Append one token per row to the cache, and return the logits after it.
+        """Append one token per row, (B, 1), to the cache, and return the logits after it, (B, V) in fp32.
 
-        Args:
-            tokens: (B, 1) ids.
-            cache: of B rows, in the model's dtype, with room for one more column.
-
-        A row's numbers are the same whatever its neighbours are.
-
-        Returns:
-            (B, V), fp32.
+        The cache has B rows, the model's dtype, and room for one more column. A row's numbers do not depend on its
+        neighbours.
         """
         B = tokens.shape[0]
         assert tokens.shape == (len(cache.lengths), 1), tokens.shape
@@ -118,10 +112,9 @@ class NativeDecoder:
 
 
 def to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round a matrix (N, K) to whole numbers from -127 to 127 and one scale per row: weight = number * scale.
+    """Round a matrix (N, K) to int8 numbers (N, K) from -127 to 127 and a scale per row, (N,) fp32: number * scale.
 
-    Returns:
-        (N, K) int8 and (N,) fp32. A matrix that was rounded before is represented exactly.
+    A matrix that was rounded before is represented exactly.
     """
     scale = weight.float().abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny) / 127
     return (weight.float() / scale[:, None]).round().to(torch.int8), scale
