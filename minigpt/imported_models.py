@@ -185,7 +185,7 @@ def _nanogpt_settings(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def tokenizer_settings(path: Path) -> dict[str, Any]:
-    """Return the settings of `tokenizer.` that an imported folder's tokenizer.json stands for; {} without one."""
+    """Return the settings of `tokenizer.` that describe an imported folder's tokenizer.json; {} without one."""
     if not (path / "tokenizer.json").is_file():
         return {}
     name, tokens, _ = kind_of_tokenizer(read_json(path / "tokenizer.json"))

@@ -1,7 +1,7 @@
-"""What kind of head it is: how much of its attention goes to three places, as scores from 0 to 1.
+"""Scores that show the kind of an attention head: how much of its attention goes to three places, from 0 to 1.
 
-Each takes weights (..., T, T), whose rows are queries and columns keys, and returns means over queries, (...). A query
-that could not tell the places apart is left out: for the second token the token before is the first one.
+Each function takes weights (..., T, T), with queries as rows and keys as columns, and returns means over queries,
+(...). Queries for which two of the places coincide are left out: the token before the second token is the first.
 """
 
 from torch import Tensor

@@ -33,7 +33,7 @@ class DamagedCheckpoint(UserFault):
 
 
 def step_of(path: Path) -> int:
-    """Return the step a checkpoint folder's name stands for, or -1 for any other name."""
+    """Return the step in a checkpoint folder's name, or -1 for any other name."""
     match = _NAME.fullmatch(path.name)
     return int(match.group(1)) if match else -1
 

@@ -42,7 +42,7 @@ def find_faults(config: Any) -> list[Fault]:
 
 
 def stored_config(content: Any) -> TrainConfig:
-    """Return the config in a checkpoint, or the one whose model another program stored.
+    """Return the config that a checkpoint stores, or the config of another program's model.
 
     Only the settings of the model must be valid: others may come from another version, and paths from another machine.
 

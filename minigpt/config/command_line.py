@@ -1,4 +1,4 @@
-"""What a command line asks for: groups, settings and options, and a sentence for each argument that is none of these.
+"""The parts of a command line: groups, settings and options, and a sentence for each argument that is none of these.
 
 Single settings never pass through Hydra's grammar: their text is read by the type schema.py gives them, so commas,
 quotes and braces mean nothing special.
@@ -22,7 +22,7 @@ MULTIRUN = ("-m", "--multirun")
 
 @dataclass
 class Request:
-    """What a command line asks for."""
+    """The parts of a command line."""
 
     command: str
     cls: type  # of the config
@@ -36,7 +36,7 @@ class Request:
     help: str = ""  # "usual" settings, or "all"
 
     def refuse(self, sentence: str, *keys: str) -> None:
-        """Note a fault of some settings, or of a group without a known file; "experiment" stands for all settings."""
+        """Note a fault of some settings, or of a group without a known file; "experiment" means all settings."""
         self.faults.append(Fault(keys, sentence))
 
     def refuse_what_is_certain(self, faults: list[Fault]) -> None:

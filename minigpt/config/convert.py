@@ -1,7 +1,7 @@
 """Conversion between plain dictionaries and the typed configs of schema.py. Standard library only.
 
 Reading is strict and collects every fault. Dictionaries, files and sentences name a setting as users type it
-(`init.from`); its Python name (`init.source`) stands only in code.
+(`init.from`); its Python name (`init.source`) is used only in code.
 """
 
 import copy

@@ -1,7 +1,7 @@
 """The rules about several settings at once, and about what is on the disk: those that save a user an hour.
 
-A rule is a function that yields a sentence for each fault, under `@rule(...)` with the settings that it reads. What
-fails at once, and says so, has no rule.
+A rule is a function that yields a sentence for each fault, under `@rule(...)` with the settings that it reads. There is
+no rule for a fault that the program finds immediately and explains well.
 """
 
 import difflib

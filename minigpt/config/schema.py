@@ -217,7 +217,7 @@ class InitConfig:
 
 @dataclass
 class AdapterConfig:
-    """What is trained in place of the model of `init.from`, whose weights then stay as they are."""
+    """An adapter, which is trained while the weights of the model in `init.from` stay as they are."""
 
     name: Literal["none", "lora"] = setting("none", "lora: thin matrices beside the model's", "weights")
     rank: int = setting(8, "rank of their product", "weights", low=1, high=4096)
@@ -227,7 +227,7 @@ class AdapterConfig:
 
 @dataclass
 class ObjectiveConfig:
-    """What is learned: the next token of a text, or what a reward asks for."""
+    """What is learned: the next token of a text, or answers that get a reward."""
 
     name: Literal["next_token", "grpo"] = setting("next_token", "grpo: right answers become likelier", "weights")
     task: Literal["sort7", "reverse9", "spell", "reverse", "count", "add", "sort", "copy"] = setting(

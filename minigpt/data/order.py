@@ -3,9 +3,9 @@
 An epoch is a grid: W windows of block_size tokens side by side (each also reads one token more, the
 last target), the whole grid shifted by an offset that is drawn per epoch. W is the same for every
 offset, so sample number i of the run is window i % W of epoch i // W, and batch t holds the samples
-t * sequences ... (t + 1) * sequences - 1, across epoch ends. Which place of the grid a window number
-stands for is decided by a cipher on 0 ... W - 1: a shuffle that needs no table, so that a batch costs
-the same time and memory at step 0 and at step 10**9, in a corpus of any size.
+t * sequences ... (t + 1) * sequences - 1, across epoch ends. A cipher on 0 ... W - 1 maps a window number
+to a place of the grid. It is a shuffle that needs no table, so a batch costs the same time and memory at
+step 0 and at step 10**9, in a corpus of any size.
 
 A mixture of sources deals the samples of the run out to them: a cycle of 65,536 samples holds whole numbers of each
 source's, spread evenly, and the k-th sample of a source is sample number k of its own order as above.
@@ -92,7 +92,7 @@ def deal(samples: NDArray[np.uint64], quotas: tuple[int, ...]) -> tuple[NDArray[
 
 @functools.lru_cache(maxsize=8)
 def _cycle(quotas: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """Return each place's source and its number of earlier places in a cycle: sample k of q stands at (k + 1/2) / q."""
+    """Return each place's source and how many earlier places it has in a cycle: sample k of q is at (k + 1/2) / q."""
     source = np.repeat(np.arange(len(quotas)), quotas)
     rank = np.concatenate([np.arange(quota, dtype=np.uint64) for quota in quotas])
     order = np.argsort((rank + 0.5) / np.array(quotas)[source], kind="stable")

@@ -67,7 +67,7 @@ class TokenSplit:
         name: train | val; of a text that is scored, text.
         tokenizer: the one that made the tokens.
         arrays: the shards, memory-mapped, or arrays in memory.
-        bytes: bytes of text behind the tokens (end-of-text tokens stand for none).
+        bytes: bytes of text behind the tokens (end-of-text tokens have none).
         fingerprint: SHA-256 (hex) of tokenizer and tokens, whatever the shares of a mixture are.
         words, lines: of a text that is scored: runs of bytes between ASCII white space, and newlines.
         parts: the sources of a mixture by their names, in the order of the arrays; else the split itself.

@@ -37,7 +37,7 @@ class Tokenizer:
         name: of its encoder: byte | char | bpe | gpt2 | file.
         vocab_size: V, tokens in all, end-of-text included.
         eot: the end-of-text token, or None (char). Its bytes are empty: a border between documents is not text.
-        start: the tokens that stand before each text: [] or, of a file that says so, its beginning-of-text token.
+        start: the tokens that precede each text: [] or, of a file that says so, its beginning-of-text token.
         special: the control tokens, name -> token. Their bytes are empty, too.
         names: the same, token -> name.
         control: the names of the control tokens that were added after all other tokens.
@@ -79,7 +79,7 @@ class Tokenizer:
         """Return the tokens of a text, without those of `start`.
 
         Args:
-            text: any text without lone surrogates, which stand for no character and have no UTF-8.
+            text: any text without lone surrogates, which are not characters and have no UTF-8.
             allow_special: let `<|endoftext|>` and other control tokens' names become them. Without it, they are text.
         """
         data = utf8(text)
@@ -107,9 +107,9 @@ class Tokenizer:
         return (tokens.astype(self.dtype) for tokens in self._encoder.encode_chunks(chunks))
 
     def runs(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        """Regroup one long text that comes in chunks into pieces whose tokens, piece by piece, are those of the text.
+        """Cut one long text, given in chunks, into pieces. The tokens of the pieces, joined, are those of the text.
 
-        The cuts follow from the text alone.
+        The cuts depend on the text alone, not on the chunks.
         """
         return self._encoder.runs(chunks)
 

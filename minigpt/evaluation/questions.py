@@ -145,8 +145,8 @@ def encode_answer(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], a
 def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> Pair:
     """Return both as the tokens of the joined text, cut before the first token that the context alone does not have.
 
-    So a token that reaches over the border is predicted: "the " and "cat" are "the" and " cat". In place of an empty
-    context stands the token that a text starts from.
+    So a token that reaches over the border is predicted: "the " and "cat" are "the" and " cat". An empty context is
+    replaced by the token that a text starts from.
     """
     whole, before = tokenizer.encode(context + continuation), tokenizer.encode(context)
     differ = (place for place, (a, b) in enumerate(zip(whole, before, strict=False)) if a != b)

@@ -1,4 +1,4 @@
-"""What other programs call the tensors of a model. Several names: they keep apart what we stack by rows."""
+"""Other programs' names for the tensors of a model. Where we stack tensors by rows, they have several names."""
 
 import re
 from collections.abc import Mapping

@@ -96,9 +96,9 @@ def probe(device: str = "auto") -> Hardware:
 
 
 def asked_threads() -> int:
-    """Return the threads that OMP_NUM_THREADS asks for, or 0 if it asks for none.
+    """Return the number of threads in OMP_NUM_THREADS, or 0 if the user has not set it.
 
-    torchrun sets it to 1 where it is not set: that asks for none.
+    torchrun sets it to 1 if it is not set: such a 1 is ignored.
     """
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     threads = int(asked) if asked.isascii() and asked.isdigit() else 0

@@ -1,4 +1,4 @@
-"""The roofline of a card: the speed that no program can pass which does a training's arithmetic on it."""
+"""The roofline of a card: an upper bound on the speed of a training on it."""
 
 from minigpt.config.schema import TrainConfig
 from minigpt.machine.choices import Choices

@@ -46,8 +46,8 @@ def compiled_loss(device: str, loss: LossFunction) -> LossFunction:
 def compiler_options(device: str) -> dict[str, Any] | None:
     """Return the compiler's options for a device.
 
-    On a CPU it would recognise explicit attention and put the fused kernel in its place, whose backward pass is the
-    slower one there (choices.py chose between them).
+    On a CPU it would replace explicit attention by the fused kernel. That kernel's backward pass is the slower one
+    there (choices.py chose between them).
     """
     return {"pattern_matcher": False} if device == "cpu" else None
 

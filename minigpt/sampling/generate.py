@@ -52,7 +52,6 @@ def window_start(length: int, block_size: int) -> int:
     The window grows to block_size tokens. When one more comes, the last block_size // 2 tokens are kept and read
     again from position 0, and the window grows again. A prompt longer than the window is treated as if it had been
     written token by token, so its last block_size // 2 to block_size tokens are read.
-
     """
     if length <= block_size:
         return 0

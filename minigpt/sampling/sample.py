@@ -1,4 +1,4 @@
-"""minigpt sample: a checkpoint writes. Text goes to stdout, everything else to stderr."""
+"""minigpt sample: write text with a checkpoint. The text goes to stdout, everything else to stderr."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Turns tokens into text as they come, never half a character or the beginning of a stop string."""
+"""Turns tokens into text as they come, without showing half a character or the beginning of a stop string."""
 
 import codecs
 from collections.abc import Sequence

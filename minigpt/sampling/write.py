@@ -150,7 +150,7 @@ def write_sample(model: GPT, tokenizer: Tokenizer, samples: SamplesConfig, *, se
 def gpt_forward(model: GPT, decoder: NativeDecoder | None = None, *, vocab_size: int | None = None) -> Forward:
     """Return a GPT in the form the sampling loop needs: only the last real position goes through the output layer.
 
-    An imported model may have more tokens than the tokenizer's vocab_size; those stand for no text and are left out.
+    An imported model may have more tokens than the tokenizer's vocab_size; those have no text and are left out.
     """
     device = model.token_embedding.weight.device
 

@@ -37,7 +37,7 @@ def label(tokenizer: Tokenizer, token: int) -> str:
 
 
 def distribution(tokenizer: Tokenizer, logits: Tensor, count: int = MOST_LIKELY) -> dict[str, Any]:
-    """Return the distribution of the next token by logits (V,), from which it follows for any temperature.
+    """Return the distribution of the next token from its logits (V,), in a form that serves for any temperature.
 
     Returns:
         top: id, text and logprob of the likeliest. rest: the others, as (logprob to a tenth, how many).
@@ -126,7 +126,7 @@ def read(loaded: LoadedCheckpoint, rows: Sequence[Sequence[int]]) -> tuple[Tenso
 def kinds(loaded: LoadedCheckpoint, text: str) -> list[list[dict[str, Any]]]:
     """Return the scores of every head (see attention/kinds.py) and the kind that follows, layer by layer.
 
-    Two are of the text, if it has the three tokens that they need; induction is of random tokens that are repeated.
+    Two scores are measured on the text, if it has at least three tokens; induction on random tokens, repeated.
     """
     scores = {}
     tokens, _ = tokens_to_look_at(loaded, text)
@@ -142,9 +142,9 @@ def kinds(loaded: LoadedCheckpoint, text: str) -> list[list[dict[str, Any]]]:
         scores["induction"] = induction(read(loaded, drawn.repeat(1, 2).tolist())[1], period).mean(1)
 
     def head(layer: int, place: int) -> dict[str, Any]:
-        own = {name: round(float(each[layer, place]), 3) for name, each in scores.items()}
-        highest = max(own, key=lambda name: own[name], default="")
-        return own | {"kind": highest if own.get(highest, 0) >= NAMED_FROM else ""}
+        of_head = {name: round(float(grid[layer, place]), 3) for name, grid in scores.items()}
+        highest = max(of_head, key=lambda name: of_head[name], default="")
+        return of_head | {"kind": highest if of_head.get(highest, 0) >= NAMED_FROM else ""}
 
     config = loaded.config.model
     return [[head(layer, place) for place in range(config.n_head)] for layer in range(config.n_layer)]
@@ -152,13 +152,13 @@ def kinds(loaded: LoadedCheckpoint, text: str) -> list[list[dict[str, Any]]]:
 
 @torch.inference_mode()
 def lens(loaded: LoadedCheckpoint, text: str) -> list[list[dict[str, Any]]]:
-    """Return what the model would say after each layer: the stream through the final norm and the output layer.
+    """Return each layer's prediction: its stream through the final norm and the output layer.
 
     Source: nostalgebraist 2020, "interpreting GPT: the logit lens".
 
     Returns:
         For the embedding and every layer, for each token but the first: top and share, the likeliest token and its
-        probability; rank and nats of the token that stands there.
+        probability; rank and nats of the text's own token.
     """
     tokens, _ = tokens_to_look_at(loaded, text)
     model, streams = loaded.model, []
@@ -169,16 +169,16 @@ def lens(loaded: LoadedCheckpoint, text: str) -> list[list[dict[str, Any]]]:
     finally:
         for hook in hooks:
             hook.remove()
-    found, true = [], torch.tensor(tokens[1:], dtype=torch.long)[:, None]
+    layers, true = [], torch.tensor(tokens[1:], dtype=torch.long)[:, None]
     for stream in streams:
         logprobs = model.logits(model.final_norm(stream[0, :-1])).double().cpu().log_softmax(-1)  # (T - 1, V)
         nats, (highest, likeliest) = -logprobs.gather(1, true), logprobs.max(-1)
         ranks = 1 + (logprobs > -nats).sum(-1)
         columns = zip(likeliest.tolist(), highest.exp().tolist(), ranks.tolist(), nats[:, 0].tolist(), strict=True)
-        found.append(
+        layers.append(
             [
-                {"top": label(loaded.tokenizer, top), "share": round(share, 4), "rank": rank, "nats": round(own, 4)}
-                for top, share, rank, own in columns
+                {"top": label(loaded.tokenizer, top), "share": round(share, 4), "rank": rank, "nats": round(loss, 4)}
+                for top, share, rank, loss in columns
             ]
         )
-    return found
+    return layers

@@ -1,4 +1,4 @@
-"""What a sweep tells: lines, leaderboard.csv, a picture, and the command that trains the best again."""
+"""The results of a sweep: lines, leaderboard.csv, a picture, and the command that trains the best again."""
 
 import csv
 import io
@@ -133,7 +133,7 @@ def draw_picture(sweep: Sweep, trials: Sequence[FrozenTrial]) -> Path | None:
 
 
 def draw_setting(chart: Any, key: str, kind: Distribution, shown: Sequence[FrozenTrial]) -> None:
-    """Draw all trials over one setting: what is far above the others, or failed, stands on top."""
+    """Draw all trials over one setting; those that failed or are far above the others are on the top edge."""
     values = [trial.value for trial in shown if trial.value is not None]
     low, usual = min(values), float(np.percentile(values, 85))
     top = usual + (0.4 * (usual - low) or 0.02 * abs(low) or 1.0)

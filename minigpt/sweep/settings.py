@@ -52,8 +52,8 @@ def read_grid(arguments: list[str], train: list[str]) -> Sweep:
         for key, texts in lists.items()
     }
     first = [f"{key}={text}" for key, (text, *_) in lists.items()]
-    own = ["search.sampler=grid", "sweep.max_failures=0", "sweep.hang_minutes=0"]
-    return read_sweep([*own, *shared, *first, f"search.space={json.dumps(space)}"], train, is_grid=True)
+    of_grid = ["search.sampler=grid", "sweep.max_failures=0", "sweep.hang_minutes=0"]
+    return read_sweep([*of_grid, *shared, *first, f"search.space={json.dumps(space)}"], train, is_grid=True)
 
 
 def read_sweep(arguments: list[str], train: list[str], is_grid: bool = False) -> Sweep:
@@ -139,9 +139,9 @@ def _incomparable(configs: Sequence[TrainConfig], metric: str) -> list[str]:
     """Return why the trials' values can't be compared: other validation texts, other vocabularies."""
     texts, vocabularies, faults = set(), set(), []
     for config in configs:
-        now = values(config)
-        data = {key: now[key] for key in sorted(now) if key.startswith("data.") and key != "data.dir"}
-        tokenizer = {key: now[key] for key in sorted(now) if key.startswith("tokenizer.")}
+        flat = values(config)
+        data = {key: flat[key] for key in sorted(flat) if key.startswith("data.") and key != "data.dir"}
+        tokenizer = {key: flat[key] for key in sorted(flat) if key.startswith("tokenizer.")}
         texts.add(config.data.val_source or str(data))
         vocabularies.add(str([tokenizer, data if config.tokenizer.name in LEARNED else None]))
     if len(texts) > 1:

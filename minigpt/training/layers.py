@@ -1,4 +1,4 @@
-"""What a step does to each layer, for the report: the norm of its gradient, and how far its weights move."""
+"""Numbers of a step for each layer, for the report: the norm of its gradient, and how far its weights move."""
 
 import math
 from collections import defaultdict

@@ -138,7 +138,7 @@ def measured_alone(config: TrainConfig, vocab_size: int, seconds: float) -> floa
 
 
 def with_epochs(config: TrainConfig, prepared: Prepared) -> TrainConfig:
-    """Return a config whose steps are trainer.epochs passes over the training text, if it names any."""
+    """Return the config, with the number of steps in trainer.epochs passes over the training text if that is set."""
     epochs = config.trainer.epochs
     if epochs is None:
         return config
@@ -174,7 +174,7 @@ def train_from(job: TrainingJob, checkpoint: Path | None, state: RunState, chang
     """Train from a checkpoint, or from the start, to the end of the run or to a stop.
 
     Raises:
-        RollBack: the guard asks for it.
+        RollBack: the guard wants to go back to an earlier checkpoint.
     """
     config, run, prepared = job.config, job.run, job.prepared
     job.processes.signals.raise_if_received()

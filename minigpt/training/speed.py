@@ -1,4 +1,4 @@
-"""What a budget needs to measure a machine: tokens of any vocabulary, and the end of a training after some steps."""
+"""Measures a machine for a budget: tokens of any vocabulary, and the end of a training after some steps."""
 
 import time
 from pathlib import Path

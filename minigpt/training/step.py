@@ -1,6 +1,6 @@
 """One optimizer step, from its first micro-batch to the save after it, in the order in which it happens.
 
-Lightning's Trainer calls the methods of LanguageModel in the order in which they stand here. In between it moves each
+Lightning's Trainer calls the methods of LanguageModel in the order in which they are written. In between it moves each
 micro-batch to the device, divides its loss by their number and calls backward(); under DDP the gradients are averaged
 in the backward pass of a step's last micro-batch (no_sync in those before).
 """

@@ -1,4 +1,4 @@
-"""The chat_template of another program's model: Jinja, a program by a stranger, which runs in jinja2's sandbox only."""
+"""The chat_template of another program's model: Jinja code from an unknown author, run in jinja2's sandbox only."""
 
 import functools
 import json

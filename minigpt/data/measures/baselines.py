@@ -1,7 +1,7 @@
-"""What models that only count, or copy, reach on the validation text: the least that a trained one must beat.
+"""Baselines: the scores on the validation text of models that only count or copy. A trained model must beat them.
 
-All of them see the training text alone, and are given in bits per byte of the validation text. They are measured once
-for each set of tokens and kept beside them, in baselines.json.
+They learn from the training text alone, and their scores are in bits per byte of the validation text. They are measured
+once for each set of tokens and kept beside them, in baselines.json.
 """
 
 import contextlib

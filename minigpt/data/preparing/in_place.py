@@ -1,7 +1,7 @@
-"""Tokens that others wrote, used where they lie: llm.c's shards, and nanoGPT's train.bin and val.bin.
+"""Tokens that other programs wrote, used in place: llm.c's shards, and nanoGPT's train.bin and val.bin.
 
-Nothing is copied: the prepared folder holds links to them. They are read through for their SHA-256, their
-largest token, and the text that they stand for.
+Nothing is copied: the prepared folder holds links to them. They are read once for their SHA-256, their
+largest token, and the number of bytes of their text.
 """
 
 import os

@@ -71,7 +71,7 @@ def find_or_make(
     work: WorkConfig | None = None,
     say: Say = tell,
 ) -> Prepared:
-    """Find the tokens that these keys stand for, or make them.
+    """Find the tokens that these settings describe, or make them.
 
     Several processes may run this at once: one makes the tokens, the others wait and find them. Killed at any point and
     run again, it continues, and gives the same bytes.

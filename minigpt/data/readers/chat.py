@@ -1,4 +1,4 @@
-"""Conversations: what a record must be to be one."""
+"""Conversations: the forms that a record may have."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -124,7 +124,7 @@ class Document:
         label: names it inside the corpus.
         chunks: its UTF-8 (any bytes where text is taken as it is), cut anywhere; to be read once, before the next
             document is taken.
-        head: of a document whose beginning is in another unit of work, its first bytes; else None.
+        head: the document's first bytes, if its beginning is in another unit of work; else None.
     """
 
     label: str

@@ -42,7 +42,7 @@ def _text_of(record: Any, options: ReadOptions) -> bytes:
 
 
 def records(file: File, separator: bytes, begin: int, end: int | None) -> Iterator[tuple[int, bytes]]:
-    """Yield what stands between separators: each record that begins in begin ... end - 1, with the place where."""
+    """Yield the text between separators: each record that begins in begin ... end - 1, with its position."""
     # Three newlines hold two blank lines, and the first counts: so start after a byte that no separator holds.
     head = next(file.chunks(max(0, begin - HEAD_BYTES), begin, HEAD_BYTES), b"")
     start, parts = max(0, begin - 1 - len(head) + len(head.rstrip(separator))), list[bytes]()

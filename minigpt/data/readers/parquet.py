@@ -13,7 +13,7 @@ TEXT_TYPES = ("string", "large_string", "binary", "large_binary")
 def read_parquet(file: File, options: ReadOptions, begin: int = 0, end: int | None = None) -> Iterator[Document]:
     """Yield the text of each row in column `data.key`; rows without one are empty documents.
 
-    Of a part of the file, the row groups are read whose place among all of them is in that part.
+    For a part of the file, row groups are selected by their place among all row groups.
     """
     pyarrow, parquet = package("pyarrow", file.path), package("pyarrow.parquet", file.path)
     row = 0

@@ -66,13 +66,13 @@ class Corpus:
     """Files in order, and how their bytes become text.
 
     Attributes:
-        found: all files, also those that are left out.
+        all_files: also those that are left out; `files` are those that are read.
         rule: by which it is split: tokens | source | names | label | content | tail (minigpt/data/sources/split.py).
         signature: hash of the names, sizes and times of the files, before one of them was opened.
     """
 
     name: str
-    found: Sequence[File]
+    all_files: Sequence[File]
     options: ReadOptions = field(default_factory=ReadOptions)
     rule: str = "tail"
     signature: str = ""
@@ -80,7 +80,7 @@ class Corpus:
     @cached_property
     def files(self) -> list[File]:
         """Those that are read."""
-        return [file for file in self.found if not file.left_out]
+        return [file for file in self.all_files if not file.left_out]
 
     @property
     def size(self) -> int:
@@ -91,7 +91,7 @@ class Corpus:
     def notes(self) -> list[str]:
         """Sentences about what is left out."""
         reasons = defaultdict[str, list[str]](list)
-        for file in self.found:
+        for file in self.all_files:
             reasons[file.left_out].append(file.label)
         return [
             f"left out {len(labels):,} ({why}): {', '.join(sorted(labels)[:3])}{' ...' if len(labels) > 3 else ''}"
@@ -159,9 +159,9 @@ def look_inside(corpus: Corpus, say: Say) -> Corpus:
     if corpus.name not in ("text", "chat"):
         return corpus
     tokens = set(_token_files(corpus.files))
-    progress = Progress("data: looking into the files", len(corpus.found), say, unit="files", size=1)
+    progress = Progress("data: looking into the files", len(corpus.all_files), say, unit="files", size=1)
     files, beside = [], "beside tokens, which are used; data.exclude=*.bin reads text"
-    for file in corpus.found:
+    for file in corpus.all_files:
         why = file.left_out
         if tokens:
             why = why or ("" if file in tokens or file.is_named else beside)
@@ -175,7 +175,7 @@ def look_inside(corpus: Corpus, say: Say) -> Corpus:
         read = [file for file in files if not file.left_out]
         if len(read) == 1 and read[0].is_named and not holds_records(read[0], corpus.options):
             rule = "tail"
-    return _refuse_nothing(replace(corpus, found=files, rule=rule))
+    return _refuse_nothing(replace(corpus, all_files=files, rule=rule))
 
 
 def token_header(file: File) -> tuple[str, int] | None:
@@ -186,7 +186,7 @@ def token_header(file: File) -> tuple[str, int] | None:
 
 
 def _refuse_nothing(corpus: Corpus) -> Corpus:
-    for is_val, key in {file.is_val: "val_source" if file.is_val else "source" for file in corpus.found}.items():
+    for is_val, key in {file.is_val: "val_source" if file.is_val else "source" for file in corpus.all_files}.items():
         if not any(file.is_val == is_val for file in corpus.files) and corpus.rule != "names":
             raise UserFault("; ".join((f"data.{key} holds no text", *corpus.notes)))
     return corpus

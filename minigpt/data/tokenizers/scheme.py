@@ -21,7 +21,7 @@ class Encoder(Protocol):
     """Cuts text into the tokens of a vocabulary."""
 
     def runs(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        """Regroup a text into pieces whose tokens, piece by piece, are those of the text: see `Tokenizer.runs`."""
+        """Cut a text into pieces that can be encoded one by one: see `Tokenizer.runs`."""
 
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[Any]]:
         """Yield the tokens of one text that comes in chunks, cut anywhere; they don't depend on the cuts."""

@@ -1,7 +1,7 @@
 """Fast sampling on the CPU: the GPT's step for one new token per row as a single call of decode.cpp.
 
-`native_decoder` decides whether it can be used for a model. The plain model is its readable twin: same cache, same
-numbers.
+`native_decoder` decides whether it can be used for a model. The plain model computes the same numbers with the same
+cache.
 """
 
 from typing import Any
