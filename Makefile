@@ -43,7 +43,7 @@ test-pages: setup ## the pages in a headless Chromium, which must be there (inst
 
 rehearse-gpu: setup ## trainings on a GPU that is not there: torch's CUDA build in .venv-gpu (3 GB), a stand-in for its runtime
 	sh tests/gpu/build.sh .venv/bin/python
-	OMP_NUM_THREADS=1 .venv-gpu/python -m pytest -m gpu --timeout=600 tests/gpu
+	OMP_NUM_THREADS=1 .venv-gpu/python -m pytest -m gpu --timeout=900 tests/gpu
 
 docs: setup ## the pages as a site in build/docs, with the API from the docstrings (installs sphinx, myst-parser, furo: 40 MB)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt sphinx myst-parser furo

@@ -10,6 +10,7 @@ exit code, its peak of memory, and the waits by kind and place.
 import collections
 import contextlib
 import json
+import os
 import sys
 import traceback
 import weakref
@@ -21,8 +22,11 @@ from unittest import mock
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -196,6 +200,50 @@ def stand_in(tensors: Mapping[str, Tensor], label: Mapping[str, str] | None = No
         )
 
 
+@contextlib.contextmanager
+def seen_by_rank_zero(world_size: int) -> Iterator[None]:
+    """Be rank 0 of a group whose other ranks are not there: each collective returns at once (torch's fake group)."""
+    from minigpt.ranks import group
+
+    if world_size == 1:
+        yield
+        return
+    place = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": world_size, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
+    init, new_group, init_ddp = dist.init_process_group, dist.new_group, DistributedDataParallel.__init__
+
+    def init_fake(*_: Any, **options: Any) -> None:
+        init("fake", store=FakeStore(), rank=0, world_size=world_size)
+
+    def new_fake(*ranks: Any, **options: Any) -> Any:
+        return new_group(*ranks, **options | {"backend": "fake"})
+
+    def reduced(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())  # the fake group's own answer is None, which DDP refuses
+        return future
+
+    def with_hook(ddp: DistributedDataParallel, *given: Any, **options: Any) -> None:
+        init_ddp(ddp, *given, **options)
+        ddp.register_comm_hook(None, reduced)
+
+    def end(error: BaseException, processes: group.Processes) -> None:
+        dist.destroy_process_group()
+        raise error
+
+    with (
+        mock.patch.dict(os.environ, {name: str(value) for name, value in place.items()}),
+        mock.patch.object(group, "_meet", return_value=dist.HashStore()),
+        mock.patch.object(dist, "init_process_group", init_fake),
+        mock.patch.object(dist, "new_group", new_fake),
+        mock.patch.object(dist, "broadcast_object_list"),  # rank 0 has them
+        mock.patch.object(dist, "_verify_params_across_processes"),
+        mock.patch.object(DistributedDataParallel, "__init__", with_hook),
+        mock.patch.object(group, "_end", end),
+        mock.patch.object(group.Processes, "gather", lambda self, text: [text] * self.world_size),
+    ):
+        yield
+
+
 def rehearse(words: Sequence[str]) -> dict[str, Any]:
     """Run a command of minigpt, `train` if none is named, on a fake device; a training is fake from the model on.
 
@@ -203,7 +251,7 @@ def rehearse(words: Sequence[str]) -> dict[str, Any]:
     """
     from minigpt import cli, stages
     from minigpt.checkpoint import contents
-    from minigpt.training import finish, run
+    from minigpt.training import finish, run, saving
 
     numbers = [list(map(float, word[8:].split(","))) for word in words if word.startswith("numbers=")]
     words = [word for word in words if not word.startswith("numbers=")]
@@ -219,16 +267,21 @@ def rehearse(words: Sequence[str]) -> dict[str, Any]:
         return fake
 
     def answers(tensor: FakeTensor) -> Any:
+        if tensor.shape == (10,):  # of several ranks: the numbers of one, seconds, and four requests to stop
+            return [*(numbers[0] if numbers else [NUMBER] * 5), 1.0, 0.0, 0.0, 0.0, 0.0]
         return numbers[0] if numbers and tensor.shape == (5,) else real_list(tensor)
 
     trains = "=" in words[0]
     command = on_device(cli._dispatch) if not trains and "export" not in words else cli._dispatch
+    devices = max((int(word[16:]) for word in words if word.startswith("trainer.devices=")), default=1)
     with (
+        seen_by_rank_zero(devices),
         mock.patch.object(run, "train_from", on_device(real_train_from)),
         mock.patch.object(stages, "ask", on_device(stages.ask)),
         mock.patch.object(finish, "keep_baselines"),
         mock.patch.object(contents, "pack_tensors", stand_in),
         mock.patch.object(contents, "first_non_finite", return_value=None),
+        mock.patch.object(saving, "np", mock.Mock(isfinite=lambda _: np.True_)),  # no device fills the copies
         mock.patch.dict(globals(), list_of=answers),
     ):
         try:

@@ -20,20 +20,22 @@ PLAIN = "trainer.compile=off trainer.device=cuda validate.every_steps=0 samples.
 SMALL = f"{TEXT} {PLAIN} model=qwen3-nano batch_tokens=2048 trainer.max_steps=4"
 LARGE = f"{TEXT} {PLAIN} batch_tokens=8192 trainer.micro_batch=4 trainer.max_steps=2"
 CHAT = f"{PLAIN} trainer.max_steps=2 data.val_fraction=0.01"
+SHORT = f"{PLAIN} trainer.max_steps=2 batch_tokens=8192"
+EIGHT = "trainer.devices=8 batch_tokens=16384"
 
-# By card, the commands of one process, in order: name, words.
+# By cards, the commands of one process, in order: name, words.
 COMMANDS = {
     "h100": {
         "first": f"{SMALL} samples.every_steps=2",
-        "continued": f"{SMALL} trainer.max_steps=6 run.dir={RUNS}/first",
-        "sample": f"sample checkpoint={RUNS}/first device=cuda prompt=Once max_new_tokens=3",
-        "evaluate": f"evaluate checkpoint={RUNS}/first device=cuda file={RUNS}/text.txt",
-        "export": f"export checkpoint={RUNS}/first format=hf dir={RUNS}/exported",
+        "continued": f"{SMALL} trainer.max_steps=6 run.dir={RUNS}/h100/first",
+        "sample": f"sample checkpoint={RUNS}/h100/first device=cuda prompt=Once max_new_tokens=3",
+        "evaluate": f"evaluate checkpoint={RUNS}/h100/first device=cuda file={RUNS}/text.txt",
+        "export": f"export checkpoint={RUNS}/h100/first format=hf dir={RUNS}/h100/exported",
         "gone back": f"{SMALL} numbers=nan,1,1,1,0 guard.max_skips=1 guard.max_rollbacks=2",
         "overflow": f"{SMALL} trainer.precision=fp16 numbers=3,inf,1,65536,0",
-        "chat": f"experiment=chat_tiny init.from={RUNS}/first init.experiment=null {CHAT}",
-        "grpo": f"experiment=chat_grpo init.from={RUNS}/chat {CHAT} objective.answers=4 batch_tokens=1024",
-        "lora": f"{SMALL} adapter=lora init.from={RUNS}/first",
+        "chat": f"experiment=chat_tiny init.from={RUNS}/h100/first init.experiment=null {CHAT}",
+        "grpo": f"experiment=chat_grpo init.from={RUNS}/h100/chat {CHAT} objective.answers=4 batch_tokens=1024",
+        "lora": f"{SMALL} adapter=lora init.from={RUNS}/h100/first",
         "medium": f"{LARGE} model=gpt2-medium trainer.loss_chunk=1024",
         "xl": f"{LARGE} model=gpt2-xl",
         "350m": f"{LARGE} model=qwen3-350m optimizer=muon data.mask_documents=true",
@@ -46,7 +48,29 @@ COMMANDS = {
         "saved": f"{SMALL} trainer.max_steps=8 checkpoint.every_steps=2",
         "masked": f"{SMALL} trainer.max_steps=8 data.mask_documents=true",
         "masked, short": f"{SMALL} data.mask_documents=true",
+        "demo": f"experiment=demo {SHORT} {TEXT}",
+        "text": f"experiment=text {SHORT} {TEXT}",
+        "fast": f"experiment=shakespeare_char_fast {SHORT} {TEXT}",
+        "cpu": f"experiment=shakespeare_char_cpu {SHORT} {TEXT}",
+        "cpu large": f"experiment=shakespeare_char_cpu_large {SHORT} {TEXT}",
+        "chat base": f"experiment=chat_tiny_base {SHORT} {TEXT}",
+        "124m": f"experiment=gpt2_124m {PLAIN} {TEXT} trainer.max_steps=1 batch_tokens=65536",
     },
+    "8-h100": {
+        "ddp": f"{SMALL} {EIGHT} trainer=ddp optimizer=muon validate.every_steps=2 samples.every_steps=2",
+        "ddp, continued": f"{SMALL} {EIGHT} trainer=ddp optimizer=muon trainer.max_steps=6 run.dir={RUNS}/8-h100/ddp",
+        "ddp, plain": f"{SMALL} {EIGHT} trainer=ddp",
+        "ddp, longer": f"{SMALL} {EIGHT} trainer=ddp trainer.max_steps=8",
+        "ddp, accumulated": f"{SMALL} {EIGHT} trainer=ddp trainer.micro_batch=4 data.mask_documents=true",
+        "lora": f"{SMALL} {EIGHT} trainer=ddp adapter=lora init.from={RUNS}/8-h100/ddp",
+        "fsdp": f"{SMALL} {EIGHT} trainer=fsdp optimizer=muon validate.every_steps=2 samples.every_steps=2",
+        "fsdp, plain": f"{SMALL} {EIGHT} trainer=fsdp",
+        "fsdp, longer": f"{SMALL} {EIGHT} trainer=fsdp trainer.max_steps=8",
+        "xl": f"{LARGE} trainer=fsdp trainer.devices=8 model=gpt2-xl batch_tokens=65536",
+        "350m": f"{LARGE} trainer=fsdp trainer.devices=8 model=qwen3-350m batch_tokens=65536 trainer.gather=bf16",
+        "hsdp": f"{SMALL} {EIGHT} trainer=hsdp trainer.shards=4 trainer.micro_batch=8",
+    },
+    "8-t4": {"ddp": f"{SMALL} {EIGHT} trainer=ddp", "fsdp": f"{SMALL} {EIGHT} trainer=fsdp"},
     "h200": {"124m": f"{LARGE} model=qwen3-124m optimizer=muon data.mask_documents=true"},
     "a100": {
         "shakespeare": f"experiment=shakespeare_char {PLAIN} {TEXT} trainer.max_steps=2",
@@ -55,23 +79,24 @@ COMMANDS = {
     "rtx4090": {"large": f"{LARGE} model=gpt2-large model.dropout=0.1 model.checkpoint_activations=true"},
     "t4": {"fp16": f"{LARGE} model=gpt2 trainer.loss_chunk=1024"},
 }
+CONTINUED = {"continued", "ddp, continued"}  # they name the run that they continue
 ENDS = {"gone back": 5}  # all its losses are NaN
 
 
 @functools.cache
 def results(card: str) -> dict[str, dict]:
-    """Run a card's commands, in one process: what each ended with."""
+    """Run the commands of one or several cards, in one process; return what each ended with."""
+    count, _, key = card.rpartition("-")
     text = ROOT.joinpath("docs/GUIDE.md").read_text()[:20_000]
     (RUNS / "text.txt").write_text(text)
     commands = []
     for name, words in COMMANDS[card].items():
-        given = [f"run.dir={RUNS}/{name.replace(' ', '-').replace(',', '')}", f"data.dir={RUNS}/data"]
-        commands.append(" ".join([*(given if "=" in words.split()[0] else []), words]))
-    if "first" in COMMANDS[card]:
-        commands[1] = commands[1].partition(" ")[2]  # it continues the run of the first
+        run = [] if name in CONTINUED else [f"run.dir={RUNS}/{card}/{name.replace(' ', '-').replace(',', '')}"]
+        given = [*run, f"data.dir={RUNS}/data"] if "=" in words.split()[0] else []
+        commands.append(" ".join([*given, words]))
     done = subprocess.run(
         [sys.executable, ROOT / "tests/gpu/rehearsal.py", " -- ".join(commands)],
-        env=os.environ | {"REHEARSED_GPU": card},
+        env=os.environ | {"REHEARSED_GPU": key, "REHEARSED_GPUS": count or "1"},
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -87,9 +112,9 @@ def test_a_command_ends_with_its_exit_code(card, name):
     assert result["code"] == ENDS.get(name, 0), result["error"]
 
 
-def more_waits(name, than):
+def more_waits(name, than, card="h100"):
     """Return the waits of a training that another did not have, by kind; those at its start and end are equal."""
-    longer, shorter = ({(kind, place): n for kind, place, n in results("h100")[run]["waits"]} for run in (name, than))
+    longer, shorter = ({(kind, place): n for kind, place, n in results(card)[run]["waits"]} for run in (name, than))
     difference = collections.Counter()
     for key in longer.keys() | shorter.keys():
         difference[key[0]] += longer.get(key, 0) - shorter.get(key, 0)
@@ -109,6 +134,13 @@ def more_waits(name, than):
 )
 def test_the_host_waits_twice_a_validation_once_a_save_and_never_within_a_step(name, than, waits):
     assert more_waits(name, than) == waits
+
+
+@pytest.mark.parametrize("layout", ["ddp", "fsdp"])
+def test_with_eight_ranks_a_step_waits_as_with_one(layout):
+    # DDP itself copies the order of its buckets to the host once a run.
+    waits = more_waits(f"{layout}, longer", f"{layout}, plain", card="8-h100")
+    assert waits == {"a wait for an event": 4}
 
 
 def test_no_training_waits_where_a_step_is_made():
