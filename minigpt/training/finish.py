@@ -2,6 +2,7 @@
 
 import shlex
 import time
+from collections.abc import Callable
 
 from minigpt.config.schema import TrainConfig
 from minigpt.data.measures.baselines import baselines
@@ -32,12 +33,9 @@ def finish(job: TrainingJob, state: RunState, reason: str | None, *, ask_queue: 
         return STOPPED if reason == "signal" else FINISHED
     run.event("stopped" if reason == "signal" else "finished", step=state.step, reason=reason or limit)
     if reason != "signal":
-        keep_baselines(job)
-        keep_token_losses(job)
-    try:
-        write_report(run.path)
-    except Exception as error:  # a failed report must not spoil a finished training
-        tell(f"The report could not be drawn: {type(error).__name__}: {error}")
+        attempt("The baselines", lambda: keep_baselines(job))
+        attempt("The losses of single tokens", lambda: keep_token_losses(job))
+    attempt("The pictures of the report", lambda: write_report(run.path))
     if reason == "signal":
         tell(f"\nStopped after step {state.step:,}. Checkpoint in {run.path}; the same command continues the run.")
         requeue(tell, asked=ask_queue)
@@ -53,25 +51,29 @@ def finish(job: TrainingJob, state: RunState, reason: str | None, *, ask_queue: 
     return FINISHED
 
 
-def keep_baselines(job: TrainingJob) -> None:
-    """Measure the baselines of this text once, for the report and the last lines."""
+def attempt(results: str, work: Callable[[], object]) -> None:
+    """Do what must not spoil a finished training if it fails."""
     try:
-        job.processes.signals.raise_if_received()
+        work()
+    except (Exception, StoppedEarly) as error:
+        tell(f"{results} were left out: {type(error).__name__}: {error}")
+
+
+def keep_baselines(job: TrainingJob) -> None:
+    """Measure the baselines of this text once, for the report and the last lines; a signal ends this at once."""
+    signals = job.processes.signals
+    try:
+        signals.raise_if_received()
         rows = baselines(job.prepared, say=tell)
         job.run.write_json("baseline.json", {"fingerprint": job.prepared.fingerprint, "baselines": rows})
-    except (Exception, StoppedEarly) as error:  # it must not spoil a finished training
-        tell(f"The baselines were left out: {type(error).__name__}: {error}")
     finally:
-        job.processes.signals.noted_only = True
+        signals.noted_only = True
 
 
 def keep_token_losses(job: TrainingJob) -> None:
     """Measure for the report how hard the tokens of some validation text are for the best model."""
-    try:
-        if losses := measure_token_losses(job):
-            job.run.write_json("tokens.json", losses)
-    except Exception as error:  # it must not spoil a finished training
-        tell(f"The losses of single tokens were left out: {type(error).__name__}: {error}")
+    if losses := measure_token_losses(job):
+        job.run.write_json("tokens.json", losses)
 
 
 def refuse_nothing_learned(state: RunState, config: TrainConfig) -> None:

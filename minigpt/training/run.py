@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ from minigpt.data.prepared import Prepared
 from minigpt.faults import FINISHED, NonFiniteTraining, StoppedEarly, UserFault
 from minigpt.machine.choices import Choices, keep_choices
 from minigpt.machine.hardware import Hardware, find_device
-from minigpt.machine.sharding import Layout, make_layout, shard
-from minigpt.machine.torch_setup import LossFunction, set_up_torch
+from minigpt.machine.sharding import make_layout, shard
+from minigpt.machine.torch_setup import set_up_torch
 from minigpt.model.gpt import GPT
 from minigpt.ranks.group import Processes, joined
 from minigpt.ranks.signals import Signals
@@ -44,7 +44,8 @@ from minigpt.training.grpo import Questions
 from minigpt.training.guard import RollBack
 from minigpt.training.lightning_engine import build_trainer, quiet_lightning
 from minigpt.training.optimizer import build_optimizer
-from minigpt.training.saving import pack_states, restore_states
+from minigpt.training.output import RunLog
+from minigpt.training.saving import Saving, pack_states, restore_states
 from minigpt.training.speed import Stopwatch, noise
 from minigpt.training.state import RunState, TrainingJob, reached_limit, read_run_state, steps_of
 from minigpt.training.step import LanguageModel
@@ -123,7 +124,7 @@ def measured(config: TrainConfig, vocab_size: int, seconds: float, hardware: Har
     job = TrainingJob(config, hardware, noise(vocab_size, config.model.block_size + 1), processes, run, [watch])
     choices = choose_alike(job, None)
     config.trainer.max_steps, config.validate.every_steps, config.samples.every_steps = None, 0, 0
-    fit(job, assemble(job, choices, None, state), state)
+    fit(*assemble(job, choices, None, state))
     gc.collect()
     processes.signals.raise_if_received()
     return float(processes.gather(str(watch.steps_per_second * config.batch_tokens))[0])
@@ -179,8 +180,8 @@ def train_from(job: TrainingJob, checkpoint: Path | None, state: RunState, chang
     config, run, prepared = job.config, job.run, job.prepared
     job.processes.signals.raise_if_received()
     saved_choices = from_rank_zero(job, lambda: run.read_json("choices.json"))
-    parts = assemble(job, choose_alike(job, saved_choices), checkpoint, state)
-    choices = parts.choices
+    module, batches = assemble(job, choose_alike(job, saved_choices), checkpoint, state)
+    choices = module.choices
 
     # Nothing was written before this line: a refused run is unchanged.
     run.write_json("data.json", prepared.facts)
@@ -194,28 +195,18 @@ def train_from(job: TrainingJob, checkpoint: Path | None, state: RunState, chang
     tell_changed_choices(run, saved_choices, choices)
     tell_changed_settings(run, changes)
     tell(f"Run        {run.path}" + (f", continuing after step {state.step:,}" if checkpoint else ""))
-    plan = describe_plan(config, choices, job.hardware, gpt=parts.gpt, prepared=prepared, total_steps=steps_of(config))
-    print(plan)
-    if not (run.path / BUDGET).exists() and (warning := repetition_warning(config, prepared.train, steps_of(config))):
+    steps = steps_of(config)
+    print(describe_plan(config, choices, job.hardware, gpt=module.gpt, prepared=prepared, total_steps=steps))
+    if not (run.path / BUDGET).exists() and (warning := repetition_warning(config, prepared.train, steps)):
         tell(f"WARNING    {warning}")
-    module = fit(job, parts, state)
+    fit(module, batches)
     return finish(job, state, module.stop_reason, ask_queue=module.requeue)
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The objects of a training."""
-
-    gpt: GPT
-    choices: Choices
-    batches: MicroBatches | Questions
-    optimizer: torch.optim.Optimizer
-    layout: Layout | None
-    loss_function: LossFunction
-
-
-def assemble(job: TrainingJob, choices: Choices, checkpoint: Path | None, state: RunState) -> Parts:
-    """Return model, batches and optimizer, from a checkpoint or new. Nothing is written."""
+def assemble(
+    job: TrainingJob, choices: Choices, checkpoint: Path | None, state: RunState
+) -> tuple[LanguageModel, MicroBatches | Questions]:
+    """Return the model with its optimizer, from a checkpoint or new, and its batches. Nothing is written."""
     config, prepared = job.config, job.prepared
     set_up_torch(choices, deterministic=config.trainer.deterministic)
     torch.manual_seed(fold(config.seed))
@@ -238,27 +229,22 @@ def assemble(job: TrainingJob, choices: Choices, checkpoint: Path | None, state:
     if checkpoint is not None:
         restore_optimizer(read_tensors(checkpoint / OPTIMIZER), optimizer)
         restore_states(job.callbacks, checkpoint)
-    return Parts(gpt, choices, batches, optimizer, layout, loss_function)
-
-
-def fit(job: TrainingJob, parts: Parts, state: RunState) -> LanguageModel:
-    """Train; return the module, whose `stop_reason` says why the training ended."""
     module = LanguageModel(
-        parts.gpt,
-        job,
-        parts.choices,
-        optimizer=parts.optimizer,
-        state=state,
-        layout=parts.layout,
-        loss_function=parts.loss_function,
+        gpt, job, choices, optimizer=optimizer, state=state, layout=layout, loss_function=loss_function
     )
+    return module, batches
+
+
+def fit(module: LanguageModel, batches: MicroBatches | Questions) -> None:
+    """Train; `module.stop_reason` then says why the training ended."""
+    job, choices, step = module.job, module.choices, module.state.step
     quiet_lightning()
     # Lightning counts the steps of this process; `state` counts those of the run.
-    steps_left = None if module.total_steps is None else module.total_steps - state.step
-    trainer = build_trainer(job.config, parts.choices, steps=steps_left, callbacks=list(job.callbacks))
-    with module.run_log, module.saving, explained_out_of_memory(parts.choices):
-        trainer.fit(module, parts.batches)
-    return module
+    steps_left = None if module.total_steps is None else module.total_steps - step
+    trainer = build_trainer(job.config, choices, steps=steps_left, callbacks=list(job.callbacks))
+    saving = Saving(job, module.gpt, module.optimizer, step)
+    with RunLog(job, choices, step) as module.run_log, saving as module.saving, explained_out_of_memory(choices):
+        trainer.fit(module, batches)
 
 
 def choose_alike(job: TrainingJob, saved: dict[str, Any] | None) -> Choices:

@@ -26,7 +26,7 @@ from minigpt.faults import NonFiniteTraining, StorageFailure, UserFault
 from minigpt.model.gpt import GPT
 from minigpt.redact import redact_values
 from minigpt.screen import tell
-from minigpt.training.state import RunState, TrainingJob, steps_of
+from minigpt.training.state import RunState, TrainingJob
 
 Files = dict[str, bytes]  # contents by file name
 
@@ -37,7 +37,7 @@ class Saving:
     If a save fails, a warning is printed and the next due save tries again; the last save of a run must succeed.
     """
 
-    def __init__(self, job: TrainingJob, gpt: GPT, optimizer: torch.optim.Optimizer):
+    def __init__(self, job: TrainingJob, gpt: GPT, optimizer: torch.optim.Optimizer, step: int):
         self.job, self.gpt, self.optimizer = job, gpt, optimizer
         config, self.run, self.keep = job.config, job.run, job.config.checkpoint
         plain = redact_values(to_dict(replace(config, run=RunConfig())))
@@ -53,10 +53,19 @@ class Saving:
         self.copies: dict[str, dict[str, Tensor]] = {}  # in main memory, by file name
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saving")
         self.writing: Future[None] | None = None
-        self.durable_step = -1  # step of the newest checkpoint on the disk
+        self.durable_step = step or -1  # step of the newest checkpoint on the disk: a run continues from one
         self.written, self.waited = 0, 0.0  # checkpoints; seconds that training waited for them
 
     def __enter__(self) -> "Saving":
+        """Refuse to begin if the checkpoints that will be kept don't fit on the disk."""
+        existing = len(list_checkpoints(self.run.checkpoints))
+        weights = sum(tensor.nbytes for tensor in self.gpt.state_dict().values())
+        averages = 2 * sum(tensor.nbytes for tensor in self.gpt.parameters() if tensor.requires_grad)
+        size = weights + averages + sum(map(len, self.fixed.values()))
+        count = max(self.keep.keep_last + 2 - existing, 1)  # with the best, and a new one before an old one is removed
+        if self.run.writes:
+            name = f"what this run keeps (checkpoints to come: {count} of {size / 1e6:.1f} MB)"
+            require_space(self.run.checkpoints, count * size, name)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
@@ -65,23 +74,6 @@ class Saving:
             self.collect()  # reports a failed save before the run goes back
         if error is None and self.written:
             self.run.event("saved", checkpoints=self.written, seconds_training_waited=round(self.waited, 3))
-
-    def begin(self, step: int) -> None:
-        """Refuse to begin if the checkpoints that will be kept don't fit on the disk."""
-        if step:
-            self.durable_step = step  # the run continues from this checkpoint
-        existing = len(list_checkpoints(self.run.checkpoints))
-        weights = sum(tensor.nbytes for tensor in self.gpt.state_dict().values())
-        averages = 2 * sum(tensor.nbytes for tensor in self.gpt.parameters() if tensor.requires_grad)
-        size = weights + averages + sum(map(len, self.fixed.values()))
-        total_steps, saves = steps_of(self.job.config), 1
-        for every in (self.keep.every_steps, self.job.config.validate.every_steps):  # a better validation is saved, too
-            saves += (total_steps - step) // every if total_steps is not None and every else 0
-        at_once = min(existing + saves, self.keep.keep_last + 2)  # the best, and a new one before an old one is removed
-        count = max(at_once - existing, 1)
-        if self.run.writes:
-            name = f"what this run keeps (checkpoints to come: {count} of {size / 1e6:.1f} MB)"
-            require_space(self.run.checkpoints, count * size, name)
 
     def save(self, state: RunState, val_loss: float | None, *, last: bool) -> None:
         """Copy weights and optimizer averages, and start writing them. With sharded weights, all ranks call this.

@@ -60,8 +60,8 @@ class LanguageModel(L.LightningModule):
         self.clock = Clock(state.seconds)
         self.seconds = state.seconds  # as all ranks know them
         self.layers = LayerWatch(gpt, 0 if layout else config.validate.every_steps)
-        self.run_log = RunLog(job, choices, state.step)
-        self.saving = Saving(job, gpt, optimizer)
+        self.run_log: RunLog  # both are opened when the training begins (run.py)
+        self.saving: Saving
         self.first_micro_batch = state.step * choices.accumulate
         self.micro_batches: list[tuple[Tensor, Tensor | None, float]] = []  # loss, weight, reward; of this step
         # A GPU doesn't wait for the host to read a step's numbers, unless spikes are to be judged before the update.
@@ -84,7 +84,6 @@ class LanguageModel(L.LightningModule):
 
     def on_train_start(self) -> None:
         self.job.processes.signals.noted_only = True  # from now on a signal is obeyed at the end of a step
-        self.saving.begin(self.state.step)
         self.clock.start()
         self.defer_callbacks_stop()
 
