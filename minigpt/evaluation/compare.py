@@ -3,9 +3,8 @@
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,15 @@ from minigpt.config.convert import shown, values
 from minigpt.config.run_names import with_role
 from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import document_end
-from minigpt.data.chat.packing import Split
 from minigpt.data.prepared import open_prepared
+from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.evaluation.interval import LEVEL, Array, Difference, difference, too_few
+from minigpt.evaluation.texts import score_text
 from minigpt.faults import UserFault
 from minigpt.files import read_json
 from minigpt.formats.architecture import is_imported
 from minigpt.machine.hardware import find_named
-from minigpt.model.evaluate import token_losses, windows_at_once
 from minigpt.screen import Say
 
 PIECE = 1 << 20  # tokens decoded at one time
@@ -44,7 +43,7 @@ class ComparedRun:
     checkpoint: Path
     config: TrainConfig
     tokenizer: Tokenizer
-    val: Split
+    val: TokenSplit
     weights_sha256: str
     trained_on: str  # fingerprint of the tokens
 
@@ -64,7 +63,7 @@ def compare(config: CompareConfig, say: Say = print) -> None:
     if sum(map(len, groups)) < 2 or "vs" in config.runs[-1:]:
         raise UserFault("compare needs two runs or more, and runs on both sides of `vs`: RUN_A RUN_B")
     paths = list(itertools.chain(*groups))
-    runs = results_of([partial(open_run, path, config.which, config.data.dir) for path in paths])
+    runs = [open_run(path, config.which, config.data.dir) for path in paths]
     sides: dict[object, list[ComparedRun]] = {}
     for number, run in zip(np.repeat(range(len(groups)), list(map(len, groups))).tolist(), runs, strict=True):
         sides.setdefault(number if len(groups) > 1 else repr(settings_of(run)), []).append(run)
@@ -72,20 +71,6 @@ def compare(config: CompareConfig, say: Say = print) -> None:
     named = name_sides(list(sides.values()) if len(sides) > 1 else [[run] for run in runs])
     units, losses = score(runs, device=find_named(config.device), say=say)
     say("\n" + "\n".join(report(named, units, losses)))
-
-
-def results_of(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Return what the calls return; the faults of all of them are raised at once."""
-    faults: list[str] = []
-    results: list[Any] = []
-    for call in calls:
-        try:
-            results.append(call())
-        except UserFault as fault:
-            faults += fault.faults
-    if faults:
-        raise UserFault(*dict.fromkeys(faults))
-    return results
 
 
 # --- runs and sides ---
@@ -104,6 +89,8 @@ def open_run(path: str, which: str, data_dir: str | None = None) -> ComparedRun:
     if prepared is None:
         remedy = "Say where with data.dir=DIR, or make them: minigpt prepare with the settings of the run"
         raise UserFault(f"the tokens of {path} are not in {shown(place)}. {remedy}")
+    if not isinstance(prepared.val, TokenSplit):
+        raise UserFault("runs of data=chat predict answers alone. Compare their val/loss yourself")
     files = read_manifest(checkpoint)["files"]
     weights = " ".join(str(files[name]["sha256"]) for name in (MODEL, ADAPTER) if name in files)
     trained_on = str(prepared.train.fingerprint)
@@ -184,7 +171,7 @@ class Units:
         return "documents" if self.are_documents else "windows"
 
 
-def text_units(texts: Sequence[tuple[Split, Tokenizer, int]], ends: Sequence[int | None], *, drawn: bool) -> Units:
+def text_units(texts: Sequence[tuple[TokenSplit, Tokenizer, int]], ends: Sequence[int | None], *, drawn: bool) -> Units:
     """Return the documents of one text, or windows as long as the longest context.
 
     With several tokenizers they are measured in bytes, and a token belongs to the unit of its last byte.
@@ -195,8 +182,7 @@ def text_units(texts: Sequence[tuple[Split, Tokenizer, int]], ends: Sequence[int
         drawn: whether documents were held out at random.
     """
     first, tokenizer, _ = texts[0]
-    if any(split.answers is not None for split, _, _ in texts):
-        raise UserFault("runs of data=chat predict answers alone. Compare their val/loss yourself")
+
     in_bytes = any(split.fingerprint != first.fingerprint for split, _, _ in texts)
     end = next((end for end in ends if end is not None), None)
     if in_bytes and end is not None:
@@ -220,21 +206,14 @@ def _token_bytes(tokenizer: Tokenizer) -> NDArray[np.int64]:
     return np.array([len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)])
 
 
-def by_unit(units: Units, split: Split, tokenizer: Tokenizer, losses: Iterable[NDArray[Any]]) -> Array:
-    """Return the sum of a split's losses over each unit; they come in pieces, in the order of the tokens."""
-    lengths = _token_bytes(tokenizer)
-    sums = np.zeros(len(units.sizes))
-    position, offset = 1, int(lengths[split.tokens(0, 1)].sum())  # of the next token, of the bytes before it
-    for piece in losses:
-        places = np.arange(position, position + len(piece))
-        piece = np.where(np.isin(places, units.left_out), 0.0, piece)
-        if units.in_bytes:
-            places = offset + np.cumsum(lengths[split.tokens(position, position + len(piece))])
-            offset = int(places[-1])
-            places = places - 1
-        numbers = np.searchsorted(units.edges, places, side="right") - 1
-        sums += np.bincount(np.clip(numbers, 0, len(sums) - 1), weights=piece, minlength=len(sums))
-        position += len(piece)
+def by_unit(units: Units, split: TokenSplit, tokenizer: Tokenizer, losses: NDArray[Any]) -> Array:
+    """Return the sum over each unit of a split's losses, those of all tokens but the first."""
+    places = np.arange(1, len(split))
+    losses = np.where(np.isin(places, units.left_out), 0.0, losses)
+    if units.in_bytes:
+        places = np.cumsum(_token_bytes(tokenizer)[split.tokens(0, len(split))])[1:] - 1  # of each token's last byte
+    numbers = np.clip(np.searchsorted(units.edges, places, side="right") - 1, 0, len(units.sizes) - 1)
+    sums = np.bincount(numbers, weights=losses, minlength=len(units.sizes)).astype(float)
     return sums / math.log(2) if units.in_bytes else sums
 
 
@@ -246,13 +225,9 @@ def score(runs: Sequence[ComparedRun], *, device: str, say: Say = print) -> tupl
     losses = {}
     for number, (run, end) in enumerate(zip(runs, ends, strict=True), 1):
         say(f"Scoring {number}/{len(runs)}  {run.path}, {run.checkpoint.name}: {len(run.val) - 1:,} tokens")
-        model, block_size = load_checkpoint(run.checkpoint).model.to(torch.device(device)), run.config.model.block_size
-        batch = windows_at_once(block_size, run.tokenizer.vocab_size)
-        pieces = token_losses(
-            model, run.val, block_size=block_size, batch=batch, device=device, precision="fp32", document_end=end
-        )
+        model = load_checkpoint(run.checkpoint).model.to(torch.device(device))
         losses[run.weights_sha256] = by_unit(
-            units, run.val, run.tokenizer, (piece.cpu().double().numpy() for piece in pieces)
+            units, run.val, run.tokenizer, score_text(model, run.val, document_end=end).nats
         )
     return units, losses
 

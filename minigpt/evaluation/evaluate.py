@@ -2,7 +2,6 @@
 
 import codecs
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from minigpt.data.readers.document import ReadOptions
 from minigpt.data.shards import TokenSplit
 from minigpt.data.text import read_text
 from minigpt.data.tokenizer import scheme_of
-from minigpt.evaluation.compare import by_unit, results_of, text_units, verdict
+from minigpt.evaluation.compare import by_unit, text_units, verdict
 from minigpt.evaluation.interval import LEVEL, difference, too_few
 from minigpt.evaluation.questions import Pair, Question, encode_questions, judge, read_questions, score_pairs
 from minigpt.evaluation.texts import TextScore, score_text, write_tokens
@@ -32,22 +31,19 @@ Models = Sequence[LoadedCheckpoint]  # one, or two to compare
 def evaluate(config: EvaluateConfig, say: Say = print) -> None:
     """Score files, print the figures, and write them to the files that the config names.
 
-    All faults of checkpoints and files are told at once, before anything is scored.
+    All files are read before anything is scored.
     """
-    device, paths = find_named(config.device), [path for path in (config.checkpoint, config.versus) if path]
-    models = results_of([partial(load_checkpoint, path, config.which) for path in paths])
+    device, stride = find_named(config.device), config.stride
+    models = [load_checkpoint(path, config.which) for path in (config.checkpoint, config.versus) if path]
     for name, loaded in zip(_names(models), models, strict=True):
         loaded.model.to(device)
         say(f"{name}{loaded.path}: context {loaded.config.model.block_size:,}, tokenizer {loaded.tokenizer.name}")
-    opened = results_of(
-        [partial(_open_text, path, models, config, say) for path in config.file]
-        + [partial(_open_questions, path, models) for path in config.questions]
-        + [partial(_check_stride, config.stride, models)]
-    )
-    texts, questions = opened[: len(config.file)], opened[len(config.file) : -1]
-    scores = [
-        _score_text(path, text, models, config.stride, say) for path, text in zip(config.file, texts, strict=True)
-    ]
+    block_size = min(loaded.config.model.block_size for loaded in models)
+    if stride is not None and stride > block_size:
+        raise UserFault(f"stride={stride}: the context has {block_size} tokens. Use at most so many")
+    texts = [_open_text(path, models, config, say) for path in config.file]
+    questions = [_open_questions(path, models) for path in config.questions]
+    scores = [_score_text(path, text, models, stride, say) for path, text in zip(config.file, texts, strict=True)]
     figures = [entry for entry, _ in scores]
     figures += [_answer(path, pairs, models, say) for path, pairs in zip(config.questions, questions, strict=True)]
     if config.versus:
@@ -59,12 +55,6 @@ def evaluate(config: EvaluateConfig, say: Say = print) -> None:
             write_tokens(Path(config.per_token).expanduser(), config.file, [score for _, score in scores])
     except OSError as error:
         raise StorageFailure(f"{error.filename} can't be written: {error.strerror or error}. Make room") from error
-
-
-def _check_stride(stride: int | None, models: Models) -> None:
-    block_size = min(loaded.config.model.block_size for loaded in models)
-    if stride is not None and stride > block_size:
-        raise UserFault(f"stride={stride}: the context has {block_size} tokens. Use at most so many")
 
 
 def _open_text(path: str, models: Models, config: EvaluateConfig, say: Say) -> list[TokenSplit]:
@@ -101,15 +91,15 @@ def _score_text(
         say(f"  {name}{now['nats_per_token']:.4f} nats per token, {now['tokens']:,} tokens predicted")
         say(f"  {indent}{now['bits_per_byte']:.4f} bits per byte, {now['bytes']:,} bytes")
         say(f"  {indent}perplexity {now['perplexity']:,.2f}{per_word}; accuracy {now['accuracy']:.2%}")
-    differences = {}
+    between = None
     if len(models) > 1:
         sizes = [loaded.config.model.block_size for loaded in models]
         units = text_units(
             [(text, text.tokenizer, size) for text, size in zip(texts, sizes, strict=True)], ends, drawn=False
         )
-        sums = [by_unit(units, score.text, score.text.tokenizer, [score.nats]) for score in scores]
-        differences["difference"] = _difference(sums, units.sizes, units.loss, units.name, "much text", say)
-    return _entry(path, models, [score.figures() for score in scores], differences), scores[0]
+        sums = [by_unit(units, score.text, score.text.tokenizer, score.nats) for score in scores]
+        between = _difference(sums, units.sizes, units.loss, units.name, "much text", say)
+    return _entry(path, models, [score.figures() for score in scores], between), scores[0]
 
 
 def _answer(path: str, opened: tuple[list[Question], list[list[Pair]]], models: Models, say: Say) -> dict[str, Any]:
@@ -124,12 +114,11 @@ def _answer(path: str, opened: tuple[list[Question], list[list[Pair]]], models: 
         for task, right in answers[-1].tasks.items():
             say(f"    {task:<16}{right.mean():>8.2%}  {right.sum():,} of {len(right):,}")
     say(f"  {answers[0].chance:.2%} are right by chance")
-    differences = {}
+    between = None
     if len(models) > 1:
         wrong, sizes = [1.0 - answer.plain for answer in answers], np.ones(len(questions))
-        unit = "wrong answers per question"
-        differences["difference"] = _difference(wrong, sizes, unit, "questions", "many questions", say)
-    return _entry(path, models, [answer.figures() for answer in answers], differences)
+        between = _difference(wrong, sizes, "wrong answers per question", "questions", "many questions", say)
+    return _entry(path, models, [answer.figures() for answer in answers], between)
 
 
 def _names(models: Models) -> list[str]:
@@ -137,10 +126,10 @@ def _names(models: Models) -> list[str]:
     return ["A  ", "B  "] if len(models) > 1 else [""]
 
 
-def _entry(path: str, models: Models, figures: list[dict[str, Any]], differences: dict[str, Any]) -> dict[str, Any]:
-    """Return a file's figures as JSON; those of a second model are under "versus"."""
+def _entry(path: str, models: Models, figures: list[dict[str, Any]], between: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a file's figures as JSON; those of a second model, and the difference, are under "versus"."""
     first, *second = [{"checkpoint": str(loaded.path)} | now for loaded, now in zip(models, figures, strict=True)]
-    return {"file": path, **first} | ({"versus": second[0] | differences} if second else {})
+    return {"file": path, **first} | ({"versus": second[0] | {"difference": between}} if second else {})
 
 
 def _difference(

@@ -17,7 +17,7 @@ token of the answer is the most likely one; at the end of a message any control 
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,6 @@ from minigpt.model.evaluate import measure_pass, nats_and_right, windows_at_once
 from minigpt.model.gpt import GPT
 from minigpt.sampling.write import start_token
 
-MAX_NAMED = 20  # bad lines
 Pair = tuple[list[int], list[int]]  # tokens of a context, at least one, and of what may follow it, at least one
 
 
@@ -77,8 +76,8 @@ class Answers:
 
 
 def read_questions(path: Path) -> list[Question]:
-    """Read a file of questions; bad lines are named together."""
-    questions, bad = [], []
+    """Read a file of questions."""
+    questions = []
     if not path.is_file():
         raise UserFault(f"{path} is no file of questions")
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
@@ -86,11 +85,9 @@ def read_questions(path: Path) -> list[Question]:
             try:
                 questions.append(_question(json.loads(line)))
             except (ValueError, TypeError, AttributeError, BadRecord) as error:
-                bad.append(f"{path}, line {number:,}: {error}")
-    if not questions and not bad:
-        bad.append(f"{path} holds no question; wanted JSON lines (docs/EVALUATION.md)")
-    if bad:
-        raise UserFault(*bad[:MAX_NAMED])
+                raise UserFault(f"{path}, line {number:,}: {error}") from None
+    if not questions:
+        raise UserFault(f"{path} holds no question; wanted JSON lines (docs/EVALUATION.md)")
     return questions
 
 
@@ -118,28 +115,21 @@ def encode_questions(tokenizer: Tokenizer, questions: Sequence[Question], block_
     if any(question.messages for question in questions) and not has_roles(tokenizer):
         remedy = "Give each a context in place of messages"
         raise UserFault(f"{path} holds messages, for models that were trained on conversations (data=chat). {remedy}")
-    pairs, bad = [], []
+    pairs = []
     for number, question in enumerate(questions, 1):
         for choice in question.choices:
             try:
-                if question.messages:
-                    pairs.append(encode_answer(tokenizer, question.messages, choice))
+                if question.messages:  # an answer ends with <|end|>
+                    answer = [*tokenizer.encode(choice), tokenizer.special[END]]
+                    pairs.append((encode_turn(tokenizer, question.messages), answer))
                 else:
                     pairs.append(encode_pair(tokenizer, question.context, choice + question.after))
             except UserFault as fault:
-                bad.append(f"{path}, question {number:,}: {fault}")
-                continue
+                raise UserFault(f"{path}, question {number:,}: {fault}") from None
             if len(pairs[-1][1]) > block_size:
                 length = f"{len(pairs[-1][1]):,} tokens, and the model's context is {block_size:,}"
-                bad.append(f"{path}, question {number:,}: {choice[:40]!r} is {length}. Shorten it")
-    if bad:
-        raise UserFault(*bad[:MAX_NAMED])
+                raise UserFault(f"{path}, question {number:,}: {choice[:40]!r} is {length}. Shorten it")
     return pairs
-
-
-def encode_answer(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], answer: str) -> Pair:
-    """Return the tokens of a conversation, and of an answer with its <|end|>. The tokenizer must have roles."""
-    return encode_turn(tokenizer, messages), [*tokenizer.encode(answer), tokenizer.special[END]]
 
 
 def encode_pair(tokenizer: Tokenizer, context: str, continuation: str) -> Pair:

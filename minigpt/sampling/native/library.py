@@ -1,6 +1,5 @@
 """Builds decode.cpp with the machine's C++ compiler: once per machine, for its processor, in about 2 s."""
 
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -8,7 +7,6 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 from minigpt.files import replaced
@@ -25,43 +23,21 @@ class NoNativeCode(Exception):
     """Raised when decode.cpp can't be used here; the message says why."""
 
 
+@functools.cache
 def library() -> ctypes.CDLL:
     """Return decode.cpp as a library, built if this machine has not built it before.
 
     Raises:
-        NoNativeCode: no compiler, or it fails.
+        NoNativeCode: no compiler, or it fails; or the folder for builds can't be written.
     """
-    result = first_try()
-    if isinstance(result, str):
-        raise NoNativeCode(result)
-    return result
-
-
-@functools.cache
-def first_try() -> ctypes.CDLL | str:
-    """Return the library, or why there is none. A process tries once."""
-    try:
-        kept = own_folder()
-        with contextlib.nullcontext(kept) if kept else tempfile.TemporaryDirectory(prefix="minigpt-") as folder:
-            code = ctypes.CDLL(str(build(Path(folder))))  # stays loaded when its file is gone
-    except NoNativeCode as reason:
-        return str(reason)
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"{type(error).__name__}: {error}"
-    code.minigpt_step.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int64]
-    return code
-
-
-def own_folder() -> Path | None:
-    """Return the folder that keeps a build; None if others may write there, since code in it will be run."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minigpt"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        state = folder.stat()
-    except (OSError, RuntimeError):  # RuntimeError: no home
-        return None
-    is_ours = state.st_uid == os.getuid() and not state.st_mode & 0o022 and os.access(folder, os.W_OK)
-    return folder if is_ours else None
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # code in it will be run: nobody else writes there
+        code = ctypes.CDLL(str(build(folder)))
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no home
+        raise NoNativeCode(f"{type(error).__name__}: {error}") from None
+    code.minigpt_step.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int64]
+    return code
 
 
 def find_compiler() -> str | None:

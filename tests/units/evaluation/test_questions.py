@@ -88,9 +88,8 @@ def test_a_choice_longer_than_the_context_is_named(byte, tmp_path):
 )
 def test_a_bad_line_is_named(tmp_path, line, says):
     path = tmp_path / "q.jsonl"
-    path.write_text('{"context": "x", "answer": "y"}\n' + line + "\n{}\n")
+    path.write_text('{"context": "x", "answer": "y"}\n' + line + "\n")
     with pytest.raises(UserFault) as caught:
         read_questions(path)
-    assert len(caught.value.faults) == 2
-    assert says in caught.value.faults[0]
-    assert str(path) in caught.value.faults[0]
+    assert says in str(caught.value)
+    assert str(path) in str(caught.value)

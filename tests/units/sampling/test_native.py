@@ -1,6 +1,5 @@
 """A token's step as native code against its readable twin, the model: the same logits, the same cache."""
 
-import stat
 from dataclasses import fields
 
 import pytest
@@ -12,7 +11,7 @@ from minigpt.model.gpt import GPT
 from minigpt.sampling.native import decoder as native_module
 from minigpt.sampling.native import library as native_library
 from minigpt.sampling.native.decoder import NativeDecoder, native_decoder, round_to_int8, to_int8
-from minigpt.sampling.native.library import NoNativeCode, build, find_compiler, library, own_folder
+from minigpt.sampling.native.library import NoNativeCode, build, find_compiler, library
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 V, BLOCK_SIZE = 71, 19
@@ -156,8 +155,8 @@ def test_calls_that_would_reach_outside_are_refused():
 
 @pytest.fixture
 def compiler(monkeypatch, tmp_path):
-    """A compiler that we write: a shell script. A process tries to build once; here each test is the first."""
-    native_library.first_try.cache_clear()
+    """A compiler that we write: a shell script. A process builds once; here each test is the first."""
+    native_library.library.cache_clear()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def script(text):
@@ -166,7 +165,7 @@ def compiler(monkeypatch, tmp_path):
         monkeypatch.setenv("CXX", str(tmp_path / "compiler"))
 
     yield script
-    native_library.first_try.cache_clear()
+    native_library.library.cache_clear()
 
 
 HONEST = 'echo called >> "$0.log"; for last; do :; done; echo "$@" > "$last"'  # writes its arguments after -o
@@ -197,12 +196,3 @@ def test_why_it_can_not_be_built_is_told(compiler, monkeypatch, script, says):
     monkeypatch.setattr(native_library, "COMPILER_SECONDS", 0.2 if "sleep" in script else 20)
     with pytest.raises(NoNativeCode, match=says):
         library()
-
-
-def test_a_build_that_others_can_write_is_not_run(compiler):
-    folder = own_folder()
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    folder.chmod(0o777)
-    assert own_folder() is None
-    folder.chmod(0o755)
-    assert own_folder() == folder
