@@ -29,7 +29,6 @@ from minigpt.formats.architecture import is_imported, read_imported_config
 from minigpt.formats.huggingface import VOCABULARY, NoTokenizer, imported_tokenizer, read_imported_weights
 from minigpt.model.gpt import GPT, empty_gpt
 from minigpt.model.lora import Adapter, merge, share
-from minigpt.model.parts import held_rows, local
 
 POSITIONS = "position_embedding.weight"
 
@@ -175,13 +174,12 @@ def read_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
 
 
 def load_weights(model: GPT, weights: Mapping[str, Tensor], origin: str) -> None:
-    """Copy weights into a model of the same shape; into a sharded model, the rows that this process holds."""
+    """Copy weights into a model of the same shape."""
     refuse_other_shapes(model, weights, origin)
     state = model.state_dict()
     for name, tensor in state.items():
-        local(tensor).copy_(weights[name][held_rows(tensor)])
-    # After the copy: a number that is finite in fp64 need not be in fp32.
-    broken = contents.first_non_finite({name: local(tensor) for name, tensor in state.items()})
+        tensor.copy_(weights[name])
+    broken = contents.first_non_finite(state)  # after the copy: a number that is finite in fp64 need not be in fp32
     if broken is not None:
         raise UserFault(f"the checkpoint {origin} holds non-finite weights ({broken}). Use an earlier checkpoint")
 

@@ -18,6 +18,7 @@ from minigpt.machine.choices import Choices
 from minigpt.machine.memory import shard_count
 from minigpt.machine.torch_setup import compiler_options
 from minigpt.model.gpt import GPT
+from minigpt.model.parts import held_rows, local
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,13 @@ def make_layout(trainer: TrainerConfig, device: str) -> Layout | None:
 
 
 def shard(gpt: GPT, layout: Layout, config: TrainConfig, choices: Choices) -> None:
-    """Shard the model in place with FSDP2: each block, then the rest.
+    """Shard the model in place with FSDP2: each block, then the rest. Rank 0 has the weights and sends them.
 
     Each block is compiled on its own, so that its gradients are sent while those of the previous block are computed.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    policy = MixedPrecisionPolicy()
+    weights, policy = gpt.state_dict(), MixedPrecisionPolicy()
     if config.trainer.gather == "bf16":  # the stream is in bf16 too: a norm needs the dtype of its weights
         policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
     for block in gpt.blocks:
@@ -59,6 +60,13 @@ def shard(gpt: GPT, layout: Layout, config: TrainConfig, choices: Choices) -> No
             block.compile(dynamic=False, options=compiler_options(choices.device))
         fully_shard(block, mesh=layout.mesh, mp_policy=policy, reshard_after_forward=choices.reshard)
     fully_shard(gpt, mesh=layout.mesh, reshard_after_forward=False)
+    gpt.to_empty(device=choices.device)
+    for name, tensor in gpt.state_dict().items():
+        whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        if dist.get_rank() == 0:
+            whole.copy_(weights[name])
+        dist.broadcast(whole, 0)
+        local(tensor).copy_(whole[held_rows(tensor)])
 
 
 def begin_micro_batch(gpt: Any, *, last: bool, reshard: bool) -> None:

@@ -28,7 +28,7 @@ from minigpt.machine.choices import Choices, keep_choices
 from minigpt.machine.hardware import Hardware, find_device
 from minigpt.machine.sharding import make_layout, shard
 from minigpt.machine.torch_setup import set_up_torch
-from minigpt.model.gpt import GPT
+from minigpt.model.gpt import GPT, empty_gpt
 from minigpt.ranks.group import Processes, joined
 from minigpt.ranks.signals import Signals
 from minigpt.report.plan import describe_plan, repetition_warning
@@ -210,20 +210,21 @@ def assemble(
     config, prepared = job.config, job.prepared
     set_up_torch(choices, deterministic=config.trainer.deterministic)
     torch.manual_seed(fold(config.seed))
-    gpt = GPT(config.model, prepared.tokenizer.vocab_size, kernel=choices.attention_kernel)
+    layout, first = make_layout(config.trainer, choices.device), job.processes.rank == 0
+    # Only rank 0 has the weights in main memory; DDP's constructor, or `shard`, sends them to the others.
+    build = GPT if first else partial(empty_gpt, device="meta" if layout else choices.device)
+    gpt = build(config.model, prepared.tokenizer.vocab_size, kernel=choices.attention_kernel)
     if choices.precision == "fp64":
         gpt.double()
-    layout = make_layout(config.trainer, choices.device)
-    if layout is None:
+    if first:
         start.load_weights(gpt, config, checkpoint, prepared)
-        start.put_adapter_on(gpt, config, checkpoint, prepared.tokenizer)
+    start.put_adapter_on(gpt, config, checkpoint, prepared.tokenizer)
     choices, loss_function = first_pass(
         gpt, config, choices, prepared=prepared, processes=job.processes, sharded=layout is not None
     )
     batches = micro_batches(job, choices, state.step)
     if layout is not None:
         shard(gpt, layout, config, choices)
-        start.load_weights(gpt, config, checkpoint, prepared)
     group = layout.group if layout else None
     optimizer = build_optimizer(config.optimizer, gpt, precision=choices.precision, group=group)
     if checkpoint is not None:

@@ -108,7 +108,7 @@ def load_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, prepare
     origin = load.find_checkpoint(source)
     known = tokenizer_of(origin, source)
     if known is not None:
-        refuse_other_tokenizer(gpt, config, known, tokenizer)
+        refuse_other_tokenizer(config, known, tokenizer)
     elif tokenizer.vocab_size > read_imported_config(origin)[1]:
         raise UserFault(f"init.from={source}: its weights know fewer tokens than tokenizer={tokenizer.name} has")
     weights = read_imported_weights(origin) if is_imported(origin) else load.read_tensors(origin, MODEL)
@@ -117,7 +117,7 @@ def load_weights(gpt: GPT, config: TrainConfig, checkpoint: Path | None, prepare
         load.merge_own_adapter(gpt, origin)
 
 
-def refuse_other_tokenizer(gpt: GPT, config: TrainConfig, known: Tokenizer, tokenizer: Tokenizer) -> None:
+def refuse_other_tokenizer(config: TrainConfig, known: Tokenizer, tokenizer: Tokenizer) -> None:
     """Refuse data whose tokenizer is not that of the weights, or has control tokens that they can't learn."""
     source, count = f"init.from={config.init.source}", tokenizer.vocab_size - known.vocab_size
     if tokenizer.hash not in (known.hash, with_roles(known).hash):
@@ -131,9 +131,6 @@ def refuse_other_tokenizer(gpt: GPT, config: TrainConfig, known: Tokenizer, toke
     if count > 0 and config.objective.name == "grpo":
         remedy = "Teach it conversations first: data=tasks without objective=grpo"
         raise UserFault(f"{source} lacks {count} control tokens, and no answer would be right. {remedy}")
-    if count > 0 and any(hasattr(weight, "device_mesh") for weight in gpt.parameters()):
-        remedy = "Use trainer=ddp, or train a step on one device"
-        raise UserFault(f"{source} lacks {count} control tokens, which sharded weights can't take. {remedy}")
 
 
 def put_adapter_on(gpt: GPT, config: TrainConfig, checkpoint: Path | None, tokenizer: Tokenizer) -> None:

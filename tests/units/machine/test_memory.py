@@ -11,8 +11,17 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tests.units.machine.measured import measure
+from minigpt.config.compose import compose
+from minigpt.machine.hardware import find_device
+from minigpt.model.counting import sizes_of
+from minigpt.ranks.group import Processes
+from minigpt.rundir.run_directory import RunDirectory
+from minigpt.training.run import assemble, choose_alike
+from minigpt.training.speed import noise
+from minigpt.training.state import RunState, TrainingJob
+from tests.units.machine.measured import allocated, measure
 
 ROOT = Path(__file__).parents[3]
 SMALL = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 128}
@@ -67,6 +76,17 @@ def test_a_step_allocates_what_the_formula_says(name, no_group_left):
     model, vocabulary, choices, more = CASES[name]
     taken, formula = measure({"model": model, "vocabulary": vocabulary, "choices": choices, **more})
     assert formula == pytest.approx(taken, rel=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+def test_a_rank_but_the_first_never_holds_the_whole_model(no_group_left):
+    """Of 8 ranks, whose collectives do nothing, the first has the weights and sends them."""
+    dist.init_process_group("fake", rank=1, world_size=8, store=FakeStore())
+    words = ["data=stdlib", "model=gpt-mini", "trainer=fsdp", "trainer.devices=8", "trainer.device=cpu"]
+    config, nowhere = compose("train", [*words, "batch_tokens=65536"]), RunDirectory(Path(os.devnull), writes=False)
+    job = TrainingJob(config, find_device(config), noise(257, 9999), Processes(1, 8), nowhere, [])
+    built = allocated(lambda: assemble(job, choose_alike(job, None), None, RunState()))
+    assert 0.12 < built / (4 * sizes_of(config.model, 257).all) < 0.5
 
 
 @pytest.mark.soak
