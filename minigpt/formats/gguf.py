@@ -1,6 +1,7 @@
 """A model as a GGUF file, which llama.cpp and Ollama run, and its weights read back. Needs the package `gguf`."""
 
 import importlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from minigpt.data.chat.roles import END, has_roles
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.formats.architecture import bias_word, config_json, family_of
-from minigpt.formats.huggingface import complete_weights, shapes_of, split_rows, to_ours
-from minigpt.formats.names import GGUF_GPT2_NAMES, GGUF_NAMES, other_names
+from minigpt.formats.huggingface import complete_weights, names_of, shapes_of, to_ours, to_theirs
+from minigpt.formats.names import other_names
 from minigpt.formats.tokenizer_json import GO_TEMPLATE, TEMPLATE, as_text, tokenizer_json
 from minigpt.model.gpt import GPT
 
@@ -34,7 +35,7 @@ METHODS = {  # fields of config.json -> what writes them
     "rms_norm_eps": "add_layer_norm_rms_eps",
     "rope_theta": "add_rope_freq_base",
 }
-FACTORS = "rope_freqs.weight"  # what each pair's frequency is divided by
+
 SPACE = "\u2581"  # a space, in vocabularies of SentencePiece
 NORMAL, CONTROL = 1, 3  # kinds of tokens
 
@@ -76,15 +77,16 @@ def write_gguf(folder: Path, model: GPT, tokenizer: Tokenizer | None, kind: str,
     writer.add_name(name)
     kinds = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "q8_0": "MOSTLY_Q8_0"}
     writer.add_file_type(getattr(gguf.LlamaFileType, kinds[kind]))
-    for field in METHODS.keys() & content.keys():
-        getattr(writer, METHODS[field])(content[field])
+    for field, method in METHODS.items():
+        if field in content:
+            getattr(writer, method)(content[field])
     if family != "gpt2":
-        for method in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
-            method(content["head_dim"])
+        for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
+            add(content["head_dim"])
     _write_vocabulary(writer, tokenizer)
     if has_roles(tokenizer):
         writer.add_chat_template(TEMPLATE)
-    for tensor_name, tensor in _their_weights(model, family).items():
+    for tensor_name, tensor in _tensors(gguf, model, family).items():
         stored = _kind_of(gguf, tensor_name, tensor, kind)
         writer.add_tensor(tensor_name, gguf.quants.quantize(tensor.numpy(), stored), raw_dtype=stored)
     writer.write_header_to_file()
@@ -98,22 +100,28 @@ def write_gguf(folder: Path, model: GPT, tokenizer: Tokenizer | None, kind: str,
 def read_gguf(file: Path, model: GPT) -> dict[str, Tensor]:
     """Return the weights of a file of `write_gguf` under our names, for the model that was written."""
     gguf: Any = importlib.import_module("gguf")
-    reader, family = gguf.GGUFReader(file), family_of(model.config)
-    tensors = {
-        stored.name: torch.from_numpy(np.array(gguf.quants.dequantize(stored.data, stored.tensor_type)))
-        for stored in reader.tensors
-        if stored.name != FACTORS
-    }
+    family, names = family_of(model.config), names_of(model.config)
+    wanted = shapes_of(complete_weights(model)[0], model.vocab_size)
+    theirs = [part for name in wanted for part in other_names(name, names)]
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
     attention: Any = model.blocks[0].attention
-    for name in [name for name in tensors if family == "llama" and (".attn_q." in name or ".attn_k." in name)]:
-        tensors[name] = halve(tensors[name], attention.head_dim)
-    config, _ = complete_weights(model)
-    weights = to_ours(tensors, shapes_of(config, model.vocab_size), _names(family), False, str(file))
+    tensors = {}
+    for name, in_file in gguf_names(gguf, model, family, theirs).items():
+        tensor = torch.from_numpy(np.array(gguf.quants.dequantize(stored[in_file].data, stored[in_file].tensor_type)))
+        tensors[name] = halve(tensor, attention.head_dim) if is_turned(family, name) else tensor
+    weights = to_ours(tensors, wanted, names, False, str(file))
     return {name: tensor for name, tensor in weights.items() if name in model.state_dict()}
 
 
-def _names(family: str) -> dict[str, str]:
-    return GGUF_GPT2_NAMES if family == "gpt2" else GGUF_NAMES
+def gguf_names(gguf: Any, model: GPT, family: str, names: Iterable[str]) -> dict[str, str]:
+    """Return the names in a GGUF file of tensors with these names of Hugging Face's."""
+    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], len(model.blocks))
+    return {name: table.get_name(name, (".weight", ".bias")) for name in names}
+
+
+def is_turned(family: str, name: str) -> bool:
+    """Return whether llama.cpp orders the rows of a tensor by pairs: its Llama turns neighbours, 0 and 1, 2 and 3."""
+    return family == "llama" and (".q_proj." in name or ".k_proj." in name)
 
 
 def modelfile(name: str, tokenizer: Tokenizer, block_size: int) -> str:
@@ -156,22 +164,16 @@ def _write_vocabulary(writer: Any, tokenizer: Tokenizer) -> None:
     writer.add_add_eos_token(False)
 
 
-def _their_weights(model: GPT, family: str) -> dict[str, Tensor]:
-    config, weights = complete_weights(model)
+def _tensors(gguf: Any, model: GPT, family: str) -> dict[str, Tensor]:
     attention: Any = model.blocks[0].attention
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in weights.items():
-        parts = other_names(name, _names(family))
-        rows = split_rows(model) if len(parts) == 3 else [len(tensor)]
-        pieces = list(tensor.split(rows))
-        if family == "llama" and len(parts) == 3:  # its rotation turns neighbours: 0 and 1, 2 and 3 ...
-            pieces[:2] = [interleave(piece, attention.head_dim) for piece in pieces[:2]]
-        tensors |= {part: piece.contiguous() for part, piece in zip(parts, pieces, strict=True)}
-    scaling = attention.rope[1]
+    D, scaling, weights = attention.head_dim, attention.rope[1], to_theirs(model, conv1d=False)
+    tensors = {
+        in_file: interleave(weights[name], D).contiguous() if is_turned(family, name) else weights[name]
+        for name, in_file in gguf_names(gguf, model, family, weights).items()
+    }
     if attention.rotary and scaling is not None:
-        pairs = torch.arange(attention.head_dim // 2)
-        frequencies = config.rope_theta ** (-2 * pairs / attention.head_dim)
-        tensors[FACTORS] = frequencies / scaling.slowed(frequencies)
+        frequencies = model.config.rope_theta ** (-2 * torch.arange(D // 2) / D)
+        tensors["rope_freqs.weight"] = frequencies / scaling.slowed(frequencies)  # divide each pair's frequency
     return tensors
 
 

@@ -37,9 +37,14 @@ def read_imported_weights(path: Path) -> dict[str, Tensor]:
     """Return the weights of another program's model under our names; no rows pad their vocabulary."""
     config, vocab_size = read_imported_config(path)
     tensors = nanogpt.read_tensors(path) if path.is_file() else _read_folder(path)
-    is_gpt2 = config.model.attention == "softmax"
-    names = GPT2_NAMES if is_gpt2 else LLAMA_NAMES
-    return to_ours(tensors, shapes_of(config.model, vocab_size), names, is_gpt2 and path.is_dir(), str(path))
+    names = names_of(config.model)
+    conv1d = names is GPT2_NAMES and path.is_dir()
+    return to_ours(tensors, shapes_of(config.model, vocab_size), names, conv1d, str(path))
+
+
+def names_of(config: ModelConfig) -> dict[str, str]:
+    """Return Hugging Face's names for the tensors of a model, by ours."""
+    return GPT2_NAMES if config.attention == "softmax" else LLAMA_NAMES
 
 
 def shapes_of(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
@@ -154,19 +159,25 @@ def write_huggingface(folder: Path, model: GPT, tokenizer: Tokenizer | None) -> 
     if tokenizer:
         files["tokenizer.json"] = tokenizer_json(tokenizer)
         files["tokenizer_config.json"] = tokenizer_config(tokenizer, model.config.block_size)
-    config, weights = complete_weights(model)
-    names = GPT2_NAMES if config.attention == "softmax" else LLAMA_NAMES
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in weights.items():
-        parts = other_names(name, names)
-        tensor = tensor.T if names is GPT2_NAMES and name.endswith(TRANSPOSED) else tensor
-        rows = split_rows(model) if len(parts) == 3 else [len(tensor)]
-        tensors |= {part: piece.contiguous() for part, piece in zip(parts, tensor.split(rows), strict=True)}
     folder.mkdir(parents=True)
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    tensors = to_theirs(model, conv1d=names_of(model.config) is GPT2_NAMES)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)  # safetensors makes it private
+
+
+def to_theirs(model: GPT, *, conv1d: bool) -> dict[str, Tensor]:
+    """Return a model's weights in fp32 under Hugging Face's names; with `conv1d` GPT-2's matrices are transposed."""
+    attention: Any = model.blocks[0].attention
+    stacked = [attention.n_head * attention.head_dim] + 2 * [attention.n_kv_head * attention.head_dim]
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in complete_weights(model)[1].items():
+        parts = other_names(name, names_of(model.config))
+        tensor = tensor.T if conv1d and name.endswith(TRANSPOSED) else tensor
+        rows = stacked if len(parts) == 3 else [len(tensor)]  # queries, keys and values
+        tensors |= {part: piece.contiguous() for part, piece in zip(parts, tensor.split(rows), strict=True)}
+    return tensors
 
 
 def complete_weights(model: GPT) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -180,9 +191,3 @@ def complete_weights(model: GPT) -> tuple[ModelConfig, dict[str, Tensor]]:
     shapes = shapes_of(config, model.vocab_size)
     weights = {name: state.get(name, torch.zeros(shape)) for name, shape in shapes.items()}
     return config, {name: tensor[: shapes[name][0]].detach().float().cpu() for name, tensor in weights.items()}
-
-
-def split_rows(model: GPT) -> list[int]:
-    """Return how many rows of `attention.qkv` are queries, keys and values."""
-    attention: Any = model.blocks[0].attention
-    return [attention.n_head * attention.head_dim] + 2 * [attention.n_kv_head * attention.head_dim]

@@ -31,23 +31,6 @@ LLAMA_NAMES = {  # and Qwen
     "final_norm": "model.norm",
     "output": "lm_head",
 }
-GGUF_NAMES = {
-    "block": "blk.{}.",
-    "token_embedding": "token_embd",
-    "position_embedding": "position_embd",
-    "norm_1": "attn_norm",
-    "attention.qkv": "attn_q attn_k attn_v",
-    "attention.q_norm": "attn_q_norm",
-    "attention.k_norm": "attn_k_norm",
-    "attention.out": "attn_output",
-    "norm_2": "ffn_norm",
-    "mlp.gate": "ffn_gate",
-    "mlp.up": "ffn_up",
-    "mlp.down": "ffn_down",
-    "final_norm": "output_norm",
-    "output": "output",
-}
-GGUF_GPT2_NAMES = GGUF_NAMES | {"attention.qkv": "attn_qkv"}
 # GPT-2's matrices in Hugging Face's files are the transposes of ours.
 TRANSPOSED = ("attention.qkv.weight", "attention.out.weight", "mlp.up.weight", "mlp.down.weight")
 
