@@ -11,6 +11,7 @@ from minigpt.data.chat.roles import END, has_roles
 from minigpt.data.chat.template import ChatTemplate
 from minigpt.data.tokenizer import Tokenizer, read_tokenizer_json
 from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE
+from minigpt.data.tokenizers.file import bpe_json
 from minigpt.faults import UserFault
 from minigpt.files import read_json
 from minigpt.imported_models import kind_of_tokenizer
@@ -38,14 +39,10 @@ BYTE_TO_CHARACTER = {byte: character for character, byte in CHARACTER_TO_BYTE.it
 def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the tokenizer.json of a tokenizer, for the `tokenizers` library."""
     is_char, names = tokenizer.name == "char", tokenizer.special
-    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    added = [
-        {"id": token, "content": name, **plain, "special": True}
-        for name, token in sorted(names.items(), key=itemgetter(1))
-    ]
     if tokenizer.rules:  # its own file, and the control tokens that were added since
         content: dict[str, Any] = json.loads(tokenizer.rules.content)
-        new = [token for token in added if token["content"] in tokenizer.control]
+        plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        new = [{"id": names[name], "content": name, **plain, "special": True} for name in tokenizer.control]
         return content | {"added_tokens": [*content["added_tokens"], *new]}
     apart = set(names.values())
     ids = {tokenizer.token_bytes(token): token for token in range(tokenizer.vocab_size) if token not in apart}
@@ -53,30 +50,9 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
     merges, whole = ([], False) if is_char else merges_of(ids)
     if whole:
         raise UserFault("a token is no merge of two others: no tokenizer.json can say that")
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    before: Any = None if is_char else byte_level | {"use_regex": tokenizer.name != "byte"}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": before,
-        "post_processor": None,
-        "decoder": {"type": "Fuse"} if is_char else byte_level | {"use_regex": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": vocab,
-            "merges": [[as_text(first), as_text(second)] for first, second in merges],
-        },
-    }
+    as_texts = [(as_text(first), as_text(second)) for first, second in merges]
+    control = sorted(names, key=names.__getitem__)
+    return bpe_json(vocab, as_texts, control, is_bytes=not is_char, is_split=tokenizer.name != "byte")
 
 
 def tokenizer_config(tokenizer: Tokenizer, block_size: int) -> dict[str, Any]:

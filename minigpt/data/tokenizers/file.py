@@ -92,6 +92,21 @@ def open_library(content: str) -> Any:
     return library
 
 
+def bpe_json(
+    vocab: dict[str, int], merges: list[tuple[str, str]], control: Sequence[str], *, is_bytes: bool, is_split: bool
+) -> dict[str, Any]:
+    """Return the tokenizer.json of a BPE: of bytes or characters, with text split by GPT-2's pattern or whole."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    library = Tokenizer(models.BPE(vocab, merges))
+    library.decoder = decoders.ByteLevel() if is_bytes else decoders.Fuse()  # type: ignore[assignment]
+    if is_bytes:
+        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=is_split)  # type: ignore
+    library.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in control])
+    content: dict[str, Any] = json.loads(library.to_str())
+    return content
+
+
 def tokens_of(content: str) -> tuple[list[bytes], dict[str, int]]:
     """Return the bytes of each token of a tokenizer.json, and its control tokens: name -> token."""
     file = json.loads(content)
