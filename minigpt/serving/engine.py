@@ -5,7 +5,6 @@ Only the thread computes with the models. Each text is what it would be alone: s
 """
 
 import asyncio
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +21,6 @@ from minigpt.sampling.sample import choose_decoder, move
 from minigpt.sampling.stream import TextStream
 from minigpt.sampling.write import gpt_forward
 from minigpt.serving.views import name_of
-
-MAX_CALLS = 8  # requests of the page that may wait
 
 
 class Busy(Exception):
@@ -147,14 +144,14 @@ class Served:
 
 
 def load_models(config: ServeConfig) -> list[Served]:
-    """Load every checkpoint, and a model for each adapter on one of them; equal names get a number."""
+    """Load every checkpoint, and a model for each adapter on one of them; of equal names the later one ends in -2."""
     bases = [load_checkpoint(path, config.which) for path in config.checkpoint]
     models: dict[str, Served] = {}
     for loaded in [*bases, *(load_with_adapter(path, config.which, bases) for path in config.adapter)]:
         move(loaded, config.device, config.precision)
         name = name_of(loaded.path)
-        names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-        name = next(free for free in names if free not in models)
+        while name in models:
+            name += "-2"
         models[name] = Served(name, loaded, choose_decoder(loaded.model, config.compile, config.precision), config.rows)
     return list(models.values())
 
@@ -176,7 +173,6 @@ class Engine:
         self.on_error = on_error
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self.changed = asyncio.Event()
-        self.calls = 0  # of `call` that are not answered yet
         self.stopping = False
 
     async def __aenter__(self) -> "Engine":
@@ -203,14 +199,10 @@ class Engine:
         self.changed.set()
 
     async def call(self, task: Callable[[], Any]) -> Any:
-        """Run a function that uses the models between two steps, and return its result, or raise Busy."""
-        if self.stopping or self.calls >= MAX_CALLS:
+        """Run a function that uses the models between two steps, and return its result; Busy if there are no more."""
+        if self.stopping:
             raise Busy
-        self.calls += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self.thread, task)
-        finally:
-            self.calls -= 1
+        return await asyncio.get_running_loop().run_in_executor(self.thread, task)
 
     async def run(self) -> None:
         """Work until `stop`; an exception ends the answers that it concerns, and no others."""

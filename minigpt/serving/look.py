@@ -20,16 +20,9 @@ from minigpt.serving.views import look as view_of
 
 MOST_NAMED = 32  # tokens that are written at the edges of the picture
 FOLDER = Path(__file__).with_name("page")
+# Modules of page/, in the order in which they import each other.
 SHARED = ("dom", "chances", "tokens", "attention", "lens", "look")
-SERVER = (
-    *SHARED,
-    "api",
-    "write",
-    "markdown",
-    "chat",
-    "surprise",
-    "main",
-)  # in the order in which they import each other
+SERVER = (*SHARED, "api", "write", "markdown", "chat", "surprise", "main")
 AT_REST = (*SHARED, "at_rest")
 
 PAGE = """<!doctype html>

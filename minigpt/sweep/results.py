@@ -42,12 +42,6 @@ def shown_trials(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     return sorted(latest.values(), key=lambda trial: (order.index(trial.state), trial.value or 0.0, run_number(trial)))
 
 
-def best_trial(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
-    """Return the complete trial with the lowest value (of equal ones the first), or None if no trial is complete."""
-    first = next(iter(shown_trials(trials)), None)
-    return first if first is not None and first.state == COMPLETE else None
-
-
 def standard_error(trial: FrozenTrial) -> float | None:
     """Return the standard error of the mean over the trial's seeds; None for fewer than two."""
     values = trial.user_attrs.get("values", [])
@@ -112,7 +106,7 @@ def winner(sweep: Sweep, trials: Sequence[FrozenTrial]) -> str:
 def draw_picture(sweep: Sweep, trials: Sequence[FrozenTrial]) -> Path | None:
     """Draw sweep.png, every trial over each searched setting; return its path, None if there is none."""
     shown, settings = shown_trials(trials), list(sweep.space)
-    if best_trial(trials) is None or not settings:
+    if not settings or not any(trial.state == COMPLETE for trial in shown):
         return None
     path, columns = sweep.folder / "sweep.png", 2 if len(settings) == 4 else min(3, len(settings))
     rows = math.ceil(len(settings) / columns)

@@ -156,15 +156,12 @@ class Loop:
 
     def run(self) -> None:
         """Run until all trials have a result, or no more may be begun."""
-        busy = True
-        while busy or self.running:
+        while True:
             for number, gpus in enumerate(self.gpus):
-                busy = self.signals.received is None and not self.stopped_early
-                if busy and number not in self.running:
-                    trial = self.next_trial()
-                    busy = trial is not None
-                    if trial is not None:
-                        self.running[number] = TrialRun(self.sweep, self.study, trial, gpus, self.threads, self.lock)
+                if number not in self.running and (trial := self.next_trial()):
+                    self.running[number] = TrialRun(self.sweep, self.study, trial, gpus, self.threads, self.lock)
+            if not self.running:
+                return
             for number, run in list(self.running.items()):
                 run.stopping = self.signals.received is not None
                 if next(run.looks, "over") == "over":
@@ -173,7 +170,9 @@ class Loop:
             time.sleep(POLL_SECONDS)
 
     def next_trial(self) -> FrozenTrial | None:
-        """Return a trial that was stopped, one that failed in an earlier sweep, or a new one; None if none is left."""
+        """Return a trial that was stopped, one that failed in an earlier sweep, or a new one; None: begin no more."""
+        if self.signals.received is not None or self.stopped_early:
+            return None
         if self.left:
             return self.left.pop(0)
         if self.failed:

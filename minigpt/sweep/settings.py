@@ -21,7 +21,7 @@ from minigpt.faults import UserFault
 from minigpt.screen import note
 
 TRIALS = 20  # by default
-MAX_CHECKED, MAX_SHOWN = 64, 5  # points that are tried before the first trial, impossible ones that are named
+MAX_CHECKED = 64  # points that are tried before the first trial
 LEARNED = ("char", "bpe")  # tokenizers whose vocabulary follows from the text
 
 
@@ -103,16 +103,12 @@ def _unfit_search(config: SweepConfig) -> list[str]:
 def _compose_points(corners: Sequence[list[str]], shared: list[str]) -> list[TrainConfig]:
     """Return the configs of some points of the space; a fault names the first that `train` would refuse."""
     configs: list[TrainConfig] = []
-    faults: dict[str, str] = {}
     for words in corners:
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # notes on settings
                 configs.append(compose("train", [*shared, *words]))
         except UserFault as fault:
-            for sentence in fault.faults:
-                faults.setdefault(sentence, f"At {', '.join(words)}: {sentence}")
-    if faults:
-        raise UserFault(*list(faults.values())[:MAX_SHOWN])
+            raise UserFault(*(f"At {', '.join(words)}: {sentence}" for sentence in fault.faults)) from None
     return configs
 
 
@@ -121,17 +117,14 @@ def _run_dirs(
 ) -> dict[frozenset[str], Path]:
     """Return the run directory of each training of a grid; no two may be the same."""
     words_of: dict[Path, list[str]] = {}
-    faults: list[str] = []
     for config, words in zip(configs, corners, strict=True):
         if (before := first_stage(config, [*shared, *words])) is not None:  # a name depends on what the run starts from
             config.init.source = before.run.dir or default_run_dir(before)
         folder = Path(os.path.expanduser(config.run.dir or default_run_dir(config)))
         if folder in words_of:
             same = f"-m: {' '.join(words_of[folder])} and {' '.join(words)} would have the same run directory, {folder}"
-            faults.append(f"{same}. Leave out run.dir, values that are there twice, and what changes no weights")
+            raise UserFault(f"{same}. Leave out run.dir, values that are there twice, and what changes no weights")
         words_of[folder] = words
-    if faults:
-        raise UserFault(*faults)
     return {frozenset(words): folder for folder, words in words_of.items()}
 
 

@@ -5,7 +5,7 @@ import signal
 import statistics
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +56,10 @@ class TrialRun:
     lock: int
     stopping: bool = False
     pruned: bool = False
-    values: list[float] = field(default_factory=list)  # of the seeds that are done
 
     def __post_init__(self) -> None:
         self.live = optuna.Trial(self.study, self.trial._trial_id)
-        self.values = list(self.trial.user_attrs.get("values", []))
+        self.values: list[float] = list(self.trial.user_attrs.get("values", []))  # of the seeds that are done
         self.child: Child | None = None
         self.rows: list[dict[str, Any]] = []
         self.began = time.monotonic()

@@ -7,7 +7,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import FrozenTrial, create_trial
 
 from minigpt.config.schema import SearchConfig, TrainerConfig
-from minigpt.sweep.results import best_trial, shown_trials, standard_error
+from minigpt.sweep.results import shown_trials, standard_error
 from minigpt.sweep.search import propose, share_gpus
 from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, RUNNING, marks
 
@@ -65,8 +65,6 @@ def test_marks_are_passed_once_and_the_last_row_decides_nothing():
 def test_ranks_and_trials_that_were_tried_again():
     trials = [made(0, FAILED), made(1, COMPLETE, 2.0), made(2, PRUNED, 0.5), made(3, COMPLETE, 1.0), made(4)]
     assert [trial.number for trial in shown_trials(trials)] == [3, 1, 2, 4, 0]
-    assert best_trial(trials) is trials[3]
-    assert best_trial([trials[0], trials[2]]) is None
     again = made(5, COMPLETE, 1.5, again=0)
     assert [trial.number for trial in shown_trials([*trials, again])] == [3, 5, 1, 2, 4]
     assert standard_error(made(0, values=[1.0])) is None
