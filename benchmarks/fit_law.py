@@ -14,6 +14,7 @@ from minigpt.sizing.law import Constants, Size, Text, counted, terms
 HERE = Path(__file__).parent
 
 Run = tuple[Text, Size, float, str]  # and the name of a group of equal FLOPs
+FLOATS = {"lr", "matrix_lr", "dropout", "weight_decay", "passes"}
 ORDER = 2.0  # weight of the differences within such a group: they decide which size is chosen
 
 
@@ -23,18 +24,15 @@ def rows_of(name: str) -> list[dict[str, str]]:
 
 
 def read(texts: dict[str, Text]) -> list[Run]:
-    whole = {"lr", "matrix_lr", "dropout", "weight_decay", "passes"}
-    names = [field.name for field in fields(Size) if field.name in rows_of("law_runs.csv")[0]]
-    return [
-        (
-            texts[row["text"]],
-            Size(**{n: float(row[n]) if n in whole else int(row[n]) for n in names}),
-            float(row["bits"]),
-            row["equal_flops"],
+
+    runs = []
+    for row in rows_of("law_runs.csv"):
+        size = Size(
+            **{f.name: (float if f.name in FLOATS else int)(row[f.name]) for f in fields(Size) if f.name in row}
         )
-        for row in rows_of("law_runs.csv")
-        if row["fitted"] == "yes"
-    ]
+        if row["fitted"] == "yes":
+            runs.append((texts[row["text"]], size, float(row["bits"]), row["equal_flops"]))
+    return runs
 
 
 def fit(runs: list[Run], by: Constants) -> tuple[np.ndarray, np.ndarray]:
@@ -42,9 +40,7 @@ def fit(runs: list[Run], by: Constants) -> tuple[np.ndarray, np.ndarray]:
     y = np.array([bits / counted(text, size) for text, size, bits, _ in runs])
     X = np.array([terms(text, size, by) for text, size, *_ in runs]) / y[:, None]
     z, groups = 1 - by.floor / y, np.array([group for *_, group in runs])
-    weights = (
-        np.array([sum(text == other for other, *_ in runs) for text, *_ in runs]) ** -0.5
-    )  # all texts count the same
+    weights = np.array([sum(text == other for other, *_ in runs) for text, *_ in runs]) ** -0.5  # all texts count alike
     rows, wanted, used = [X * weights[:, None]], [z * weights], list(range(4))
     for group in set(groups) - {""}:
         inside = groups == group

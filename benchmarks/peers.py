@@ -30,7 +30,6 @@ from torch import Tensor
 from minigpt.benchmark import measure
 from minigpt.benchmark.presets import PRESETS, WARM_UP, Preset, text_words
 from minigpt.config.compose import compose
-from minigpt.data.batch import MicroBatches
 from minigpt.data.preparing.prepare import prepare
 from minigpt.faults import UserFault, run_script
 from minigpt.formats.names import GPT2_NAMES, other_names
@@ -41,6 +40,7 @@ from minigpt.model.gpt import GPT
 from minigpt.rundir.rows import read_rows
 from minigpt.screen import table
 from minigpt.seeds import fold
+from minigpt.training.first_pass import text_batches
 from minigpt.training.optimizer import adamw
 from minigpt.training.run import train
 
@@ -49,6 +49,7 @@ LIMIT = 1e-3  # nats between the losses in fp32
 CURVE_STEPS = 50
 PROMPT, BATCHES = 16, (1, 8, 32)
 
+Loss = Callable[[Tensor, Tensor], Tensor]  # of tokens and targets
 Times = dict[str, list[float]]  # contender -> ms per step, or per token of each text; a value a round
 
 
@@ -63,17 +64,15 @@ def main(arguments: list[str]) -> int:
     if not arguments or {"-h", "--help"} & set(arguments) or options["preset"] not in PRESETS:
         print(__doc__, f"preset: {', '.join(PRESETS)}", sep="\n")
         return 0 if arguments else 2
-    if options["nanogpt"] and not Path(options["nanogpt"], "train.py").is_file():
-        raise UserFault(
-            f"nanogpt={options['nanogpt']} is no checkout of nanoGPT: git clone https://github.com/karpathy/nanoGPT"
-        )
-    preset = PRESETS[options["preset"]]
+    checkout, preset = options["nanogpt"], PRESETS[options["preset"]]
+    if checkout and not Path(checkout, "train.py").is_file():
+        raise UserFault(f"nanogpt={checkout} is no checkout of nanoGPT: git clone https://github.com/karpathy/nanoGPT")
     typed = [word for word in arguments if word.partition("=")[0] not in OPTIONS]
     with tempfile.TemporaryDirectory(prefix="minigpt-peers-", ignore_cleanup_errors=True) as name:
         folder, summary, agrees = Path(name), "", True
         words = [*preset.settings, *typed, *text_words(folder, preset.vocab_size)]
-        if options["nanogpt"]:
-            agrees = compare_curves(folder, words, options["nanogpt"])
+        if checkout:
+            agrees = compare_curves(folder, words, checkout)
         if options["what"] in ("training", "sampling"):
             contenders = (training if options["what"] == "training" else sampling)(folder, words, preset, options)
             times = in_turn(contenders, int(options["rounds"]))
@@ -123,7 +122,7 @@ def training(folder: Path, words: list[str], preset: Preset, options: dict[str, 
     """Return complete trainings: minigpt's with rows, screen and saves, nanoGPT's train.py as shipped."""
     steps = int(options["steps"] or preset.steps)
     task = {"words": words, "steps": steps, "vocab_size": preset.vocab_size}
-    contenders: dict[str, Callable[[], float]] = {"minigpt": partial(job, folder, "train_minigpt", **task)}
+    contenders = {"minigpt": partial(job, folder, "train_minigpt", **task)}
     words = [*words, f"trainer.max_steps={WARM_UP + steps}"]
     choices = job(folder, "chosen", words=words)
     print(f"choices  {json.dumps(choices)}", flush=True)
@@ -135,9 +134,8 @@ def training(folder: Path, words: list[str], preset: Preset, options: dict[str, 
         for name, compiled in (("nanoGPT", False), ("nanoGPT compiled", True)):
             contenders[name] = partial(run_nanogpt, root, nanogpt_command(words, choices, compiled), choices["threads"])
     for precision in ("fp32", "bf16") if options["huggingface"] == "true" else ():
-        contenders[f"Hugging Face {precision}"] = partial(
-            job, folder, "train_huggingface", words=words, precision=precision
-        )
+        task = {"words": words, "precision": precision}
+        contenders[f"Hugging Face {precision}"] = partial(job, folder, "train_huggingface", **task)
     return contenders
 
 
@@ -170,11 +168,7 @@ def run(command: list[str], folder: Path, threads: int = 0) -> list[tuple[float,
     variables |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)} if threads else {}
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
     with subprocess.Popen(command, cwd=folder, env=variables, **pipe) as process:
-        try:
-            lines = [(time.time(), line.strip()) for line in process.stdout or ()]
-        except BaseException:
-            process.kill()
-            raise
+        lines = [(time.time(), line.strip()) for line in process.stdout or ()]
     if process.returncode:
         reason = next((text for _, text in reversed(lines) if text), "it printed nothing")
         raise UserFault(f"{' '.join(command[1:4])} ended with exit code {process.returncode}: {reason[:400]}")
@@ -216,18 +210,10 @@ def train_huggingface(words: list[str], precision: str) -> float:
 def huggingface_model(sizes: Any, vocab_size: int) -> Any:
     """Return a GPT2LMHeadModel of these sizes, without special tokens."""
     transformers: Any = importlib.import_module("transformers")
-    config = transformers.GPT2Config(
-        vocab_size=vocab_size,
-        n_positions=sizes.block_size,
-        n_embd=sizes.n_embd,
-        n_layer=sizes.n_layer,
-        n_head=sizes.n_head,
-        activation_function="gelu",
-        attn_implementation="sdpa",
-        bos_token_id=None,
-        eos_token_id=None,
-        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), sizes.dropout),
-    )
+    shape = {name: getattr(sizes, name) for name in ("n_embd", "n_layer", "n_head")}
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), sizes.dropout)
+    kind = {"activation_function": "gelu", "attn_implementation": "sdpa", "bos_token_id": None, "eos_token_id": None}
+    config = transformers.GPT2Config(vocab_size=vocab_size, n_positions=sizes.block_size, **shape, **dropout, **kind)
     return transformers.GPT2LMHeadModel(config)
 
 
@@ -361,18 +347,12 @@ def shortest_loop(
     config: Any,
     prepared: Any,
     choices: Any,
-    loss_of: Callable[[Tensor, Tensor], Tensor],
+    loss_of: Loss,
     optimizer: torch.optim.Optimizer,
     rates: Sequence[float] = (),
 ) -> dict[str, Any]:
     """Train for the config's steps on its batches with nothing around a step; return `ms` a step, and all `losses`."""
-    batches = MicroBatches(
-        prepared.train,
-        seed=config.seed,
-        block_size=config.model.block_size,
-        micro_batch=choices.micro_batch,
-        accumulate=choices.accumulate,
-    )
+    batches = text_batches(config, choices, prepared)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     losses, moments = [], []
     for step in range(config.trainer.max_steps):

@@ -11,9 +11,9 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from minigpt.machine.hardware import usable_cores
@@ -34,22 +34,33 @@ time.sleep(10**6)
 def tokens_per_second(url: str, name: str, seconds: float) -> float:
     """What 50 clients get that ask again as soon as they are answered."""
     body = {"model": name, "prompt": "The", "max_tokens": TOKENS, "temperature": 0.8, "logit_bias": {}}
-    written, end = [0] * CLIENTS, time.monotonic() + seconds
+    started = time.monotonic()
 
-    def ask(number: int) -> None:
-        while time.monotonic() < end:
+    def ask(number: int) -> int:
+        written = 0
+        while time.monotonic() < started + seconds:
             data = json.dumps({**body, "seed": number}).encode()
             request = urllib.request.Request(f"{url}/v1/completions", data, {"Content-Type": "application/json"})
             with urllib.request.urlopen(request, timeout=300) as reply:
-                written[number] += json.load(reply)["usage"]["completion_tokens"]
+                written += json.load(reply)["usage"]["completion_tokens"]
+        return written
 
-    started = time.monotonic()
-    clients = [threading.Thread(target=ask, args=(number,)) for number in range(CLIENTS)]
-    for client in clients:
-        client.start()
-    for client in clients:
-        client.join()
-    return sum(written) / (time.monotonic() - started)
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        return sum(clients.map(ask, range(CLIENTS))) / (time.monotonic() - started)
+
+
+def speed_of(command: list[str], seconds: float) -> float:
+    """Start a server, warm it up and measure it."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen([sys.executable, *command], env=environment, **pipes) as process:
+        url = next(line for line in process.stdout or () if line.startswith("Serving at")).split()[2]
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as reply:
+            model = json.load(reply)["data"][0]["id"]
+        tokens_per_second(url, model, 2.0)
+        speed = tokens_per_second(url, model, seconds)
+        process.kill()
+    return speed
 
 
 def main(run: str, seconds: float = 30.0, rounds: int = 3) -> None:
@@ -58,37 +69,14 @@ def main(run: str, seconds: float = 30.0, rounds: int = 3) -> None:
         folder = Path(temporary) / "gguf"
         export = ["export", f"checkpoint={run}", "format=gguf", "type=f32", f"dir={folder}"]
         subprocess.run([sys.executable, "-m", "minigpt", *export], check=True)
-        block_size = json.loads((next(Path(run).glob("checkpoints/step-*")) / "config.json").read_text())["model"]
-        sizes = [str(SLOTS), str(block_size["block_size"]), str(usable_cores())]
-        commands = {
-            "minigpt": ["-m", "minigpt", "serve", f"checkpoint={run}", f"rows={SLOTS}", "port=0", "log=none"],
-            "llama.cpp": ["-c", LLAMA, str(next(folder.glob("*.gguf"))), *sizes],
-        }
+        model = json.loads((next(Path(run).glob("checkpoints/step-*")) / "config.json").read_text())["model"]
+        sizes = [str(SLOTS), str(model["block_size"]), str(usable_cores())]
+        minigpt = ["-m", "minigpt", "serve", f"checkpoint={run}", f"rows={SLOTS}", "port=0", "log=none"]
+        llama = ["-c", LLAMA, str(next(folder.glob("*.gguf"))), *sizes]
         for turn in range(rounds):
-            speeds = {}
-            for name, command in commands.items():
-                environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-                with subprocess.Popen(
-                    [sys.executable, *command],
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    text=True,
-                    env=environment,
-                ) as process:
-                    assert process.stdout is not None
-                    line = next(line for line in process.stdout if line.startswith("Serving at"))
-                    url = line.split()[2]
-                    with urllib.request.urlopen(f"{url}/v1/models", timeout=60) as reply:
-                        model = json.load(reply)["data"][0]["id"]
-                    tokens_per_second(url, model, 2.0)
-                    speeds[name] = tokens_per_second(url, model, seconds)
-                    process.kill()
-            ratio = speeds["minigpt"] / speeds["llama.cpp"]
-            print(
-                f"round {turn + 1}: "
-                + ", ".join(f"{name} {each:,.0f} tokens/s" for name, each in speeds.items())
-                + f", ratio {ratio:.2f}"
-            )
+            ours, others = speed_of(minigpt, seconds), speed_of(llama, seconds)
+            speeds = f"minigpt {ours:,.0f} tokens/s, llama.cpp {others:,.0f} tokens/s"
+            print(f"round {turn + 1}: {speeds}, ratio {ours / others:.2f}")
 
 
 if __name__ == "__main__":
