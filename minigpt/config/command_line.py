@@ -166,7 +166,7 @@ def _unknown(request: Request, key: str) -> str:
     if inside := ", ".join(name for name in known if name.startswith(key + ".")):
         return f"'{key}' is a group of settings. Set one of: {inside}."
     for name, setting in settings(request.cls).items():
-        if key in setting.aka.split():  # its name in another framework
+        if key.rpartition(".")[2] in setting.aka.split():  # its name in another framework
             return f"No setting '{key}'. Here it is {name}: {setting.meaning}."
     owner = next((command for command, cls in CLASSES.items() if key in settings(cls)), None)
     if owner and not any(name.rpartition(".")[2] == key.rpartition(".")[2] for name in known):

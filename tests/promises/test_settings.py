@@ -68,7 +68,7 @@ def test_the_api_names_the_same_faults():
     [
         (["+trainer.max_stepz=5"], "No setting 'trainer.max_stepz'. Did you mean 'trainer.max_steps'?"),
         (["max_steps=5"], "No setting 'max_steps'. Did you mean 'trainer.max_steps'?"),
-        (["learning_rate=1"], "No setting 'learning_rate'. Here it is optimizer.lr: peak learning rate."),
+        (["optimizer.learning_rate=1"], "'optimizer.learning_rate'. Here it is optimizer.lr: peak learning rate."),
         (["min_p=0.1"], "No setting 'min_p' of the command train: it belongs to sample."),
         (["samples=3"], "'samples' is a group of settings. Set one of: samples.every_steps, "),
         (["experiment=shakespear"], "No experiment 'shakespear'. Did you mean experiment=shakespeare_char?"),
