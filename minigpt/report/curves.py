@@ -139,7 +139,7 @@ def draw_layers(axes: Any, record: Record, prefix: str) -> None:
     names = sorted({key.removeprefix(prefix) for row in record.rows for key in row if key.startswith(prefix)})
     layers = sorted(filter(str.isdigit, names), key=int)
     for place, layer in enumerate(layers):
-        label = f"layer {layer}" if layer in (layers[0], layers[-1]) else None
+        label = f"layer {int(layer) + 1}" if layer in (layers[0], layers[-1]) else None
         strength = 0.3 + 0.7 * (place + 1) / len(layers)
         steps, values = column(record.rows, prefix + layer)
         axes.plot(steps, smooth(values), color=TRAIN, alpha=strength, linewidth=1.2, label=label)

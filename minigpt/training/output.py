@@ -125,6 +125,7 @@ class RunLog:
         self.first: tuple[int, float] | None = None  # step and seconds of this process's first row
         self.last_step: int | None = None  # with a row
         self.last_seconds = self.shown_at = 0.0
+        self.shown: dict[str, Any] = {}  # the last row
         self.val_loss: float | None = None  # of the last validation
         self.tracker: Tracker | None = None
         if self.run.writes:
@@ -140,9 +141,7 @@ class RunLog:
 
     def row(self, step: int, result: StepResult, seconds: float) -> dict[str, Any]:
         """Return the row of a step; its speed is the mean since the row before."""
-        speed, tokens = None, self.job.config.batch_tokens
-        if self.last_step is not None and seconds > self.last_seconds:
-            speed = (step - self.last_step) * tokens / (seconds - self.last_seconds)
+        speed, tokens = self._speed(step, seconds), self.job.config.batch_tokens
         self.last_step, self.last_seconds, self.first = step, seconds, self.first or (step, seconds)
         return {
             "step": step,
@@ -174,6 +173,11 @@ class RunLog:
         rule = "-" * 65
         tell(f"{f'--- sample at step {step:,} {rule}':.65}\n{text.rstrip()}\n{rule}")
 
+    def _speed(self, step: int, seconds: float) -> float | None:
+        if self.last_step is None or seconds <= self.last_seconds:
+            return None
+        return (step - self.last_step) * self.job.config.batch_tokens / (seconds - self.last_seconds)
+
     def _append(self, path: Path, row: dict[str, Any]) -> None:
         """Append a row to a file. If the disk fails, this row is lost, with a warning."""
         try:
@@ -181,17 +185,28 @@ class RunLog:
         except OSError as error:
             tell(f"WARNING: {path} lacks the row of step {row['step']}: {error.strerror or error}. Free some space")
 
+    def tick(self, step: int, result: StepResult, seconds: float) -> None:
+        """Move a terminal's line for a step without a row: rows may be minutes apart."""
+        if self.shown and time.monotonic() - self.shown_at >= MOVE_SECONDS and can_move():
+            speed = self.shown["tokens_per_second"] or self._speed(step, seconds)
+            row = {"step": step, "train/loss": result.loss, "seconds": seconds, "tokens_per_second": speed}
+            self._move(self.shown | row)
+
     def _show(self, row: dict[str, Any]) -> None:
         """Show a step's row: a moving line in a terminal; elsewhere a line now and then."""
-        parts = describe(row, self.job.config, self.total_steps, self.first)
         now, moves = time.monotonic(), can_move()
+        self.shown = {key: value for key, value in row.items() if not key.startswith("val/")}
         if "val/loss" in row or (not moves and (now - self.shown_at >= PLAIN_LINE_SECONDS or row["step"] == 1)):
-            tell("  ".join(parts))
+            tell("  ".join(describe(row, self.job.config, self.total_steps, self.first)))
             self.shown_at, self.val_loss = now, row.get("val/loss", self.val_loss)
         elif moves and now - self.shown_at >= MOVE_SECONDS:
-            parts[2:2] = [f"val {self.val_loss:.4f}"] if self.val_loss else []
-            move(parts, row["step"] / self.total_steps if self.total_steps else 0.0)
-            self.shown_at = now
+            self._move(row)
+
+    def _move(self, row: dict[str, Any]) -> None:
+        parts = describe(row, self.job.config, self.total_steps, self.first)
+        parts[2:2] = [f"val {self.val_loss:.4f}"] if self.val_loss else []
+        move(parts, row["step"] / self.total_steps if self.total_steps else 0.0)
+        self.shown_at = time.monotonic()
 
 
 def describe(row: dict[str, Any], config: TrainConfig, total: int | None, first: tuple[int, float] | None) -> list[str]:

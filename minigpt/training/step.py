@@ -261,6 +261,8 @@ class LanguageModel(L.LightningModule):
         if row:
             publish(self.trainer, row)
             self.run_log.write(row)
+        elif self.job.run.writes:
+            self.run_log.tick(state.step, result, self.clock.seconds)
         samples = config.samples.every_steps and (is_due(state.step, config.samples.every_steps) or self.is_last())
         if samples and (self.job.run.writes or self.layout is not None):  # sharded weights: all ranks together
             with self.clock.paused():

@@ -78,7 +78,7 @@ def test_every_layer_has_its_line(finished):
     record.rows = [{"step": step, **{f"x/{layer}": 0.1 for layer in (*range(12), "embedding")}} for step in (5, 9)]
     draw_layers(axes, record, "x/")
     assert len(axes.lines) == 13
-    assert axes.get_legend_handles_labels()[1] == ["layer 0", "layer 11", "embedding"]
+    assert axes.get_legend_handles_labels()[1] == ["layer 1", "layer 12", "embedding"]
 
 
 def test_damaged_rows_and_files_are_left_out(finished):
