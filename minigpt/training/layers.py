@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minigpt.checkpoint.contents import copy_tensors
 from minigpt.model.gpt import GPT
 from minigpt.training.state import is_due
 
@@ -25,7 +26,7 @@ class LayerWatch:
     def __init__(self, gpt: GPT, every_steps: int):
         self.gpt, self.every_steps = gpt, every_steps
         self.before: dict[str, Tensor] = {}  # the step, by the names of the weights that it changes
-        self.grad_norms = torch.zeros(0)  # of each of them
+        self.grad_norms = self.squares = torch.zeros(0)  # of each of them; of its gradient, update and weights
 
     def look(self, step: int, grad_norms: Tensor) -> None:
         """Take what is known before the update: the norm of each gradient, and numbers of each weight."""
@@ -34,6 +35,17 @@ class LayerWatch:
         named = [(name, weight) for name, weight in self.gpt.named_parameters() if weight.grad is not None]
         self.grad_norms, self.before = grad_norms, {name: sample_of(weight) for name, weight in named}
 
+    def measure(self) -> None:
+        """Have the device compute what `columns` reads; it is there when a later result has been read."""
+        if not self.before:
+            return
+        weights, parts = dict(self.gpt.named_parameters()), []
+        for norm, (name, before) in zip(self.grad_norms.float(), self.before.items(), strict=True):
+            update = sample_of(weights[name]) - before
+            moved = torch.stack([update, before]).square().sum(1, dtype=torch.float32)
+            parts.append(torch.cat([norm.square()[None], moved * (weights[name].numel() / len(before))]))
+        self.squares = copy_tensors({"": torch.stack(parts)}, {})[""]
+
     def columns(self, mean_weight: float) -> dict[str, Any]:
         """Return columns of the step's row: each layer's gradient norm and |update| / |weights|; {} if none was seen.
 
@@ -41,13 +53,8 @@ class LayerWatch:
         """
         if not self.before:
             return {}
-        weights, parts, row = dict(self.gpt.named_parameters()), [], dict[str, Any]()
-        for norm, (name, before) in zip(self.grad_norms.float(), self.before.items(), strict=True):
-            update = sample_of(weights[name]) - before
-            moved = torch.stack([update, before]).square().sum(1, dtype=torch.float32)
-            parts.append(torch.cat([norm.square()[None], moved * (weights[name].numel() / len(before))]))
-        squares = defaultdict[str, list[float]](lambda: [0.0, 0.0, 0.0])  # of gradient, update and weights, by layer
-        for name, part in zip(self.before, torch.stack(parts).tolist(), strict=True):  # the host waits once
+        row, squares = dict[str, Any](), defaultdict[str, list[float]](lambda: [0.0, 0.0, 0.0])
+        for name, part in zip(self.before, self.squares.tolist(), strict=True):
             layer = name.split(".")[1] if name.startswith("blocks.") else "embedding"
             squares[layer] = [a + b for a, b in zip(squares[layer], part, strict=True)]
         self.before = {}

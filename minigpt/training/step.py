@@ -254,8 +254,9 @@ class LanguageModel(L.LightningModule):
                 row |= {"train/loss": None, "train/reward": result.reward}
         if validates:
             with self.clock.paused():
-                row |= self.layers.columns(result.weight)
-                row |= validate(self.gpt, self.job, self.choices, state, self.trainer, self.layout)
+                self.layers.measure()
+                score = validate(self.gpt, self.job, self.choices, state, self.trainer, self.layout)
+                row |= self.layers.columns(result.weight) | score
             if state.patience_over:
                 self.stop_reason = "patience"
         if row:

@@ -21,6 +21,7 @@ def test_norms_and_updates_are_those_of_whole_layers():
     watch.look(3, torch.stack(torch._foreach_norm([parameter.grad for parameter in gpt.parameters()])))
     before = {name: parameter.detach().clone() for name, parameter in gpt.named_parameters()}
     torch.optim.SGD(gpt.parameters(), lr=0.01).step()
+    watch.measure()
     row = watch.columns(0.5)
     for layer in ("0", "1", "embedding"):
         inside = [name for name in before if name.startswith(f"blocks.{layer}.") or (
