@@ -140,7 +140,13 @@ def _form_group(store: dist.Store, place: Launched, device: str) -> dist.Process
         torch.cuda.set_device(place.local_rank)
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=TIMEOUT, store=store, rank=place.rank, world_size=place.world_size)
-    dist.all_reduce(torch.zeros(1, device=device))  # connects the devices: what is wrong between them fails here
+    try:  # connects the devices: what is wrong between them fails here
+        dist.all_reduce(number := torch.zeros(1, device=device))
+        number.item()
+    except RuntimeError as error:
+        reason = f"rank {place.rank} can't exchange a number with the others: {str(error).strip().splitlines()[-1]}"
+        remedy = "On GPUs NCCL_DEBUG=INFO before the command shows more, and NCCL_P2P_DISABLE=1 may help"
+        raise UserFault(f"{reason}. {remedy}") from error
     return dist.new_group(backend="gloo", timeout=NEVER)
 
 

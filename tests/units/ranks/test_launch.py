@@ -1,6 +1,7 @@
 """The parent of the ranks: it passes signals on, ends all when one fails, and gives the exit code and the cause."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -108,9 +109,9 @@ def test_ranks_whose_parent_was_killed_stop_by_themselves(start, tmp_path):
     time.sleep(0.3)
 
 
-# Two ranks that do nothing; destroying their group waits for the other rank, as NCCL's does.
-DESTROY = """
-import sys, time
+# Two ranks that do nothing, after a change to torch.
+TWO = """
+import os, sys, time
 import torch.distributed as dist
 from minigpt.config.schema import TrainerConfig
 from minigpt.ranks.group import joined
@@ -119,16 +120,28 @@ from minigpt.ranks.signals import Signals
 trainer = TrainerConfig(strategy="ddp", devices=2)
 if (code := start_ranks(trainer)) is not None:
     sys.exit(code)
-destroy = dist.destroy_process_group
-dist.destroy_process_group = lambda: (dist.barrier(), destroy())
+exec(sys.argv[1])
 with Signals() as signals, joined(trainer, "cpu", signals) as ranks:
     time.sleep(ranks.rank)
 """
 
 
-def test_destroying_the_group_may_wait_for_the_other_ranks():
-    done = subprocess.run([sys.executable, "-c", DESTROY], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
+WAITING = "destroy = dist.destroy_process_group; dist.destroy_process_group = lambda: (dist.barrier(), destroy())"
+FAILING = "if os.environ['RANK'] == '1': dist.all_reduce = lambda number: number.view(2)"
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        (WAITING, 0, "$"),
+        (FAILING, 2, r"Error: rank 1 can't exchange a number with the others: .*. On GPUs NCCL_DEBUG=INFO"),
+    ],
+    ids=["destroying the group waits for the other rank, as NCCL's does", "the first collective fails"],
+)
+def test_a_group_begins_and_ends_with_all_its_ranks(change, code, said):
+    done = subprocess.run([sys.executable, "-c", TWO, change], capture_output=True, text=True, timeout=120)
+    assert done.returncode == code
+    assert re.match(said, done.stderr)
 
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
