@@ -40,6 +40,8 @@ Measurement = dict[str, Any]  # name, ms of a step (sampling: of a token of each
 def benchmark(config: BenchmarkConfig, words: Sequence[str]) -> None:
     """Measure the parts that `what` names, print a table of each, and write benchmark.json to `write_to`."""
     preset, measured = PRESETS[config.preset], dict[str, list[Measurement]]()
+    on_cpu = find_device(config).device == "cpu"  # before the facts, which name a GPU that is in use
+    precisions = ("fp32", "bf16", "int8")[: 3 if on_cpu else 2]  # 8-bit weights are the native decoder's
     facts = {"date": time.strftime("%Y-%m-%d %H:%M:%S %Z"), **environment(), "settings": " ".join(words)}
     tell("\n".join(f"{name:<12}{value}" for name, value in facts.items()))
     with tempfile.TemporaryDirectory(prefix="minigpt-benchmark-", ignore_cleanup_errors=True) as folder:
@@ -51,7 +53,7 @@ def benchmark(config: BenchmarkConfig, words: Sequence[str]) -> None:
                     run = Path(folder, f"run-{number}")
                     measured[part].append(training(words, config.steps or preset.steps, preset.vocab_size, run))
                 else:
-                    measured[part] += sampling(words, config.new_tokens or preset.new_tokens)
+                    measured[part] += sampling(words, config.new_tokens or preset.new_tokens, precisions)
             rows = [HEAD, *describe(measured[part])]
             tell(f"\n{part}, {config.preset}: median (lowest to highest) of {config.rounds}\n{table(rows)}")
     if config.write_to is not None:
@@ -90,8 +92,7 @@ def training(words: Sequence[str], steps: int, vocab_size: int, run: Path) -> Me
 def sampling(
     words: Sequence[str],
     new_tokens: int,
-    *,
-    precisions: Sequence[str] = ("fp32", "bf16", "int8"),
+    precisions: Sequence[str],
     batches: Sequence[int] = (1, 8, 32),
 ) -> list[Measurement]:
     """Time what `minigpt sample` does between reading a checkpoint and printing, with new weights."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from minigpt.benchmark.measure import benchmark
 from minigpt.benchmark.presets import read_benchmark
 from minigpt.cli import _dispatch as minigpt_command
 from minigpt.faults import UserFault
@@ -76,7 +77,11 @@ def test_a_training_of_nanogpt_is_timed_by_its_lines(tmp_path):
         peers.run_nanogpt(tmp_path, [peers.sys.executable, "-u", "train.py"], 1)
 
 
-def test_the_preset_for_gpus_is_gpt2_on_a_gpu_with_its_own_choices():
+def test_the_preset_for_gpus_is_gpt2_on_a_gpu_with_its_own_choices(monkeypatch, capsys):
     config, words = read_benchmark(["preset=gpu"])
     assert "trainer.device=cuda" in words
     assert (config.model.n_embd, config.trainer.precision, config.trainer.compile) == (768, "auto", "auto")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserFault, match="this machine has none"):
+        benchmark(config, words)
+    assert capsys.readouterr().out == ""  # the GPU is in use before its name is printed
