@@ -105,12 +105,22 @@ def best_row(rows: list[Row]) -> Row | None:
 
 def stage(record: Record, unended: str) -> str:
     """Return how a run ended, by its last event, and at which of its steps; `unended` is the word if it did not."""
-    turns = [event["event"] for event in record.events if event.get("event") in ("began", "continued", *STATES)]
-    state = STATES.get("".join(turns[-1:]), unended)
-    step, steps = record.rows[-1]["step"] if record.rows else 0, record.config.get("trainer.max_steps")
+    state = STATES.get(last_turn(record).get("event", ""), unended)
+    steps = record.config.get("trainer.max_steps")
     if state == "finished" or not steps or record.config.get("trainer.max_tokens"):
         return state
-    return f"{state} at {step:,} of {steps:,}"
+    return f"{state} at {steps_of(record):,} of {steps:,}"
+
+
+def last_turn(record: Record) -> Row:
+    """Return the last event that begins or ends a process of the run; an empty one if there is none."""
+    turns = ("began", "continued", *STATES)
+    return next((event for event in reversed(record.events) if event.get("event") in turns), {})
+
+
+def steps_of(record: Record) -> int:
+    """Return how many steps a run has made: not every step has a row."""
+    return int(max(number(row.get("step")) or 0 for row in (last_turn(record), *record.rows[-1:])))
 
 
 def trend(rows: list[Row]) -> tuple[str, str]:

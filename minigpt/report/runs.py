@@ -13,7 +13,7 @@ from minigpt.checkpoint.folder import DamagedCheckpoint, best_checkpoint, list_c
 from minigpt.config.convert import settings
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
-from minigpt.report.record import Record, best_row, number, read_record, stage, text_of, trend
+from minigpt.report.record import Record, best_row, number, read_record, stage, steps_of, text_of, trend
 from minigpt.screen import table
 
 MOST_COLUMNS = 5  # of settings that differ
@@ -64,7 +64,7 @@ def describe_run(record: Record, varied: Sequence[str] = (), *, is_best: bool = 
     return (
         record.name,
         f"{text}, {config.get('tokenizer.name', '?')}",
-        f"{record.rows[-1]['step'] if record.rows else 0:,}",
+        f"{steps_of(record):,}",
         _figure(best.get("val/loss")),
         _figure(best.get("val/bits_per_byte")),
         "best" if is_best else "",

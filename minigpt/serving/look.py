@@ -97,7 +97,9 @@ def write_picture(path: Path, view: dict[str, Any]) -> None:
     weights = packed.reshape(layers, heads, T, T) / 65535
     names = [token["text"].replace("\n", "\\n").replace("$", r"\$") for token in view["tokens"]]
     size = (0.6 + 2.4 * heads, 0.8 + 2.4 * layers)
-    figure, grid = pyplot.subplots(layers, heads, figsize=size, sharex=True, sharey=True, squeeze=False)
+    figure, grid = pyplot.subplots(
+        layers, heads, figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
+    )
     for layer, head in np.ndindex(layers, heads):
         axes: Any = grid[layer, head]
         axes.imshow(np.sqrt(weights[layer, head]), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")

@@ -382,9 +382,10 @@ def test_what_a_model_writes_stays_text(page, server):
     assert text_of(page, ".token") == EVIL
     assert page.locator("main img, main script").count() == 0
     page.click("role=tab[name='Surprise']")
+    page.wait_for_selector(READY)
     page.fill("#scored", EVIL)
     page.click("text=Measure")
-    page.wait_for_selector(".figures")
+    page.wait_for_selector(READY)
     assert text_of(page, ".pane .text >> nth=-1").endswith("&amp;")
     assert page.locator("main img, main script").count() == 0
 
@@ -394,9 +395,11 @@ def test_attention_on_hover_and_by_keys(page, server):
     page.wait_for_selector(READY)
     page.click("role=tab[name='Attention']")
     assert page.input_value("#looked") == text_of(page, ".pane .text")  # what was written
+    page.wait_for_selector(".matrix")  # of what was written
+    page.wait_for_selector(READY)
     page.fill("#looked", "how much")
     page.click("text=Look")
-    page.wait_for_selector(".matrix")
+    page.wait_for_selector(READY)
     assert page.locator(".heads button").count() == 2
     page.locator(".heads button").nth(1).click()
     box = page.locator(".matrix").bounding_box()
@@ -420,10 +423,13 @@ def test_kinds_of_heads_and_the_lens_are_computed_when_asked_for(page, server):
     asked = []
     page.on("request", lambda asking: asked.append(asking.url.rpartition("/")[2]))
     page.goto(server.url)
+    page.wait_for_selector(READY)
     page.click("role=tab[name='Attention']")
+    page.wait_for_selector(".matrix")  # of what was written
+    page.wait_for_selector(READY)
     page.fill("#looked", "how much")
     page.click("text=Look")
-    page.wait_for_selector(".matrix")
+    page.wait_for_selector(READY)
     assert not {"kinds", "lens"} & {*asked}
     page.click("text=Name the heads")
     page.wait_for_selector(".heads span:has-text('.')")
@@ -443,7 +449,9 @@ def test_kinds_of_heads_and_the_lens_are_computed_when_asked_for(page, server):
 
 def test_the_servers_refusals_are_shown(page, server):
     page.goto(server.url)
+    page.wait_for_selector(READY)
     page.click("role=tab[name='Surprise']")
+    page.wait_for_selector(".figures")  # of what was written
     page.fill("#scored", "a")
     with page.expect_response("**/api/score") as answer:
         page.click("text=Measure")
@@ -486,8 +494,6 @@ def test_the_page_of_minigpt_look_needs_no_server(page, runs, tmp_path):
     assert text_of(page, ".share") != before
     page.locator(".heads button").last.click()
     assert "head 2" in text_of(page, ".said")
-    page.click("text=Name the heads")
-    page.click("text=What each layer would say")
     assert page.locator(".lens tbody tr").count() == 2
     assert "induction" in text_of(page, ".said")
 

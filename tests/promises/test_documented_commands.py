@@ -77,3 +77,9 @@ def test_no_page_names_what_is_retired(page):
     text = "\n".join(line for line in page.read_text().splitlines() if "benchmarks/peers.py" not in line)
     named = [key for key in RETIRED if re.search(rf"(?<![\w.]){re.escape(key)}(=|`)", text)]
     assert named == []
+
+
+def test_the_readme_is_short():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 90
+    assert max(map(len, lines)) <= 100

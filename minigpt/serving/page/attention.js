@@ -181,6 +181,7 @@ export function attentionView(data, more) {
     select(state.layer, state.head);
   });
   select(0, 0);
+  if (data.kinds) name.firstChild.click(); // at rest: nothing is left to compute
   return el(
     "div",
     {},

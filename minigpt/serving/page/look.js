@@ -36,6 +36,7 @@ export function lookView(data, more = async (name) => data[name]) {
     );
   }
 
+  if (data.lens) ask.firstChild.click(); // at rest: nothing is left to compute
   const known = data.tokens.filter((token) => token.nats !== null),
     mean = known.reduce((sum, token) => sum + token.nats, 0) / (known.length || 1);
   const cut = data.cut ? ` The last ${data.cut} tokens of the text are left out.` : "";

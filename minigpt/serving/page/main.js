@@ -135,7 +135,10 @@ try {
   const selected = (panel, name) => {
     const draws = name === "Write" || name === "Chat";
     settings.below(panel.querySelector(".row"), { draws });
-    if (!draws) panel.querySelector("textarea").value ||= write.text(); // something to begin with
+    const text = panel.querySelector("textarea");
+    if (draws || text.value || !write.text()) return;
+    text.value = write.text(); // something to begin with
+    panel.querySelector("button").click();
   };
   const [first] = models,
     talks = first.conversations && first.prompt !== "";

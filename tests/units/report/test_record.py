@@ -14,7 +14,11 @@ def record_of(folder, losses, event="finished", train=(3.0, 2.0, 1.0, 0.5), limi
     record.rows = [{"step": 10 * n, "train/loss": loss} for n, loss in enumerate(train, 1)]
     for row, loss in zip(record.rows, losses, strict=False):
         row |= {"val/loss": loss, "val/bits_per_byte": loss / 2} if loss else {}
-    record.events, record.baselines, record.config["trainer.max_steps"] = [{"event": event}], list(baselines), limit
+    record.events, record.baselines, record.config["trainer.max_steps"] = (
+        [{"event": event, "step": 41}],
+        list(baselines),
+        limit,
+    )
     return record
 
 
@@ -38,8 +42,8 @@ def record_of(folder, losses, event="finished", train=(3.0, 2.0, 1.0, 0.5), limi
         ),
         ((5, 3, 4, 5), {"train": (3, 2, 3, 4)}, "copying (xz 2.000), risen after step 20"),
         ((5, 4, 3, 2.5), {"baselines": ()}, "1.250 bits per byte, still falling"),
-        ((5, 4), {"event": "stopped", "limit": 480}, "stopped at 40 of 480: 2.000 bits per byte, behind counting"),
-        ((5, 4), {"event": "began", "limit": 480}, "unfinished at 40 of 480: 2.000 bits per byte"),
+        ((5, 4), {"event": "stopped", "limit": 480}, "stopped at 41 of 480: 2.000 bits per byte, behind counting"),
+        ((5, 4), {"event": "began", "limit": 480}, "unfinished at 41 of 480: 2.000 bits per byte"),
         ((5, 4), {"event": "gave_up", "limit": 480}, "; a lower optimizer.lr may help"),
         ((5, 3, 4, 5), {"event": "stopped", "limit": 480}, "; overfit after step 20"),
         ((4,), {"train": (3,)}, "2.000 bits per byte, behind counting (7-gram 1.500)"),
