@@ -11,12 +11,14 @@ import collections
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -31,8 +33,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from minigpt.checkpoint.contents import pack_tensors
+from minigpt.config.compose import compose
 from minigpt.model.loss import _sum_and_gradients as chunked_loss
+from minigpt.sampling.filters import SamplingOptions
+from minigpt.sampling.generate import TextInProgress
 
+ROOT = Path(__file__).parents[2]
 NUMBER = 3.0  # what a fake device answers when the host asks for a number
 LARGEST_FILE = 1 << 26  # bytes; of larger models a checkpoint holds no weights
 A_NUMBER, FOR_AN_EVENT, FOR_ALL = "a number read", "a wait for an event", "a wait for all that was queued"
@@ -244,6 +250,27 @@ def seen_by_rank_zero(world_size: int) -> Iterator[None]:
         yield
 
 
+def in_a_process(script: str, *arguments: str, **variables: str) -> Any:
+    """Return what a script of this folder prints in its last line, as JSON."""
+    command = [sys.executable, Path(__file__).with_name(script), *arguments]
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-3000:]}"
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def two_texts(words: Sequence[str]) -> None:
+    """Let the model that `serve` would load write two texts of one answer: all but HTTP."""
+    from minigpt.serving.engine import Answer, Choice, load_models
+
+    (served,) = load_models(compose("serve", words[1:]))
+    texts = [TextInProgress(list(range(size)), SamplingOptions(max_new_tokens=4)) for size in (3, 5)]
+    answer = Answer(served.name, texts, top=2)
+    served.waiting = [Choice(answer, 0), Choice(answer, 1)]
+    while served.waiting or served.writing:
+        served.step(served.admit())
+    assert [len(text.written) for text in texts] == [4, 4]
+
+
 def rehearse(words: Sequence[str]) -> dict[str, Any]:
     """Run a command of minigpt, `train` if none is named, on a fake device; a training is fake from the model on.
 
@@ -273,6 +300,7 @@ def rehearse(words: Sequence[str]) -> dict[str, Any]:
 
     trains = "=" in words[0]
     command = on_device(cli._dispatch) if not trains and "export" not in words else cli._dispatch
+    command = on_device(two_texts) if "serve" in words else command
     devices = max((int(word[16:]) for word in words if word.startswith("trainer.devices=")), default=1)
     with (
         seen_by_rank_zero(devices),
@@ -282,6 +310,7 @@ def rehearse(words: Sequence[str]) -> dict[str, Any]:
         mock.patch.object(contents, "pack_tensors", stand_in),
         mock.patch.object(contents, "first_non_finite", return_value=None),
         mock.patch.object(saving, "np", mock.Mock(isfinite=lambda _: np.True_)),  # no device fills the copies
+        mock.patch.object(saving, "require_space"),  # stand-ins take none
         mock.patch.dict(globals(), list_of=answers),
     ):
         try:

@@ -1,16 +1,12 @@
 """Forward and backward pass of each preset compile for each kind of card: one graph, and kernels in machine code."""
 
 import functools
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests.gpu.rehearsal import in_a_process
+
 pytestmark = pytest.mark.gpu
-ROOT = Path(__file__).parents[2]
 # Two blocks of each preset (all blocks have the same kernels): Triton kernels and calls of libraries (products of
 # matrices, attention) in a micro-batch, forward and backward.
 SOME = {
@@ -47,10 +43,7 @@ KERNELS = {
 def results(card, folder):
     """Compile what KERNELS names for a card, in one process; return the counts."""
     variables = {"REHEARSED_GPU": card, "TORCHINDUCTOR_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, ROOT / "tests/gpu/compiling.py", *KERNELS[card]]
-    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return in_a_process("compiling.py", *KERNELS[card], **variables)
 
 
 @pytest.mark.timeout(1800)

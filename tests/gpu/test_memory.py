@@ -1,7 +1,6 @@
 """The memory of a step by formula is what the operators of a step on a GPU take, within 10 %: alone, and on 8 GPUs."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -9,11 +8,10 @@ import torch.distributed as dist
 from minigpt.config.compose import compose
 from minigpt.machine.choices import choose, usable_memory
 from minigpt.machine.hardware import Hardware, card_of
-from tests.gpu.rehearsal import fake_device
+from tests.gpu.rehearsal import ROOT, fake_device
 from tests.units.machine.measured import measure
 
 pytestmark = pytest.mark.gpu
-ROOT = Path(__file__).parents[2]
 PAGES = ROOT.joinpath("README.md").read_text() + ROOT.joinpath("docs/GUIDE.md").read_text()
 ALONE, SHARDED = {}, {"strategy": "fsdp", "devices": 8}
 KEPT, FREED = {"devices": 8, "reshard": False}, {"devices": 8, "reshard": True}

@@ -2,17 +2,14 @@
 
 import collections
 import functools
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from tests.gpu.rehearsal import ROOT, in_a_process
+
 pytestmark = pytest.mark.gpu
-ROOT = Path(__file__).parents[2]
 FOLDER = tempfile.TemporaryDirectory(prefix="minigpt-rehearsal-")
 RUNS = Path(FOLDER.name)
 TEXT = f"data=text data.source={RUNS}/text.txt tokenizer=byte"
@@ -21,6 +18,8 @@ SMALL = f"{TEXT} {PLAIN} model=qwen3-nano batch_tokens=2048 trainer.max_steps=4"
 LARGE = f"{TEXT} {PLAIN} batch_tokens=8192 trainer.micro_batch=4 trainer.max_steps=2"
 CHAT = f"{PLAIN} trainer.max_steps=2 data.val_fraction=0.01"
 SHORT = f"{PLAIN} trainer.max_steps=2 batch_tokens=8192"
+# Beside those with settings of their own below.
+EXPERIMENTS = ["demo", "text", "chat_tiny_base", *(f"shakespeare_char_{size}" for size in ("fast", "cpu", "cpu_large"))]
 EIGHT = "trainer.devices=8 batch_tokens=16384"
 
 # By cards, the commands of one process, in order: name, words.
@@ -30,6 +29,7 @@ COMMANDS = {
         "continued": f"{SMALL} trainer.max_steps=6 run.dir={RUNS}/h100/first",
         "sample": f"sample checkpoint={RUNS}/h100/first device=cuda prompt=Once max_new_tokens=3",
         "evaluate": f"evaluate checkpoint={RUNS}/h100/first device=cuda file={RUNS}/text.txt",
+        "serve": f"serve checkpoint={RUNS}/h100/first device=cuda precision=bf16",
         "export": f"export checkpoint={RUNS}/h100/first format=hf dir={RUNS}/h100/exported",
         "gone back": f"{SMALL} numbers=nan,1,1,1,0 guard.max_skips=1 guard.max_rollbacks=2",
         "overflow": f"{SMALL} trainer.precision=fp16 numbers=3,inf,1,65536,0",
@@ -48,12 +48,7 @@ COMMANDS = {
         "saved": f"{SMALL} trainer.max_steps=8 checkpoint.every_steps=2",
         "masked": f"{SMALL} trainer.max_steps=8 data.mask_documents=true",
         "masked, short": f"{SMALL} data.mask_documents=true",
-        "demo": f"experiment=demo {SHORT} {TEXT}",
-        "text": f"experiment=text {SHORT} {TEXT}",
-        "fast": f"experiment=shakespeare_char_fast {SHORT} {TEXT}",
-        "cpu": f"experiment=shakespeare_char_cpu {SHORT} {TEXT}",
-        "cpu large": f"experiment=shakespeare_char_cpu_large {SHORT} {TEXT}",
-        "chat base": f"experiment=chat_tiny_base {SHORT} {TEXT}",
+        **{name: f"experiment={name} {SHORT} {TEXT}" for name in EXPERIMENTS},
         "benchmark": "benchmark preset=c0 trainer.device=cuda trainer.compile=off steps=4 rounds=1 new_tokens=2",
         "124m": f"experiment=gpt2_124m {PLAIN} {TEXT} trainer.max_steps=1 batch_tokens=65536",
     },
@@ -95,15 +90,8 @@ def results(card: str) -> dict[str, dict]:
         run = [] if name in CONTINUED else [f"run.dir={RUNS}/{card}/{name.replace(' ', '-').replace(',', '')}"]
         given = [*run, f"data.dir={RUNS}/data"] if "=" in words.split()[0] else []
         commands.append(" ".join([*given, words]))
-    done = subprocess.run(
-        [sys.executable, ROOT / "tests/gpu/rehearsal.py", " -- ".join(commands)],
-        env=os.environ | {"REHEARSED_GPU": key, "REHEARSED_GPUS": count or "1"},
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(zip(COMMANDS[card], json.loads(done.stdout.splitlines()[-1]), strict=True))
+    done = in_a_process("rehearsal.py", " -- ".join(commands), REHEARSED_GPU=key, REHEARSED_GPUS=count or "1")
+    return dict(zip(COMMANDS[card], done, strict=True))
 
 
 @pytest.mark.timeout(1800)

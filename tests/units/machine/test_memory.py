@@ -50,15 +50,8 @@ CASES = {
     "fsdp accumulating": (DEEP, FEW, {"micro_batch": 1, "accumulate": 3, "devices": 8}, {"trainer": FSDP}),
     "hsdp": (DEEP, LARGE, {"micro_batch": 8, "devices": 8, "loss_chunk": 64}, {"trainer": HSDP}),
 }
-RARE = (
-    "checkpoints",
-    "explicit attention",
-    "bf16",
-    "llama",
-    "linear",
-    "dropout",
-    "fsdp kept",
-)  # parts that other cases have, too
+# Parts that other cases have, too.
+RARE = ("checkpoints", "explicit attention", "bf16", "llama", "linear", "dropout", "fsdp kept")
 
 
 @pytest.fixture

@@ -65,11 +65,7 @@ def received(folder) -> list[str]:
     ("act", "code", "cause"),
     [
         ("if rank == 1: sys.exit(2)", 2, ""),  # it has printed the cause itself
-        (
-            "if rank == 2: os.kill(os.getpid(), 9)",
-            BUG,
-            "Error: rank 2 was killed (exit -9)",
-        ),
+        ("if rank == 2: os.kill(os.getpid(), 9)", BUG, "Error: rank 2 was killed (exit -9)"),
         ("sys.exit(0)", 0, ""),
         ("sys.exit(75 if rank else 0)", STOPPED, ""),
     ],
