@@ -30,7 +30,7 @@ from minigpt.faults import UserFault
 from minigpt.files import read_json
 from minigpt.formats.architecture import is_imported
 from minigpt.machine.hardware import find_named
-from minigpt.screen import Say
+from minigpt.screen import tell
 
 PIECE = 1 << 20  # tokens decoded at one time
 
@@ -57,7 +57,7 @@ class Side:
     label: str  # their path, and what is different from the first side
 
 
-def compare(config: CompareConfig, say: Say = print) -> None:
+def compare(config: CompareConfig) -> None:
     """Compare runs on their whole validation split. `vs` among the runs divides them into sides, else settings do."""
     groups = [list(paths) for is_vs, paths in itertools.groupby(config.runs, lambda path: path == "vs") if not is_vs]
     if sum(map(len, groups)) < 2 or "vs" in config.runs[-1:]:
@@ -69,8 +69,8 @@ def compare(config: CompareConfig, say: Say = print) -> None:
         sides.setdefault(number if len(groups) > 1 else repr(settings_of(run)), []).append(run)
     check_comparable(list(sides.values()))
     named = name_sides(list(sides.values()) if len(sides) > 1 else [[run] for run in runs])
-    units, losses = score(runs, device=find_named(config.device), say=say)
-    say("\n" + "\n".join(report(named, units, losses)))
+    units, losses = score(runs, find_named(config.device))
+    tell("\n" + "\n".join(report(named, units, losses)))
 
 
 # --- runs and sides ---
@@ -217,14 +217,14 @@ def by_unit(units: Units, split: TokenSplit, tokenizer: Tokenizer, losses: NDArr
     return sums / math.log(2) if units.in_bytes else sums
 
 
-def score(runs: Sequence[ComparedRun], *, device: str, say: Say = print) -> tuple[Units, dict[str, Array]]:
+def score(runs: Sequence[ComparedRun], device: str) -> tuple[Units, dict[str, Array]]:
     """Return the units of the runs' common text, and each run's loss summed over each unit, by its weights."""
     ends = [document_end(run.config.data, run.tokenizer) for run in runs]
     texts = [(run.val, run.tokenizer, run.config.model.block_size) for run in runs]
     units = text_units(texts, ends, drawn=any(run.config.data.val_source is None for run in runs))
     losses = {}
     for number, (run, end) in enumerate(zip(runs, ends, strict=True), 1):
-        say(f"Scoring {number}/{len(runs)}  {run.path}, {run.checkpoint.name}: {len(run.val) - 1:,} tokens")
+        tell(f"Scoring {number}/{len(runs)}  {run.path}, {run.checkpoint.name}: {len(run.val) - 1:,} tokens")
         model = load_checkpoint(run.checkpoint).model.to(torch.device(device))
         losses[run.weights_sha256] = by_unit(
             units, run.val, run.tokenizer, score_text(model, run.val, document_end=end).nats

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from minigpt.config.check import check
@@ -27,7 +27,7 @@ SHORT = {  # command -> the setting it changes; the setting's own name (/top_k) 
 def prompt_loop(
     options: SamplingOptions,
     answer: Callable[[str, SamplingOptions], object],
-    commands: Mapping[str, tuple[str, Callable[[], object]]] | None = None,
+    reset: Callable[[], object] | None = None,
 ) -> None:
     """Call `answer` for each typed line until /quit, the end of the input, or Ctrl-C at the prompt.
 
@@ -36,18 +36,17 @@ def prompt_loop(
     Args:
         options: to start with; commands change them.
         answer: shows what the model writes after a line.
-        commands: further commands: for each a description and a function.
+        reset: forgets the conversation, for the command /reset.
     """
-    commands = commands or {}
     for line in typed_lines():
-        name = line.split()[0] if line.split() else ""
-        if name in commands:
-            commands[name][1]()
-        elif name == "/help":
+        word = line.split()[:1]
+        if reset is not None and word == ["/reset"]:
+            reset()
+        elif word == ["/help"]:
             about = settings(SampleConfig)
-            values = [f"  {name:<9}{getattr(options, key)!s:<8}{about[key].meaning}" for name, key in SHORT.items()]
-            others = [f"  {name:<17}{words}" for name, (words, _) in commands.items()]
-            note("\n".join([*values, *others, "  /help, /quit", "  Text that begins with a slash: write two."]))
+            lines = [f"  {name:<9}{getattr(options, key)!s:<8}{about[key].meaning}" for name, key in SHORT.items()]
+            lines += ["  /reset           forget the conversation"] if reset else []
+            note("\n".join([*lines, "  /help, /quit", "  Text that begins with a slash: write two."]))
         elif line.startswith("/") and not line.startswith("//"):
             options = changed(options, line)
         else:

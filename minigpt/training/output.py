@@ -119,9 +119,8 @@ class RunLog:
         config, self.run, self.job = job.config, job.run, job
         self.total_steps = steps_of(config)
         peak = peak_flops(job.hardware, choices.precision) if config.adapter.name == "none" else None
-        self.flops, self.peak = 0.0, peak and peak * choices.devices  # counts frozen weights as if they learned
-        if peak:
-            self.flops = flops_per_token(config.model, job.prepared.tokenizer.vocab_size)
+        self.peak = peak and peak * choices.devices
+        self.flops = flops_per_token(config.model, job.prepared.tokenizer.vocab_size)  # as if all weights learned
         self.first: tuple[int, float] | None = None  # step and seconds of this process's first row
         self.last_step: int | None = None  # with a row
         self.last_seconds = self.shown_at = 0.0

@@ -45,7 +45,7 @@ def talk(loaded, monkeypatch, capsys):
         conversation = Conversation(loaded, forward, system)
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
         options = SamplingOptions(**{"max_new_tokens": 6, "temperature": 0.0, **options})
-        prompt_loop(options, conversation.answer, {"/reset": ("forget the conversation", conversation.reset)})
+        prompt_loop(options, conversation.answer, conversation.reset)
         captured = capsys.readouterr()
         return conversation, captured.out, captured.err
 
