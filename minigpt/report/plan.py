@@ -1,8 +1,6 @@
 """The plan of a run: what is printed before its first step, and by `minigpt plan`."""
 
 import re
-from collections.abc import Iterator
-from dataclasses import replace
 
 from minigpt.config.commands import PlanConfig
 from minigpt.config.schema import TrainConfig
@@ -22,6 +20,9 @@ from minigpt.model.gpt import GPT
 from minigpt.screen import Say, number_of, size_text
 
 MANY_PASSES = 4.5  # without dropout
+REMEDIES = (
+    "Add model.checkpoint_activations=true, or trainer=fsdp trainer.devices=N, or use a smaller model or block_size"
+)
 VOCABULARIES = {"byte": 257, "char": 128, "gpt2": 50257}  # char: the text decides
 
 
@@ -76,7 +77,7 @@ def by_part(memory: Memory) -> str:
 
 
 def plan(config: PlanConfig, say: Say = print) -> None:
-    """Print the memory of a training with its automatic choices, and what else would fit."""
+    """Print the memory of a training with its automatic choices, and whether it fits."""
     V = config.vocab_size or _vocab_size(config)
     hardware = _hardware(config)
     choices, usable = choose(config, hardware, V), usable_memory(config, hardware)
@@ -96,16 +97,7 @@ def plan(config: PlanConfig, say: Say = print) -> None:
             f"Speed      at most {most:,.0f} tokens/s (roofline of this card: products and update at its published "
             "peaks; not measured)"
         )
-    fits = memory.peak <= usable
-    lines.append(f"Verdict    it {'fits' if fits else 'does NOT fit. What would, added to the command:'}")
-    for words, changed in () if fits else _alternatives(config):
-        other = choose(changed, hardware, V)
-        peak = step_memory(changed, other, V).peak
-        if peak <= usable_memory(changed, hardware):
-            sizes = f"{other.accumulate} x micro-batch {other.micro_batch}"
-            lines.append(f"           {words}  ({size_text(peak)} per device, {sizes})")
-    if not fits and lines[-1].startswith("Verdict"):
-        lines.append("           nothing that was tried: use a smaller model or model.block_size, or more devices")
+    lines.append(f"Verdict    it {'fits' if memory.peak <= usable else f'does NOT fit. {REMEDIES}'}")
     say("\n".join(lines))
 
 
@@ -121,23 +113,6 @@ def _hardware(config: PlanConfig) -> Hardware:
     memory = config.memory or (card and card.memory) or 0.0
     has_bf16 = not re.search("V100|T4", config.card or "")
     return Hardware(device, config.card or f"{device} device", usable_cores(), has_bf16, int(1e9 * memory))
-
-
-def _alternatives(config: PlanConfig) -> Iterator[tuple[str, PlanConfig]]:
-    """Yield words to type and the config with them: checkpointed activations, sharded weights, more devices."""
-    trainer, sequences = config.trainer, config.batch_tokens // config.model.block_size
-    layouts = {"": trainer}
-    for devices in sorted({trainer.devices, 2, 4, 8, 16, 32} - {1}):
-        fits_batch = devices >= trainer.devices and sequences % (devices * trainer.nodes) == 0
-        if fits_batch and config.adapter.name == "none":  # an adapter needs the model whole
-            words = f"trainer=fsdp trainer.devices={devices}"
-            layouts[words] = replace(trainer, strategy="fsdp", devices=devices)
-    saving = replace(config.model, checkpoint_activations=True)
-    for words, layout in layouts.items():
-        yield words, replace(config, trainer=layout)
-        if not config.model.checkpoint_activations:
-            checkpointed = f"{words} model.checkpoint_activations=true".strip()
-            yield checkpointed, replace(config, trainer=layout, model=saving)
 
 
 def _vocab_size(config: PlanConfig) -> int:

@@ -192,8 +192,7 @@ def train_from(job: TrainingJob, checkpoint: Path | None, state: RunState, chang
     run.event("continued" if checkpoint else "began", step=state.step, rows_written_again=removed)
     if removed and checkpoint is None:
         tell(f"WARNING: {run.checkpoints} holds no checkpoint: the run begins again, at step 1, without its rows")
-    tell_changed_choices(run, saved_choices, choices)
-    tell_changed_settings(run, changes)
+    tell_changes(run, saved_choices, choices, changes)
     tell(f"Run        {run.path}" + (f", continuing after step {state.step:,}" if checkpoint else ""))
     steps = steps_of(config)
     print(describe_plan(config, choices, job.hardware, gpt=module.gpt, prepared=prepared, total_steps=steps))
@@ -222,7 +221,13 @@ def assemble(
     choices, loss_function = first_pass(
         gpt, config, choices, prepared=prepared, processes=job.processes, sharded=layout is not None
     )
-    batches = micro_batches(job, choices, state.step)
+    place: dict[str, Any] = {"rank": job.processes.rank, "start_step": state.step}
+    place["skipped_batches"] = from_rank_zero(job, job.run.skipped_batches) or []
+    batches: MicroBatches | Questions
+    if config.objective.name == "grpo":
+        batches = Questions(config, choices, prepared.tokenizer, **place)
+    else:
+        batches = text_batches(config, choices, prepared, **place)
     if layout is not None:
         shard(gpt, layout, config, choices)
     group = layout.group if layout else None
@@ -257,27 +262,16 @@ def choose_alike(job: TrainingJob, saved: dict[str, Any] | None) -> Choices:
     return choices
 
 
-def micro_batches(job: TrainingJob, choices: Choices, start_step: int) -> MicroBatches | Questions:
-    """Return this rank's micro-batches from a step on, without end."""
-    place: dict[str, Any] = {"rank": job.processes.rank, "start_step": start_step}
-    place["skipped_batches"] = from_rank_zero(job, job.run.skipped_batches) or []
-    if job.config.objective.name == "grpo":
-        return Questions(job.config, choices, job.prepared.tokenizer, **place)
-    return text_batches(job.config, choices, job.prepared, **place)
-
-
-def tell_changed_choices(run: RunDirectory, saved: Mapping[str, Any] | None, choices: Choices) -> None:
-    """Report, on the screen and in events.jsonl, changed choices: they change the last bits of the results."""
+def tell_changes(
+    run: RunDirectory, saved: Mapping[str, Any] | None, choices: Choices, changes: Sequence[Change]
+) -> None:
+    """Report, on the screen and in events.jsonl, choices and settings that have changed since the run last stopped."""
     now = asdict(choices)
     changed = {name: value for name, value in (saved or {}).items() if value != now[name]}
     if changed:
         listed = ", ".join(f"{name} {shown(was)} -> {shown(now[name])}" for name, was in changed.items())
         tell(f"Choices    changed since the run was last started, so the last bits may differ: {listed}")
         run.event("choices_changed", was=changed, now={name: now[name] for name in changed})
-
-
-def tell_changed_settings(run: RunDirectory, changes: Sequence[Change]) -> None:
-    """Report, on the screen and in events.jsonl, settings that have changed since the run last stopped."""
     for change in changes:
         run.event("changed", setting=change.key, was=change.was, now=change.now)
         if not change.key.startswith(("logger.", "run.", "experiment", "data.")):
