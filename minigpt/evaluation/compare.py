@@ -156,7 +156,7 @@ class Units:
     edges: NDArray[np.int64]  # where each begins, and the end of the last: places of tokens (or bytes), (units + 1,)
     sizes: Array  # predicted tokens (or bytes), (units,)
     in_bytes: bool
-    are_documents: bool
+    name: str  # documents, or windows
     drawn: bool  # documents held out at random
     left_out: NDArray[np.int64]  # places of tokens that one of the models does not predict: they count for none
 
@@ -164,11 +164,6 @@ class Units:
     def loss(self) -> str:
         """The unit of losses / sizes."""
         return "bits per byte" if self.in_bytes else "nats per token"
-
-    @property
-    def name(self) -> str:
-        """What they are."""
-        return "documents" if self.are_documents else "windows"
 
 
 def text_units(texts: Sequence[tuple[TokenSplit, Tokenizer, int]], ends: Sequence[int | None], *, drawn: bool) -> Units:
@@ -190,16 +185,16 @@ def text_units(texts: Sequence[tuple[TokenSplit, Tokenizer, int]], ends: Sequenc
     left_out = first.unpredicted_places(end)[1:]
     edges = first.unpredicted_places(tokenizer.eot)
     total = first.bytes if in_bytes else len(first)
-    are_documents = len(edges) > 1
-    if in_bytes and are_documents:
+    name = "documents" if len(edges) > 1 else "windows"
+    if in_bytes and name == "documents":
         edges = np.append(0, np.cumsum(_token_bytes(tokenizer)[first.tokens(0, len(first))])[edges[1:] - 1])
-    if not are_documents:
+    if name == "windows":
         longest = max(size * (split.bytes / len(split) if in_bytes else 1) for split, _, size in texts)
         edges = np.arange(0 if in_bytes else 1, total, math.ceil(longest))
     edges[0] = 0 if in_bytes else 1  # the first token is not predicted
     edges = np.unique(np.append(edges[edges < total], total))
     sizes = np.diff(edges) - np.histogram(left_out, edges)[0]
-    return Units(edges, sizes.astype(float), in_bytes, are_documents, are_documents and drawn, left_out)
+    return Units(edges, sizes.astype(float), in_bytes, name, drawn and name == "documents", left_out)
 
 
 def _token_bytes(tokenizer: Tokenizer) -> NDArray[np.int64]:
@@ -247,7 +242,7 @@ def report(sides: Sequence[Side], units: Units, losses: dict[str, Array]) -> lis
     best = min(means, key=means.__getitem__) if len(sides) > 2 else sides[0].name
     others = [name for name in means if name != best]
     level = 1 - (1 - LEVEL) / math.comb(len(sides), 2)  # all pairs at once (Bonferroni), whichever is the best
-    if reason := too_few(units.sizes, documents=units.are_documents, name=units.name):
+    if reason := too_few(units.sizes, units.name):
         return [*lines, "", f"cannot tell: {reason}. Use more text: a larger data.val_fraction, or a data.val_source"]
     between = {name: difference(stacked[best], stacked[name], units.sizes, drawn=units.drawn) for name in others}
     verdicts = {name: verdict(best, name, pair, units.loss, level) for name, pair in between.items()}
@@ -268,7 +263,7 @@ def verdict(a: str, b: str, between: Difference, unit: str, level: float = LEVEL
     elif between.seed_variance is None and not between.drawn:
         advice = "passages of one text are too alike; documents drawn at random may tell"
     elif between.seed_variance is None:
-        times = max(1.1, between.text_missing(level))
+        times = max(1.1, (half / abs(between.value)) ** 2)
         advice = f"about {times:.2g} times as {more} would" if times < 100 else "they are all but equal"
     elif missing := between.seeds_missing(level):
         advice = f"about {missing} more {'seed' if missing == 1 else 'seeds'} a side would"

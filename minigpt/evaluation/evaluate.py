@@ -136,7 +136,7 @@ def _difference(
     sums: list[NDArray[Any]], sizes: NDArray[Any], unit: str, name: str, more: str
 ) -> dict[str, Any] | None:
     """Print which of two models is better, by the paired interval of `compare`; return the difference B - A."""
-    if reason := too_few(sizes, documents=name != "windows", name=name):
+    if reason := too_few(sizes, name):
         tell(f"  cannot tell which is better: {reason}")
         return None
     between = difference(sums[0][None], sums[1][None], sizes, drawn=name == "questions")

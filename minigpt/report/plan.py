@@ -64,7 +64,13 @@ def describe_plan(
         f"{'' if choices.compile else 'not '}compiled, {number_of(choices.threads, 'thread')}",
     ]
     if config.objective.name == "grpo":
-        lines += describe_questions(config)
+        task, answers = config.objective.task, config.objective.answers
+        asked, answer = question(task, config.seed, 0)
+        lines += [
+            f"Reward     1 for an answer that is right to the last character, else up to 0.2. A step asks "
+            f"{number_of(sequences // answers, 'question')} of {task}, {answers} times each:",
+            f"             {asked} -> {answer}",
+        ]
     else:
         lines += prepared.train.describe(model.block_size)
     return "\n".join(lines)
@@ -120,17 +126,6 @@ def _vocab_size(config: PlanConfig) -> int:
     if name == "file" and file:
         return read_tokenizer_json(typed_path(file), config.tokenizer.eot).vocab_size
     return VOCABULARIES.get(name, config.tokenizer.vocab_size)
-
-
-def describe_questions(config: TrainConfig) -> list[str]:
-    """Return lines that say what a step asks, and which answers get a reward."""
-    objective, sequences = config.objective, config.batch_tokens // config.model.block_size
-    asked, answer = question(objective.task, config.seed, 0)
-    return [
-        f"Reward     1 for an answer that is right to the last character, else up to 0.2. A step asks "
-        f"{number_of(sequences // objective.answers, 'question')} of {objective.task}, {objective.answers} times each:",
-        f"             {asked} -> {answer}",
-    ]
 
 
 def _passes(train: Split, tokens: int, block_size: int) -> str:

@@ -13,15 +13,8 @@ from minigpt.faults import UserFault
 from minigpt.sampling.filters import SamplingOptions
 from minigpt.screen import note
 
-SHORT = {  # command -> the setting it changes; the setting's own name (/top_k) is a command, too
-    "/temp": "temperature",
-    "/topk": "top_k",
-    "/topp": "top_p",
-    "/minp": "min_p",
-    "/penalty": "repetition_penalty",
-    "/seed": "seed",
-    "/len": "max_new_tokens",
-}
+# Settings that a command of the same name changes: /temperature 0.5.
+NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "seed")
 
 
 def prompt_loop(
@@ -44,8 +37,8 @@ def prompt_loop(
             reset()
         elif word == ["/help"]:
             about = settings(SampleConfig)
-            lines = [f"  {name:<9}{getattr(options, key)!s:<8}{about[key].meaning}" for name, key in SHORT.items()]
-            lines += ["  /reset           forget the conversation"] if reset else []
+            lines = [f"  /{name:<20}{getattr(options, name)!s:<8}{about[name].meaning}" for name in NAMES]
+            lines += ["  /reset               forget the conversation"] if reset else []
             note("\n".join([*lines, "  /help, /quit", "  Text that begins with a slash: write two."]))
         elif line.startswith("/") and not line.startswith("//"):
             options = changed(options, line)
@@ -79,16 +72,14 @@ def typed_lines() -> Iterator[str]:
 
 def changed(options: SamplingOptions, line: str) -> SamplingOptions:
     """Return the options after a command; for an unknown command or a wrong value, say so and leave them unchanged."""
-    name, _, value = line.strip().partition(" ")
-    key = SHORT.get(name, name[1:])
-    if key not in SHORT.values():
-        note(f"no command {name}. /help lists them; //text is a text")
+    name, _, value = line[1:].strip().partition(" ")
+    if name not in NAMES:
+        note(f"no command /{name}. /help lists them; //text is a text")
         return options
-    typed = value_from_text(settings(SampleConfig)[key].kind, value)
-    config, faults = read(SampleConfig, {"checkpoint": ".", key: typed})
-    sentences = [fault.sentence for fault in faults] or check(config)
-    if sentences:
+    typed = value_from_text(settings(SampleConfig)[name].kind, value)
+    config, faults = read(SampleConfig, {"checkpoint": ".", name: typed})
+    if sentences := [fault.sentence for fault in faults] or check(config):
         note("\n".join(sentences))
         return options
-    note(f"{key} = {getattr(config, key)}")
-    return replace(options, **{key: getattr(config, key)})
+    note(f"{name} = {getattr(config, name)}")
+    return replace(options, **{name: getattr(config, name)})

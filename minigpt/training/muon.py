@@ -77,9 +77,8 @@ class Muon(torch.optim.AdamW):
             {"params": tables, "initial_lr": lr},
             {"params": vectors, "initial_lr": lr, "weight_decay": 0.0},
         ]
-        super().__init__([group for group in groups if group["params"]], lr=lr, fused=True, **options)
-        self.matrices, self.momentum, self.products, self.parts = set(in_blocks), momentum, products, parts or {}
-        self.group = group
+        super().__init__([groups[0], *(group for group in groups[1:] if group["params"])], lr=lr, fused=True, **options)
+        self.momentum, self.products, self.parts, self.group = momentum, products, parts or {}, group
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -88,18 +87,12 @@ class Muon(torch.optim.AdamW):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        group = self.param_groups[0]
-        moved = [
-            parameter for parameter in group["params"] if parameter in self.matrices and parameter.grad is not None
-        ]
-        gradients = [parameter.grad for parameter in moved]
-        if moved:
-            self.move_matrices(moved, group["lr"], group["weight_decay"])
-        for parameter in moved:
-            parameter.grad = None  # so that AdamW skips it
+        matrices, *others = self.param_groups
+        if moved := [parameter for parameter in matrices["params"] if parameter.grad is not None]:
+            self.move_matrices(moved, matrices["lr"], matrices["weight_decay"])
+        self.param_groups = others  # the rest is AdamW's
         super().step()
-        for parameter, gradient in zip(moved, gradients, strict=True):
-            parameter.grad = gradient
+        self.param_groups = [matrices, *others]
         return loss
 
     def move_matrices(self, parameters: list[nn.Parameter], lr: float, weight_decay: float) -> None:

@@ -1,4 +1,4 @@
-"""Never out of memory: `minigpt plan` says beforehand what a training takes and whether it fits, and training does that."""
+"""Never out of memory: `minigpt plan` says beforehand what a training takes and whether it fits; training does that."""
 
 import re
 
