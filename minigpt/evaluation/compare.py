@@ -32,8 +32,6 @@ from minigpt.formats.architecture import is_imported
 from minigpt.machine.hardware import find_named
 from minigpt.screen import tell
 
-PIECE = 1 << 20  # tokens decoded at one time
-
 
 @dataclass(frozen=True)
 class ComparedRun:
@@ -119,10 +117,7 @@ def check_comparable(sides: Sequence[Sequence[ComparedRun]]) -> None:
 
 def val_text_sha256(run: ComparedRun) -> str:
     """Return the SHA-256 of the validation text, whatever its tokenizer."""
-    digest = hashlib.sha256()
-    for start in range(0, len(run.val), PIECE):
-        digest.update(run.tokenizer.decode_bytes(run.val.tokens(start, start + PIECE)))
-    return digest.hexdigest()
+    return hashlib.sha256(run.tokenizer.decode_bytes(run.val.tokens(0, len(run.val)))).hexdigest()
 
 
 def settings_of(run: ComparedRun) -> dict[str, object]:
