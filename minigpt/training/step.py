@@ -255,8 +255,6 @@ class LanguageModel(L.LightningModule):
         validates = is_due(state.step, config.validate.every_steps) or self.is_last()
         if validates or state.step == 1 or is_due(state.step, config.logger.every_steps):
             row = self.run_log.row(state.step, result, self.clock.seconds)
-            if config.objective.name == "grpo":  # its loss stays near 0 and shows no progress
-                row |= {"train/loss": None, "train/reward": result.reward}
         if validates:
             with self.clock.paused():
                 self.layers.measure()
