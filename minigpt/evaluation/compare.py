@@ -30,7 +30,9 @@ from minigpt.faults import UserFault
 from minigpt.files import read_json
 from minigpt.formats.architecture import is_imported
 from minigpt.machine.hardware import find_named
-from minigpt.screen import tell
+from minigpt.screen import Say
+
+PIECE = 1 << 20  # tokens decoded at one time
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Side:
     label: str  # their path, and what is different from the first side
 
 
-def compare(config: CompareConfig) -> None:
+def compare(config: CompareConfig, say: Say = print) -> None:
     """Compare runs on their whole validation split. `vs` among the runs divides them into sides, else settings do."""
     groups = [list(paths) for is_vs, paths in itertools.groupby(config.runs, lambda path: path == "vs") if not is_vs]
     if sum(map(len, groups)) < 2 or "vs" in config.runs[-1:]:
@@ -67,8 +69,8 @@ def compare(config: CompareConfig) -> None:
         sides.setdefault(number if len(groups) > 1 else repr(settings_of(run)), []).append(run)
     check_comparable(list(sides.values()))
     named = name_sides(list(sides.values()) if len(sides) > 1 else [[run] for run in runs])
-    units, losses = score(runs, find_named(config.device))
-    tell("\n" + "\n".join(report(named, units, losses)))
+    units, losses = score(runs, device=find_named(config.device), say=say)
+    say("\n" + "\n".join(report(named, units, losses)))
 
 
 # --- runs and sides ---
@@ -117,7 +119,10 @@ def check_comparable(sides: Sequence[Sequence[ComparedRun]]) -> None:
 
 def val_text_sha256(run: ComparedRun) -> str:
     """Return the SHA-256 of the validation text, whatever its tokenizer."""
-    return hashlib.sha256(run.tokenizer.decode_bytes(run.val.tokens(0, len(run.val)))).hexdigest()
+    digest = hashlib.sha256()
+    for start in range(0, len(run.val), PIECE):
+        digest.update(run.tokenizer.decode_bytes(run.val.tokens(start, start + PIECE)))
+    return digest.hexdigest()
 
 
 def settings_of(run: ComparedRun) -> dict[str, object]:
@@ -151,7 +156,7 @@ class Units:
     edges: NDArray[np.int64]  # where each begins, and the end of the last: places of tokens (or bytes), (units + 1,)
     sizes: Array  # predicted tokens (or bytes), (units,)
     in_bytes: bool
-    name: str  # documents, or windows
+    are_documents: bool
     drawn: bool  # documents held out at random
     left_out: NDArray[np.int64]  # places of tokens that one of the models does not predict: they count for none
 
@@ -159,6 +164,11 @@ class Units:
     def loss(self) -> str:
         """The unit of losses / sizes."""
         return "bits per byte" if self.in_bytes else "nats per token"
+
+    @property
+    def name(self) -> str:
+        """What they are."""
+        return "documents" if self.are_documents else "windows"
 
 
 def text_units(texts: Sequence[tuple[TokenSplit, Tokenizer, int]], ends: Sequence[int | None], *, drawn: bool) -> Units:
@@ -180,16 +190,16 @@ def text_units(texts: Sequence[tuple[TokenSplit, Tokenizer, int]], ends: Sequenc
     left_out = first.unpredicted_places(end)[1:]
     edges = first.unpredicted_places(tokenizer.eot)
     total = first.bytes if in_bytes else len(first)
-    name = "documents" if len(edges) > 1 else "windows"
-    if in_bytes and name == "documents":
+    are_documents = len(edges) > 1
+    if in_bytes and are_documents:
         edges = np.append(0, np.cumsum(_token_bytes(tokenizer)[first.tokens(0, len(first))])[edges[1:] - 1])
-    if name == "windows":
+    if not are_documents:
         longest = max(size * (split.bytes / len(split) if in_bytes else 1) for split, _, size in texts)
         edges = np.arange(0 if in_bytes else 1, total, math.ceil(longest))
     edges[0] = 0 if in_bytes else 1  # the first token is not predicted
     edges = np.unique(np.append(edges[edges < total], total))
     sizes = np.diff(edges) - np.histogram(left_out, edges)[0]
-    return Units(edges, sizes.astype(float), in_bytes, name, drawn and name == "documents", left_out)
+    return Units(edges, sizes.astype(float), in_bytes, are_documents, are_documents and drawn, left_out)
 
 
 def _token_bytes(tokenizer: Tokenizer) -> NDArray[np.int64]:
@@ -207,14 +217,14 @@ def by_unit(units: Units, split: TokenSplit, tokenizer: Tokenizer, losses: NDArr
     return sums / math.log(2) if units.in_bytes else sums
 
 
-def score(runs: Sequence[ComparedRun], device: str) -> tuple[Units, dict[str, Array]]:
+def score(runs: Sequence[ComparedRun], *, device: str, say: Say = print) -> tuple[Units, dict[str, Array]]:
     """Return the units of the runs' common text, and each run's loss summed over each unit, by its weights."""
     ends = [document_end(run.config.data, run.tokenizer) for run in runs]
     texts = [(run.val, run.tokenizer, run.config.model.block_size) for run in runs]
     units = text_units(texts, ends, drawn=any(run.config.data.val_source is None for run in runs))
     losses = {}
     for number, (run, end) in enumerate(zip(runs, ends, strict=True), 1):
-        tell(f"Scoring {number}/{len(runs)}  {run.path}, {run.checkpoint.name}: {len(run.val) - 1:,} tokens")
+        say(f"Scoring {number}/{len(runs)}  {run.path}, {run.checkpoint.name}: {len(run.val) - 1:,} tokens")
         model = load_checkpoint(run.checkpoint).model.to(torch.device(device))
         losses[run.weights_sha256] = by_unit(
             units, run.val, run.tokenizer, score_text(model, run.val, document_end=end).nats
@@ -237,7 +247,7 @@ def report(sides: Sequence[Side], units: Units, losses: dict[str, Array]) -> lis
     best = min(means, key=means.__getitem__) if len(sides) > 2 else sides[0].name
     others = [name for name in means if name != best]
     level = 1 - (1 - LEVEL) / math.comb(len(sides), 2)  # all pairs at once (Bonferroni), whichever is the best
-    if reason := too_few(units.sizes, units.name):
+    if reason := too_few(units.sizes, documents=units.are_documents, name=units.name):
         return [*lines, "", f"cannot tell: {reason}. Use more text: a larger data.val_fraction, or a data.val_source"]
     between = {name: difference(stacked[best], stacked[name], units.sizes, drawn=units.drawn) for name in others}
     verdicts = {name: verdict(best, name, pair, units.loss, level) for name, pair in between.items()}
@@ -258,7 +268,7 @@ def verdict(a: str, b: str, between: Difference, unit: str, level: float = LEVEL
     elif between.seed_variance is None and not between.drawn:
         advice = "passages of one text are too alike; documents drawn at random may tell"
     elif between.seed_variance is None:
-        times = max(1.1, (half / abs(between.value)) ** 2)
+        times = max(1.1, between.text_missing(level))
         advice = f"about {times:.2g} times as {more} would" if times < 100 else "they are all but equal"
     elif missing := between.seeds_missing(level):
         advice = f"about {missing} more {'seed' if missing == 1 else 'seeds'} a side would"

@@ -54,15 +54,19 @@ class Difference:
         enough = (n for n in range(1, most + 1) if self.half_width(level, more_seeds=n) < abs(self.value))
         return next(enough, None)
 
+    def text_missing(self, level: float) -> float:
+        """Return how many times as many documents would tell two checkpoints apart if `value` is right."""
+        return float((self.half_width(level) / abs(self.value)) ** 2)
 
-def too_few(sizes: Array, name: str) -> str:
+
+def too_few(sizes: Array, *, documents: bool, name: str) -> str:
     """Return why units of these sizes say too little to judge by; "" if they say enough."""
-    wanted = MIN_WINDOWS if name == "windows" else MIN_DOCUMENTS
+    wanted = MIN_DOCUMENTS if documents else MIN_WINDOWS
     if len(sizes) < wanted:
         return f"there are {len(sizes):,} {name}; at least {wanted} are wanted"
     # So many of equal length would tell as much. Source: Kish 1965, "Survey Sampling", section 11.7.
     effective = sizes.sum() ** 2 / (sizes**2).sum()
-    if name != "windows" and effective < wanted - 0.01:
+    if documents and effective < wanted - 0.01:
         return f"a few of the {len(sizes):,} {name} hold most of the text: they count as {effective:.1f} of {wanted}"
     return ""
 

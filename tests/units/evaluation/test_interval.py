@@ -76,17 +76,17 @@ def test_documents_of_unequal_length_count_by_their_tokens():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "name", "reason"),
+    ("sizes", "documents", "reason"),
     [
-        ([9.0] * 9, "documents", "there are 9 documents; at least 10 are wanted"),
-        ([9.0] * 10, "documents", ""),
-        ([1.0] * 40 + [40.0], "documents", "a few of the 41 documents hold most of the text: they count as 3.9 of 10"),
-        ([9.0] * 99, "windows", "there are 99 windows; at least 100 are wanted"),
-        ([9.0] * 100, "windows", ""),
+        ([9.0] * 9, True, "there are 9 documents; at least 10 are wanted"),
+        ([9.0] * 10, True, ""),
+        ([1.0] * 40 + [40.0], True, "a few of the 41 documents hold most of the text: they count as 3.9 of 10"),
+        ([9.0] * 99, False, "there are 99 documents; at least 100 are wanted"),
+        ([9.0] * 100, False, ""),
     ],
 )
-def test_too_little_to_judge_by_is_said(sizes, name, reason):
-    assert too_few(np.array(sizes), name) == reason
+def test_too_little_to_judge_by_is_said(sizes, documents, reason):
+    assert too_few(np.array(sizes), documents=documents, name="documents") == reason
 
 
 # Source: any table of Student's t.
