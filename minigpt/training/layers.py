@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minigpt.checkpoint.contents import copy_tensors
 from minigpt.model.gpt import GPT
 from minigpt.training.state import is_due
 
@@ -44,7 +43,8 @@ class LayerWatch:
             update = sample_of(weights[name]) - before
             moved = torch.stack([update, before]).square().sum(1, dtype=torch.float32)
             parts.append(torch.cat([norm.square()[None], moved * (weights[name].numel() / len(before))]))
-        self.squares = copy_tensors({"": torch.stack(parts)}, {})[""]
+        sums = torch.stack(parts)
+        self.squares = torch.empty_like(sums, device="cpu", pin_memory=sums.is_cuda).copy_(sums, non_blocking=True)
 
     def columns(self, mean_weight: float) -> dict[str, Any]:
         """Return columns of the step's row: each layer's gradient norm and |update| / |weights|; {} if none was seen.
