@@ -36,9 +36,9 @@ def check_length(split: str, n_tokens: int, block_size: int) -> None:
         raise UserFault(f"{split} split has {n_tokens:,} tokens; {wanted}. {remedy}")
 
 
-def epoch_windows(n_tokens: int, block_size: int) -> int:
+def epoch_windows(n_tokens: NDArray[np.int64], block_size: int) -> NDArray[np.int64]:
     """Return W, the number of windows per epoch: as many as fit at every offset, at least 1."""
-    return max(1, n_tokens // block_size - 1)
+    return np.maximum(1, n_tokens // block_size - 1)
 
 
 def samples_of_step(step: int, sequences: int) -> NDArray[np.uint64]:
@@ -46,15 +46,18 @@ def samples_of_step(step: int, sequences: int) -> NDArray[np.uint64]:
     return np.uint64(step * sequences) + np.arange(sequences, dtype=np.uint64)
 
 
-def starts_of(samples: NDArray[np.uint64], *, seed: int, n_tokens: int, block_size: int) -> NDArray[np.int64]:
-    """Return where the windows of some samples begin in a split of n_tokens, (n,): the places of their first tokens.
+def starts_of(
+    samples: NDArray[np.uint64], *, seed: NDArray[np.uint64], n_tokens: NDArray[np.int64], block_size: int
+) -> NDArray[np.int64]:
+    """Return where the windows of some samples begin, (n,): the places of their first tokens.
 
-    start + block_size + 1 <= n_tokens holds for each of them.
+    Each has a seed, (n,), and begins in a split of n_tokens, (n,): start + block_size + 1 <= n_tokens holds.
     """
-    W = epoch_windows(n_tokens, block_size)
-    epochs, places = np.divmod(samples, np.uint64(W))
-    offset_range = min(block_size, n_tokens - W * block_size)
-    offsets = random_words(seed, epochs, OFFSET) % np.uint64(offset_range)
+    n_windows = epoch_windows(n_tokens, block_size)
+    offset_ranges = np.minimum(block_size, n_tokens - n_windows * block_size).astype(np.uint64)
+    W = n_windows.astype(np.uint64)
+    epochs, places = np.divmod(samples, W)
+    offsets = random_words(seed, epochs, OFFSET) % offset_ranges
     windows = permute(places, W, random_words(seed, epochs, CIPHER))
     return (offsets + windows * np.uint64(block_size)).astype(np.int64)
 
@@ -99,32 +102,31 @@ def _cycle(quotas: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.uint6
     return source[order], rank[order]
 
 
-def random_words(seed: int, epochs: NDArray[np.uint64], purpose: int) -> NDArray[np.uint64]:
-    """Return one random word (64 bits) for each epoch."""
-    start = np.array([(seed * 4 + purpose) * GOLDEN & MASK_64], dtype=np.uint64)
+def random_words(seed: NDArray[np.uint64], epochs: NDArray[np.uint64], purpose: int) -> NDArray[np.uint64]:
+    """Return one random word (64 bits) for each seed and epoch."""
+    start = (seed * np.uint64(4) + np.uint64(purpose)) * np.uint64(GOLDEN)
     return scramble(scramble(start) + epochs * np.uint64(GOLDEN))
 
 
-def permute(places: NDArray[np.uint64], W: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def permute(places: NDArray[np.uint64], W: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return where each place goes in a permutation of 0 ... W - 1; each key gives a permutation of its own.
 
     A Feistel network on pairs (left, right) with a * b >= W, then cycle walking: a result outside
     the domain is enciphered again, which is rare since a * b - W < a ~ sqrt(W).
     Source: Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains".
     """
-    a = math.isqrt(W - 1) + 1
-    b = -(-W // a)
-    out = _encipher(places, a, b, keys)
+    a = np.sqrt(W - 1).astype(np.uint64) + np.uint64(1)
+    sizes = np.array([a, (W + a - np.uint64(1)) // a])  # (2, n)
+    out = _encipher(places, sizes, keys)
     outside = np.flatnonzero(out >= W)
     while outside.size:
-        out[outside] = _encipher(out[outside], a, b, keys[outside])
-        outside = outside[out[outside] >= W]
+        out[outside] = _encipher(out[outside], sizes[:, outside], keys[outside])
+        outside = outside[out[outside] >= W[outside]]
     return out
 
 
-def _encipher(places: NDArray[np.uint64], a: int, b: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    sizes = np.uint64(a), np.uint64(b)
-    right, left = np.divmod(places, sizes[0])  # left < a, right < b
+def _encipher(places: NDArray[np.uint64], sizes: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    right, left = np.divmod(places, sizes[0])  # left < sizes[0], right < sizes[1]
     for number in range(_ROUNDS):
         key = keys + np.uint64((number + 1) * GOLDEN & MASK_64)
         if number % 2 == 0:

@@ -24,7 +24,7 @@ from minigpt.data.order import check_length, deal, quotas, samples_of_step, star
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.files import read_json, sha256_of, write_json
-from minigpt.seeds import fold
+from minigpt.seeds import MASK_64, fold
 
 HEADS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}  # dtype -> magic and version
 HEADER_BYTES = 1024
@@ -108,14 +108,11 @@ class TokenSplit:
         """
         self.check_context(block_size)
         sources, numbers = deal(samples_of_step(step, sequences), self.quotas)
-        starts, begin = np.empty(sequences, np.int64), 0
-        for source, part in enumerate(self.parts.values()):
-            source_seed = seed if len(self.parts) == 1 else fold(seed, int(part.fingerprint[:15], 16))
-            samples = numbers[sources == source]
-            begins = starts_of(samples, seed=source_seed, n_tokens=len(part), block_size=block_size)
-            starts[sources == source] = begin + begins
-            begin += len(part)
-        return starts
+        parts, is_mixture = self.parts.values(), len(self.parts) > 1
+        seeds = [fold(seed, int(part.fingerprint[:15], 16)) if is_mixture else seed & MASK_64 for part in parts]
+        n_tokens, seed_of = np.array([*map(len, parts)]), np.array(seeds, np.uint64)[sources]
+        starts = starts_of(numbers, seed=seed_of, n_tokens=n_tokens[sources], block_size=block_size)
+        return (n_tokens.cumsum() - n_tokens)[sources] + starts
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
         """Return tokens starts[i] ... starts[i] + length - 1 for each i, (n, length), across the borders of arrays."""

@@ -62,8 +62,8 @@ class ConversationSplit:
         """Return where the windows of batch `step` begin: each window once an epoch, in an order drawn for it."""
         starts, _ = self.packs(block_size)
         epochs, places = np.divmod(samples_of_step(step, sequences), np.uint64(len(starts)))
-        order = permute(places, len(starts), random_words(seed, epochs, CIPHER)).astype(np.int64)
-        return starts[order]
+        keys = random_words(np.full_like(epochs, seed), epochs, CIPHER)
+        return starts[permute(places, np.full_like(places, len(starts)), keys).astype(np.int64)]
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
         """Return windows as `TokenSplit.windows` does; positions after the end of the split are <|endoftext|>."""

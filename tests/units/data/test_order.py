@@ -23,7 +23,7 @@ def window_starts(step: int, *, n_tokens: int, **place) -> np.ndarray:
 
 def epochs(n: int, *, n_tokens: int, block_size: int, sequences: int, seed: int) -> np.ndarray:
     """Starts of the first n epochs, (n, W), put together from batches."""
-    W = epoch_windows(n_tokens, block_size)
+    W = int(epoch_windows(np.array(n_tokens), block_size))
     keys = {"n_tokens": n_tokens, "block_size": block_size, "sequences": sequences, "seed": seed}
     batches = [window_starts(step, **keys) for step in range(-(-n * W // sequences))]
     return np.concatenate(batches)[: n * W].reshape(n, W)
