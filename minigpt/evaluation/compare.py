@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,10 @@ class ComparedRun:
     checkpoint: Path
     config: TrainConfig
     tokenizer: Tokenizer
+    train: TokenSplit
     val: TokenSplit
+    drawn: bool  # documents for validation were drawn at random, by their hash
     weights_sha256: str
-    trained_on: str  # fingerprint of the tokens
 
 
 @dataclass(frozen=True)
@@ -89,12 +90,13 @@ def open_run(path: str, which: str, data_dir: str | None = None) -> ComparedRun:
     if prepared is None:
         remedy = "Say where with data.dir=DIR, or make them: minigpt prepare with the settings of the run"
         raise UserFault(f"the tokens of {path} are not in {shown(place)}. {remedy}")
-    if not isinstance(prepared.val, TokenSplit):
+    if not (isinstance(prepared.train, TokenSplit) and isinstance(prepared.val, TokenSplit)):
         raise UserFault("runs of data=chat predict answers alone. Compare their val/loss yourself")
     files = read_manifest(checkpoint)["files"]
     weights = " ".join(str(files[name]["sha256"]) for name in (MODEL, ADAPTER) if name in files)
-    trained_on = str(prepared.train.fingerprint)
-    return ComparedRun(path, checkpoint, config, prepared.tokenizer, prepared.val, weights, trained_on)
+    splits = [part.summary["split"] for part in prepared.parts.values() or [prepared]]
+    drawn = all(split.startswith("whole ") for split in splits)
+    return ComparedRun(path, checkpoint, config, prepared.tokenizer, prepared.train, prepared.val, drawn, weights)
 
 
 def check_comparable(sides: Sequence[Sequence[ComparedRun]]) -> None:
@@ -129,7 +131,7 @@ def settings_of(run: ComparedRun) -> dict[str, object]:
     """Return what decides how good the model becomes, the seed aside: settings, training text, a named checkpoint."""
     deciding = with_role(TrainConfig, "weights", "schedule") - {"seed"}
     kept: dict[str, object] = {key: value for key, value in values(run.config).items() if key in deciding}
-    kept["training text"] = f"{run.config.data.source or run.config.data.name} ({run.trained_on[:8]})"
+    kept["training text"] = f"{run.config.data.source or run.config.data.name} ({run.train.fingerprint[:8]})"
     return kept | ({"checkpoint": run.checkpoint.name} if Path(run.path).expanduser() == run.checkpoint else {})
 
 
@@ -157,7 +159,7 @@ class Units:
     sizes: Array  # predicted tokens (or bytes), (units,)
     in_bytes: bool
     are_documents: bool
-    drawn: bool  # documents held out at random
+    unfit: str  # why they don't tell how another text would do; "" if they tell
     left_out: NDArray[np.int64]  # places of tokens that one of the models does not predict: they count for none
 
     @property
@@ -171,7 +173,9 @@ class Units:
         return "documents" if self.are_documents else "windows"
 
 
-def text_units(texts: Sequence[tuple[TokenSplit, Tokenizer, int]], ends: Sequence[int | None], *, drawn: bool) -> Units:
+def text_units(
+    texts: Sequence[tuple[TokenSplit, Tokenizer, int]], ends: Sequence[int | None], drawn_from: TokenSplit | None = None
+) -> Units:
     """Return the documents of one text, or windows as long as the longest context.
 
     With several tokenizers they are measured in bytes, and a token belongs to the unit of its last byte.
@@ -179,7 +183,7 @@ def text_units(texts: Sequence[tuple[TokenSplit, Tokenizer, int]], ends: Sequenc
     Args:
         texts: the text as each model's tokens, the tokenizer, and the model's context length.
         ends: for each model the token after a document, if it keeps documents apart.
-        drawn: whether documents were held out at random.
+        drawn_from: the other documents, in the first's tokens, if these were held out at random.
     """
     first, tokenizer, _ = texts[0]
 
@@ -189,6 +193,11 @@ def text_units(texts: Sequence[tuple[TokenSplit, Tokenizer, int]], ends: Sequenc
         raise UserFault("with data.mask_documents=true only runs of one tokenizer can be compared")
     left_out = first.unpredicted_places(end)[1:]
     edges = first.unpredicted_places(tokenizer.eot)
+    unfit = "this text was not drawn at random, by documents, so it does not tell how another would do"
+    if drawn_from is not None and len(edges) > 1:
+        others = np.diff(np.append(drawn_from.unpredicted_places(tokenizer.eot), len(drawn_from)))
+        own = np.diff(np.append(edges, len(first))).astype(float)
+        unfit = too_few(own, name="documents", of=np.append(own, others))
     total = first.bytes if in_bytes else len(first)
     are_documents = len(edges) > 1
     if in_bytes and are_documents:
@@ -199,7 +208,7 @@ def text_units(texts: Sequence[tuple[TokenSplit, Tokenizer, int]], ends: Sequenc
     edges[0] = 0 if in_bytes else 1  # the first token is not predicted
     edges = np.unique(np.append(edges[edges < total], total))
     sizes = np.diff(edges) - np.histogram(left_out, edges)[0]
-    return Units(edges, sizes.astype(float), in_bytes, are_documents, are_documents and drawn, left_out)
+    return Units(edges, sizes.astype(float), in_bytes, are_documents, unfit, left_out)
 
 
 def _token_bytes(tokenizer: Tokenizer) -> NDArray[np.int64]:
@@ -221,7 +230,7 @@ def score(runs: Sequence[ComparedRun], *, device: str, say: Say = print) -> tupl
     """Return the units of the runs' common text, and each run's loss summed over each unit, by its weights."""
     ends = [document_end(run.config.data, run.tokenizer) for run in runs]
     texts = [(run.val, run.tokenizer, run.config.model.block_size) for run in runs]
-    units = text_units(texts, ends, drawn=any(run.config.data.val_source is None for run in runs))
+    units = text_units(texts, ends, runs[0].train if all(run.drawn for run in runs) else None)
     losses = {}
     for number, (run, end) in enumerate(zip(runs, ends, strict=True), 1):
         say(f"Scoring {number}/{len(runs)}  {run.path}, {run.checkpoint.name}: {len(run.val) - 1:,} tokens")
@@ -247,26 +256,26 @@ def report(sides: Sequence[Side], units: Units, losses: dict[str, Array]) -> lis
     best = min(means, key=means.__getitem__) if len(sides) > 2 else sides[0].name
     others = [name for name in means if name != best]
     level = 1 - (1 - LEVEL) / math.comb(len(sides), 2)  # all pairs at once (Bonferroni), whichever is the best
-    if reason := too_few(units.sizes, documents=units.are_documents, name=units.name):
-        return [*lines, "", f"cannot tell: {reason}. Use more text: a larger data.val_fraction, or a data.val_source"]
-    between = {name: difference(stacked[best], stacked[name], units.sizes, drawn=units.drawn) for name in others}
+    between = {name: difference(stacked[best], stacked[name], units.sizes, drawn=not units.unfit) for name in others}
     verdicts = {name: verdict(best, name, pair, units.loss, level) for name, pair in between.items()}
     scopes = dict.fromkeys(scope(pair, best, name) for name, pair in between.items())
+    about = [*scopes, *([f"The text: {units.unfit}."] if units.unfit else [])]
     if len(others) == 1:
-        return [*lines, "", *verdicts.values(), f"+- is a 95 % interval. {next(iter(scopes))}"]
+        return [*lines, "", *verdicts.values(), *about]
     lines += ["", f"Best  {best}. Against it (+- are intervals that all hold together with 95 %)"]
-    return [*lines, *(f"  {name}  {line}" for name, line in verdicts.items()), *scopes]
+    return [*lines, *(f"  {name}  {line}" for name, line in verdicts.items()), *about]
 
 
 def verdict(a: str, b: str, between: Difference, unit: str, level: float = LEVEL, more: str = "much text") -> str:
     """Return which side is better and by how much, or what it would take to tell: so many times as `more`."""
-    half = between.half_width(level)
+    half, here = between.half_width(level), " on this very text" * (between.text_variance is None)
+    if half is None:
+        advice = "documents drawn at random would, or several seeds a side"
+        return f"cannot tell: {b} - {a} = {between.value:.4f} {unit}{here}; {advice}"
     if abs(between.value) > half:
-        return f"{b if between.value < 0 else a} is better by {plus_minus(abs(between.value), half)} {unit}"
+        return f"{b if between.value < 0 else a} is better by {plus_minus(abs(between.value), half)} {unit}{here}"
     if between.value == 0:
         advice = "they are equal"
-    elif between.seed_variance is None and not between.drawn:
-        advice = "passages of one text are too alike; documents drawn at random may tell"
     elif between.seed_variance is None:
         times = max(1.1, between.text_missing(level))
         advice = f"about {times:.2g} times as {more} would" if times < 100 else "they are all but equal"
@@ -274,21 +283,20 @@ def verdict(a: str, b: str, between: Difference, unit: str, level: float = LEVEL
         advice = f"about {missing} more {'seed' if missing == 1 else 'seeds'} a side would"
     else:
         advice = "more seeds alone would not; the difference is too small for this validation text"
-    return f"cannot tell: {b} - {a} = {plus_minus(between.value, half)} {unit}; {advice}"
+    return f"cannot tell: {b} - {a} = {plus_minus(between.value, half)} {unit}{here}; {advice}"
 
 
 def scope(between: Difference, a: str, b: str) -> str:
     """Return what the verdict judges: two checkpoints, or the settings."""
     if between.seed_variance is None:
         judged = "One seed a side: this judges these two checkpoints, not the settings."
+        judged = f"+- is a 95 % interval. {judged}" if between.text_variance is not None else judged
         return f"{judged} To judge those, train each with other seeds (seed=1, seed=2, ...), which may differ by more."
     spread = f"Runs of one side differ by {math.sqrt(between.seed_variance):.4f} (standard deviation over seeds)."
     if 1 in between.seeds:
         spread += f" {a if between.seeds[0] == 1 else b} has one seed: it is taken to scatter as the other does."
-    if not between.drawn:
-        half = replace(between, text_variance=0.0).half_width(LEVEL)
-        spread += f" On this very text, over seeds alone, {b} - {a} = {plus_minus(between.value, half)}."
-    return f"{spread} This judges the settings, on text of this kind."
+    where = "on text of this kind" if between.text_variance is not None else "on this very text"
+    return f"+- is a 95 % interval. {spread} This judges the settings, {where}."
 
 
 def plus_minus(value: float, half: float) -> str:

@@ -94,9 +94,7 @@ def _score_text(
     between = None
     if len(models) > 1:
         sizes = [loaded.config.model.block_size for loaded in models]
-        units = text_units(
-            [(text, text.tokenizer, size) for text, size in zip(texts, sizes, strict=True)], ends, drawn=False
-        )
+        units = text_units([(text, text.tokenizer, size) for text, size in zip(texts, sizes, strict=True)], ends)
         sums = [by_unit(units, score.text, score.text.tokenizer, score.nats) for score in scores]
         between = _difference(sums, units.sizes, units.loss, units.name, "much text", say)
     return _entry(path, models, [score.figures() for score in scores], between), scores[0]
@@ -135,8 +133,11 @@ def _entry(path: str, models: Models, figures: list[dict[str, Any]], between: di
 def _difference(
     sums: list[NDArray[Any]], sizes: NDArray[Any], unit: str, name: str, more: str, say: Say
 ) -> dict[str, Any] | None:
-    """Print which of two models is better, by the paired interval of `compare`; return the difference B - A."""
-    if reason := too_few(sizes, documents=name != "windows", name=name):
+    """Print which of two models is better, by the paired interval of `compare`; return the difference B - A.
+
+    Questions are taken to be drawn at random; a text is not.
+    """
+    if name == "questions" and (reason := too_few(sizes, name=name)):
         say(f"  cannot tell which is better: {reason}")
         return None
     between = difference(sums[0][None], sums[1][None], sizes, drawn=name == "questions")

@@ -1,9 +1,9 @@
 """How sure the difference of two sides is: the text, and seeds.
 
-There are two sources of chance. The text: another text of its kind would have other documents, or other passages where
-it has no documents that were drawn at random. How much their difference scatters is told by leaving out one document,
-or one of ten passages, at a time. The seeds: another seed of the same settings gives other weights. With one seed a
-side only the first source can be judged, and the difference is that of two checkpoints.
+There are two sources of chance. The text: other documents would give another difference. Leaving out one document at a
+time shows how much it scatters, but only of documents that were drawn at random: neighbours, and passages of one text,
+are alike over any distance, and do not show how far the next one differs. The seeds: another seed of the same settings
+gives other weights. What can't be judged is said, and no interval stands for it.
 """
 
 import math
@@ -15,12 +15,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 LEVEL = 0.95
-BLOCKS = 10  # passages into which a text is cut that was not drawn at random
-MIN_DOCUMENTS, MIN_WINDOWS = 10, 100
-# The variance of a mean falls with the length of the text to this power: to 1 if its documents were drawn at random.
-# Passages of one text, and neighbouring documents, are alike over any distance: on five real texts 0.3 covers 92 to
-# 100 of 100 (docs/EVALUATION.md). Source: Beran 1994, "Statistics for Long-Memory Processes", section 1.1.
-DRAWN_FALL, PASSAGES_FALL = 1.0, 0.3
+MIN_DOCUMENTS = 10
 
 
 @dataclass(frozen=True)
@@ -30,88 +25,83 @@ class Difference:
     value: float  # per token (or byte)
     seeds: tuple[int, int]  # runs of A and of B
     seed_variance: float | None  # of one run's mean loss, over seeds; None with one seed a side
-    text_variance: float  # of `value`, over texts
-    text_freedom: float  # degrees of freedom of that estimate
-    drawn: bool = True  # whether the parts of the text were drawn at random
+    text_variance: float | None  # of `value`, over texts; None if it can't be judged: for this very text it is 0
+    text_freedom: float = 1.0  # degrees of freedom of that estimate
 
-    def half_width(self, level: float, *, more_seeds: int = 0) -> float:
-        """Return half the width of the interval that holds the truth so often, as if each side had `more_seeds`."""
-        sources = [(self.text_variance, self.text_freedom)]
+    def half_width(self, level: float, *, more_seeds: int = 0) -> float | None:
+        """Return half the width of the interval that holds the truth so often, as if each side had `more_seeds`.
+
+        None if neither seeds nor texts can be judged. The squares of each source's own width are added: Satterthwaite's
+        one t for both was too narrow, since two seeds whose losses are alike by chance seem to be known exactly.
+        """
+        sources = [] if self.text_variance is None else [(self.text_variance, self.text_freedom)]
         if self.seed_variance is not None:
             a, b = (count + more_seeds for count in self.seeds)
             sources.append((self.seed_variance * (1 / a + 1 / b), a + b - 2))
-        total = sum(variance for variance, _ in sources)
-        if total == 0:
-            return 0.0
-        # Source: Welch 1947, Satterthwaite 1946: the degrees of freedom of a sum of estimated variances.
-        freedom = total**2 / sum(variance**2 / degrees for variance, degrees in sources)
-        return t_quantile((1 + level) / 2, freedom) * math.sqrt(total)
+        squares = [variance * t_quantile((1 + level) / 2, freedom) ** 2 for variance, freedom in sources]
+        return math.sqrt(sum(squares)) if squares else None
 
     def seeds_missing(self, level: float, *, most: int = 100) -> int | None:
         """Return how many more seeds a side would tell the sides apart if `value` is right; None if none would."""
         if self.seed_variance is None:
             return None
-        enough = (n for n in range(1, most + 1) if self.half_width(level, more_seeds=n) < abs(self.value))
+        enough = (n for n in range(1, most + 1) if (self.half_width(level, more_seeds=n) or 0) < abs(self.value))
         return next(enough, None)
 
     def text_missing(self, level: float) -> float:
         """Return how many times as many documents would tell two checkpoints apart if `value` is right."""
-        return float((self.half_width(level) / abs(self.value)) ** 2)
+        return float(((self.half_width(level) or 0) / abs(self.value)) ** 2)
 
 
-def too_few(sizes: Array, *, documents: bool, name: str) -> str:
-    """Return why units of these sizes say too little to judge by; "" if they say enough."""
-    wanted = MIN_DOCUMENTS if documents else MIN_WINDOWS
-    if len(sizes) < wanted:
-        return f"there are {len(sizes):,} {name}; at least {wanted} are wanted"
+def too_few(sizes: Array, *, name: str, of: Array | None = None) -> str:
+    """Return why units of these sizes say too little about others; "" if they say enough.
+
+    `of` are the sizes of all documents, these among them: where a few hold most of the text, a sample seldom has one.
+    """
+    if len(sizes) < MIN_DOCUMENTS:
+        return f"there are {len(sizes):,} {name}; at least {MIN_DOCUMENTS} are wanted"
     # So many of equal length would tell as much. Source: Kish 1965, "Survey Sampling", section 11.7.
-    effective = sizes.sum() ** 2 / (sizes**2).sum()
-    if documents and effective < wanted - 0.01:
-        return f"a few of the {len(sizes):,} {name} hold most of the text: they count as {effective:.1f} of {wanted}"
+    whole = sizes if of is None else of
+    effective = sizes.sum() * min(sizes.sum() / (sizes**2).sum(), whole.sum() / (whole**2).sum())
+    if effective < MIN_DOCUMENTS - 0.01:
+        return f"a few {name} hold most of the text: these {len(sizes):,} count as {effective:.1f} of {MIN_DOCUMENTS}"
     return ""
 
 
 def difference(a: Array, b: Array, sizes: Array, *, drawn: bool) -> Difference:
-    """Compare two sides on the same units of a text; `too_few` must return nothing for them.
+    """Compare two sides on the same units of a text.
 
     Args:
         a: (runs of A, units): each run's loss summed over each unit.
         b: (runs of B, units).
         sizes: (units,): tokens (or bytes) of each.
-        drawn: whether the units were drawn at random; else neighbours are alike.
+        drawn: whether the units were drawn at random, and `too_few` returns nothing for them.
     """
-    if not drawn:
-        ends = np.concatenate([[0.0], np.cumsum(sizes)])
-        edges = np.unique([np.abs(ends - place).argmin() for place in np.linspace(0, ends[-1], BLOCKS + 1)])
-        a, b, sizes = (np.add.reduceat(x, edges[:-1], axis=-1) for x in (a, b, sizes))
-    fall = DRAWN_FALL if drawn else PASSAGES_FALL
     between = b.mean(axis=0) - a.mean(axis=0)
-    value = between.sum() / sizes.sum()
-    text_variance, text_freedom = _over_texts(between, sizes, fall)
-    seed_variance = None
-    spare = len(a) + len(b) - 2
+    seed_variance, spare = None, len(a) + len(b) - 2
+    # Pooled: the variance over seeds is assumed to be the same on both sides.
+    deviations = [run - side.mean(axis=0) for side in (a, b) for run in side]
     if spare:
-        # Pooled: the variance over seeds is assumed to be the same on both sides.
-        deviations = [run - side.mean(axis=0) for side in (a, b) for run in side]
         seed_variance = sum((run.sum() / sizes.sum()) ** 2 for run in deviations) / spare
+    text_variance, freedom = _over_texts(between, sizes) if drawn else (None, 1.0)
+    if text_variance is not None and spare:
         # The interaction of seeds and texts is in the variance over seeds already.
-        twice = sum(_over_texts(run, sizes, fall)[0] for run in deviations) / spare * (1 / len(a) + 1 / len(b))
+        twice = sum(_over_texts(run, sizes)[0] for run in deviations) / spare * (1 / len(a) + 1 / len(b))
         text_variance = max(0.0, text_variance - twice)
-    return Difference(float(value), (len(a), len(b)), seed_variance, text_variance, text_freedom, drawn)
+    value = float(between.sum() / sizes.sum())
+    return Difference(value, (len(a), len(b)), seed_variance, text_variance, freedom)
 
 
-def _over_texts(x: Array, sizes: Array, fall: float) -> tuple[float, float]:
+def _over_texts(x: Array, sizes: Array) -> tuple[float, float]:
     """Return the variance of x.sum() / sizes.sum(), over texts, and the degrees of freedom of that estimate.
 
-    It is the jackknife's: what leaving out each unit would change, squared and summed. The variance falls with the
-    number n of units to the power `fall`, and their own mean, from which they deviate, varies as well: n - 1 becomes
-    n ** fall - 1. Sources: Miller 1974, "The Jackknife - A Review"; the degrees of freedom as in `half_width`, with
-    the variance of each square estimated from its own square.
+    It is the jackknife's: what leaving out each unit would change, squared and summed. Sources: Miller 1974, "The
+    Jackknife - A Review"; for the degrees of freedom Satterthwaite 1946, each square's variance from its own square.
     """
     changes = (x - x.sum() / sizes.sum() * sizes) / (sizes.sum() - sizes)
     variance = (changes**2).sum()
     freedom = 2 * variance**2 / (changes**4).sum() if variance else len(x) - 1.0
-    return float(variance * (len(x) - 1) / (len(x) ** fall - 1)), float(freedom)
+    return float(variance), float(freedom)
 
 
 def t_quantile(probability: float, freedom: float) -> float:

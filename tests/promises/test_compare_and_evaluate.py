@@ -36,7 +36,7 @@ def place(tmp_path_factory, new_run):
         (folder / "text.txt").write_text("".join(f"the {n}th of {n * n % 17} wörds\n" for n in range(900)))
         (folder / "other.txt").write_text("how much wood would a woodchuck chuck\n" * 200)
         (folder / "third.txt").write_text("".join(f"the {n}th of {n} wörds and {n}\n" for n in range(400)))
-        books = [json.dumps({"text": f"book {n} of {n * n % 17} wörds " * 9}) for n in range(60)]
+        books = [json.dumps({"text": f"book {n} of {n * n % 17} wörds " * 9}) for n in range(400)]
         (folder / "books.jsonl").write_text("\n".join(books))
         for name, settings in RUNS.items():
             runs.path = folder / name
@@ -62,10 +62,10 @@ def validation(run, key: str = "val/loss") -> float:
 
 def test_one_seed_a_side_judges_two_checkpoints(place):
     text = said(place, "a1", "b1")
-    verdict = re.search(r"^A is better by (\S+) \+- (\S+) nats per token$", text, re.MULTILINE)
+    verdict = re.search(r"^cannot tell: B - A = (\S+) nats per token on this very text; ", text, re.MULTILINE)
     assert verdict, text
     assert float(verdict[1]) == pytest.approx(validation(place / "b1") - validation(place / "a1"), abs=2e-3)
-    assert 0 < float(verdict[2]) < float(verdict[1])
+    assert "The text: this text was not drawn at random" in text
     assert "these two checkpoints, not the settings" in text
     assert "optimizer.lr: 0.01 -> 0.0001" in text
 
@@ -83,29 +83,27 @@ def test_of_more_than_two_sides_the_best_is_named_and_the_others_judged_against_
     best = min(("b1", "a1", "long"), key=lambda name: validation(place / name))
     letter = "BAC"[("a1", "b1", "long").index(best)]
     assert f"Best  {letter}. Against it (+- are intervals that all hold together with 95 %)" in text
-    assert len(re.findall(r"^  [ABC]  .*\S+ \+- \S+ nats per token", text, re.MULTILINE)) == 2
-    assert re.search(rf"^  A  {letter} is better by", text, re.MULTILINE)
+    assert len(re.findall(rf"^  [ABC]  cannot tell: [ABC] - {letter} = \S+ nats per token", text, re.MULTILINE)) == 2
 
 
 def test_another_tokenizer_of_the_same_text_is_compared_by_bytes(place):
-    verdict = re.search(r"(\S) is better by (\S+) \+- \S+ bits per byte", text := said(place, "a1", "char"))
+    verdict = re.search(r"B - A = (\S+) bits per byte", text := said(place, "a1", "char"))
     wanted = validation(place / "char", "val/bits_per_byte") - validation(place / "a1", "val/bits_per_byte")
     assert verdict, text
-    assert float(verdict[2]) == pytest.approx(abs(wanted), abs=5e-3)  # one of them predicts a byte less
-    assert verdict[1] == ("A" if wanted > 0 else "B")
+    assert float(verdict[1]) == pytest.approx(wanted, abs=5e-3)  # one of them predicts a byte less
 
 
 def test_two_training_texts_are_two_sides(place):
     text = said(place, "third", "other")
-    assert "A is better by" in text
+    assert "B - A = " in text
     assert re.search(r"training text: '\S*third.txt \(\w{8}\)' -> '\S*other.txt \(\w{8}\)'", text)
 
 
-def test_documents_are_the_unit_and_too_few_are_said(place):
+def test_documents_drawn_at_random_tell_how_another_text_would_do(place):
     text = said(place, "books", "books2")
-    assert re.search(r"to predict, in \d documents", text)
-    assert re.search(r"cannot tell: there are \d documents.*; at least 10 are wanted", text)
-    assert "is better" not in text
+    assert re.search(r"to predict, in \d\d documents", text)
+    assert re.search(r"\S+ \+- \S+ nats per token", text)
+    assert "The text:" not in text
 
 
 FAULTS = {
@@ -165,8 +163,8 @@ def test_two_models_on_texts_and_questions(place, tmp_path, capsys, name, unit):
         figures["versus"][key] - figures[key], abs=5e-3 if name == "char" else 1e-5
     )
     assert (between["unit"], between["level"]) == (unit, 0.95)
-    assert between["plus_minus"] > 0
-    assert " is better by" in shown
+    assert between["plus_minus"] is None
+    assert " on this very text" in shown
     for result in answers:
         accuracy = result["versus"]["difference"]
         assert accuracy["value"] == pytest.approx(result["accuracy"] - result["versus"]["accuracy"])
