@@ -13,7 +13,7 @@ NOTEBOOK = Path(__file__).parents[2] / "docs" / "tutorial.ipynb"
 @pytest.mark.timeout(1200)
 def test_the_tutorial_runs(tmp_path):
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=1100, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert any("image/png;base64" in output.get("data", {}).get("text/html", "") for output in outputs)  # the run
     assert any("image/png" in output.get("data", {}) for output in outputs)  # the attention
