@@ -12,7 +12,7 @@ from minigpt.faults import CONTROL_PICTURES
 Say = Callable[[str], object]
 
 LINE_SECONDS = 5.0  # between lines
-BAR_COLUMNS = 24
+BAR_COLUMNS = 5, 24  # at least, at most
 MOVE_SECONDS = 0.2  # between two states of the moving line
 
 
@@ -56,13 +56,14 @@ def move(parts: Sequence[str], share: float) -> None:
     from tqdm import tqdm
 
     width, line = shutil.get_terminal_size().columns - 1, ""
+    least, most = BAR_COLUMNS
     for part in parts:
-        if line and len(line) + 2 + len(part) > width:
+        if line and len(line) + 2 + len(part) > width - least:
             break
         line += f"  {part}" if line else part
     colour = "green" if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else None
-    room = min(BAR_COLUMNS, width - len(line))
-    bar = tqdm.format_meter(share, 1, 0, ncols=room, bar_format="{bar} ", colour=colour) if room > 4 else ""
+    room = min(most, width - len(line))
+    bar = tqdm.format_meter(share, 1, 0, ncols=room, bar_format="{bar} ", colour=colour) if room >= least else ""
     print(f"{cleared()}{bar}{line[:width]}", end="", flush=True)
 
 

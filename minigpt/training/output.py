@@ -205,7 +205,9 @@ class RunLog:
     def _move(self, row: dict[str, Any]) -> None:
         parts = describe(row, self.job.config, self.total_steps, self.first)
         parts[2:2] = [f"val {self.val_loss:.4f}"] if self.val_loss else []
-        move(parts, row["step"] / self.total_steps if self.total_steps else 0.0)
+        share = row["step"] / self.total_steps if self.total_steps else 0.0
+        parts[0] = parts[0].removesuffix(f" {share:4.0%}")  # which the bar shows
+        move(parts, share)
         self.shown_at = time.monotonic()
 
 

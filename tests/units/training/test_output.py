@@ -3,6 +3,8 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
+
 from minigpt.config.schema import AdapterConfig, TrainConfig
 from minigpt.training import output
 from minigpt.training.guard import StepResult
@@ -21,15 +23,21 @@ def test_one_slow_step_hardly_moves_the_time_left():
     assert after[2] == "ETA 2 min 13 s"
 
 
-def test_a_terminals_line_moves_between_two_rows(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(output, "can_move", lambda: True)
+@pytest.mark.parametrize("no_colour", ["", "1"])
+def test_a_terminals_line_moves_between_two_rows(tmp_path, monkeypatch, capsys, no_colour):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setattr(output, "MOVE_SECONDS", 0.0)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", no_colour)
     config = TrainConfig(adapter=AdapterConfig(name="lora"), batch_tokens=600)  # without an MFU
     run = SimpleNamespace(writes=True, path=tmp_path, metrics=tmp_path / "metrics.jsonl")
     log = RunLog(SimpleNamespace(config=config, run=run, hardware=None), SimpleNamespace(precision="fp32"), step=0)
     result = StepResult(5.0, 1.0, 1.0, 1e-3, fault=None, overflow=False, request=StopRequest())
-    log.write(log.row(1, result, 60.0))
-    log.tick(2, replace(result, loss=4.5), 120.0)
-    assert "step     2/2,000   0%  loss 4.5000  ETA 1 d 9 h  10 tok/s" in capsys.readouterr().out
-    assert log.row(3, result, 160.0)["tokens_per_second"] == 12.0  # of both steps, shown or not
+    log.write(log.row(899, result, 60.0) | {"val/loss": 4.2033, "val/bits_per_byte": 1.5})
+    log.tick(900, replace(result, loss=4.5), 60.1)
+    shown = capsys.readouterr().out
+    assert "step   900/2,000  loss 4.5000  val 4.2033  ETA 1 min 50 s  6,000 tok/s" in shown
+    assert "█" in shown
+    assert ("\x1b[32m" in shown) is not bool(no_colour)
+    assert log.row(901, result, 60.4)["tokens_per_second"] == 3000.0  # of both steps, shown or not
     assert len(run.metrics.read_text().splitlines()) == 1
