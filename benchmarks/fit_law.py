@@ -63,10 +63,10 @@ if __name__ == "__main__":
     factors, errors = fit(runs, by)
     print(f"factors {tuple(round(float(factor), 4) for factor in factors)} for the powers and the floor of {by}")
     for name, text in texts.items():
-        own, others = [run for run in runs if run[0] == text], [run for run in runs if run[0] != text]
-        if own:
+        of_text, others = [run for run in runs if run[0] == text], [run for run in runs if run[0] != text]
+        if of_text:
             factors = fit(others, by)[0]
-            expected = [counted(t, s) * (by.floor + factors @ terms(t, s, by)) / bits - 1 for t, s, bits, _ in own]
+            expected = [counted(t, s) * (by.floor + factors @ terms(t, s, by)) / bits - 1 for t, s, bits, _ in of_text]
             left_out += [abs(float(error)) for error in expected]
             print(f"{name:12} left out: {', '.join(f'{100 * error:+.1f}%' for error in expected)}")
     print(f"fitted: {100 * np.sqrt(np.mean(errors**2)):.1f}% (root mean square)")

@@ -305,8 +305,8 @@ def compare_curves(folder: Path, words: list[str], nanogpt: str) -> bool:
         ours = [*words, f"trainer.precision={precision}", f"run.dir={folder / precision}"]
         curves[precision], rates = job(folder, "our_curve", words=ours, weights=weights)
     task = {"words": [*words, "trainer.precision=fp32"], "weights": weights, "checkout": nanogpt, "rates": rates}
-    theirs = job(folder, "their_curve", **task)
-    far = {name: max(abs(a - b) for a, b in zip(curve, theirs, strict=True)) for name, curve in curves.items()}
+    reference = job(folder, "their_curve", **task)
+    far = {name: max(abs(a - b) for a, b in zip(curve, reference, strict=True)) for name, curve in curves.items()}
     agrees = far["fp32"] <= LIMIT  # NaN never agrees
     print(
         f"losses   {CURVE_STEPS} steps {'agree' if agrees else 'do NOT agree'} with nanoGPT's model.py and AdamW: "

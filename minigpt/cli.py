@@ -80,8 +80,7 @@ def runs(arguments: list[str]) -> None:
 def plan(arguments: list[str]) -> None:
     config = _compose("plan", arguments)
     if config.budget:
-        trials = (_load(f"minigpt.training.run:{name}_alone") for name in ("measured", "piloted"))
-        print(_load("minigpt.sizing.plan:plan_budgets")(config, *trials))
+        print(_load("minigpt.sizing.plan:plan_budgets")(config, _load("minigpt.training.run:measured_alone")))
     else:
         _load("minigpt.report.plan:plan")(config)
 

@@ -157,7 +157,7 @@ class SlurmConfig(TrainConfig):
 
 @dataclass
 class PlanConfig(TrainConfig):
-    """Estimate the memory of a training on each device, and what would fit. Takes the settings of `train`.
+    """Estimate the memory of a training on each device: whether it fits. Takes the settings of `train`.
 
     Nothing is trained, and no text is needed. With budget=, forecast the result of each of these times
     on a text.

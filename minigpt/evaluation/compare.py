@@ -30,9 +30,7 @@ from minigpt.faults import UserFault
 from minigpt.files import read_json
 from minigpt.formats.architecture import is_imported
 from minigpt.machine.hardware import find_named
-from minigpt.screen import Say
-
-PIECE = 1 << 20  # tokens decoded at one time
+from minigpt.screen import tell
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class Side:
     label: str  # their path, and what is different from the first side
 
 
-def compare(config: CompareConfig, say: Say = print) -> None:
+def compare(config: CompareConfig) -> None:
     """Compare runs on their whole validation split. `vs` among the runs divides them into sides, else settings do."""
     groups = [list(paths) for is_vs, paths in itertools.groupby(config.runs, lambda path: path == "vs") if not is_vs]
     if sum(map(len, groups)) < 2 or "vs" in config.runs[-1:]:
@@ -70,8 +68,8 @@ def compare(config: CompareConfig, say: Say = print) -> None:
         sides.setdefault(number if len(groups) > 1 else repr(settings_of(run)), []).append(run)
     check_comparable(list(sides.values()))
     named = name_sides(list(sides.values()) if len(sides) > 1 else [[run] for run in runs])
-    units, losses = score(runs, device=find_named(config.device), say=say)
-    say("\n" + "\n".join(report(named, units, losses)))
+    units, losses = score(runs, find_named(config.device))
+    tell("\n" + "\n".join(report(named, units, losses)))
 
 
 # --- runs and sides ---
@@ -121,10 +119,7 @@ def check_comparable(sides: Sequence[Sequence[ComparedRun]]) -> None:
 
 def val_text_sha256(run: ComparedRun) -> str:
     """Return the SHA-256 of the validation text, whatever its tokenizer."""
-    digest = hashlib.sha256()
-    for start in range(0, len(run.val), PIECE):
-        digest.update(run.tokenizer.decode_bytes(run.val.tokens(start, start + PIECE)))
-    return digest.hexdigest()
+    return hashlib.sha256(run.tokenizer.decode_bytes(run.val.tokens(0, len(run.val)))).hexdigest()
 
 
 def settings_of(run: ComparedRun) -> dict[str, object]:
@@ -167,11 +162,6 @@ class Units:
         """The unit of losses / sizes."""
         return "bits per byte" if self.in_bytes else "nats per token"
 
-    @property
-    def name(self) -> str:
-        """What they are."""
-        return "documents" if self.are_documents else "windows"
-
 
 def text_units(
     texts: Sequence[tuple[TokenSplit, Tokenizer, int]], ends: Sequence[int | None], drawn_from: TokenSplit | None = None
@@ -199,10 +189,10 @@ def text_units(
         own = np.diff(np.append(edges, len(first))).astype(float)
         unfit = too_few(own, name="documents", of=np.append(own, others))
     total = first.bytes if in_bytes else len(first)
-    are_documents = len(edges) > 1
-    if in_bytes and are_documents:
+    name = "documents" if len(edges) > 1 else "windows"
+    if in_bytes and name == "documents":
         edges = np.append(0, np.cumsum(_token_bytes(tokenizer)[first.tokens(0, len(first))])[edges[1:] - 1])
-    if not are_documents:
+    if name == "windows":
         longest = max(size * (split.bytes / len(split) if in_bytes else 1) for split, _, size in texts)
         edges = np.arange(0 if in_bytes else 1, total, math.ceil(longest))
     edges[0] = 0 if in_bytes else 1  # the first token is not predicted
@@ -226,14 +216,14 @@ def by_unit(units: Units, split: TokenSplit, tokenizer: Tokenizer, losses: NDArr
     return sums / math.log(2) if units.in_bytes else sums
 
 
-def score(runs: Sequence[ComparedRun], *, device: str, say: Say = print) -> tuple[Units, dict[str, Array]]:
+def score(runs: Sequence[ComparedRun], device: str) -> tuple[Units, dict[str, Array]]:
     """Return the units of the runs' common text, and each run's loss summed over each unit, by its weights."""
     ends = [document_end(run.config.data, run.tokenizer) for run in runs]
     texts = [(run.val, run.tokenizer, run.config.model.block_size) for run in runs]
     units = text_units(texts, ends, runs[0].train if all(run.drawn for run in runs) else None)
     losses = {}
     for number, (run, end) in enumerate(zip(runs, ends, strict=True), 1):
-        say(f"Scoring {number}/{len(runs)}  {run.path}, {run.checkpoint.name}: {len(run.val) - 1:,} tokens")
+        tell(f"Scoring {number}/{len(runs)}  {run.path}, {run.checkpoint.name}: {len(run.val) - 1:,} tokens")
         model = load_checkpoint(run.checkpoint).model.to(torch.device(device))
         losses[run.weights_sha256] = by_unit(
             units, run.val, run.tokenizer, score_text(model, run.val, document_end=end).nats
@@ -277,7 +267,7 @@ def verdict(a: str, b: str, between: Difference, unit: str, level: float = LEVEL
     if between.value == 0:
         advice = "they are equal"
     elif between.seed_variance is None:
-        times = max(1.1, between.text_missing(level))
+        times = max(1.1, (half / abs(between.value)) ** 2)
         advice = f"about {times:.2g} times as {more} would" if times < 100 else "they are all but equal"
     elif missing := between.seeds_missing(level):
         advice = f"about {missing} more {'seed' if missing == 1 else 'seeds'} a side would"

@@ -23,12 +23,12 @@ from minigpt.evaluation.texts import TextScore, score_text, write_tokens
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.files import write_json
 from minigpt.machine.hardware import find_named
-from minigpt.screen import Progress, Say, size_text
+from minigpt.screen import Progress, size_text, tell
 
 Models = Sequence[LoadedCheckpoint]  # one, or two to compare
 
 
-def evaluate(config: EvaluateConfig, say: Say = print) -> None:
+def evaluate(config: EvaluateConfig) -> None:
     """Score files, print the figures, and write them to the files that the config names.
 
     All files are read before anything is scored.
@@ -37,17 +37,17 @@ def evaluate(config: EvaluateConfig, say: Say = print) -> None:
     models = [load_checkpoint(path, config.which) for path in (config.checkpoint, config.versus) if path]
     for name, loaded in zip(_names(models), models, strict=True):
         loaded.model.to(device)
-        say(f"{name}{loaded.path}: context {loaded.config.model.block_size:,}, tokenizer {loaded.tokenizer.name}")
+        tell(f"{name}{loaded.path}: context {loaded.config.model.block_size:,}, tokenizer {loaded.tokenizer.name}")
     block_size = min(loaded.config.model.block_size for loaded in models)
     if stride is not None and stride > block_size:
         raise UserFault(f"stride={stride}: the context has {block_size} tokens. Use at most so many")
-    texts = [_open_text(path, models, config, say) for path in config.file]
+    texts = [_open_text(path, models, config) for path in config.file]
     questions = [_open_questions(path, models) for path in config.questions]
-    scores = [_score_text(path, text, models, stride, say) for path, text in zip(config.file, texts, strict=True)]
+    scores = [_score_text(path, text, models, stride) for path, text in zip(config.file, texts, strict=True)]
     figures = [entry for entry, _ in scores]
-    figures += [_answer(path, pairs, models, say) for path, pairs in zip(config.questions, questions, strict=True)]
+    figures += [_answer(path, pairs, models) for path, pairs in zip(config.questions, questions, strict=True)]
     if config.versus:
-        say("\n+- is a 95 % interval. It judges these two checkpoints, not the settings that they were trained with.")
+        tell("\n+- is a 95 % interval. It judges these two checkpoints, not the settings that they were trained with.")
     try:
         if config.json is not None:
             write_json(Path(config.json).expanduser(), figures[0] if len(figures) == 1 else figures)
@@ -57,14 +57,14 @@ def evaluate(config: EvaluateConfig, say: Say = print) -> None:
         raise StorageFailure(f"{error.filename} can't be written: {error.strerror or error}. Make room") from error
 
 
-def _open_text(path: str, models: Models, config: EvaluateConfig, say: Say) -> list[TokenSplit]:
+def _open_text(path: str, models: Models, config: EvaluateConfig) -> list[TokenSplit]:
     """Return a text as each model's tokens."""
     file, texts = Path(path).expanduser(), dict[str, TokenSplit]()
     for tokenizer in (loaded.tokenizer for loaded in models):
         if tokenizer.hash not in texts:
             raw = scheme_of(tokenizer.name).takes_any_bytes
             options = ReadOptions(codecs.lookup(config.data.encoding).name, config.data.errors, raw, config.data.key)
-            progress = Progress(f"reading {path}", file.stat().st_size, say)
+            progress = Progress(f"reading {path}", file.stat().st_size, tell)
             texts[tokenizer.hash] = read_text(file, tokenizer, options, progress)
     return [texts[loaded.tokenizer.hash] for loaded in models]
 
@@ -77,45 +77,45 @@ def _open_questions(path: str, models: Models) -> tuple[list[Question], list[lis
 
 
 def _score_text(
-    path: str, texts: list[TokenSplit], models: Models, stride: int | None, say: Say
+    path: str, texts: list[TokenSplit], models: Models, stride: int | None
 ) -> tuple[dict[str, Any], TextScore]:
     """Score a text and print the figures; return them, and the first model's score."""
-    say(f"\n{path}: {size_text(texts[0].bytes)}, {texts[0].words:,} words, {texts[0].lines:,} lines")
+    tell(f"\n{path}: {size_text(texts[0].bytes)}, {texts[0].words:,} words, {texts[0].lines:,} lines")
     ends = [document_end(loaded.config.data, loaded.tokenizer) for loaded in models]
     scores = []
     for name, loaded, text, end in zip(_names(models), models, texts, ends, strict=True):
-        progress = Progress(f"scoring {path}", len(text) - 1, say, unit="tokens", size=1)
+        progress = Progress(f"scoring {path}", len(text) - 1, tell, unit="tokens", size=1)
         scores.append(score_text(loaded.model, text, stride=stride, document_end=end, progress=progress))
         now, indent = scores[-1].figures(), " " * len(name)
         per_word = f" per token, {now['word_perplexity']:,.2f} per word" if now["word_perplexity"] else " per token"
-        say(f"  {name}{now['nats_per_token']:.4f} nats per token, {now['tokens']:,} tokens predicted")
-        say(f"  {indent}{now['bits_per_byte']:.4f} bits per byte, {now['bytes']:,} bytes")
-        say(f"  {indent}perplexity {now['perplexity']:,.2f}{per_word}; accuracy {now['accuracy']:.2%}")
+        tell(f"  {name}{now['nats_per_token']:.4f} nats per token, {now['tokens']:,} tokens predicted")
+        tell(f"  {indent}{now['bits_per_byte']:.4f} bits per byte, {now['bytes']:,} bytes")
+        tell(f"  {indent}perplexity {now['perplexity']:,.2f}{per_word}; accuracy {now['accuracy']:.2%}")
     between = None
     if len(models) > 1:
         sizes = [loaded.config.model.block_size for loaded in models]
         units = text_units([(text, text.tokenizer, size) for text, size in zip(texts, sizes, strict=True)], ends)
         sums = [by_unit(units, score.text, score.text.tokenizer, score.nats) for score in scores]
-        between = _difference(sums, units.sizes, units.loss, units.name, "much text", say)
+        between = _difference(sums, units.sizes, units.loss, units.name, "much text")
     return _entry(path, models, [score.figures() for score in scores], between), scores[0]
 
 
-def _answer(path: str, opened: tuple[list[Question], list[list[Pair]]], models: Models, say: Say) -> dict[str, Any]:
+def _answer(path: str, opened: tuple[list[Question], list[list[Pair]]], models: Models) -> dict[str, Any]:
     """Let the models answer questions and print the figures; return them."""
     questions, pairs_of_models = opened
-    say(f"\n{path}: {len(questions):,} questions")
+    tell(f"\n{path}: {len(questions):,} questions")
     answers = []
     for name, loaded, pairs in zip(_names(models), models, pairs_of_models, strict=True):
         answers.append(judge(questions, score_pairs(loaded.model, pairs, ends=ends_of(loaded.tokenizer))))
         now = answers[-1].figures()
-        say(f"  {name}accuracy {now['accuracy']:.2%}, length-normalised {now['accuracy_normalised']:.2%}")
+        tell(f"  {name}accuracy {now['accuracy']:.2%}, length-normalised {now['accuracy_normalised']:.2%}")
         for task, right in answers[-1].tasks.items():
-            say(f"    {task:<16}{right.mean():>8.2%}  {right.sum():,} of {len(right):,}")
-    say(f"  {answers[0].chance:.2%} are right by chance")
+            tell(f"    {task:<16}{right.mean():>8.2%}  {right.sum():,} of {len(right):,}")
+    tell(f"  {answers[0].chance:.2%} are right by chance")
     between = None
     if len(models) > 1:
         wrong, sizes = [1.0 - answer.plain for answer in answers], np.ones(len(questions))
-        between = _difference(wrong, sizes, "wrong answers per question", "questions", "many questions", say)
+        between = _difference(wrong, sizes, "wrong answers per question", "questions", "many questions")
     return _entry(path, models, [answer.figures() for answer in answers], between)
 
 
@@ -131,15 +131,15 @@ def _entry(path: str, models: Models, figures: list[dict[str, Any]], between: di
 
 
 def _difference(
-    sums: list[NDArray[Any]], sizes: NDArray[Any], unit: str, name: str, more: str, say: Say
+    sums: list[NDArray[Any]], sizes: NDArray[Any], unit: str, name: str, more: str
 ) -> dict[str, Any] | None:
     """Print which of two models is better, by the paired interval of `compare`; return the difference B - A.
 
     Questions are taken to be drawn at random; a text is not.
     """
     if name == "questions" and (reason := too_few(sizes, name=name)):
-        say(f"  cannot tell which is better: {reason}")
+        tell(f"  cannot tell which is better: {reason}")
         return None
     between = difference(sums[0][None], sums[1][None], sizes, drawn=name == "questions")
-    say(f"  {verdict('A', 'B', between, unit, more=more)}")
+    tell(f"  {verdict('A', 'B', between, unit, more=more)}")
     return {"value": between.value, "plus_minus": between.half_width(LEVEL), "level": LEVEL, "unit": unit}

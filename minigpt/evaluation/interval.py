@@ -48,10 +48,6 @@ class Difference:
         enough = (n for n in range(1, most + 1) if (self.half_width(level, more_seeds=n) or 0) < abs(self.value))
         return next(enough, None)
 
-    def text_missing(self, level: float) -> float:
-        """Return how many times as many documents would tell two checkpoints apart if `value` is right."""
-        return float(((self.half_width(level) or 0) / abs(self.value)) ** 2)
-
 
 def too_few(sizes: Array, *, name: str, of: Array | None = None) -> str:
     """Return why units of these sizes say too little about others; "" if they say enough.

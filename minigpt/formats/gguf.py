@@ -102,11 +102,11 @@ def read_gguf(file: Path, model: GPT) -> dict[str, Tensor]:
     gguf: Any = importlib.import_module("gguf")
     family, names = family_of(model.config), names_of(model.config)
     wanted = shapes_of(complete_weights(model)[0], model.vocab_size)
-    theirs = [part for name in wanted for part in other_names(name, names)]
+    tensor_names = [part for name in wanted for part in other_names(name, names)]
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
     attention: Any = model.blocks[0].attention
     tensors = {}
-    for name, in_file in gguf_names(gguf, model, family, theirs).items():
+    for name, in_file in gguf_names(gguf, model, family, tensor_names).items():
         tensor = torch.from_numpy(np.array(gguf.quants.dequantize(stored[in_file].data, stored[in_file].tensor_type)))
         tensors[name] = halve(tensor, attention.head_dim) if is_turned(family, name) else tensor
     weights = to_ours(tensors, wanted, names, False, str(file))

@@ -1,8 +1,6 @@
 """The plan of a run: what is printed before its first step, and by `minigpt plan`."""
 
 import re
-from collections.abc import Iterator
-from dataclasses import replace
 
 from minigpt.config.commands import PlanConfig
 from minigpt.config.schema import TrainConfig
@@ -22,6 +20,9 @@ from minigpt.model.gpt import GPT
 from minigpt.screen import Say, number_of, size_text
 
 MANY_PASSES = 4.5  # without dropout
+REMEDIES = (
+    "Add model.checkpoint_activations=true, or trainer=fsdp trainer.devices=N, or use a smaller model or block_size"
+)
 VOCABULARIES = {"byte": 257, "char": 128, "gpt2": 50257}  # char: the text decides
 
 
@@ -63,7 +64,13 @@ def describe_plan(
         f"{'' if choices.compile else 'not '}compiled, {number_of(choices.threads, 'thread')}",
     ]
     if config.objective.name == "grpo":
-        lines += describe_questions(config)
+        task, answers = config.objective.task, config.objective.answers
+        asked, answer = question(task, config.seed, 0)
+        lines += [
+            f"Reward     1 for an answer that is right to the last character, else up to 0.2. A step asks "
+            f"{number_of(sequences // answers, 'question')} of {task}, {answers} times each:",
+            f"             {asked} -> {answer}",
+        ]
     else:
         lines += prepared.train.describe(model.block_size)
     return "\n".join(lines)
@@ -76,7 +83,7 @@ def by_part(memory: Memory) -> str:
 
 
 def plan(config: PlanConfig, say: Say = print) -> None:
-    """Print the memory of a training with its automatic choices, and what else would fit."""
+    """Print the memory of a training with its automatic choices, and whether it fits."""
     V = config.vocab_size or _vocab_size(config)
     hardware = _hardware(config)
     choices, usable = choose(config, hardware, V), usable_memory(config, hardware)
@@ -96,16 +103,7 @@ def plan(config: PlanConfig, say: Say = print) -> None:
             f"Speed      at most {most:,.0f} tokens/s (roofline of this card: products and update at its published "
             "peaks; not measured)"
         )
-    fits = memory.peak <= usable
-    lines.append(f"Verdict    it {'fits' if fits else 'does NOT fit. What would, added to the command:'}")
-    for words, changed in () if fits else _alternatives(config):
-        other = choose(changed, hardware, V)
-        peak = step_memory(changed, other, V).peak
-        if peak <= usable_memory(changed, hardware):
-            sizes = f"{other.accumulate} x micro-batch {other.micro_batch}"
-            lines.append(f"           {words}  ({size_text(peak)} per device, {sizes})")
-    if not fits and lines[-1].startswith("Verdict"):
-        lines.append("           nothing that was tried: use a smaller model or model.block_size, or more devices")
+    lines.append(f"Verdict    it {'fits' if memory.peak <= usable else f'does NOT fit. {REMEDIES}'}")
     say("\n".join(lines))
 
 
@@ -123,39 +121,11 @@ def _hardware(config: PlanConfig) -> Hardware:
     return Hardware(device, config.card or f"{device} device", usable_cores(), has_bf16, int(1e9 * memory))
 
 
-def _alternatives(config: PlanConfig) -> Iterator[tuple[str, PlanConfig]]:
-    """Yield words to type and the config with them: checkpointed activations, sharded weights, more devices."""
-    trainer, sequences = config.trainer, config.batch_tokens // config.model.block_size
-    layouts = {"": trainer}
-    for devices in sorted({trainer.devices, 2, 4, 8, 16, 32} - {1}):
-        fits_batch = devices >= trainer.devices and sequences % (devices * trainer.nodes) == 0
-        if fits_batch and config.adapter.name == "none":  # an adapter needs the model whole
-            words = f"trainer=fsdp trainer.devices={devices}"
-            layouts[words] = replace(trainer, strategy="fsdp", devices=devices)
-    saving = replace(config.model, checkpoint_activations=True)
-    for words, layout in layouts.items():
-        yield words, replace(config, trainer=layout)
-        if not config.model.checkpoint_activations:
-            checkpointed = f"{words} model.checkpoint_activations=true".strip()
-            yield checkpointed, replace(config, trainer=layout, model=saving)
-
-
 def _vocab_size(config: PlanConfig) -> int:
     name, file = config.tokenizer.name, config.tokenizer.file
     if name == "file" and file:
         return read_tokenizer_json(typed_path(file), config.tokenizer.eot).vocab_size
     return VOCABULARIES.get(name, config.tokenizer.vocab_size)
-
-
-def describe_questions(config: TrainConfig) -> list[str]:
-    """Return lines that say what a step asks, and which answers get a reward."""
-    objective, sequences = config.objective, config.batch_tokens // config.model.block_size
-    asked, answer = question(objective.task, config.seed, 0)
-    return [
-        f"Reward     1 for an answer that is right to the last character, else up to 0.2. A step asks "
-        f"{number_of(sequences // objective.answers, 'question')} of {objective.task}, {objective.answers} times each:",
-        f"             {asked} -> {answer}",
-    ]
 
 
 def _passes(train: Split, tokens: int, block_size: int) -> str:

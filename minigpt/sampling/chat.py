@@ -25,8 +25,7 @@ def chat(config: ChatConfig) -> int:
     forward = gpt_forward(loaded.model, decoder, vocab_size=loaded.tokenizer.vocab_size)
     conversation = Conversation(loaded, forward, config.system)
     note("Type a message. /reset forgets the conversation, /help lists the commands, /quit or Ctrl-D leaves.")
-    reset = ("forget the conversation", conversation.reset)
-    prompt_loop(options_of(config), conversation.answer, {"/reset": reset})
+    prompt_loop(options_of(config), conversation.answer, conversation.reset)
     return FINISHED
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from minigpt.config.check import check
@@ -13,21 +13,14 @@ from minigpt.faults import UserFault
 from minigpt.sampling.filters import SamplingOptions
 from minigpt.screen import note
 
-SHORT = {  # command -> the setting it changes; the setting's own name (/top_k) is a command, too
-    "/temp": "temperature",
-    "/topk": "top_k",
-    "/topp": "top_p",
-    "/minp": "min_p",
-    "/penalty": "repetition_penalty",
-    "/seed": "seed",
-    "/len": "max_new_tokens",
-}
+# Settings that a command of the same name changes: /temperature 0.5.
+NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "seed")
 
 
 def prompt_loop(
     options: SamplingOptions,
     answer: Callable[[str, SamplingOptions], object],
-    commands: Mapping[str, tuple[str, Callable[[], object]]] | None = None,
+    reset: Callable[[], object] | None = None,
 ) -> None:
     """Call `answer` for each typed line until /quit, the end of the input, or Ctrl-C at the prompt.
 
@@ -36,18 +29,17 @@ def prompt_loop(
     Args:
         options: to start with; commands change them.
         answer: shows what the model writes after a line.
-        commands: further commands: for each a description and a function.
+        reset: forgets the conversation, for the command /reset.
     """
-    commands = commands or {}
     for line in typed_lines():
-        name = line.split()[0] if line.split() else ""
-        if name in commands:
-            commands[name][1]()
-        elif name == "/help":
+        word = line.split()[:1]
+        if reset is not None and word == ["/reset"]:
+            reset()
+        elif word == ["/help"]:
             about = settings(SampleConfig)
-            values = [f"  {name:<9}{getattr(options, key)!s:<8}{about[key].meaning}" for name, key in SHORT.items()]
-            others = [f"  {name:<17}{words}" for name, (words, _) in commands.items()]
-            note("\n".join([*values, *others, "  /help, /quit", "  Text that begins with a slash: write two."]))
+            lines = [f"  /{name:<20}{getattr(options, name)!s:<8}{about[name].meaning}" for name in NAMES]
+            lines += ["  /reset               forget the conversation"] if reset else []
+            note("\n".join([*lines, "  /help, /quit", "  Text that begins with a slash: write two."]))
         elif line.startswith("/") and not line.startswith("//"):
             options = changed(options, line)
         else:
@@ -80,16 +72,14 @@ def typed_lines() -> Iterator[str]:
 
 def changed(options: SamplingOptions, line: str) -> SamplingOptions:
     """Return the options after a command; for an unknown command or a wrong value, say so and leave them unchanged."""
-    name, _, value = line.strip().partition(" ")
-    key = SHORT.get(name, name[1:])
-    if key not in SHORT.values():
-        note(f"no command {name}. /help lists them; //text is a text")
+    name, _, value = line[1:].strip().partition(" ")
+    if name not in NAMES:
+        note(f"no command /{name}. /help lists them; //text is a text")
         return options
-    typed = value_from_text(settings(SampleConfig)[key].kind, value)
-    config, faults = read(SampleConfig, {"checkpoint": ".", key: typed})
-    sentences = [fault.sentence for fault in faults] or check(config)
-    if sentences:
+    typed = value_from_text(settings(SampleConfig)[name].kind, value)
+    config, faults = read(SampleConfig, {"checkpoint": ".", name: typed})
+    if sentences := [fault.sentence for fault in faults] or check(config):
         note("\n".join(sentences))
         return options
-    note(f"{key} = {getattr(config, key)}")
-    return replace(options, **{key: getattr(config, key)})
+    note(f"{name} = {getattr(config, name)}")
+    return replace(options, **{name: getattr(config, name)})

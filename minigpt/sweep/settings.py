@@ -89,14 +89,12 @@ def read_sweep(arguments: list[str], train: list[str], is_grid: bool = False) ->
 
 def _unfit_search(config: SweepConfig) -> list[str]:
     """Return a sentence for each thing in a search that does not fit the other settings."""
-    pruner, trainer, faults = config.search.pruner, config.trainer, []
+    pruner, faults = config.search.pruner, []
     if config.run.dir is not None:
         faults.append("The sweep gives each trial its run.dir. Leave it out; sweep.dir=DIR names the sweep's.")
     if pruner != "none" and not config.search.prune_every_tokens and not config.validate.every_steps:
         none = f"search.pruner={pruner} compares validations, and validate.every_steps=0 makes none before the end"
         faults.append(f"{none}. Set validate.every_steps, or search.pruner=none.")
-    if pruner == "hyperband" and trainer.max_steps is None and trainer.max_tokens is None:
-        faults.append("search.pruner=hyperband must know how long a run is. Set trainer.max_steps or max_tokens.")
     return faults
 
 

@@ -1,6 +1,6 @@
 """Muon: one optimizer over a whole model, which moves matrices by orthogonal updates and the rest by AdamW."""
 
-import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,8 +10,6 @@ import torch.nn as nn
 from torch import Tensor
 
 from minigpt.model.parts import local, rows_of
-
-Shape = tuple[int, int]
 
 # Each line (a, b, c) is one step X <- a X + (b X X^T + c (X X^T)^2) X, which pushes all singular values towards 1.
 POLYNOMIALS = (
@@ -79,9 +77,8 @@ class Muon(torch.optim.AdamW):
             {"params": tables, "initial_lr": lr},
             {"params": vectors, "initial_lr": lr, "weight_decay": 0.0},
         ]
-        super().__init__([group for group in groups if group["params"]], lr=lr, fused=True, **options)
-        self.matrices, self.momentum, self.products, self.parts = set(in_blocks), momentum, products, parts or {}
-        self.group = group
+        super().__init__([groups[0], *(group for group in groups[1:] if group["params"])], lr=lr, fused=True, **options)
+        self.momentum, self.products, self.parts, self.group = momentum, products, parts or {}, group
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -90,18 +87,12 @@ class Muon(torch.optim.AdamW):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        group = self.param_groups[0]
-        moved = [
-            parameter for parameter in group["params"] if parameter in self.matrices and parameter.grad is not None
-        ]
-        gradients = [parameter.grad for parameter in moved]
-        if moved:
-            self.move_matrices(moved, group["lr"], group["weight_decay"])
-        for parameter in moved:
-            parameter.grad = None  # so that AdamW skips it
+        matrices, *others = self.param_groups
+        if moved := [parameter for parameter in matrices["params"] if parameter.grad is not None]:
+            self.move_matrices(moved, matrices["lr"], matrices["weight_decay"])
+        self.param_groups = others  # the rest is AdamW's
         super().step()
-        for parameter, gradient in zip(moved, gradients, strict=True):
-            parameter.grad = gradient
+        self.param_groups = [matrices, *others]
         return loss
 
     def move_matrices(self, parameters: list[nn.Parameter], lr: float, weight_decay: float) -> None:
@@ -160,11 +151,11 @@ class Muon(torch.optim.AdamW):
 
 def orthogonalize_sharded(
     parts: Sequence[Tensor],
-    shapes: Sequence[Shape],
+    shapes: Sequence[tuple[int, int]],
     orthogonalize: Callable[[list[int], list[Tensor]], list[Tensor]],
     group: dist.ProcessGroup,
 ) -> list[Tensor]:
-    """Make sharded matrices orthogonal, each in one process, its owner: two exchanges carry the rows there and back.
+    """Make sharded matrices orthogonal, each in one process: two exchanges a shape carry the rows there and back.
 
     Args:
         parts: this process's rows of each matrix, of one dtype.
@@ -176,48 +167,25 @@ def orthogonalize_sharded(
         This process's rows of each update.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    costs = [rows * columns * min(rows, columns) for rows, columns in shapes]
-    load, owned = [0] * size, [list[int]() for _ in range(size)]
-    for index in sorted(range(len(costs)), key=lambda index: -costs[index]):  # the most expensive first
-        owner = load.index(min(load))
-        load[owner] += costs[index]
-        owned[owner].append(index)
-    owned = [sorted(indices) for indices in owned]
-
-    def shape_of(index: int, peer: int) -> Shape:
-        first, end = rows_of(shapes[index][0], peer, size)
-        return end - first, shapes[index][1]
-
-    incoming = [[shape_of(index, peer) for index in owned[rank]] for peer in range(size)]
-    pieces = exchange([[parts[index] for index in indices] for indices in owned], incoming, group, like=parts[0])
-    updates = orthogonalize(owned[rank], [torch.cat(rows) for rows in zip(*pieces, strict=True)])
-    cut = [update.split([shape[index][0] for shape in incoming]) for index, update in enumerate(updates)]
-    outgoing = [[rows[peer] for rows in cut] for peer in range(size)]
-    returning = [[shape_of(index, rank) for index in indices] for indices in owned]
-    received = exchange(outgoing, returning, group, like=parts[0])
-    by_index = dict(zip(itertools.chain(*owned), itertools.chain(*received), strict=True))
-    return [by_index[index] for index in range(len(parts))]
+    updates: dict[int, Tensor] = {}
+    for rows, columns in dict.fromkeys(shapes):
+        indices = [index for index, shape in enumerate(shapes) if shape == (rows, columns)]
+        count, depth = math.ceil(len(indices) / size), math.ceil(rows / size)  # of each process: matrices, rows
+        sent = parts[0].new_zeros(size * count, depth, columns)
+        for place, index in enumerate(indices):
+            sent[place, : len(parts[index])] = parts[index]
+        received = exchange(sent, group).view(size, count, depth, columns)  # by the process that has sent it
+        whole = received.transpose(0, 1).reshape(count, size * depth, columns)
+        mine = indices[rank * count : (rank + 1) * count]
+        for place, update in enumerate(orthogonalize(mine, list(whole[: len(mine), :rows]))):
+            whole[place, :rows] = update
+        returned = exchange(whole.view(count, size, depth, columns).transpose(0, 1).reshape(sent.shape), group)
+        updates |= {index: returned[place, : len(parts[index])] for place, index in enumerate(indices)}
+    return [updates[index] for index in range(len(parts))]
 
 
-def exchange(
-    outgoing: list[list[Tensor]], incoming: list[list[Shape]], group: dist.ProcessGroup, *, like: Tensor
-) -> list[list[Tensor]]:
-    """Send each process its tensors, and return those received from each, in one collective.
-
-    Args:
-        outgoing: tensors, by the process that receives them.
-        incoming: shapes of the tensors to receive, by the process that sends them.
-        like: a tensor of the dtype and on the device of all of them.
-    """
-    sent = torch.cat([like.new_empty(0), *(tensor.flatten() for tensors in outgoing for tensor in tensors)])
-    lengths = [[rows * columns for rows, columns in shapes] for shapes in incoming]
-    received = like.new_empty(sum(map(sum, lengths)))
-    dist.all_to_all_single(
-        received.view(torch.uint8),  # bytes, which every backend takes
-        sent.view(torch.uint8),
-        output_split_sizes=[sum(sizes) * like.element_size() for sizes in lengths],
-        input_split_sizes=[sum(tensor.nbytes for tensor in tensors) for tensors in outgoing],
-        group=group,
-    )
-    pieces = iter(received.split(list(itertools.chain(*lengths))))
-    return [[next(pieces).view(shape) for shape in shapes] for shapes in incoming]
+def exchange(sent: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Send each process its share of the first axis; return the shares that were received, as bytes of any dtype."""
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received.view(torch.uint8), sent.view(torch.uint8), group=group)
+    return received

@@ -143,7 +143,7 @@ class RunLog:
         """Return the row of a step; its speed is the mean since the row before."""
         speed, tokens = self._speed(step, seconds), self.job.config.batch_tokens
         self.last_step, self.last_seconds, self.first = step, seconds, self.first or (step, seconds)
-        return {
+        row = {
             "step": step,
             "tokens": step * tokens,
             "train/loss": result.loss if math.isfinite(result.loss) else None,
@@ -153,6 +153,9 @@ class RunLog:
             "tokens_per_second": round(speed, 1) if speed else None,
             "mfu": round(speed * self.flops / self.peak, 4) if speed and self.peak else None,
         }
+        if self.job.config.objective.name == "grpo":  # its loss stays near 0 and shows no progress
+            row |= {"train/loss": None, "train/reward": result.reward}
+        return row
 
     def write(self, row: dict[str, Any]) -> None:
         """Write a row to file, tracker and screen."""

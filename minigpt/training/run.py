@@ -46,7 +46,7 @@ from minigpt.training.lightning_engine import build_trainer, quiet_lightning
 from minigpt.training.optimizer import build_optimizer
 from minigpt.training.output import RunLog
 from minigpt.training.saving import Saving, pack_states, restore_states
-from minigpt.training.speed import Stopwatch, noise, part_of
+from minigpt.training.speed import Stopwatch, noise
 from minigpt.training.state import RunState, TrainingJob, reached_limit, read_run_state, steps_of
 from minigpt.training.step import LanguageModel
 
@@ -109,8 +109,8 @@ def with_budget(
     run = RunDirectory(path, writes=processes.rank == 0)
     budget: dict[str, Any] | None = json.loads(processes.gather(json.dumps(run.writes and run.read_json(BUDGET)))[0])
     if not budget:
-        here: dict[str, Any] = {"hardware": hardware, "processes": processes}
-        budget = size_run(config, hardware.device, partial(measured, **here), partial(piloted, **here), processes)
+        measure = partial(measured, hardware=hardware, processes=processes)
+        budget = size_run(config, hardware.device, measure, processes)
     elif budget["seconds"] != seconds_of(str(config.budget)):
         given = f"run.dir={path} was begun with budget={budget['seconds']:g}s, got budget={config.budget}"
         raise UserFault(f"{given}. Use the former, or another run.dir")
@@ -118,56 +118,24 @@ def with_budget(
     return applied(config, settings), budget
 
 
-def tried(
-    config: TrainConfig, prepared: Prepared, hardware: Hardware, processes: Processes, callbacks: Sequence[L.Callback]
-) -> RunState:
-    """Train without writing anything; return the state at the end."""
-    state, run = RunState(), RunDirectory(Path(os.devnull), writes=False)
-    job = TrainingJob(config, hardware, prepared, processes, run, callbacks)
+def measured(config: TrainConfig, vocab_size: int, seconds: float, hardware: Hardware, processes: Processes) -> float:
+    """Train on random tokens for some seconds; return the tokens per second. Nothing is written."""
+    watch, state, run = Stopwatch(seconds), RunState(), RunDirectory(Path(os.devnull), writes=False)
+    job = TrainingJob(config, hardware, noise(vocab_size, config.model.block_size + 1), processes, run, [watch])
     choices = choose_alike(job, None)
-    config.validate.every_steps, config.samples.every_steps = 0, 0
+    config.trainer.max_steps, config.validate.every_steps, config.samples.every_steps = None, 0, 0
     fit(*assemble(job, choices, None, state))
     gc.collect()
     processes.signals.raise_if_received()
-    return state
-
-
-def measured(config: TrainConfig, vocab_size: int, seconds: float, hardware: Hardware, processes: Processes) -> float:
-    """Train on random tokens for some seconds; return the tokens per second."""
-    watch = Stopwatch(seconds)
-    config.trainer.max_steps = None
-    tried(config, noise(vocab_size, config.model.block_size + 1), hardware, processes, [watch])
     return float(processes.gather(str(watch.steps_per_second * config.batch_tokens))[0])
-
-
-def piloted(config: TrainConfig, prepared: Prepared, hardware: Hardware, processes: Processes) -> float:
-    """Train on a text; return the bits per byte of a part of its validation text."""
-    part = part_of(prepared.val)
-    config.trainer.compile = "off"
-    state = tried(config, replace(prepared, val=part), hardware, processes, [])
-    tokens, n_bytes = part.predicted(config.model.block_size)
-    return (state.best_loss or math.inf) * tokens / math.log(2) / n_bytes
-
-
-def alone(config: TrainConfig) -> TrainConfig:
-    """Return the config for one of its devices."""
-    trainer = replace(config.trainer, devices=1, nodes=1, strategy="auto", shards=0)
-    return replace(config, trainer=trainer, batch_tokens=config.batch_tokens // devices_of(config))
-
-
-def devices_of(config: TrainConfig) -> int:
-    return config.trainer.devices * config.trainer.nodes
 
 
 def measured_alone(config: TrainConfig, vocab_size: int, seconds: float) -> float:
     """Return the speed that `measured` finds on one device, times the number of devices."""
-    return devices_of(config) * measured(alone(config), vocab_size, seconds, find_device(config), Processes())
-
-
-def piloted_alone(config: TrainConfig, prepared: Prepared) -> float:
-    """Return the bits per byte that `piloted` reaches on one device, with whole batches."""
-    batch = config.batch_tokens * devices_of(config)
-    return piloted(alone(replace(config, batch_tokens=batch)), prepared, find_device(config), Processes())
+    devices, trainer = config.trainer.devices * config.trainer.nodes, config.trainer
+    alone = replace(trainer, devices=1, nodes=1, strategy="auto", shards=0)
+    config = replace(config, trainer=alone, batch_tokens=config.batch_tokens // devices)
+    return devices * measured(config, vocab_size, seconds, find_device(config), Processes())
 
 
 def with_epochs(config: TrainConfig, prepared: Prepared) -> TrainConfig:
@@ -224,8 +192,7 @@ def train_from(job: TrainingJob, checkpoint: Path | None, state: RunState, chang
     run.event("continued" if checkpoint else "began", step=state.step, rows_written_again=removed)
     if removed and checkpoint is None:
         tell(f"WARNING: {run.checkpoints} holds no checkpoint: the run begins again, at step 1, without its rows")
-    tell_changed_choices(run, saved_choices, choices)
-    tell_changed_settings(run, changes)
+    tell_changes(run, saved_choices, choices, changes)
     tell(f"Run        {run.path}" + (f", continuing after step {state.step:,}" if checkpoint else ""))
     steps = steps_of(config)
     print(describe_plan(config, choices, job.hardware, gpt=module.gpt, prepared=prepared, total_steps=steps))
@@ -254,7 +221,13 @@ def assemble(
     choices, loss_function = first_pass(
         gpt, config, choices, prepared=prepared, processes=job.processes, sharded=layout is not None
     )
-    batches = micro_batches(job, choices, state.step)
+    place: dict[str, Any] = {"rank": job.processes.rank, "start_step": state.step}
+    place["skipped_batches"] = from_rank_zero(job, job.run.skipped_batches) or []
+    batches: MicroBatches | Questions
+    if config.objective.name == "grpo":
+        batches = Questions(config, choices, prepared.tokenizer, **place)
+    else:
+        batches = text_batches(config, choices, prepared, **place)
     if layout is not None:
         shard(gpt, layout, config, choices)
     group = layout.group if layout else None
@@ -289,27 +262,16 @@ def choose_alike(job: TrainingJob, saved: dict[str, Any] | None) -> Choices:
     return choices
 
 
-def micro_batches(job: TrainingJob, choices: Choices, start_step: int) -> MicroBatches | Questions:
-    """Return this rank's micro-batches from a step on, without end."""
-    place: dict[str, Any] = {"rank": job.processes.rank, "start_step": start_step}
-    place["skipped_batches"] = from_rank_zero(job, job.run.skipped_batches) or []
-    if job.config.objective.name == "grpo":
-        return Questions(job.config, choices, job.prepared.tokenizer, **place)
-    return text_batches(job.config, choices, job.prepared, **place)
-
-
-def tell_changed_choices(run: RunDirectory, saved: Mapping[str, Any] | None, choices: Choices) -> None:
-    """Report, on the screen and in events.jsonl, changed choices: they change the last bits of the results."""
+def tell_changes(
+    run: RunDirectory, saved: Mapping[str, Any] | None, choices: Choices, changes: Sequence[Change]
+) -> None:
+    """Report, on the screen and in events.jsonl, choices and settings that have changed since the run last stopped."""
     now = asdict(choices)
     changed = {name: value for name, value in (saved or {}).items() if value != now[name]}
     if changed:
         listed = ", ".join(f"{name} {shown(was)} -> {shown(now[name])}" for name, was in changed.items())
         tell(f"Choices    changed since the run was last started, so the last bits may differ: {listed}")
         run.event("choices_changed", was=changed, now={name: now[name] for name in changed})
-
-
-def tell_changed_settings(run: RunDirectory, changes: Sequence[Change]) -> None:
-    """Report, on the screen and in events.jsonl, settings that have changed since the run last stopped."""
     for change in changes:
         run.event("changed", setting=change.key, was=change.was, now=change.now)
         if not change.key.startswith(("logger.", "run.", "experiment", "data.")):

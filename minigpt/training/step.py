@@ -243,15 +243,18 @@ class LanguageModel(L.LightningModule):
         judge(self.job, state, result)
         state.step += 1
         self.asked_to_stop = any(astuple(result.request))
-        if is_newest:
-            self.obey(result.request)
+        request = result.request if is_newest else StopRequest()
+        if request.stop and self.job.run.writes:
+            (self.job.run.path / "STOP").unlink(missing_ok=True)  # at the last step, too
+        if request.out_of_time:
+            self.stop_reason = "max_minutes"
+        elif request.stop and state.step != self.total_steps:
+            self.stop_reason, self.requeue = "signal", request.requeue
 
         row: dict[str, Any] = {}
         validates = is_due(state.step, config.validate.every_steps) or self.is_last()
         if validates or state.step == 1 or is_due(state.step, config.logger.every_steps):
             row = self.run_log.row(state.step, result, self.clock.seconds)
-            if config.objective.name == "grpo":  # its loss stays near 0 and shows no progress
-                row |= {"train/loss": None, "train/reward": result.reward}
         if validates:
             with self.clock.paused():
                 self.layers.measure()
@@ -274,15 +277,6 @@ class LanguageModel(L.LightningModule):
             self.stop_reason = "callback"
         self.unsaved_row = row if is_newest else None
         self.trainer.should_stop = self.stop_reason is not None
-
-    def obey(self, request: StopRequest) -> None:
-        """Decide whether the run ends after this step because of a request."""
-        if request.stop and self.job.run.writes:
-            (self.job.run.path / "STOP").unlink(missing_ok=True)  # at the last step, too
-        if request.out_of_time:
-            self.stop_reason = "max_minutes"
-        elif request.stop and self.state.step != self.total_steps:
-            self.stop_reason, self.requeue = "signal", request.requeue
 
     def is_last(self) -> bool:
         """Return whether the run is complete: all steps made, or ended for good by a limit or patience."""

@@ -45,7 +45,7 @@ def talk(loaded, monkeypatch, capsys):
         conversation = Conversation(loaded, forward, system)
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
         options = SamplingOptions(**{"max_new_tokens": 6, "temperature": 0.0, **options})
-        prompt_loop(options, conversation.answer, {"/reset": ("forget the conversation", conversation.reset)})
+        prompt_loop(options, conversation.answer, conversation.reset)
         captured = capsys.readouterr()
         return conversation, captured.out, captured.err
 
@@ -70,10 +70,12 @@ def test_the_model_reads_all_that_was_said_and_forgets_it_when_told(talk, loaded
 
 
 def test_commands_set_options_and_text_with_two_slashes_is_a_message(talk):
-    conversation, _, err = talk("/temperature 0.5", "/temp x", "/len 2", "/help", "", "//a", "/rest", "/quit now", "b")
+    conversation, _, err = talk(
+        "/temperature 0.5", "/temperature x", "/max_new_tokens 2", "/help", "", "//a", "/rest", "/quit now", "b"
+    )
     assert "temperature = 0.5" in err
     assert "temperature must be a number, got 'x'" in err
-    assert "/reset           forget the conversation" in err
+    assert "/reset               forget the conversation" in err
     assert "no command /rest" in err
     assert [message["content"] for message in conversation.messages[::2]] == ["/a"]
 

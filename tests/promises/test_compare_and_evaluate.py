@@ -1,5 +1,7 @@
 """Which of two runs is better, and how sure that is (`compare`); how good a run is on any text (`evaluate`)."""
 
+import contextlib
+import io
 import json
 import re
 import shutil
@@ -46,13 +48,11 @@ def place(tmp_path_factory, new_run):
 
 
 def said(place, *words: str) -> str:
-    lines: list[str] = []
     paths = [str(place / word) if (place / word).is_dir() else word for word in words]
-    compare(
-        compose("compare", [*paths, *([] if "data.dir" in " ".join(words) else [f"data.dir={place / 'data'}"])]),
-        lines.append,
-    )
-    return "\n".join(lines)
+    where = [] if "data.dir" in " ".join(words) else [f"data.dir={place / 'data'}"]
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        compare(compose("compare", [*paths, *where]))
+    return shown.getvalue().rstrip("\n")
 
 
 def validation(run, key: str = "val/loss") -> float:

@@ -118,12 +118,14 @@ def test_a_typed_byte_that_is_no_utf_8_is_a_replacement_character(written, monke
 
 
 def test_commands_set_the_options_and_wrong_ones_change_nothing(typed, written):
-    out, err = typed("/temp 0", "/len 4", "/top_k 2", "/penalty 1.5", "/help", "wood", "/quit", "wood")
+    out, err = typed(
+        "/temperature 0", "/max_new_tokens 4", "/top_k 2", "/repetition_penalty 1.5", "/help", "wood", "/quit", "wood"
+    )
     options = ("temperature=0", "max_new_tokens=4", "top_k=2", "repetition_penalty=1.5")
     assert out == written("prompt=wood", *options)[0].removeprefix("wood")
     assert "temperature = 0.0\nmax_new_tokens = 4\n" in err
-    assert all(name in err for name in interactive.SHORT)
-    out, err = typed("/temp hot", "/topp 2", "/len 2.5", "/tem 1", "wood", "//a")
+    assert all(f"/{name}" in err for name in interactive.NAMES)
+    out, err = typed("/temperature hot", "/top_p 2", "/max_new_tokens 2.5", "/tem 1", "wood", "//a")
     assert "temperature must be a number, got 'hot'" in err
     assert "top_p must be more than 0 and at most 1, got 2.0" in err
     assert "max_new_tokens must be a whole number, got '2.5'" in err

@@ -32,7 +32,7 @@ class Parrot(torch.nn.Module):
 
 
 @pytest.fixture
-def ask(tmp_path, monkeypatch):
+def ask(tmp_path, monkeypatch, capsys):
     """Asks a model that answers "b", and ends as it is told, the questions of some records."""
 
     def asked(*records, end="<|end|>"):
@@ -40,9 +40,8 @@ def ask(tmp_path, monkeypatch):
         loaded = LoadedCheckpoint(model, TOKENIZER, TrainConfig(model=model.config), {}, tmp_path)
         monkeypatch.setattr("minigpt.evaluation.evaluate.load_checkpoint", lambda path, which: loaded)
         (file := tmp_path / "questions.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-        said = []
-        evaluate(EvaluateConfig(checkpoint="model", questions=[str(file)], json=str(tmp_path / "json")), said.append)
-        return json.loads((tmp_path / "json").read_text())["accuracy"], "\n".join(said)
+        evaluate(EvaluateConfig(checkpoint="model", questions=[str(file)], json=str(tmp_path / "json")))
+        return json.loads((tmp_path / "json").read_text())["accuracy"], capsys.readouterr().out
 
     return asked
 

@@ -68,7 +68,7 @@ def test_the_validation_loss_is_that_of_documents_alone(notes):
     held_out.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
     out, per_token = notes.run.folder / "out.json", notes.run.folder / "tokens.jsonl"
     words = [f"checkpoint={path}", f"file={held_out}", "device=cpu", f"json={out}", f"per_token={per_token}"]
-    evaluate(compose("evaluate", words), say=lambda line: None)
+    evaluate(compose("evaluate", words))
     figures = json.loads(out.read_text())
     assert figures["nats_per_token"] == pytest.approx(row["val/loss"], rel=1e-5)
     assert (figures["tokens"], figures["bytes"]) == (len(found), n_bytes)

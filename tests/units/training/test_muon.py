@@ -110,7 +110,11 @@ def test_the_rest_moves_as_by_torchs_adamw():
 def test_the_matrices_of_the_blocks_are_muons_and_every_parameter_has_one_group():
     gpt = GPT(ModelConfig(n_layer=2, n_head=2, n_embd=8, block_size=4), 31)
     optimizer = build_optimizer(OptimizerConfig(name="muon", lr=0.5, matrix_lr=0.25), gpt)
-    muons = {name for name, parameter in gpt.named_parameters() if parameter in optimizer.matrices}
+    muons = {
+        name
+        for name, parameter in gpt.named_parameters()
+        if any(parameter is matrix for matrix in optimizer.param_groups[0]["params"])
+    }
     assert muons == {
         f"blocks.{layer}.{part}.weight"
         for layer in (0, 1)
