@@ -80,7 +80,8 @@ def runs(arguments: list[str]) -> None:
 def plan(arguments: list[str]) -> None:
     config = _compose("plan", arguments)
     if config.budget:
-        print(_load("minigpt.sizing.plan:plan_budgets")(config, _load("minigpt.training.run:measured_alone")))
+        trials = (_load(f"minigpt.training.run:{name}_alone") for name in ("measured", "piloted"))
+        print(_load("minigpt.sizing.plan:plan_budgets")(config, *trials))
     else:
         _load("minigpt.report.plan:plan")(config)
 

@@ -31,7 +31,7 @@ from minigpt.ranks.group import Processes
 from minigpt.redact import redact
 from minigpt.report.plan import count_parameters
 from minigpt.screen import duration, short_number, size_text, table, tell
-from minigpt.sizing.law import MOST_PASSES, PART, Size, Text, choose, outside
+from minigpt.sizing.law import MOST_PASSES, PART, Size, Text, choose, leveled, outside, pilot_of
 
 # Fields of a Size -> names of settings.
 OF_MODEL = ("n_layer", "n_embd", "n_head", "n_kv_head", "head_dim", "n_hidden", "block_size", "dropout")
@@ -57,7 +57,10 @@ SLOW = 0.9  # of the measured speed
 SAVE_SECONDS = 120  # between checkpoints, at most
 REPORT_SHARE = 0.5  # the time of the final report / the time of loading torch
 
+PILOT_SHARE = 0.12  # of a budget, at most, for the pilot
+
 Measure = Callable[[TrainConfig, int, float], float]  # config, vocabulary, seconds -> tokens a second, of all devices
+Pilot = Callable[[TrainConfig, Prepared], float]  # trains a config on a text -> bits per byte
 
 
 class Speeds:
@@ -108,12 +111,15 @@ class Dial:
         config: with a budget.
         device: cpu | mps | cuda.
         measure: trains a config with a vocabulary for some seconds.
+        pilot: trains a config on a text.
         seconds: the budget; measuring takes up to a tenth of it.
         processes: of the run; all ranks use the times of rank 0.
     """
 
-    def __init__(self, config: TrainConfig, device: str, measure: Measure, seconds: float, processes: Processes):
-        self.config, self.processes = config, processes
+    def __init__(
+        self, config: TrainConfig, device: str, measure: Measure, pilot: Pilot, seconds: float, processes: Processes
+    ):
+        self.config, self.pilot, self.processes = config, pilot, processes
         self.started, self.validations = self.elapsed(), VALIDATIONS
         given = values(config)
         self.fixed = {name: given[key] for name, key in SETTINGS.items() if key in config.typed}
@@ -147,7 +153,17 @@ class Dial:
             ngram, xz = baselines(prepared, tell)[-2:]
         self.fixed["vocab_size"] = prepared.tokenizer.vocab_size
         text = Text(prepared.train.bytes, ngram["bits_per_byte"], xz["bits_per_byte"], after_part(prepared))
-        return prepared, text
+        return prepared, self.try_text(prepared, text, seconds)
+
+    def try_text(self, prepared: Prepared, text: Text, seconds: float) -> Text:
+        """Train a small model on the text for a moment; return the text with the level that follows."""
+        size = self.whole(pilot_of(text, self.fixed))
+        self.speeds.know(size)
+        if self.speeds.start + size.tokens / self.speeds(size) > PILOT_SHARE * seconds:
+            return text
+        bits = self.pilot(applied(self.config, self.settings(size)), prepared)
+        tell(f"Pilot      {bits:.3f} bits per byte after {short_number(size.tokens)} tokens of the text")
+        return leveled(text, size, bits)
 
     def settle(self, text: Text, seconds: float) -> Size:
         """Choose a size for so many seconds of training; measure speeds until the choice is stable."""
@@ -256,7 +272,7 @@ def row_of(budget: str, size: Size) -> Sequence[str]:
     )
 
 
-def size_run(config: TrainConfig, device: str, measure: Measure, processes: Processes) -> dict[str, Any]:
+def size_run(config: TrainConfig, device: str, measure: Measure, pilot: Pilot, processes: Processes) -> dict[str, Any]:
     """Choose the settings of a run, print them, and return what its budget.json holds."""
     budget = str(config.budget)
     if lengths := config.typed & LENGTHS:
@@ -264,7 +280,7 @@ def size_run(config: TrainConfig, device: str, measure: Measure, processes: Proc
     if "," in budget:
         raise UserFault(f"budget={budget}: a training has one. minigpt plan budget={budget} shows what each would buy")
     seconds = seconds_of(budget) or 0.0
-    dial = Dial(config, device, measure, seconds, processes)
+    dial = Dial(config, device, measure, pilot, seconds, processes)
     prepared, text = dial.read(0.8 * seconds)
     size = dial.choose(text, len(prepared.val), budget, dial.elapsed)
     size = replace(size, passes=size.tokens / len(prepared.train))  # the law only estimates bytes per token

@@ -9,17 +9,17 @@ from minigpt.machine.hardware import find_device
 from minigpt.ranks.group import Processes
 from minigpt.report.curves import BASELINE, GRID, VALIDATION, drawing, plain
 from minigpt.screen import table
-from minigpt.sizing.dial import HEAD, Dial, Measure, of_counting, row_of
+from minigpt.sizing.dial import HEAD, Dial, Measure, Pilot, of_counting, row_of
 from minigpt.sizing.law import Size, Text
 
 PATIENCE = 150.0  # seconds; measuring takes up to a tenth of them
 START_SECONDS = 6.0  # from typing `train` to the choice of a size
 
 
-def plan_budgets(config: PlanConfig, measure: Measure) -> str:
+def plan_budgets(config: PlanConfig, measure: Measure, pilot: Pilot) -> str:
     """Return a table with a row for each budget; draw it beside the prepared text."""
     budgets = sorted(str(config.budget).split(","), key=lambda budget: seconds_of(budget) or 0.0)
-    dial = Dial(config, find_device(config).device, measure, PATIENCE, Processes())
+    dial = Dial(config, find_device(config).device, measure, pilot, PATIENCE, Processes())
     is_free = "vocab_size" not in dial.fixed
     prepared, text = dial.read(0.8 * (seconds_of(budgets[0]) or 0.0))
     if is_free and prepared.tokenizer.name == "bpe":

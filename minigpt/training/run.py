@@ -46,7 +46,7 @@ from minigpt.training.lightning_engine import build_trainer, quiet_lightning
 from minigpt.training.optimizer import build_optimizer
 from minigpt.training.output import RunLog
 from minigpt.training.saving import Saving, pack_states, restore_states
-from minigpt.training.speed import Stopwatch, noise
+from minigpt.training.speed import Stopwatch, noise, part_of
 from minigpt.training.state import RunState, TrainingJob, reached_limit, read_run_state, steps_of
 from minigpt.training.step import LanguageModel
 
@@ -109,8 +109,8 @@ def with_budget(
     run = RunDirectory(path, writes=processes.rank == 0)
     budget: dict[str, Any] | None = json.loads(processes.gather(json.dumps(run.writes and run.read_json(BUDGET)))[0])
     if not budget:
-        measure = partial(measured, hardware=hardware, processes=processes)
-        budget = size_run(config, hardware.device, measure, processes)
+        here: dict[str, Any] = {"hardware": hardware, "processes": processes}
+        budget = size_run(config, hardware.device, partial(measured, **here), partial(piloted, **here), processes)
     elif budget["seconds"] != seconds_of(str(config.budget)):
         given = f"run.dir={path} was begun with budget={budget['seconds']:g}s, got budget={config.budget}"
         raise UserFault(f"{given}. Use the former, or another run.dir")
@@ -118,24 +118,56 @@ def with_budget(
     return applied(config, settings), budget
 
 
-def measured(config: TrainConfig, vocab_size: int, seconds: float, hardware: Hardware, processes: Processes) -> float:
-    """Train on random tokens for some seconds; return the tokens per second. Nothing is written."""
-    watch, state, run = Stopwatch(seconds), RunState(), RunDirectory(Path(os.devnull), writes=False)
-    job = TrainingJob(config, hardware, noise(vocab_size, config.model.block_size + 1), processes, run, [watch])
+def tried(
+    config: TrainConfig, prepared: Prepared, hardware: Hardware, processes: Processes, callbacks: Sequence[L.Callback]
+) -> RunState:
+    """Train without writing anything; return the state at the end."""
+    state, run = RunState(), RunDirectory(Path(os.devnull), writes=False)
+    job = TrainingJob(config, hardware, prepared, processes, run, callbacks)
     choices = choose_alike(job, None)
-    config.trainer.max_steps, config.validate.every_steps, config.samples.every_steps = None, 0, 0
+    config.validate.every_steps, config.samples.every_steps = 0, 0
     fit(*assemble(job, choices, None, state))
     gc.collect()
     processes.signals.raise_if_received()
+    return state
+
+
+def measured(config: TrainConfig, vocab_size: int, seconds: float, hardware: Hardware, processes: Processes) -> float:
+    """Train on random tokens for some seconds; return the tokens per second."""
+    watch = Stopwatch(seconds)
+    config.trainer.max_steps = None
+    tried(config, noise(vocab_size, config.model.block_size + 1), hardware, processes, [watch])
     return float(processes.gather(str(watch.steps_per_second * config.batch_tokens))[0])
+
+
+def piloted(config: TrainConfig, prepared: Prepared, hardware: Hardware, processes: Processes) -> float:
+    """Train on a text; return the bits per byte of a part of its validation text."""
+    part = part_of(prepared.val)
+    config.trainer.compile = "off"
+    state = tried(config, replace(prepared, val=part), hardware, processes, [])
+    tokens, n_bytes = part.predicted(config.model.block_size)
+    return (state.best_loss or math.inf) * tokens / math.log(2) / n_bytes
+
+
+def alone(config: TrainConfig) -> TrainConfig:
+    """Return the config for one of its devices."""
+    trainer = replace(config.trainer, devices=1, nodes=1, strategy="auto", shards=0)
+    return replace(config, trainer=trainer, batch_tokens=config.batch_tokens // devices_of(config))
+
+
+def devices_of(config: TrainConfig) -> int:
+    return config.trainer.devices * config.trainer.nodes
 
 
 def measured_alone(config: TrainConfig, vocab_size: int, seconds: float) -> float:
     """Return the speed that `measured` finds on one device, times the number of devices."""
-    devices, trainer = config.trainer.devices * config.trainer.nodes, config.trainer
-    alone = replace(trainer, devices=1, nodes=1, strategy="auto", shards=0)
-    config = replace(config, trainer=alone, batch_tokens=config.batch_tokens // devices)
-    return devices * measured(config, vocab_size, seconds, find_device(config), Processes())
+    return devices_of(config) * measured(alone(config), vocab_size, seconds, find_device(config), Processes())
+
+
+def piloted_alone(config: TrainConfig, prepared: Prepared) -> float:
+    """Return the bits per byte that `piloted` reaches on one device, with whole batches."""
+    batch = config.batch_tokens * devices_of(config)
+    return piloted(alone(replace(config, batch_tokens=batch)), prepared, find_device(config), Processes())
 
 
 def with_epochs(config: TrainConfig, prepared: Prepared) -> TrainConfig:

@@ -1,4 +1,4 @@
-"""Measures a machine for a budget: tokens of any vocabulary, and the end of a training after some steps."""
+"""What measures a machine and a text for a budget: tokens of any vocabulary, a part of a text, a stopwatch."""
 
 import time
 from pathlib import Path
@@ -7,12 +7,14 @@ from typing import Any
 import lightning as L
 import numpy as np
 
+from minigpt.data.chat.packing import Split
 from minigpt.data.prepared import Prepared
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.training.step import LanguageModel
 
 WARM_UP_STEPS = 2
+PARTS, PART_TOKENS = 32, 1024
 
 
 def noise(vocab_size: int, least: int) -> Prepared:
@@ -22,6 +24,14 @@ def noise(vocab_size: int, least: int) -> Prepared:
     tokens = np.random.default_rng(0).integers(vocab_size, size=2 * least, dtype=np.uint32)
     split = TokenSplit("train", tokenizer, [tokens], tokens.nbytes, "")
     return Prepared(Path(), tokenizer, split, split, "", {})
+
+
+def part_of(split: Split) -> TokenSplit:
+    """Return at most PARTS pieces of PART_TOKENS of a split, spread evenly over it."""
+    length = min(PART_TOKENS, len(split))
+    starts = np.unique(np.linspace(0, len(split) - length, min(PARTS, len(split) // length), dtype=np.int64))
+    tokens = split.windows(starts, length).ravel()
+    return TokenSplit("val", split.tokenizer, [tokens], split.tokenizer.count_bytes(tokens), "")
 
 
 class Stopwatch(L.Callback):

@@ -55,6 +55,8 @@ def quick(monkeypatch):
     monkeypatch.setattr(dial, "choose", choose)
     monkeypatch.setattr(training, "measured", lambda *_, **__: speeds[0])
     monkeypatch.setattr(training, "measured_alone", lambda *_, **__: speeds[0])
+    monkeypatch.setattr(training, "piloted", lambda *_, **__: 3.0)
+    monkeypatch.setattr(training, "piloted_alone", lambda *_, **__: 3.0)
     return speeds
 
 
@@ -71,6 +73,7 @@ def test_a_budget_becomes_plain_settings_and_a_prediction(texts, quick, capsys):
     assert re.search(r"^10min +7\.\d+ k +1 x 16 +300 +8 +768 +0\.\d+ +0.1 +0 +2\.500 +2\.40 to 2\.60", screen, re.M)
     assert re.search(r"Counting +\d\.\d+ bits per byte \(7-gram, Kneser-Ney\), \d\.\d+ \(xz\)", screen)
     assert re.search(r"Speed +4,000 tokens/s with 7\.\d+ k parameters", screen)
+    assert re.search(r"Pilot +3\.000 bits per byte after \d+ k tokens of the text", screen)
     assert re.search(r"Expected +2\.500 bits per byte \(2\.40 to 2\.60\); reached \d\.\d+", screen)
     assert re.search(r"Time +.* of 10 min", screen)
     budget = json.loads(Path("a/budget.json").read_text())
@@ -173,6 +176,24 @@ def test_the_machine_is_measured_by_training_and_nothing_is_left(texts, tmp_path
     measure = partial(training.measured, hardware=training.find_device(config), processes=training.Processes())
     assert measure(config, 512, 0.05) > 100
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_short_training_on_the_text_gives_the_law_its_level(texts, tmp_path):
+    config = dial.applied(compose("train", [*texts, "experiment=text"]), {"model.n_layer": 1, "trainer.max_steps": 5})
+    before = sorted(tmp_path.rglob("*"))
+    prepared = dial.prepare(config.data, config.tokenizer)
+    here = {"hardware": training.find_device(config), "processes": training.Processes()}
+    bits = [
+        training.piloted(replace(config, trainer=replace(config.trainer, max_steps=steps)), prepared, **here)
+        for steps in (2, 40)
+    ]
+    assert 0 < bits[1] < bits[0] < 8
+    assert {path.name for path in sorted(tmp_path.rglob("*")) if path not in before} >= {"data"}
+    assert not (tmp_path / "runs").exists()
+    text = law.Text(7_000_000, 1.75, 1.45)
+    pilot = law.pilot_of(text, {})
+    easier = law.leveled(text, pilot, 0.9 * law.bits_per_byte(text, pilot))
+    assert 0.9 < law.bits_per_byte(easier, pilot) / law.bits_per_byte(text, pilot) < 1
 
 
 def test_the_law_spends_more_time_on_larger_models():
