@@ -153,7 +153,7 @@ class Units:
     edges: NDArray[np.int64]  # where each begins, and the end of the last: places of tokens (or bytes), (units + 1,)
     sizes: Array  # predicted tokens (or bytes), (units,)
     in_bytes: bool
-    are_documents: bool
+    name: str  # documents, or windows
     unfit: str  # why they don't tell how another text would do; "" if they tell
     left_out: NDArray[np.int64]  # places of tokens that one of the models does not predict: they count for none
 
@@ -198,7 +198,7 @@ def text_units(
     edges[0] = 0 if in_bytes else 1  # the first token is not predicted
     edges = np.unique(np.append(edges[edges < total], total))
     sizes = np.diff(edges) - np.histogram(left_out, edges)[0]
-    return Units(edges, sizes.astype(float), in_bytes, are_documents, unfit, left_out)
+    return Units(edges, sizes.astype(float), in_bytes, name, unfit, left_out)
 
 
 def _token_bytes(tokenizer: Tokenizer) -> NDArray[np.int64]:
