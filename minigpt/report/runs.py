@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.checkpoint.folder import DamagedCheckpoint, best_checkpoint, list_checkpoints, read_manifest
-from minigpt.config.convert import settings
+from minigpt.config.compose import USUAL
+from minigpt.config.convert import as_typed, settings
 from minigpt.config.schema import TrainConfig
 from minigpt.faults import UserFault
 from minigpt.report.record import Record, best_row, number, read_record, stage, steps_of, text_of, trend
 from minigpt.screen import table
 
-MOST_COLUMNS = 5  # of settings that differ
+MOST_COLUMNS = 7  # of settings that differ
+SAID = ("experiment", "trainer.max_steps", "validate.every_steps")  # in the name, in the steps; and no cause of a loss
 
 
 def list_runs(folder: str) -> str:
@@ -39,14 +41,17 @@ def list_runs(folder: str) -> str:
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the settings that decide the weights and differ between runs of the same text, a few at most."""
+    """Return the settings that decide the weights and differ between runs of the same text, those that vary most."""
     by_text = defaultdict[str, list[Mapping[str, Any]]](list)
     for config in configs:
         by_text[text_of(dict(config))].append(config)
     keys = [key for key, about in settings(TrainConfig).items() if about.role in ("weights", "schedule")]
-    keys = [key for key in keys if key != "experiment"]
-    differ = [key for key in keys if any(len({str(c.get(key)) for c in alike}) > 1 for alike in by_text.values())]
-    return differ[:MOST_COLUMNS]
+    keys = [key for key in keys if key not in SAID]
+    values = {key: max(len({str(c.get(key)) for c in alike}) for alike in by_text.values()) for key in keys}
+    usual = USUAL.split()
+    return sorted((key for key in keys if values[key] > 1), key=lambda key: (key not in usual, -values[key]))[
+        :MOST_COLUMNS
+    ]
 
 
 def newest_run(folder: str) -> str:
@@ -71,7 +76,7 @@ def describe_run(record: Record, varied: Sequence[str] = (), *, is_best: bool = 
         ", ".join(
             [state_of(record), *(word for word in [trend(record.rows)[0].partition(":")[0]] if "overfit" in word)]
         ),
-        *(str(config.get(key, "-")) for key in varied),
+        *(as_typed(config.get(key, "-")) for key in varied),
     )
 
 
