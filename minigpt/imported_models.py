@@ -215,7 +215,9 @@ def kind_of_tokenizer(content: Any) -> tuple[str, int, list[str]]:
         names = sorted(added, key=added.__getitem__)
         numbered = [added[name] for name in names] == list(range(size, size + len(names)))
         special = all(token["special"] for token in content["added_tokens"])
-        if before["type"] != "ByteLevel" or names[:1] != ["<|endoftext|>"] or not numbered or not special:
+        after = content.get("post_processor") or before  # it may put a token before each text
+        plain = before["type"] == after["type"] == "ByteLevel" and not before.get("add_prefix_space")
+        if not plain or names[:1] != ["<|endoftext|>"] or not numbered or not special:
             return "file", size, []
         in_our_order = ids.get("!") == ord("!")  # GPT-2, and most others, begin with the printable characters
         if not before.get("use_regex", True):

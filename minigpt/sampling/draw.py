@@ -15,8 +15,7 @@ def uniform(seed: int, sample: int, position: int) -> float:
     Args:
         seed: the user's.
         sample: which of its prompt's samples this is, from 0.
-        position: where the token will stand in the whole text, prompt included, from 0. So a text written in
-            two sittings (the first part given back as the prompt) is, with the same seed, the text written in one.
+        position: where the token will stand in the whole text, prompt included, from 0.
     """
     state = 0
     for number in (seed, sample, position):

@@ -9,6 +9,7 @@ import pytest
 import tokenizers
 import torch
 from safetensors.torch import save_file
+from tokenizers import processors
 
 import minigpt
 from minigpt.config.compose import compose
@@ -243,6 +244,12 @@ def pieces(merges: list[list[str]], end: int, **changes: object) -> dict:
     return learned() | {"model": model, "added_tokens": [added]}
 
 
+PREFIX = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+BEGIN = json.loads(
+    processors.TemplateProcessing(f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, 257)]).__getstate__()
+)
+
+
 def folder(place: Path, content: dict) -> Path:
     write_folder(place, LLAMA | {"vocab_size": 400})
     (place / "tokenizer.json").write_text(json.dumps(content))
@@ -258,6 +265,8 @@ def folder(place: Path, content: dict) -> Path:
         (lambda: pieces([["a", "b"]], 319), "file"),
         (lambda: pieces([], 256), "bpe"),
         (lambda: pieces([["b", "c"], ["a", "bc"], ["a", "b"]], 259), "bpe"),
+        (lambda: pieces([["a", "b"]], 257) | {"pre_tokenizer": PREFIX}, "file"),
+        (lambda: pieces([["a", "b"]], 257) | {"post_processor": BEGIN}, "file"),
         (lambda: pieces([["a", "b"], ["b", "c"], ["a", "bc"]], 259), "file"),  # merged in another order than numbered
     ],
 )
@@ -266,7 +275,7 @@ def test_a_folders_tokenizer_gives_the_ids_of_its_file(tmp_path, content, name):
     ours = minigpt.load(folder(tmp_path, content())).tokenizer
     assert (ours.name, ours.eot) == (name, theirs.token_to_id(END_OF_TEXT))
     for text in ("how much wood", "abc ab  chuck", "é 中 🙂"):
-        assert ours.encode(text) == theirs.encode(text).ids
+        assert [*ours.start, *ours.encode(text)] == theirs.encode(text).ids
         assert ours.decode(ours.encode(text)) == text
 
 
