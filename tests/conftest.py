@@ -6,38 +6,28 @@ Nothing here loads torch: the process that hands the tests out to others (`-n 2`
 import gc
 import json
 import os
+import shlex
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the hub, nor does a process that one starts
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from minigpt.config.compose import compose
 
 gc.disable()  # until all tests are loaded, as minigpt/cli.py does it
-settings.register_profile("minigpt", deadline=None)
+settings.register_profile(
+    "minigpt", deadline=None, max_examples=50, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("minigpt")
 
-TINY = [
-    "data=text",
-    "tokenizer=byte",
-    "model=gpt-nano",
-    "model.n_layer=1",
-    "model.n_embd=16",
-    "model.n_head=2",
-    "model.block_size=8",
-    "batch_tokens=64",
-    "trainer.max_steps=6",
-    "trainer.device=cpu",
-    "trainer.threads=1",
-    "trainer.precision=fp32",
-    "schedule.warmup_steps=1",
-    "validate.every_steps=2",
-    "checkpoint.every_steps=100",
-    "samples.every_steps=0",
-    "logger.every_steps=2",
-]
+TINY = shlex.split(
+    "data=text tokenizer=byte model=gpt-nano model.n_layer=1 model.n_embd=16 model.n_head=2 "
+    "model.block_size=8 batch_tokens=64 trainer.max_steps=6 trainer.device=cpu trainer.threads=1 "
+    "trainer.precision=fp32 schedule.warmup_steps=1 validate.every_steps=2 checkpoint.every_steps=100 "
+    "samples.every_steps=0 logger.every_steps=2"
+)
 
 
 class TinyRun:

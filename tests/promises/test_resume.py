@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -23,27 +24,12 @@ from minigpt.training.run import train
 from minigpt.training.step import LanguageModel
 from minigpt.verify import compare_runs
 
-SETTINGS = [
-    "data=text",
-    "tokenizer=byte",
-    "model=gpt-nano",
-    "model.n_layer=2",
-    "model.n_embd=24",
-    "model.n_head=3",
-    "model.block_size=16",
-    "model.dropout=0.1",
-    "batch_tokens=192",
-    "trainer.micro_batch=4",
-    "trainer.max_steps=24",
-    "trainer.device=cpu",
-    "trainer.threads=1",
-    "schedule.warmup_steps=4",
-    "validate.every_steps=8",
-    "checkpoint.every_steps=5",
-    "samples.every_steps=9",
-    "samples.max_new_tokens=8",
-    "logger.every_steps=3",
-]
+SETTINGS = shlex.split(
+    "data=text tokenizer=byte model=gpt-nano model.n_layer=2 model.n_embd=24 model.n_head=3 "
+    "model.block_size=16 model.dropout=0.1 batch_tokens=192 trainer.micro_batch=4 trainer.max_steps=24 "
+    "trainer.device=cpu trainer.threads=1 schedule.warmup_steps=4 validate.every_steps=8 "
+    "checkpoint.every_steps=5 samples.every_steps=9 samples.max_new_tokens=8 logger.every_steps=3"
+)
 
 
 @pytest.fixture(scope="module")

@@ -49,24 +49,21 @@ def test_k15_a_run_killed_200_times_ends_with_the_bytes_of_one_that_was_not(plac
     print(f"\nkilled {kills} times ({starting} while it started), {place.starts('killed')} starts; equal: {compared}")
 
 
-def test_k1_five_kills_far_apart(place):
-    """Few kills leave the time for what many don't: several saves between one and the next."""
-    straight = place.finish("straight", "trainer.max_steps=120")
-    for rows in (9, 16, 24, 31, 45):
-        assert place.kill_at_row(rows, "killed", "trainer.max_steps=120")
-    place.finish("killed", "trainer.max_steps=120")
-    assert compare_runs(straight, place.folder / "killed")[1] == []
-
-
-def test_a_compiled_run_is_continued_exactly(place):
-    extra = ["trainer.max_steps=40", "trainer.compile=on"]
+@pytest.mark.parametrize(
+    ("extra", "kills"),
+    [
+        (["trainer.max_steps=120"], (9, 16, 24, 31, 45)),  # K1: several saves between one kill and the next
+        (["trainer.max_steps=40", "trainer.compile=on"], (4, 8, 13)),
+    ],
+)
+def test_kills_far_apart_plain_and_compiled(place, extra, kills):
     straight = place.finish("straight", *extra)
-    for rows in (4, 8, 13):
+    for rows in kills:
         assert place.kill_at_row(rows, "killed", *extra)
     place.finish("killed", *extra)
     compared, differences = compare_runs(straight, place.folder / "killed")
     assert differences == []
-    print(f"\ncompiled: {place.starts('killed')} starts; equal: {compared}")
+    print(f"\n{extra}: {place.starts('killed')} starts; equal: {compared}")
 
 
 def test_an_adapter_is_continued_exactly_and_two_processes_learn_what_one_does(place):

@@ -4,7 +4,7 @@ import math
 from collections import Counter, defaultdict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minigpt.data.measures import kneser_ney
@@ -54,7 +54,6 @@ SMALL = st.text(st.sampled_from("ab c"), min_size=1, max_size=120).map(str.encod
 
 
 @given(train=SMALL, val=SMALL, order=st.integers(1, 8))
-@settings(max_examples=150, deadline=None)
 def test_it_equals_the_twin(train, val, order):
     assert KneserNey(train, order).bits(val) == pytest.approx(Twin(train, order).bits(val), rel=1e-9)
 

@@ -5,7 +5,7 @@ import lzma
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minigpt.config.schema import DataConfig, TokenizerConfig
@@ -107,7 +107,6 @@ TOKENS = st.lists(st.sampled_from([1, 2, EOT]), min_size=2, max_size=80)
 
 
 @given(train=TOKENS, val=TOKENS, gram=st.integers(1, 6))
-@settings(max_examples=200, deadline=None)
 def test_overlap_equals_the_twin(train, val, gram):
     def grams(tokens):
         every = [tuple(tokens[i : i + gram]) for i in range(len(tokens) - gram + 1)]

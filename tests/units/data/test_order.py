@@ -35,7 +35,6 @@ def epochs(n: int, *, n_tokens: int, block_size: int, sequences: int, seed: int)
     sequences=st.integers(1, 90),
     seed=st.integers(-(2**70), 2**70),
 )
-@settings(max_examples=60, deadline=None)
 def test_every_window_of_an_epoch_comes_once(block_size, extra, sequences, seed):
     n_tokens = block_size + extra
     for starts in epochs(3, n_tokens=n_tokens, block_size=block_size, sequences=sequences, seed=seed):

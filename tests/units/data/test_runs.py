@@ -26,7 +26,7 @@ def test_runs_do_not_depend_on_the_chunks(data, places):
 
 
 @given(text=TEXT)
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_pieces_of_the_runs_are_the_pieces_of_the_text(text):
     """GPT-2's pattern finds the same pieces; only a run without any border (here: over 24 bytes) may differ."""
     parts = [run.decode() for run in runs([text.encode()], limit=24)]

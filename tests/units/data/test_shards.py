@@ -5,7 +5,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minigpt.data import shards
@@ -43,7 +43,6 @@ def test_fingerprints_follow_tokens_and_tokenizer(tmp_path):
 
 
 @given(data=st.data(), shard_tokens=st.integers(1, 30), dtype=st.sampled_from(sorted(HEADS)))
-@settings(max_examples=60)
 def test_windows_and_ranges_equal_slices_of_the_whole(tmp_path_factory, data, shard_tokens, dtype):
     whole = np.arange(data.draw(st.integers(2, 90)))
     split = write(tmp_path_factory.mktemp("split"), whole, shard_tokens=shard_tokens, dtype=dtype)

@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minigpt.faults import UserFault
@@ -90,14 +90,12 @@ def test_window_start_is_the_rule_applied_token_by_token(length, block_size):
     assert window_start(length, block_size) == start
 
 
-@settings(max_examples=50)
 @given(prompts=some_prompts, block_size=block_sizes, seed=st.integers(0, 99), n=st.integers(1, 3))
 def test_the_cache_changes_nothing(prompts, block_size, seed, n):
     options = {"block_size": block_size, "seed": seed, "num_samples": n, "max_new_tokens": 25}
     assert write(prompts, cached=True, **options) == write(prompts, cached=False, **options)
 
 
-@settings(max_examples=50)
 @given(prompts=some_prompts, block_size=block_sizes, cached=st.booleans(), data=st.data())
 def test_each_prompt_is_written_as_if_alone_and_in_any_order(prompts, block_size, cached, data):
     options = {"block_size": block_size, "cached": cached, "eot": 3, "max_new_tokens": 12, "repetition_penalty": 1.3}
@@ -107,7 +105,6 @@ def test_each_prompt_is_written_as_if_alone_and_in_any_order(prompts, block_size
     assert write([prompts[index] for index in order], **options) == [together[index] for index in order]
 
 
-@settings(max_examples=50)
 @given(prompt=st.lists(st.integers(0, V - 1), min_size=1, max_size=9), block_size=block_sizes, first=st.integers(1, 15))
 def test_writing_in_two_sittings_is_writing_in_one(prompt, block_size, first):
     options = {"block_size": block_size, "repetition_penalty": 1.5}
