@@ -14,14 +14,14 @@ from minigpt.faults import BUG, INTERRUPTED, STOPPED, UserFault
 from minigpt.launcher import LAUNCHED, Launched, launched
 from minigpt.ranks.launch import check_world_size
 
-# Three ranks, without torch: each does what it is told, or waits for a signal and writes its name to a file.
+# Two ranks, without torch: each does what it is told, or waits for a signal and writes its name to a file.
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
 from minigpt.config.schema import TrainerConfig
 from minigpt.ranks.launch import start_ranks
 from minigpt.ranks.signals import Signals
-code = start_ranks(TrainerConfig(strategy="ddp", devices=3))
+code = start_ranks(TrainerConfig(strategy="ddp", devices=2))
 if code is not None:
     sys.exit(code)
 rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
@@ -47,62 +47,59 @@ def start(tmp_path):
             start_new_session=True, env={name: text for name, text in os.environ.items() if name not in LAUNCHED},
         )  # fmt: skip
         started.append(process)
-        while len(list(tmp_path.glob("ready-*"))) < 3 and process.poll() is None:
+        while len(list(tmp_path.glob("ready-*"))) < 2 and process.poll() is None:
             time.sleep(0.01)
         return process
 
     yield begin
     for process in started:
-        left = subprocess.run(["ps", "-o", "stat=", "-g", str(process.pid)], capture_output=True, text=True).stdout
-        assert {state[0] for state in left.split()} <= {"Z"}
+        ps = ["ps", "-o", "stat=", "-g", str(process.pid)]
+        while {state[0] for state in subprocess.run(ps, capture_output=True, text=True).stdout.split()} - {"Z"}:
+            time.sleep(0.05)  # until pytest's time limit: all ranks end
 
 
 def received(folder) -> list[str]:
-    return [path.read_text() for path in sorted(folder.glob("received-*"))]
+    """The signals that both ranks have noted."""
+    while len(paths := sorted(folder.glob("received-*"))) < 2 or not all(path.read_text() for path in paths):
+        time.sleep(0.01)
+    return [path.read_text() for path in paths]
 
 
 @pytest.mark.parametrize(
     ("act", "code", "cause"),
     [
         ("if rank == 1: sys.exit(2)", 2, ""),  # it has printed the cause itself
-        ("if rank == 2: os.kill(os.getpid(), 9)", BUG, "Error: rank 2 was killed (exit -9)"),
-        ("sys.exit(0)", 0, ""),
+        ("if rank == 1: os.kill(os.getpid(), 9)", BUG, "Error: rank 1 was killed (exit -9)"),
         ("sys.exit(75 if rank else 0)", STOPPED, ""),
     ],
 )
 def test_the_first_failure_ends_all(start, act, code, cause):
     process = start(act)
-    assert process.wait(30) == code
+    assert process.wait() == code
     assert process.stderr.read().startswith(cause)
 
 
-@pytest.mark.parametrize(
-    ("send", "number"), [(os.kill, signal.SIGTERM), (os.kill, signal.SIGINT), (os.killpg, signal.SIGINT)]
-)
+@pytest.mark.parametrize(("send", "number"), [(os.kill, signal.SIGTERM), (os.killpg, signal.SIGINT)])
 def test_a_signal_reaches_each_rank_once(start, tmp_path, send, number):
     process = start(wait=0.3)
     send(process.pid, number)
-    assert process.wait(30) == STOPPED
-    assert received(tmp_path) == [number.name] * 3
+    assert process.wait() == STOPPED
+    assert received(tmp_path) == [number.name] * 2
     assert process.stderr.read().count(f"{number.name}: stopping after this step") == 1
 
 
-def test_a_second_ctrl_c_ends_all_at_once(start):
-    process = start(wait=60)
-    for _ in range(2):
-        os.killpg(process.pid, signal.SIGINT)
-        time.sleep(0.3)
-    assert process.wait(30) == INTERRUPTED
+def test_a_second_ctrl_c_ends_all_at_once(start, tmp_path):
+    process = start(wait=600)
+    os.killpg(process.pid, signal.SIGINT)
+    assert received(tmp_path) == ["SIGINT"] * 2
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait() == INTERRUPTED
     assert process.stderr.read().count("Stopped at once.") == 1
 
 
 def test_ranks_whose_parent_was_killed_stop_by_themselves(start, tmp_path):
     start().kill()
-    deadline = time.monotonic() + 20
-    while len(received(tmp_path)) < 3 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert received(tmp_path) == ["SIGTERM"] * 3
-    time.sleep(0.3)
+    assert received(tmp_path) == ["SIGTERM"] * 2
 
 
 # Two ranks that do nothing, after a change to torch.
@@ -135,7 +132,7 @@ FAILING = "if os.environ['RANK'] == '1': dist.all_reduce = lambda number: number
     ids=["destroying the group waits for the other rank, as NCCL's does", "the first collective fails"],
 )
 def test_a_group_begins_and_ends_with_all_its_ranks(change, code, said):
-    done = subprocess.run([sys.executable, "-c", TWO, change], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", TWO, change], capture_output=True, text=True)
     assert done.returncode == code
     assert re.match(said, done.stderr)
 
