@@ -1,4 +1,4 @@
-"""Several devices compute what one does; a signal stops all after the same step, and the first failure ends all."""
+"""Several devices compute what one does, and a signal stops all of them after the same step."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from minigpt.checkpoint.folder import list_checkpoints, step_of
-from minigpt.faults import BUG, STOPPED
+from minigpt.faults import STOPPED
 from minigpt.rundir.rows import TIMINGS
 
 MINIGPT = [sys.executable, "-m", "minigpt"]
@@ -46,7 +46,7 @@ class Trial:
 
     def end(self) -> int:
         """The exit code. Nothing of its session is left."""
-        code = self.process.wait(90)
+        code = self.process.wait()
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
@@ -94,18 +94,6 @@ def test_ctrl_c_stops_both_ranks_after_a_step_and_one_process_continues(run):
     (changed,) = [event for event in run.events() if event["event"] == "choices_changed"]
     assert (changed["was"]["devices"], changed["now"]["devices"]) == (2, 1)
     assert_close(whole(run, *steps), run.rows())
-
-
-@proc
-def test_a_killed_rank_ends_all_with_one_cause_and_shards_load_on_one_device(run):
-    trial = Trial(run, MINIGPT, "trainer=fsdp", *SHARDED, *SLOW).until(run, 5)
-    os.kill(trial.ranks()[1], signal.SIGKILL)
-    assert trial.end() == BUG, trial.said
-    assert trial.said.count("Error: rank 1 was killed") == 1
-    assert "Traceback" not in trial.said
-    steps = ["validate.every_steps=1", f"trainer.max_steps={run.rows()[-1]['step'] + 3}"]
-    run(*EXACT, *SHARDED, *steps)
-    assert_close(whole(run, *SHARDED, *steps), run.rows())
 
 
 @pytest.mark.soak
