@@ -1,7 +1,7 @@
 """Stands in for scripts/train.py: the same run directory, stops and exit codes, and no torch, so that it takes no time.
 
 Its loss follows from optimizer.lr and the step. model.n_layer chooses an accident. While the file $STUB_HOLD is there,
-it waits at step 4 for a request to stop.
+and is empty or names its run, it waits at step 4 for a request to stop.
 """
 
 import fcntl
@@ -41,15 +41,13 @@ def train(run: Path, given: dict[str, str]) -> int:
     (run / "rows.tmp").write_text("".join(json.dumps(row) + "\n" for row in rows if row["step"] <= done))
     os.replace(run / "rows.tmp", metrics)
     for step in range(done + 1, STEPS + 1):
-        time.sleep(float(os.environ.get("STUB_STEP_SECONDS", "0.002")))
+        time.sleep(0.002)
         accident = ACCIDENTS.get(int(given.get("model.n_layer", "1"))) if step == STEPS // 2 else None
         if accident and "STUB_HEALTHY" not in os.environ:
             happen(accident, run)
         with open(metrics, "a") as file:
             file.write(json.dumps(row_of(step, given)) + "\n")
-        while (
-            step == 4 and os.path.exists(os.environ.get("STUB_HOLD", "")) and not asked and not (run / "STOP").exists()
-        ):
+        while step == 4 and is_held(run) and not asked and not (run / "STOP").exists():
             time.sleep(0.01)
         stopped = bool(asked) or (run / "STOP").exists()
         if stopped or step % CHECKPOINT_EVERY == 0:
@@ -62,6 +60,11 @@ def train(run: Path, given: dict[str, str]) -> int:
             return 75
     note(run.parent, f"end {run.name}")
     return 0
+
+
+def is_held(run: Path) -> bool:
+    hold = Path(os.environ.get("STUB_HOLD", "/nowhere"))
+    return hold.exists() and hold.read_text() in ("", run.name)
 
 
 def row_of(step: int, given: dict[str, str]) -> dict:

@@ -19,8 +19,6 @@ from minigpt.sweep.settings import Sweep, read_sweep
 from minigpt.sweep.trial import cause_of
 from tests.conftest import TINY
 
-pytestmark = pytest.mark.timeout(300)  # a crowded machine is no failure
-
 HERE = Path(__file__).parent
 STUB = [sys.executable, "-I", "-S", str(HERE / "stub_train.py")]
 LR = """search.space={"optimizer.lr": {"low": 1e-5, "high": 1, "log": true}}"""
@@ -38,7 +36,7 @@ class StubSweep:
         folder.mkdir(parents=True, exist_ok=True)
         (folder.parent / "text.txt").write_text("how much wood would a woodchuck chuck if " * 30)
         self.path = folder / "sweep"
-        self.hold = folder / "hold"  # while it is there, trainings of started sweeps wait at step 4
+        self.hold = folder / "hold"  # while it is there, trainings of started sweeps, or that it names, wait at step 4
         where = [f"data.source={folder.parent / 'text.txt'}", f"data.dir={folder.parent / 'data'}"]
         self.arguments = [*SHARED, *where, f"sweep.dir={self.path}", *settings]
 
@@ -70,9 +68,7 @@ class StubSweep:
 
 
 def wait_until(true, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 200
     while not true():
-        assert time.monotonic() < deadline, "waited in vain"
         assert process.poll() is None or true(), process.stdout.read()
         time.sleep(0.01)
 
@@ -142,7 +138,8 @@ def test_a_killed_sweep_ends_with_the_table_of_one_that_was_not(tmp_path):
     assert {"complete", "pruned"} <= set(straight.states())
     killed = StubSweep(tmp_path / "killed", *words)
     for goal in (1, 3):
-        process = killed.start(STUB_STEP_SECONDS="0.02", STUB_STOP_SECONDS="0.4")
+        killed.hold.write_text(f"{goal:04d}")
+        process = killed.start(STUB_STOP_SECONDS="0.4")
         metrics = killed.path / "trials" / f"{goal:04d}" / "metrics.jsonl"
         wait_until(lambda file=metrics: file.exists() and file.read_bytes().count(b"\n") >= 3, process)
         process.kill()
@@ -162,7 +159,7 @@ def test_a_signal_stops_all_trials_with_a_checkpoint_and_the_same_command_contin
     metrics = [one.path / "trials" / name / "metrics.jsonl" for name in ("0000", "0001")]
     wait_until(lambda: all(file.exists() and file.read_text() for file in metrics), process)
     process.send_signal(signal.SIGTERM)
-    printed, _ = process.communicate(timeout=100)
+    printed, _ = process.communicate()
     assert process.returncode == STOPPED, printed
     assert "The same command continues the sweep" in printed
     assert sorted(one.log()) == ["start 0000", "start 0001", "stop 0000", "stop 0001"]
@@ -225,15 +222,18 @@ def test_causes_in_words():
     assert cause_of(2, ["Error: no"]) == "wrong settings or data (exit 2)"
 
 
-def test_a_real_sweep_and_a_real_grid(tmp_path, monkeypatch, capfd):
-    """Of few trials: the stub shows what more are."""
-    monkeypatch.undo()  # with the picture
+def test_a_sweep_ends_with_a_picture(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    one = StubSweep(tmp_path / "one", LR, "trials=1")()
+    assert (one.path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_real_grid(tmp_path, monkeypatch, capfd):
+    """Of two trials: the stub shows what more are."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (tmp_path / "text.txt").write_text("how much wood would a woodchuck chuck if " * 30)
     words = [*TINY, "data.source=text.txt", "trainer.max_steps=2", "validate.every_steps=1"]
-    assert _dispatch(["sweep", *words, LR, "trials=1", "sweep.dir=sweep"]) == 0
-    assert (tmp_path / "sweep" / "sweep.png").read_bytes().startswith(b"\x89PNG")
     grid = ["train", "-m", *words, "seed=2", "optimizer.lr=1e30,1e-3", "guard.max_skips=0", "guard.max_rollbacks=0"]
     assert _dispatch(grid) == NON_FINITE  # as the first that failed
     printed = capfd.readouterr().out
