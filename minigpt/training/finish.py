@@ -112,7 +112,7 @@ def print_results(run: RunDirectory, seconds: float | None = None) -> None:
         tell(line)
     tell(f"Run directory  {run.path}")
     tell(f"Picture        {run.path / 'loss.png'}   report  {run.path / 'report.html'}")
-    if (run.saved_config() or {}).get("data.name") in CONVERSATIONS:
+    if record.config.get("data.name") in CONVERSATIONS:
         tell(f"Talk to it:  {typed('chat')} checkpoint={shlex.quote(str(run.path))}")
     else:
         tell(f'Sample from it:  {typed("sample")} checkpoint={shlex.quote(str(run.path))} prompt="..."')
