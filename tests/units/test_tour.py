@@ -18,21 +18,16 @@ def tour():
     return module
 
 
-def test_every_number_of_the_tour_is_what_the_code_gives(tour):
+def test_every_number_of_the_tour_is_what_the_code_gives_and_a_wrong_one_would_be_found(tour):
     assert PAGE.count(">>> ") > 80
-    assert [(example.source, got) for example, got in tour.run_examples(PAGE)] == []
-
-
-def test_a_wrong_number_and_a_stale_excerpt_would_be_found(tour):
     wrong = PAGE.replace("tensor([0.1794, 1.8951])", "tensor([0.1794, 1.8961])")
-    assert [got for _, got in tour.run_examples(wrong)] == ["tensor([0.1794, 1.8951])\n"]
-    assert tour.write_numbers(wrong) == PAGE
-    assert tour.stale_excerpts(PAGE.replace(".tril(S - T)", ".tril(T - S)"))
+    assert tour.write_numbers(wrong) == PAGE  # which replaces the numbers that differ, and no others
 
 
 def test_every_excerpt_still_stands_in_the_source(tour):
     assert len(tour.excerpts(PAGE)) == len(re.findall(r"^```python$", PAGE, flags=re.MULTILINE)) > 10
     assert tour.stale_excerpts(PAGE) == []
+    assert tour.stale_excerpts(PAGE.replace(".tril(S - T)", ".tril(T - S)"))
 
 
 def test_the_lines_can_be_typed_as_they_stand():

@@ -66,9 +66,6 @@ def gradients(function, tensors):
     return out.detach(), torch.autograd.grad(out, leaves, direction)
 
 
-# The weights
-
-
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
 def test_explicit_attention_equals_attention_by_hand(mask):
     q, k, v = qkv()
@@ -116,9 +113,6 @@ def test_changing_a_hidden_value_changes_nothing_and_a_future_one_no_earlier_out
     for after in (explicit_attention(q, k, v, causal_mask(S))[0], fused_attention(q, k, v, causal=True)):
         torch.testing.assert_close(after[:, :, :4], before[:, :, :4], rtol=0, atol=1e-12)
         assert (after[:, :, 4:] - before[:, :, 4:]).abs().amin(dim=(0, 1, 3)).gt(1e-3).all()
-
-
-# Fused = explicit
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
@@ -175,15 +169,6 @@ def test_a_row_with_nothing_to_attend_gives_zeros_and_finite_gradients(attention
 def test_no_nan_arises_on_the_way_not_even_one_that_is_cut_later(attention):
     with torch.autograd.detect_anomaly():  # raises at the first NaN in the backward pass
         gradients(lambda q, k, v: attention(q, k, v, MASKS["all keys of a row padded"]), qkv())
-
-
-# Any directed graph
-
-
-# Dropout
-
-
-# Heads
 
 
 def test_heads_are_cut_from_the_width_not_from_the_tokens():

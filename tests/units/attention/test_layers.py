@@ -9,14 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minigpt.attention.functional import explicit_attention
-from minigpt.attention.layers import (
-    ATTENTION,
-    KERNELS,
-    QK_NORMS,
-    CausalSelfAttention,
-    CrossAttention,
-    SelfAttention,
-)
+from minigpt.attention.layers import ATTENTION, KERNELS, QK_NORMS, CausalSelfAttention, CrossAttention, SelfAttention
 from minigpt.attention.masks import causal_mask, padding_mask
 from minigpt.attention.rotary import angles
 
@@ -174,9 +167,6 @@ def test_a_bad_combination_is_refused_by_name(options, sentence):
         CausalSelfAttention(C, H, **options)
 
 
-# The stated weights
-
-
 # Cross-attention
 
 
@@ -205,6 +195,3 @@ def test_cross_attention_respects_padding_of_the_context(lengths):
     out = layer(x, context, padding_mask(torch.tensor(lengths), S))
     for b, length in enumerate(lengths):
         torch.testing.assert_close(out[b], layer(x[b : b + 1], context[b : b + 1, :length])[0])
-
-
-# Linear attention as a layer

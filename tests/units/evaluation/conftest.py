@@ -7,12 +7,12 @@ import pytest
 import minigpt
 from minigpt.training import finish
 
-OWN = {"bpe": ["tokenizer=bpe", "tokenizer.vocab_size=280"], "char": ["tokenizer=char"], "seed2": ["seed=2"]}
+OWN = {"bpe": ["tokenizer=bpe", "tokenizer.vocab_size=280"], "char": ["tokenizer=char"]}
 
 
 @pytest.fixture(scope="package")
 def runs(tmp_path_factory, new_run) -> dict[str, Path]:
-    """Runs of one text by name: byte, bpe, char, and seed2, which is byte of another seed."""
+    """Runs of one text by name: byte, bpe and char."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finish, "write_report", lambda path: None)
         return {

@@ -123,10 +123,10 @@ def _gpt2(config: dict[str, Any], w: dict[str, Tensor], tokens: Tensor) -> Tenso
     tanh = config.get("activation_function", "gelu_new") == "gelu_new"
 
     def norm(x: Tensor, name: str) -> Tensor:
-        return F.layer_norm(x, (C,), w[f"{name}.weight"], w[f"{name}.bias"], 1e-5)
+        return F.layer_norm(x, (C,), w[f"{name}.weight"], w.get(f"{name}.bias"), 1e-5)
 
     def linear(x: Tensor, name: str) -> Tensor:
-        return x @ w[f"{name}.weight"] + w[f"{name}.bias"]
+        return x @ w[f"{name}.weight"] + w.get(f"{name}.bias", torch.zeros(()))
 
     x = w["transformer.wte.weight"][tokens] + w["transformer.wpe.weight"][:T]
     for layer in range(config["n_layer"]):

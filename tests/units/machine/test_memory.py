@@ -35,23 +35,24 @@ CASES = {
     "weights": (SMALL, LARGE, {"micro_batch": 1}, {}),
     "logits": (SMALL, LARGE, {"micro_batch": 8}, {}),
     "explicit attention": (SMALL | {"block_size": 256}, FEW, {"micro_batch": 8, "attention_kernel": "explicit"}, {}),
-    "activations": (SMALL, FEW, {"micro_batch": 16}, {}),
+    "activations": (SMALL, FEW, {"micro_batch": 8}, {}),
     "bf16": (SMALL, LARGE, {"micro_batch": 4, "accumulate": 2, **BF16}, {}),
     "chunks": (SMALL, LARGE, {"micro_batch": 4, "loss_chunk": 64}, {}),
     "checkpoints": (SMALL | {"checkpoint_activations": True}, LARGE, {"micro_batch": 8, "loss_chunk": 64, **BF16}, {}),
-    "checkpointed blocks": (SMALL | {"checkpoint_activations": True}, FEW, {"micro_batch": 16}, {}),
+    "checkpointed blocks": (SMALL | {"checkpoint_activations": True}, FEW, {"micro_batch": 8}, {}),
     "muon": (SMALL, FEW, {"micro_batch": 1}, {"optimizer": "muon"}),
-    "qwen": (QWEN, FEW, {"micro_batch": 8, **BF16}, {}),
+    "qwen": (QWEN, FEW, {"micro_batch": 4}, {}),
     "llama": (LLAMA, FEW, {"micro_batch": 8}, {}),
     "linear": (SMALL | {"attention": "linear"}, FEW, {"micro_batch": 8}, {}),
     "dropout": (SMALL | {"dropout": 0.2}, FEW, {"micro_batch": 8, "attention_kernel": "explicit"}, {}),
-    "fsdp": (DEEP, LARGE, {"micro_batch": 4, "devices": 8, **BF16}, {"trainer": FSDP}),
+    "fsdp": (DEEP, LARGE, {"micro_batch": 2, "devices": 8}, {"trainer": FSDP}),
+    "fsdp bf16": (DEEP, LARGE, {"micro_batch": 4, "devices": 8, **BF16}, {"trainer": FSDP}),
     "fsdp kept": (DEEP, FEW, {"micro_batch": 1, "accumulate": 3, "devices": 8, "reshard": False}, {"trainer": FSDP}),
     "fsdp accumulating": (DEEP, FEW, {"micro_batch": 1, "accumulate": 3, "devices": 8}, {"trainer": FSDP}),
     "hsdp": (DEEP, LARGE, {"micro_batch": 8, "devices": 8, "loss_chunk": 64}, {"trainer": HSDP}),
 }
 # Parts that other cases have, too.
-RARE = ("checkpoints", "explicit attention", "bf16", "llama", "linear", "dropout", "fsdp kept")
+RARE = {"checkpoints", "explicit attention", "bf16", "llama", "linear", "dropout", "fsdp kept", "fsdp bf16", "hsdp"}
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ V, SIZES = 192, {"n_layer": 3, "n_head": 4, "n_embd": 64, "block_size": 128}
 MODELS = {
     "gpt2": {},
     "qwen": {"attention": "rotary", "activation": "swiglu", "norm": "rmsnorm", "qk_norm": "rmsnorm", "n_kv_head": 2},
-    "untied": {"tied": False, "head_dim": 24},
+    "untied": {"tied": False, "head_dim": 24, "n_hidden": 100, "bias": "qkv"},
     "linear": {"attention": "linear"},
 }
 

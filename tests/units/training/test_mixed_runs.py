@@ -13,8 +13,6 @@ from minigpt.report.record import read_record
 from minigpt.report.runs import describe_run
 from minigpt.training.run import train
 
-KIND = dict[str, float]
-
 
 @pytest.fixture
 def mixed(run):
