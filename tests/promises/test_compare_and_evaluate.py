@@ -25,7 +25,7 @@ RUNS = {
     "books": ["seed=1", "data.source=books.jsonl"],
     "books2": ["seed=2", "data.source=books.jsonl"],
 }
-OWN = ["optimizer.lr=1e-2", "trainer.max_steps=40", "batch_tokens=128", "validate.every_steps=40"]
+OWN = ["optimizer.lr=1e-2", "trainer.max_steps=20", "batch_tokens=128", "validate.every_steps=20"]
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,8 @@ def script(name: str):
 
 def test_the_benchmark_prints_tokens_per_second_and_mfu(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("minigpt.benchmark.measure.MIN_SECONDS", 0.01)
+    monkeypatch.setattr("minigpt.benchmark.measure.peak_flops", lambda _, kind: None if kind == "fp32" else 1e12)
+    monkeypatch.setattr("minigpt.training.finish.keep_baselines", lambda job: None)
     minigpt_command(
         ["benchmark", *SMALL, "steps=10", "rounds=1", "new_tokens=3", "trainer.device=cpu", f"write_to={tmp_path}"]
     )

@@ -88,16 +88,6 @@ def test_a_row_with_a_key_to_attend_sums_to_one_and_a_row_without_to_zero(seed, 
     torch.testing.assert_close(weights.sum(dim=-1), expected, rtol=0, atol=1e-12)
 
 
-def test_hiding_happens_before_the_softmax_and_with_minus_infinity():
-    # Three keys of score 0, one hidden: the other two share all the weight. A score of 0 instead of minus infinity
-    # would leave 1/3 on the hidden key; zeroing after the softmax would leave the other two with 1/3 each.
-    q, k = torch.zeros(1, 2), torch.zeros(3, 2)
-    assert attention_weights(q, k, torch.tensor([True, False, True])).tolist() == [[0.5, 0.0, 0.5]]
-    # However low the scores that remain, the hidden key stays hidden.
-    q, k = torch.tensor([[1e4]]), torch.tensor([[-1e4], [1e4], [-1e4]])
-    assert attention_weights(q, k, torch.tensor([True, False, True])).tolist() == [[0.5, 0.0, 0.5]]
-
-
 @pytest.mark.parametrize("attention", [attention_weights, lambda q, k: fused_attention(q, k, k)])
 def test_queries_and_keys_of_different_width_are_refused_by_name(attention):
     q, k, _ = qkv()

@@ -13,7 +13,6 @@ from minigpt.checkpoint.folder import (
     latest_usable,
     list_checkpoints,
     prune,
-    remove_unfinished,
     step_of,
     verify,
     write_checkpoint,
@@ -141,13 +140,6 @@ def test_without_any_validation_the_newest_is_the_best(tmp_path):
     for step in (1, 2, 3):
         write(tmp_path, step)
     assert step_of(best_checkpoint(tmp_path)) == 3
-
-
-def test_what_a_killed_process_left_is_removed(tmp_path):
-    (tmp_path / ".step-000000001.tmp").mkdir()
-    whole = write(tmp_path, 2)
-    remove_unfinished(tmp_path)
-    assert list(tmp_path.iterdir()) == [whole]
 
 
 def test_a_checkpoint_of_another_version_keeps_nothing_from_being_tidied_up(tmp_path):

@@ -47,12 +47,11 @@ def assert_close(a, b):
     assert (a - b).abs().max() < TOLERANCE[a.dtype]
 
 
-@both_dtypes
 @both_kernels
-@pytest.mark.parametrize("parts", [[19], [1] * 19, [7, 1, 1, 5, 1, 4], [1, 18]])
+@pytest.mark.parametrize("parts", [[1] * 19, [7, 1, 1, 5, 1, 4]])
 @torch.no_grad()
-def test_cached_equals_uncached_however_the_tokens_are_divided(parts, dtype, kernel):
-    model = tiny_gpt(dtype, kernel)
+def test_cached_equals_uncached_however_the_tokens_are_divided(parts, kernel):
+    model = tiny_gpt(kernel=kernel)
     tokens = some_tokens(2, 19)
     cache = new_cache(model, 2)
     logits = torch.cat([model(part, cache=cache) for part in tokens.split(parts, dim=1)], dim=1)

@@ -1,18 +1,23 @@
 """The parent of the ranks: it passes signals on, ends all when one fails, and gives the exit code and the cause."""
 
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from minigpt.config.schema import TrainerConfig
 from minigpt.faults import BUG, INTERRUPTED, STOPPED, UserFault
-from minigpt.launcher import LAUNCHED, Launched, launched
+from minigpt.launcher import LAUNCHED, PARENT, Launched, launched
+from minigpt.ranks.group import joined
 from minigpt.ranks.launch import check_world_size
+from minigpt.ranks.signals import Signals
 
 # Two ranks, without torch: each does what it is told, or waits for a signal and writes its name to a file.
 SCRIPT = """
@@ -102,25 +107,19 @@ def test_ranks_whose_parent_was_killed_stop_by_themselves(start, tmp_path):
     assert received(tmp_path) == ["SIGTERM"] * 2
 
 
-# Two ranks that do nothing, after a change to torch.
-TWO = """
-import os, sys, time
-import torch.distributed as dist
-from minigpt.config.schema import TrainerConfig
-from minigpt.ranks.group import joined
-from minigpt.ranks.launch import start_ranks
-from minigpt.ranks.signals import Signals
-trainer = TrainerConfig(strategy="ddp", devices=2)
-if (code := start_ranks(trainer)) is not None:
-    sys.exit(code)
-exec(sys.argv[1])
-with Signals() as signals, joined(trainer, "cpu", signals) as ranks:
-    time.sleep(ranks.rank)
-"""
-
-
 WAITING = "destroy = dist.destroy_process_group; dist.destroy_process_group = lambda: (dist.barrier(), destroy())"
-FAILING = "if os.environ['RANK'] == '1': dist.all_reduce = lambda number: number.view(2)"
+FAILING = "if rank == 1: dist.all_reduce = lambda number: number.view(2)"
+
+
+def begin_and_end_group(rank: int, folder: Path, change: str) -> None:
+    """What a rank does, in a forked process: it joins the other one after a change to torch."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": 0}
+    os.environ |= {name: str(number) for name, number in place.items()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", PARENT: str(folder)}
+    sys.stderr = open(folder / f"stderr-{rank}", "w")  # noqa: SIM115 (to the end of the process)
+    exec(change, {"dist": dist, "rank": rank})
+    with Signals() as signals, joined(TrainerConfig(strategy="ddp", devices=2), "cpu", signals):
+        time.sleep(rank)
 
 
 @pytest.mark.parametrize(
@@ -131,10 +130,15 @@ FAILING = "if os.environ['RANK'] == '1': dist.all_reduce = lambda number: number
     ],
     ids=["destroying the group waits for the other rank, as NCCL's does", "the first collective fails"],
 )
-def test_a_group_begins_and_ends_with_all_its_ranks(change, code, said):
-    done = subprocess.run([sys.executable, "-c", TWO, change], capture_output=True, text=True)
-    assert done.returncode == code
-    assert re.match(said, done.stderr)
+def test_a_group_begins_and_ends_with_all_its_ranks(tmp_path, change, code, said):
+    context = multiprocessing.get_context("fork")  # torch is loaded here
+    ranks = [context.Process(target=begin_and_end_group, args=(rank, tmp_path, change)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert [rank.exitcode for rank in ranks] == [code] * 2
+    assert re.match(said, "".join((tmp_path / f"stderr-{rank}").read_text() for rank in range(2)))
 
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}

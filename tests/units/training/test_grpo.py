@@ -1,7 +1,5 @@
 """objective=grpo: questions and answers as functions of the seed, the reward, the gradient, and runs that continue."""
 
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,15 +10,10 @@ from minigpt.data.chat.roles import END, with_roles
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.faults import UserFault
 from minigpt.machine.choices import Choices
-from minigpt.machine.hardware import Hardware
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import weighted_loss_sum
-from minigpt.ranks.group import Processes
-from minigpt.rundir.run_directory import RunDirectory
 from minigpt.training import grpo
 from minigpt.training.grpo import CheckedQuestion, Questions, advantages, answered, reward, weighted, write_answers
-from minigpt.training.state import RunState, TrainingJob
-from minigpt.training.step import LanguageModel
 
 TOKENIZER = with_roles(build_tokenizer("byte"))
 CHOICES = Choices("cpu", 1, "fp64", False, "explicit", micro_batch=12, accumulate=1, validation_batch=4, threads=1)
@@ -34,13 +27,6 @@ def tiny_gpt() -> GPT:
         for parameter in gpt.parameters():
             parameter.mul_(8)  # so that its answers are not all alike
     return gpt
-
-
-def module_of(gpt: GPT, config: TrainConfig) -> LanguageModel:
-    """Around a model, without a run."""
-    run, hardware = RunDirectory(Path("none"), writes=False), Hardware("cpu", "cpu", 1, False, 1 << 30)
-    job = TrainingJob(config, hardware, SimpleNamespace(tokenizer=TOKENIZER), Processes(), run, [])
-    return LanguageModel(gpt, job, CHOICES, optimizer=torch.optim.SGD(gpt.parameters()), state=RunState())
 
 
 def question(number: int, asked: str, answer: str) -> CheckedQuestion:
@@ -153,13 +139,13 @@ def test_answers_differ_follow_from_the_seed_and_are_the_same_alone_as_in_compan
 # --- the gradient ---
 
 
-def test_the_gradient_is_that_of_reinforce_written_out_by_hand():
+def test_the_gradient_is_that_of_reinforce_written_out_by_hand(module_of):
     gpt = tiny_gpt()
     asked = [question(number, text, "x" * 20) for number, text in enumerate(("sort 3 1", "reverse planet", "a"))]
     texts, first = written(gpt, asked), [len(each.tokens) for each in asked for _ in range(4)]
     assert len({len(text) for text in texts}) > 3
     rewards = torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 1, 1, 1, 1, 1])
-    module = module_of(gpt, TrainConfig())
+    module = module_of(gpt, TrainConfig(), CHOICES)
     loss, weight = module.loss_of(weighted(texts, first, advantages(rewards, 4)))
     (loss / weight).backward()  # as `scale` divides a step's gradients
     ours = [parameter.grad.clone() for parameter in gpt.parameters()]
@@ -179,11 +165,11 @@ def begins_low(tokenizer, question, answer) -> float:
     return float(answer[0] < 128)
 
 
-def test_what_is_rewarded_becomes_likelier(monkeypatch):
+def test_what_is_rewarded_becomes_likelier(monkeypatch, module_of):
     monkeypatch.setattr(grpo, "reward", begins_low)
     gpt, config, earned = tiny_gpt().train(), TrainConfig(), []
     optimizer = torch.optim.AdamW(gpt.parameters(), lr=0.02)
-    module = module_of(gpt, config)
+    module = module_of(gpt, config, CHOICES)
     for step in range(12):
         asked = [question(4 * step + number, f"{number}", "x") for number in range(4)]
         batch, mean = answered(gpt, asked, config=config, choices=CHOICES, tokenizer=TOKENIZER)

@@ -1,8 +1,6 @@
 """What belongs to an optimizer step around its loss: clipping by the norm that is known on the host."""
 
 import json
-from pathlib import Path
-from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -14,30 +12,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from minigpt.config.compose import compose
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.data.order import batch_of_step
-from minigpt.data.tokenizer import build_tokenizer
 from minigpt.machine.choices import Choices
-from minigpt.machine.hardware import Hardware
 from minigpt.model.gpt import GPT
-from minigpt.ranks.group import Processes
-from minigpt.rundir.run_directory import RunDirectory
 from minigpt.training.guard import StepResult
 from minigpt.training.run import train
-from minigpt.training.state import RunState, TrainingJob
 from minigpt.training.step import LanguageModel
 from minigpt.verify import compare_runs
 
 CHOICES = Choices("cpu", 1, "fp32", False, "explicit", micro_batch=12, accumulate=2, validation_batch=4, threads=1)
 
 
-def module_of(gpt: GPT, config: TrainConfig) -> LanguageModel:
-    """Around a model, without a run."""
-    run, hardware = RunDirectory(Path("none"), writes=False), Hardware("cpu", "cpu", 1, False, 1 << 30)
-    prepared = SimpleNamespace(tokenizer=build_tokenizer("byte"))
-    job = TrainingJob(config, hardware, prepared, Processes(), run, [])
-    return LanguageModel(gpt, job, CHOICES, optimizer=torch.optim.SGD(gpt.parameters()), state=RunState())
-
-
-def gradients_after_clipping(size: float, limit: float) -> tuple[list[torch.Tensor], list[torch.Tensor], StepResult]:
+def gradients_after_clipping(
+    module_of, size: float, limit: float
+) -> tuple[list[torch.Tensor], list[torch.Tensor], StepResult]:
     """Those of torch's own clipping, and ours."""
     gpt = GPT(ModelConfig(n_layer=1, n_head=2, n_embd=16, block_size=8), 31)
     generator = torch.Generator().manual_seed(5)
@@ -45,8 +32,7 @@ def gradients_after_clipping(size: float, limit: float) -> tuple[list[torch.Tens
         parameter.grad = size * torch.randn(parameter.shape, generator=generator)
     config = TrainConfig()
     config.optimizer.grad_clip = limit
-    module = module_of(gpt, config)
-    module._trainer = SimpleNamespace(world_size=1, should_stop=False)
+    module = module_of(gpt, config, CHOICES)
     module.micro_batches = [(torch.tensor(2.0), None, 0.0), (torch.tensor(4.0), None, 0.0)]
     theirs = [torch.nn.Parameter(torch.zeros_like(parameter)) for parameter in gpt.parameters()]
     for parameter, copy in zip(gpt.parameters(), theirs, strict=True):
@@ -58,8 +44,8 @@ def gradients_after_clipping(size: float, limit: float) -> tuple[list[torch.Tens
     return [copy.grad for copy in theirs], [parameter.grad for parameter in gpt.parameters()], result
 
 
-def test_a_long_gradient_is_shortened_as_torch_does_it():
-    theirs, ours, result = gradients_after_clipping(1.0, limit=0.7)
+def test_a_long_gradient_is_shortened_as_torch_does_it(module_of):
+    theirs, ours, result = gradients_after_clipping(module_of, 1.0, limit=0.7)
     for expected, got in zip(theirs, ours, strict=True):
         torch.testing.assert_close(got, expected)
     length = torch.cat([gradient.flatten() for gradient in ours]).norm().item()
@@ -69,8 +55,8 @@ def test_a_long_gradient_is_shortened_as_torch_does_it():
 
 
 @pytest.mark.parametrize("limit", [0.0, 1.0])
-def test_a_short_gradient_or_one_without_a_limit_keeps_its_bits(limit):
-    theirs, ours, _ = gradients_after_clipping(1e-3, limit)
+def test_a_short_gradient_or_one_without_a_limit_keeps_its_bits(module_of, limit):
+    theirs, ours, _ = gradients_after_clipping(module_of, 1e-3, limit)
     assert all(torch.equal(expected, got) for expected, got in zip(theirs, ours, strict=True))
 
 

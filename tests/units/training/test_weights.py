@@ -1,24 +1,16 @@
 """Weights of tokens: the loss of an optimizer step is the weighted mean over all its tokens, wherever they lie."""
 
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.data.batch import Batch
-from minigpt.data.tokenizer import build_tokenizer
 from minigpt.machine.choices import Choices
-from minigpt.machine.hardware import Hardware
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import weighted_loss_sum
-from minigpt.ranks.group import Processes
-from minigpt.rundir.run_directory import RunDirectory
 from minigpt.training import step
-from minigpt.training.state import RunState, TrainingJob
-from minigpt.training.step import LanguageModel
 
 V, T = 13, 5
 CHOICES = Choices("cpu", 1, "fp64", False, "explicit", micro_batch=4, accumulate=6, validation_batch=4, threads=1)
@@ -45,13 +37,9 @@ def parts(batch, size):
     return [Batch(*part) for part in columns]
 
 
-def module_of(choices, world_size=1):
-    run, hardware = RunDirectory(Path("none"), writes=False), Hardware("cpu", "cpu", 1, False, 1 << 30)
-    job = TrainingJob(CONFIG, hardware, SimpleNamespace(tokenizer=build_tokenizer("byte")), Processes(), run, [])
-    gpt = new_gpt()
-    module = LanguageModel(gpt, job, choices, optimizer=torch.optim.SGD(gpt.parameters()), state=RunState())
-    module._trainer = SimpleNamespace(world_size=world_size, should_stop=False)
-    return module
+@pytest.fixture
+def new_module(module_of):
+    return lambda choices, world_size=1: module_of(new_gpt(), CONFIG, choices, world_size)
 
 
 def backward(module, batches):
@@ -82,26 +70,26 @@ def assert_equal(result, wanted):
 
 
 @pytest.mark.parametrize("micro_batch", [24, 4, 1])
-def test_micro_batches_of_unequal_weight_make_the_step_of_one_large_batch(micro_batch):
+def test_micro_batches_of_unequal_weight_make_the_step_of_one_large_batch(new_module, micro_batch):
     batch = batch_of(24)
-    module = module_of(replace(CHOICES, micro_batch=micro_batch, accumulate=24 // micro_batch))
+    module = new_module(replace(CHOICES, micro_batch=micro_batch, accumulate=24 // micro_batch))
     backward(module, parts(batch, micro_batch))
     assert_equal(result_of(module), one_large_batch(batch))
 
 
-def test_micro_batches_of_unequal_size_make_the_step_of_one_large_batch():
+def test_micro_batches_of_unequal_size_make_the_step_of_one_large_batch(new_module):
     batch = batch_of(6)
     plain = Batch(batch.tokens, batch.targets)
-    module = module_of(replace(CHOICES, accumulate=3))
+    module = new_module(replace(CHOICES, accumulate=3))
     rows = (slice(0, 4), slice(4, 5), slice(5, 6))
     backward(module, [Batch(plain.tokens[part], plain.targets[part]) for part in rows])
     assert_equal(result_of(module), one_large_batch(replace(batch, weights=torch.ones(6, T))))
 
 
-def test_ranks_of_unequal_weight_make_the_step_of_one_large_batch(monkeypatch):
+def test_ranks_of_unequal_weight_make_the_step_of_one_large_batch(new_module, monkeypatch):
     """The first two halves of a batch are two ranks'; DDP's means and the all-reduce are taken by hand."""
     batch = batch_of(24)
-    ranks = [module_of(replace(CHOICES, devices=2, accumulate=3), world_size=2) for _ in range(2)]
+    ranks = [new_module(replace(CHOICES, devices=2, accumulate=3), world_size=2) for _ in range(2)]
     for module, half in zip(ranks, (slice(0, 12), slice(12, 24)), strict=True):
         rows = Batch(batch.tokens[half], batch.targets[half], batch.weights[half])
         backward(module, parts(rows, 4))
