@@ -45,7 +45,7 @@ CASES = {
     "llama": (LLAMA, FEW, {"micro_batch": 8}, {}),
     "linear": (SMALL | {"attention": "linear"}, FEW, {"micro_batch": 8}, {}),
     "dropout": (SMALL | {"dropout": 0.2}, FEW, {"micro_batch": 8, "attention_kernel": "explicit"}, {}),
-    "fsdp": (DEEP, LARGE, {"micro_batch": 2, "devices": 8}, {"trainer": FSDP}),
+    "fsdp": (DEEP, LARGE, {"micro_batch": 4, "devices": 8}, {"trainer": FSDP}),
     "fsdp bf16": (DEEP, LARGE, {"micro_batch": 4, "devices": 8, **BF16}, {"trainer": FSDP}),
     "fsdp kept": (DEEP, FEW, {"micro_batch": 1, "accumulate": 3, "devices": 8, "reshard": False}, {"trainer": FSDP}),
     "fsdp accumulating": (DEEP, FEW, {"micro_batch": 1, "accumulate": 3, "devices": 8}, {"trainer": FSDP}),

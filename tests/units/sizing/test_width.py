@@ -14,7 +14,7 @@ from minigpt.sizing.dial import SETTINGS
 from minigpt.sizing.law import Text, candidates
 from minigpt.training.optimizer import build_optimizer
 
-VOCABULARY, STEPS = 256, 4
+VOCABULARY, STEPS = 256, 3
 
 
 def changes(width: int, layers: int) -> list[float]:
@@ -28,7 +28,7 @@ def changes(width: int, layers: int) -> list[float]:
     gpt = GPT(config.model, VOCABULARY)
     optimizer = build_optimizer(config.optimizer, gpt)
     optimizer.found_inf = torch.zeros(())
-    tokens = torch.randint(VOCABULARY, (8, 65), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(VOCABULARY, (4, 49), generator=torch.Generator().manual_seed(1))
     outputs: list[torch.Tensor] = []
     for module in (gpt.blocks[0], gpt.blocks[-1], gpt):
         module.register_forward_hook(lambda module, inputs, output: outputs.append(output.detach()))

@@ -1,6 +1,5 @@
 """objective=grpo: questions and answers as functions of the seed, the reward, the gradient, and runs that continue."""
 
-
 import pytest
 import torch
 
