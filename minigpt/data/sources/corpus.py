@@ -25,8 +25,7 @@ from minigpt.data.readers import NAMES, READERS, holds_records
 from minigpt.data.readers.document import BadFile, File, ReadOptions
 from minigpt.data.readers.plain import kind_of_binary
 from minigpt.data.shards import HEADS
-from minigpt.data.sources.download import SourceGone, fetch
-from minigpt.data.sources.find import find_files, local_file, typed_path
+from minigpt.data.sources.find import SourceGone, fetch, find_files, local_file, typed_path
 from minigpt.faults import UserFault
 from minigpt.files import sha256_of, write_file
 from minigpt.screen import Progress, Say, size_text
