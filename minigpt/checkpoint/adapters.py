@@ -107,8 +107,7 @@ def read_adapter(find: Callable[[str], Path], gpt: GPT, origin: str) -> Adapter:
     if tensors or not pairs:
         strange = shown(min(tensors)) if tensors else "nothing"
         raise UserFault(f"the adapter {origin} holds {strange}. Put it on the model that it was trained on")
-    hashes = [label.get(name, "") for name in (BASE, WORDS)]
-    return Adapter(rank, alpha, pairs, *[text if re.fullmatch("[0-9a-f]{64}", text) else "" for text in hashes])
+    return Adapter(rank, alpha, pairs, label.get(BASE, ""))
 
 
 def _read_config(path: Path) -> tuple[int, float]:

@@ -17,12 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from minigpt import __version__
-from minigpt.config.convert import shown
 from minigpt.faults import NoUsableCheckpoint, StorageFailure, UserFault
 from minigpt.files import flush, sha256_of
 
-FORMAT = 1
 MANIFEST = "MANIFEST.json"
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _NAME = re.compile(r"step-(\d{9,})")
@@ -82,7 +79,7 @@ def write_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         entries = {name: _write_flushed(temporary / name, content) for name, content in files.items()}
-        manifest = {"format": FORMAT, "step": step, **facts, "files": entries}
+        manifest = {"format": 1, "step": step, **facts, "files": entries}
         _write_flushed(temporary / MANIFEST, sealed(manifest))
         flush(temporary)
         if final.exists():  # the same step from before a return to an older checkpoint
@@ -135,7 +132,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
     Raises:
         DamagedCheckpoint: it is missing or changed.
-        UserFault: it is of another format version.
     """
     content = _read(path / MANIFEST, Path.read_bytes)
     try:
@@ -145,11 +141,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
         is_intact = False
     if not is_intact:
         raise DamagedCheckpoint(f"{path / MANIFEST}: its SHA-256 differs: the file changed after it was written")
-    if manifest.get("format") != FORMAT:
-        raise UserFault(
-            f"the checkpoint {path} was made by minigpt {shown(str(manifest.get('minigpt')))[1:-1]} in format "
-            f"{shown(manifest.get('format'))}; this is minigpt {__version__}, which reads format {FORMAT}"
-        )
     return manifest
 
 
@@ -237,7 +228,7 @@ def prune(folder: Path, *, keep_last: int, keep_every_steps: int) -> None:
     The newest one that a run can go back to stays as well (`bad_steps` in a manifest: steps skipped in a row when
     it was made). Called only after the newest one verified; what can't be removed stays, since the run matters more.
     """
-    with contextlib.suppress(OSError, StorageFailure, UserFault):  # UserFault: one of another version's among them
+    with contextlib.suppress(OSError, StorageFailure):
         good = [path for path, manifest in _readable_manifests(folder).items() if not manifest.get("bad_steps")]
         kept = {best_checkpoint(folder), *good[-1:]}
         for path in list_checkpoints(folder)[: -max(keep_last, 2)]:

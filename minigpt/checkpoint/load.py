@@ -22,11 +22,10 @@ from minigpt.checkpoint.folder import DamagedCheckpoint
 from minigpt.config.check import stored_config
 from minigpt.config.schema import TrainConfig
 from minigpt.config.sources import local_path
-from minigpt.data.chat.roles import has_roles, with_roles
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import NoUsableCheckpoint, UserFault
 from minigpt.formats.architecture import is_imported, read_imported_config
-from minigpt.formats.huggingface import VOCABULARY, NoTokenizer, imported_tokenizer, read_imported_weights
+from minigpt.formats.huggingface import VOCABULARY, imported_tokenizer, read_imported_weights
 from minigpt.model.gpt import GPT, empty_gpt
 from minigpt.model.lora import Adapter, merge, share
 
@@ -83,8 +82,6 @@ def load_checkpoint(path: str | Path, which: str = "best", *, kernel: str = "fus
         return _load_imported(checkpoint, kernel)
     config, tokenizer, state = read_config(checkpoint), read_tokenizer(checkpoint), read_json(checkpoint, STATE)
     weights = read_tensors(checkpoint, MODEL)
-    if config.model.n_layer > len(weights):
-        raise unusable(checkpoint, f"{CONFIG} has {config.model.n_layer} layers, and {MODEL} {len(weights)} tensors")
     model = empty_gpt(config.model, tokenizer.vocab_size, kernel=kernel, device="meta")
     refuse_other_shapes(model, weights, str(checkpoint))  # the model is as large as the bytes that exist, and no larger
     model = empty_gpt(config.model, tokenizer.vocab_size, kernel=kernel)  # to_empty() would load torch's compiler
@@ -231,13 +228,6 @@ def _merged(base: LoadedCheckpoint, place: Path, adapter: Adapter) -> LoadedChec
     if (place / folder.MANIFEST).is_file():  # a whole checkpoint, with the tokens that conversations may have added
         loaded = load_checkpoint(place)
     else:
-        tokenizer = base.tokenizer
-        knows_roles = isinstance(tokenizer, NoTokenizer) or has_roles(tokenizer)
-        if not knows_roles and adapter.tokenizer == with_roles(tokenizer).hash:
-            raise UserFault(
-                f"the adapter {place} learned conversations with control tokens that the model lacks: their embeddings "
-                "are not in peft's two files. Give as adapter= the run, or a whole folder of its checkpoints/"
-            )
         loaded = replace(base, model=copy.deepcopy(base.model), path=place)
         merge(loaded.model, adapter)
     share(loaded.model, base.model)

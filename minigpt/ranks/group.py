@@ -58,7 +58,7 @@ class Processes:
         return [value.decode() for value in self.store.multi_get(keys)]
 
     def require_equal_on_all_ranks(self, name: str, values: Mapping[str, object]) -> None:
-        """Refuse, on every rank, if not all ranks have the same `mine`; name the first rank and keys that differ."""
+        """Refuse, on every rank, values that differ between ranks; name the first rank and keys that do."""
         first, *others = self.gather("\n".join(f"{key}: {values[key]!r}" for key in sorted(values)))
         for rank, text in enumerate(others, 1):
             if text != first:

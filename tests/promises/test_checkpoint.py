@@ -101,9 +101,9 @@ def test_a_disk_that_stays_full_ends_the_run_with_exit_code_4_and_the_old_checkp
     assert list_checkpoints(run_directory / "checkpoints")[-1].name == "step-000000012"
 
 
-def reseal(checkpoint, **changes):
+def reseal(checkpoint):
     """Make the manifest right again, as a stranger who means harm would."""
-    manifest = json.loads((checkpoint / "MANIFEST.json").read_bytes()) | changes
+    manifest = json.loads((checkpoint / "MANIFEST.json").read_bytes())
     for name in manifest["files"]:
         content = (checkpoint / name).read_bytes()
         manifest["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -129,15 +129,6 @@ def test_a_checkpoint_that_makes_no_sense_is_refused_by_name(finished, tmp_path,
     reseal(checkpoint)
     with pytest.raises(UserFault, match=says):
         load_checkpoint(checkpoint)
-
-
-def test_a_checkpoint_of_a_newer_version_is_named_and_left_alone(cut_off):
-    run, _ = cut_off
-    newest = list_checkpoints(run.path / "checkpoints")[-1]
-    reseal(newest, format=2, minigpt="9.9.9")
-    with pytest.raises(UserFault, match=r"made by minigpt 9\.9\.9 in format 2; this is minigpt .* reads format 1"):
-        run(*SETTINGS)
-    assert newest.is_dir()
 
 
 def test_weights_of_the_first_version_still_load():
