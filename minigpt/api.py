@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import html
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minigpt.config.compose import compose as compose_command
-from minigpt.config.run_names import default_run_dir
+from minigpt.config.run_names import run_dir_of
 from minigpt.config.schema import SampleConfig, TrainConfig
 from minigpt.faults import FINISHED, STOPPED, UserFault
 from minigpt.rundir.rows import read_rows
@@ -166,4 +165,4 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> Run:
         code = train_in_stages(config, [], lambda stage: train_run(stage, callbacks if stage is config else ()))
     elif code not in (FINISHED, STOPPED):
         raise SystemExit(code)  # a rank has printed the cause
-    return Run(Path(os.path.expanduser(config.run.dir or default_run_dir(config))), code)
+    return Run(run_dir_of(config), code)

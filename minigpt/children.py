@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from minigpt.launcher import LAUNCHED
+from minigpt.invocation import LAUNCHED
 
 LIFELINE = "MINIGPT_LIFELINE"  # environment variable of a child that watches its stdin
 CHECKPOINT_SECONDS = 60.0  # for an orphan to finish its step and save

@@ -1,15 +1,12 @@
 """`minigpt demo`: trains a GPT on text that every machine has, and compares it with models that only count."""
 
-import os
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
-from minigpt.config.run_names import default_run_dir
+from minigpt.config.run_names import run_dir_of
 from minigpt.config.schema import SampleConfig, TrainConfig
 from minigpt.faults import FINISHED
-from minigpt.invocation import typed
-from minigpt.launcher import launched
+from minigpt.invocation import launched, typed
 from minigpt.sampling.sample import sample
 from minigpt.stages import train_in_stages
 from minigpt.training.run import train
@@ -21,7 +18,7 @@ def demo(config: TrainConfig, arguments: Sequence[str] = ()) -> int:
     code = train_in_stages(config, arguments, train)
     if code != FINISHED or (place is not None and place.rank):
         return code
-    run = Path(os.path.expanduser(config.run.dir or default_run_dir(config)))
+    run = run_dir_of(config)
     # A user's own text may hold anything: its sample starts without a prompt.
     # The prompt does not end in a blank: for BPE a blank belongs to the next word.
     prompt, next_prompt = ("def", "class") if config.data.name == "stdlib" else ("", "...")

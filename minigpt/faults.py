@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
-from minigpt.launcher import prints
+from minigpt.invocation import prints
 
 FINISHED = 0
 BUG = 1

@@ -3,19 +3,17 @@
 Each stage is a run of its own, so the same command goes on where it was stopped, in either stage.
 """
 
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from minigpt.config.commands import EvaluateConfig
 from minigpt.config.compose import first_stage
-from minigpt.config.run_names import default_run_dir
+from minigpt.config.run_names import default_run_dir, run_dir_of
 from minigpt.config.schema import TrainConfig
 from minigpt.data.chat.tasks import HARDER, task_file
 from minigpt.data.sources.find import typed_path
 from minigpt.evaluation.evaluate import evaluate
 from minigpt.faults import FINISHED
-from minigpt.launcher import launched
+from minigpt.invocation import launched
 
 
 def train_in_stages(config: TrainConfig, arguments: Sequence[str], train: Callable[[TrainConfig], int]) -> int:
@@ -32,12 +30,12 @@ def train_in_stages(config: TrainConfig, arguments: Sequence[str], train: Callab
             return code
         config.init.source = before.run.dir or default_run_dir(before)
         print(f"\nTrained first: {config.init.source}. Now {config.experiment}.\n")
-    run = os.path.expanduser(config.run.dir or default_run_dir(config))
-    if prints and config.objective.name == "grpo" and not os.path.exists(run):
+    run = run_dir_of(config)
+    if prints and config.objective.name == "grpo" and not run.exists():
         ask(config, str(config.init.source))
     code = train(config)
     if prints and code == FINISHED and config.data.name == "tasks":
-        ask(config, str(Path(run)))
+        ask(config, str(run))
     return code
 
 

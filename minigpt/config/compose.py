@@ -25,8 +25,7 @@ from minigpt.config.yaml_files import compose_files, find_groups, to_yaml
 from minigpt.faults import MEANINGS, UserFault
 from minigpt.files import read_json
 from minigpt.imported_models import imported_settings, tokenizer_settings
-from minigpt.invocation import typed
-from minigpt.launcher import PARENT, launched
+from minigpt.invocation import PARENT, launched, typed
 from minigpt.redact import redact
 
 TAKEN_OVER = ("seed", "data.dir", "trainer.precision")  # by the first stage, like settings of the role `machine`
@@ -125,10 +124,6 @@ def _read_files(request: Request) -> dict[str, Any]:
         request.notes.append(f"{groups} replaces settings of experiment={experiment}: {', '.join(changes)}.")
     request.chosen = set(of_groups)
     flat |= of_groups
-    for key, value in flat.items():
-        if isinstance(value, str) and "${" in value:
-            remedy = "${...} is not evaluated. Write the value itself."
-            request.refuse(f"A config file says {key}: {redact(value)}, but {remedy}", key)
     return flat
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import functools
 import json
+import re
 import sys
 import types
 import typing
@@ -21,6 +22,7 @@ from minigpt.redact import redact
 
 Config = TypeVar("Config")
 SHARES = dict[str, float]  # the type of a setting that holds names with shares
+SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,6 +179,12 @@ def value_from_text(kind: Any, text: str) -> Any:
     except (ValueError, RecursionError):
         pass
     return text
+
+
+def seconds_of(text: str) -> float | None:
+    """Return a time as people type it (90s, 20min, 8h) in seconds; None if the text is none."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d)", text.strip())
+    return float(match[1]) * SECONDS[match[2]] if match else None
 
 
 def as_typed(value: Any) -> str:

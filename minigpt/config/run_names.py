@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minigpt.config.budgets import seconds_of
-from minigpt.config.convert import settings, values
+from minigpt.config.convert import seconds_of, settings, values
 from minigpt.config.setting import Role
-from minigpt.config.sources import as_one_spelling, display_name
+from minigpt.config.sources import as_one_spelling, display_name, expand
 from minigpt.redact import redact_values
 
 NAMED: tuple[Role, ...] = ("weights", "content", "schedule")  # roles that the hash in a run's name covers
@@ -60,6 +59,11 @@ def config_hash(config: Any) -> str:
     changed = {key: value for key, value in values(config).items() if value != known[key].default}
     facts = {key: _one_spelling(key, value) for key, value in changed.items() if known[key].role in NAMED}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def run_dir_of(config: Any) -> Path:
+    """Return the folder of a training's run."""
+    return Path(expand(config.run.dir or default_run_dir(config)))
 
 
 def default_run_dir(config: Any) -> str:

@@ -309,13 +309,7 @@ class ModelRef:
     """The trained model that a command reads."""
 
     checkpoint: str | None = setting(
-        None,
-        "run, checkpoint or model; its key may be left out",
-        "watch",
-        aka="ckpt",
-        model=True,
-        required=True,
-        words=True,
+        None, "run, checkpoint or model; its key may be left out", "watch", model=True, required=True, words=True
     )
     which: Which = setting("best", "which checkpoint of a run", "watch")
 

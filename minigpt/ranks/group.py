@@ -18,7 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from minigpt.config.schema import TrainerConfig
 from minigpt.faults import BUG, UserFault, explain
-from minigpt.launcher import PARENT, Launched
+from minigpt.invocation import PARENT, Launched
 from minigpt.ranks.launch import check_world_size
 from minigpt.ranks.signals import Signals
 

@@ -8,7 +8,7 @@ import time
 from minigpt.children import Child
 from minigpt.config.schema import TrainerConfig
 from minigpt.faults import BUG, FINISHED, STOPPED, UserFault
-from minigpt.launcher import LAUNCHED, PARENT, Launched, launched
+from minigpt.invocation import LAUNCHED, PARENT, Launched, launched
 from minigpt.ranks.signals import CTRL_C, Signals
 
 POLL_SECONDS = 0.05

@@ -11,7 +11,7 @@ from typing import Any
 
 from minigpt.children import watch_lifeline
 from minigpt.faults import INTERRUPTED, StoppedEarly
-from minigpt.launcher import PARENT
+from minigpt.invocation import PARENT
 
 CTRL_C = signal.SIGUSR2  # SIGINT as the parent passes it on to its ranks, which ignore the terminal's own
 

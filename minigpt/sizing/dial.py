@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from minigpt.config.budgets import seconds_of
 from minigpt.config.check import check
-from minigpt.config.convert import as_typed, assign, values
+from minigpt.config.convert import as_typed, assign, seconds_of, values
 from minigpt.config.schema import TrainConfig
 from minigpt.data.measures.baselines import TRAIN_BYTES, VAL_BYTES, baselines, sample_of
 from minigpt.data.measures.kneser_ney import KneserNey

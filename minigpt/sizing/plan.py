@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from minigpt.config.budgets import seconds_of
 from minigpt.config.commands import PlanConfig
+from minigpt.config.convert import seconds_of
 from minigpt.files import replaced
 from minigpt.machine.hardware import find_device
 from minigpt.ranks.group import Processes

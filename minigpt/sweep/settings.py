@@ -14,7 +14,7 @@ from typing import Any
 from minigpt.config.command_line import split_lists, train_arguments
 from minigpt.config.compose import compose, first_stage
 from minigpt.config.convert import settings, value_from_text, values
-from minigpt.config.run_names import config_hash, default_run_dir
+from minigpt.config.run_names import config_hash, default_run_dir, run_dir_of
 from minigpt.config.schema import SweepConfig, TrainConfig
 from minigpt.config.yaml_files import find_groups
 from minigpt.faults import UserFault
@@ -118,7 +118,7 @@ def _run_dirs(
     for config, words in zip(configs, corners, strict=True):
         if (before := first_stage(config, [*shared, *words])) is not None:  # a name depends on what the run starts from
             config.init.source = before.run.dir or default_run_dir(before)
-        folder = Path(os.path.expanduser(config.run.dir or default_run_dir(config)))
+        folder = run_dir_of(config)
         if folder in words_of:
             same = f"-m: {' '.join(words_of[folder])} and {' '.join(words)} would have the same run directory, {folder}"
             raise UserFault(f"{same}. Leave out run.dir, values that are there twice, and what changes no weights")

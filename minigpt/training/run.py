@@ -16,9 +16,8 @@ import torch
 
 from minigpt.checkpoint.contents import OPTIMIZER, read_tensors, restore_optimizer
 from minigpt.checkpoint.folder import discard_from, latest_usable, read_manifest, remove_unfinished
-from minigpt.config.budgets import seconds_of
-from minigpt.config.convert import flatten, shown, to_dict
-from minigpt.config.run_names import Change, default_run_dir
+from minigpt.config.convert import flatten, seconds_of, shown, to_dict
+from minigpt.config.run_names import Change, run_dir_of
 from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import MicroBatches
 from minigpt.data.order import batch_of_step
@@ -68,7 +67,7 @@ def train(config: TrainConfig, callbacks: Sequence[L.Callback] = ()) -> int:
         0 when the run is finished, 75 when a signal stopped it with a checkpoint.
     """
     pack_states(callbacks)  # refuses a state that can't be saved
-    path = Path(os.path.expanduser(config.run.dir or default_run_dir(config)))
+    path = run_dir_of(config)
     try:
         with Signals() as signals:
             signals.raise_if_received()

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch.distributed as dist
 
-from minigpt.launcher import Launched
+from minigpt.invocation import Launched
 from minigpt.ranks.group import _of_this_start
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from minigpt.config.schema import TrainerConfig
 from minigpt.faults import BUG, INTERRUPTED, STOPPED, UserFault
-from minigpt.launcher import LAUNCHED, PARENT, Launched, launched
+from minigpt.invocation import LAUNCHED, PARENT, Launched, launched
 from minigpt.ranks.group import joined
 from minigpt.ranks.launch import check_world_size
 from minigpt.ranks.signals import Signals
