@@ -215,26 +215,18 @@ def _read_sidecar(folder: Path, name: str, tokenizer: Tokenizer) -> dict[str, An
     path = folder / f"{name}.json"
     sidecar: dict[str, Any] = read_json(path)
     with contextlib.suppress(LookupError, TypeError):
-        shards = sidecar["shards"]
-        if (
-            [shard["file"] for shard in shards] == [shard_name(name, number) for number in range(len(shards))]
-            and sidecar["fingerprint"] == fingerprint([tokenizer.hash, *(shard["sha256"] for shard in shards)])
-            and sidecar["dtype"] in HEADS
-            and sum(shard["tokens"] for shard in shards) == sidecar["tokens"]
-        ):
+        hashes = [shard["sha256"] for shard in sidecar["shards"]]
+        if sidecar["fingerprint"] == fingerprint([tokenizer.hash, *hashes]):
             return sidecar
     raise UserFault(f"{path} does not fit the shards and the tokenizer beside it: one of these files is damaged")
 
 
 def open_shard(path: Path, tokens: int, dtype: np.dtype[Any], header_bytes: int = HEADER_BYTES) -> NDArray[Any]:
-    """Map the tokens of a shard into memory; its size and header must be those of so many tokens."""
+    """Map the tokens of a shard into memory; its size must be that of so many tokens."""
     try:
         size, wanted = path.stat().st_size, header_bytes + dtype.itemsize * tokens
         if size != wanted:
             raise UserFault(f"{path} is {size:,} bytes; wanted {wanted:,}: a header and {tokens:,} {dtype} tokens")
-        header, head = np.fromfile(path, dtype="<i4", count=3).tolist(), [*HEADS[dtype.name], tokens]
-        if header_bytes and header != head:
-            raise UserFault(f"{path} begins with the numbers {header}; a shard of {tokens:,} {dtype} with {head}")
         on_disk = dtype.newbyteorder("<")
         return np.asarray(np.memmap(path, on_disk, "r", header_bytes) if tokens else np.zeros(0, on_disk))
     except OSError as error:
