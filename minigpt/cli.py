@@ -41,8 +41,8 @@ def train(arguments: list[str]) -> int:
 
 def prepare(arguments: list[str]) -> None:
     config = _compose("prepare", arguments)
-    if config.ray.address:
-        os.environ["RAY_ADDRESS"] = config.ray.address  # Ray looks for its cluster there
+    if config.ray_address:
+        os.environ["RAY_ADDRESS"] = config.ray_address  # Ray looks for its cluster there
 
     find_or_make = _load("minigpt.data.preparing.prepare:find_or_make")
     from minigpt.data.prepared import describe
@@ -66,7 +66,7 @@ def report(arguments: list[str]) -> None:
 
     from minigpt.report.runs import newest_run
 
-    run = os.path.expanduser(config.run.dir or newest_run("runs"))
+    run = os.path.expanduser(config.run_dir or newest_run("runs"))
     _load("minigpt.report.page:write_report")(run)
     print(f"Wrote {os.path.join(run, 'loss.png')} and {os.path.join(run, 'report.html')}")
 

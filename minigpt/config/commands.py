@@ -8,13 +8,6 @@ from minigpt.config.setting import setting
 
 
 @dataclass
-class TokensConfig:
-    """Where prepared tokens are."""
-
-    dir: str | None = setting(None, "prepared tokens, if not where the runs say", "watch", folder=True)
-
-
-@dataclass
 class CompareConfig:
     """Say which run predicts better, and how certain that is.
 
@@ -30,7 +23,9 @@ class CompareConfig:
     runs: list[str] = setting([], "runs or checkpoints, and `vs`", "watch", literal=True, words=True, required=True)
     which: Which = setting("best", "which checkpoint of a run", "watch")
     device: Device = setting("auto", "where to compute", "machine")
-    data: TokensConfig = field(default_factory=TokensConfig)
+    data_dir: str | None = setting(
+        None, "prepared tokens, if not where the runs say", "watch", key="data.dir", folder=True
+    )
 
 
 @dataclass
@@ -45,15 +40,6 @@ class ExportConfig(ModelRef):
     format: Literal["hf", "gguf"] = setting("hf", "hf: Hugging Face folder; gguf: llama.cpp and Ollama", "watch")
     dir: str | None = setting(None, "a new folder", "watch", folder=True, required=True)
     type: Literal["f32", "f16", "q8_0"] = setting("f32", "gguf: type of the matrices", "watch")
-
-
-@dataclass
-class TextConfig:
-    """How the bytes of files become text."""
-
-    encoding: str = setting("utf-8", "encoding of the files", "watch")
-    errors: Literal["strict", "replace"] = setting("strict", "for bytes that are no text in `encoding`", "watch")
-    key: str = setting("text", "JSON lines: the key of a record's text", "watch")
 
 
 @dataclass
@@ -76,14 +62,9 @@ class EvaluateConfig(ModelRef):
     per_token: str | None = setting(None, "a file for each token's loss, as JSON lines", "watch", literal=True)
     stride: int | None = setting(None, "tokens from window to window; default: the context length", "watch", low=1)
     device: Device = setting("auto", "where to compute", "machine")
-    data: TextConfig = field(default_factory=TextConfig)
-
-
-@dataclass
-class OneRunConfig:
-    """The run directory."""
-
-    dir: str | None = setting(None, "the run's folder; default: the newest of runs/", "watch", folder=True, words=True)
+    encoding: str = setting("utf-8", "encoding of the files", "watch", key="data.encoding")
+    errors: Literal["strict", "replace"] = setting("strict", "for bytes that are not so", "watch", key="data.errors")
+    text_key: str = setting("text", "JSON lines: the key of a record's text", "watch", key="data.key")
 
 
 @dataclass
@@ -107,7 +88,7 @@ class ReportConfig:
       minigpt report runs/NAME
     """
 
-    run: OneRunConfig = field(default_factory=OneRunConfig)
+    run_dir: str | None = setting(None, "default: the newest of runs/", "watch", key="run.dir", folder=True, words=True)
 
 
 @dataclass

@@ -208,7 +208,7 @@ def _help_page(request: Request, chosen: Mapping[str, Any]) -> str:
     If the command starts trainings, its own settings come first, then the usual ones of `train`, or with `--help all`
     all of them, by section.
     """
-    command, cls, groups = request.command, request.cls, request.groups()
+    command, cls, groups, kinds = request.command, request.cls, request.groups(), typing.get_type_hints(request.cls)
     codes = ", ".join(f"{code} {meaning}" for code, meaning in MEANINGS.items())
     known, train = settings(cls), settings(TrainConfig) if issubclass(cls, TrainConfig) else {}
     short = train and request.help != "all"
@@ -229,9 +229,8 @@ def _help_page(request: Request, chosen: Mapping[str, Any]) -> str:
     heading = ""
     for key in order:
         section = key.rpartition(".")[0]
-        about = f"{section}: {typing.get_type_hints(cls)[section].__doc__}" if section else ""
         its = " of its trainings" if key in train and order[0] not in train else ""
-        about = about or f"Settings{its}: value (type) meaning"
+        about = f"{section}: {kinds[section].__doc__}" if section in kinds else f"Settings{its}: value (type) meaning"
         if heading != about and not short:
             heading, choices = about, " | ".join(groups.get(section, {}))
             lines += ["", *_wrapped(heading, 4), *_wrapped(f"  {section}={choices}" if choices else "", 4)]

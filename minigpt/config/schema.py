@@ -283,13 +283,6 @@ class WorkConfig:
 
 
 @dataclass
-class RayConfig:
-    """Where prepare.engine=ray finds its cluster."""
-
-    address: str | None = setting(None, "auto, host:6379, ray://...; null: RAY_ADDRESS", "machine")
-
-
-@dataclass
 class PrepareConfig:
     """Turn text into tokens, without training.
 
@@ -301,7 +294,9 @@ class PrepareConfig:
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
     data: DataConfig = field(default_factory=DataConfig)
     prepare: WorkConfig = field(default_factory=WorkConfig)
-    ray: RayConfig = field(default_factory=RayConfig)
+    ray_address: str | None = setting(
+        None, "prepare.engine=ray: auto, host:6379, ray://...; null: RAY_ADDRESS", "machine", key="ray.address"
+    )
 
 
 @dataclass

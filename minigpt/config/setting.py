@@ -29,7 +29,7 @@ class Setting:
     model: bool = False  # the path of a run, checkpoint, adapter or model that exists, or a model's name on the hub
     aka: str = ""  # its name in other frameworks
     words: bool = False  # takes the arguments that are not key=value
-    key: str = ""  # the name that users type, if it can't be a Python name
+    key: str = ""  # the name that users type, if it is not the Python name
     path: tuple[str, ...] = ()  # its name in code, attribute by attribute
     kind: Any = None  # its type
     default: Any = None

@@ -62,7 +62,7 @@ def compare(config: CompareConfig) -> None:
     if sum(map(len, groups)) < 2 or "vs" in config.runs[-1:]:
         raise UserFault("compare needs two runs or more, and runs on both sides of `vs`: RUN_A RUN_B")
     paths = list(itertools.chain(*groups))
-    runs = [open_run(path, config.which, config.data.dir) for path in paths]
+    runs = [open_run(path, config.which, config.data_dir) for path in paths]
     sides: dict[object, list[ComparedRun]] = {}
     for number, run in zip(np.repeat(range(len(groups)), list(map(len, groups))).tolist(), runs, strict=True):
         sides.setdefault(number if len(groups) > 1 else repr(settings_of(run)), []).append(run)

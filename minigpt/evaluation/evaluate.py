@@ -63,7 +63,7 @@ def _open_text(path: str, models: Models, config: EvaluateConfig) -> list[TokenS
     for tokenizer in (loaded.tokenizer for loaded in models):
         if tokenizer.hash not in texts:
             raw = scheme_of(tokenizer.name).takes_any_bytes
-            options = ReadOptions(codecs.lookup(config.data.encoding).name, config.data.errors, raw, config.data.key)
+            options = ReadOptions(codecs.lookup(config.encoding).name, config.errors, raw, config.text_key)
             progress = Progress(f"reading {path}", file.stat().st_size, tell)
             texts[tokenizer.hash] = read_text(file, tokenizer, options, progress)
     return [texts[loaded.tokenizer.hash] for loaded in models]

@@ -104,7 +104,7 @@ def test_an_unknown_choice_hides_no_other_fault_and_invents_none():
 
 def test_a_run_needs_no_key():
     assert fault_of("sample", "runs/X").startswith("checkpoint='runs/X' does not exist")
-    assert compose("report", ["runs/X"]).run.dir == "runs/X"
+    assert compose("report", ["runs/X"]).run_dir == "runs/X"
     assert fault_of("sample").startswith("checkpoint is missing: run, checkpoint or model; its key may be left out.")
     os.makedirs("runs/mine")
     assert fault_of("sample", "checkpoint=runs/none").endswith("Try checkpoint=runs/mine")

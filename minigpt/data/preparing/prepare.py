@@ -281,21 +281,21 @@ def _planned(
     how = {"rule": corpus.rule, "val_fraction": keys["val_fraction"], "sampled": sampled}
     scan = partial(scan_unit, **how, alphabet=given is None and scheme.needs_alphabet)
     progress = Progress("data: reading", corpus.size, say)
-    scans, total = list[Scan](), Scan()
-    for unit, part in zip(units, run(scan, units), strict=True):
-        scans.append(part)
-        total.add(part)
+    scans = list[Scan]()
+    for unit, result in zip(units, run(scan, units), strict=True):
+        scans.append(result)
         progress(unit.size)
-    if total.bad:
-        raise UserFault(*total.bad[:20])
-    plan = _plan_of(corpus, keys["val_fraction"], total, scans)
+    if bad := [*dict.fromkeys(sentence for result in scans for sentence in result.bad)]:
+        raise UserFault(*bad[:20])
+    plan = _plan_of(corpus, keys["val_fraction"], scans)
     for line in plan.notes:
         say(f"data: {line}")
     if learns:
-        size = sum(len(block) for part in scans for _, _, block in part.sample)
-        say(f"data: learning {vocab_size:,} tokens from {size_text(size)} of {size_text(total.counts['bytes'])}")
+        size = sum(len(block) for result in scans for _, _, block in result.sample)
+        say(f"data: learning {vocab_size:,} tokens from {size_text(size)} of {size_text(plan.counts['bytes'])}")
+    alphabet = set[str]().union(*(result.alphabet for result in scans))
     train = ([block] for block in _training_text(plan, scans))
-    tokenizer = given or build_tokenizer(keys["tokenizer"], vocab_size=vocab_size, alphabet=total.alphabet, train=train)
+    tokenizer = given or build_tokenizer(keys["tokenizer"], vocab_size=vocab_size, alphabet=alphabet, train=train)
     tokenizer = with_roles(tokenizer) if corpus.options.chat else tokenizer
     (folder / UNITS).mkdir(exist_ok=True)
     write_json(folder / "tokenizer.json", tokenizer.to_json())
@@ -303,16 +303,14 @@ def _planned(
     return tokenizer, plan
 
 
-def _plan_of(corpus: Corpus, fraction: float, total: Scan, scans: list[Scan]) -> SplitPlan:
+def _plan_of(corpus: Corpus, fraction: float, scans: list[Scan]) -> SplitPlan:
     """Decide how a text is split."""
-    rule, counts, notes = corpus.rule, total.counts, list[str]()
-    if counts["not_utf8"]:
-        notes.append(
-            f"{counts['not_utf8']:,} documents are not UTF-8 and taken as bytes, {total.first['not_utf8']} first"
-        )
-    if counts["empty"]:
-        what = "conversations without an answer" if corpus.options.chat else "records without text"
-        notes.append(f"{counts['empty']:,} {what} are passed over, {total.first['empty']} first")
+    rule, counts, notes = corpus.rule, sum((scan.counts for scan in scans), Counter[str]()), list[str]()
+    empty = "conversations without an answer" if corpus.options.chat else "records without text"
+    surprises = {"not_utf8": "documents are not UTF-8 and taken as bytes", "empty": f"{empty} are passed over"}
+    for key, what in surprises.items():
+        if first := [scan.first[key] for scan in scans if key in scan.first]:
+            notes.append(f"{counts[key]:,} {what}, {first[0]} first")
     held_out = counts["val_bytes"] / max(1, counts["bytes"])  # by whole documents: about as much as it should be?
     is_fair = fraction / 10 <= held_out <= 5 * fraction and held_out < 1
     border = 1.0 if rule in ("source", "names") else fraction * HASHES

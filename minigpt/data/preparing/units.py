@@ -48,10 +48,6 @@ class Part:
     begin: int = 0
     end: int | None = None
 
-    def documents(self, options: ReadOptions) -> Iterator[Document]:
-        """Yield the documents that begin in this part; a text without records gives the part itself."""
-        return read(self.file, options, self.begin, self.end)
-
 
 @dataclass(frozen=True)
 class Unit:
@@ -102,7 +98,7 @@ def _cut(file: File, place: int, options: ReadOptions, pieces: Runs) -> int | No
 
 @dataclass
 class Scan:
-    """Counts and samples from reading one unit or several."""
+    """Counts and samples from reading a unit."""
 
     counts: Counter[str] = field(default_factory=Counter)  # documents, bytes, characters, empty, not_utf8
     first: dict[str, str] = field(default_factory=dict)  # label of the first document that is empty, or not_utf8
@@ -110,13 +106,6 @@ class Scan:
     alphabet: set[str] = field(default_factory=set)
     hashes: tuple[int, int] = (HASHES, -1)  # the lowest and the highest of documents with text
     sample: list[tuple[int, int, bytes]] = field(default_factory=list)  # document's hash, characters before, a block
-
-    def add(self, other: "Scan") -> None:
-        """Add the counts of the next unit, but not its sample and its hashes."""
-        self.counts += other.counts
-        self.first = other.first | self.first
-        self.bad += [sentence for sentence in other.bad if sentence not in self.bad]
-        self.alphabet |= other.alphabet
 
 
 def scan_unit(unit: Unit, *, rule: str, val_fraction: float, alphabet: bool, sampled: float) -> Scan:
@@ -132,7 +121,7 @@ def scan_unit(unit: Unit, *, rule: str, val_fraction: float, alphabet: bool, sam
     scan, raw = Scan(), unit.options.raw and not unit.options.chat
     for part in unit.parts:
         try:
-            for document in part.documents(unit.options):
+            for document in read(part.file, unit.options, part.begin, part.end):
                 hash, chunks = hash_of(document, rule, is_val=part.file.is_val)
                 before = scan.counts["bytes"]
                 counted = _count(document, chunks, scan, alphabet, alphabet or raw)
@@ -243,10 +232,12 @@ def _pieces(unit: Unit, plan: SplitPlan, sizes: Counter[str]) -> Iterator[tuple[
     The bytes of each split are counted in `sizes`.
     """
     left = int(plan.border) - plan.starts[unit.number]  # tail: characters for training
-    documents = ((part.file.is_val, document) for part in unit.parts for document in part.documents(unit.options))
-    for number, (is_val, document) in enumerate(documents):
+    documents = (
+        (part, document) for part in unit.parts for document in read(part.file, unit.options, part.begin, part.end)
+    )
+    for number, (part, document) in enumerate(documents):
         continues = document.head is not None
-        hash, chunks = hash_of(document, plan.rule, is_val=is_val)
+        hash, chunks = hash_of(document, plan.rule, is_val=part.file.is_val)
         for chunk in filter(None, chunks):
             place = len(chunk) * (hash >= plan.border)
             if plan.rule == "tail":

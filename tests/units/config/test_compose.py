@@ -159,7 +159,7 @@ def test_a_folder_of_ones_own(tmp_path):
 def test_a_password_in_an_address_stands_in_no_fault(tmp_path, capsys):
     address = f"https://me:hunter2@example.org/{'long/' * 20}text.txt"
     told = fault_of("train", f"model.n_layer=[{address}]") + fault_of("train", "--data.source", address)
-    own = write_own(tmp_path / "own", experiment__mine=f"{PACKAGE}data: {{name: text, source: '{address}${{x}}'}}\n")
+    own = write_own(tmp_path / "own", experiment__mine=f"{PACKAGE}trainer: {{max_steps: '{address}'}}\n")
     told += fault_of("train", *own, "experiment=mine")
     assert told.count("https://<redacted>@example.org/") == 4
     assert "hunter2" not in told + capsys.readouterr().err
@@ -212,7 +212,7 @@ def test_words_are_items_of_the_setting_that_takes_them(tmp_path):
     (tmp_path / "here").touch()
     runs = ["runs/A", "runs/lr=1e-3", "vs", "here", "runs=literally"]
     config = compose("compare", [*runs, "which=latest", "data.dir=~/x, y"])
-    assert (config.runs, config.which, config.data.dir) == ([*runs[:4], "literally"], "latest", "~/x, y")
+    assert (config.runs, config.which, config.data_dir) == ([*runs[:4], "literally"], "latest", "~/x, y")
     assert fault_of("compare", "which=latest") == "runs is missing: runs or checkpoints, and `vs`. Give runs=..."
 
 
