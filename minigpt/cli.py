@@ -23,8 +23,8 @@ from minigpt.redact import redact_arguments
 
 
 def train(arguments: list[str]) -> int:
-    options = {argument.partition("=")[0] for argument in arguments if argument.startswith("-")}
-    if not options.isdisjoint(("-m", "--multirun")) and options.isdisjoint(("--help", "-h", "--cfg", "-c")):
+    options = {argument.partition("=")[0] for argument in arguments}
+    if options & {"-m", "--multirun"} and not options & {"--help", "-h", "--cfg", "-c"}:
         from minigpt.sweep.settings import read_grid
 
         return _load("minigpt.sweep.search:run_sweep")(read_grid(arguments, command_line("train")))

@@ -37,7 +37,8 @@ MEANINGS = {
 }
 
 # Package -> what to install; `make setup` does not.
-EXTRAS = {"uvicorn": "fastapi uvicorn", "gguf": "gguf", "lm_eval": "lm-eval", "ray": "ray"}
+EXTRAS = {"uvicorn": "fastapi uvicorn", "lm_eval": "lm-eval", "fsspec": "fsspec aiohttp"}
+EXTRAS |= {name: name for name in ("gguf", "ray", "aiohttp", "pyarrow", "zstandard")}
 
 # Foreign text, and that of an untrained model, may hold any byte, and some would move the cursor or rename the window.
 # On a terminal those are shown as pictures (U+2400 ...); tabs and newlines are left.

@@ -36,12 +36,8 @@ def step_of(path: Path) -> int:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Return all checkpoint folders, oldest first, verified or not. Links are skipped: they lead to another run."""
-    if not folder.is_dir():
-        return []
-    with os.scandir(folder) as entries:
-        folders = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
-    return sorted((path for path in folders if step_of(path) >= 0), key=step_of)
+    """Return all checkpoint folders, oldest first, verified or not."""
+    return sorted((path for path in folder.glob("step-*") if step_of(path) >= 0 and path.is_dir()), key=step_of)
 
 
 def require_space(folder: Path, need: int, name: str) -> None:

@@ -8,11 +8,11 @@ import glob
 import operator
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from minigpt.config.commands import PlanConfig
-from minigpt.config.convert import Fault, flatten, read, settings, shown, values
+from minigpt.config.convert import Fault, read, settings, shown, values
 from minigpt.config.rules import RULES
 from minigpt.config.run_names import default_run_dir
 from minigpt.config.schema import TrainConfig
@@ -49,13 +49,10 @@ def stored_config(content: Any) -> TrainConfig:
     Raises:
         UserFault: the first fault.
     """
-    known = settings(TrainConfig)
-    flat = flatten(content, known) if isinstance(content, Mapping) else {}
-    stored = {key: value for key, value in flat.items() if key in known or key.startswith("model.")}
-    config, faults = read(TrainConfig, stored or content)
-    faults += [fault for fault in find_faults(TrainConfig(model=config.model)) if fault.keys[0].startswith("model.")]
-    if faults:
-        raise UserFault(faults[0].sentence)
+    config, faults = read(TrainConfig, content)
+    for fault in [*faults, *find_faults(TrainConfig(model=config.model))]:
+        if not fault.keys or fault.keys[0].startswith("model."):
+            raise UserFault(fault.sentence)
     return config
 
 

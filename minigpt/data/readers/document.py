@@ -4,7 +4,6 @@ import glob
 import gzip
 import importlib
 import shlex
-import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,15 +23,6 @@ class BadFile(UserFault):
     """A file that can't be read as what it should be."""
 
 
-def package(name: str, path: Path) -> Any:
-    """Return a Python package that this file needs."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        install = f"Type: {sys.executable} -m pip install {name.partition('.')[0]}"
-        raise BadFile(f"{path} can't be read without the Python package '{name}'. {install}") from None
-
-
 def _gzip(path: Path, size: int) -> Iterator[bytes]:
     with gzip.open(path) as file:
         while chunk := file.read(size):
@@ -41,7 +31,7 @@ def _gzip(path: Path, size: int) -> Iterator[bytes]:
 
 def _zstd(path: Path, size: int) -> Iterator[bytes]:
     """Unpack frame by frame: zstandard's own reader does not notice that a file was cut."""
-    zstandard = package("zstandard", path)
+    zstandard: Any = importlib.import_module("zstandard")
     frame = None
     with open(path, "rb") as file:
         try:

@@ -1,10 +1,11 @@
 """Parquet tables: each row is a record, and one of its columns holds a document."""
 
+import importlib
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from minigpt.data.readers.document import BadFile, Document, File, ReadOptions, package
+from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
 
 BATCH_ROWS = 64  # a whole row group at once would take hundreds of megabytes of memory
 TEXT_TYPES = ("string", "large_string", "binary", "large_binary")
@@ -15,8 +16,7 @@ def read_parquet(file: File, options: ReadOptions, begin: int = 0, end: int | No
 
     For a part of the file, row groups are selected by their place among all row groups.
     """
-    pyarrow, parquet = package("pyarrow", file.path), package("pyarrow.parquet", file.path)
-    row = 0
+    pyarrow, parquet, row = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet"), 0
     try:
         with parquet.ParquetFile(file.path, page_checksum_verification=True) as table:
             _check_column(file, options.key, table.schema_arrow)

@@ -9,11 +9,9 @@ import errno
 import fnmatch
 import glob
 import hashlib
-import importlib.util
 import json
 import os
 import posixpath
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -152,11 +150,8 @@ def list_url(url: str, folder: Path) -> list[File]:
         if not paths:
             raise FileNotFoundError("nothing is there")
         infos = [system.info(address) for address in paths]
-    except ImportError as error:
-        raise UserFault(
-            f"data.source={redact(url)} needs a package that is not here ({redact(str(error))}). Type: "
-            f"{sys.executable} -m pip install fsspec aiohttp   and for S3 s3fs, for Google's storage gcsfs"
-        ) from None
+    except ModuleNotFoundError:  # faults.py says what to install
+        raise
     except Exception as error:  # of aiohttp, botocore, fsspec ...: not all of them are an OSError
         raise _gone(url, error) from None
     names = [unquote(urlsplit(address).path) if is_http else address for address in paths]
@@ -203,8 +198,6 @@ def fetch(files: Sequence[File], say: Say) -> None:
 
 def _file_system(url: str) -> tuple[Any, str]:
     """Return the fsspec file system of a URL, and the path in it."""
-    if importlib.util.find_spec("fsspec") is None:
-        raise ImportError("install fsspec")
     import fsspec
 
     options: dict[str, Any] = {}
