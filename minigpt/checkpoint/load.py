@@ -3,9 +3,7 @@
 A checkpoint may be a stranger's: every file is compared with the manifest, and names and shapes with the config.
 """
 
-import contextlib
 import copy
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from minigpt import files
 from minigpt.checkpoint import contents, folder
 from minigpt.checkpoint.adapters import ADAPTER, ADAPTER_CONFIG, base_hash, read_adapter
 from minigpt.checkpoint.contents import CONFIG, MODEL, STATE, TOKENIZER
@@ -139,12 +138,10 @@ def lists(checkpoint: Path, name: str) -> bool:
 
 def read_json(checkpoint: Path, name: str) -> dict[str, Any]:
     """Return the content of a checkpoint's JSON file."""
-    content = folder.verify_file(checkpoint, name).read_bytes()
-    with contextlib.suppress(ValueError, RecursionError):
-        mapping = json.loads(content)
-        if isinstance(mapping, dict):
-            return mapping
-    raise unusable(checkpoint, f"{name} is no mapping")
+    content = files.read_json(folder.verify_file(checkpoint, name))
+    if not isinstance(content, dict):
+        raise unusable(checkpoint, f"{name} is no mapping")
+    return content
 
 
 def read_config(checkpoint: Path) -> TrainConfig:

@@ -22,10 +22,7 @@ def conversation_of(record: Any, errors: str) -> bytes:
         BadRecord: it is none.
         UnicodeError: a lone surrogate.
     """
-    try:
-        messages = messages_of(record)
-    except BadRecord as fault:
-        raise BadRecord(f"{fault}; wanted {WANTED}") from None
+    messages = messages_of(record)
     return marked(messages, errors) if any(map(is_answer, messages)) else b""
 
 
@@ -40,7 +37,7 @@ def messages_of(record: Any) -> list[dict[str, str]]:
         BadRecord: it is not of OpenAI's form, nor a prompt and its completion.
     """
     if not isinstance(record, dict):
-        raise BadRecord("the record is not an object")
+        raise BadRecord(f"the record is not an object; wanted {WANTED}")
     if isinstance(record.get("messages"), list):
         if record.get("completion"):
             raise BadRecord("the record has both 'messages' and 'completion'")
@@ -50,7 +47,7 @@ def messages_of(record: Any) -> list[dict[str, str]]:
         return [_message(message, f"message {place}") for place, message in enumerate([*prompt, *completion])]
     if isinstance(prompt, str) and isinstance(completion, str):
         return [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
-    raise BadRecord(f"the record has {', '.join(map(repr, list(record)[:8])) or 'nothing'}")
+    raise BadRecord(f"the record has {', '.join(map(repr, list(record)[:8])) or 'nothing'}; wanted {WANTED}")
 
 
 def _message(message: Any, place: str) -> dict[str, str]:
