@@ -17,6 +17,7 @@ from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.formats.architecture import family_of
 from minigpt.formats.huggingface import write_huggingface
+from minigpt.formats.tokenizer_json import tokenizer_json
 from minigpt.model.gpt import GPT
 from minigpt.report.plan import count_parameters
 from minigpt.screen import Say
@@ -90,14 +91,15 @@ def prove(by: str, model: GPT, copy: GPT, *, tolerance: float) -> list[str]:
 
 
 def prove_tokenizer(tokenizer: Tokenizer, copy: Tokenizer) -> str:
-    """Compare the ids of texts and the control tokens, and return the proof; a RuntimeError if they differ."""
+    """Compare the ids of texts, control tokens and merges, and return the proof; a RuntimeError if they differ."""
     every = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
     texts = [*every, "".join(every)] if tokenizer.name == "char" else [*every, "".join(every), TEXT]
     ids = sum(tokenizer.encode(text) != copy.encode(text) for text in texts)
     roles = (tokenizer.special, tokenizer.eot) == (copy.special, copy.eot)
-    words = f"control tokens {'equal' if roles else 'DIFFER'}"
+    merges = tokenizer_json(tokenizer)["model"] == tokenizer_json(copy)["model"]
+    words = f"control tokens {'equal' if roles else 'DIFFER'}; vocabulary and merges {'equal' if merges else 'DIFFER'}"
     line = f"Tokens  {ids} differences in the ids of {len(texts):,} texts; {words}"
-    if ids or not roles:
+    if ids or not roles or not merges:
         raise RuntimeError(f"what was written is not the same tokenizer, so it was removed. {line}")
     return line
 

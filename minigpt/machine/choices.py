@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from minigpt.config.schema import SHARDED, TrainConfig
-from minigpt.faults import UserFault
 from minigpt.machine.hardware import Hardware, memory_of_device
 from minigpt.machine.memory import shard_count, step_memory
 
@@ -121,14 +120,11 @@ def _compiling_pays(config: TrainConfig, device: str) -> bool:
 def keep_choices(saved: Mapping[str, Any] | None, config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:
     """Return the choices that a run continues with: as choices.json has them, except for what the command now names.
 
-    Choices that were made for other hardware, or for another number of devices, are made anew.
+    Choices that were made for other hardware, for another number of devices, or by another version are made anew.
     """
     choices = choose(config, hardware, vocab_size)
-    if saved is None:
+    if saved is None or saved.keys() != Choices.__dataclass_fields__.keys():
         return choices
-    if saved.keys() != Choices.__dataclass_fields__.keys():
-        remedy = "Put the file back as it was, or remove it: then they are made anew, and bits may differ from here on"
-        raise UserFault(f"choices.json in the run directory holds what no run chooses. {remedy}")
     before = Choices(**saved)
     elsewhere = before.hardware != choices.hardware or before.device != choices.device
     unusable = before.precision == "fp16" and config.trainer.strategy in SHARDED

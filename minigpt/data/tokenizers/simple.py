@@ -28,11 +28,8 @@ class CharEncoder:
     runs = staticmethod(runs)
 
     def __init__(self, tokens: Sequence[bytes]):
-        try:
-            codes = np.array([ord(character.decode()) for character in tokens])
-            self._table = np.full(codes.max() + 2, -1)  # token by code point; -1: not in the alphabet, as is the last
-        except (TypeError, ValueError):  # several characters, no UTF-8, no token at all
-            raise ValueError("a token is not one UTF-8 character") from None
+        codes = np.array([ord(character.decode()) for character in tokens])
+        self._table = np.full(codes.max() + 2, -1)  # token by code point; -1: not in the alphabet, as is the last
         self._table[codes] = np.arange(len(codes))
 
     def encode_chunks(self, chunks: Iterable[bytes]) -> Iterator[NDArray[np.int64]]:

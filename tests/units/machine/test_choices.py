@@ -6,7 +6,6 @@ from dataclasses import asdict, replace
 import pytest
 
 from minigpt.config.schema import ModelConfig, TrainConfig, TrainerConfig
-from minigpt.faults import UserFault
 from minigpt.machine import hardware
 from minigpt.machine.choices import choose, keep_choices, usable_memory
 from minigpt.machine.hardware import Hardware, peak_flops
@@ -114,9 +113,8 @@ def test_what_the_command_now_names_wins():
     assert keep_choices(saved_on(AMD), CONFIG, replace(AMD, asked_threads=5), 65).threads == 5
 
 
-def test_choices_of_other_names_are_refused():
-    with pytest.raises(UserFault, match=r"choices\.json .* holds what no run chooses"):
-        keep_choices(saved_on(AMD) | {"colour": 1}, CONFIG, AMD, 65)
+def test_choices_of_other_names_are_made_anew():
+    assert keep_choices(saved_on(AMD) | {"colour": 1, "threads": 7}, CONFIG, AMD, 65) == choose(CONFIG, AMD, 65)
 
 
 def test_what_changed_is_said_and_noted_and_an_unchanged_run_says_nothing(run, capsys):
