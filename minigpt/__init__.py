@@ -4,7 +4,7 @@
     print(gpt.generate("To be, or not to be"))
     minigpt.train(minigpt.compose(["experiment=demo"]))
 
-The three functions are those of `minigpt.api`. torch is imported when they need it, Lightning when a training begins.
+The three functions are in `minigpt.api`. torch is imported when they need it, Lightning when a training begins.
 """
 
 import os

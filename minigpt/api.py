@@ -55,7 +55,7 @@ class TrainedGPT:
             max_new_tokens: tokens to write at most; the model may end its text earlier.
             temperature: 0 takes the likeliest token each time.
             seed: the same seed and options give the same text.
-            **options: those of `minigpt sample`: top_k, top_p, min_p, repetition_penalty, and stop, a list of texts
+            **options: more of `minigpt sample`: top_k, top_p, min_p, repetition_penalty, and stop, a list of texts
                 before which the output ends.
 
         Returns:
@@ -147,7 +147,7 @@ def train(config: TrainConfig, callbacks: Sequence[Callback] = ()) -> Run:
 
     Args:
         config: see `compose`. If another experiment is trained first, `init.from` is then set to its run. Only
-            minigpt's own experiments are found here, not those of a --config-dir: train such an experiment before, and
+            minigpt's own experiments are found here, not a --config-dir's: train its experiment before, and
             give `init.from`.
         callbacks: Lightning callbacks of your own, called after ours; docs/ARCHITECTURE.md says which hooks they get.
             An experiment that is trained first does not get them.

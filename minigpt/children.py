@@ -25,7 +25,7 @@ class Child:
     Args:
         command: its words.
         output: file that its output is appended to; None for our own stdout and stderr.
-        environment: variables on top of ours, without those of a launcher.
+        environment: variables on top of this process's, a launcher's left out.
         own_session: whether it gets a process group of its own, so that a Ctrl-C in the terminal does not reach it and
             `kill` ends all that it started.
         lock: descriptor of a lock that stays held until the child is gone.

@@ -41,7 +41,7 @@ EXTRAS = {"uvicorn": "fastapi uvicorn", "lm_eval": "lm-eval", "fsspec": "fsspec 
 EXTRAS |= {name: name for name in ("gguf", "ray", "aiohttp", "pyarrow", "zstandard")}
 
 # Foreign text, and that of an untrained model, may hold any byte, and some would move the cursor or rename the window.
-# On a terminal those are shown as pictures (U+2400 ...); tabs and newlines are left.
+# On a terminal such bytes are shown as pictures (U+2400 ...); tabs and newlines are left.
 CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
 CONTROL_PICTURES |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 

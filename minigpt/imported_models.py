@@ -1,6 +1,6 @@
 """What another program's model is, as settings: a Hugging Face folder, nanoGPT's ckpt.pt, or a name on the hub.
 
-It knows none of our rooms, since composing a config (`init.from`) begins here.
+It imports no other room, since composing a config (`init.from`) begins here.
 """
 
 import functools

@@ -52,7 +52,7 @@ def _program(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Launched:
-    """The place of this process among those that a launcher has started."""
+    """The place of this process among all that a launcher has started."""
 
     rank: int
     world_size: int

@@ -1,4 +1,4 @@
-"""The parts of a command line: groups, settings and options, and a sentence for each argument that is none of these.
+"""The parts of a command line: groups, settings and options, and a sentence for every other argument.
 
 Single settings never pass through Hydra's grammar: their text is read by the type schema.py gives them, so commas,
 quotes and braces mean nothing special.
@@ -89,7 +89,7 @@ def folder_words(arguments: list[str]) -> list[str]:
 
 
 def train_arguments(command: str, arguments: list[str]) -> list[str]:
-    """Return those arguments of a command that are for `train`. The command must have composed without a fault."""
+    """Return the arguments of a command that `train` takes. The command must have composed without a fault."""
     train, cls = CLASSES["train"], CLASSES[command]
     others = (settings(cls).keys() | find_groups(cls)) - settings(train).keys() - find_groups(train).keys()
     return [argument for argument in arguments if argument.partition("=")[0].lstrip("+") not in others]
@@ -134,7 +134,7 @@ def _read_setting(request: Request, key: str, text: str) -> None:
 
 
 def _check_choice(request: Request, group: str, choice: str) -> None:
-    """Refuse a choice that is no file, or whose file in the user's folder has the name of one of ours."""
+    """Refuse a choice without a file, and one whose file in the user's folder has the name of a file of configs/."""
     choices = request.groups()[group]
     if request.folder and choice in find_groups(request.cls)[group]:
         if (request.folder / group / f"{choice}.yaml").exists():

@@ -1,4 +1,4 @@
-"""The commands, and the settings of those that are not in schema.py."""
+"""The commands, and the settings of commands that are not in schema.py."""
 
 from dataclasses import dataclass, field
 from typing import Literal

@@ -176,7 +176,7 @@ def _of_experiment(request: Request, name: str) -> dict[str, Any]:
 
 
 def _of_model(cls: type, source: str) -> dict[str, Any]:
-    """Return the settings of a run, checkpoint or imported model. {} if there is none: training then reports it."""
+    """Return the settings of a run, checkpoint or imported model. {} without one: training then reports it."""
     path = local_path(source)
     if (imported := imported_settings(path)) is not None:
         tokenizer = tokenizer_settings(path)

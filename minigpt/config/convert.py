@@ -182,7 +182,7 @@ def value_from_text(kind: Any, text: str) -> Any:
 
 
 def seconds_of(text: str) -> float | None:
-    """Return a time as people type it (90s, 20min, 8h) in seconds; None if the text is none."""
+    """Return a time as people type it (90s, 20min, 8h) in seconds; None for any other text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d)", text.strip())
     return float(match[1]) * SECONDS[match[2]] if match else None
 

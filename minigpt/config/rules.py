@@ -1,4 +1,4 @@
-"""The rules about several settings at once, and about what is on the disk: those that save a user an hour.
+"""The rules about several settings at once, and about what is on the disk. Each saves a user an hour.
 
 A rule is a function that yields a sentence for each fault, under `@rule(...)` with the settings that it reads. There is
 no rule for a fault that the program finds immediately and explains well.

@@ -13,7 +13,7 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def split_list(source: str) -> list[str]:
-    """Return the places that a source names: itself if it exists, or those between commas."""
+    """Return the places that a source names: itself if it exists, else the places between its commas."""
     listed = re.findall(r"(?:\w[\w+.-]*://[^/@]*@)?[^,]*", source)  # passwords may hold commas
     parts = [place.strip() for place in listed if place.strip()]
     return parts if not exists(source) and any(map(_may_be, parts)) else [source]
@@ -35,7 +35,7 @@ def exists(place: str) -> bool:
 
 
 def from_here(path: str) -> str:
-    """Return the end of a sentence on a path that is missing: where it was looked up, and the closest name there."""
+    """Return the end of a sentence on a missing path: where it was looked up, and the closest name beside it."""
     place = Path(expand(path))
     names = os.listdir(place.parent) if place.parent.is_dir() else []
     near = difflib.get_close_matches(place.name, names, n=1, cutoff=0.8)

@@ -23,7 +23,7 @@ def config_folder() -> Path:
 
 
 def find_groups(cls: type, folder: Path | None = None) -> dict[str, dict[str, Path]]:
-    """Return group -> choice -> file of configs/ and of a user's own folder; ours count where both have a name."""
+    """Return group -> choice -> file of configs/ and of a user's own folder; configs/ wins where both have a name."""
     groups: dict[str, dict[str, Path]] = {}
     for top in (config_folder(), folder) if folder else (config_folder(),):
         for group in dict.fromkeys(key.rpartition(".")[0] or key for key in settings(cls)):

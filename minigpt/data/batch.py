@@ -26,7 +26,7 @@ class Batch:
         tokens: (B, T) int64.
         targets: (B, T) int64, the tokens one place later.
         weights: (B, T) float32, how much each target counts in the loss; None if all count the same.
-        documents: those in the windows, if attention stays within a document.
+        documents: the documents in the windows, if attention stays within a document.
         divisor: what the sum of the weighted losses is divided by; None: the sum of the weights. A step's loss is the
             sum of weighted losses over all its batches, divided by the sum of their divisors.
     """
@@ -62,7 +62,7 @@ class MicroBatches:
     """Micro-batch i of one rank: part i % accumulate of optimizer step i // accumulate.
 
     A step's windows are dealt out as (micro-batch, rank, sequence), so the step holds the same windows for any
-    number of devices and micro-batches. Iterating gives those of optimizer step `start_step` and all later ones,
+    number of devices and micro-batches. Iterating gives the micro-batches of step `start_step` and of all later ones,
     without end.
 
     Args:

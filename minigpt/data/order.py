@@ -42,7 +42,7 @@ def epoch_windows(n_tokens: NDArray[np.int64], block_size: int) -> NDArray[np.in
 
 
 def samples_of_step(step: int, sequences: int) -> NDArray[np.uint64]:
-    """Return the numbers of a batch's samples, (sequences,): those of all its devices and micro-batches."""
+    """Return the numbers of a batch's samples on all devices and in all micro-batches, (sequences,)."""
     return np.uint64(step * sequences) + np.arange(sequences, dtype=np.uint64)
 
 
@@ -137,7 +137,7 @@ def _encipher(places: NDArray[np.uint64], sizes: NDArray[np.uint64], keys: NDArr
 
 
 def batch_of_step(step: int, skipped_batches: Sequence[Sequence[int]]) -> int:
-    """Return the number of the batch that a step trains on: the step-th of those that are not skipped.
+    """Return the number of the batch that a step trains on: the step-th batch that is not skipped.
 
     `skipped_batches` holds (first, last) batch numbers of each window, both included.
     """

@@ -55,7 +55,7 @@ def open_prepared(data_dir: str, facts: Mapping[str, Any], named: Iterable[str] 
         named: the sources of the run's mixture; some may be prepared folders outside data_dir.
 
     Raises:
-        DamagedShards: they are there, but a file was changed or lost since they were prepared.
+        DamagedShards: a file was changed or lost since they were prepared.
     """
     if mix := facts.get("mix"):
         opened = {name: open_prepared(data_dir, part, named) for name, part in mix.items()}

@@ -158,7 +158,7 @@ class TokenSplit:
             yield self.windows(np.array([start], dtype=np.int64), predicted - start + 1), predicted - done, None
 
     def unpredicted_places(self, document_end: int | None = None) -> NDArray[np.int64]:
-        """Return the places of the tokens that have no context: the first, and those that follow a `document_end`."""
+        """Return the places of the tokens that have no context: the first, and every token after a `document_end`."""
         places = [np.zeros(1, dtype=np.int64)]
         for start in range(0, len(self) - 1 if document_end is not None else 0, CHUNK_TOKENS):
             piece = self.tokens(start, min(start + CHUNK_TOKENS, len(self) - 1))

@@ -76,7 +76,7 @@ class Tokenizer:
         self._prefix: bytes = getattr(self._encoder, "prefix", b"")  # put before each text by the encoder
 
     def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
-        """Return the tokens of a text, without those of `start`.
+        """Return the tokens of a text, without `start`.
 
         Args:
             text: any text without lone surrogates, which are not characters and have no UTF-8.
@@ -214,7 +214,7 @@ def read_tokenizer_json(path: Path, eot: str | None = None) -> Tokenizer:
 
 
 def load_tokenizer(content: Any, where: object = "this") -> Tokenizer:
-    """Make the tokenizer of a tokenizer.json of ours. Everything in it is checked, nothing in it is run."""
+    """Make the tokenizer that `to_json` wrote down. Everything in the content is checked, nothing in it is run."""
     try:
         name, control = content["name"], content.get("control", [])
         if name == "file":

@@ -80,7 +80,7 @@ def _existing(device: str, setting: str) -> Hardware:
 
 
 def probe(device: str = "auto") -> Hardware:
-    """Return what the machine has: its best device, or the one named by `device`, if it is there."""
+    """Return what the machine has: its best device, or the one named by `device`, if it exists."""
     cores, threads = usable_cores(), asked_threads()
     if device in ("auto", "cuda") and torch.cuda.is_available():
         properties, bf16 = torch.cuda.get_device_properties(0), torch.cuda.is_bf16_supported(False)

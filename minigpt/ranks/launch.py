@@ -63,7 +63,7 @@ def _kill(ranks: list[Child]) -> None:
 
 
 def check_world_size(trainer: TrainerConfig) -> Launched | None:
-    """Return this process's place among those that a launcher has started; None if it is alone.
+    """Return this process's place among all that a launcher has started; None if it is alone.
 
     Refused are other processes than the config names, and none for several hosts.
     """

@@ -21,7 +21,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def cut_rows_after(path: Path, step: int) -> int:
-    """Remove rows of steps after `step`, which a run that continues from there will write again, and damaged lines.
+    """Remove rows of steps after `step`, which a run that continues from `step` will write again, and damaged lines.
 
     Returns:
         How many rows were removed.

@@ -124,7 +124,7 @@ class ConversationSplit:
             )
 
     def passes(self, n_tokens: int, block_size: int) -> float:
-        """Return how many times so many tokens of training, those without weight too, pass over the split."""
+        """Return how many times so many tokens of training, also without weight, pass over the split."""
         return n_tokens / block_size / len(self.packs(block_size)[0])
 
     def describe(self, block_size: int) -> list[str]:

@@ -28,7 +28,7 @@ _NAMES = {mark: name for name, mark in MARKS.items()}
 
 
 def with_roles(tokenizer: "Tokenizer") -> "Tokenizer":
-    """Return a tokenizer that has the control tokens: those that it lacks are added after all its tokens."""
+    """Return a tokenizer that has the control tokens: missing ones are added after all its tokens."""
     missing = [name for name in CONTROL if name not in tokenizer.special]
     return tokenizer.extended(missing) if missing else tokenizer
 

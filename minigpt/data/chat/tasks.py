@@ -179,7 +179,7 @@ def messages_of(exchanges: list[Exchange]) -> list[dict[str, str]]:
 
 
 def task_file(folder: Path, part: str, harder: str = "") -> Path:
-    """Return the file of a part, or of a harder task's questions in it, made if it is not there."""
+    """Return the file of a part, or of a harder task's questions in it; it is made if it is missing."""
     path = folder / f"tasks-{VERSION}" / f"{part}{f'-{harder}' * bool(harder)}.jsonl"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)

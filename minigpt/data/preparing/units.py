@@ -195,7 +195,7 @@ class SplitPlan:
 
 
 def encode_unit(unit: Unit, *, folder: Path, plan: SplitPlan) -> dict[str, Shard]:
-    """Write the shards of a unit into a folder that holds the tokenizer, unless they are there; describe them.
+    """Write the shards of a unit into a folder that holds the tokenizer, unless they are finished; describe them.
 
     Raises:
         UserFault: a character that the tokenizer does not know.

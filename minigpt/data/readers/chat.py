@@ -19,7 +19,7 @@ def conversation_of(record: Any, errors: str) -> bytes:
     """Return the conversation of a record, as `marked` writes it; b"" if the assistant says nothing.
 
     Raises:
-        BadRecord: it is none.
+        BadRecord: it is no conversation.
         UnicodeError: a lone surrogate.
     """
     messages = messages_of(record)

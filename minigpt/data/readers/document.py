@@ -51,7 +51,7 @@ PACKINGS: dict[str, Callable[[Path, int], Iterator[bytes]]] = {".gz": _gzip, ".z
 
 @dataclass(frozen=True)
 class File:
-    """A file of a corpus. The defaults are those of a file that is only read, such as one to score."""
+    """A file of a corpus. The defaults are for a file that is only read, such as a text to score."""
 
     path: Path  # of a URL: of its copy
     label: str  # its path inside the corpus, with forward slashes

@@ -65,7 +65,7 @@ class Corpus:
     """Files in order, and how their bytes become text.
 
     Attributes:
-        all_files: also those that are left out; `files` are those that are read.
+        all_files: also the files that are left out; `files` are read.
         rule: by which it is split: tokens | source | names | label | content | tail (minigpt/data/sources/split.py).
         signature: hash of the names, sizes and times of the files, before one of them was opened.
     """

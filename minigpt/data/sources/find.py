@@ -32,7 +32,7 @@ class SourceGone(UserFault):
 
 
 def find_files(key: str, data: DataConfig) -> list[File]:
-    """Return the files of `data.<key>`, also those that are left out.
+    """Return the files of `data.<key>`, also the files that are left out.
 
     Raises:
         SourceGone: nothing is at these places, or it can't be listed.
@@ -167,7 +167,7 @@ def list_url(url: str, folder: Path) -> list[File]:
 
 
 def fetch(files: Sequence[File], say: Say) -> None:
-    """Copy the files of URLs that are not there yet.
+    """Copy the files of URLs that have no copy yet.
 
     Raises:
         SourceGone: one can't be fetched.

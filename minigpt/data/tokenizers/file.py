@@ -130,7 +130,7 @@ def tokens_of(content: str) -> tuple[list[bytes], dict[str, int]]:
 def read_vocabulary(path: Path, eot: str | None = None) -> tuple[list[bytes], Rules]:
     """Return the bytes of each token, and the rules, of a tokenizer.json and the tokenizer_config.json beside it.
 
-    `eot` names the end-of-text token, if it should be another one, or if none is named there.
+    `eot` names the end-of-text token, if it should be another one, or if the files name none.
     """
     config_path = path.with_name("tokenizer_config.json")
     file, config = read_json(path), read_json(config_path) if config_path.is_file() else {}

@@ -38,7 +38,7 @@ class Scheme:
         min_vocab_size: least value of `tokenizer.vocab_size`; 0 if that setting has no effect.
         needs_alphabet: the vocabulary is made from the set of the text's characters.
         takes_any_bytes: text need not be valid in its encoding.
-        has_eot: there is an end-of-text token; its number follows those of the vocabulary.
+        has_eot: there is an end-of-text token; its number follows the vocabulary's.
         pattern: the regular expression that splits text into words first, stored with the vocabulary.
     """
 
