@@ -13,7 +13,7 @@ from typing import Any
 from minigpt.config.commands import CLASSES
 from minigpt.config.convert import Fault, nearest, no_setting, settings, shown, value_from_text
 from minigpt.config.schema import TrainConfig
-from minigpt.config.yaml_files import config_folder, find_groups
+from minigpt.config.yaml_files import config_folder, find_groups, find_shipped_groups
 from minigpt.redact import redact
 
 WHOLE = {"data.mix", *(key for key, setting in settings(TrainConfig).items() if setting.literal)}  # -m: commas are text
@@ -51,7 +51,8 @@ class Request:
     def groups(self) -> dict[str, dict[str, Path]]:
         """Return the command's groups of files; none if configs/ has no file of the command's name."""
         has_files = (config_folder() / f"{self.command}.yaml").is_file()
-        return find_groups(self.cls, self.folder) if has_files else {}
+        find = find_groups if self.folder else find_shipped_groups
+        return find(self.cls, self.folder) if has_files else {}
 
 
 def read_arguments(request: Request, arguments: list[str]) -> None:

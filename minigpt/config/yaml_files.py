@@ -33,6 +33,9 @@ def find_groups(cls: type, folder: Path | None = None) -> dict[str, dict[str, Pa
     return groups
 
 
+find_shipped_groups = functools.cache(find_groups)  # a user's folder may change between two calls
+
+
 def compose_files(command: str, choices: Mapping[str, str], folder: Path | None) -> dict[str, Any]:
     """Return what configs/COMMAND.yaml and the chosen files, ours or another folder's, hold together, unresolved.
 
