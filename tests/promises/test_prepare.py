@@ -18,18 +18,18 @@ from minigpt.data.sources.corpus import find_corpus, look_inside
 from minigpt.data.tokenizers.scheme import runs
 from minigpt.faults import StorageFailure, UserFault
 
-WORDS = [f"wörd{number * number}" for number in range(9000)]
+WORDS = [f"wörd{number * number}" for number in range(4500)]
 
 
 @pytest.fixture
 def texts(tmp_path, monkeypatch):
-    """A long text, and a folder of records and texts, prepared in units of 20 kB."""
+    """A long text, and a folder of records and texts, prepared in units of 10 kB."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(units, "UNIT_BYTES", 20_000)
-    monkeypatch.setattr(units, "WINDOW_BYTES", 200_000)
+    monkeypatch.setattr(units, "UNIT_BYTES", 10_000)
+    monkeypatch.setattr(units, "WINDOW_BYTES", 100_000)
     Path("long.txt").write_text(" ".join(WORDS))
     Path("mixed").mkdir()
-    Path("mixed/a.jsonl").write_text("".join(f'{{"text": "{word} {word}"}}\n' for word in WORDS[:3000]))
+    Path("mixed/a.jsonl").write_text("".join(f'{{"text": "{word} {word}"}}\n' for word in WORDS[:1500]))
     for number in range(40):
         Path(f"mixed/{number}.txt").write_text(" ".join(WORDS[number::40]))
     return tmp_path
@@ -94,8 +94,8 @@ PROGRAM = """
 import sys
 from minigpt.config.schema import DataConfig, TokenizerConfig, WorkConfig
 from minigpt.data.preparing import prepare, units
-units.UNIT_BYTES = 20_000
-units.WINDOW_BYTES = 200_000
+units.UNIT_BYTES = 10_000
+units.WINDOW_BYTES = 100_000
 data = DataConfig("text", "mixed", dir=sys.argv[1])
 prepare.prepare(data, TokenizerConfig("bpe", 300), work=WorkConfig(2), say=print)
 """  # without `if __name__ == "__main__"`, as people write scripts

@@ -98,10 +98,10 @@ def test_a_run_whose_every_step_was_skipped_has_not_succeeded(run, monkeypatch):
 
 
 def test_a_loss_spike_is_skipped_when_asked_for(run, monkeypatch):
-    poison(monkeypatch, {30}, factor=50.0)
-    run("trainer.max_steps=34", "guard.spike_zscore=8", "guard.spike_window=20", "checkpoint.every_steps=34")
+    poison(monkeypatch, {18}, factor=50.0)
+    run("trainer.max_steps=20", "guard.spike_zscore=8", "guard.spike_window=16", "checkpoint.every_steps=20")
     (skip,) = [event for event in run.events() if event["event"] == "skipped"]
-    assert skip["step"] == 31
+    assert skip["step"] == 19
     assert "spike" in skip["reason"]
 
 
