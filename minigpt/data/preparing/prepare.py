@@ -40,7 +40,8 @@ from minigpt.data.preparing.in_place import link_tokens
 from minigpt.data.preparing.units import UNITS, Scan, SplitPlan, Unit, encode_unit, scan_unit, units_of
 from minigpt.data.shards import Shard, fingerprint, open_split, write_sidecar
 from minigpt.data.sources.corpus import Corpus, find_corpus, look_inside
-from minigpt.data.sources.find import SourceGone, local_file, typed_path
+from minigpt.data.sources.download import SourceGone
+from minigpt.data.sources.find import local_file, typed_path
 from minigpt.data.sources.split import HASHES, describe_split, offset
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, read_tokenizer_json, scheme_of
 from minigpt.data.tokenizers.scheme import runs

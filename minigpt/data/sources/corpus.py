@@ -25,10 +25,11 @@ from minigpt.data.readers import NAMES, READERS, holds_records
 from minigpt.data.readers.document import BadFile, File, ReadOptions
 from minigpt.data.readers.plain import kind_of_binary
 from minigpt.data.shards import HEADS
-from minigpt.data.sources.find import SourceGone, fetch, find_files, local_file, typed_path
+from minigpt.data.sources.download import SourceGone, fetch
+from minigpt.data.sources.find import find_files, local_file, typed_path
 from minigpt.faults import UserFault
 from minigpt.files import sha256_of, write_file
-from minigpt.screen import Say, size_text
+from minigpt.screen import Progress, Say, size_text
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -158,6 +159,7 @@ def look_inside(corpus: Corpus, say: Say) -> Corpus:
     if corpus.name not in ("text", "chat"):
         return corpus
     tokens = set(_token_files(corpus.files))
+    progress = Progress("data: looking into the files", len(corpus.all_files), say, unit="files", size=1)
     files, beside = [], "beside tokens, which are used; data.exclude=*.bin reads text"
     for file in corpus.all_files:
         why = file.left_out
@@ -166,6 +168,7 @@ def look_inside(corpus: Corpus, say: Say) -> Corpus:
         elif not why and (why := _content_to_skip(file, corpus.options.encoding)) and file.is_named:
             raise UserFault(f"data.source={file} is {why}; wanted text. Convert it to text first")
         files.append(replace(file, left_out=why))
+        progress(1)
     rule = "tokens" if tokens else corpus.rule
     if rule == "content":
         files, rule = _by_names(files)

@@ -1,7 +1,8 @@
-"""A download over HTTP that broke off leaves nothing behind, and the same command fetches the file again."""
+"""A download over HTTP is continued, by servers that know ranges and by those that do not."""
 
 import http.server
 import threading
+import time
 
 import pytest
 
@@ -12,38 +13,44 @@ __all__ = ["folder"]
 
 
 class Server(http.server.SimpleHTTPRequestHandler):
-    """Serves TEXT at any path; while it `breaks`, it ends in the middle."""
+    """Serves TEXT at any path, and breaks off in its middle; `parts`: it knows ranges."""
 
-    breaks = True
+    parts, breaks, asked = True, True, []
 
     def do_HEAD(self):
         self.do_GET()
 
     def do_GET(self):
-        content = TEXT.encode()
-        self.send_response(200)
+        begin, content = self.headers.get("Range", "bytes=0-")[6:-1], TEXT.encode()
+        self.asked.append((self.command, begin))
+        is_part = self.parts and "Range" in self.headers and self.headers["If-Range"] == '"7"'
+        self.send_response(206 if is_part else 200)
+        content = content[int(begin) if is_part else 0 :]
         self.send_header("Content-Length", str(len(content)))
         self.send_header("ETag", '"7"')
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(content[:1000] if self.breaks else content)
+            time.sleep(0.5 * self.breaks)  # until the client has read it
 
     def log_message(self, *_):
         pass
 
 
-def test_a_file_that_came_in_part_is_never_read(folder, monkeypatch):
+@pytest.mark.parametrize("parts", [True, False])
+def test_a_download_that_broke_off_goes_on_where_it_stopped(folder, monkeypatch, parts):
     pytest.importorskip("aiohttp")
     pytest.importorskip("fsspec")
+    monkeypatch.setattr(Server, "parts", parts)
+    monkeypatch.setattr(Server, "asked", [])
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         source = f"http://127.0.0.1:{server.server_port}/a.txt"
         with pytest.raises(UserFault, match="can't be read"):
             made(source)
-        fetched = folder / "data" / "fetched"
-        assert not [path for path in fetched.rglob("*") if path.is_file()]
         monkeypatch.setattr(Server, "breaks", False)
         prepared, _ = made(source)
         server.shutdown()
     assert "".join(text for split in documents(prepared) for text in split) == TEXT
-    assert len([path for path in fetched.rglob("*") if path.is_file()]) == 1
+    assert [begin for command, begin in Server.asked if command == "GET"] == ["0", "1000"]
+    assert len([path for path in (folder / "data" / "fetched").rglob("*") if path.is_file()]) == 1
