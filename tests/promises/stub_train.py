@@ -22,6 +22,11 @@ ACCIDENTS = {3: "raise", 5: "kill", 6: "nan", 7: "hang"}
 
 def main() -> int:
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    if "run.dir" not in given:  # a point of a grid, whose run is named after its settings
+        from minigpt.config.compose import compose
+        from minigpt.config.run_names import default_run_dir
+
+        given["run.dir"] = default_run_dir(compose("train", sys.argv[1:]))
     run = Path(given["run.dir"])
     run.mkdir(parents=True, exist_ok=True)
     note(run.parent, f"start {run.name}")

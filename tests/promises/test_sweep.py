@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from minigpt import cli
 from minigpt.cli import _dispatch
 from minigpt.faults import NON_FINITE, STOPPED, TRIALS_FAILED, UserFault
 from minigpt.sweep import results, search
@@ -222,24 +223,25 @@ def test_causes_in_words():
     assert cause_of(2, ["Error: no"]) == "wrong settings or data (exit 2)"
 
 
-def test_a_sweep_ends_with_a_picture(tmp_path, monkeypatch):
-    monkeypatch.undo()
-    one = StubSweep(tmp_path / "one", LR, "trials=1")()
-    assert (one.path / "sweep.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_real_grid(tmp_path, monkeypatch, capfd):
-    """Of two trials: the stub shows what more are."""
+def test_a_real_sweep(tmp_path, monkeypatch):
+    """Of one trial: the stub shows what more are."""
+    monkeypatch.undo()  # with the picture
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (tmp_path / "text.txt").write_text("how much wood would a woodchuck chuck if " * 30)
-    words = [*TINY, "data.source=text.txt", "trainer.max_steps=2", "validate.every_steps=1"]
-    grid = ["train", "-m", *words, "seed=2", "optimizer.lr=1e30,1e-3", "guard.max_skips=0", "guard.max_rollbacks=0"]
-    assert _dispatch(grid) == NON_FINITE  # as the first that failed
-    printed = capfd.readouterr().out
-    assert "=== Trial 1: optimizer.lr=0.001" in printed
-    assert "trial 0: FAILED training became non-finite (exit 5)  optimizer.lr=1e+30" in printed
+    words = [*TINY, "data.source=text.txt", "trainer.max_steps=2", "validate.every_steps=1", "seed=2"]
+    assert _dispatch(["sweep", *words, LR, "trials=1", "sweep.dir=sweep"]) == 0
+    assert (tmp_path / "sweep" / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert "seed: 2\n" in (tmp_path / "sweep" / "trials" / "0000" / "config.yaml").read_text()
+
+
+def test_a_grid_trains_each_point_and_ends_as_the_first_that_failed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "command_line", lambda command: [sys.executable, STUB[-1]])
+    monkeypatch.chdir(tmp_path)
+    grid = ["train", "-m", *StubSweep(tmp_path / "one").arguments[:-1], "model.n_layer=6,1"]
+    assert _dispatch(grid) == NON_FINITE
+    printed = capsys.readouterr().out
+    assert "=== Trial 1: model.n_layer=1" in printed
+    assert "trial 0: FAILED training became non-finite (exit 5)  model.n_layer=6" in printed
     assert "2 of 2 trials, 1 failed" in printed
-    runs = list((tmp_path / "runs").iterdir())
-    assert len(runs) == 2
-    assert all("seed: 2\n" in (run / "config.yaml").read_text() for run in runs)
+    assert sorted(path.name[:6] for path in (tmp_path / "runs").iterdir() if path.is_dir()) == ["text-1", "text-6"]
