@@ -1,5 +1,6 @@
 """Several devices compute what one does, and a signal stops all of them after the same step."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from minigpt import cli
 from minigpt.checkpoint.folder import list_checkpoints, step_of
 from minigpt.faults import STOPPED
+from minigpt.invocation import PARENT
+from minigpt.ranks.signals import CTRL_C
 from minigpt.rundir.rows import TIMINGS
 
 MINIGPT = [sys.executable, "-m", "minigpt"]
@@ -80,13 +84,33 @@ SLOW = ["validate.every_steps=1", "trainer.max_steps=2000"]  # so that a signal 
 proc = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 
 
-@proc
+def be_rank(rank: int, run) -> None:
+    """Train as the plain command has its ranks do it, in a process that is forked: torch is loaded already."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": 0}
+    os.environ |= {name: str(number) for name, number in place.items()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", PARENT: str(run.folder)}
+    sys.stdout = sys.stderr = open(run.folder / f"log-{rank}", "w", buffering=1)  # noqa: SIM115 (to its end)
+    for descriptor in (1, 2):
+        os.dup2(sys.stdout.fileno(), descriptor)
+    sys.argv = ["minigpt", "train", *run.arguments(*EXACT, *PAIR, "trainer=ddp", *SLOW)]
+    cli.main()
+
+
 def test_ctrl_c_stops_both_ranks_after_a_step_and_one_process_continues(run):
-    trial = Trial(run, MINIGPT, "trainer=ddp", *SLOW).until(run, 5)
-    os.killpg(trial.process.pid, signal.SIGINT)  # as the terminal does: to the parent and to both ranks
-    assert trial.end() == STOPPED, trial.said
-    assert trial.said.count("SIGINT: stopping after this step") == 1
-    assert trial.said.count("Stopped after step") == 1
+    ranks = [multiprocessing.get_context("fork").Process(target=be_rank, args=(rank, run)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    while not run.path.joinpath("metrics.jsonl").exists() or len(run.rows()) < 5:
+        assert all(rank.is_alive() for rank in ranks), (run.folder / "log-0").read_text()
+        time.sleep(0.01)
+    for rank in ranks:
+        os.kill(rank.pid, CTRL_C)  # as their parent passes it on
+    for rank in ranks:
+        rank.join()
+    said = "".join((run.folder / f"log-{rank}").read_text() for rank in range(2))
+    assert [rank.exitcode for rank in ranks] == [STOPPED] * 2, said
+    assert said.count("SIGINT: stopping after this step") == 1
+    assert said.count("Stopped after step") == 1
     last = step_of(list_checkpoints(run.path / "checkpoints")[-1])
     assert last == run.rows()[-1]["step"]
     steps = ["validate.every_steps=1", f"trainer.max_steps={last + 3}"]
