@@ -78,21 +78,22 @@ def moving_line() -> Iterator[None]:
 
 
 class Progress:
-    """Counts bytes, or whatever the work consists of, and shows the count, the rate and the time left now and then.
+    """Counts bytes, or other units of a work, and shows the count, the rate and the time left.
+
+    On a terminal one line moves; elsewhere a line is printed now and then.
 
     Args:
         what: names the work.
         total: how much is to be done.
-        say: takes a line. If it is `tell` and stdout is a terminal, one line moves instead.
         unit: in which the count is shown.
         size: how much of what is counted makes one unit.
     """
 
-    def __init__(self, what: str, total: int, say: Say, *, unit: str = "MB", size: float = 1e6):
-        self.what, self.total, self.say, self.unit, self.size = what, total, say, unit, size
+    def __init__(self, what: str, total: int, *, unit: str = "MB", size: float = 1e6):
+        self.what, self.total, self.unit, self.size = what, total, unit, size
         self.done = 0
         self.begun = self.shown = time.monotonic()
-        self.moves = say is tell and can_move()
+        self.moves = can_move()
 
     def __call__(self, count: int) -> None:
         """Add to the count."""
@@ -105,7 +106,7 @@ class Progress:
                 rate = self.done / (now - self.begun)
                 left = duration(max(0, self.total - self.done) / rate)
                 line += f", {rate / self.size:,.1f} {self.unit}/s, {left} left"
-            move([line], self.done / self.total) if self.moves else self.say(line)
+            move([line], self.done / self.total) if self.moves else tell(line)
 
 
 def size_text(n_bytes: float) -> str:

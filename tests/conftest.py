@@ -3,11 +3,15 @@
 Nothing here loads torch: the process that hands the tests out to others (`-n 2`) needs none.
 """
 
+import contextlib
 import gc
+import io
 import json
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the hub, nor does a process that one starts
 
@@ -28,6 +32,13 @@ TINY = shlex.split(
     "trainer.precision=fp32 schedule.warmup_steps=1 validate.every_steps=2 checkpoint.every_steps=100 "
     "samples.every_steps=0 logger.every_steps=2"
 )
+
+
+def printed(work: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """What a call returns, and the lines that it prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        result = work()
+    return result, out.getvalue().splitlines()
 
 
 class TinyRun:

@@ -97,7 +97,9 @@ def sampling(
 ) -> list[Measurement]:
     """Time what `minigpt sample` does between reading a checkpoint and printing, with new weights."""
     config = compose("train", list(words))
-    prepared, hardware = prepare(config.data, config.tokenizer, say=lambda _: None), find_device(config)
+    with contextlib.redirect_stdout(io.StringIO()):
+        prepared = prepare(config.data, config.tokenizer)
+    hardware = find_device(config)
     length = min(PROMPT, config.model.block_size // 4)
     new_tokens = min(new_tokens, config.model.block_size - length)  # within the context, where all steps are alike
     measurements = []

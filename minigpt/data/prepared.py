@@ -14,7 +14,7 @@ from minigpt.data.sources.find import typed_path
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import UserFault
 from minigpt.files import lock, read_json
-from minigpt.screen import Say
+from minigpt.screen import tell
 
 FORMAT = "minigpt-prepared-2"
 CONVERSATIONS = ("chat", "tasks")  # data.name
@@ -104,13 +104,13 @@ def mixed(parts: dict[str, Prepared], shares: dict[str, float]) -> Prepared:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, say: Say) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Lock a folder for this process, and remove the temporary files of killed ones; a lock ends with its process."""
     with open(folder / ".lock", "a+b") as file:
         try:
             held = lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # on file systems without locks, all write the same bytes
         except BlockingIOError:
-            say(f"data: another process is preparing {folder}; waiting for it")
+            tell(f"data: another process is preparing {folder}; waiting for it")
             held = lock(file)
         for left_over in folder.rglob("*.tmp") if held else ():
             left_over.unlink(missing_ok=True)

@@ -64,7 +64,7 @@ def _open_text(path: str, models: Models, config: EvaluateConfig) -> list[TokenS
         if tokenizer.hash not in texts:
             raw = scheme_of(tokenizer.name).takes_any_bytes
             options = ReadOptions(codecs.lookup(config.encoding).name, config.errors, raw, config.text_key)
-            progress = Progress(f"reading {path}", file.stat().st_size, tell)
+            progress = Progress(f"reading {path}", file.stat().st_size)
             texts[tokenizer.hash] = read_text(file, tokenizer, options, progress)
     return [texts[loaded.tokenizer.hash] for loaded in models]
 
@@ -84,7 +84,7 @@ def _score_text(
     ends = [document_end(loaded.config.data, loaded.tokenizer) for loaded in models]
     scores = []
     for name, loaded, text, end in zip(_names(models), models, texts, ends, strict=True):
-        progress = Progress(f"scoring {path}", len(text) - 1, tell, unit="tokens", size=1)
+        progress = Progress(f"scoring {path}", len(text) - 1, unit="tokens", size=1)
         scores.append(score_text(loaded.model, text, stride=stride, document_end=end, progress=progress))
         now, indent = scores[-1].figures(), " " * len(name)
         per_word = f" per token, {now['word_perplexity']:,.2f} per word" if now["word_perplexity"] else " per token"

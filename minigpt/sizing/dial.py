@@ -149,7 +149,7 @@ class Dial:
             tokenizer.vocab_size = self.settle(text, seconds).vocab_size
         with self.processes.rank_zero_first():
             prepared = prepare(data, tokenizer)
-            ngram, xz = baselines(prepared, tell)[-2:]
+            ngram, xz = baselines(prepared)[-2:]
         self.fixed["vocab_size"] = prepared.tokenizer.vocab_size
         text = Text(prepared.train.bytes, ngram["bits_per_byte"], xz["bits_per_byte"], after_part(prepared))
         return prepared, self.try_text(prepared, text, seconds)

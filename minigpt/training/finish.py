@@ -64,7 +64,7 @@ def keep_baselines(job: TrainingJob) -> None:
     signals = job.processes.signals
     try:
         signals.raise_if_received()
-        rows = baselines(job.prepared, say=tell)
+        rows = baselines(job.prepared)
         job.run.write_json("baseline.json", {"fingerprint": job.prepared.fingerprint, "baselines": rows})
     finally:
         signals.noted_only = True

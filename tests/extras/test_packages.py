@@ -60,7 +60,7 @@ def test_a_folder_of_all_formats(tmp_path):
     table(tmp_path / "texts" / "a.parquet", text=TEXTS)
     (tmp_path / "texts" / "b.txt.zst").write_bytes(zstandard.ZstdCompressor().compress(b"plain " * 20))
     data = DataConfig(name="text", source=str(tmp_path / "texts"), dir=str(tmp_path / "data"), val_fraction=0.5)
-    prepared = prepare(data, TokenizerConfig(name="byte"), say=lambda line: None)
+    prepared = prepare(data, TokenizerConfig(name="byte"))
     assert prepared.summary["documents"] == 4
 
 
@@ -73,6 +73,6 @@ def test_ray_gives_the_tokens_of_one_process(tmp_path, monkeypatch):
     prepared = []
     for work in (WorkConfig(workers=1), WorkConfig(engine="ray")):
         data = DataConfig(name="text", source=str(tmp_path / "texts"), dir=str(tmp_path / work.engine))
-        prepared.append(prepare(data, TokenizerConfig(vocab_size=300), work=work, say=lambda line: None))
+        prepared.append(prepare(data, TokenizerConfig(vocab_size=300), work=work))
     assert len(list(prepared[1].folder.glob("train-*.bin"))) > 1
     assert prepared[0].fingerprint == prepared[1].fingerprint

@@ -17,6 +17,7 @@ from minigpt.data.preparing.prepare import prepare
 from minigpt.data.sources.corpus import find_corpus, look_inside
 from minigpt.data.tokenizers.scheme import runs
 from minigpt.faults import StorageFailure, UserFault
+from tests.conftest import printed
 
 WORDS = [f"wörd{number * number}" for number in range(4500)]
 
@@ -35,9 +36,9 @@ def texts(tmp_path, monkeypatch):
     return tmp_path
 
 
-def made(source: str, place: str, tokenizer: str = "bpe", workers: int = 1, say=lambda line: None):
+def made(source: str, place: str, tokenizer: str = "bpe", workers: int = 1):
     data = DataConfig("text", source, dir=place)
-    return prepare(data, TokenizerConfig(tokenizer, 300), work=WorkConfig(workers), say=say)
+    return prepare(data, TokenizerConfig(tokenizer, 300), work=WorkConfig(workers))
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -97,7 +98,7 @@ from minigpt.data.preparing import prepare, units
 units.UNIT_BYTES = 10_000
 units.WINDOW_BYTES = 100_000
 data = DataConfig("text", "mixed", dir=sys.argv[1])
-prepare.prepare(data, TokenizerConfig("bpe", 300), work=WorkConfig(2), say=print)
+prepare.prepare(data, TokenizerConfig("bpe", 300), work=WorkConfig(2))
 """  # without `if __name__ == "__main__"`, as people write scripts
 
 
@@ -165,23 +166,24 @@ def test_a_full_disk_is_a_storage_failure_and_the_same_command_continues(texts, 
 
 
 def test_tokens_are_found_again_and_made_anew_when_the_source_changes(texts, monkeypatch):
-    first, said = made("mixed", "data"), list[str]()
+    first = made("mixed", "data")
     monkeypatch.setattr(module, "make", lambda *_, **__: pytest.fail("made again"))
-    assert made("mixed", "data", say=said.append).folder == first.folder
+    found, said = printed(lambda: made("mixed", "data"))
+    assert found.folder == first.folder
     assert said[0].startswith(f"data: {first.folder}: ")
     monkeypatch.undo()
     os.chdir(texts)
     Path("mixed/new.txt").write_text("one more document")
-    changed = made("mixed", "data", say=said.append)
+    changed, said = printed(lambda: made("mixed", "data"))
     assert changed.fingerprint != first.fingerprint
     assert any("the source changed since" in line for line in said)
 
 
 def test_damaged_shards_are_made_again(texts):
-    wanted, said = files(made("long.txt", "data").folder), list[str]()
+    wanted = files(made("long.txt", "data").folder)
     (folder,) = Path("data").glob("text-*")
     (folder / "val-000.bin").unlink()
-    made("long.txt", "data", say=said.append)
+    _, said = printed(lambda: made("long.txt", "data"))
     assert files(folder) == wanted
     assert "has lost a file, or one was changed; preparing it anew" in said[0]
 
@@ -204,7 +206,7 @@ def test_a_mixture_names_the_source_that_has_changed(texts):
     for name in ("a.txt", "b.txt"):
         Path(name).write_text(f"{name} " * 900)
     config = DataConfig("stdlib", mix={"a.txt": 0.5, "b.txt": 0.5}, dir="data")
-    prepared = module.prepare(config, TokenizerConfig("byte"), say=lambda line: None)
+    prepared = module.prepare(config, TokenizerConfig("byte"))
     assert module.changed_sources(config, prepared) == []
     Path("b.txt").unlink()
     assert module.changed_sources(config, prepared) == [os.path.abspath("b.txt")]

@@ -11,6 +11,7 @@ from minigpt.config.schema import DataConfig, TokenizerConfig
 from minigpt.data.prepared import Prepared, describe
 from minigpt.data.preparing.prepare import prepare
 from minigpt.faults import UserFault
+from tests.conftest import printed
 
 STORIES = [f"Story {number}, naïve. " + "and then " * (number % 9) for number in range(60)]
 TEXT = "".join(f"Line {number}: the naïve fox can't jump, and won't.\r\n" for number in range(120))
@@ -18,10 +19,8 @@ TEXT = "".join(f"Line {number}: the naïve fox can't jump, and won't.\r\n" for n
 
 def made(source, tokenizer="byte", **keys) -> tuple[Prepared, list[str]]:
     """Prepare in ./data; return the tokens and what was printed."""
-    said: list[str] = []
-    return prepare(
-        DataConfig(**{"name": "text", "source": source} | keys), TokenizerConfig(tokenizer), say=said.append
-    ), said
+    data = DataConfig(**{"name": "text", "source": source} | keys)
+    return printed(lambda: prepare(data, TokenizerConfig(tokenizer)))
 
 
 def texts(split, tokenizer) -> list[str]:

@@ -6,7 +6,6 @@ once for each set of tokens and kept beside them, in baselines.json.
 
 import contextlib
 import lzma
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,7 +15,7 @@ from minigpt.data.measures.overlap import pieces
 from minigpt.data.prepared import Prepared
 from minigpt.faults import UserFault
 from minigpt.files import read_json, write_json
-from minigpt.screen import size_text
+from minigpt.screen import size_text, tell
 
 TRAIN_BYTES = 1 << 24  # of training text that the n-gram model and xz see at most: half a gigabyte of memory
 VAL_BYTES = 1 << 21  # of validation text at most
@@ -26,13 +25,13 @@ SMALL_BYTES = 1 << 14
 Baseline = dict[str, Any]
 
 
-def baselines(prepared: Prepared, say: Callable[[str], object]) -> list[Baseline]:
+def baselines(prepared: Prepared) -> list[Baseline]:
     """Return the baselines of these tokens, measured now or before: name, bits_per_byte, and of which text.
 
     The result is kept in the folder of the tokens, if it can be written there.
     """
     if prepared.parts:
-        return _of_mixture(prepared, say)
+        return _of_mixture(prepared)
     if prepared.train.answers is not None:
         return []  # of conversations, only the answers count
     path = prepared.folder / "baselines.json"
@@ -41,16 +40,16 @@ def baselines(prepared: Prepared, say: Callable[[str], object]) -> list[Baseline
         if kept["fingerprint"] == prepared.fingerprint:
             rows: list[Baseline] = kept["baselines"]
             return rows
-    say("Measuring the baselines of this text: models that only count or copy (once for a text; Ctrl-C skips it)")
+    tell("Measuring the baselines of this text: models that only count or copy (once for a text; Ctrl-C skips it)")
     rows = _measure(prepared.train, prepared.val)
     with contextlib.suppress(OSError):
         write_json(path, {"fingerprint": prepared.fingerprint, "baselines": rows})
     return rows
 
 
-def _of_mixture(prepared: Prepared, say: Callable[[str], object]) -> list[Baseline]:
+def _of_mixture(prepared: Prepared) -> list[Baseline]:
     """Return the sources' baselines, each after its own training text, weighted as a mixture's bits per byte are."""
-    by_source, val = [baselines(part, say) for part in prepared.parts.values()], prepared.val
+    by_source, val = [baselines(part) for part in prepared.parts.values()], prepared.val
     n_bytes = [share * val.parts[name].bytes / len(val.parts[name]) for name, share in val.shares.items()]
     return [
         {

@@ -16,7 +16,7 @@ from minigpt.data.sources.split import count_characters
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer
 from minigpt.faults import UserFault
 from minigpt.files import replaced, sha256_of
-from minigpt.screen import Progress, Say
+from minigpt.screen import Progress, tell
 
 PIECE_TOKENS = 1 << 20
 
@@ -41,7 +41,7 @@ def _tokenizer_of(corpus: Corpus, name: str, stated: Tokenizer | None) -> Tokeni
 
 
 def link_tokens(
-    folder: Path, corpus: Corpus, name: str, given: Tokenizer | None, say: Say
+    folder: Path, corpus: Corpus, name: str, given: Tokenizer | None
 ) -> tuple[Tokenizer, dict[str, list[Shard]], Counter[str]]:
     """Write links to tokens into a folder. Return the tokenizer, what is known of each split's shards, and counts.
 
@@ -52,10 +52,10 @@ def link_tokens(
     if text := [file.label for file in corpus.files if file.path.suffix != ".bin"]:
         raise UserFault(f"data.source and data.val_source hold tokens and text ({text[0]}); wanted one of these")
     tokenizer = _tokenizer_of(corpus, name, given)
-    say(f"data: the tokens are used where they are, as those of tokenizer={tokenizer.name}")
+    tell(f"data: the tokens are used where they are, as those of tokenizer={tokenizer.name}")
     texts = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
     sizes = np.array([(len(text), count_characters(text)) for text in texts])
-    progress = Progress("data: reading", corpus.size, say)
+    progress = Progress("data: reading", corpus.size)
     has_val_source = any(file.is_val for file in corpus.files)
     splits, counts = {"train": list[Shard](), "val": list[Shard]()}, Counter[str]()
     for file in corpus.files:

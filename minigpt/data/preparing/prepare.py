@@ -48,28 +48,23 @@ from minigpt.data.tokenizers.scheme import runs
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.files import read_json, write_json
 from minigpt.machine.cores import usable_cores
-from minigpt.screen import Progress, Say, moving_line, size_text, tell
+from minigpt.screen import Progress, moving_line, size_text, tell
 
 PLAN = "plan.json"
 LEARN_BYTES = 1 << 27  # a BPE vocabulary is learned from about so much of the training text at most: a minute or less
 
 
-def prepare(data: DataConfig, tokenizer: TokenizerConfig, *, say: Say = tell, **options: Any) -> Prepared:
+def prepare(data: DataConfig, tokenizer: TokenizerConfig, **options: Any) -> Prepared:
     """Call `find_or_make`, and describe the tokens in a line or two."""
-    prepared = find_or_make(data, tokenizer, say=say, **options)
+    prepared = find_or_make(data, tokenizer, **options)
     for line in describe_briefly(prepared):
-        say(f"data: {line}")
+        tell(f"data: {line}")
     return prepared
 
 
 @moving_line()
 def find_or_make(
-    data: DataConfig,
-    tokenizer: TokenizerConfig,
-    *,
-    given: Tokenizer | None = None,
-    work: WorkConfig | None = None,
-    say: Say = tell,
+    data: DataConfig, tokenizer: TokenizerConfig, *, given: Tokenizer | None = None, work: WorkConfig | None = None
 ) -> Prepared:
     """Find the tokens that these settings describe, or make them.
 
@@ -81,14 +76,13 @@ def find_or_make(
         tokenizer: name and vocabulary size.
         given: a tokenizer to use instead of learning one from this text.
         work: how the work is shared out; None: over all cores of this machine.
-        say: takes lines for the user.
 
     Raises:
         UserFault: the text or the keys are at fault; nothing is left that could be mistaken for prepared tokens.
         StorageFailure: data.dir can't be written.
     """
     if data.mix:
-        return _prepare_mix(data, tokenizer, given, work, say)
+        return _prepare_mix(data, tokenizer, given, work)
     scheme = scheme_of(tokenizer.name, tokenizer.vocab_size)
     if given is None and tokenizer.name == "file":
         if tokenizer.file is None:
@@ -108,24 +102,24 @@ def find_or_make(
         if read_prepared(folder):
             with contextlib.suppress(DamagedShards):
                 return open_folder(folder)
-            say(f"data: {folder} has lost a file, or one was changed; preparing it anew")
+            tell(f"data: {folder} has lost a file, or one was changed; preparing it anew")
             (folder / "prepared.json").unlink(missing_ok=True)
         elif newest:
-            say(f"data: the source changed since {newest} was prepared; preparing it anew")
-        corpus = look_inside(corpus, say)
+            tell(f"data: the source changed since {newest} was prepared; preparing it anew")
+        corpus = look_inside(corpus)
         for line in corpus.description():
-            say(f"data: {line}")
+            tell(f"data: {line}")
         if given is None and not scheme.is_learned:  # it may be downloaded: better before gigabytes are read
             given = build_tokenizer(tokenizer.name)
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder, say):
+        with locked(folder):
             if not read_prepared(folder):
-                make(folder, keys, corpus, given, work=work or WorkConfig(), say=say)
+                make(folder, keys, corpus, given, work or WorkConfig())
         return open_folder(folder)
     except SourceGone as fault:
         if newest is None:
             raise
-        say(f"data: {fault}. Using the tokens prepared from it earlier")
+        tell(f"data: {fault}. Using the tokens prepared from it earlier")
         return open_folder(newest)
     except OSError as error:
         wrong = f"{error.filename or root} can't be written: {error.strerror or error}"
@@ -133,7 +127,7 @@ def find_or_make(
 
 
 def _prepare_mix(
-    data: DataConfig, tokenizer: TokenizerConfig, given: Tokenizer | None, work: WorkConfig | None, say: Say
+    data: DataConfig, tokenizer: TokenizerConfig, given: Tokenizer | None, work: WorkConfig | None
 ) -> Prepared:
     """Prepare each source of a mixture, with the tokenizer of the first for all."""
     parts: dict[str, Prepared] = {}
@@ -145,7 +139,7 @@ def _prepare_mix(
             part = open_folder(folder)
         else:
             source_data = _of_source(data, source)
-            part = find_or_make(source_data, tokenizer, given=given, work=work, say=say)
+            part = find_or_make(source_data, tokenizer, given=given, work=work)
         given = given or part.tokenizer
         if part.tokenizer.hash != given.hash or given.name != tokenizer.name:
             got, wanted = (f"{tokens.name}, SHA-256 {tokens.hash[:12]}" for tokens in (part.tokenizer, given))
@@ -222,21 +216,19 @@ def _folder_name(keys: dict[str, Any], signature: str) -> str:
 # --- the making of one folder ---
 
 
-def make(
-    folder: Path, keys: dict[str, Any], corpus: Corpus, given: Tokenizer | None, *, work: WorkConfig, say: Say
-) -> None:
+def make(folder: Path, keys: dict[str, Any], corpus: Corpus, given: Tokenizer | None, work: WorkConfig) -> None:
     """Write everything that a locked folder of prepared tokens holds, prepared.json last.
 
     A killed process leaves plan.json, tokenizer.json and finished shards behind; the next one makes the missing shards.
     """
     rule, notes = "source" if keys["val_source"] else "tokens", list[str]()
     if corpus.rule == "tokens":
-        tokenizer, splits, counts = link_tokens(folder, corpus, keys["tokenizer"], given, say)
+        tokenizer, splits, counts = link_tokens(folder, corpus, keys["tokenizer"], given)
     else:
         units = units_of(corpus, runs if given is None else given.runs)
         with workers(work.engine, min(work.workers or usable_cores(), len(units))) as run:
-            tokenizer, plan = _planned(folder, keys, corpus, units, given, run, say)
-            progress = Progress(f"data: encoding with tokenizer={tokenizer.name}", corpus.size, say)
+            tokenizer, plan = _planned(folder, keys, corpus, units, given, run)
+            progress = Progress(f"data: encoding with tokenizer={tokenizer.name}", corpus.size)
             splits = {"train": list[Shard](), "val": list[Shard]()}
             for unit, record in zip(units, run(partial(encode_unit, folder=folder, plan=plan), units), strict=True):
                 for name, shard in record.items():
@@ -269,7 +261,7 @@ def make(
 
 
 def _planned(
-    folder: Path, keys: dict[str, Any], corpus: Corpus, units: list[Unit], given: Tokenizer | None, run: Map, say: Say
+    folder: Path, keys: dict[str, Any], corpus: Corpus, units: list[Unit], given: Tokenizer | None, run: Map
 ) -> tuple[Tokenizer, SplitPlan]:
     """Read the text for the first time; return and store the tokenizer (learned if none is given) and the plan."""
     with contextlib.suppress(UserFault, LookupError, TypeError):  # the plan of a process that was killed
@@ -281,7 +273,7 @@ def _planned(
     sampled = min(1.0, LEARN_BYTES / max(1, corpus.size)) if learns else 0.0
     how = {"rule": corpus.rule, "val_fraction": keys["val_fraction"], "sampled": sampled}
     scan = partial(scan_unit, **how, alphabet=given is None and scheme.needs_alphabet)
-    progress = Progress("data: reading", corpus.size, say)
+    progress = Progress("data: reading", corpus.size)
     scans = list[Scan]()
     for unit, result in zip(units, run(scan, units), strict=True):
         scans.append(result)
@@ -290,10 +282,10 @@ def _planned(
         raise UserFault(*bad[:20])
     plan = _plan_of(corpus, keys["val_fraction"], scans)
     for line in plan.notes:
-        say(f"data: {line}")
+        tell(f"data: {line}")
     if learns:
         size = sum(len(block) for result in scans for _, _, block in result.sample)
-        say(f"data: learning {vocab_size:,} tokens from {size_text(size)} of {size_text(plan.counts['bytes'])}")
+        tell(f"data: learning {vocab_size:,} tokens from {size_text(size)} of {size_text(plan.counts['bytes'])}")
     alphabet = set[str]().union(*(result.alphabet for result in scans))
     train = ([block] for block in _training_text(plan, scans))
     tokenizer = given or build_tokenizer(keys["tokenizer"], vocab_size=vocab_size, alphabet=alphabet, train=train)

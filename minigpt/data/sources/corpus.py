@@ -29,7 +29,7 @@ from minigpt.data.sources.download import SourceGone, fetch
 from minigpt.data.sources.find import find_files, local_file, typed_path
 from minigpt.faults import UserFault
 from minigpt.files import sha256_of, write_file
-from minigpt.screen import Progress, Say, size_text
+from minigpt.screen import Progress, size_text
 
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -149,17 +149,17 @@ def find_corpus(data: DataConfig, *, raw: bool = False) -> Corpus:
     return _refuse_nothing(Corpus(data.name, files, options, rule, signature))
 
 
-def look_inside(corpus: Corpus, say: Say) -> Corpus:
+def look_inside(corpus: Corpus) -> Corpus:
     """Return a corpus whose files are fetched, and left out or refused for their content.
 
     Raises:
         UserFault: packages are missing, or nothing is left.
     """
-    fetch(corpus.files, say)
+    fetch(corpus.files)
     if corpus.name not in ("text", "chat"):
         return corpus
     tokens = set(_token_files(corpus.files))
-    progress = Progress("data: looking into the files", len(corpus.all_files), say, unit="files", size=1)
+    progress = Progress("data: looking into the files", len(corpus.all_files), unit="files", size=1)
     files, beside = [], "beside tokens, which are used; data.exclude=*.bin reads text"
     for file in corpus.all_files:
         why = file.left_out

@@ -18,7 +18,7 @@ from minigpt.data.readers.document import File
 from minigpt.faults import UserFault
 from minigpt.files import flush, lock
 from minigpt.redact import redact
-from minigpt.screen import Progress, Say, size_text
+from minigpt.screen import Progress, size_text, tell
 
 
 class SourceGone(UserFault):
@@ -60,7 +60,7 @@ def list_url(url: str, folder: Path) -> list[File]:
     return files
 
 
-def fetch(files: Sequence[File], say: Say) -> None:
+def fetch(files: Sequence[File]) -> None:
     """Copy the files of URLs that are not there yet.
 
     Raises:
@@ -71,8 +71,8 @@ def fetch(files: Sequence[File], say: Say) -> None:
     if not missing:
         return
     total, folder = sum(file.size for file in missing), missing[0].path.parents[1]
-    say(f"data: fetching {len(missing):,} files, {size_text(total)}, to {folder}")
-    progress = Progress("data: fetching", total, say)
+    tell(f"data: fetching {len(missing):,} files, {size_text(total)}, to {folder}")
+    progress = Progress("data: fetching", total)
     for file in missing:
         try:
             file.path.parent.mkdir(parents=True, exist_ok=True)

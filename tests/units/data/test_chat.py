@@ -28,6 +28,7 @@ from minigpt.faults import UserFault
 from minigpt.model.evaluate import evaluate
 from minigpt.model.gpt import GPT
 from minigpt.model.loss import weighted_loss_sum
+from tests.conftest import printed
 
 BYTE = with_roles(build_tokenizer("byte"))
 USER, ASSISTANT, CLOSE = (BYTE.special[name] for name in (ROLES["user"], ROLES["assistant"], END))
@@ -46,9 +47,9 @@ def talks(tmp_path):
     def make(*rows, name="byte", **more):
         source = tmp_path / "talks.jsonl"
         source.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-        said: list[str] = []
         data = DataConfig(name="chat", source=str(source), dir=str(tmp_path / "data"), mask_documents=True, **more)
-        return prepare(data, TokenizerConfig(name, vocab_size=270), say=said.append), "\n".join(said)
+        prepared, said = printed(lambda: prepare(data, TokenizerConfig(name, vocab_size=270)))
+        return prepared, "\n".join(said)
 
     return make
 

@@ -12,6 +12,7 @@ from minigpt.data.preparing import in_place
 from minigpt.data.preparing.prepare import prepare
 from minigpt.data.tokenizer import build_tokenizer
 from minigpt.faults import UserFault
+from tests.conftest import printed
 
 TOKENS = np.frombuffer("héllo, tokens of bytes. ".encode() * 40, dtype=np.uint8).astype(np.uint16)
 TOKENS = np.concatenate([TOKENS, [256], TOKENS]).astype("<u2")
@@ -28,11 +29,11 @@ def folder(tmp_path):
     return tmp_path
 
 
-def make(folder, files: dict[str, bytes], *, tokenizer="byte", source="tokens", say=lambda line: None, **keys):
+def make(folder, files: dict[str, bytes], *, tokenizer="byte", source="tokens", **keys):
     for name, content in files.items():
         (folder / "tokens" / name).write_bytes(content)
     data = DataConfig(name="text", source=str(folder / source), dir=str(folder / "data"), **keys)
-    return prepare(data, TokenizerConfig(name=tokenizer), say=say)
+    return prepare(data, TokenizerConfig(name=tokenizer))
 
 
 NANOGPT = {"train.bin": TOKENS.tobytes(), "val.bin": TOKENS[:99].tobytes()}
@@ -50,9 +51,8 @@ WIDE = {
 
 @pytest.mark.parametrize("files", [NANOGPT, LLM_C, WIDE], ids=["nanoGPT", "llm.c", "llm.c uint32"])
 def test_tokens_are_used_where_they_are(folder, files):
-    said: list[str] = []
     (folder / "tokens" / "readme.md").write_text("text beside tokens")
-    prepared = make(folder, files, say=said.append)
+    prepared, said = printed(lambda: make(folder, files))
     np.testing.assert_array_equal(prepared.train.tokens(0, 9999), TOKENS)
     np.testing.assert_array_equal(
         prepared.train.windows(np.array([0, 690, 740]), 70)[1:], [TOKENS[690:760], TOKENS[740:810]]
@@ -67,8 +67,8 @@ def test_tokens_are_used_where_they_are(folder, files):
     assert said[0] == "data: left out 1 (beside tokens, which are used; data.exclude=*.bin reads text): readme.md"
     assert said[1].endswith(f": {len(files)} tokens ({len(files)} .bin)")
     assert "tokenizer=byte" in said[2]
-    again: list[str] = []
-    assert make(folder, {}, say=again.append).fingerprint == prepared.fingerprint
+    found, again = printed(lambda: make(folder, {}))
+    assert found.fingerprint == prepared.fingerprint
     assert again[0].startswith(f"data: {prepared.folder}: ")  # found, not read
 
 
@@ -120,11 +120,11 @@ def test_tokens_to_validate_on_are_not_trained_on(folder):
 def test_tokens_of_our_own_are_a_mixture_of_one(folder, tmp_path):
     (tmp_path / "a.txt").write_text("how much wood would a woodchuck chuck " * 60)
     data = DataConfig(name="text", source=str(tmp_path / "a.txt"), dir=str(tmp_path / "own"))
-    own = prepare(data, TokenizerConfig(name="byte"), say=str)
+    own = prepare(data, TokenizerConfig(name="byte"))
     with pytest.raises(UserFault, match=r"data\.mix=.*:1"):
-        prepare(DataConfig("text", str(own.folder), dir=str(tmp_path / "new")), TokenizerConfig("byte"), say=str)
+        prepare(DataConfig("text", str(own.folder), dir=str(tmp_path / "new")), TokenizerConfig("byte"))
     mix = DataConfig(mix={str(own.folder): 1.0}, dir=str(tmp_path / "new"))
-    assert prepare(mix, TokenizerConfig("byte"), say=str).train.tokens(0, 9).tolist() == own.train.tokens(0, 9).tolist()
+    assert prepare(mix, TokenizerConfig("byte")).train.tokens(0, 9).tolist() == own.train.tokens(0, 9).tolist()
 
 
 def test_a_text_to_validate_tokens_on_is_refused(folder):
@@ -136,8 +136,8 @@ def test_a_text_to_validate_tokens_on_is_refused(folder):
 def test_files_that_only_look_like_tokens(folder):
     (folder / "tokens" / "a.txt").write_bytes(b"some text " * 99)
     evaluation = shard(TOKENS, magic=20240522)
-    said: list[str] = []
-    make(folder, {"hellaswag_val.bin": evaluation, "train.bin": NANOGPT["train.bin"]}, say=said.append)
+    files = {"hellaswag_val.bin": evaluation, "train.bin": NANOGPT["train.bin"]}
+    _, said = printed(lambda: make(folder, files))
     assert "data: left out 2 (binary data: it holds NUL bytes): hellaswag_val.bin, train.bin" in said
     for name in ("hellaswag_val.bin", "train.bin"):  # tokenizer=byte is not to learn their bytes
         with pytest.raises(UserFault, match="wanted text"):
@@ -153,4 +153,4 @@ def test_tokens_that_change_or_go_are_noticed(folder):
     (folder / "tokens").rmdir()
     data = DataConfig(name="text", source=str(folder / "tokens"), dir=str(folder / "data"))
     with pytest.raises(DamagedShards, match=r"train-000\.bin can't be read"):
-        prepare(data, TokenizerConfig(name="byte"), say=lambda _: None)
+        prepare(data, TokenizerConfig(name="byte"))

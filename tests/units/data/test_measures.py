@@ -17,6 +17,7 @@ from minigpt.data.prepared import describe
 from minigpt.data.preparing.prepare import prepare
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import build_tokenizer
+from tests.conftest import printed
 
 BYTE = build_tokenizer("byte")
 EOT = BYTE.eot
@@ -38,11 +39,11 @@ def prepared(tmp_path):
     text = "".join(f"def function_{n}(value):\n    return value * {n * n}\n\n" for n in range(3000))
     (tmp_path / "a.txt").write_text(text)
     data = DataConfig("text", str(tmp_path / "a.txt"), dir=str(tmp_path / "data"))
-    return prepare(data, TokenizerConfig("bpe", vocab_size=300), say=lambda line: None)
+    return prepare(data, TokenizerConfig("bpe", vocab_size=300))
 
 
 def test_baselines_are_what_slow_twins_say(prepared):
-    ngram, xz = baselines(prepared, lambda line: None)
+    ngram, xz = baselines(prepared)
     texts = [prepared.tokenizer.decode_bytes(split.tokens(0, len(split))) for split in (prepared.train, prepared.val)]
     assert 0 < ngram["bits_per_byte"] < 8
     assert ngram["name"] == "7-gram of bytes, Kneser-Ney"
@@ -53,16 +54,15 @@ def test_baselines_are_what_slow_twins_say(prepared):
 
 
 def test_baselines_are_measured_once_for_a_text(prepared, monkeypatch):
-    said: list[str] = []
-    rows = baselines(prepared, said.append)
-    monkeypatch.setattr(module, "_measure", lambda *_: pytest.fail("measured again"))
-    assert baselines(prepared, said.append) == rows
+    rows, said = printed(lambda: baselines(prepared))
     assert len(said) == 1
+    monkeypatch.setattr(module, "_measure", lambda *_: pytest.fail("measured again"))
+    assert printed(lambda: baselines(prepared)) == (rows, [])
     path = prepared.folder / "baselines.json"
     for content in ("{", "[]", json.dumps({"fingerprint": "of other tokens", "baselines": []})):
         path.write_text(content)
         monkeypatch.setattr(module, "_measure", lambda *_: [{"name": "anew"}])
-        assert baselines(prepared, said.append) == [{"name": "anew"}]
+        assert baselines(prepared) == [{"name": "anew"}]
 
 
 def test_baselines_of_a_mixture_are_weighted_as_its_bits_per_byte_are(tmp_path):
@@ -70,9 +70,10 @@ def test_baselines_of_a_mixture_are_weighted_as_its_bits_per_byte_are(tmp_path):
         (tmp_path / f"{name}.txt").write_text(text)
     mix = {str(tmp_path / "a.txt"): 0.7, str(tmp_path / "b.txt"): 0.3}
     data = DataConfig("text", dir=str(tmp_path / "data"), mix=mix)
-    prepared = prepare(data, TokenizerConfig("bpe", vocab_size=280), say=lambda line: None)
-    rows = baselines(prepared, lambda line: None)
-    alone = [baselines(part, lambda line: pytest.fail("measured again")) for part in prepared.parts.values()]
+    prepared = prepare(data, TokenizerConfig("bpe", vocab_size=280))
+    rows = baselines(prepared)
+    alone, said = printed(lambda: [baselines(part) for part in prepared.parts.values()])
+    assert said == []
     weights = [
         share * part.val.bytes / len(part.val) for share, part in zip((0.7, 0.3), prepared.parts.values(), strict=True)
     ]
@@ -134,9 +135,8 @@ def test_it_is_printed_and_kept(tmp_path):
         (tmp_path / "texts" / f"{number}").write_text(
             f"{number} is my number. " + "The same in all, word for word. " * 9
         )
-    said: list[str] = []
     data = DataConfig("text", str(tmp_path / "texts"), dir=str(tmp_path / "data"))
-    prepared = prepare(data, TokenizerConfig("byte"), say=said.append)
+    prepared, said = printed(lambda: prepare(data, TokenizerConfig("byte")))
     summary = prepared.summary
     assert summary["documents"] == 60
     assert summary["overlap"]["share"] > 0.9

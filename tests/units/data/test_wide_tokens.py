@@ -48,7 +48,7 @@ def test_a_tokenizer_of_32_bits_goes_through_shards_batches_and_scores(tmp_path)
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(TEXT)
     data = DataConfig(name="text", source=str(tmp_path), dir=str(tmp_path / "data"), val_fraction=0.25)
-    prepared = prepare(data, TokenizerConfig(name="number"), say=lambda _: None)
+    prepared = prepare(data, TokenizerConfig(name="number"))
     raw = (prepared.folder / "train-000.bin").read_bytes()
     assert np.frombuffer(raw[:12], dtype="<i4").tolist() == [20240801, 7, 1801]  # llm.c's for Llama 3
     assert np.frombuffer(raw[1024:], dtype="<u4").tolist() == prepared.train.tokens(0, 9999).tolist()

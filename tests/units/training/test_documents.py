@@ -50,7 +50,7 @@ def losses_by_hand(gpt, tokens, end):
 def test_the_validation_loss_is_that_of_documents_alone(notes):
     path = notes("masked", MASKED, "trainer.max_steps=4")
     gpt = minigpt.load(path)
-    prepared = prepare(gpt.config.data, gpt.config.tokenizer, say=lambda _: None)
+    prepared = prepare(gpt.config.data, gpt.config.tokenizer)
     tokens, end = prepared.val.tokens(0, len(prepared.val)).tolist(), prepared.tokenizer.eot
     with torch.no_grad():
         found = dict(losses_by_hand(gpt, tokens, end))

@@ -63,21 +63,21 @@ def test_a_source_may_be_a_prepared_folder_and_all_have_the_tokenizer_of_the_fir
     folder = mixed.run.folder
     words = [f"data.dir={folder / 'data'}", "tokenizer=bpe", "tokenizer.vocab_size=300"]
     alone = compose("prepare", ["data=text", f"data.source={folder / 'wood'}", *words])
-    first = prepare(alone.data, alone.tokenizer, say=lambda line: None)
+    first = prepare(alone.data, alone.tokenizer)
     config = compose("prepare", [f"data.mix={first.folder}:3,{folder / 'notes.jsonl'}:1", *words])
-    found = prepare(config.data, config.tokenizer, say=lambda line: None)
+    found = prepare(config.data, config.tokenizer)
     assert found.tokenizer.hash == first.tokenizer.hash == found.parts["notes"].tokenizer.hash
     assert found.train.parts[first.folder.name].fingerprint == first.train.fingerprint
     assert "75.00% of the training windows are of" in describe(found)[0]
     own = compose("prepare", ["data=text", f"data.source={folder / 'notes.jsonl'}", *words])
-    second = prepare(own.data, own.tokenizer, say=lambda line: None)
+    second = prepare(own.data, own.tokenizer)
     config.data.mix = {str(first.folder): 1.0, str(second.folder): 1.0}
     with pytest.raises(UserFault, match="the first source has bpe, SHA-256"):
-        prepare(config.data, config.tokenizer, say=lambda line: None)
+        prepare(config.data, config.tokenizer)
     config.data.mix = {str(first.folder): 1.0}
     config.tokenizer.name = "byte"
     with pytest.raises(UserFault, match=r"holds tokens of the tokenizer bpe, .* and tokenizer=byte is set"):
-        prepare(config.data, config.tokenizer, say=lambda line: None)
+        prepare(config.data, config.tokenizer)
 
 
 @pytest.mark.parametrize(
