@@ -53,7 +53,7 @@ class Batch:
 
 def document_end(data: DataConfig, tokenizer: Tokenizer) -> int | None:
     """Return the token behind each document, if the config masks attention between documents."""
-    assert tokenizer.eot is not None or not data.mask_documents, "config/rules.py asks for a tokenizer that has one"
+    assert not data.mask_documents or tokenizer.eot is not None, "config/rules.py asks for a tokenizer that has one"
     return tokenizer.eot if data.mask_documents else None
 
 

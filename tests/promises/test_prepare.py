@@ -87,7 +87,7 @@ def test_a_unit_that_is_finished_is_not_made_again(texts, monkeypatch):
     monkeypatch.setattr(units, "write_json", lambda path, content: written.append(path.name) or write(path, content))
     monkeypatch.setattr(module, "scan_unit", lambda unit, **how: pytest.fail("read again"))
     assert files(made("mixed", "stopped").folder) == wanted
-    corpus = look_inside(find_corpus(DataConfig("text", "mixed")), str)
+    corpus = look_inside(find_corpus(DataConfig("text", "mixed")))
     assert len(written) == len(units.units_of(corpus, runs)) - len(records) + 1
 
 
