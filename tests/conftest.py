@@ -26,6 +26,7 @@ settings.register_profile(
 )
 settings.load_profile("minigpt")
 
+LETTERS = "aZ09 .,'\n\r\t{}$\\\x00\x7féß—\u0301\u2028中。한กি🙂"  # hypothesis' table of all takes 1.5 s to make
 TINY = shlex.split(
     "data=text tokenizer=byte model=gpt-nano model.n_layer=1 model.n_embd=16 model.n_head=2 "
     "model.block_size=8 batch_tokens=64 trainer.max_steps=6 trainer.device=cpu trainer.threads=1 "
@@ -81,6 +82,14 @@ def _one_thread():
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_flush():
+    """A disk takes longer to flush a file than a tiny run to train; what is flushed when, test_power_loss.py says."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

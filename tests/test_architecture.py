@@ -1,6 +1,7 @@
 """Who may know whom: the walls of the house, read from the source with `ast`."""
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterator
@@ -121,7 +122,9 @@ def imports(file: Path) -> Iterator[str]:
                 yield name if name in MODULES else str(node.module)
 
 
-GRAPH = {module: set(imports(file)) for module, file in MODULES.items()}
+@functools.cache
+def graph() -> dict[str, set[str]]:
+    return {module: set(imports(file)) for module, file in MODULES.items()}
 
 
 def is_in(module: str, place: str) -> bool:
@@ -132,13 +135,13 @@ def is_in(module: str, place: str) -> bool:
 
 def test_the_walk_sees_the_house():
     assert len(MODULES) > 20
-    assert "minigpt.redact" in GRAPH["minigpt.config.convert"]
-    assert "hydra" in {name.partition(".")[0] for name in GRAPH["minigpt.config.yaml_files"]}
+    assert "minigpt.redact" in graph()["minigpt.config.convert"]
+    assert "hydra" in {name.partition(".")[0] for name in graph()["minigpt.config.yaml_files"]}
 
 
 @pytest.mark.parametrize("package", HOMES)
 def test_third_party_packages_stay_in_their_rooms(package):
-    users = [module for module, names in GRAPH.items() if package in {name.partition(".")[0] for name in names}]
+    users = [module for module, names in graph().items() if package in {name.partition(".")[0] for name in names}]
     strays = [module for module in users if not any(is_in(module, home) for home in HOMES[package])]
     assert strays == []
 
@@ -150,20 +153,23 @@ def room_of(module: str) -> str:
 
 def known_to(module: str) -> set[str]:
     """The rooms and third-party packages that a module imports."""
-    tops = {name if name.startswith("minigpt") else name.partition(".")[0] for name in GRAPH[module]}
+    tops = {name if name.startswith("minigpt") else name.partition(".")[0] for name in graph()[module]}
     return {room_of(top) if top.startswith("minigpt") else top for top in tops - sys.stdlib_module_names}
 
 
-ROOMS: dict[str, set[str]] = {room_of(module): set() for module in MODULES}
-for module in MODULES:
-    ROOMS[room_of(module)] |= known_to(module) - {room_of(module)}
+@functools.cache
+def rooms() -> dict[str, set[str]]:
+    known: dict[str, set[str]] = {room_of(module): set() for module in MODULES}
+    for module in MODULES:
+        known[room_of(module)] |= known_to(module) - {room_of(module)}
+    return known
 
 
 def test_every_room_states_what_it_may_import():
     stated = {room: set(line.split()) for room, line in MAY_IMPORT.items()}
-    assert stated.keys() == ROOMS.keys()
-    assert {room: sorted(known - stated[room]) for room, known in ROOMS.items() if known - stated[room]} == {}
-    assert {room: sorted(stated[room] - known) for room, known in ROOMS.items() if stated[room] - known} == {}
+    assert stated.keys() == rooms().keys()
+    assert {room: sorted(known - stated[room]) for room, known in rooms().items() if known - stated[room]} == {}
+    assert {room: sorted(stated[room] - known) for room, known in rooms().items() if stated[room] - known} == {}
 
 
 @pytest.mark.parametrize("file", FILES_MAY_IMPORT)
@@ -173,7 +179,7 @@ def test_files_that_are_held_to_less_than_their_room(file):
 
 def test_no_room_imports_one_that_imports_it():
     """Rooms have an order: no cycle among packages, however long."""
-    waiting = {room: {name for name in known if name in ROOMS} for room, known in ROOMS.items()}
+    waiting = {room: {name for name in known if name in rooms()} for room, known in rooms().items()}
     while free := [room for room, known in waiting.items() if not known]:
         for room in free:
             del waiting[room]
@@ -187,13 +193,13 @@ def test_the_sampling_loop_does_not_know_the_model():
     while queue:
         module = queue.pop()
         reached.add(module)
-        queue += GRAPH[module] & MODULES.keys() - reached
+        queue += graph()[module] & MODULES.keys() - reached
     assert "minigpt.sampling.filters" in reached
     assert "minigpt.model.gpt" not in reached
 
 
 def test_nothing_in_the_package_imports_scripts_or_tests():
-    tops = {name.partition(".")[0] for names in GRAPH.values() for name in names}
+    tops = {name.partition(".")[0] for names in graph().values() for name in names}
     assert not tops & {"scripts", "tests", *(file.stem for file in SCRIPTS)}
 
 
@@ -201,7 +207,7 @@ def test_no_cycles():
     def walk(module: str, path: tuple[str, ...]) -> None:
         assert module not in path, " -> ".join((*path[path.index(module) :], module))
         if module not in done:
-            for name in sorted(GRAPH[module] & MODULES.keys() - {module}):
+            for name in sorted(graph()[module] & MODULES.keys() - {module}):
                 walk(name, (*path, module))
             done.add(module)
 

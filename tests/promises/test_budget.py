@@ -179,13 +179,15 @@ def test_the_machine_is_measured_by_training_and_nothing_is_left(texts, tmp_path
 
 
 def test_a_short_training_on_the_text_gives_the_law_its_level(texts, tmp_path):
-    config = dial.applied(compose("train", [*texts, "experiment=text"]), {"model.n_layer": 1, "trainer.max_steps": 5})
+    small = ["model.n_embd=32", "model.n_head=2", "model.n_kv_head=2", "model.n_hidden=64"]
+    config = compose("train", [*texts, "experiment=text", *small])
+    config = dial.applied(config, {"model.n_layer": 1, "trainer.max_steps": 5})
     before = sorted(tmp_path.rglob("*"))
     prepared = dial.prepare(config.data, config.tokenizer)
     here = {"hardware": training.find_device(config), "processes": training.Processes()}
     bits = [
         training.piloted(replace(config, trainer=replace(config.trainer, max_steps=steps)), prepared, **here)
-        for steps in (2, 40)
+        for steps in (2, 20)
     ]
     assert 0 < bits[1] < bits[0] < 8
     assert {path.name for path in sorted(tmp_path.rglob("*")) if path not in before} >= {"data"}

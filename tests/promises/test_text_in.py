@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import json
-import os
 
 import pytest
 
@@ -40,7 +39,6 @@ def rows(stories) -> str:
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     return tmp_path
 
 

@@ -27,6 +27,7 @@ from minigpt.data.tokenizers.scheme import END_OF_TEXT
 from minigpt.faults import UserFault
 from minigpt.files import read_json, write_json
 from minigpt.sampling.write import encode_prompt
+from tests.conftest import LETTERS
 
 SENTENCE = "It's 12 o'clock, WE'LL see: naïve 中文。\n words  go\n\n  on — «we’ll» see…\t🙂 3.14159/2718 don't\r\n"
 PIECES = [*"aZéßñcd019 .,!?'/-_(){}\"«—…\n\r\t¼²٣中文。　한국어กិ\u0301\u00a0🙂", "'s", " the", "    ", "<think>"]
@@ -36,7 +37,7 @@ TRAIN = [[(SENTENCE * 5).encode()], [b"def f(x):\n    return x\n" * 9, b"\xff\xf
 BYTE = build_tokenizer("byte")
 CHAR = build_tokenizer("char", alphabet=SENTENCE)
 BPE = build_tokenizer("bpe", vocab_size=320, train=TRAIN)
-BYTES = st.binary(max_size=80) | st.text(max_size=60).map(str.encode)
+BYTES = st.binary(max_size=80) | st.text(LETTERS, max_size=60).map(str.encode)
 by_name = pytest.mark.parametrize("tokenizer", [BYTE, BPE], ids=lambda tokenizer: tokenizer.name)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from minigpt.config.convert import flatten, nearest, read, settings, to_dict, value_from_text
 from minigpt.config.schema import SampleConfig, TrainConfig
+from tests.conftest import LETTERS
 
 
 def faults_of(mapping: object) -> tuple[str, ...]:
@@ -25,9 +26,9 @@ def values_of(kind: typing.Any) -> st.SearchStrategy:
         int: st.integers(0, 2**31),
         float: st.floats(allow_nan=False, allow_infinity=False) | st.integers(-5, 5),
         bool: st.booleans(),
-        str: st.text(),
+        str: st.text(LETTERS),
         type(None): st.none(),
-        list[str]: st.lists(st.text()),
+        list[str]: st.lists(st.text(LETTERS)),
         dict[str, float]: st.just({}),
     }
     return simple[kind] if kind in simple else st.one_of(*map(values_of, typing.get_args(kind)))
