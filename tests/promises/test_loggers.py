@@ -39,7 +39,6 @@ class FakeWandb(ModuleType):
 def wandb(monkeypatch):
     fake = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    monkeypatch.setattr(loggers, "FINISH_SECONDS", 0.1)
     return fake
 
 
@@ -76,7 +75,8 @@ def test_a_wandb_that_fails_costs_one_sentence(run, wandb, capsys, fails):
     assert capsys.readouterr().out.count("wandb gets no more rows") == 1
 
 
-def test_a_wandb_that_does_not_finish_is_left_behind(run, wandb, capsys):
+def test_a_wandb_that_does_not_finish_is_left_behind(run, wandb, monkeypatch, capsys):
+    monkeypatch.setattr(loggers, "FINISH_SECONDS", 0.1)
     wandb.hangs = True
     run("logger=wandb")
     assert "wandb did not finish within" in capsys.readouterr().out

@@ -121,10 +121,8 @@ def test_killed_or_interrupted_no_worker_stays_and_the_same_command_ends_with_th
             time.sleep(0.002)
         os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
         _, errors = process.communicate()
-    until = time.monotonic() + 5
-    while running(process.pid) and time.monotonic() < until:
+    while running(process.pid):
         time.sleep(0.02)
-    assert running(process.pid) == []
     assert errors.count(b"Traceback") <= 1  # of the command, of no worker
     assert files(made("mixed", "killed", workers=1).folder) == wanted
     assert not list(Path("killed").rglob("*.tmp"))

@@ -73,7 +73,7 @@ def test_a_training_of_nanogpt_is_timed_by_its_lines(tmp_path):
     (tmp_path / "train.py").write_text(
         "import time\n" + "".join(f"print({line!r}); time.sleep(0.01)\n" for line in lines)
     )
-    assert 0 < peers.run_nanogpt(tmp_path, [peers.sys.executable, "-u", "train.py"], 1) < 100
+    assert peers.run_nanogpt(tmp_path, [peers.sys.executable, "-u", "train.py"], 1) > 0
     (tmp_path / "train.py").write_text("raise SystemExit('no CUDA')")
     with pytest.raises(UserFault, match="ended with exit code 1: no CUDA"):
         peers.run_nanogpt(tmp_path, [peers.sys.executable, "-u", "train.py"], 1)

@@ -33,7 +33,7 @@ async def collect(answer):
     """The texts of an answer, and how they ended."""
     wholes = [Piece(index) for index in range(len(answer.texts))]
     while not all(whole.ended for whole in wholes):
-        event = await asyncio.wait_for(answer.events.get(), 30)
+        event = await asyncio.wait_for(answer.events.get(), 300)
         if isinstance(event, Exception):
             raise event
         wholes[event.choice].text += event.text
