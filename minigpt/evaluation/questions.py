@@ -8,7 +8,7 @@ A file of questions is JSON lines, each an object:
     {"messages": [{"role": "user", "content": "2 + 3"}, {"role": "assistant", "content": "5"}]}   open: the last message
     {"prompt": "2 + 3", "completion": "5"}                                                        the same
 
-Conversations have the form of data=chat (minigpt/data/readers/chat.py). A record may name its "task": then accuracy is
+Conversations have the form of data=chat (minigpt/data/chat/roles.py). A record may name its "task": then accuracy is
 given for each task, too.
 
 A choice's score is the log-likelihood of the choice and `after`, given the context; the choice with the highest is the
@@ -27,8 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from minigpt.data.chat.roles import END, encode_turn, has_roles
-from minigpt.data.readers.chat import BadRecord, is_answer, messages_of
+from minigpt.data.chat.roles import END, BadRecord, encode_turn, has_roles, is_answer, messages_of
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.model.evaluate import measure_pass, nats_and_right, windows_at_once

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from minigpt.data.readers.chat import BadRecord, conversation_of
+from minigpt.data.chat.roles import BadRecord, conversation_of
 from minigpt.data.readers.document import BadFile, Document, File, ReadOptions
 
 HEAD_BYTES = 1 << 12  # read before a part of a file
