@@ -66,13 +66,17 @@ COMMANDS = {
         "350m": f"{LARGE} trainer=fsdp trainer.devices=8 model=qwen3-350m batch_tokens=65536 trainer.gather=bf16",
         "hsdp": f"{SMALL} {EIGHT} trainer=hsdp trainer.shards=4 trainer.micro_batch=8",
     },
-    "8-t4": {"ddp": f"{SMALL} {EIGHT} trainer=ddp", "fsdp": f"{SMALL} {EIGHT} trainer=fsdp"},
+    **{
+        f"8-{card}": {layout: f"{SMALL} {EIGHT} trainer={layout}" for layout in ("ddp", "fsdp")}
+        for card in ("h200", "a100", "rtx4090", "v100", "t4")
+    },
     "h200": {"124m": f"{LARGE} model=qwen3-124m optimizer=muon data.mask_documents=true"},
     "a100": {
         "shakespeare": f"experiment=shakespeare_char {PLAIN} {TEXT} trainer.max_steps=2",
         "rotary": f"{LARGE} model=gpt2 model.attention=rotary trainer.precision=fp32 optimizer=muon",
     },
     "rtx4090": {"large": f"{LARGE} model=gpt2-large model.dropout=0.1 model.checkpoint_activations=true"},
+    "v100": {"fp16": f"{LARGE} model=gpt2"},
     "t4": {"fp16": f"{LARGE} model=gpt2 trainer.loss_chunk=1024"},
 }
 CONTINUED = {"continued", "ddp, continued"}  # they name the run that they continue
