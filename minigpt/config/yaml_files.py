@@ -50,7 +50,8 @@ def _composed(command: str, choices: tuple[tuple[str, str], ...], folder: Path |
     import hydra  # here, so that a command without files does not wait for it
     from omegaconf import OmegaConf
 
-    overrides = [f"{group}={_quoted(choice)}" for group, choice in choices]
+    unused = ("output", "launcher", "sweeper", "help", "hydra_help", "hydra_logging", "job_logging", "env")
+    overrides = [f"{group}={_quoted(choice)}" for group, choice in choices] + [f"~hydra/{name}" for name in unused]
     overrides += [f"hydra.searchpath=[{_quoted(f'file://{folder}')}]"] if folder else []
     try:
         with hydra.initialize_config_dir(str(shipped), version_base="1.3"):
