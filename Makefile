@@ -25,7 +25,7 @@ test: ## lint, types and tests
 suite: setup
 	@# Two workers with a thread each: a third one would take ten seconds to load torch. Neighbours share what they
 	@# have made, so each begins with one half, and takes from the other's when its own is done.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 soak: setup ## the long trials: hundreds of kills, faults at every system call, full disks (half an hour or more)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak -x -s -rs --durations=0 --timeout=1800

@@ -4,6 +4,7 @@ Several devices are one process that talks to itself: torch's group for tests, w
 memory of rank 0.
 """
 
+import gc
 import json
 import re
 import sys
@@ -30,6 +31,7 @@ def peak_resident() -> int:
 def allocated(step) -> int:
     """Bytes at the fullest moment of a step, beside what there was before it."""
     for _ in range(2):  # the first one notes the sizes of gradients, which the second one frees
+        gc.collect()  # what an earlier step has left must not be freed in this one
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiled:
             step()
     now = most = 0

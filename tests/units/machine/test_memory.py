@@ -24,10 +24,10 @@ from minigpt.training.state import RunState, TrainingJob
 from tests.units.machine.measured import allocated, measure
 
 ROOT = Path(__file__).parents[3]
-SMALL = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 128}
+SMALL = {"n_layer": 2, "n_head": 4, "n_embd": 128, "block_size": 128}
 QWEN = SMALL | {"attention": "rotary", "activation": "swiglu", "norm": "rmsnorm", "bias": False, "qk_norm": "rmsnorm"}
 LLAMA = SMALL | {"attention": "rotary", "activation": "swiglu", "norm": "rmsnorm", "qk_norm": "none", "n_kv_head": 2}
-DEEP = {"n_layer": 6, "n_head": 4, "n_embd": 192, "block_size": 64}
+DEEP = {"n_layer": 3, "n_head": 4, "n_embd": 192, "block_size": 64}
 FSDP, HSDP = {"strategy": "fsdp", "devices": 8}, {"strategy": "hsdp", "devices": 8, "shards": 4}
 BF16, LARGE, FEW = {"precision": "bf16"}, 8000, 512
 
