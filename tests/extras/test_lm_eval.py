@@ -8,7 +8,6 @@ import torch
 
 import minigpt
 from minigpt.evaluation.questions import encode_pair, judge, read_questions, score_pairs
-from minigpt.training import finish
 
 lm_eval = pytest.importorskip("lm_eval")
 pytest.importorskip("datasets")
@@ -54,7 +53,6 @@ def place(tmp_path, run, monkeypatch):
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(finish, "write_report", lambda path: None)
     run("trainer.max_steps=30", "optimizer.lr=1e-2")
     words = ["wood", "how", "much", "would", "if"]
     records = [

@@ -1,7 +1,6 @@
 """A checkpoint survives a power cut; a damaged one is set aside; a full disk loses nothing."""
 
 import errno
-import hashlib
 import json
 import os
 import random
@@ -12,10 +11,11 @@ import pytest
 import torch
 
 from minigpt.checkpoint import folder as checkpoints
-from minigpt.checkpoint.folder import list_checkpoints, sealed
+from minigpt.checkpoint.folder import list_checkpoints
 from minigpt.checkpoint.load import load_checkpoint
 from minigpt.faults import NoUsableCheckpoint, StorageFailure, UserFault
 from minigpt.verify import compare_runs
+from tests.promises.test_safe import put
 
 SETTINGS = ["trainer.max_steps=8", "checkpoint.every_steps=2", "checkpoint.keep_last=3"]
 GOLDEN = Path(__file__).parents[1] / "golden" / "first_run"  # its checkpoint was written by version 0.1.0
@@ -101,15 +101,6 @@ def test_a_disk_that_stays_full_ends_the_run_with_exit_code_4_and_the_old_checkp
     assert list_checkpoints(run_directory / "checkpoints")[-1].name == "step-000000012"
 
 
-def reseal(checkpoint):
-    """Make the manifest right again, as a stranger who means harm would."""
-    manifest = json.loads((checkpoint / "MANIFEST.json").read_bytes())
-    for name in manifest["files"]:
-        content = (checkpoint / name).read_bytes()
-        manifest["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (checkpoint / "MANIFEST.json").write_bytes(sealed(manifest))
-
-
 @pytest.mark.parametrize(
     ("file", "content", "says"),
     [
@@ -125,8 +116,7 @@ def test_a_checkpoint_that_makes_no_sense_is_refused_by_name(finished, tmp_path,
     if isinstance(content, dict) and file == "config.json":
         before = json.loads((checkpoint / file).read_bytes())
         content = before | {"model": before["model"] | content["model"]}
-    (checkpoint / file).write_text(json.dumps(content))
-    reseal(checkpoint)
+    put(checkpoint, file, json.dumps(content).encode())
     with pytest.raises(UserFault, match=says):
         load_checkpoint(checkpoint)
 

@@ -107,7 +107,6 @@ def place(tmp_path_factory, new_run):
     for part, size in {"train": 300, "val": 14, "test": 14}.items():
         patch.setitem(tasks.SIZES, part, size)
     patch.setattr(grpo, "reward", begins_low)  # the right ones are out of its reach
-    patch.setattr("minigpt.training.finish.write_report", lambda path: None)
     run = new_run(tmp_path_factory.mktemp("grpo"))
     assert train(config(run, "base", "trainer.max_steps=1", "optimizer.lr=1e-9", "schedule.warmup_steps=0")) == 0
     assert train(config(run, "whole", *GRPO, f"init.from={run.folder / 'base'}")) == 0

@@ -46,23 +46,26 @@ def finished(folder: Path) -> dict[str, int]:
     return {row["run.dir"]: starts(Path(row["run.dir"])) for row in rows if row["state"] != "running"}
 
 
+def rows(folder: Path) -> int:
+    return sum(len(read_rows(metrics)) for metrics in folder.glob("sweep/trials/*/metrics.jsonl"))
+
+
 def starts(run: Path) -> int:
     return sum(row["event"] in ("began", "continued") for row in read_rows(run / "events.jsonl"))
 
 
 def test_w2_a_sweep_of_real_trainings_killed_again_and_again(place):
-    began = time.perf_counter()
     straight, killed = place.folder / "straight", place.folder / "killed"
     done = subprocess.run(command(place, straight), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    seconds = time.perf_counter() - began
     moments, kills = random.Random(2), 0
     for _ in range(KILLS):
-        before = finished(killed)
+        before, goal = finished(killed), rows(killed) + moments.randint(1, 6)
         process = subprocess.Popen(
             command(place, killed), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        time.sleep(2 + moments.random() * 2 * seconds / KILLS)
+        while process.poll() is None and rows(killed) < goal:
+            time.sleep(0.01)
         kills += process.poll() is None
         os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
         process.wait()

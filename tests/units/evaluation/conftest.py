@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 import minigpt
-from minigpt.training import finish
 
 OWN = {"bpe": ["tokenizer=bpe", "tokenizer.vocab_size=280"], "char": ["tokenizer=char"]}
 
@@ -13,14 +12,8 @@ OWN = {"bpe": ["tokenizer=bpe", "tokenizer.vocab_size=280"], "char": ["tokenizer
 @pytest.fixture(scope="package")
 def runs(tmp_path_factory, new_run) -> dict[str, Path]:
     """Runs of one text by name: byte, bpe and char."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finish, "write_report", lambda path: None)
-        return {
-            name: new_run(tmp_path_factory.mktemp(name))(
-                *OWN.get(name, ()), "optimizer.lr=1e-2", "trainer.max_steps=30"
-            )
-            for name in ("byte", *OWN)
-        }
+    learn = ["optimizer.lr=1e-2", "trainer.max_steps=30"]
+    return {name: new_run(tmp_path_factory.mktemp(name))(*OWN.get(name, ()), *learn) for name in ("byte", *OWN)}
 
 
 @pytest.fixture(scope="package")
