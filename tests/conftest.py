@@ -22,7 +22,7 @@ from minigpt.config.compose import compose
 
 gc.disable()  # until all tests are loaded, as minigpt/cli.py does it
 settings.register_profile(
-    "minigpt", deadline=None, max_examples=50, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "minigpt", deadline=None, max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("minigpt")
 

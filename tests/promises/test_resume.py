@@ -1,12 +1,11 @@
 """A training killed at any instant continues, by the same command, to the same bytes; `verify-resume` proves it."""
 
 import json
+import multiprocessing
 import os
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -103,12 +102,13 @@ def test_killed_in_the_middle_of_any_step_it_ends_with_the_same_bytes(place, str
     assert [row["step"] for row in rows(straight) if "val/loss" in row] == [8, 16, 24]
 
 
-def test_killed_by_sigkill_as_a_user_starts_it(place, straight):
-    process = subprocess.Popen([sys.executable, "-m", "minigpt", "train", *arguments(place, "shot")])
-    while process.poll() is None and len(read_rows(place / "shot" / "metrics.jsonl")) < 4:
+def test_killed_by_sigkill(place, straight):
+    process = multiprocessing.get_context("fork").Process(target=train_here, args=(place, "shot"))
+    process.start()
+    while process.is_alive() and len(read_rows(place / "shot" / "metrics.jsonl")) < 4:
         time.sleep(0.005)
     process.kill()
-    process.wait()
+    process.join()
     assert train_here(place, "shot") == 0
     assert compare_runs(straight, place / "shot")[1] == []
 

@@ -88,8 +88,14 @@ def test_through_torch_too_where_no_two_tokens_tie(kind):
 
 
 @native
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
-@pytest.mark.parametrize("sizes", [{}, {"n_embd": 128, "n_head": 4}, {"n_embd": 24, "n_head": 2}])
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [
+        *itertools.product(["fp32", "bf16", "int8"], [{}]),
+        ("fp32", {"n_embd": 128, "n_head": 4}),
+        ("bf16", {"n_embd": 24, "n_head": 2}),
+    ],
+)
 @torch.inference_mode()
 def test_a_rows_bytes_do_not_depend_on_the_number_of_rows(dtype, sizes, monkeypatch):
     """Logits, keys and values, for every size of the batch, and one or two threads."""
@@ -105,7 +111,7 @@ def test_a_rows_bytes_do_not_depend_on_the_number_of_rows(dtype, sizes, monkeypa
         logits = [decoder(tokens[:rows, place : place + 1], cache) for place in range(6)]
         return torch.stack(logits, 1), cache.keys, cache.values
 
-    single = [run(rows, threads) for rows in (1, 2, 3, 7, 16, 31, 32) for threads in (1, 2)]
+    single = [run(rows, threads) for rows in (1, 3, 16, 31, 32) for threads in (1, 2)]
     logits, keys, values = single[-1]
     for one_logits, one_keys, one_values in single:
         rows = len(one_logits)
