@@ -81,7 +81,7 @@ def assert_close(rows: list[dict], others: list[dict]) -> None:
 
 
 SLOW = ["validate.every_steps=1", "trainer.max_steps=2000"]  # so that a signal finds it at work
-proc = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+proc = pytest.mark.skipif(sys.platform != "linux", reason="forks with torch loaded, looks into /proc")
 
 
 def be_rank(rank: int, run) -> None:
@@ -96,6 +96,7 @@ def be_rank(rank: int, run) -> None:
     cli.main()
 
 
+@proc
 def test_ctrl_c_stops_both_ranks_after_a_step_and_one_process_continues(run):
     ranks = [multiprocessing.get_context("fork").Process(target=be_rank, args=(rank, run)) for rank in range(2)]
     for rank in ranks:

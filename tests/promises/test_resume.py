@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import signal
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -102,6 +103,7 @@ def test_killed_in_the_middle_of_any_step_it_ends_with_the_same_bytes(place, str
     assert [row["step"] for row in rows(straight) if "val/loss" in row] == [8, 16, 24]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="forks with torch loaded")
 def test_killed_by_sigkill(place, straight):
     process = multiprocessing.get_context("fork").Process(target=train_here, args=(place, "shot"))
     process.start()

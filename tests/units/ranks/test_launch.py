@@ -122,6 +122,7 @@ def begin_and_end_group(rank: int, folder: Path, change: str) -> None:
         time.sleep(rank)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="forks with torch loaded")
 @pytest.mark.parametrize(
     ("change", "code", "said"),
     [
