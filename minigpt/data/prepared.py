@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from minigpt.data.chat.packing import ConversationSplit, Split
-from minigpt.data.measures.overlap import overlap_lines
+from minigpt.data.measures.overlap import overlap, overlap_lines
 from minigpt.data.shards import fingerprint, mix_splits, open_split
 from minigpt.data.sources.find import typed_path
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import UserFault
-from minigpt.files import lock, read_json
+from minigpt.files import lock, read_json, write_json
 from minigpt.screen import tell
 
 FORMAT = "minigpt-prepared-2"
@@ -60,7 +60,8 @@ def open_prepared(data_dir: str, facts: Mapping[str, Any], named: Iterable[str] 
     if mix := facts.get("mix"):
         opened = {name: open_prepared(data_dir, part, named) for name, part in mix.items()}
         parts = {name: part for name, part in opened.items() if part is not None}
-        return mixed(parts, {name: part["share"] for name, part in mix.items()}) if len(parts) == len(mix) else None
+        shares = {name: part["share"] for name, part in mix.items()}
+        return mixed(parts, shares, data_dir) if len(parts) == len(mix) else None
     folders = (path.parent for path in sorted(typed_path(data_dir).glob("*/prepared.json")))
     for folder in [*map(typed_path, named), *folders]:
         if read_prepared(folder).get("fingerprint") == str(facts.get("fingerprint")):
@@ -94,13 +95,18 @@ def read_prepared(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def mixed(parts: dict[str, Prepared], shares: dict[str, float]) -> Prepared:
-    """Return the sources of a mixture as one."""
+def mixed(parts: dict[str, Prepared], shares: dict[str, float], data_dir: str) -> Prepared:
+    """Return the sources of a mixture as one; their overlap is kept in data_dir."""
     train, val = (
         mix_splits({name: getattr(part, split) for name, part in parts.items()}, shares) for split in ("train", "val")
     )
     whole = fingerprint([train.fingerprint, val.fingerprint, *map(str, train.quotas)])
-    return Prepared(next(iter(parts.values())).folder.parent, train.tokenizer, train, val, whole, {}, parts)
+    path = typed_path(data_dir) / f"mix-{fingerprint([train.fingerprint, val.fingerprint])[:10]}.json"
+    summary = {"overlap": read_json(path) if path.is_file() else overlap(train, val)}
+    if not path.is_file():
+        with contextlib.suppress(OSError):  # it is measured again
+            write_json(path, summary["overlap"])
+    return Prepared(next(iter(parts.values())).folder.parent, train.tokenizer, train, val, whole, summary, parts)
 
 
 @contextlib.contextmanager

@@ -68,6 +68,7 @@ def test_records_of_any_format_are_whole_documents_on_a_side_that_follows_from_t
     write(folder / "d.txt", "\n<|endoftext|>\n".join(STORIES))
     others = [made("b")[0], made("b/*.md")[0], made("c")[0], made("d.txt", separator="<|endoftext|>")[0]]
     assert [set(documents(prepared)[1]) for prepared in others] == [set(val)] * 4
+    assert any("59 times in the text, and is read as text. If it separates" in line for line in made("d.txt")[1])
     write(folder / "more.jsonl", rows([f"{story} Another." for story in STORIES] + STORIES * 2))
     train, more = documents(made("more.jsonl")[0])
     assert set(val) < set(more)
@@ -103,15 +104,25 @@ def test_a_validation_text_of_ones_own_is_never_trained_on(folder):
         ("train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "validation-0.jsonl", "test-0.jsonl"),
         ("train/a.md", "train/b.md", "valid/a.md", "test/a.md"),
         ("wiki.train.0.txt", "wiki.train.1.txt", "wiki.valid.txt", "wiki.test.txt"),
+        tuple(f"data/{name}-0a1b2c3d4e5f6071.jsonl" for name in ("train-0-of-2", "train-1-of-2", "validation", "test")),
+        ("data/train/0.jsonl", "data/train/1.jsonl", "data/dev/0.jsonl", "data/eval/0.jsonl"),
     ],
 )  # fmt: skip
 def test_a_split_that_somebody_made_is_kept_and_said(folder, names):
-    for name in names:
+    for name in (*names, "README.md"):
         write(folder / "set" / name, rows([name]) if name.endswith("jsonl") else name)
     prepared, said = made("set")
     assert documents(prepared) == ([*names[:2]], [names[2]])
     assert f"data: left out 1 (the text to test on, by its name): {names[3]}" in said
     assert "for validation by their names" in said[-1]
+
+
+def test_a_text_to_test_on_is_never_trained_on(folder):
+    for name, stories in (("train.jsonl", STORIES), ("test.jsonl", ["tested"]), ("README.md", "card")):
+        write(folder / "set" / name, rows(stories))
+    train, val = documents(made("set")[0])
+    assert val
+    assert sorted(train + val) == sorted(STORIES)
 
 
 def test_what_is_read_and_what_is_left_out_is_said(folder):

@@ -38,13 +38,14 @@ from minigpt.data.prepared import (
 from minigpt.data.preparing.engines import Map, workers
 from minigpt.data.preparing.in_place import link_tokens
 from minigpt.data.preparing.units import UNITS, Scan, SplitPlan, Unit, encode_unit, scan_unit, units_of
+from minigpt.data.readers import holds_records
 from minigpt.data.shards import Shard, fingerprint, open_split, write_sidecar
 from minigpt.data.sources.corpus import Corpus, find_corpus, look_inside
 from minigpt.data.sources.download import SourceGone
 from minigpt.data.sources.find import local_file, typed_path
 from minigpt.data.sources.split import HASHES, describe_split, offset
 from minigpt.data.tokenizer import Tokenizer, build_tokenizer, load_tokenizer, read_tokenizer_json, scheme_of
-from minigpt.data.tokenizers.scheme import runs
+from minigpt.data.tokenizers.scheme import END_OF_TEXT, runs
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.files import read_json, write_json
 from minigpt.machine.cores import usable_cores
@@ -148,13 +149,7 @@ def _prepare_mix(
                 f"tokenizer={tokenizer.name} is set. Name its text instead, or prepare all with one tokenizer"
             )
         parts[name] = part
-    mixture = mixed(parts, dict(zip(parts, data.mix.values(), strict=True)))
-    tokens = fingerprint([mixture.train.fingerprint, mixture.val.fingerprint])
-    path = typed_path(data.dir) / f"mix-{tokens[:10]}.json"
-    if not path.is_file():
-        write_json(path, overlap(mixture.train, mixture.val))
-    mixture.summary["overlap"] = read_json(path)
-    return mixture
+    return mixed(parts, dict(zip(parts, data.mix.values(), strict=True)), data.dir)
 
 
 def short_names(sources: Mapping[str, float]) -> dict[str, str]:
@@ -304,6 +299,9 @@ def _plan_of(corpus: Corpus, fraction: float, scans: list[Scan]) -> SplitPlan:
     for key, what in surprises.items():
         if first := [scan.first[key] for scan in scans if key in scan.first]:
             notes.append(f"{counts[key]:,} {what}, {first[0]} first")
+    if counts["separators"] >= 10 and not any(holds_records(file, corpus.options) for file in corpus.files):
+        found = f"{END_OF_TEXT} stands {counts['separators']:,} times in the text, and is read as text"
+        notes.append(f"{found}. If it separates documents: 'data.separator={END_OF_TEXT}'")
     held_out = counts["val_bytes"] / max(1, counts["bytes"])  # by whole documents: about as much as it should be?
     is_fair = fraction / 10 <= held_out <= 5 * fraction and held_out < 1
     border = 1.0 if rule in ("source", "names") else fraction * HASHES

@@ -26,7 +26,7 @@ from minigpt.data.shards import HEADER_BYTES, HEADS, Shard, shard_name
 from minigpt.data.sources.corpus import Corpus
 from minigpt.data.sources.split import HASHES, count_characters, hash_of, offset
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
-from minigpt.data.tokenizers.scheme import RUN_BYTES, runs
+from minigpt.data.tokenizers.scheme import END_OF_TEXT, RUN_BYTES, runs
 from minigpt.faults import UserFault
 from minigpt.files import read_json, replaced, sha256_of, write_json
 from minigpt.seeds import fold
@@ -100,7 +100,7 @@ def _cut(file: File, place: int, options: ReadOptions, pieces: Runs) -> int | No
 class Scan:
     """Counts and samples from reading a unit."""
 
-    counts: Counter[str] = field(default_factory=Counter)  # documents, bytes, characters, empty, not_utf8
+    counts: Counter[str] = field(default_factory=Counter)  # documents, bytes, characters, separators, empty, not_utf8
     first: dict[str, str] = field(default_factory=dict)  # label of the first document that is empty, or not_utf8
     bad: list[str] = field(default_factory=list)  # a sentence for each file that can't be read
     alphabet: set[str] = field(default_factory=set)
@@ -144,6 +144,7 @@ def _count(document: Document, chunks: Iterable[bytes], scan: Scan, alphabet: bo
         size += len(chunk)
         counts["bytes"] += len(chunk)
         counts["characters"] += count_characters(chunk)
+        counts["separators"] += chunk.count(END_OF_TEXT.encode())
         if decodes:
             try:
                 text = decoder.decode(chunk)

@@ -37,9 +37,12 @@ _ROWS = ("jsonl", "ndjson", "JSONL", "NDJSON")
 CONVERSATIONS = ",".join(f"*.{end}{packing}" for end in _ROWS for packing in ("", ".gz", ".zst"))  # of a folder
 
 # Words in the names of a split that somebody made, and the form of such a file name without its ending.
-_SIDES = {"train": "train", "training": "train", "validation": "val", "valid": "val", "val": "val", "test": "test"}
-_SIDE = re.compile(rf"(?:.*[._-])?({'|'.join(_SIDES)})(?:[._-]\d+)?(?:-of-\d+)?")
+# Source: https://huggingface.co/docs/datasets/repository_structure, "Keywords"; the hash: `push_to_hub` until 2023.
+_SIDES = {"train": "train", "training": "train", **dict.fromkeys(("validation", "valid", "val", "dev"), "val")}
+_SIDES |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
+_SIDE = re.compile(rf"(?:.*[._-])?({'|'.join(_SIDES)})(?:[._-]\d+)?(?:-of-\d+)?(?:-[0-9a-f]{{16}})?")
 _SIDE_ENDS = (*READERS, ".txt", ".tokens")
+_CARDS = ("readme.md", "dataset_infos.json")  # beside a split, and of no side
 
 # Modules that 3.11, 3.12 and 3.13 all have, without those that Linux distributions put into packages of their own
 # (idlelib, tkinter, turtle, venv, ...), and without tables that a program wrote (encodings, pydoc_data, token, ...).
@@ -216,10 +219,10 @@ def _by_names(files: list[File]) -> tuple[list[File], str]:
         folder, _, name = file.label.lower().rpartition("/")
         stem = PurePath(name.removesuffix(file.packing)).stem
         match = _SIDE.fullmatch(stem) if file.suffix in _SIDE_ENDS else None
-        return _SIDES[match[1]] if match else _SIDES.get(folder.partition("/")[0], "")
+        return _SIDES[match[1]] if match else _SIDES.get(folder.removeprefix("data/").partition("/")[0], "")
 
     sides = {file: side(file) for file in files if not file.left_out}
-    words = {*sides.values()}
+    words = {word for file, word in sides.items() if file.label.lower() not in _CARDS}
     if not ({"train", "val"} <= words or words == {"train", "test"}):
         return files, "content"
     reasons = {"test": "the text to test on, by its name", "": "neither train nor validation by its name"}

@@ -49,10 +49,12 @@ def test_each_source_has_a_validation_loss_in_rows_screen_and_report(mixed, caps
     assert f"{notes:.4f}" in report
 
 
-def test_a_run_that_was_interrupted_ends_with_the_same_bytes_and_other_shares_are_another_run(mixed):
+def test_a_run_that_was_interrupted_ends_with_the_same_bytes_and_other_shares_are_another_run(mixed, capsys):
     whole = mixed("whole", "schedule=constant")
     parts = mixed("parts", "trainer.max_steps=3", "schedule=constant")
+    capsys.readouterr()
     mixed("parts", "schedule=constant")
+    assert "Note: the validation loss is too good to be true: " in capsys.readouterr().out
     model = "checkpoints/step-000000006/model.safetensors"
     assert (parts / model).read_bytes() == (whole / model).read_bytes()
     with pytest.raises(UserFault, match=r"data\.mix: .*0\.75.* -> .*0\.5"):
