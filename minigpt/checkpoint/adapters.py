@@ -107,7 +107,7 @@ def read_adapter(find: Callable[[str], Path], gpt: GPT, origin: str) -> Adapter:
     if tensors or not pairs:
         strange = shown(min(tensors)) if tensors else "nothing"
         raise UserFault(f"the adapter {origin} holds {strange}. Put it on the model that it was trained on")
-    return Adapter(rank, alpha, pairs, label.get(BASE, ""))
+    return Adapter(rank, alpha, pairs, label.get(BASE, ""), label.get(WORDS, ""))
 
 
 def _read_config(path: Path) -> tuple[int, float]:

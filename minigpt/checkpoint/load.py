@@ -21,6 +21,7 @@ from minigpt.checkpoint.folder import DamagedCheckpoint
 from minigpt.config.check import stored_config
 from minigpt.config.schema import TrainConfig
 from minigpt.config.sources import local_path
+from minigpt.data.chat.roles import with_roles
 from minigpt.data.tokenizer import Tokenizer, load_tokenizer
 from minigpt.faults import NoUsableCheckpoint, UserFault
 from minigpt.formats.architecture import is_imported, read_imported_config
@@ -224,6 +225,11 @@ def load_with_adapter(path: str, which: str, bases: Sequence[LoadedCheckpoint]) 
 def _merged(base: LoadedCheckpoint, place: Path, adapter: Adapter) -> LoadedCheckpoint:
     if (place / folder.MANIFEST).is_file():  # a whole checkpoint, with the tokens that conversations may have added
         loaded = load_checkpoint(place)
+    elif (
+        isinstance(tokens := base.tokenizer, Tokenizer) and adapter.tokenizer == with_roles(tokens).hash != tokens.hash
+    ):
+        wrong = "learned conversations with control tokens whose embeddings are not in peft's two files"
+        raise UserFault(f"the adapter {place} {wrong}. Give as adapter= the run, or a whole folder of its checkpoints/")
     else:
         loaded = replace(base, model=copy.deepcopy(base.model), path=place)
         merge(loaded.model, adapter)

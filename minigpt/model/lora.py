@@ -43,12 +43,14 @@ class Adapter:
         alpha: the product B A is scaled by alpha / r.
         pairs: A (r, columns) and B (rows, r) of each place.
         base: hash of the model's own weights (checkpoint/adapters.py); "" if it isn't known.
+        tokenizer: hash of the tokenizer it was trained with; "" if it isn't known.
     """
 
     rank: int
     alpha: float
     pairs: Mapping[Place, tuple[Tensor, Tensor]]
     base: str = ""
+    tokenizer: str = ""
 
 
 def places(gpt: GPT, targets: str = "all") -> Iterator[Place]:

@@ -45,13 +45,15 @@ def test_an_adapter_that_learned_conversations_is_put_on_a_model_without_their_t
     assert over.tokenizer.vocab_size == loaded.tokenizer.vocab_size + 4
     assert torch.equal(logits(over.model), logits(load_checkpoint(talking).model))
     assert over.model.final_norm.weight is loaded.model.final_norm.weight
+    with pytest.raises(UserFault, match=r"control tokens whose .* Give as adapter= the run"):
+        load_with_adapter(str(folder_of_peft(talking, tmp_path)), "best", [loaded])
 
 
-def folder_of_peft(place, tmp_path, **changes) -> Path:
+def folder_of_peft(run, tmp_path, **changes) -> Path:
     """Only the two files that peft needs, without our manifest."""
     folder = tmp_path / "peft"
     folder.mkdir()
-    origin = newest(place.folder / "tuned")
+    origin = newest(run)
     config = json.loads((origin / "adapter_config.json").read_text()) | changes
     (folder / "adapter_config.json").write_text(json.dumps(config))
     shutil.copy(origin / "adapter_model.safetensors", folder)
@@ -61,7 +63,7 @@ def folder_of_peft(place, tmp_path, **changes) -> Path:
 def test_a_folder_of_peft_is_put_on_with_its_own_scale(place, tmp_path):
     loaded = load_checkpoint(place.folder / "base")
     tuned = load_checkpoint(place.folder / "tuned", "latest")
-    folder = folder_of_peft(place, tmp_path, use_rslora=True, lora_alpha=16 / 2**0.5)
+    folder = folder_of_peft(place.folder / "tuned", tmp_path, use_rslora=True, lora_alpha=16 / 2**0.5)
     assert (logits(load_with_adapter(str(folder), "best", [loaded]).model) - logits(tuned.model)).abs().max() < 1e-5
     tensors = load_file(folder / "adapter_model.safetensors")
     save_file(tensors, folder / "adapter_model.safetensors")  # without a hash, as peft writes it
@@ -85,14 +87,14 @@ def test_a_folder_of_peft_is_put_on_with_its_own_scale(place, tmp_path):
     ],
 )
 def test_what_is_no_plain_lora_is_refused_by_name(place, tmp_path, changes, says):
-    folder = folder_of_peft(place, tmp_path, **changes)
+    folder = folder_of_peft(place.folder / "tuned", tmp_path, **changes)
     with pytest.raises(UserFault, match=says):
         load_with_adapter(str(folder), "best", [load_checkpoint(place.folder / "base")])
 
 
 @pytest.mark.parametrize("fault", ["pickle", "nan", "stranger", "half", "garbage"])
 def test_tensors_that_are_no_adapter_are_refused(place, tmp_path, fault):
-    folder = folder_of_peft(place, tmp_path)
+    folder = folder_of_peft(place.folder / "tuned", tmp_path)
     file = folder / "adapter_model.safetensors"
     tensors = load_file(file)
     name = min(tensors)
