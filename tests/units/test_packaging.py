@@ -39,7 +39,7 @@ def test_no_document_installs_a_strangers_package():
     """`minigpt` on the package index is somebody else's; ours is installed from a checkout or a wheel."""
     name = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["name"]
     assert name == "minigpt-framework"
-    for file in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("minigpt/**/*.py"), *ROOT.glob("scripts/*")]:
+    for file in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("minigpt/**/*.py"), *ROOT.glob("scripts/*.*")]:
         for line in file.read_text().splitlines():
             assert not re.search(r"pip install[^`]*[\s\"'](minigpt)([\[\s\"'`=<>]|$)", line), f"{file}: {line}"
 
