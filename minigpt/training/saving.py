@@ -1,7 +1,8 @@
 """Writing checkpoints while training continues.
 
-Training waits while the weights are copied in memory; a thread writes the copy to the disk. There is one thread and
-one copy, so a save waits for the save before it, and the end of a run waits for the last one.
+The weights are copied in main memory, and a thread writes the copy to the disk. Training waits for the copy on a CPU;
+on a GPU the copy runs beside the next step, whose update waits for it there. There is one thread and one copy, so a
+save waits for the save before it, and the end of a run waits for the last one.
 """
 
 import time
@@ -51,6 +52,13 @@ class Saving:
             self.fixed[ADAPTER_CONFIG] = contents.to_json(config_json(gpt))
             self.labels[ADAPTER] = {BASE: base_hash(gpt), WORDS: tokenizer.hash}
         self.copies: dict[str, dict[str, Tensor]] = {}  # in main memory, by file name
+        self.copying: torch.cuda.Stream | None = None  # the stream that copies from a GPU, and the end of its copies
+        self.copied: torch.cuda.Event | None = None
+        if next(gpt.parameters()).is_cuda:
+            copied = torch.cuda.Event()
+            self.copying, self.copied = torch.cuda.Stream(), copied
+            # No update may change what is still being copied.
+            optimizer.register_step_pre_hook(lambda *_: torch.cuda.current_stream().wait_event(copied))
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saving")
         self.writing: Future[None] | None = None
         self.durable_step = step or -1  # step of the newest checkpoint on the disk: a run continues from one
@@ -84,10 +92,13 @@ class Saving:
         began = time.perf_counter()
         self.collect()
         tensors = {**tensors_of(self.gpt), contents.OPTIMIZER: contents.optimizer_tensors(self.optimizer)}
-        for name, named in tensors.items():
-            contents.copy_tensors(named, self.copies.setdefault(name, {}) if self.run.writes else None)
-        if next(self.gpt.parameters()).is_cuda:
-            torch.cuda.current_stream().synchronize()  # one wait for all copies
+        if self.copying is not None:
+            self.copying.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.copying):
+            for name, named in tensors.items():
+                contents.copy_tensors(named, self.copies.setdefault(name, {}) if self.run.writes else None)
+        if self.copied is not None:
+            self.copied.record(self.copying)
         if self.run.writes and state.step != self.durable_step:
             config = self.job.config
             position = asdict(state) | {"tokens": state.step * config.batch_tokens}
@@ -102,6 +113,8 @@ class Saving:
 
     def _write(self, step: int, files: Files, facts: Mapping[str, Any]) -> None:
         """Write a checkpoint, then remove old ones (in the thread)."""
+        if self.copied is not None:
+            self.copied.synchronize()  # one wait for all tensors
         for file, tensors in self.copies.items():
             for name, tensor in tensors.items():
                 if not np.isfinite(tensor.numpy()).all():  # torch would start threads here that slow down each step

@@ -121,8 +121,8 @@ def more_waits(name, than, card="h100"):
         ("masked", "masked, short", {"a wait for an event": 4}),
         ("rows", "twice as long", {}),
         # The score of the first validation, and a save of the better one.
-        ("validated", "twice as long", {"a number read": 1, "a wait for all that was queued": 1}),
-        ("saved", "twice as long", {"a wait for all that was queued": 3}),
+        ("validated", "twice as long", {"a number read": 1, "a wait for an event": 1}),
+        ("saved", "twice as long", {"a wait for an event": 3}),  # in the thread that writes
     ],
 )
 def test_the_host_waits_once_a_validation_and_a_save_and_never_within_a_step(name, than, waits):
