@@ -136,13 +136,20 @@ def refuse_other_tokenizer(config: TrainConfig, known: Tokenizer, tokenizer: Tok
 def put_adapter_on(gpt: GPT, config: TrainConfig, checkpoint: Path | None, tokenizer: Tokenizer) -> None:
     """Put the config's adapter, if any, on a model: a new one, or that of the checkpoint.
 
-    The embeddings of control tokens learn with it.
+    The embeddings of control tokens that the base model lacks learn with it, and its file then names the tokenizer.
     """
     if config.adapter.name == "none":
         return
-    put_on(gpt, config.adapter, range(tokenizer.vocab_size - len(tokenizer.control), tokenizer.vocab_size))
     if checkpoint is not None:
-        saved, adapter = read_adapter(lambda name: checkpoint / name, gpt, str(checkpoint)), adapter_of(gpt)
+        saved = read_adapter(lambda name: checkpoint / name, gpt, str(checkpoint))
+        is_new = bool(saved.tokenizer)
+    else:
+        known = tokenizer_of(load.find_checkpoint(str(config.init.source)), str(config.init.source))
+        is_new = known is None or known.vocab_size < tokenizer.vocab_size
+    size = tokenizer.vocab_size
+    put_on(gpt, config.adapter, range(size - len(tokenizer.control) * is_new, size))
+    if checkpoint is not None:
+        adapter = adapter_of(gpt)
         assert adapter is not None
         for place, pair in adapter.pairs.items():
             for tensor, saved_tensor in zip(pair, saved.pairs[place], strict=True):

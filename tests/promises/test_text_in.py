@@ -117,12 +117,18 @@ def test_a_split_that_somebody_made_is_kept_and_said(folder, names):
     assert "for validation by their names" in said[-1]
 
 
-def test_a_text_to_test_on_is_never_trained_on(folder):
-    for name, stories in (("train.jsonl", STORIES), ("test.jsonl", ["tested"]), ("README.md", "card")):
-        write(folder / "set" / name, rows(stories))
-    train, val = documents(made("set")[0])
+@pytest.mark.parametrize("beside", [{}, {"LICENSE.txt": "free"}, {"val.jsonl": rows(["held out"])}])
+def test_a_text_to_test_on_is_never_trained_on(folder, beside):
+    files = {"train.jsonl": rows(STORIES), "test.jsonl": rows(["tested"]), "README.md": "card"} | beside
+    for name, content in files.items():
+        write(folder / "set" / name, content)
+    held_out = "set/val.jsonl" if "val.jsonl" in beside else None
+    prepared, said = made("set", val_source=held_out)
+    train, val = documents(prepared)
     assert val
-    assert sorted(train + val) == sorted(STORIES)
+    assert {*STORIES} <= {*train, *val}
+    assert "tested" not in train + val
+    assert "data: left out 1 (the text to test on, by its name): test.jsonl" in said
 
 
 def test_what_is_read_and_what_is_left_out_is_said(folder):

@@ -173,8 +173,8 @@ def look_inside(corpus: Corpus) -> Corpus:
         files.append(replace(file, left_out=why))
         progress(1)
     rule = "tokens" if tokens else corpus.rule
-    if rule == "content":
-        files, rule = _by_names(files)
+    if rule in ("content", "source"):
+        files, rule = _by_names(files, rule)
         read = [file for file in files if not file.left_out]
         if len(read) == 1 and read[0].is_named and not holds_records(read[0], corpus.options):
             rule = "tail"
@@ -209,10 +209,11 @@ def _content_to_skip(file: File, encoding: str) -> str:
     return ""
 
 
-def _by_names(files: list[File]) -> tuple[list[File], str]:
+def _by_names(files: list[File], rule: str) -> tuple[list[File], str]:
     """Return files with what the names of a split that somebody made say of each, and the rule of the split.
 
     As Hugging Face's data sets have it: train-00000-of-00004.parquet and validation-..., or folders train/ and valid/.
+    With data.val_source (the rule `source`), what else is to validate or to test on is not trained on.
     """
 
     def side(file: File) -> str:
@@ -221,15 +222,20 @@ def _by_names(files: list[File]) -> tuple[list[File], str]:
         match = _SIDE.fullmatch(stem) if file.suffix in _SIDE_ENDS else None
         return _SIDES[match[1]] if match else _SIDES.get(folder.removeprefix("data/").partition("/")[0], "")
 
-    sides = {file: side(file) for file in files if not file.left_out}
+    found = [file for file in files if not (file.left_out or file.is_val or (rule == "source" and file.is_named))]
+    sides = {file: side(file) for file in found}
     words = {word for file, word in sides.items() if file.label.lower() not in _CARDS}
-    if not ({"train", "val"} <= words or words == {"train", "test"}):
-        return files, "content"
-    reasons = {"test": "the text to test on, by its name", "": "neither train nor validation by its name"}
+    if "train" not in words or not words & {"val", "test"}:
+        return files, rule
+    reasons = {"test": "the text to test on, by its name"}
+    if rule == "source":
+        reasons["val"] = "the text to validate on, by its name; data.val_source is used"
+    if "val" in words or words == {"train", "test"}:
+        reasons[""] = "neither train nor validation by its name"
     return [
-        replace(file, is_val=sides.get(file) == "val", left_out=file.left_out or reasons.get(sides.get(file, ""), ""))
-        for file in files
-    ], "names" if "val" in words else "content"
+        replace(file, is_val=file.is_val or sides.get(file) == "val", left_out=file.left_out or reasons.get(word, ""))
+        for file, word in ((file, sides.get(file, "named")) for file in files)
+    ], "names" if rule == "content" and "val" in words else rule
 
 
 def _stdlib() -> list[File]:

@@ -47,6 +47,9 @@ def test_an_adapter_that_learned_conversations_is_put_on_a_model_without_their_t
     assert over.model.final_norm.weight is loaded.model.final_norm.weight
     with pytest.raises(UserFault, match=r"control tokens whose .* Give as adapter= the run"):
         load_with_adapter(str(folder_of_peft(talking, tmp_path)), "best", [loaded])
+    again = place(f"init.from={talking}", *LORA, "data=chat", source, "trainer.max_steps=2").rename(tmp_path / "again")
+    with_roles = load_with_adapter(str(folder_of_peft(again, again)), "best", [load_checkpoint(talking)])
+    assert (logits(with_roles.model) - logits(load_checkpoint(again).model)).abs().max() < 1e-5
 
 
 def folder_of_peft(run, tmp_path, **changes) -> Path:
