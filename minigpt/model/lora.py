@@ -149,11 +149,6 @@ def base_of(gpt: GPT) -> dict[str, Tensor]:
     return weights
 
 
-def learns_rows(gpt: GPT) -> bool:
-    """Return whether embeddings of new tokens learn beside the adapter."""
-    return hasattr(gpt.token_embedding, "adapter")
-
-
 def adapter_of(gpt: GPT) -> Adapter | None:
     """Return the adapter that a model has on: its tensors, not copies."""
     layers = [module for module in gpt.modules() if isinstance(module, LoRA)]

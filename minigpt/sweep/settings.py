@@ -22,7 +22,7 @@ from minigpt.screen import note
 
 TRIALS = 20  # by default
 MAX_CHECKED = 64  # points that are tried before the first trial
-LEARNED = ("char", "bpe")  # tokenizers whose vocabulary follows from the text
+FIXED = ("byte", "gpt2")  # tokenizers with one vocabulary; that of others follows from init.from, a file or the text
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,8 @@ def _incomparable(configs: Sequence[TrainConfig], metric: str) -> list[str]:
         data = {key: flat[key] for key in sorted(flat) if key.startswith("data.") and key != "data.dir"}
         tokenizer = {key: flat[key] for key in sorted(flat) if key.startswith("tokenizer.")}
         texts.add(config.data.val_source or str(data))
-        vocabularies.add(str([tokenizer, data if config.tokenizer.name in LEARNED else None]))
+        origin = config.init.source or config.tokenizer.file or data
+        vocabularies.add(str([tokenizer, None if config.tokenizer.name in FIXED else origin]))
     if len(texts) > 1:
         remedy = "Make a sweep for each, or set data.val_source=FILE for all"
         faults.append(f"The trials would be validated on different texts. {remedy}.")

@@ -25,7 +25,6 @@ from minigpt.config.convert import to_dict
 from minigpt.config.schema import RunConfig
 from minigpt.faults import NonFiniteTraining, StorageFailure, UserFault
 from minigpt.model.gpt import GPT
-from minigpt.model.lora import learns_rows
 from minigpt.redact import redact_values
 from minigpt.screen import tell
 from minigpt.training.state import RunState, TrainingJob
@@ -51,7 +50,8 @@ class Saving:
         self.labels: dict[str, Mapping[str, str]] = {}  # metadata of tensor files, by file name
         if config.adapter.name != "none" and self.run.writes:
             self.fixed[ADAPTER_CONFIG] = contents.to_json(config_json(gpt))
-            self.labels[ADAPTER] = {BASE: base_hash(gpt)} | ({WORDS: tokenizer.hash} if learns_rows(gpt) else {})
+            words = {WORDS: tokenizer.hash} if hasattr(gpt.token_embedding, "adapter") else {}  # of new tokens
+            self.labels[ADAPTER] = {BASE: base_hash(gpt), **words}
         self.copies: dict[str, dict[str, Tensor]] = {}  # in main memory, by file name
         self.copying: torch.cuda.Stream | None = None  # the stream that copies from a GPU, and the end of its copies
         self.copied: torch.cuda.Event | None = None

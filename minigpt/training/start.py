@@ -29,7 +29,8 @@ def refuse_changed_run(path: Path, config: TrainConfig) -> list[Change]:
     if saved is None:
         run.refuse_other_files()
         return []
-    changes = differences(saved, config)
+    derived = "trainer.max_steps" if config.trainer.epochs else None
+    changes = [change for change in differences(saved, config) if change.key != derived]
     forbidden = [change for change in changes if not change.allowed]
     if forbidden:
         raise UserFault(

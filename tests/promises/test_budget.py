@@ -17,6 +17,7 @@ from minigpt.report.record import read_record, verdict
 from minigpt.rundir.rows import read_rows
 from minigpt.sizing import dial, law
 from minigpt.training import run as training
+from minigpt.training.start import refuse_changed_run
 from tests.units.report.run_folder import metric_rows, write_lines, write_run
 
 SPEED = 4_000.0
@@ -207,7 +208,8 @@ def test_the_law_spends_more_time_on_larger_models():
 
 
 def test_many_passes_are_named_before_the_first_step_and_overfitting_at_the_end(run, capsys, tmp_path):
-    run("trainer.epochs=5", "batch_tokens=1024")
+    words = ("trainer.epochs=5", "batch_tokens=1024")
+    assert refuse_changed_run(run(*words), compose("train", run.arguments(*words))) == []
     screen = capsys.readouterr().out
     assert "WARNING    6 passes over the text without dropout: it is learned by heart. Type budget=TIME" in screen
     assert run.rows()[-1]["tokens"] >= 5 * 1080 > run.rows()[-1]["tokens"] - 1024

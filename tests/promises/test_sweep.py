@@ -184,6 +184,7 @@ def test_each_seed_is_a_run_of_its_own(tmp_path):
             ['search.space={"data.source": {"choices": ["a.txt", "b.txt"]}}', "tokenizer=bpe", "data.val_source=a.txt"],
             "Add sweep.metric=val/bits_per_byte",
         ),
+        (['search.space={"init.from": {"choices": ["a.txt", "b.txt"]}}', "tokenizer=bpe"], "metric=val/bits_per_byte"),
         (['search.space={"data.source": {"choices": ["a.txt", "b.txt"]}}'], "validated on different texts"),
         (['search.space={"model.n_head": {"choices": [3]}}', "model.n_embd=16"], "At model.n_head=3: "),
         ([LR, "run.dir=x"], "The sweep gives each trial its run.dir"),
