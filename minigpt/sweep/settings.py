@@ -53,6 +53,8 @@ def read_grid(arguments: list[str], train: list[str]) -> Sweep:
     }
     first = [f"{key}={text}" for key, (text, *_) in lists.items()]
     of_grid = ["search.sampler=grid", "sweep.max_failures=0", "sweep.hang_minutes=0"]
+    if {key.partition(".")[0] for key in lists} & {"data", "tokenizer", "experiment", "init"}:  # other vocabularies
+        of_grid.append("sweep.metric=val/bits_per_byte")
     return read_sweep([*of_grid, *shared, *first, f"search.space={json.dumps(space)}"], train, is_grid=True)
 
 
@@ -81,9 +83,8 @@ def read_sweep(arguments: list[str], train: list[str], is_grid: bool = False) ->
     search = ["own", *(word.partition("=")[2] for word in arguments if word.startswith("search="))][-1]
     name = "-".join(part.replace("/", "-") for part in (config.experiment, "grid" if is_grid else search))
     folder = Path(os.path.expanduser(config.sweep.dir or f"sweeps/{name}-{config_hash(config)}"))
-    trials = config.trials or TRIALS
-    if config.search.sampler == "grid":
-        trials = len(list(itertools.islice(points(space), config.trials)))
+    grid = itertools.islice(points(space), config.trials)
+    trials = len([*grid]) if config.search.sampler == "grid" else config.trials or TRIALS
     return Sweep(config, shared, space, trials, folder, train, runs)
 
 
@@ -137,8 +138,7 @@ def _incomparable(configs: Sequence[TrainConfig], metric: str) -> list[str]:
         origin = config.init.source or config.tokenizer.file or data
         vocabularies.add(str([tokenizer, None if config.tokenizer.name in FIXED else origin]))
     if len(texts) > 1:
-        remedy = "Make a sweep for each, or set data.val_source=FILE for all"
-        faults.append(f"The trials would be validated on different texts. {remedy}.")
+        faults.append("Trials are validated on different texts. Make a sweep for each, or set data.val_source=FILE.")
     if len(vocabularies) > 1 and metric == "val/loss":
         faults.append("val/loss can't be compared between vocabularies. Add sweep.metric=val/bits_per_byte.")
     return faults

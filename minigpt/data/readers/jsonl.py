@@ -23,7 +23,7 @@ def read_jsonl(file: File, options: ReadOptions, begin: int = 0, end: int | None
             record = json.loads(line.decode(options.encoding, options.errors).lstrip("\ufeff"))
             content = conversation_of(record, options.errors) if options.chat else _text_of(record, options)
         except UnicodeError as error:
-            remedy = "Write it as UTF-8 without lone surrogates, or use data.errors=replace"
+            remedy = "Write JSON lines, not Parquet, as UTF-8 without lone surrogates, or use data.errors=replace"
             raise BadFile(f"{file}, {place}: {error}. {remedy}") from None
         except (ValueError, RecursionError) as error:
             remedy = "Give one record a line, or name the file .txt"

@@ -51,3 +51,8 @@ def test_what_no_grid_can_train_is_named_before_anything_is_started(tmp_path, mo
     with pytest.raises(UserFault, match=re.escape(says)):
         read_grid(["-m", *words], ["train"])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("words", "metric"), [("tokenizer=byte,char", "val/bits_per_byte"), ("seed=1,2", "val/loss")])
+def test_between_vocabularies_a_grid_compares_bits_per_byte(words, metric):
+    assert read_grid(["-m", words], ["train"]).config.sweep.metric == metric

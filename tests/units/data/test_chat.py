@@ -84,6 +84,13 @@ def test_only_messages_become_roles(talks):
     assert np.isin(tokens, [USER]).sum() == np.isin(tokens, [CLOSE]).sum() == len(TEXTS) + 1
 
 
+def test_conversations_in_parquet_are_refused_with_the_format_that_is_read(tmp_path):
+    (tmp_path / "talks.parquet").write_bytes(b"PAR1\x15\xfc\n")
+    data = DataConfig(name="chat", source=str(tmp_path / "talks.parquet"), dir=str(tmp_path / "data"))
+    with pytest.raises(UserFault, match="Write JSON lines, not Parquet"):
+        prepare(data, TokenizerConfig("byte"))
+
+
 def test_a_tokenizer_gets_roles_behind_its_own_tokens_and_is_stored_with_them():
     plain = build_tokenizer("byte")
     assert has_roles(BYTE)
