@@ -305,8 +305,6 @@ def tell_changes(
         run.event("choices_changed", was=changed, now={name: now[name] for name in changed})
     for change in changes:
         run.event("changed", setting=change.key, was=change.was, now=change.now)
-        if not change.key.startswith(("logger.", "run.", "experiment", "data.")):
-            tell(f"Changed setting: {change}")
 
 
 def roll_back(job: TrainingJob, first_step: int, last_step: int) -> None:

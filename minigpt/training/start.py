@@ -39,6 +39,9 @@ def refuse_changed_run(path: Path, config: TrainConfig) -> list[Change]:
             + "\nTake these values back, or start another run with run.dir=NEW_DIR "
             + (f"(init.from={path} starts it from these weights)" if list_checkpoints(path / "checkpoints") else "")
         )
+    # Said here, so that a finished run says it, too.
+    for change in (each for each in changes if not each.key.startswith(("logger.", "run.", "experiment", "data."))):
+        tell(f"Changed setting: {change}, in steps to come")
     return changes
 
 
