@@ -1,6 +1,5 @@
 """minigpt compare: scores runs on the same validation text, and says in plain words which side is better."""
 
-import hashlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -100,7 +99,8 @@ def open_run(path: str, which: str, data_dir: str | None = None) -> ComparedRun:
 def check_comparable(sides: Sequence[Sequence[ComparedRun]]) -> None:
     """Refuse runs with different validation texts, equal weights, and equal seeds on one side."""
     first, *others = runs = list(itertools.chain(*sides))
-    texts = {run.val.fingerprint: val_text_sha256(run) for run in {run.val.fingerprint: run for run in runs}.values()}
+    by_tokens = {run.val.fingerprint: run for run in runs}
+    texts = {key: run.tokenizer.decode_bytes(run.val.tokens(0, len(run.val))) for key, run in by_tokens.items()}
     faults = [
         f"{run.path} is validated on another text than {first.path}. Use the same data keys"
         for run in others
@@ -115,11 +115,6 @@ def check_comparable(sides: Sequence[Sequence[ComparedRun]]) -> None:
             faults.append(f"{both}: give one of them, or write `vs` between two sides, RUN ... vs RUN ...")
     if faults:
         raise UserFault(*faults)
-
-
-def val_text_sha256(run: ComparedRun) -> str:
-    """Return the SHA-256 of the validation text, whatever its tokenizer."""
-    return hashlib.sha256(run.tokenizer.decode_bytes(run.val.tokens(0, len(run.val)))).hexdigest()
 
 
 def settings_of(run: ComparedRun) -> dict[str, object]:

@@ -48,7 +48,8 @@ def page_of(modules: tuple[str, ...], *, title: str, data: Any = None) -> tuple[
     `modules` are files of page/, each after those that it imports; `data` becomes the page's element #data, as JSON.
     """
     style = (FOLDER / "style.css").read_text(encoding="utf-8")
-    script = "\n".join(_without_imports((FOLDER / f"{name}.js").read_text(encoding="utf-8")) for name in modules)
+    script = "\n".join((FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in modules)
+    script = re.sub(r"^import .*;\n|^export ", "", script, flags=re.MULTILINE)  # one script holds all modules
     policy = (
         f"default-src 'none'; script-src {_source(script)}; style-src {_source(style)}; img-src data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'"
@@ -56,11 +57,6 @@ def page_of(modules: tuple[str, ...], *, title: str, data: Any = None) -> tuple[
     inside = json.dumps(data).replace("<", "\\u003c")  # so that no text of a model can end the element
     page = PAGE.format(policy=policy, title=escape(title), style=style, script=script, data=inside)
     return page, policy
-
-
-def _without_imports(module: str) -> str:
-    """Return a module's text without imports and exports, for a script that holds all modules."""
-    return re.sub(r"^export ", "", re.sub(r"^import .*;\n", "", module, flags=re.MULTILINE), flags=re.MULTILINE)
 
 
 def _source(text: str) -> str:

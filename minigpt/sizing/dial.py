@@ -30,10 +30,10 @@ from minigpt.ranks.group import Processes
 from minigpt.redact import redact
 from minigpt.report.plan import count_parameters
 from minigpt.screen import duration, short_number, size_text, table, tell
-from minigpt.sizing.law import MOST_PASSES, PART, Size, Text, choose, leveled, outside, pilot_of
+from minigpt.sizing.law import MOST_PASSES, PART, TIED_FROM, Size, Text, choose, leveled, outside, pilot_of
 
 # Fields of a Size -> names of settings.
-OF_MODEL = ("n_layer", "n_embd", "n_head", "n_kv_head", "head_dim", "n_hidden", "block_size", "dropout")
+OF_MODEL = ("n_layer", "n_embd", "n_head", "n_kv_head", "head_dim", "n_hidden", "block_size", "tied", "dropout")
 OF_MUON = {name: f"optimizer.{name}" for name in ("lr", "matrix_lr", "weight_decay")}
 OF_MUON["warmup_steps"] = "schedule.warmup_steps"
 SETTINGS = {name: f"model.{name}" for name in OF_MODEL} | OF_MUON
@@ -127,6 +127,7 @@ class Dial:
             hidden = self.fixed.get("n_hidden") or math.ceil(8 * width / 3 / 32) * 32
             kv_heads, dim = self.fixed.get("n_kv_head") or heads, self.fixed.get("head_dim") or width // heads
             self.fixed |= {"n_head": heads, "n_kv_head": kv_heads, "head_dim": dim, "n_hidden": hidden}
+            self.fixed.setdefault("tied", width >= TIED_FROM)
 
         def measure_size(size: Size, seconds: float) -> float:
             return measure(applied(config, self.settings(size)), size.vocab_size, seconds)
@@ -227,7 +228,7 @@ def after_part(prepared: Prepared) -> float:
 
 def flops_of(size: Size) -> float:
     """Return about how many floating-point operations a token of training takes."""
-    return 6.0 * size.parameters + 12.0 * size.n_layer * size.n_embd * size.block_size
+    return 6.0 * size.multiplied + 12.0 * size.n_layer * size.n_embd * size.block_size
 
 
 def work_of(size: Size) -> float:

@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 from minigpt.sizing import law
-from minigpt.sizing.law import PILOT_RANGE, RANGE, Size, Text, bits_per_byte, candidates, choose, leveled, pilot_of
+from minigpt.sizing.law import (
+    PILOT_RANGE,
+    RANGE,
+    Size,
+    Text,
+    bits_per_byte,
+    bytes_per_token,
+    candidates,
+    choose,
+    leveled,
+    pilot_of,
+)
 
 PYTHON = Text(6_583_878, 1.736, 1.452, 1.982)
 NOTES = Text(260_951, 2.341, 2.367, 3.327)
@@ -17,7 +28,7 @@ SECONDS = [30, 60, 120, 240, 480, 960, 3600, 28800]
 
 def speed(size: Size) -> float:
     """Of two quiet cores."""
-    return 1e11 / (6 * size.parameters)
+    return 1e11 / (6 * size.multiplied)
 
 
 @pytest.mark.parametrize("text", [PYTHON, NOTES])
@@ -44,6 +55,13 @@ def test_what_is_given_is_kept():
     assert (size.n_layer, size.dropout, size.steps) == (7, 0.05, 11)
 
 
+def test_small_models_have_an_output_layer_of_their_own_and_count_it():
+    small, large = (choose(PYTHON, seconds, speed) for seconds in (20, 3600))
+    assert (small.tied, large.tied) == (False, True)
+    assert small.parameters == small.multiplied + small.vocab_size * small.n_embd
+    assert large.parameters == large.multiplied
+
+
 def test_a_small_text_is_regularized_and_has_a_smaller_vocabulary():
     size = choose(NOTES, 240, speed)
     assert size.passes > 3
@@ -63,9 +81,12 @@ def errors(fitted: str) -> list[float]:
 
 def expected(of: dict[str, str], row: dict[str, str]) -> float:
     text = Text(int(of["bytes"]), float(of["kneser_ney"]), float(of["xz"]), float(of["kneser_ney_part"]))
-    if of["pilot"]:
-        text = leveled(text, pilot_of(text, {"vocab_size": 2048}), float(of["pilot"]))
     numbers = {field.name: float(row[field.name]) for field in fields(Size) if field.name in row}
+    if of["pilot"]:  # the dial estimates the bytes of a token
+        numbers["passes"] = (
+            numbers["steps"] * numbers["batch_tokens"] * bytes_per_token(int(row["vocab_size"])) / text.bytes
+        )
+        text = leveled(text, pilot_of(text, {"vocab_size": 2048}), float(of["pilot"]))
     return bits_per_byte(text, Size(**numbers))  # type: ignore[arg-type]
 
 
@@ -76,7 +97,7 @@ def test_the_constants_fit_the_measurements():
 
 def test_with_a_pilot_the_law_holds_on_texts_it_was_not_fitted_on(monkeypatch):
     judged = errors("pilot")
-    assert judged[-1] < PILOT_RANGE
-    assert judged[int(0.75 * len(judged))] < 0.035
+    assert judged[int(0.9 * len(judged))] < PILOT_RANGE
+    assert judged[int(0.6 * len(judged))] < 0.03
     monkeypatch.setattr(law, "TRUST", 0.0)
     assert errors("pilot")[-1] > 0.1
