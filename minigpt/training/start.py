@@ -31,8 +31,7 @@ def refuse_changed_run(path: Path, config: TrainConfig) -> list[Change]:
         return []
     derived = "trainer.max_steps" if config.trainer.epochs else None
     changes = [change for change in differences(saved, config) if change.key != derived]
-    forbidden = [change for change in changes if not change.allowed]
-    if forbidden:
+    if forbidden := [change for change in changes if not change.allowed]:
         raise UserFault(
             f"run.dir={path} was begun with another config; continuing would mix two runs:\n"
             + "\n".join(f"  {change}" for change in forbidden)
@@ -40,8 +39,9 @@ def refuse_changed_run(path: Path, config: TrainConfig) -> list[Change]:
             + (f"(init.from={path} starts it from these weights)" if list_checkpoints(path / "checkpoints") else "")
         )
     # Said here, so that a finished run says it, too.
-    for change in (each for each in changes if not each.key.startswith(("logger.", "run.", "experiment", "data."))):
-        tell(f"Changed setting: {change}, in steps to come")
+    for change in changes:
+        if not change.key.startswith(("logger.", "run.", "experiment", "data.")):
+            tell(f"Changed setting: {change}, in steps to come")
     return changes
 
 
