@@ -5,6 +5,7 @@ on a GPU the copy runs beside the next step, whose update waits for it there. Th
 save waits for the save before it, and the end of a run waits for the last one.
 """
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -54,12 +55,11 @@ class Saving:
             self.labels[ADAPTER] = {BASE: base_hash(gpt), **words}
         self.copies: dict[str, dict[str, Tensor]] = {}  # in main memory, by file name
         self.copying: torch.cuda.Stream | None = None  # the stream that copies from a GPU, and the end of its copies
-        self.copied: torch.cuda.Event | None = None
+        self.copied: Any = None  # an Event
         if next(gpt.parameters()).is_cuda:
-            copied = torch.cuda.Event()
-            self.copying, self.copied = torch.cuda.Stream(), copied
+            self.copying, self.copied = torch.cuda.Stream(), torch.cuda.Event()
             # No update may change what is still being copied.
-            optimizer.register_step_pre_hook(lambda *_: torch.cuda.current_stream().wait_event(copied))
+            optimizer.register_step_pre_hook(lambda *_: torch.cuda.current_stream().wait_event(self.copied))
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saving")
         self.writing: Future[None] | None = None
         self.durable_step = step or -1  # step of the newest checkpoint on the disk: a run continues from one
@@ -95,7 +95,7 @@ class Saving:
         tensors = {**tensors_of(self.gpt), contents.OPTIMIZER: contents.optimizer_tensors(self.optimizer)}
         if self.copying is not None:
             self.copying.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.copying):
+        with torch.cuda.stream(self.copying) if self.copying else contextlib.nullcontext():  # stream(None) opens CUDA
             for name, named in tensors.items():
                 contents.copy_tensors(named, self.copies.setdefault(name, {}) if self.run.writes else None)
         if self.copied is not None:
