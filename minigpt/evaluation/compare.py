@@ -100,7 +100,7 @@ def check_comparable(sides: Sequence[Sequence[ComparedRun]]) -> None:
     """Refuse runs with different validation texts, equal weights, and equal seeds on one side."""
     first, *others = runs = list(itertools.chain(*sides))
     by_tokens = {run.val.fingerprint: run for run in runs}
-    texts = {key: run.tokenizer.decode_bytes(run.val.tokens(0, len(run.val))) for key, run in by_tokens.items()}
+    texts = {key: hash(run.tokenizer.decode_bytes(run.val.tokens(0, len(run.val)))) for key, run in by_tokens.items()}
     faults = [
         f"{run.path} is validated on another text than {first.path}. Use the same data keys"
         for run in others
