@@ -73,8 +73,9 @@ def default_run_dir(config: Any) -> str:
         parts.append(_as_name("-".join(["mix", *(Path(source).stem for source in config.data.mix)])))
     elif config.data.name in ("text", "chat") and config.data.source:
         parts.append(_as_name(Path(display_name(config.data.source)).stem) or "text")
-    seconds = seconds_of(str(config.budget))
-    shape = f"{seconds / 60:.4g}min" if seconds else f"{config.model.n_layer}x{config.model.n_embd}"
+    seconds = seconds_of(str(config.budget)) or 0.0
+    time = f"{seconds:g}s" if seconds % 60 else f"{seconds / 60:g}min"
+    shape = time if seconds else f"{config.model.n_layer}x{config.model.n_embd}"
     return f"runs/{'-'.join([*(parts or ['default']), shape, config_hash(config)[:6]])}"
 
 

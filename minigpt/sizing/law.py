@@ -186,11 +186,10 @@ def leveled(text: Text, pilot: Size, bits: float) -> Text:
 
 def terms(text: Text, size: Size, by: Constants) -> tuple[float, float, float, float]:
     """Return the four losses of the law: from few parameters, few bytes, few unique bytes, and overfitting."""
-    unique = text.bytes * min(size.passes, 1.0)
     return (
         (size.multiplied / 1e6) ** -by.size_power,
         (worth(text, size, REPEATS) / 1e6) ** -by.seen_power,
-        (unique / 1e6) ** -by.unique_power,
+        (text.bytes * min(size.passes, 1.0) / 1e6) ** -by.unique_power,
         size.multiplied / text.bytes,
     )
 
