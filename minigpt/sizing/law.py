@@ -132,7 +132,7 @@ class Size:
 
 def candidates(text: Text) -> Iterator[Size]:
     """Yield all sizes, the smallest first, each with every batch size."""
-    largest = max(256, 2 ** int(math.log2(max(1, text.bytes / BYTES_PER_ROW))))
+    largest = max(512, 2 ** int(math.log2(max(1, text.bytes / BYTES_PER_ROW))))
     for layers, width, context, vocabulary in SHAPES:
         head_dim = 32 if width < 512 else 64
         heads, hidden = width // head_dim, max(3 * width if width <= 64 else 0, round(2.75 * width / 32) * 32)

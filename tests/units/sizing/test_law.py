@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from minigpt.sizing import law
+from minigpt.sizing.dial import LEAST_BYTES
 from minigpt.sizing.law import (
     PILOT_RANGE,
     RANGE,
@@ -67,6 +68,8 @@ def test_a_small_text_is_regularized_and_has_a_smaller_vocabulary():
     assert size.passes > 3
     assert min(size.dropout, size.weight_decay) > 0
     assert {size.vocab_size for size in candidates(NOTES)} == {2048}
+    shortest = Text(LEAST_BYTES, 2.5, 3.0)
+    assert {size.vocab_size for size in candidates(shortest)} == {512}  # bpe has 256 bytes and end-of-text at least
 
 
 FOLDER = Path(__file__).parents[3] / "benchmarks"
