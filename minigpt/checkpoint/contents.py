@@ -125,7 +125,4 @@ def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
     if not floats:
         return None
     largest = torch._foreach_norm(list(floats.values()), float("inf"))
-    for name, value in zip(floats, largest, strict=True):
-        if not bool(torch.isfinite(value)):
-            return name
-    return None
+    return next((name for name, value in zip(floats, largest, strict=True) if not value.isfinite()), None)

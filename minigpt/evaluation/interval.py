@@ -43,8 +43,6 @@ class Difference:
 
     def seeds_missing(self, level: float, *, most: int = 100) -> int | None:
         """Return how many more seeds a side would tell the sides apart if `value` is right; None if none would."""
-        if self.seed_variance is None:
-            return None
         enough = (n for n in range(1, most + 1) if (self.half_width(level, more_seeds=n) or 0) < abs(self.value))
         return next(enough, None)
 

@@ -30,10 +30,8 @@ class TextStream:
 
     def undecided(self) -> int:
         """Return how many bytes at the end could be the beginning of a stop string: the most that fit."""
-        for length in range(len(self.held), 0, -1):
-            if any(stop.startswith(self.held[-length:]) for stop in self.stop):
-                return length
-        return 0
+        ends = (self.held[start:] for start in range(len(self.held)))  # the longest first
+        return next((len(end) for end in ends if any(stop.startswith(end) for stop in self.stop)), 0)
 
     def finish(self) -> str:
         """Return what was held back: no more tokens come."""
