@@ -35,8 +35,7 @@ def train(arguments: list[str]) -> int:
         config = _compose("train", arguments)
         if (code := start_ranks(config.trainer)) is not None:
             return code
-        train_in_stages = _load("minigpt.stages:train_in_stages")
-        return train_in_stages(config, arguments, _load("minigpt.training.run:train"))
+        return _load("minigpt.stages:train_in_stages")(config, arguments, _load("minigpt.training.run:train"))
 
 
 def prepare(arguments: list[str]) -> None:

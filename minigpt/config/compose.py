@@ -62,8 +62,7 @@ def compose(command: str, arguments: list[str]) -> Any:
     config, wrong = read(request.cls, mapping | request.values | _inherit(request, mapping | request.values))
     if isinstance(config, TrainConfig):
         config.typed = frozenset({*request.values, *request.chosen})
-    is_run = command in ("train", "benchmark")
-    prints = not is_run or _take_from_launcher(config.trainer, request.values)
+    prints = command not in ("train", "benchmark") or _take_from_launcher(config.trainer, request.values)
     request.refuse_what_is_certain(wrong)
     request.refuse_what_is_certain(find_faults(config))
     for note in request.notes if prints else []:  # before the faults, which a note may explain

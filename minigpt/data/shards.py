@@ -129,9 +129,8 @@ class TokenSplit:
         """Return tokens start ... stop - 1, cut to the split's ends as a slice is."""
         covered = slice(bisect.bisect_right(self._begins, start) - 1, bisect.bisect_left(self._begins, stop))
         arrays = zip(self._begins[covered], self.arrays[covered], strict=False)
-        return np.concatenate(
-            [self.arrays[0][:0], *(array[max(0, start - left) : stop - left] for left, array in arrays)]
-        )
+        parts = [array[max(0, start - left) : stop - left] for left, array in arrays]
+        return np.concatenate([self.arrays[0][:0], *parts])
 
     def scored_windows(
         self, block_size: int, batch: int, stride: int | None = None

@@ -52,8 +52,7 @@ def _read_setting(key: str, words: Any, groups: Container[str]) -> Distribution:
         raise ValueError(f"it must be {{low, high, log or step}} or {{choices}}, got {shown(words)}.")
     kind = str if key in groups else known[key].kind
     if "choices" in words:
-        choices = [_checked(kind, choice, "a choice") for choice in words["choices"]]
-        return CategoricalDistribution(choices)
+        return CategoricalDistribution([_checked(kind, choice, "a choice") for choice in words["choices"]])
     if kind is bool or checked_value(kind, 1)[1]:
         raise ValueError("it takes no numbers, so it has no range. Give {choices: [...]}.")
     number = int if checked_value(kind, 1.5)[1] else float

@@ -41,8 +41,7 @@ class KneserNey:
         for length in range(order, 0, -1):
             self._tables.insert(0, _table(grams, counts))
             if length > 1:
-                mask = np.uint64((1 << 8 * (length - 1)) - 1)
-                grams, counts = _distinct(grams & mask)
+                grams, counts = _distinct(grams & np.uint64((1 << 8 * (length - 1)) - 1))
 
     def bits(self, text: bytes) -> float:
         """Return the bits that all of `text` takes; like the training text, it has no context before it."""
