@@ -1,7 +1,7 @@
 """Muon: one optimizer over a whole model, which moves matrices by orthogonal updates and the rest by AdamW."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,8 +58,8 @@ class Muon(torch.optim.AdamW):
 
     def __init__(
         self,
-        matrices: Iterable[nn.Parameter],
-        others: Iterable[nn.Parameter],
+        matrices: Sequence[nn.Parameter],
+        others: Sequence[nn.Parameter],
         *,
         lr: float,
         matrix_lr: float,
@@ -69,11 +69,10 @@ class Muon(torch.optim.AdamW):
         group: dist.ProcessGroup | None = None,
         **options: Any,
     ):
-        in_blocks, outside = list(matrices), list(others)
-        tables = [parameter for parameter in outside if parameter.dim() >= 2]
-        vectors = [parameter for parameter in outside if parameter.dim() < 2]
+        tables = [parameter for parameter in others if parameter.dim() >= 2]
+        vectors = [parameter for parameter in others if parameter.dim() < 2]
         groups: list[dict[str, Any]] = [
-            {"params": in_blocks, "lr": matrix_lr, "initial_lr": matrix_lr},
+            {"params": matrices, "lr": matrix_lr, "initial_lr": matrix_lr},
             {"params": tables, "initial_lr": lr},
             {"params": vectors, "initial_lr": lr, "weight_decay": 0.0},
         ]
