@@ -22,7 +22,6 @@ from minigpt.config.schema import TrainConfig
 from minigpt.data.batch import document_end
 from minigpt.data.prepared import open_prepared
 from minigpt.data.shards import TokenSplit
-from minigpt.data.tokenizer import Tokenizer
 from minigpt.evaluation.interval import LEVEL, Array, Difference, difference, too_few
 from minigpt.evaluation.texts import score_text
 from minigpt.faults import UserFault
@@ -39,7 +38,6 @@ class ComparedRun:
     path: str  # as it was typed
     checkpoint: Path
     config: TrainConfig
-    tokenizer: Tokenizer
     train: TokenSplit
     val: TokenSplit
     drawn: bool  # documents for validation were drawn at random, by their hash
@@ -93,14 +91,14 @@ def open_run(path: str, which: str, data_dir: str | None = None) -> ComparedRun:
     weights = " ".join(str(files[name]["sha256"]) for name in (MODEL, ADAPTER) if name in files)
     splits = [part.summary["split"] for part in prepared.parts.values() or [prepared]]
     drawn = all(split.startswith("whole ") for split in splits)
-    return ComparedRun(path, checkpoint, config, prepared.tokenizer, prepared.train, prepared.val, drawn, weights)
+    return ComparedRun(path, checkpoint, config, prepared.train, prepared.val, drawn, weights)
 
 
 def check_comparable(sides: Sequence[Sequence[ComparedRun]]) -> None:
     """Refuse runs with different validation texts, equal weights, and equal seeds on one side."""
     first, *others = runs = list(itertools.chain(*sides))
-    by_tokens = {run.val.fingerprint: run for run in runs}
-    texts = {key: hash(run.tokenizer.decode_bytes(run.val.tokens(0, len(run.val)))) for key, run in by_tokens.items()}
+    splits = {run.val.fingerprint: run.val for run in runs}
+    texts = {key: hash(val.tokenizer.decode_bytes(val.tokens(0, len(val)))) for key, val in splits.items()}
     faults = [
         f"{run.path} is validated on another text than {first.path}. Use the same data keys"
         for run in others
@@ -159,36 +157,35 @@ class Units:
 
 
 def text_units(
-    texts: Sequence[tuple[TokenSplit, Tokenizer, int]], ends: Sequence[int | None], drawn_from: TokenSplit | None = None
+    texts: Sequence[tuple[TokenSplit, int]], ends: Sequence[int | None], drawn_from: TokenSplit | None = None
 ) -> Units:
     """Return the documents of one text, or windows as long as the longest context.
 
     With several tokenizers they are measured in bytes, and a token belongs to the unit of its last byte.
 
     Args:
-        texts: the text as each model's tokens, the tokenizer, and the model's context length.
+        texts: the text as each model's tokens, and the model's context length.
         ends: for each model the token after a document, if it keeps documents apart.
         drawn_from: the other documents, in the first's tokens, if these were held out at random.
     """
-    first, tokenizer, _ = texts[0]
-
-    in_bytes = any(split.fingerprint != first.fingerprint for split, _, _ in texts)
+    first, eot = texts[0][0], texts[0][0].tokenizer.eot
+    in_bytes = any(split.fingerprint != first.fingerprint for split, _ in texts)
     end = next((end for end in ends if end is not None), None)
     if in_bytes and end is not None:
         raise UserFault("with data.mask_documents=true only runs of one tokenizer can be compared")
     left_out = first.unpredicted_places(end)[1:]
-    edges = first.unpredicted_places(tokenizer.eot)
+    edges = first.unpredicted_places(eot)
     unfit = "this text was not drawn at random, by documents, so it does not tell how another would do"
     if drawn_from is not None and len(edges) > 1:
-        others = np.diff(np.append(drawn_from.unpredicted_places(tokenizer.eot), len(drawn_from)))
+        others = np.diff(np.append(drawn_from.unpredicted_places(eot), len(drawn_from)))
         own = np.diff(np.append(edges, len(first))).astype(float)
         unfit = too_few(own, name="documents", of=np.append(own, others))
     total = first.bytes if in_bytes else len(first)
     name = "documents" if len(edges) > 1 else "windows"
     if in_bytes and name == "documents":
-        edges = np.append(0, np.cumsum(_token_bytes(tokenizer)[first.tokens(0, len(first))])[edges[1:] - 1])
+        edges = np.append(0, np.cumsum(_token_bytes(first))[edges[1:] - 1])
     if name == "windows":
-        longest = max(size * (split.bytes / len(split) if in_bytes else 1) for split, _, size in texts)
+        longest = max(size * (split.bytes / len(split) if in_bytes else 1) for split, size in texts)
         edges = np.arange(0 if in_bytes else 1, total, math.ceil(longest))
     edges[0] = 0 if in_bytes else 1  # the first token is not predicted
     edges = np.unique(np.append(edges[edges < total], total))
@@ -196,16 +193,17 @@ def text_units(
     return Units(edges, sizes.astype(float), in_bytes, name, unfit, left_out)
 
 
-def _token_bytes(tokenizer: Tokenizer) -> NDArray[np.int64]:
-    return np.array([len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)])
+def _token_bytes(split: TokenSplit) -> NDArray[np.int64]:
+    sizes = [len(split.tokenizer.token_bytes(token)) for token in range(split.tokenizer.vocab_size)]
+    return np.array(sizes)[split.tokens(0, len(split))]
 
 
-def by_unit(units: Units, split: TokenSplit, tokenizer: Tokenizer, losses: NDArray[Any]) -> Array:
+def by_unit(units: Units, split: TokenSplit, losses: NDArray[Any]) -> Array:
     """Return the sum over each unit of a split's losses, those of all tokens but the first."""
     places = np.arange(1, len(split))
     losses = np.where(np.isin(places, units.left_out), 0.0, losses)
     if units.in_bytes:
-        places = np.cumsum(_token_bytes(tokenizer)[split.tokens(0, len(split))])[1:] - 1  # of each token's last byte
+        places = np.cumsum(_token_bytes(split))[1:] - 1  # of each token's last byte
     numbers = np.clip(np.searchsorted(units.edges, places, side="right") - 1, 0, len(units.sizes) - 1)
     sums = np.bincount(numbers, weights=losses, minlength=len(units.sizes)).astype(float)
     return sums / math.log(2) if units.in_bytes else sums
@@ -213,16 +211,14 @@ def by_unit(units: Units, split: TokenSplit, tokenizer: Tokenizer, losses: NDArr
 
 def score(runs: Sequence[ComparedRun], device: str) -> tuple[Units, dict[str, Array]]:
     """Return the units of the runs' common text, and each run's loss summed over each unit, by its weights."""
-    ends = [document_end(run.config.data, run.tokenizer) for run in runs]
-    texts = [(run.val, run.tokenizer, run.config.model.block_size) for run in runs]
+    ends = [document_end(run.config.data, run.val.tokenizer) for run in runs]
+    texts = [(run.val, run.config.model.block_size) for run in runs]
     units = text_units(texts, ends, runs[0].train if all(run.drawn for run in runs) else None)
     losses = {}
     for number, (run, end) in enumerate(zip(runs, ends, strict=True), 1):
         tell(f"Scoring {number}/{len(runs)}  {run.path}, {run.checkpoint.name}: {len(run.val) - 1:,} tokens")
         model = load_checkpoint(run.checkpoint).model.to(torch.device(device))
-        losses[run.weights_sha256] = by_unit(
-            units, run.val, run.tokenizer, score_text(model, run.val, document_end=end).nats
-        )
+        losses[run.weights_sha256] = by_unit(units, run.val, score_text(model, run.val, document_end=end).nats)
     return units, losses
 
 

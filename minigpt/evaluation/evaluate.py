@@ -94,8 +94,8 @@ def _score_text(
     between = None
     if len(models) > 1:
         sizes = [loaded.config.model.block_size for loaded in models]
-        units = text_units([(text, text.tokenizer, size) for text, size in zip(texts, sizes, strict=True)], ends)
-        sums = [by_unit(units, score.text, score.text.tokenizer, score.nats) for score in scores]
+        units = text_units(list(zip(texts, sizes, strict=True)), ends)
+        sums = [by_unit(units, score.text, score.nats) for score in scores]
         between = _difference(sums, units.sizes, units.loss, units.name, "much text")
     return _entry(path, models, [score.figures() for score in scores], between), scores[0]
 
