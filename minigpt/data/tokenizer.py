@@ -217,12 +217,9 @@ def load_tokenizer(content: Any, where: object = "this") -> Tokenizer:
     """Make the tokenizer that `to_json` wrote down. Everything in the content is checked, nothing in it is run."""
     try:
         name, control = content["name"], content.get("control", [])
-        if name == "file":
-            rules = Rules(*(content[field.name] for field in fields(Rules)))
-            tokenizer = Tokenizer(name, tokens_of(rules.content)[0], rules, control=control)
-        else:
-            tokens = [base64.b64decode(token, validate=True) for token in content["tokens"]]
-            tokenizer = Tokenizer(name, tokens, control=control)
+        rules = Rules(*(content[field.name] for field in fields(Rules))) if name == "file" else None
+        given = [base64.b64decode(token, validate=True) for token in content.get("tokens", [])]
+        tokenizer = Tokenizer(name, tokens_of(rules.content)[0] if rules else given, rules, control=control)
         if tokenizer.to_json() != content:
             raise ValueError("its settings are not those of its tokens")
     except Exception as error:  # the library `tokenizers` raises no other
