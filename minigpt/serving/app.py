@@ -59,9 +59,7 @@ def make_app(engine: Engine, config: ServeConfig, *, token: str | None, say: Cal
         if token is not None and not (given and hmac.compare_digest(given.credentials.encode(), token.encode())):
             raise ApiError(401, "wrong or no token: send Authorization: Bearer TOKEN", code="invalid_api_key")
 
-    app = FastAPI(
-        openapi_url=None, docs_url=None, redoc_url=None, lifespan=lifespan, max_body_size=MAX_BODY_BYTES
-    )  # fmt: skip
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=lifespan, max_body_size=MAX_BODY_BYTES)
     app.include_router(paths(Server(engine, config)), dependencies=[Depends(admit)])
     add_open_paths(app, engine)
     for kind in (ApiError, RequestValidationError, HTTPException, Busy, UserFault, Exception):

@@ -83,19 +83,15 @@ def look(config: LookConfig) -> list[Path]:
 
 def write_picture(path: Path, view: dict[str, Any]) -> None:
     """Draw the attention of every head, a row for each layer: queries from top to bottom, keys from left to right."""
-    import matplotlib  # here, not above: a page needs none of it
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure  # here, not above: a page needs none of it
 
     layers, heads, T = view["attention"]["layers"], view["attention"]["heads"], len(view["tokens"])
     packed = np.frombuffer(base64.b64decode(view["attention"]["weights"]), "<u2")
     weights = packed.reshape(layers, heads, T, T) / 65535
     names = [token["text"].replace("\n", "\\n").replace("$", r"\$") for token in view["tokens"]]
     size = (0.6 + 2.4 * heads, 0.8 + 2.4 * layers)
-    figure, grid = pyplot.subplots(
-        layers, heads, figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
-    )
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(layers, heads, sharex=True, sharey=True, squeeze=False)
     for layer, head in np.ndindex(layers, heads):
         axes: Any = grid[layer, head]
         axes.imshow(np.sqrt(weights[layer, head]), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
@@ -107,4 +103,3 @@ def write_picture(path: Path, view: dict[str, Any]) -> None:
     figure.suptitle("square root of the attention: rows attend to columns", fontsize=9)
     with replaced(path) as temporary:
         figure.savefig(temporary, format="png", dpi=150)
-    pyplot.close(figure)
