@@ -65,7 +65,7 @@ def _write(folder: Path, loaded: LoadedCheckpoint, config: ExportConfig) -> list
     if config.format == "gguf":
         from minigpt.formats.gguf import read_gguf, write_gguf  # they need the package gguf
 
-        file = write_gguf(folder, loaded.model, tokenizer, config.type, _run_of(loaded).name)
+        file = write_gguf(folder, loaded.model, tokenizer, config.type, loaded.run.name)
         copy = GPT(loaded.model.config, loaded.model.vocab_size).eval()
         load_weights(copy, resize_vocabulary(read_gguf(file, loaded.model), copy), str(file))
         return prove("the package gguf", loaded.model, copy, tolerance=TOLERANCE[config.type])
@@ -106,7 +106,7 @@ def prove_tokenizer(tokenizer: Tokenizer, copy: Tokenizer) -> str:
 
 def model_card(loaded: LoadedCheckpoint, proof: Sequence[str], form: str) -> str:
     """Return the text of README.md: what the model is, how it was trained and scored, and the proof of the export."""
-    model, config, run = loaded.model, loaded.config, _run_of(loaded)
+    model, config, run = loaded.model, loaded.config, loaded.run
     tokenizer = _tokenizer_of(loaded)
     facts = [f"context: {model.config.block_size:,} tokens", f"vocabulary: {model.vocab_size:,} tokens"]
     facts += [f"tokenizer: {tokenizer.name}, SHA-256 {tokenizer.hash}"] if tokenizer else ["tokenizer: none"]
@@ -128,9 +128,3 @@ def model_card(loaded: LoadedCheckpoint, proof: Sequence[str], form: str) -> str
 
 def _tokenizer_of(loaded: LoadedCheckpoint) -> Tokenizer | None:
     return loaded.tokenizer if isinstance(loaded.tokenizer, Tokenizer) else None
-
-
-def _run_of(loaded: LoadedCheckpoint) -> Path:
-    """Return the run of a checkpoint, or the path itself of a model without a run."""
-    path = loaded.path.resolve()
-    return path.parent.parent if path.parent.name == "checkpoints" else path

@@ -42,6 +42,12 @@ class LoadedCheckpoint:
     state: dict[str, Any]  # state.json
     path: Path
 
+    @property
+    def run(self) -> Path:
+        """The run that it is of; the path itself of a model without a run."""
+        path = self.path.resolve()
+        return path.parents[1] if path.parent.name == "checkpoints" else path
+
 
 def find_checkpoint(path: str | Path, which: str = "best") -> Path:
     """Return the checkpoint folder that a path names; the path of another program's model is returned unchanged.

@@ -20,7 +20,6 @@ from minigpt.sampling.native.decoder import NativeDecoder
 from minigpt.sampling.sample import choose_decoder, move
 from minigpt.sampling.stream import TextStream
 from minigpt.sampling.write import gpt_forward
-from minigpt.serving.views import name_of
 
 
 class Busy(Exception):
@@ -149,7 +148,7 @@ def load_models(config: ServeConfig) -> list[Served]:
     models: dict[str, Served] = {}
     for loaded in [*bases, *(load_with_adapter(path, config.which, bases) for path in config.adapter)]:
         move(loaded, config.device, config.precision)
-        name = name_of(loaded.path)
+        name = loaded.run.name
         while name in models:
             name += "-2"
         models[name] = Served(name, loaded, choose_decoder(loaded.model, config.compile, config.precision), config.rows)

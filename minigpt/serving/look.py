@@ -15,7 +15,7 @@ from minigpt.checkpoint.load import load_checkpoint
 from minigpt.config.commands import LookConfig
 from minigpt.faults import StorageFailure
 from minigpt.files import replaced, write_file
-from minigpt.serving.views import kinds, lens, name_of
+from minigpt.serving.views import kinds, lens
 from minigpt.serving.views import look as view_of
 
 MOST_NAMED = 32  # tokens that are written at the edges of the picture
@@ -67,7 +67,7 @@ def look(config: LookConfig) -> list[Path]:
     """Write the page, and the picture if it is wanted; return their paths."""
     assert config.checkpoint is not None, "config/rules asks for it"
     loaded = load_checkpoint(config.checkpoint, config.which)
-    view = view_of(name_of(loaded.path), loaded, config.text)
+    view = view_of(loaded.run.name, loaded, config.text)
     view |= {"kinds": kinds(loaded, config.text), "lens": lens(loaded, config.text)}
     if view["cut"]:
         print(f"The text is longer than a picture: its first {len(view['tokens'])} tokens are shown.")

@@ -2,7 +2,6 @@
 
 import base64
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,12 +24,6 @@ REPEATED = (4, 25)  # sequences, and random tokens in each, which is then repeat
 NAMED_FROM = 0.4  # a head is named after its highest score, if that is so high
 
 
-def name_of(path: Path) -> str:
-    """Return the name of a checkpoint: its run's, else that of its folder or file."""
-    path = path.resolve()
-    return path.parents[1].name if path.parent.name == "checkpoints" else path.name
-
-
 def label(tokenizer: Tokenizer, token: int) -> str:
     """Return one token as readable text."""
     return tokenizer.names.get(token) or tokenizer.token_bytes(token).decode("utf-8", "backslashreplace")
@@ -49,10 +42,8 @@ def distribution(tokenizer: Tokenizer, logits: Tensor, count: int = MOST_LIKELY)
         for token, value in zip(order[:count].tolist(), values[:count].tolist(), strict=True)
     ]
     tenths, counts = (values[count:] * 10).round().unique(return_counts=True)
-    return {
-        "top": top,
-        "rest": [[tenth / 10, many] for tenth, many in zip(tenths.tolist(), counts.tolist(), strict=True)],
-    }
+    rest = [[tenth / 10, many] for tenth, many in zip(tenths.tolist(), counts.tolist(), strict=True)]
+    return {"top": top, "rest": rest}
 
 
 @torch.inference_mode()
@@ -135,9 +126,7 @@ def kinds(loaded: LoadedCheckpoint, text: str) -> list[list[dict[str, Any]]]:
         scores = {"previous": previous_token(weights), "first": first_token(weights)}
     rows, period = REPEATED[0], min(REPEATED[1], loaded.config.model.block_size // 2)
     if period > 1:
-        plain = torch.tensor(
-            [token for token in range(loaded.tokenizer.vocab_size) if token not in loaded.tokenizer.names]
-        )
+        plain = torch.tensor(sorted({*range(loaded.tokenizer.vocab_size)} - loaded.tokenizer.names.keys()))
         drawn = plain[torch.randint(len(plain), (rows, period), generator=torch.Generator().manual_seed(0))]
         scores["induction"] = induction(read(loaded, drawn.repeat(1, 2).tolist())[1], period).mean(1)
 
