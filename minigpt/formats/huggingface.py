@@ -49,9 +49,8 @@ def names_of(config: ModelConfig) -> dict[str, str]:
 
 def shapes_of(config: ModelConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:
     """Return the names and shapes of a model's weights, without the rows that pad its vocabulary."""
-    shapes = {
-        name: tuple(tensor.shape) for name, tensor in empty_gpt(config, vocab_size, device="meta").state_dict().items()
-    }
+    state = empty_gpt(config, vocab_size, device="meta").state_dict()
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     return {name: (vocab_size, *shape[1:]) if name in VOCABULARY else shape for name, shape in shapes.items()}
 
 

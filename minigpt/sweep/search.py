@@ -85,11 +85,9 @@ def open_study(sweep: Sweep) -> optuna.Study:
     if search.pruner == "median":
         pruner = optuna.pruners.MedianPruner(n_startup_trials=search.startup_trials)
     elif search.pruner == "hyperband":
-        trainer = sweep.config.trainer
-        last = trainer.max_tokens or (trainer.max_steps or 0) * sweep.config.batch_tokens
-        pruner = optuna.pruners.HyperbandPruner(
-            sweep.mark_tokens, max(sweep.mark_tokens, last), search.reduction_factor
-        )
+        first, trainer = sweep.mark_tokens, sweep.config.trainer
+        last = max(first, trainer.max_tokens or (trainer.max_steps or 0) * sweep.config.batch_tokens)
+        pruner = optuna.pruners.HyperbandPruner(first, last, search.reduction_factor)
     storage, name = JournalStorage(JournalFileBackend(str(journal))), sweep.folder.resolve().name
     options = {"study_name": name, "sampler": RandomSampler(), "pruner": pruner, "load_if_exists": True}
     return optuna.create_study(storage=storage, **options)  # type: ignore[arg-type]
@@ -186,9 +184,8 @@ class Loop:
 
     def add(self, point: Point, facts: dict) -> FrozenTrial:
         """Add a running trial to the record."""
-        self.study.add_trial(
-            create_trial(state=RUNNING, params=point, distributions=self.sweep.space, user_attrs=facts)
-        )
+        trial = create_trial(state=RUNNING, params=point, distributions=self.sweep.space, user_attrs=facts)
+        self.study.add_trial(trial)
         return self.trials()[-1]
 
     def finish(self, run: TrialRun) -> None:
