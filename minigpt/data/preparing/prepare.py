@@ -244,10 +244,9 @@ def make(folder: Path, keys: dict[str, Any], corpus: Corpus, given: Tokenizer | 
         "tokenizer": tokenizer.name,
         "vocab_size": tokenizer.vocab_size,
         "notes": [*corpus.notes, *notes],
+        **{split.name: {"tokens": len(split), "bytes": split.bytes} for split in (train, val)},
+        "overlap": overlap(train, val),
     }
-    for split in (train, val):
-        summary[split.name] = {"tokens": len(split), "bytes": split.bytes}
-    summary["overlap"] = overlap(train, val)
     whole = fingerprint([train.fingerprint, val.fingerprint])
     content = {"format": FORMAT, "keys": keys, "signature": corpus.signature, "fingerprint": whole, "summary": summary}
     write_json(folder / "prepared.json", content)

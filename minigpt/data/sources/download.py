@@ -89,10 +89,8 @@ def fetch(files: Sequence[File]) -> None:
                 flush(Path(copy.name))
                 os.replace(copy.name, file.path)
         except Exception as error:
-            if (
-                str(file.path.parent) in str(getattr(error, "filename", ""))
-                or getattr(error, "errno", 0) == errno.ENOSPC
-            ):
+            place, number = getattr(error, "filename", ""), getattr(error, "errno", 0)
+            if str(file.path.parent) in str(place) or number == errno.ENOSPC:
                 raise  # a copy can't be written
             raise _gone(file.address, error) from None
         flush(file.path.parent)
