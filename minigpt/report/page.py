@@ -89,10 +89,8 @@ def summary(record: Record) -> str:
     """Return model and data in a line."""
     config = record.config
     parts = [f"GPT with {record.parameters:,} parameters" if record.parameters else "GPT"]
-    counts = {
-        noun: config[key] for key, noun in (("model.n_layer", "layer"), ("model.n_head", "head")) if key in config
-    }
-    parts += [f"{count} {noun}{'s' * (count != 1)}" for noun, count in counts.items()]
+    counts = {noun: config.get(f"model.n_{noun}") for noun in ("layer", "head")}
+    parts += [f"{count} {noun}{'s' * (count != 1)}" for noun, count in counts.items() if count is not None]
     words = {"n_embd": "width", "block_size": "context"}
     parts += [f"{word} {config[f'model.{key}']}" for key, word in words.items() if f"model.{key}" in config]
     parts.append(f"text {text_of(config)}, tokenizer {config.get('tokenizer.name', '?')}")

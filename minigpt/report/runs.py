@@ -48,10 +48,8 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     keys = [key for key, about in settings(TrainConfig).items() if about.role in ("weights", "schedule")]
     keys = [key for key in keys if key not in SAID]
     values = {key: max(len({str(c.get(key)) for c in alike}) for alike in by_text.values()) for key in keys}
-    usual = USUAL.split()
-    return sorted((key for key in keys if values[key] > 1), key=lambda key: (key not in usual, -values[key]))[
-        :MOST_COLUMNS
-    ]
+    varied, usual = [key for key in keys if values[key] > 1], USUAL.split()
+    return sorted(varied, key=lambda key: (key not in usual, -values[key]))[:MOST_COLUMNS]
 
 
 def newest_run(folder: str) -> str:
@@ -66,6 +64,7 @@ def describe_run(record: Record, varied: Sequence[str] = (), *, is_best: bool = 
     """Return a run's row in the table."""
     config, best = record.config, best_row(record.rows) or {}
     text = ", ".join(Path(place).name for place in text_of(config).split(", "))
+    word = trend(record.rows)[0].partition(":")[0]
     return (
         record.name,
         f"{text}, {config.get('tokenizer.name', '?')}",
@@ -73,9 +72,7 @@ def describe_run(record: Record, varied: Sequence[str] = (), *, is_best: bool = 
         _figure(best.get("val/loss")),
         _figure(best.get("val/bits_per_byte")),
         "best" if is_best else "",
-        ", ".join(
-            [state_of(record), *(word for word in [trend(record.rows)[0].partition(":")[0]] if "overfit" in word)]
-        ),
+        f"{state_of(record)}{f', {word}' if 'overfit' in word else ''}",
         *(as_typed(config.get(key, "-")) for key in varied),
     )
 
