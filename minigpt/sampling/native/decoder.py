@@ -106,9 +106,8 @@ class NativeDecoder:
         numbers = [*self.sizes, columns, cache.keys.shape[1], DTYPES[self.weights], DTYPES[cache.keys.dtype]]
         numbers += [ACTIVATIONS[config.activation], NORMS[config.norm], NORMS[qk_norm_of(config)]]
         numbers += [min(torch.get_num_threads(), MAX_THREADS)]
-        return torch.cat(
-            [torch.tensor(numbers), torch.tensor([config.norm_eps], dtype=torch.float64).view(torch.int64)]
-        )
+        eps = torch.tensor([config.norm_eps], dtype=torch.float64).view(torch.int64)
+        return torch.cat([torch.tensor(numbers), eps])
 
 
 def to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
