@@ -105,17 +105,14 @@ def answered(
 
     Where its logits are not finite the weights are NaN, and so is the loss.
     """
-    answers = config.objective.answers
-    is_finite = True
+    answers, is_finite = config.objective.answers, True
+    repeated = [asked for asked in questions for _ in range(answers)]
     try:
         texts = write_answers(gpt, questions, tokenizer, answers=answers, seed=config.seed)
     except NonFiniteLogits:  # the guard handles it
-        is_finite, nothing = False, [tokenizer.special[END]]
-        texts = [[*asked.tokens, *nothing] for asked in questions for _ in range(answers)]
-    repeated = [asked for asked in questions for _ in range(answers)]
-    rewards = torch.tensor(
-        [reward(tokenizer, asked, text[len(asked.tokens) :]) for asked, text in zip(repeated, texts, strict=True)]
-    )
+        is_finite, texts = False, [[*asked.tokens, tokenizer.special[END]] for asked in repeated]
+    pairs = zip(repeated, texts, strict=True)
+    rewards = torch.tensor([reward(tokenizer, asked, text[len(asked.tokens) :]) for asked, text in pairs])
     width = config.model.block_size if choices.compile else None  # compiled code is for one shape
     batch = weighted(texts, [len(asked.tokens) for asked in repeated], advantages(rewards, answers), width)
     if not is_finite and batch.weights is not None:

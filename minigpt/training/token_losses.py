@@ -33,9 +33,8 @@ def measure_token_losses(job: TrainingJob) -> dict[str, Any] | None:
     parts: Mapping[str, Split] = job.prepared.val.parts
     name, text = next(iter(parts.items()))
     device = "cpu" if config.trainer.strategy == "fsdp" else job.hardware.device  # one GPU may not hold it
-    affordable = (GPU_FLOPS if device == "cuda" else CPU_FLOPS) / (
-        flops_per_token(config.model, tokenizer.vocab_size) / 3
-    )
+    flops = flops_per_token(config.model, tokenizer.vocab_size) / 3  # without the backward pass
+    affordable = (GPU_FLOPS if device == "cuda" else CPU_FLOPS) / flops
     checkpoint = best_checkpoint(job.run.checkpoints)
     if checkpoint is None or text.answers is not None or MOST_SECONDS * affordable < T:
         return None
