@@ -81,12 +81,11 @@ def look(name: str, loaded: LoadedCheckpoint, text: str) -> dict[str, Any]:
         layers, heads, and the weights (layer, head, query, key) in units of 1/65535, little-endian 16 bits, base64.
     """
     tokens, cut = tokens_to_look_at(loaded, text)
-    T = len(tokens)
     logits, weights = read(loaded, [tokens])
     logits, weights = logits[0], weights[:, 0]
     texts = pieces(loaded.tokenizer, tokens)
     shown: list[dict[str, Any]] = [{"text": texts[0], "nats": None}]
-    for place in range(1, T):
+    for place in range(1, len(tokens)):
         logprobs = logits[place - 1].double().log_softmax(-1)
         chances = distribution(loaded.tokenizer, logits[place - 1], 12)
         shown.append({"text": texts[place], "nats": round(-float(logprobs[tokens[place]]), 4), **chances})
