@@ -108,13 +108,13 @@ def usable_memory(config: TrainConfig, hardware: Hardware) -> float:
 def _compiling_pays(config: TrainConfig, device: str) -> bool:
     """Return whether compiling pays: it saves passes over the activations, and takes half a minute at the start.
 
-    On two cores it saves 3 to 14 ns for each number of the stream (measured: plain and rotary attention, widths 128
-    and 384), which is a minute at the limit below.
+    On two cores it saves 3 to 40 ns for each number of the stream (docs/PERFORMANCE.md): at the limit below, most
+    trainings gain a minute, and none loses more than some seconds.
     """
     if device != "cpu" or config.model.dropout:  # on a CPU compiled code draws dropout's random numbers one by one
         return device == "cuda"
     tokens = config.trainer.max_tokens or (config.trainer.max_steps or 0) * config.batch_tokens
-    return tokens * config.model.n_layer * config.model.n_embd >= 2e10
+    return tokens * config.model.n_layer * config.model.n_embd >= 3e9
 
 
 def keep_choices(saved: Mapping[str, Any] | None, config: TrainConfig, hardware: Hardware, vocab_size: int) -> Choices:

@@ -30,7 +30,7 @@ from minigpt.ranks.group import Processes
 from minigpt.redact import redact
 from minigpt.report.plan import count_parameters
 from minigpt.screen import duration, short_number, size_text, table, tell
-from minigpt.sizing.law import MOST_PASSES, PART, TIED_FROM, Size, Text, choose, leveled, outside, pilot_of
+from minigpt.sizing.law import MOST_PASSES, PART, TIED_FROM, Size, Text, choose, leveled, outside, pilot_of, train
 
 # Fields of a Size -> names of settings.
 OF_MODEL = ("n_layer", "n_embd", "n_head", "n_kv_head", "head_dim", "n_hidden", "block_size", "tied", "dropout")
@@ -48,6 +48,7 @@ GUESS = {"cpu": 1e11, "mps": 1e12, "cuda": 5e13}  # FLOP/s, until a size was mea
 MEASURED = 3  # sizes, at most
 FIRST_STEPS = 3  # at least, in a measurement
 STEP_SECONDS = 0.002  # overhead of a step of any size
+COMPILE_SECONDS, AGAIN = 25.0, 6.0  # to compile a model for a CPU; to read it from the compiler's cache
 ALIKE = 1.25  # sizes whose FLOPs per token differ by less share one rate
 VALIDATIONS, VALIDATION_SHARE = 10, 0.08  # at most; at most this share of the time
 FORWARD = 2.5  # tokens validated in the time of training on one
@@ -79,12 +80,13 @@ class Speeds:
         self.measure, self.guess, self.patience, self.clock = measure, guess, patience, clock
         self.rates: dict[float, float] = {}  # FLOPs of a token -> FLOP/s
         self.spent = self.start = 0.0  # seconds: on measuring; until a training runs
+        self.gain = 1.0  # from compiling
 
     def __call__(self, size: Size) -> float:
         """Return tokens a second."""
         flops = flops_of(size)
         known = np.log(sorted(self.rates.items())) if self.rates else np.log([(flops, self.guess)])
-        rate = np.exp(np.interp(np.log(flops), *known.T))
+        rate = self.gain * np.exp(np.interp(np.log(flops), *known.T))
         return float(size.batch_tokens / (STEP_SECONDS + work_of(size) / rate))
 
     def know(self, size: Size) -> bool:
@@ -118,8 +120,9 @@ class Dial:
     def __init__(
         self, config: TrainConfig, device: str, measure: Measure, pilot: Pilot, seconds: float, processes: Processes
     ):
-        self.config, self.pilot, self.processes = config, pilot, processes
+        self.config, self.device, self.pilot, self.processes = config, device, pilot, processes
         self.started, self.validations = self.elapsed(), VALIDATIONS
+        self.compiles: dict[str, str] = {}  # trainer.compile, where it was measured
         given = values(config)
         self.fixed = {name: given[key] for name, key in SETTINGS.items() if key in config.typed}
         if (width := self.fixed.get("n_embd")) is not None:  # the law chooses heads and hidden width for its own widths
@@ -191,6 +194,7 @@ class Dial:
         chosen["samples.every_steps"] = math.ceil(size.steps / 2)
         save = min(size.steps / 4, SAVE_SECONDS * self.speeds(size) / size.batch_tokens)
         chosen["checkpoint.every_steps"] = math.ceil(save)
+        chosen |= self.compiles
         return {key: value for key, value in chosen.items() if key not in config.typed}
 
     def choose(self, text: Text, val_tokens: int, budget: str, spent: Callable[[], float]) -> Size:
@@ -215,7 +219,25 @@ class Dial:
             size = self.settle(text, training)
             validation = val_tokens / (FORWARD * self.speeds(size))
             self.validations = max(1, min(VALIDATIONS, int(VALIDATION_SHARE * left / validation)))
-        return size
+        return self.compiled(text, size, training)
+
+    def compiled(self, text: Text, size: Size, seconds: float) -> Size:
+        """Return the size, with more steps if compiled code is faster on this CPU: a measurement shows it.
+
+        When the training begins, the compiler's cache holds what was compiled for the measurement.
+        """
+        is_open = self.device == "cpu" and self.config.trainer.compile == "auto" and not size.dropout
+        if not is_open or self.speeds.patience - self.speeds.spent < COMPILE_SECONDS:
+            return size
+        began, plain, self.compiles = self.elapsed(), self.speeds(size), {"trainer.compile": "on"}
+        fast = self.speeds.measure(size, 2.0)
+        seconds -= self.elapsed() - began
+        tell(f"Speed      {fast:,.0f} tokens/s compiled")
+        if fast * (seconds - AGAIN) > plain * seconds:
+            self.speeds.gain, seconds = fast / plain, seconds - AGAIN
+        else:
+            self.compiles = {"trainer.compile": "off"}
+        return self.whole(train(text, size, seconds * self.speeds(size), self.fixed | {"dropout": 0.0}))
 
 
 def after_part(prepared: Prepared) -> float:

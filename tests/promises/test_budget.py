@@ -13,6 +13,7 @@ import yaml
 from minigpt import cli
 from minigpt.config.compose import compose
 from minigpt.faults import UserFault
+from minigpt.ranks.group import Processes
 from minigpt.report.record import read_record, verdict
 from minigpt.rundir.rows import read_rows
 from minigpt.sizing import dial, law
@@ -177,6 +178,19 @@ def test_the_machine_is_measured_by_training_and_nothing_is_left(texts, tmp_path
     measure = partial(training.measured, hardware=training.find_device(config), processes=training.Processes())
     assert measure(config, 512, 0.05) > 100
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_long_budget_on_a_cpu_compiles_if_that_is_faster(texts):
+    def tokens(compiled):
+        config = compose("train", [*texts, "experiment=text", "budget=10min"])
+        speeds = {"auto": 1000.0, "on": compiled}
+        sizer = dial.Dial(config, "cpu", lambda sized, *_: speeds[sized.trainer.compile], None, 600.0, Processes())
+        size = sizer.choose(law.Text(10**8, 2.0, 2.3), 1000, "10min", lambda: 10.0)
+        return sizer.settings(size)["trainer.compile"], size.tokens
+
+    (on, more), (off, fewer) = tokens(1300.0), tokens(900.0)
+    assert (on, off) == ("on", "off")
+    assert 1.3 < more / fewer < 1.5
 
 
 def test_a_short_training_on_the_text_gives_the_law_its_level(texts, tmp_path):

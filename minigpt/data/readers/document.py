@@ -25,8 +25,7 @@ class BadFile(UserFault):
 
 def _gzip(path: Path, size: int) -> Iterator[bytes]:
     with gzip.open(path) as file:
-        while chunk := file.read(size):
-            yield chunk
+        yield from iter(lambda: file.read(size), b"")
 
 
 def _zstd(path: Path, size: int) -> Iterator[bytes]:

@@ -45,10 +45,10 @@ def test_what_the_config_says_is_kept():
 def test_a_cpu_compiles_only_where_the_run_is_long_enough():
     config = TrainConfig(batch_tokens=8192, model=ModelConfig(n_layer=6, n_embd=384, block_size=256))
     for trainer, wanted in (
-        (TrainerConfig(max_steps=1800), True),
-        (TrainerConfig(max_steps=1800, compile="off"), False),
-        (TrainerConfig(max_steps=500), False),
-        (TrainerConfig(max_steps=500, max_tokens=10**8), True),
+        (TrainerConfig(max_steps=200), True),
+        (TrainerConfig(max_steps=200, compile="off"), False),
+        (TrainerConfig(max_steps=100), False),
+        (TrainerConfig(max_steps=100, max_tokens=10**8), True),
         (TrainerConfig(max_steps=None, max_minutes=60.0), False),
     ):
         assert choose(replace(config, trainer=trainer), INTEL, 65).compile == wanted
