@@ -92,10 +92,11 @@ class Saving:
         """
         began = time.perf_counter()
         self.collect()
-        tensors = {**tensors_of(self.gpt), contents.OPTIMIZER: contents.optimizer_tensors(self.optimizer)}
         if self.copying is not None:
             self.copying.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.copying) if self.copying else contextlib.nullcontext():  # stream(None) opens CUDA
+            # On this stream, too: memory of a temporary tensor is not used again before its copy is made.
+            tensors = {**tensors_of(self.gpt), contents.OPTIMIZER: contents.optimizer_tensors(self.optimizer)}
             for name, named in tensors.items():
                 contents.copy_tensors(named, self.copies.setdefault(name, {}) if self.run.writes else None)
         if self.copied is not None:
