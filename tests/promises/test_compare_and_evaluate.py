@@ -178,13 +178,15 @@ def test_two_models_on_texts_and_questions(place, tmp_path, capsys, name, unit):
     [
         (["file=odd.txt"], "odd.txt: character 'ä'"),
         (["file=text.txt", "file=short.txt"], "short.txt has 1"),
+        (["file=text.txt", "file=paper"], "paper is a PDF document; wanted text"),
         (["file=text.txt", "questions=q.jsonl"], "line 1"),
         (["file=text.txt", "stride=9"], "stride=9"),
     ],
 )
 def test_a_file_that_can_not_be_scored_is_named_before_any_is_scored(place, tmp_path, monkeypatch, capsys, words, says):
     monkeypatch.chdir(tmp_path)
-    for name, content in {"odd.txt": "woäd", "text.txt": "the 3th of 9", "short.txt": "w", "q.jsonl": "{}\n"}.items():
+    files = {"odd.txt": "woäd", "text.txt": "the 3th of 9", "short.txt": "w", "q.jsonl": "{}\n", "paper": "%PDF-1.7"}
+    for name, content in files.items():
         (tmp_path / name).write_text(content)
     with pytest.raises(UserFault, match=re.escape(says)):
         minigpt_command(["evaluate", f"checkpoint={place / 'char'}", *words, "device=cpu"])

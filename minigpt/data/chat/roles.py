@@ -125,6 +125,8 @@ def messages_of(record: Any) -> list[dict[str, str]]:
     if not isinstance(record, dict):
         raise BadRecord(f"the record is not an object; wanted {WANTED}")
     if isinstance(record.get("messages"), list):
+        if "completion" in record:
+            raise BadRecord("the record has both 'messages' and 'completion'; wanted one of them")
         return [_message(message, f"messages[{place}]") for place, message in enumerate(record["messages"])]
     prompt, completion = record.get("prompt"), record.get("completion")
     if isinstance(prompt, list) and isinstance(completion, list):

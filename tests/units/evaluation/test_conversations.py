@@ -67,3 +67,5 @@ def test_a_question_may_have_each_form_of_a_conversation_and_what_else_a_row_hol
     assert "longer" not in said
     with pytest.raises(UserFault, match=r"the record has 'completion'"):
         ask({"completion": "b"})
+    with pytest.raises(UserFault, match=r"both 'messages' and 'completion'"):
+        ask(exchange("a", "b") | {"completion": "c"})
