@@ -36,12 +36,12 @@ def read(texts: dict[str, Text]) -> list[Run]:
 
 
 def fit(runs: list[Run], by: Constants) -> tuple[np.ndarray, np.ndarray]:
-    """Return the four factors, and each run's relative error, for powers and a floor."""
+    """Return the three factors, and each run's relative error, for powers and a floor."""
     y = np.array([bits / counted(text, size) for text, size, bits, _ in runs])
     X = np.array([terms(text, size, by) for text, size, *_ in runs]) / y[:, None]
     z, groups = 1 - by.floor / y, np.array([group for *_, group in runs])
     weights = np.array([sum(text == other for other, *_ in runs) for text, *_ in runs]) ** -0.5  # all texts count alike
-    rows, wanted, used = [X * weights[:, None]], [z * weights], list(range(4))
+    rows, wanted, used = [X * weights[:, None]], [z * weights], list(range(3))
     for group in set(groups) - {""}:
         inside = groups == group
         rows.append(ORDER * (X[inside] - X[inside].mean(0)))
@@ -51,7 +51,7 @@ def fit(runs: list[Run], by: Constants) -> tuple[np.ndarray, np.ndarray]:
         if min(solved) >= 0:
             break
         del used[int(np.argmin(solved))]
-    factors = np.zeros(4)
+    factors = np.zeros(3)
     factors[used] = solved
     return factors, X @ factors - z
 

@@ -19,7 +19,7 @@ from minigpt.model.counting import sizes_of
 from minigpt.model.gpt import GPT
 from minigpt.screen import Say, number_of, size_text
 
-MANY_PASSES = 4.5  # without dropout
+MANY_PASSES, STRONG_DECAY = 4.5, 0.3  # without dropout or such a weight decay
 REMEDIES = (
     "Add model.checkpoint_activations=true, or trainer=fsdp trainer.devices=N, or use a smaller model or block_size"
 )
@@ -138,11 +138,12 @@ def _passes(train: Split, tokens: int, block_size: int) -> str:
 
 def repetition_warning(config: TrainConfig, train: Split, steps: int | None) -> str | None:
     """Return a sentence if a text is passed over so often, without dropout, that it will be learned by heart."""
-    if len(train.parts) > 1 or steps is None or config.model.dropout or config.objective.name == "grpo":
+    is_regular = config.model.dropout or config.optimizer.weight_decay >= STRONG_DECAY
+    if len(train.parts) > 1 or steps is None or is_regular or config.objective.name == "grpo":
         return None
     passes = train.passes(steps * config.batch_tokens, config.model.block_size)
     if passes <= MANY_PASSES:
         return None
-    remedy = "Type budget=TIME, which sizes for this text, or model.dropout=0.2 optimizer.weight_decay=0.3"
+    remedy = "Type budget=TIME, which sizes for this text, or optimizer.weight_decay=1 (AdamW: model.dropout=0.2)"
     few = "fewer steps: trainer.epochs=4"
     return f"{passes:.0f} passes over the text without dropout: it is learned by heart. {remedy}, or {few}"

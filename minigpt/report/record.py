@@ -136,7 +136,7 @@ def trend(rows: list[Row]) -> tuple[str, str]:
         rose = f"Validation rose from {best['val/loss']:.3f} to {last['val/loss']:.3f}"
         if len(earlier) and after.mean() < earlier.mean():
             why = f"{rose} while training fell: the model learns this text by heart. The best checkpoint is kept. Type"
-            remedy = "budget=TIME, which sizes for this text, or model.dropout=0.2 optimizer.weight_decay=0.3"
+            remedy = "budget=TIME, which sizes for this text, or optimizer.weight_decay=1 (AdamW: model.dropout=0.2)"
             return f"overfit after step {best['step']:,}: more text would help, more steps would not", f"{why} {remedy}"
         return f"risen after step {best['step']:,}", f"{rose}. A lower optimizer.lr may help"
     if first["val/loss"] > ROSE * last["val/loss"]:

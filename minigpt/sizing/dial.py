@@ -237,7 +237,7 @@ class Dial:
             self.speeds.gain, seconds = fast / plain, seconds - AGAIN
         else:
             self.compiles = {"trainer.compile": "off"}
-        return self.whole(train(text, size, seconds * self.speeds(size), self.fixed | {"dropout": 0.0}))
+        return self.whole(train(text, size, seconds * self.speeds(size), self.fixed))
 
 
 def after_part(prepared: Prepared) -> float:

@@ -1,9 +1,9 @@
 """The law: the model with the lowest expected bits per byte for a text and a training time.
 
 A 7-gram model, counted in a second, shows how hard a text is, and how much more text would help. The expected loss of
-a GPT with N parameters, trained on S bytes of which U are unique, is a multiple of the 7-gram's on U bytes:
+a GPT with N parameters, trained on S bytes, is a multiple of the 7-gram's on so many bytes:
 
-    bits per byte = 7-gram(U) * (floor + size N^-a + seen S^-b + unique U^-c + overfit N / bytes of the text)
+    bits per byte = 7-gram(S) * (floor + size N^-a + seen S^-b + overfit (N / bytes of the text)^c)
 
 docs/SIZING.md has the measurements; benchmarks/fit_law.py fits the constants anew. Standard library only.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 USUAL_SLOPE = 0.06  # of 7-grams before they are counted; also the most beyond the end of the text
 # Repeated passes are worth at most so many passes of new text: for learning, and for unique bytes.
-REPEATS, NEW_REPEATS = 30.0, 2.0
+REPEATS, NEW_REPEATS = 30.0, 4.0
 PART = 8  # `kneser_ney_part` is measured after 1 / PART of the text
 RANGE = 0.08  # relative error; nine of ten texts outside the fit stay within it
 PILOT_RANGE = 0.06  # the same with a pilot
@@ -25,11 +25,11 @@ PILOT_RANGE = 0.06  # the same with a pilot
 class Constants:
     """What benchmarks/fit_law.py fits, for parameters and bytes in millions: powers, and a factor for each term."""
 
-    size_power: float = 0.7
-    seen_power: float = 0.1
-    unique_power: float = 0.5
-    floor: float = 0.5
-    factors: tuple[float, float, float, float] = (0.0715, 0.3256, 0.0625, 0.0233)
+    size_power: float = 0.3
+    seen_power: float = 0.2
+    overfit_power: float = 0.25
+    floor: float = 0.3
+    factors: tuple[float, float, float] = (0.2797, 0.235, 0.2249)
 
 
 CONSTANTS = Constants()
@@ -41,8 +41,8 @@ BEST_BATCH, BEST_FOR = 1024, 4e5  # best tokens per step, for this many training
 # Layers, width, context, largest vocabulary.
 SHAPES = (
     (2, 64, 64, 2048),
-    (2, 96, 64, 2048),
-    (3, 96, 64, 2048),
+    (2, 96, 64, 4096),
+    (3, 96, 64, 4096),
     (3, 128, 128, 4096),
     (4, 128, 128, 4096),
     (4, 160, 128, 4096),
@@ -58,15 +58,16 @@ SHAPES = (
     (16, 1024, 1024, 32768),
 )
 BATCHES = tuple(2**power for power in range(9, 20))
-BYTES_PER_ROW = 100  # of text, at least, for each token of the vocabulary
+FEW_ROWS, BYTES_PER_ROW, BYTES_PER_RARE_ROW = 2048, 100, 1000  # of text, for each token of a vocabulary; above FEW_ROWS
 LEAST_STEPS = 30
 PILOT_STEPS, PILOT_BATCH = 128, 1024  # of the smallest size, on the text itself: it gives the level of the law
-PILOT_BIAS = 0.91  # of what the law expects of so short a training, this much comes on the average
-TRUST = 0.59  # power of a pilot's own deviation from that
+PILOT_BIAS = 0.92  # of what the law expects of so short a training, this much comes on the average
+TRUST = 0.46  # power of a pilot's own deviation from that
 MOST_PASSES = 50  # more were not measured; they only memorise the text
 
-# From this many passes on: dropout, weight decay.
-REGULARIZATION = ((0.0, 0.0, 0.0), (3.0, 0.0, 0.3), (6.0, 0.1, 0.3), (12.0, 0.2, 0.3))
+# Weights forget their past at the rate DECAY a pass: weight decay instead of dropout, and hardly any in a single pass.
+# Source: Wang & Aitchison 2024, "How to set AdamW's weight decay as you scale model and dataset size".
+DECAY, MOST_DECAY = 1.5, 4.0
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,8 @@ class Size:
 
 def candidates(text: Text) -> Iterator[Size]:
     """Yield all sizes, the smallest first, each with every batch size."""
-    largest = max(512, 2 ** int(math.log2(max(1, text.bytes / BYTES_PER_ROW))))
+    rows = min(text.bytes / BYTES_PER_ROW, FEW_ROWS + text.bytes / BYTES_PER_RARE_ROW)
+    largest = max(512, 2 ** int(math.log2(max(1, rows))))
     for layers, width, context, vocabulary in SHAPES:
         head_dim = 32 if width < 512 else 64
         heads, hidden = width // head_dim, max(3 * width if width <= 64 else 0, round(2.75 * width / 32) * 32)
@@ -155,13 +157,13 @@ def choose(
 
 
 def train(text: Text, size: Size, tokens: float, given: Mapping[str, Any]) -> Size:
-    """Return a size with the steps, rates and dropout for so many tokens (rounded, since speeds vary)."""
+    """Return a size with the steps and weight decay for so many tokens (rounded, since speeds vary)."""
     most = MOST_PASSES * text.bytes / bytes_per_token(size.vocab_size)
     rounded = min(most, 1.05 ** math.floor(math.log(max(1.0, tokens), 1.05)))
     steps = given.get("steps") or max(1, round(rounded / size.batch_tokens))
     passes = steps * size.batch_tokens * bytes_per_token(size.vocab_size) / text.bytes
-    dropout, weight_decay = next(row[1:] for row in reversed(REGULARIZATION) if passes >= row[0])
-    chosen: dict[str, Any] = {"steps": steps, "dropout": dropout, "weight_decay": weight_decay}
+    weight_decay = round(min(MOST_DECAY, DECAY * passes / (size.matrix_lr * steps)), 2)
+    chosen: dict[str, Any] = {"steps": steps, "weight_decay": weight_decay}
     chosen["warmup_steps"] = min(max(5, steps // 50), 200, steps)
     size = replace(size, passes=passes, **{**chosen, **given})
     bits = bits_per_byte(text, size)
@@ -184,13 +186,12 @@ def leveled(text: Text, pilot: Size, bits: float) -> Text:
     return replace(text, level=(bits / (PILOT_BIAS * bits_per_byte(text, pilot))) ** TRUST)
 
 
-def terms(text: Text, size: Size, by: Constants) -> tuple[float, float, float, float]:
-    """Return the four losses of the law: from few parameters, few bytes, few unique bytes, and overfitting."""
+def terms(text: Text, size: Size, by: Constants) -> tuple[float, float, float]:
+    """Return the three losses of the law: from few parameters, from few bytes, and from overfitting."""
     return (
         (size.multiplied / 1e6) ** -by.size_power,
         (worth(text, size, REPEATS) / 1e6) ** -by.seen_power,
-        (text.bytes * min(size.passes, 1.0) / 1e6) ** -by.unique_power,
-        size.multiplied / text.bytes,
+        (size.multiplied / text.bytes) ** by.overfit_power,
     )
 
 

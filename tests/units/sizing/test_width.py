@@ -23,7 +23,7 @@ def changes(width: int, layers: int) -> list[float]:
     size = replace(next(size for size in candidates(text) if size.n_embd == width), n_layer=layers, block_size=64)
     law = ("n_layer", "n_embd", "n_head", "n_kv_head", "head_dim", "n_hidden", "block_size", "lr")
     arguments = [f"{SETTINGS[name]}={getattr(size, name)}" for name in law]
-    config = compose("train", ["experiment=text", "data=stdlib", *arguments])
+    config = compose("train", ["experiment=text", "data=stdlib", "model.tied=true", *arguments])
     torch.manual_seed(0)
     gpt = GPT(config.model, VOCABULARY)
     optimizer = build_optimizer(config.optimizer, gpt)
