@@ -18,7 +18,6 @@ from typing import Any
 from minigpt import __version__
 from minigpt.faults import FINISHED, UserFault, run_script
 from minigpt.invocation import command_line, typed
-from minigpt.ranks.signals import Signals
 from minigpt.redact import redact_arguments
 
 
@@ -30,6 +29,7 @@ def train(arguments: list[str]) -> int:
         return _load("minigpt.sweep.search:run_sweep")(read_grid(arguments, command_line("train")))
 
     from minigpt.ranks.launch import start_ranks
+    from minigpt.ranks.signals import Signals
 
     with Signals():  # handled even while torch is loaded
         config = _compose("train", arguments)
@@ -45,6 +45,7 @@ def prepare(arguments: list[str]) -> None:
 
     find_or_make = _load("minigpt.data.preparing.prepare:find_or_make")
     from minigpt.data.prepared import describe
+    from minigpt.ranks.signals import Signals
 
     with Signals():
         prepared = find_or_make(config.data, config.tokenizer, work=config.prepare)

@@ -7,9 +7,8 @@ import re
 import shlex
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from minigpt.config.schema import TrainerConfig
@@ -50,8 +49,7 @@ def _program(path: Path) -> str:
     return shlex.quote(str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path))
 
 
-@dataclass(frozen=True)
-class Launched:
+class Launched(NamedTuple):
     """The place of this process among all that a launcher has started."""
 
     rank: int
