@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 USUAL_SLOPE = 0.06  # of 7-grams before they are counted; also the most beyond the end of the text
-# Repeated passes are worth at most so many passes of new text: for learning, and for unique bytes.
+# Repeated passes are worth at most so many passes of new text: for learning, and for the difficulty of a text.
 REPEATS, NEW_REPEATS = 30.0, 4.0
 PART = 8  # `kneser_ney_part` is measured after 1 / PART of the text
 RANGE = 0.08  # relative error; nine of ten texts outside the fit stay within it
