@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -36,10 +37,11 @@ def _processes(count: int) -> Iterator[Map]:
     pool = ProcessPoolExecutor(count, context, initializer=_end_with, initargs=(lifeline,))
 
     def mapped(function: Callable[[Any], Any], jobs: Sequence[Any]) -> Iterator[Any]:
-        with _not_inherited():
-            results = pool.map(function, jobs)
+        with _not_inherited():  # no pool.map: it cancels what waits, and a pool that breaks then prints a traceback
+            futures = deque(pool.submit(function, job) for job in jobs)
         try:
-            yield from results
+            while futures:
+                yield futures.popleft().result()
         except BrokenProcessPool:
             raise UserFault(
                 "a process that prepares the text was killed. If memory is short, use fewer: prepare.workers=1. The "
@@ -50,7 +52,7 @@ def _processes(count: int) -> Iterator[Map]:
         yield mapped
     finally:
         end.close()
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown()
         lifeline.close()
 
 
