@@ -42,7 +42,7 @@ class TrainedGPT:
     path: Path
 
     def __repr__(self) -> str:
-        sizes = f"{self.config.model.n_layer} layers x {self.config.model.n_embd}, {self.tokenizer.vocab_size:,} tokens"
+        sizes = f"{self.config.model.n_layer} layers x {self.config.model.n_embd}, {self.model.vocab_size:,} tokens"
         return f"TrainedGPT({str(self.path)!r}: {sizes})"
 
     def generate(
@@ -55,8 +55,8 @@ class TrainedGPT:
             max_new_tokens: tokens to write at most; the model may end its text earlier.
             temperature: 0 takes the likeliest token each time.
             seed: the same seed and options give the same text.
-            **options: more of `minigpt sample`: top_k, top_p, min_p, repetition_penalty, and stop, a list of texts
-                before which the output ends.
+            **options: more of `minigpt sample`: top_k, top_p, min_p, repetition_penalty, and stop, a text or a list of
+                texts before which the output ends.
 
         Returns:
             The text that was written, without the prompt.
@@ -67,6 +67,8 @@ class TrainedGPT:
         from minigpt.sampling.filters import options_of
         from minigpt.sampling.write import encode_prompt, write
 
+        if isinstance(options.get("stop"), str):
+            options["stop"] = [options["stop"]]
         options |= {"checkpoint": str(self.path), "max_new_tokens": max_new_tokens, "seed": seed}
         config = SampleConfig(temperature=temperature, **options)
         if faults := find_faults(config):

@@ -13,6 +13,7 @@ from minigpt import __version__
 from minigpt.checkpoint.folder import read_manifest
 from minigpt.checkpoint.load import LoadedCheckpoint, load_checkpoint, load_weights, resize_vocabulary
 from minigpt.config.commands import ExportConfig
+from minigpt.data.chat.roles import end_of_turn
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.formats.architecture import family_of
@@ -95,7 +96,10 @@ def prove_tokenizer(tokenizer: Tokenizer, copy: Tokenizer) -> str:
     every = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
     texts = [*every, "".join(every)] if tokenizer.name == "char" else [*every, "".join(every), TEXT]
     ids = sum(tokenizer.encode(text) != copy.encode(text) for text in texts)
-    roles = (tokenizer.special, tokenizer.eot) == (copy.special, copy.eot)
+    ours, theirs = (
+        (one.special, one.eot, end_of_turn(one), one.template and one.template.source) for one in (tokenizer, copy)
+    )
+    roles = ours == theirs
     merges = tokenizer_json(tokenizer)["model"] == tokenizer_json(copy)["model"]
     words = f"control tokens {'equal' if roles else 'DIFFER'}; vocabulary and merges {'equal' if merges else 'DIFFER'}"
     line = f"Tokens  {ids} differences in the ids of {len(texts):,} texts; {words}"

@@ -33,19 +33,23 @@ def verify_resume(config: TrainConfig, command: Sequence[str], *, kills: int, fo
     if config.trainer.max_minutes is not None:
         remedy = "Verify with trainer.max_steps=60 trainer.max_minutes=null"
         raise UserFault(f"trainer.max_minutes ends a run by the clock, and two runs at different steps. {remedy}")
-    straight, killed, moments, done = folder / "straight", folder / "killed", random.Random(seed), 0
+    if "checkpoint.every_steps" not in config.typed and (steps := config.trainer.max_steps):
+        command = [*command, f"checkpoint.every_steps={max(1, min(steps // 10, config.checkpoint.every_steps))}"]
+    straight, killed, moments, done, proved = folder / "straight", folder / "killed", random.Random(seed), 0, False
     try:
         with Signals():  # so that a signal kills the training that is running
             _train(command, straight)
             print(f"Straight run   {last_checkpoint(straight).name}", flush=True)
             seconds = float(read_rows(straight / "metrics.jsonl")[-1]["seconds"])
             while done < kills and _train(command, killed, kill_after=moments.uniform(0, 2 * seconds / (kills + 1))):
-                done += 1
                 newest = max((path.name for path in list_checkpoints(killed / "checkpoints")), default="none")
+                done, proved = done + 1, proved or newest != "none"
                 print(f"Kill {done:>3}       newest checkpoint {newest}", flush=True)
-            if not done:
-                remedy = "Verify a longer one: trainer.max_steps=N"
-                raise UserFault(f"the training ended each time before it was to be killed: nothing is proved. {remedy}")
+            if not proved:
+                remedy = "Train longer or save more often: trainer.max_steps=N checkpoint.every_steps=N"
+                raise UserFault(
+                    f"the training was never killed after its first checkpoint: nothing is proved. {remedy}"
+                )
             _train(command, killed)
     except StoppedEarly:
         shutil.rmtree(folder, ignore_errors=True)

@@ -250,6 +250,12 @@ def proofs_have_settings(budget: str | None, kills: int) -> Iterator[str]:
         yield f"verify-resume trains twice with the same settings. Give those that train budget={budget} prints."
 
 
+@rule("budget", "sweep.metric")
+def trials_have_settings(budget: str | None, metric: str) -> Iterator[str]:
+    if budget:
+        yield f"the trials of a sweep train with the same settings. Give those that train budget={budget} prints."
+
+
 # --- the server ---
 
 

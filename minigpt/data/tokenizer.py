@@ -220,8 +220,10 @@ def load_tokenizer(content: Any, where: object = "this") -> Tokenizer:
         rules = Rules(*(content[field.name] for field in fields(Rules))) if name == "file" else None
         given = [base64.b64decode(token, validate=True) for token in content.get("tokens", [])]
         tokenizer = Tokenizer(name, tokens_of(rules.content)[0] if rules else given, rules, control=control)
-        if tokenizer.to_json() != content:
+        if tokenizer.to_json() != {key: value for key, value in content.items() if key != "template"}:
             raise ValueError("its settings are not those of its tokens")
+        if template := content.get("template"):
+            tokenizer.template = ChatTemplate(template["source"], template["names"], frozenset(template["ends"]))
     except Exception as error:  # the library `tokenizers` raises no other
         raise UserFault(f"{where} is not a usable tokenizer: {type(error).__name__}: {error}") from None
     return tokenizer

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from minigpt.data.chat.roles import CONTROL as CONTROLS
-from minigpt.data.chat.roles import END, has_roles
+from minigpt.data.chat.roles import end_of_turn, has_roles
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.formats.architecture import bias_word, config_json, family_of
@@ -84,8 +84,8 @@ def write_gguf(folder: Path, model: GPT, tokenizer: Tokenizer | None, kind: str,
         for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
             add(content["head_dim"])
     _write_vocabulary(writer, tokenizer)
-    if has_roles(tokenizer):
-        writer.add_chat_template(TEMPLATE)
+    if has_roles(tokenizer) or tokenizer.template:
+        writer.add_chat_template(tokenizer.template.source if tokenizer.template else TEMPLATE)
     for tensor_name, tensor in _tensors(gguf, model, family).items():
         stored = _kind_of(gguf, tensor_name, tensor, kind)
         writer.add_tensor(tensor_name, gguf.quants.quantize(tensor.numpy(), stored), raw_dtype=stored)
@@ -159,7 +159,7 @@ def _write_vocabulary(writer: Any, tokenizer: Tokenizer) -> None:
     writer.add_token_merges([" ".join(merge) for merge in described["merges"]] or [""])  # it must not be empty
     end = tokenizer.eot if tokenizer.eot is not None else tokenizer.vocab_size - 1  # without one llama.cpp takes 11
     writer.add_bos_token_id(end)
-    writer.add_eos_token_id(tokenizer.special[END] if has_roles(tokenizer) else end)
+    writer.add_eos_token_id(turn if (turn := end_of_turn(tokenizer)) is not None else end)
     writer.add_add_bos_token(False)
     writer.add_add_eos_token(False)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from minigpt.config.convert import shown
 from minigpt.config.schema import ModelConfig
-from minigpt.data.chat.roles import END, has_roles
+from minigpt.data.chat.roles import end_of_turn
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
 from minigpt.formats import nanogpt
@@ -148,9 +148,11 @@ def imported_tokenizer(path: Path) -> Tokenizer | NoTokenizer:
 def write_huggingface(folder: Path, model: GPT, tokenizer: Tokenizer | None) -> None:
     """Make a folder and write config.json, the weights in fp32 and the tokenizer into it."""
     end = tokenizer.eot if tokenizer else None
-    ends = [tokenizer.special[END], end] if tokenizer and has_roles(tokenizer) else end
+    turn = tokenizer and end_of_turn(tokenizer)
+    others = sorted(tokenizer.template.ends) if tokenizer and tokenizer.template else ()
+    ends = [*dict.fromkeys([turn, *others, end])]
     begin = tokenizer.start[0] if tokenizer and tokenizer.start else end
-    ids = {"bos_token_id": begin, "eos_token_id": ends, "pad_token_id": end}
+    ids = {"bos_token_id": begin, "eos_token_id": ends if len(ends) > 1 else end, "pad_token_id": end}
     files: dict[str, Any] = {
         "config.json": config_json(model) | ids | {"dtype": "float32", "use_cache": True},
         "generation_config.json": ids,

@@ -7,7 +7,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from minigpt.data.chat.roles import END, has_roles
+from minigpt.data.chat.roles import END, end_of_turn, has_roles
 from minigpt.data.chat.template import ChatTemplate
 from minigpt.data.tokenizer import Tokenizer, read_tokenizer_json
 from minigpt.data.tokenizers.bpe import CHARACTER_TO_BYTE
@@ -58,20 +58,23 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
 def tokenizer_config(tokenizer: Tokenizer, block_size: int) -> dict[str, Any]:
     """Return the tokenizer_config.json: text never becomes a control token, and nothing is cleaned up.
 
-    For a tokenizer with roles it holds the chat template. The template makes one text of a conversation, so there names
-    of control tokens in a message become control tokens: a program with messages of strangers must look for them.
+    For a tokenizer with roles, or of a chat model that was imported, it holds the chat template. The template makes one
+    text of a conversation, so there names of control tokens in a message become control tokens: a program with messages
+    of strangers must look for them.
     """
-    chat, names = has_roles(tokenizer), {token: name for name, token in tokenizer.special.items()}
-    end = names.get(tokenizer.eot) if tokenizer.eot is not None else None
+    names: dict[int | None, str] = {token: name for name, token in tokenizer.special.items()}
+    end, template = names.get(tokenizer.eot), {"chat_template": TEMPLATE} if has_roles(tokenizer) else {}
+    if imported := tokenizer.template:
+        template = {**imported.names, "chat_template": imported.source}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": block_size,
         "clean_up_tokenization_spaces": False,
-        "split_special_tokens": not chat,
+        "split_special_tokens": not template,
         "bos_token": names[tokenizer.start[0]] if tokenizer.start else end,
-        "eos_token": END if chat else end,
+        "eos_token": names.get(end_of_turn(tokenizer)),
         "pad_token": end,
-        **({"chat_template": TEMPLATE} if chat else {}),
+        **template,
     }
 
 

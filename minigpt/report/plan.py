@@ -3,6 +3,7 @@
 import re
 
 from minigpt.config.commands import PlanConfig
+from minigpt.config.convert import flatten, to_dict
 from minigpt.config.schema import TrainConfig
 from minigpt.data.chat.packing import Split
 from minigpt.data.chat.tasks import question
@@ -17,6 +18,7 @@ from minigpt.machine.memory import Memory, step_memory
 from minigpt.machine.roofline import most_tokens_per_second
 from minigpt.model.counting import sizes_of
 from minigpt.model.gpt import GPT
+from minigpt.report.record import to_type
 from minigpt.screen import Say, number_of, size_text
 
 MANY_PASSES, STRONG_DECAY = 4.5, 0.3  # without dropout or such a weight decay
@@ -144,6 +146,5 @@ def repetition_warning(config: TrainConfig, train: Split, steps: int | None) -> 
     passes = train.passes(steps * config.batch_tokens, config.model.block_size)
     if passes <= MANY_PASSES:
         return None
-    remedy = "Type budget=TIME, which sizes for this text, or optimizer.weight_decay=1 (AdamW: model.dropout=0.2)"
-    few = "fewer steps: trainer.epochs=4"
-    return f"{passes:.0f} passes over the text without dropout: it is learned by heart. {remedy}, or {few}"
+    remedies = ", or ".join([*to_type(flatten(to_dict(config))), "fewer steps: trainer.epochs=4"])
+    return f"{passes:.0f} passes over the text without dropout: it is learned by heart. Type {remedies}"

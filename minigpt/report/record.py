@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,14 +136,12 @@ def trend(rows: list[Row]) -> tuple[str, str]:
         earlier, after = losses[steps <= best["step"]][-FEW:], losses[-FEW:]
         rose = f"Validation rose from {best['val/loss']:.3f} to {last['val/loss']:.3f}"
         if len(earlier) and after.mean() < earlier.mean():
-            why = f"{rose} while training fell: the model learns this text by heart. The best checkpoint is kept. Type"
-            remedy = "budget=TIME, which sizes for this text, or optimizer.weight_decay=1 (AdamW: model.dropout=0.2)"
-            return f"overfit after step {best['step']:,}: more text would help, more steps would not", f"{why} {remedy}"
+            why = f"{rose} while training fell: the model learns this text by heart. The best checkpoint is kept"
+            return f"overfit after step {best['step']:,}: more text would help, more steps would not", why
         return f"risen after step {best['step']:,}", f"{rose}. A lower optimizer.lr may help"
     if first["val/loss"] > ROSE * last["val/loss"]:
-        return "still falling: more time would help", "Type trainer.max_steps=N, or budget=TIME"
-    level = f"level since step {first['step']:,}: more steps would hardly help"
-    return level, "A larger model or more text may: budget=TIME sizes for the text"
+        return "still falling: more time would help", "Type trainer.max_steps=N for more"
+    return f"level since step {first['step']:,}: more steps would hardly help", "A larger model or more text may"
 
 
 def verdict(record: Record) -> str:
@@ -170,8 +169,29 @@ def verdict(record: Record) -> str:
 
 def advice(record: Record) -> str:
     """Return what to type, if the verdict says where the loss was heading; else ""."""
-    heading, remedy = trend(record.rows)
-    return remedy if heading in verdict(record) else ""
+    heading, why = trend(record.rows)
+    if heading not in verdict(record):
+        return ""
+    is_overfit, remedies = heading.startswith("overfit"), to_type(record.config, record.command)
+    remedies = [remedy for remedy in remedies if is_overfit or remedy.startswith("budget")]
+    return f"{why}. Type {', or '.join(remedies)}" if remedies else why
+
+
+def to_type(settings: Mapping[str, Any], command: str = "") -> list[str]:
+    """Return what helps against overfitting and is not among these settings, by their dotted names, or in the command.
+
+    A budget is for a new model of one text.
+    """
+    is_sized, is_chat = "budget=" in command, settings.get("data.name") in ("chat", "tasks")
+    is_new = not (is_sized or is_chat or settings.get("init.from") or mixed(settings))
+    decays = (settings.get("optimizer.weight_decay") or 0) >= 1
+    remedies = ("budget=TIME, which sizes for this text", "optimizer.weight_decay=1 (AdamW: model.dropout=0.2)")
+    return [remedy for remedy, helps in zip(remedies, (is_new, not decays), strict=True) if helps]
+
+
+def mixed(settings: Mapping[str, Any]) -> list[str]:
+    """Return the sources of a mixture."""
+    return [key.removeprefix("data.mix.") for key in settings if key.startswith("data.mix.")]
 
 
 def source_losses(row: Row) -> dict[str, float]:
@@ -181,8 +201,7 @@ def source_losses(row: Row) -> dict[str, float]:
 
 def text_of(config: dict[str, Any]) -> str:
     """Return what a run is trained on, as its settings name it."""
-    mix = [key.removeprefix("data.mix.") for key in config if key.startswith("data.mix.")]
-    return ", ".join(mix) or str(config.get("data.source") or config.get("data.name", "?"))
+    return ", ".join(mixed(config)) or str(config.get("data.source") or config.get("data.name", "?"))
 
 
 def training_seconds(rows: list[Row]) -> float:

@@ -15,7 +15,7 @@ from minigpt.data.tokenizer import Tokenizer, pieces, utf8
 from minigpt.evaluation.texts import score_text
 from minigpt.faults import UserFault
 from minigpt.sampling.generate import window_start
-from minigpt.sampling.write import gpt_forward
+from minigpt.sampling.write import encode_prompt, gpt_forward
 
 MOST_LIKELY = 40  # tokens that are named
 MAX_SCORED = 4096  # tokens of a text that is scored: meanwhile answers that are being written wait
@@ -96,8 +96,8 @@ def look(name: str, loaded: LoadedCheckpoint, text: str) -> dict[str, Any]:
 
 def tokens_to_look_at(loaded: LoadedCheckpoint, text: str) -> tuple[list[int], int]:
     """Return a text's first tokens, as many as can be shown, and how many more it has."""
-    tokens = loaded.tokenizer.encode(text)
-    if not tokens:
+    tokens = encode_prompt(loaded.tokenizer, text)
+    if not text:
         raise UserFault('text: got an empty one; wanted at least one character. Give text="..."')
     config = loaded.config.model
     fits = int((MAX_WEIGHTS / (config.n_layer * config.n_head)) ** 0.5)

@@ -190,6 +190,8 @@ class Dial:
         left = {} if config.optimizer.name == "muon" else OF_MUON  # the optimizer for which the law was fitted
         left = left if config.tokenizer.name == "bpe" else left | {"vocab_size": ""}
         chosen = {key: getattr(size, name) for name, key in SETTINGS.items() if name not in left}
+        if config.optimizer.name != "muon":
+            chosen["schedule.warmup_steps"] = min(config.schedule.warmup_steps, size.steps // 10)
         chosen["validate.every_steps"] = math.ceil(size.steps / self.validations)
         chosen["samples.every_steps"] = math.ceil(size.steps / 2)
         save = min(size.steps / 4, SAVE_SECONDS * self.speeds(size) / size.batch_tokens)

@@ -91,6 +91,7 @@ def train_together(
     with processes.rank_zero_first():
         changes = start.refuse_changed_run(path, config)
         prepared = start.find_tokens(config, path, changes)
+        start.keep_template(config, path, prepared)
     config = with_epochs(config, prepared)
     processes.require_equal_on_all_ranks("tokens", {"fingerprint": prepared.fingerprint})
     start.refuse_unfit_data(config, prepared)

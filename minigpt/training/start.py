@@ -61,6 +61,9 @@ def find_tokens(config: TrainConfig, path: Path, changes: list[Change]) -> Prepa
             )
         return known
     prepared = prepare(config.data, config.tokenizer, given=given_tokenizer(config, path))
+    if saved is not None and saved != prepared.facts and moved:
+        others = ", ".join(str(change) for change in changes if change.key.startswith("data."))
+        raise UserFault(f"run.dir={path} was begun with other data ({others}). Use that, or run.dir=NEW_DIR")
     if saved is not None and saved != prepared.facts:
         raise UserFault(
             f"the data has changed since the run {path} began, and its tokens are no longer in "
@@ -92,6 +95,13 @@ def tokenizer_of(origin: Path, source: str) -> Tokenizer | None:
     if tokenizer.is_there:
         raise UserFault(f"init.from={source}: its tokenizer can't be used: {tokenizer.reason}")
     return None
+
+
+def keep_template(config: TrainConfig, path: Path, prepared: Prepared) -> None:
+    """Give the tokenizer of the data the chat_template of `init.from`, which is in its checkpoints, then."""
+    given = given_tokenizer(config, path)
+    if given is not None and given.hash == prepared.tokenizer.hash:
+        prepared.tokenizer.template = given.template
 
 
 def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:

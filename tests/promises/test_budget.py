@@ -126,6 +126,10 @@ def test_typed_settings_win_over_chosen_ones(texts, quick):
     assert (config["optimizer"]["weight_decay"], config["tokenizer"]["name"]) == (0.25, "byte")
     settings = json.loads(Path("a/budget.json").read_text())["settings"]
     assert not settings.keys() & {"model.n_layer", "optimizer.weight_decay", "tokenizer.vocab_size"}
+    train(*texts, "budget=10min", "run.dir=b", "optimizer=adamw", "schedule.warmup_steps=100")
+    assert yaml.safe_load(Path("b/config.yaml").read_text())["schedule"]["warmup_steps"] == 100
+    train(*texts, "budget=10min", "run.dir=c", "experiment=shakespeare_char_cpu", "data=text", "tokenizer=bpe")
+    assert json.loads(Path("c/budget.json").read_text())["settings"]["schedule.warmup_steps"] == 1  # of 12 steps
     config = compose("train", [*texts, "budget=20min", "model=gpt2"])
     assert config.typed >= {"model.n_layer", "model.block_size", "data.source"}
     assert not config.typed & {"batch_tokens", "optimizer.lr", "trainer.max_steps", "data.name"}

@@ -17,8 +17,10 @@ from minigpt.export import prove, prove_tokenizer
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.formats.gguf import halve, interleave
 from minigpt.formats.huggingface import write_huggingface
+from minigpt.formats.tokenizer_json import read_tokenizer
 from minigpt.model.gpt import GPT
-from tests.units.formats.reference import learned
+from minigpt.sampling.conversation import turn_of
+from tests.units.formats.reference import CHAT_TEMPLATES, LLAMA, learned, write_chat_tokenizer, write_folder
 
 MODERN = ["model.norm=rmsnorm", "model.attention=rotary", "model.activation=swiglu", "model.bias=none"]
 SHAPES = {
@@ -104,6 +106,22 @@ def test_a_shape_that_no_architecture_has_is_refused_by_its_settings(run, tmp_pa
     with pytest.raises(UserFault, match=named.replace(".", r"\.")):
         export(f"checkpoint={run.path}", f"dir={tmp_path / 'out'}")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_chat_model_that_was_imported_and_tuned_keeps_its_template_and_ends(run, tmp_path, capsys):
+    theirs = read_tokenizer(write_chat_tokenizer(tmp_path, CHAT_TEMPLATES["llama3"]))
+    write_folder(tmp_path, LLAMA | {"vocab_size": theirs.vocab_size})
+    words = ["data=text", f"data.source={run.folder / 'text.txt'}", f"data.dir={run.folder}", f"run.dir={run.path}"]
+    settings = ["model.block_size=16", "batch_tokens=64", "trainer.max_steps=1", "trainer.device=cpu"]
+    minigpt_command(["train", f"init.from={tmp_path}", *words, *settings])
+    export(f"checkpoint={run.path}", f"dir={tmp_path / 'out'}")
+    assert "control tokens equal" in capsys.readouterr().out
+    messages = [{"role": "user", "content": "wood"}, {"role": "assistant", "content": "chuck"}]
+    wanted = turn_of(theirs, [*messages, messages[0]])
+    for path in (run.path, tmp_path / "out"):
+        assert turn_of(minigpt.load(path).tokenizer, [*messages, messages[0]]) == wanted
+    ends = json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"]
+    assert ends == [theirs.special["<|im_end|>"], 7, theirs.eot]
 
 
 def test_an_export_overwrites_nothing_and_leaves_nothing_half_written(run, tmp_path, monkeypatch):

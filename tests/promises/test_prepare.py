@@ -200,6 +200,9 @@ def test_a_run_continues_on_its_tokens_whatever_became_of_the_source(run, capsys
     run("trainer.max_steps=6")
     assert said in capsys.readouterr().out
     assert (run.path / "data.json").read_bytes() == facts
+    (run.folder / "other.txt").write_text("a third text " * 99)
+    with pytest.raises(UserFault, match=r"was begun with other data \(data\.source: .*text\.txt' -> .*other\.txt'\)"):
+        run("trainer.max_steps=8", f"data.source={run.folder / 'other.txt'}")
 
 
 def test_a_mixture_names_the_source_that_has_changed(texts):
@@ -210,6 +213,11 @@ def test_a_mixture_names_the_source_that_has_changed(texts):
     assert module.changed_sources(config, prepared) == []
     Path("b.txt").unlink()
     assert module.changed_sources(config, prepared) == [os.path.abspath("b.txt")]
+    config = DataConfig("text", "a.txt", val_source="v.txt", dir="data")
+    Path("v.txt").write_text("validation " * 99)
+    prepared = module.prepare(config, TokenizerConfig("byte"))
+    Path("v.txt").unlink()
+    assert module.changed_sources(config, prepared) == [f"{os.path.abspath('a.txt')} or {os.path.abspath('v.txt')}"]
 
 
 def test_the_command_prints_the_counts_once_and_names_the_command_that_trains(texts, capsys):

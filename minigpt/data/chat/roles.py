@@ -53,6 +53,13 @@ def ends_of(tokenizer: "Tokenizer") -> frozenset[int]:
     return frozenset(roles) | {token for token in ends if token is not None}
 
 
+def end_of_turn(tokenizer: "Tokenizer") -> int | None:
+    """Return the token with which a model ends its answer: that of the roles, a file's own, or end-of-text."""
+    if has_roles(tokenizer):
+        return tokenizer.special[END]
+    return tokenizer.rules.end if tokenizer.rules and tokenizer.rules.end is not None else tokenizer.eot
+
+
 def is_text_part(part: Any) -> bool:
     """Return whether a part of a message's content, in OpenAI's form, is a text."""
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)

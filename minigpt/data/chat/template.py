@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Any
 
 from minigpt.faults import UserFault
 
@@ -27,6 +28,10 @@ class ChatTemplate:
     source: str
     names: Mapping[str, str]
     ends: Set[int]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a checkpoint's tokenizer.json holds."""
+        return {"source": self.source, "names": dict(self.names), "ends": sorted(self.ends)}
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Return the text of messages, up to where the assistant's answer begins, as transformers has it."""

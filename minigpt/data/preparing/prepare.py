@@ -177,7 +177,7 @@ def changed_sources(data: DataConfig, prepared: Prepared) -> list[str]:
         with contextlib.suppress(UserFault):  # it is gone, or empty
             if find_corpus(settings).signature == read_prepared(part.folder).get("signature"):
                 continue
-        changed.append(display_name(settings.source))
+        changed.append(" or ".join(display_name(name) for name in (settings.source, settings.val_source) if name))
     return changed
 
 

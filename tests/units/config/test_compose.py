@@ -14,6 +14,7 @@ from minigpt.config.convert import read, settings, to_dict, values
 from minigpt.config.schema import ModelConfig, TrainConfig
 from minigpt.config.yaml_files import config_folder, find_groups
 from minigpt.faults import UserFault
+from minigpt.sweep.settings import read_grid
 
 NEEDED = {  # what a command can't do without
     "sample": ["checkpoint=."],
@@ -206,6 +207,15 @@ def test_a_command_that_trains_takes_the_settings_of_train_too(command, tmp_path
     config = compose(command, [*own[command], *shared])
     assert (config.seed, config.optimizer.lr, config.experiment) == (3, 0.5, "demo")
     assert train_arguments(command, [*own[command], *shared]) == shared
+
+
+def test_commands_whose_trainings_are_alike_take_no_budget(tmp_path):
+    (tmp_path / "text.txt").write_text("how much wood")
+    words = (f"data.source={tmp_path / 'text.txt'}", "budget=1min")
+    assert "verify-resume trains twice with the same settings" in fault_of("verify-resume", *words)
+    assert "the trials of a sweep train with the same settings" in fault_of("sweep", "search=lr", *words)
+    with pytest.raises(UserFault, match="Give those that train budget=1min prints"):
+        read_grid(["budget=1min,2min", words[0]], [])
 
 
 def test_words_are_items_of_the_setting_that_takes_them(tmp_path):

@@ -110,6 +110,7 @@ def test_what_is_missing_or_left_over_is_named(tmp_path):
 def test_a_folder_without_a_tokenizer_loads_and_says_what_is_missing(tmp_path):
     write_folder(tmp_path, LLAMA)
     gpt = minigpt.load(tmp_path)
+    assert "101 tokens" in repr(gpt)
     for use in (lambda: gpt.tokenizer.encode("a"), lambda: gpt.tokenizer.vocab_size, lambda: gpt.loss("abc")):
         with pytest.raises(UserFault, match=r"has no tokenizer\.json"):
             use()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from minigpt.report.record import advice, read_record, trend, verdict
+from minigpt.report.record import advice, read_record, to_type, trend, verdict
 from tests.units.report.run_folder import write_run
 
 COUNTING = [{"name": "7-gram of bytes", "bits_per_byte": 1.5}, {"name": "xz", "bits_per_byte": 2.0}]
@@ -67,4 +67,10 @@ def test_the_verdict_on_a_reward(tmp_path):
 def test_a_trend_names_what_to_type(tmp_path):
     assert trend([]) == ("", "")
     assert "budget=TIME" in advice(record_of(tmp_path / "a", (5, 4, 3, 2)))
+    tuned = record_of(tmp_path / "tuned", (5, 4, 3, 2))
+    tuned.config["init.from"] = "runs/base"  # no budget sizes it
+    assert "budget=" not in advice(tuned)
+    decayed = {"optimizer.weight_decay": 4.0}
+    assert to_type(decayed, "minigpt train budget=30s") == []
+    assert to_type({"data.name": "chat"}) == ["optimizer.weight_decay=1 (AdamW: model.dropout=0.2)"]
     assert advice(record_of(tmp_path / "b", (5, 4, 3, 2), "stopped", limit=90)) == ""  # the same command continues

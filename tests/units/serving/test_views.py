@@ -72,6 +72,12 @@ def test_attention_is_what_the_model_records(loaded):
     assert (answer["attention"]["layers"], answer["attention"]["heads"], answer["cut"]) == (2, 2, 0)
     assert answer["tokens"][3]["nats"] == pytest.approx(score(loaded, text)["tokens"][3]["nats"], abs=1e-3)
     assert look("tiny", loaded, "x" * 40)["cut"] == 16
+    loaded.tokenizer.start = [256]  # as an imported Llama's, before each text
+    answers = [answer["tokens"] for answer in (look("tiny", loaded, text), score(loaded, text))]
+    assert [[round(token["nats"], 3) for token in tokens[1:]] for tokens in answers] == 2 * [
+        [round(token["nats"], 3) for token in answers[1][1:]]
+    ]
+    assert len(answers[0]) == 9
 
 
 def test_the_kinds_of_heads_are_of_the_text_and_of_repeated_tokens(loaded):
