@@ -49,7 +49,7 @@ MEASURED = 3  # sizes, at most
 FIRST_STEPS = 3  # at least, in a measurement
 STEP_SECONDS = 0.002  # overhead of a step of any size
 COMPILE_SECONDS, AGAIN = 25.0, 6.0  # to compile a model for a CPU; to read it from the compiler's cache
-ALIKE = 1.25  # sizes whose FLOPs per token differ by less share one rate
+ALIKE = 1.25  # sizes with one batch whose FLOPs per token differ by less share one rate
 VALIDATIONS, VALIDATION_SHARE = 10, 0.08  # at most; at most this share of the time
 FORWARD = 2.5  # tokens validated in the time of training on one
 LEAST_SHARE = 0.2  # of a budget, at least, for training
@@ -79,6 +79,7 @@ class Speeds:
     ):
         self.measure, self.guess, self.patience, self.clock = measure, guess, patience, clock
         self.rates: dict[float, float] = {}  # FLOPs of a token -> FLOP/s
+        self.measured: list[Size] = []
         self.spent = self.start = 0.0  # seconds: on measuring; until a training runs
         self.gain = 1.0  # from compiling
 
@@ -92,12 +93,14 @@ class Speeds:
     def know(self, size: Size) -> bool:
         """Measure a size unless its speed is known or time is short; return whether it was measured."""
         flops, seconds = flops_of(size), min(2.0, self.patience / 5)
-        is_known = len(self.rates) >= MEASURED or any(1 / ALIKE < flops / other < ALIKE for other in self.rates)
+        alike = [other for other in self.measured if other.batch_tokens == size.batch_tokens]
+        is_known = len(self.measured) >= MEASURED or any(1 / ALIKE < flops / flops_of(other) < ALIKE for other in alike)
         least = self.start + FIRST_STEPS * size.batch_tokens / self(size)
         if is_known or (self.rates and self.spent + least > self.patience):
             return False
         began = self.clock()
         step_seconds = size.batch_tokens / self.measure(size, seconds)
+        self.measured.append(size)
         self.rates[flops] = work_of(size) / max(step_seconds - STEP_SECONDS, 0.5 * step_seconds)
         took = self.clock() - began
         self.spent, self.start = self.spent + took, max(0.0, took - seconds)
@@ -154,14 +157,17 @@ class Dial:
         with self.processes.rank_zero_first():
             prepared = prepare(data, tokenizer)
             ngram, xz = baselines(prepared)[-2:]
-        self.fixed["vocab_size"] = prepared.tokenizer.vocab_size
-        text = Text(prepared.train.bytes, ngram["bits_per_byte"], xz["bits_per_byte"], after_part(prepared))
+        self.fixed["vocab_size"] = vocabulary = prepared.tokenizer.vocab_size
+        train = prepared.train
+        text = Text(train.bytes, ngram["bits_per_byte"], xz["bits_per_byte"], after_part(prepared))
+        text = replace(text, density=train.bytes / text.bytes_of(len(train), vocabulary))
         return prepared, self.try_text(prepared, text, seconds)
 
     def try_text(self, prepared: Prepared, text: Text, seconds: float) -> Text:
         """Train a small model on the text for a moment; return the text with the level that follows."""
         size = self.whole(pilot_of(text, self.fixed))
-        self.speeds.know(size)
+        if not self.speeds.rates:
+            self.speeds.know(size)
         if self.speeds.start + size.tokens / self.speeds(size) > PILOT_SHARE * seconds:
             return text
         bits = self.pilot(applied(self.config, self.settings(size)), prepared)
@@ -307,7 +313,6 @@ def size_run(config: TrainConfig, device: str, measure: Measure, pilot: Pilot, p
     dial = Dial(config, device, measure, pilot, seconds, processes)
     prepared, text = dial.read(0.8 * seconds)
     size = dial.choose(text, len(prepared.val), budget, dial.elapsed)
-    size = replace(size, passes=size.tokens / len(prepared.train))  # the law only estimates bytes per token
     settings = dial.settings(size)
     sized = applied(config, settings)
     given = {key: value for key, value in values(config).items() if key in config.typed - {"budget"}}

@@ -14,7 +14,7 @@ from minigpt.data.tokenizer import build_tokenizer
 from minigpt.training.step import LanguageModel
 
 WARM_UP_STEPS = 2
-PARTS, PART_TOKENS = 32, 1024
+PARTS, PART_TOKENS = 512, 128  # many small pieces: what differs between documents is averaged
 
 
 def noise(vocab_size: int, least: int) -> Prepared:

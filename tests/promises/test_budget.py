@@ -21,7 +21,7 @@ from minigpt.training import run as training
 from minigpt.training.start import refuse_changed_run
 from tests.units.report.run_folder import metric_rows, write_lines, write_run
 
-SPEED = 4_000.0
+SPEED = 16_000.0
 TINY = law.Size(1, 16, 2, 2, 8, 32, 300, 8, True, 64, lr=0.02)
 
 
@@ -69,19 +69,19 @@ def train(*words, callbacks=()):
 
 
 def test_a_budget_becomes_plain_settings_and_a_prediction(texts, quick, capsys):
-    train(*texts, "budget=10min", "run.dir=a")
+    train(*texts, "budget=1h", "run.dir=a")
     screen = capsys.readouterr().out
     assert re.search(r"^budget +parameters +layers x width", screen, re.M)
-    assert re.search(r"^10min +7\.\d+ k +1 x 16 +300 +8 +768 +0\.\d+ +0.1 +0 +2\.500 +2\.40 to 2\.60", screen, re.M)
+    assert re.search(r"^1h +7\.\d+ k +1 x 16 +300 +8 +768 +0\.\d+ +0.1 +0 +2\.500 +2\.40 to 2\.60", screen, re.M)
     assert re.search(r"Counting +\d\.\d+ bits per byte \(7-gram, Kneser-Ney\), \d\.\d+ \(xz\)", screen)
-    assert re.search(r"Speed +4,000 tokens/s with 7\.\d+ k parameters", screen)
+    assert re.search(r"Speed +16,000 tokens/s with 7\.\d+ k parameters", screen)
     assert re.search(r"Pilot +3\.000 bits per byte after \d+ k tokens of the text", screen)
     assert re.search(r"Expected +2\.500 bits per byte \(2\.40 to 2\.60\); reached \d\.\d+", screen)
-    assert re.search(r"Time +.* of 10 min", screen)
+    assert re.search(r"Time +.* of 1 h", screen)
     budget = json.loads(Path("a/budget.json").read_text())
     assert budget.keys() >= {"seconds", "parameters", "tokens", "passes", "tokens_per_second"}
     assert (budget["predicted_bits_per_byte"], budget["low"], budget["high"]) == (2.5, 2.4, 2.6)
-    assert (budget["seconds"], budget["tokens"], budget["tokens_per_second"]) == (600, 768, pytest.approx(SPEED))
+    assert (budget["seconds"], budget["tokens"], budget["tokens_per_second"]) == (3600, 768, pytest.approx(SPEED))
     config = yaml.safe_load(Path("a/config.yaml").read_text())
     assert (config["budget"], config["experiment"], config["data"]["name"]) == (None, "text", "text")
     assert (config["model"]["n_layer"], config["trainer"]["max_steps"], config["tokenizer"]["vocab_size"]) == (

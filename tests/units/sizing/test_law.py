@@ -2,7 +2,7 @@
 
 import csv
 import itertools
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,6 @@ from minigpt.sizing.law import (
     Size,
     Text,
     bits_per_byte,
-    bytes_per_token,
     candidates,
     choose,
     leveled,
@@ -89,9 +88,9 @@ def expected(of: dict[str, str], row: dict[str, str]) -> float:
     text = Text(int(of["bytes"]), float(of["kneser_ney"]), float(of["xz"]), float(of["kneser_ney_part"]))
     numbers = {field.name: float(row[field.name]) for field in fields(Size) if field.name in row}
     vocabulary = 4096 if of["pilot_4096"] and int(row["vocab_size"]) >= 4096 else 2048
-    if pilot := of["pilot_4096" if vocabulary == 4096 else "pilot"]:  # the dial estimates the bytes of a token
+    if pilot := of["pilot_4096" if vocabulary == 4096 else "pilot"]:
         tokens = numbers["steps"] * numbers["batch_tokens"]
-        numbers["passes"] = tokens * bytes_per_token(int(row["vocab_size"])) / text.bytes
+        text = replace(text, density=numbers["passes"] * text.bytes / text.bytes_of(tokens, int(row["vocab_size"])))
         text = leveled(text, pilot_of(text, {"vocab_size": vocabulary}), float(pilot))
     return bits_per_byte(text, Size(**numbers))  # type: ignore[arg-type]
 
