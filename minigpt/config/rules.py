@@ -245,15 +245,13 @@ def budgets_are_for_texts(
 
 
 @rule("budget", "kills")
-def proofs_have_settings(budget: str | None, kills: int) -> Iterator[str]:
-    if budget:
-        yield f"verify-resume trains twice with the same settings. Give those that train budget={budget} prints."
-
-
 @rule("budget", "sweep.metric")
-def trials_have_settings(budget: str | None, metric: str) -> Iterator[str]:
+def trainings_are_alike(budget: str | None, _: object) -> Iterator[str]:
     if budget:
-        yield f"the trials of a sweep train with the same settings. Give those that train budget={budget} prints."
+        wrong = (
+            f"budget={budget} sizes each training by itself, and verify-resume and sweeps need trainings of one size"
+        )
+        yield f"{wrong}. Give the settings that minigpt train budget={budget} prints."
 
 
 # --- the server ---

@@ -20,6 +20,8 @@ from minigpt.rundir.rows import read_rows
 ROSE = 1.01  # a validation loss so much above another has risen from it, or was to fall to it
 LATE = 0.75  # of the steps: whether the loss fell since then tells whether it still falls
 FEW = 3  # rows over which training losses are averaged
+SIZED = "budget=TIME, which sizes for this text"
+DECAYED = "optimizer.weight_decay=1 (AdamW: model.dropout=0.2)"
 STATES = {"finished": "finished", "stopped": "stopped", "gave_up": "non-finite"}  # by a run's last event
 
 Row = dict[str, Any]
@@ -172,8 +174,9 @@ def advice(record: Record) -> str:
     heading, why = trend(record.rows)
     if heading not in verdict(record):
         return ""
-    is_overfit, remedies = heading.startswith("overfit"), to_type(record.config, record.command)
-    remedies = [remedy for remedy in remedies if is_overfit or remedy.startswith("budget")]
+    remedies = to_type(record.config, record.command)
+    if not heading.startswith("overfit"):
+        remedies = [remedy for remedy in remedies if remedy == SIZED]
     return f"{why}. Type {', or '.join(remedies)}" if remedies else why
 
 
@@ -182,11 +185,10 @@ def to_type(settings: Mapping[str, Any], command: str = "") -> list[str]:
 
     A budget is for a new model of one text.
     """
-    is_sized, is_chat = "budget=" in command, settings.get("data.name") in ("chat", "tasks")
-    is_new = not (is_sized or is_chat or settings.get("init.from") or mixed(settings))
+    is_chat, is_tuned = settings.get("data.name") in ("chat", "tasks"), settings.get("init.from")
+    is_open = not ("budget=" in command or is_chat or is_tuned or mixed(settings))
     decays = (settings.get("optimizer.weight_decay") or 0) >= 1
-    remedies = ("budget=TIME, which sizes for this text", "optimizer.weight_decay=1 (AdamW: model.dropout=0.2)")
-    return [remedy for remedy, helps in zip(remedies, (is_new, not decays), strict=True) if helps]
+    return [SIZED] * is_open + [DECAYED] * (not decays)
 
 
 def mixed(settings: Mapping[str, Any]) -> list[str]:
