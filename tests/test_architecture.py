@@ -25,7 +25,7 @@ HOMES = {
     "ray": ("data.preparing.engines",),
     "fsspec": ("data.sources.download",),
     "aiohttp": ("data.sources.download",),
-    "matplotlib": ("report.", "serving.look"),
+    "matplotlib": ("report.", "serving.look", "sweep.results"),
     "wandb": ("rundir.loggers",),
     "lm_eval": ("evaluation.lm_eval",),
     "unittest": (),  # nothing shipped patches the product
@@ -66,8 +66,8 @@ MAY_IMPORT = {
     "fastapi matplotlib numpy pydantic starlette torch uvicorn",
     "sizing": "config data faults files invocation machine model ranks redact report screen numpy",
     "stages": "config data evaluation faults invocation",
-    "sweep": "children config data faults files invocation machine ranks redact report rundir screen "
-    "numpy optuna torch",
+    "sweep": "children config data faults files invocation machine ranks redact rundir screen "
+    "matplotlib numpy optuna torch",
     "training": "__init__ attention checkpoint config data faults formats invocation "
     "machine model ranks redact report rundir sampling screen seeds sizing lightning numpy torch",
     "verify": "checkpoint children config faults ranks rundir",

@@ -5,33 +5,25 @@ import io
 import math
 import shlex
 import statistics
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from optuna.distributions import IntDistribution
+from optuna import create_study
 from optuna.trial import FrozenTrial
 
 from minigpt.config.convert import as_typed
 from minigpt.files import replaced, write_file
 from minigpt.invocation import typed
 from minigpt.redact import redact_arguments
-from minigpt.report.curves import RATE, TRAIN, VALIDATION, drawing, plain
 from minigpt.screen import duration, number_of, table
 from minigpt.sweep.settings import Sweep
-from minigpt.sweep.space import Distribution, listed, overrides
+from minigpt.sweep.space import overrides
 from minigpt.sweep.trial import COMPLETE, FAILED, PRUNED, RUNNING, run_dir, run_number
 
 STATES = {COMPLETE: "complete", PRUNED: "pruned", RUNNING: "running", FAILED: "failed"}  # in the leaderboard's order
-MARKS: dict[str, dict[str, Any]] = {  # in the picture
-    "best": {"marker": "*", "s": 150, "color": VALIDATION},
-    "complete": {"marker": "o", "s": 34, "color": TRAIN, "label": "complete (stronger: later)"},
-    "pruned": {"marker": "o", "s": 30, "facecolors": "none", "edgecolors": RATE},
-    "failed": {"marker": "x", "s": 34, "color": RATE},
-    "above the picture": {"marker": "^", "s": 34, "color": RATE},
-}
-MOST_CHOICES = 12  # that get a place of their own in the picture
 SHOWN = 20  # rows of the table on the screen
 
 
@@ -104,61 +96,22 @@ def winner(sweep: Sweep, trials: Sequence[FrozenTrial]) -> str:
 
 
 def draw_picture(sweep: Sweep, trials: Sequence[FrozenTrial]) -> Path | None:
-    """Draw sweep.png, every trial over each searched setting; return its path, None if there is none."""
-    shown, settings = shown_trials(trials), list(sweep.space)
-    if not settings or not any(trial.state == COMPLETE for trial in shown):
+    """Draw sweep.png, Optuna's slices: complete trials over each searched setting; return its path, None without."""
+    complete = sorted((trial for trial in shown_trials(trials) if trial.state == COMPLETE), key=run_number)
+    if not complete or not sweep.space:
         return None
-    path, columns = sweep.folder / "sweep.png", 2 if len(settings) == 4 else min(3, len(settings))
-    rows = math.ceil(len(settings) / columns)
-    size = (max(3.4 * columns, 6.0), 2.8 * rows + 0.6)
-    with drawing(size=size, font_size=10, dpi=130) as figure, replaced(path) as temporary:
-        charts = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
-        for chart, key in zip(charts, settings, strict=False):
-            draw_setting(chart, key, sweep.space[key], shown)
-        for chart in charts[len(settings) :]:
-            chart.set_visible(False)
-        for chart in charts[::columns]:
-            chart.set_ylabel(sweep.config.sweep.metric)
-        look: dict[str, Any] = {"loc": "outside upper left", "frameon": False, "alignment": "left"}
-        title = {"title": sweep.folder.name, "title_fontproperties": {"weight": "bold", "size": 12}}
-        figure.legend(*charts[0].get_legend_handles_labels(), ncols=4 if columns > 1 else 2, **look, **title)
-        figure.savefig(temporary, format="png", metadata={"Software": None})
+    import matplotlib as mpl  # here: it takes half a second
+    from optuna.visualization.matplotlib import plot_slice
+
+    path, study = sweep.folder / "sweep.png", create_study()
+    study.add_trials(complete)
+    with mpl.rc_context({"backend": "agg"}), warnings.catch_warnings(action="ignore"):
+        slices: Any = plot_slice(study, params=[*sweep.space], target_name=sweep.config.sweep.metric)
+        chart = np.ravel(slices)[0]
+        low, usual, high = np.quantile([trial.value or 0.0 for trial in complete], [0, 0.85, 1])
+        if high > (top := usual + 0.5 * (usual - low)):  # trials that diverged: above the picture
+            chart.set_ylim(low - 0.05 * (top - low), top)
+        chart.figure.suptitle(sweep.folder.name)
+        with replaced(path) as temporary:
+            chart.figure.savefig(temporary, format="png", dpi=130, metadata={"Software": None})
     return path
-
-
-def draw_setting(chart: Any, key: str, kind: Distribution, shown: Sequence[FrozenTrial]) -> None:
-    """Draw all trials over one setting; those that failed or are far above the others are on the top edge."""
-    values = [trial.value for trial in shown if trial.value is not None]
-    low, usual = min(values), float(np.percentile(values, 85))
-    top = usual + (0.4 * (usual - low) or 0.02 * abs(low) or 1.0)
-    choices = [as_typed(choice) for choice in listed(kind) or ()] if len(listed(kind) or ()) <= MOST_CHOICES else []
-    marks: dict[str, list[tuple[float, float, float]]] = {name: [] for name in MARKS}  # place, value, strength
-    for late, trial in zip(np.linspace(0, 1, len(shown)), sorted(shown, key=run_number), strict=True):
-        if trial.state == RUNNING or key not in trial.params:
-            continue
-        place, value, name = trial.params[key], trial.value, STATES[trial.state]
-        if choices:  # later trials further right, so that none hides another
-            place = choices.index(as_typed(place)) + (late - 0.5) / 2
-        if value is None or value > top:
-            value, name = top, name if name == "failed" else "above the picture"
-        elif (error := standard_error(trial)) is not None:
-            chart.errorbar(place, value, yerr=error, color=TRAIN, alpha=0.5, linewidth=1)
-        marks["best" if trial is shown[0] else name].append((place, value, 0.35 + 0.65 * late))
-    for name, points in marks.items():
-        if points:
-            x, y, strength = zip(*points, strict=True)
-            look = {"label": name, "alpha": strength if name == "complete" else None, **MARKS[name]}
-            chart.scatter(x, y, zorder=3, clip_on=False, **look)
-    plain(chart)
-    chart.set_ylim(low - 0.15 * (top - low), top + 0.08 * (top - low))
-    chart.set_xlabel(key)
-    if choices:
-        chart.set_xticks(range(len(choices)), choices, rotation=20 if sum(map(len, choices)) > 24 else 0)
-        chart.set_xlim(-0.5, len(choices) - 0.5)
-    elif getattr(kind, "log", False):
-        chart.set_xscale("log")
-        ticks = np.geomspace(kind.low, kind.high, 3)  # type: ignore[union-attr]
-        chart.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
-        chart.set_xticks([], minor=True)
-    else:
-        chart.locator_params(axis="x", nbins=4, integer=isinstance(kind, IntDistribution))
