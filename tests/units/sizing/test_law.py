@@ -95,6 +95,12 @@ def expected(of: dict[str, str], row: dict[str, str]) -> float:
     return bits_per_byte(text, Size(**numbers))  # type: ignore[arg-type]
 
 
+def test_one_layer_is_for_short_trainings():
+    short, long = choose(PYTHON, 20, speed), choose(Text(20_000_000, 1.75, 1.24, 2.25), 220, speed)
+    assert (short.n_layer, short.tokens < law.ONE_LAYER) == (1, True)
+    assert long.n_layer > 1
+
+
 def test_the_constants_fit_the_measurements():
     fitted = errors("yes")
     assert fitted[int(0.9 * len(fitted))] < RANGE
