@@ -96,10 +96,10 @@ def prove_tokenizer(tokenizer: Tokenizer, copy: Tokenizer) -> str:
     every = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
     texts = [*every, "".join(every)] if tokenizer.name == "char" else [*every, "".join(every), TEXT]
     ids = sum(tokenizer.encode(text) != copy.encode(text) for text in texts)
-    ours, theirs = (
+    given, read = (
         (one.special, one.eot, end_of_turn(one), one.template and one.template.source) for one in (tokenizer, copy)
     )
-    roles = ours == theirs
+    roles = given == read
     merges = tokenizer_json(tokenizer)["model"] == tokenizer_json(copy)["model"]
     words = f"control tokens {'equal' if roles else 'DIFFER'}; vocabulary and merges {'equal' if merges else 'DIFFER'}"
     line = f"Tokens  {ids} differences in the ids of {len(texts):,} texts; {words}"

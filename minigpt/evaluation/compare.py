@@ -178,8 +178,8 @@ def text_units(
     unfit = "this text was not drawn at random, by documents, so it does not tell how another would do"
     if drawn_from is not None and len(edges) > 1:
         others = np.diff(np.append(drawn_from.unpredicted_places(eot), len(drawn_from)))
-        own = np.diff(np.append(edges, len(first))).astype(float)
-        unfit = too_few(own, name="documents", of=np.append(own, others))
+        held_out = np.diff(np.append(edges, len(first))).astype(float)
+        unfit = too_few(held_out, name="documents", of=np.append(held_out, others))
     total = first.bytes if in_bytes else len(first)
     name = "documents" if len(edges) > 1 else "windows"
     if in_bytes and name == "documents":

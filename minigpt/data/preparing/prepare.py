@@ -299,8 +299,8 @@ def _plan_of(corpus: Corpus, fraction: float, scans: list[Scan]) -> SplitPlan:
         if first := [scan.first[key] for scan in scans if key in scan.first]:
             notes.append(f"{counts[key]:,} {what}, {first[0]} first")
     if counts["separators"] >= 10 and not any(holds_records(file, corpus.options) for file in corpus.files):
-        found = f"{END_OF_TEXT} stands {counts['separators']:,} times in the text, and is read as text"
-        notes.append(f"{found}. If it separates documents: 'data.separator={END_OF_TEXT}'")
+        reading = f"{END_OF_TEXT} stands {counts['separators']:,} times in the text, and is read as text"
+        notes.append(f"{reading}. If it separates documents: 'data.separator={END_OF_TEXT}'")
     held_out = counts["val_bytes"] / max(1, counts["bytes"])  # by whole documents: about as much as it should be?
     is_fair = fraction / 10 <= held_out <= 5 * fraction and held_out < 1
     border = 1.0 if rule in ("source", "names") else fraction * HASHES

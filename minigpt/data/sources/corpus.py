@@ -222,8 +222,8 @@ def _by_names(files: list[File], rule: str) -> tuple[list[File], str]:
         match = _SIDE.fullmatch(stem) if file.suffix in _SIDE_ENDS else None
         return _SIDES[match[1]] if match else _SIDES.get(folder.removeprefix("data/").partition("/")[0], "")
 
-    found = [file for file in files if not (file.left_out or file.is_val or (rule == "source" and file.is_named))]
-    sides = {file: side(file) for file in found}
+    candidates = [file for file in files if not (file.left_out or file.is_val or (rule == "source" and file.is_named))]
+    sides = {file: side(file) for file in candidates}
     words = {word for file, word in sides.items() if file.label.lower() not in _CARDS}
     if "train" not in words or not words & {"val", "test"}:
         return files, rule
