@@ -97,7 +97,8 @@ def prove_tokenizer(tokenizer: Tokenizer, copy: Tokenizer) -> str:
     texts = [*every, "".join(every)] if tokenizer.name == "char" else [*every, "".join(every), TEXT]
     ids = sum(tokenizer.encode(text) != copy.encode(text) for text in texts)
     given, read = (
-        (one.special, one.eot, end_of_turn(one), one.template and one.template.source) for one in (tokenizer, copy)
+        (one.special, one.start, one.eot, end_of_turn(one), one.template and one.template.source)
+        for one in (tokenizer, copy)
     )
     roles = given == read
     merges = tokenizer_json(tokenizer)["model"] == tokenizer_json(copy)["model"]

@@ -75,6 +75,7 @@ def tokenizer_config(tokenizer: Tokenizer, block_size: int) -> dict[str, Any]:
         "eos_token": names.get(end_of_turn(tokenizer)),
         "pad_token": end,
         **template,
+        **({"add_bos_token": bool(tokenizer.start)} if tokenizer.rules else {}),
     }
 
 

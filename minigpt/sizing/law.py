@@ -162,7 +162,8 @@ def choose(
     trained = [train(text, size, seconds * tokens_per_second(size), given) for size in sizes]
 
     def badness(size: Size) -> tuple[int, bool, float]:
-        return max(0, LEAST_STEPS - size.steps), size.n_layer == 1 and size.tokens > ONE_LAYER, size.bits_per_byte
+        is_shallow = size.n_layer == 1 and size.tokens > ONE_LAYER and "n_layer" not in given
+        return max(0, LEAST_STEPS - size.steps), is_shallow, size.bits_per_byte
 
     return min(trained, key=badness)
 

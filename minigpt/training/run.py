@@ -91,7 +91,6 @@ def train_together(
     with processes.rank_zero_first():
         changes = start.refuse_changed_run(path, config)
         prepared = start.find_tokens(config, path, changes)
-        start.keep_template(config, path, prepared)
     config = with_epochs(config, prepared)
     processes.require_equal_on_all_ranks("tokens", {"fingerprint": prepared.fingerprint})
     start.refuse_unfit_data(config, prepared)
@@ -211,6 +210,7 @@ def train_from(job: TrainingJob, checkpoint: Path | None, state: RunState, chang
     """
     config, run, prepared = job.config, job.run, job.prepared
     job.processes.signals.raise_if_received()
+    start.keep_template(config, checkpoint, prepared)
     saved_choices = from_rank_zero(job, lambda: run.read_json("choices.json"))
     module, batches = assemble(job, choose_alike(job, saved_choices), checkpoint, state)
     choices = module.choices

@@ -9,7 +9,7 @@ from minigpt.checkpoint.folder import list_checkpoints
 from minigpt.config.run_names import Change, differences
 from minigpt.config.schema import TrainConfig
 from minigpt.data.chat.roles import with_roles
-from minigpt.data.prepared import Prepared, open_prepared
+from minigpt.data.prepared import CONVERSATIONS, Prepared, open_prepared
 from minigpt.data.preparing.prepare import changed_sources, prepare
 from minigpt.data.tokenizer import Tokenizer
 from minigpt.faults import UserFault
@@ -97,11 +97,14 @@ def tokenizer_of(origin: Path, source: str) -> Tokenizer | None:
     return None
 
 
-def keep_template(config: TrainConfig, path: Path, prepared: Prepared) -> None:
-    """Give the tokenizer of the data the chat_template of `init.from`, which is in its checkpoints, then."""
-    given = given_tokenizer(config, path)
-    if given is not None and given.hash == prepared.tokenizer.hash:
-        prepared.tokenizer.template = given.template
+def keep_template(config: TrainConfig, checkpoint: Path | None, prepared: Prepared) -> None:
+    """Give the tokenizer of a text the chat_template of the run's checkpoint, or of `init.from`."""
+    source = config.init.source
+    if source is None or config.data.name in CONVERSATIONS:  # which have a form of their own
+        return
+    known = load.read_tokenizer(checkpoint) if checkpoint else tokenizer_of(load.find_checkpoint(source), source)
+    if known is not None and known.hash == prepared.tokenizer.hash:
+        prepared.tokenizer.template = known.template
 
 
 def refuse_unfit_data(config: TrainConfig, prepared: Prepared) -> None:

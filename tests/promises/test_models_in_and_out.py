@@ -17,7 +17,7 @@ from minigpt.export import prove, prove_tokenizer
 from minigpt.faults import StorageFailure, UserFault
 from minigpt.formats.gguf import halve, interleave
 from minigpt.formats.huggingface import write_huggingface
-from minigpt.formats.tokenizer_json import read_tokenizer
+from minigpt.formats.tokenizer_json import read_tokenizer, tokenizer_config
 from minigpt.model.gpt import GPT
 from minigpt.sampling.conversation import turn_of
 from tests.units.formats.reference import CHAT_TEMPLATES, LLAMA, learned, write_chat_tokenizer, write_folder
@@ -112,7 +112,13 @@ def test_a_chat_model_that_was_imported_and_tuned_keeps_its_template_and_ends(ru
     theirs = read_tokenizer(write_chat_tokenizer(tmp_path, CHAT_TEMPLATES["llama3"]))
     write_folder(tmp_path, LLAMA | {"vocab_size": theirs.vocab_size})
     words = ["data=text", f"data.source={run.folder / 'text.txt'}", f"data.dir={run.folder}", f"run.dir={run.path}"]
-    settings = ["model.block_size=16", "batch_tokens=64", "trainer.max_steps=1", "trainer.device=cpu"]
+    settings = [
+        "model.block_size=16",
+        "batch_tokens=64",
+        "trainer.max_steps=2",
+        "trainer.device=cpu",
+        "checkpoint.every_steps=1",
+    ]
     minigpt_command(["train", f"init.from={tmp_path}", *words, *settings])
     export(f"checkpoint={run.path}", f"dir={tmp_path / 'out'}")
     assert "control tokens equal" in capsys.readouterr().out
@@ -120,8 +126,19 @@ def test_a_chat_model_that_was_imported_and_tuned_keeps_its_template_and_ends(ru
     wanted = turn_of(theirs, [*messages, messages[0]])
     for path in (run.path, tmp_path / "out"):
         assert turn_of(minigpt.load(path).tokenizer, [*messages, messages[0]]) == wanted
+    newest = max(run.path.glob("checkpoints/step-*"))
+    (newest / "tokenizer.json").write_text("damaged")  # set aside: the run continues from the one before
+    minigpt_command(["train", f"init.from={tmp_path}", *words, *settings])
+    assert turn_of(minigpt.load(run.path).tokenizer, [*messages, messages[0]]) == wanted
     ends = json.loads((tmp_path / "out" / "generation_config.json").read_text())["eos_token_id"]
     assert ends == [theirs.special["<|im_end|>"], 7, theirs.eot]
+    config = tmp_path / "out" / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"add_bos_token": True}))
+    begun = read_tokenizer(config.with_name("tokenizer.json"))
+    assert begun.start == [theirs.special["<|bos|>"]] != theirs.start
+    with pytest.raises(RuntimeError, match="control tokens DIFFER"):
+        prove_tokenizer(theirs, begun)
+    assert tokenizer_config(begun, 16)["add_bos_token"]
 
 
 def test_an_export_overwrites_nothing_and_leaves_nothing_half_written(run, tmp_path, monkeypatch):

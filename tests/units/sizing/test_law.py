@@ -19,6 +19,7 @@ from minigpt.sizing.law import (
     choose,
     leveled,
     pilot_of,
+    train,
 )
 
 PYTHON = Text(6_583_878, 1.736, 1.452, 1.982)
@@ -99,6 +100,11 @@ def test_one_layer_is_for_short_trainings():
     short, long = choose(PYTHON, 20, speed), choose(Text(20_000_000, 1.75, 1.24, 2.25), 220, speed)
     assert (short.n_layer, short.tokens < law.ONE_LAYER) == (1, True)
     assert long.n_layer > 1
+    typed = choose(PYTHON, 900, speed, {"n_layer": 1})
+    assert typed.bits_per_byte == min(
+        train(PYTHON, replace(size, n_layer=1), 900 * speed(replace(size, n_layer=1)), {}).bits_per_byte
+        for size in candidates(PYTHON)
+    )
 
 
 def test_the_constants_fit_the_measurements():
