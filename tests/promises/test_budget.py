@@ -246,5 +246,5 @@ def test_many_passes_are_named_before_the_first_step_and_overfitting_at_the_end(
 
 
 def test_experiment_text_validates_ten_times():
-    config = compose("train", ["experiment=text", "data.source=README.md"])
+    config = compose("train", ["experiment=text", f"data.source={__file__}"])
     assert config.trainer.max_steps >= 10 * config.validate.every_steps

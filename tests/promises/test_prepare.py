@@ -167,12 +167,11 @@ def test_a_full_disk_is_a_storage_failure_and_the_same_command_continues(texts, 
 
 def test_tokens_are_found_again_and_made_anew_when_the_source_changes(texts, monkeypatch):
     first = made("mixed", "data")
-    monkeypatch.setattr(module, "make", lambda *_, **__: pytest.fail("made again"))
-    found, said = printed(lambda: made("mixed", "data"))
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "make", lambda *_, **__: pytest.fail("made again"))
+        found, said = printed(lambda: made("mixed", "data"))
     assert found.folder == first.folder
     assert said[0].startswith(f"data: {first.folder}: ")
-    monkeypatch.undo()
-    os.chdir(texts)
     Path("mixed/new.txt").write_text("one more document")
     changed, said = printed(lambda: made("mixed", "data"))
     assert changed.fingerprint != first.fingerprint
