@@ -18,8 +18,7 @@ import numpy as np
 from minigpt.config.check import check
 from minigpt.config.convert import as_typed, assign, seconds_of, values
 from minigpt.config.schema import TrainConfig
-from minigpt.data.measures.baselines import TRAIN_BYTES, VAL_BYTES, baselines, sample_of
-from minigpt.data.measures.kneser_ney import KneserNey
+from minigpt.data.measures.baselines import baselines
 from minigpt.data.prepared import Prepared
 from minigpt.data.preparing.prepare import prepare
 from minigpt.data.sources.corpus import find_corpus
@@ -30,7 +29,7 @@ from minigpt.ranks.group import Processes
 from minigpt.redact import redact
 from minigpt.report.plan import count_parameters
 from minigpt.screen import duration, short_number, size_text, table, tell
-from minigpt.sizing.law import MOST_PASSES, PART, TIED_FROM, Size, Text, choose, leveled, outside, pilot_of, train
+from minigpt.sizing.law import MOST_PASSES, TIED_FROM, Size, Text, choose, leveled, outside, pilot_of, train
 
 # Fields of a Size -> names of settings.
 OF_MODEL = ("n_layer", "n_embd", "n_head", "n_kv_head", "head_dim", "n_hidden", "block_size", "tied", "dropout")
@@ -42,7 +41,6 @@ SETTINGS |= {"vocab_size": "tokenizer.vocab_size", "batch_tokens": "batch_tokens
 LENGTHS = {f"trainer.{name}" for name in ("max_steps", "max_tokens", "max_minutes", "epochs")}
 
 LEAST_BYTES = 10_000  # of a text
-PIECES = 32  # of the training text; the 7-gram first reads a part of each
 USUAL = (2.0, 2.3)  # bits per byte of 7-gram and xz, before a text is measured
 GUESS = {"cpu": 1e11, "mps": 1e12, "cuda": 5e13}  # FLOP/s, until a size was measured
 MEASURED = 3  # sizes, at most
@@ -159,7 +157,7 @@ class Dial:
             ngram, xz = baselines(prepared)[-2:]
         self.fixed["vocab_size"] = vocabulary = prepared.tokenizer.vocab_size
         train = prepared.train
-        text = Text(train.bytes, ngram["bits_per_byte"], xz["bits_per_byte"], after_part(prepared))
+        text = Text(train.bytes, ngram["bits_per_byte"], xz["bits_per_byte"], ngram["after_part"])
         text = replace(text, density=train.bytes / text.bytes_of(len(train), vocabulary))
         return prepared, self.try_text(prepared, text, seconds)
 
@@ -246,14 +244,6 @@ class Dial:
         else:
             self.compiles = {"trainer.compile": "off"}
         return self.whole(train(text, size, seconds * self.speeds(size), self.fixed))
-
-
-def after_part(prepared: Prepared) -> float:
-    """Return the 7-gram's bits per byte after a part of the training text: it shows how much more text helps."""
-    seen, text = sample_of(prepared.train, TRAIN_BYTES), sample_of(prepared.val, VAL_BYTES)
-    length = max(1, len(seen) // PIECES)
-    part = b"".join(seen[start : start + length // PART] for start in range(0, len(seen), length))
-    return KneserNey(part).bits(text) / len(text)
 
 
 def flops_of(size: Size) -> float:

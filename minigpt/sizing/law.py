@@ -16,7 +16,7 @@ from typing import Any
 USUAL_SLOPE = 0.06  # of 7-grams before they are counted; also the most beyond the end of the text
 # Repeated passes are worth at most so many passes of new text: for learning, and for the difficulty of a text.
 REPEATS, NEW_REPEATS = 30.0, 4.0
-PART = 8  # `kneser_ney_part` is measured after 1 / PART of the text
+PART = 8  # `kneser_ney_part` is measured after 1 / PART of the text (data/measures/baselines.py)
 RANGE = 0.1  # relative error; nine of ten texts outside the fit stay within it
 PILOT_RANGE = 0.06  # the same with a pilot
 
@@ -79,7 +79,7 @@ class Text:
     bytes: int  # of its training part
     kneser_ney: float  # bits per byte of a 7-gram model
     xz: float
-    kneser_ney_part: float | None = None  # after 1 / PART of the training text, in pieces spread evenly over it
+    kneser_ney_part: float | None = None  # after 1 / PART of the training text
     level: float | None = None  # factor on the law, from a short training on this text
     density: float = 1.0  # bytes per token, over those of most texts with the same vocabulary
 

@@ -18,15 +18,19 @@ from minigpt.files import read_json, write_json
 from minigpt.screen import size_text, tell
 
 TRAIN_BYTES = 1 << 24  # of training text that the n-gram model and xz see at most: half a gigabyte of memory
-VAL_BYTES = 1 << 21  # of validation text at most
+VAL_BYTES = 1 << 20  # of validation text at most
 BORDER_BYTES = 16  # of the packed text read at a time
 SMALL_BYTES = 1 << 14
+PART = 8  # the n-gram model is measured after 1 / PART of the text, too: it shows how much more text would help
+PIECES = 32  # of the training text, which each hold such a part
 
 Baseline = dict[str, Any]
 
 
 def baselines(prepared: Prepared) -> list[Baseline]:
     """Return the baselines of these tokens, measured now or before: name, bits_per_byte, and of which text.
+
+    The last two are the n-gram model, which has `after_part` as well, and xz.
 
     The result is kept in the folder of the tokens, if it can be written there.
     """
@@ -38,12 +42,12 @@ def baselines(prepared: Prepared) -> list[Baseline]:
     with contextlib.suppress(UserFault, LookupError, TypeError):
         kept = read_json(path)
         if kept["fingerprint"] == prepared.fingerprint:
-            rows: list[Baseline] = kept["baselines"]
+            rows: list[Baseline] = kept["rows"]
             return rows
     tell("Measuring the baselines of this text: models that only count or copy (once for a text; Ctrl-C skips it)")
     rows = _measure(prepared.train, prepared.val)
     with contextlib.suppress(OSError):
-        write_json(path, {"fingerprint": prepared.fingerprint, "baselines": rows})
+        write_json(path, {"fingerprint": prepared.fingerprint, "rows": rows})
     return rows
 
 
@@ -54,8 +58,11 @@ def _of_mixture(prepared: Prepared) -> list[Baseline]:
     return [
         {
             "name": rows[0]["name"],
-            "bits_per_byte": sum(n * row["bits_per_byte"] for n, row in zip(n_bytes, rows, strict=True)) / sum(n_bytes),
             "of": "each source after its own training text",
+            **{
+                key: sum(n * row[key] for n, row in zip(n_bytes, rows, strict=True)) / sum(n_bytes)
+                for key in rows[0].keys() - {"name", "of"}
+            },
         }
         for rows in (zip(*by_source, strict=True) if all(by_source) else ())
     ]
@@ -67,16 +74,23 @@ def _measure(train: Split, val: Split) -> list[Baseline]:
         return []
     with ThreadPoolExecutor(1) as thread:
         xz_bytes = thread.submit(_xz_bytes, seen, text)
-        ngram, xz = KneserNey(seen).bits(text) / len(text), 8 * xz_bytes.result() / len(text)
+        ngram, after_part = (KneserNey(known).bits(text) / len(text) for known in (seen, part_of(seen)))
+        xz = 8 * xz_bytes.result() / len(text)
     of = " and ".join(
         f"{size_text(len(part))} of {size_text(split.bytes)} of {name} text"
         for part, split, name in ((seen, train, "training"), (text, val, "validation"))
         if len(part) < split.bytes
     )
     return [
-        {"name": f"{ORDER}-gram of bytes, Kneser-Ney", "bits_per_byte": ngram, "of": of},
+        {"name": f"{ORDER}-gram of bytes, Kneser-Ney", "bits_per_byte": ngram, "after_part": after_part, "of": of},
         {"name": "xz after the training text", "bits_per_byte": xz, "of": of},
     ]
+
+
+def part_of(text: bytes) -> bytes:
+    """Return 1 / PART of a text, in PIECES spread evenly over it."""
+    length = max(1, len(text) // PIECES)
+    return b"".join(text[start : start + length // PART] for start in range(0, len(text), length))
 
 
 def sample_of(split: Split, n_bytes: int) -> bytes:

@@ -25,7 +25,7 @@ _PIECE = 1 << 20  # bytes predicted at a time
 class _Table:
     """The grams of one order."""
 
-    grams: NDArray[np.uint64]  # different ones, in order: the byte that is predicted lowest
+    grams: NDArray[np.uint64]  # different ones, in order
     counts: NDArray[np.int32]
     discounts: NDArray[np.float64]  # for counts 0, 1, 2, 3 or more
     counts_before: NDArray[np.int64]  # sum of the counts of all grams before each, and of all
@@ -41,7 +41,7 @@ class KneserNey:
         for length in range(order, 0, -1):
             self._tables.insert(0, _table(grams, counts))
             if length > 1:
-                grams, counts = _distinct(grams & np.uint64((1 << 8 * (length - 1)) - 1))
+                grams, counts = _distinct(_shorter(grams))
 
     def bits(self, text: bytes) -> float:
         """Return the bits that all of `text` takes; like the training text, it has no context before it."""
@@ -53,11 +53,13 @@ class KneserNey:
 
     def probabilities(self, text: bytes) -> NDArray[np.float64]:
         """Return P of each byte of `text` given those before it, (len(text),)."""
+        grams = [_grams(text, len(self._tables))]
+        for _ in self._tables[1:]:
+            grams.insert(0, _shorter(grams[0]))
+        order = np.argsort(grams[-1])  # neighbours are found in neighbouring memory, whatever the length
         p = np.full(len(text), 1 / 256)
-        for length, table in enumerate(self._tables, 1):
-            grams = _grams(text, length)
-            order = np.argsort(grams)  # neighbours are found in neighbouring memory
-            p[order] = _interpolate(table, grams[order], p[order])
+        for table, of_length in zip(self._tables, grams, strict=True):
+            p[order] = _interpolate(table, of_length[order], p[order])
         return p
 
 
@@ -95,10 +97,15 @@ def _distinct(grams: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np
 
 
 def _grams(text: bytes, length: int) -> NDArray[np.uint64]:
-    """Return each byte and the `length` - 1 before it as one number, the oldest highest; zeros precede the text."""
+    """Return each byte with the `length` - 1 before it, the newest of them highest; zeros precede the text."""
     data = np.frombuffer(bytes(length - 1) + text, dtype=np.uint8)
     grams = np.zeros(len(text), dtype=np.uint64)
-    for place in range(length):
+    for place in [*range(length - 2, -1, -1), length - 1]:
         grams <<= np.uint64(8)
         grams |= data[place : place + len(grams)]
     return grams
+
+
+def _shorter(grams: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return grams without their oldest byte."""
+    return (grams >> np.uint64(8)) & ~np.uint64(255) | grams & np.uint64(255)

@@ -17,6 +17,7 @@ from minigpt.data.prepared import describe
 from minigpt.data.preparing.prepare import prepare
 from minigpt.data.shards import TokenSplit
 from minigpt.data.tokenizer import build_tokenizer
+from minigpt.sizing import law
 from tests.conftest import printed
 
 BYTE = build_tokenizer("byte")
@@ -59,7 +60,7 @@ def test_baselines_are_measured_once_for_a_text(prepared, monkeypatch):
     monkeypatch.setattr(module, "_measure", lambda *_: pytest.fail("measured again"))
     assert printed(lambda: baselines(prepared)) == (rows, [])
     path = prepared.folder / "baselines.json"
-    for content in ("{", "[]", json.dumps({"fingerprint": "of other tokens", "baselines": []})):
+    for content in ("{", "[]", json.dumps({"fingerprint": "of other tokens", "rows": []})):
         path.write_text(content)
         monkeypatch.setattr(module, "_measure", lambda *_: [{"name": "anew"}])
         assert baselines(prepared) == [{"name": "anew"}]
@@ -81,7 +82,9 @@ def test_baselines_of_a_mixture_are_weighted_as_its_bits_per_byte_are(tmp_path):
         mean = (weights[0] * first["bits_per_byte"] + weights[1] * second["bits_per_byte"]) / sum(weights)
         assert row["bits_per_byte"] == pytest.approx(mean)
         assert row["name"] == first["name"]
-    assert len(rows) == 2
+    assert [("after_part" in row) for row in rows] == [True, False]
+    assert rows[0]["after_part"] > rows[0]["bits_per_byte"]
+    assert module.PART == law.PART
 
 
 def test_xz_copies_what_it_has_seen_and_nothing_else():
